@@ -1,0 +1,1 @@
+"""The ground floor: errors, units, clock, ids, logging and settings. Imports nothing of ours."""

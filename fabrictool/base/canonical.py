@@ -1,0 +1,17 @@
+"""Canonical JSON and digests: same value, same bytes, on every machine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+
+def canonical_json(value: Any) -> bytes:
+    """UTF-8 JSON with sorted keys and no spaces; floats in Python's shortest round-trip form."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def digest(value: Any) -> str:
+    """The first 16 hex digits of the SHA-256 of the canonical JSON: 64 bits, for change detection, not for security."""
+    return hashlib.sha256(canonical_json(value)).hexdigest()[:16]

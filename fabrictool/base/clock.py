@@ -1,0 +1,50 @@
+"""Time as an argument: pure rooms receive a `Clock`, edges pass the system's, tests pass a manual one."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Two readings: monotonic for every timeout, wall for display and certificate validity."""
+
+    def monotonic(self) -> float:
+        """Seconds on a clock that never steps; only differences mean anything."""
+        ...
+
+    def wall(self) -> float:
+        """Seconds since the epoch."""
+        ...
+
+
+class SystemClock:
+    """The machine's own clocks."""
+
+    def monotonic(self) -> float:
+        """Seconds on the monotonic clock."""
+        return time.monotonic()
+
+    def wall(self) -> float:
+        """Seconds since the epoch."""
+        return time.time()
+
+
+class ManualClock:
+    """A clock that moves only when told to: virtual time for tests and simulations."""
+
+    def __init__(self, start: float = 0.0, wall: float = 1_700_000_000.0) -> None:
+        self._now = start
+        self._wall_offset = wall - start
+
+    def monotonic(self) -> float:
+        """Seconds since the start of virtual time."""
+        return self._now
+
+    def wall(self) -> float:
+        """The virtual wall clock."""
+        return self._now + self._wall_offset
+
+    def advance(self, seconds: float) -> None:
+        """Move both clocks forward."""
+        self._now += seconds

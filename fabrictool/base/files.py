@@ -1,0 +1,68 @@
+"""Files that survive a crash: write beside, fsync, rename."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from fabrictool.base.errors import FabrictoolError, Place, Problem
+
+
+def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
+    """Replace `path` by `data`, or leave it as it was.
+
+    Raises
+    ------
+    FabrictoolError
+        FT4301 (no space left) or FT4302 (no rights, read-only, not a folder); the old content is still there.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+            sync_folder(path.parent)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise file_error(error, path) from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames and creations inside `folder` durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def file_error(error: OSError, path: Path | str) -> FabrictoolError:
+    """The coded form of an operating system error on `path`."""
+    import errno  # noqa: PLC0415 - used on the error path only
+
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return FabrictoolError(
+            Problem(
+                "FT4301",
+                f"no space left while writing {path}",
+                Place(file=str(path)),
+                "free some space (or quota) and run the same command again; nothing was lost",
+                transient=True,
+            )
+        )
+    reason = error.strerror or str(error)
+    return FabrictoolError(
+        Problem(
+            "FT4302",
+            f"cannot use {path}: {reason.lower()}",
+            Place(file=str(path)),
+            "check the owner and mode of the folder, or choose another with FABRICTOOL_STATE_DIR",
+        )
+    )

@@ -1,0 +1,50 @@
+"""Settings from the environment: the only place that reads it. ``docs/reference/settings.md`` is generated from here."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def _setting(variable: str, default: str, text: str) -> str:
+    """One setting: its environment variable, its default and its sentence for the reference page."""
+    return field(default=default, metadata={"variable": variable, "text": text})
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a machine or a user may set outside the blueprint."""
+
+    state_dir: str = _setting(
+        "FABRICTOOL_STATE_DIR",
+        "~/.local/state/fabrictool",
+        "State, journals, leases, trust material and the run folders of local clusters.",
+    )
+    cache_dir: str = _setting(
+        "FABRICTOOL_CACHE_DIR", "~/.cache/fabrictool", "What can be made again: dequantised weights."
+    )
+    log_level: str = _setting(
+        "FABRICTOOL_LOG", "warning", "Level of the log lines on stderr: debug, info, warning or error."
+    )
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
+        """Read the variables; an empty one counts as unset."""
+        source = os.environ if environment is None else environment
+        chosen = {f.name: source[f.metadata["variable"]] for f in fields(cls) if source.get(f.metadata["variable"])}
+        return cls(**chosen)
+
+    @property
+    def state_path(self) -> Path:
+        """`state_dir` with ``~`` resolved."""
+        return Path(self.state_dir).expanduser()
+
+    @property
+    def cache_path(self) -> Path:
+        """`cache_dir` with ``~`` resolved."""
+        return Path(self.cache_dir).expanduser()

@@ -1,0 +1,1 @@
+"""Parses arguments, calls one function, prints; decides nothing."""

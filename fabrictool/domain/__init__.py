@@ -1,0 +1,1 @@
+"""Frozen domain types without I/O: what every other room talks about."""
