@@ -1,0 +1,277 @@
+"""Who is who: federation root → provider certificate → session certificate, all Ed25519 X.509.
+
+The chain is three deep and carries one URI per certificate, ``fabric://FEDERATION/PROVIDER/ROLE/SESSION``:
+
+* the *root* of a federation is kept offline by the operators and signs providers;
+* a *provider* certificate belongs to one institution and signs the sessions of its own nodes, no others;
+* a *session* certificate lives as long as one run of one node agent. Its key signs that agent's records, and
+  carries its TLS connections. The session's id is a hash of the key, so nobody can squat on another's id.
+
+Pure: certificates and keys as bytes in, values out; the caller passes the time.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+from dataclasses import dataclass
+from typing import Literal, cast
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from fabrictool.base.errors import FabrictoolError
+
+Role = Literal["root", "provider", "agent", "gateway"]
+
+SESSION_ID_OCTETS = 16
+MAX_CERTIFICATE_OCTETS = 1024
+CLOCK_SKEW_S = 300
+"""How far two clocks of a federation may differ when validity is checked (mesh.md §5)."""
+
+
+class IdentityError(FabrictoolError):
+    """A certificate or signature does not prove what it claims (FT60xx)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """What a certificate says of its holder."""
+
+    federation: str
+    provider: str
+    role: Role
+    session: str
+
+    def uri(self) -> str:
+        """The URI that stands in the certificate's subject alternative name."""
+        return f"fabric://{self.federation}/{self.provider or '-'}/{self.role}/{self.session or '-'}"
+
+    @classmethod
+    def from_uri(cls, uri: str) -> Claims:
+        """Parse `uri`; raises FT6003 on any other form."""
+        scheme, _, rest = uri.partition("://")
+        parts = rest.split("/")
+        if scheme != "fabric" or len(parts) != 4 or parts[2] not in ("root", "provider", "agent", "gateway"):
+            raise IdentityError.of("FT6003", f"certificate names {uri!r}, which is no identity of a fabric")
+        federation, provider, role, session = parts
+        return cls(federation, provider.strip("-"), cast("Role", role), session.strip("-"))
+
+
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """A private key with the certificates that speak for it, leaf first; the root itself is not in the chain."""
+
+    key: Ed25519PrivateKey
+    chain: tuple[bytes, ...]
+    """DER certificates."""
+
+    @property
+    def claims(self) -> Claims:
+        """What the leaf says."""
+        return claims_of(self.chain[0])
+
+    def sign(self, message: bytes) -> bytes:
+        """64 octets."""
+        return self.key.sign(message)
+
+    def key_pem(self) -> bytes:
+        """PKCS#8 PEM of the private key, unencrypted: write it with mode 0600 or not at all."""
+        return self.key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+
+    def chain_pem(self) -> bytes:
+        """The chain as concatenated PEM, leaf first."""
+        return b"".join(
+            x509.load_der_x509_certificate(der).public_bytes(serialization.Encoding.PEM) for der in self.chain
+        )
+
+    @classmethod
+    def from_pem(cls, key: bytes, chain: bytes) -> Credential:
+        """The inverse of `key_pem` and `chain_pem`; raises FT6002 when the bytes are something else."""
+        try:
+            private = serialization.load_pem_private_key(key, password=None)
+            certificates = x509.load_pem_x509_certificates(chain)
+        except ValueError as error:
+            raise IdentityError.of("FT6002", f"not a key and certificate chain in PEM form: {error}") from error
+        if not isinstance(private, Ed25519PrivateKey):
+            raise IdentityError.of("FT6002", "the private key is not Ed25519")
+        return cls(private, tuple(c.public_bytes(serialization.Encoding.DER) for c in certificates))
+
+
+def session_id(public_key: Ed25519PublicKey) -> bytes:
+    """16 octets that only the holder of the key can claim."""
+    raw = public_key.public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
+    return hashlib.sha256(raw).digest()[:SESSION_ID_OCTETS]
+
+
+def claims_of(certificate: bytes) -> Claims:
+    """The claims in a DER certificate, unverified."""
+    return _claims(_load(certificate))
+
+
+def create_root(fabric: str, *, now: float, days: int = 3650) -> Credential:
+    """A new federation: a key pair and its self-signed certificate."""
+    key = Ed25519PrivateKey.generate()
+    federation = session_id(key.public_key()).hex()
+    claims = Claims(federation, "", "root", "")
+    certificate = _build(f"{fabric} federation root", claims, key, key, None, now, days * 86400, path_length=1)
+    return Credential(key, (certificate,))
+
+
+def issue_provider(root: Credential, provider: str, *, now: float, days: int = 90) -> Credential:
+    """An institution's signing credential, whose chain does not repeat the root."""
+    key = Ed25519PrivateKey.generate()
+    claims = Claims(root.claims.federation, provider, "provider", "")
+    issuer = _load(root.chain[0])
+    certificate = _build(f"provider {provider}", claims, key, root.key, issuer, now, days * 86400, path_length=0)
+    return Credential(key, (certificate,))
+
+
+def issue_session(
+    provider: Credential, role: Literal["agent", "gateway"], *, now: float, seconds: float = 26 * 3600
+) -> Credential:
+    """A credential for one run of one agent or gateway, signed by its provider."""
+    key = Ed25519PrivateKey.generate()
+    session = session_id(key.public_key()).hex()
+    signer = provider.claims
+    claims = Claims(signer.federation, signer.provider, role, session)
+    issuer = _load(provider.chain[0])
+    certificate = _build(f"{role} {session[:8]}", claims, key, provider.key, issuer, now, seconds, path_length=None)
+    return Credential(key, (certificate, provider.chain[0]))
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedSession:
+    """A session whose chain was checked: only `IdentityVerifier` makes these."""
+
+    claims: Claims
+    public_key: Ed25519PublicKey
+    not_after: float
+    """Wall time in seconds after which no record of this session counts."""
+
+    @property
+    def session(self) -> bytes:
+        """The 16-octet id."""
+        return bytes.fromhex(self.claims.session)
+
+    def verify(self, signature: bytes, message: bytes) -> bool:
+        """Whether this session's key signed `message`."""
+        try:
+            self.public_key.verify(signature, message)
+        except InvalidSignature:
+            return False
+        return True
+
+
+class IdentityVerifier:
+    """Checks chains against one federation's root certificate."""
+
+    def __init__(self, root_certificate: bytes) -> None:
+        self._root = _load(root_certificate)
+        claims = _claims(self._root)
+        if claims.role != "root":
+            raise IdentityError.of("FT6003", "the trust anchor is not a federation root")
+        self.federation = claims.federation
+
+    def verify(self, chain: tuple[bytes, ...], *, now: float) -> VerifiedSession:
+        """The session that `chain` (leaf, provider) proves.
+
+        Raises
+        ------
+        IdentityError
+            FT6003 wrong shape or role, FT6004 wrong signature or issuer, FT6005 expired or not yet valid.
+        """
+        if len(chain) != 2:
+            raise IdentityError.of("FT6003", f"a session's chain has two certificates, not {len(chain)}")
+        leaf, provider = (_load(der) for der in chain)
+        leaf_claims, provider_claims = _claims(leaf), _claims(provider)
+        for certificate, issuer in ((leaf, provider), (provider, self._root)):
+            try:
+                certificate.verify_directly_issued_by(issuer)
+            except (ValueError, TypeError, InvalidSignature) as error:
+                raise IdentityError.of("FT6004", "the certificate chain does not lead to this federation") from error
+            begin, end = certificate.not_valid_before_utc.timestamp(), certificate.not_valid_after_utc.timestamp()
+            if not begin - CLOCK_SKEW_S <= now <= end + CLOCK_SKEW_S:
+                raise IdentityError.of("FT6005", f"the certificate of {_claims(certificate).uri()} is not valid now")
+        if leaf_claims.federation != self.federation or provider_claims.federation != self.federation:
+            raise IdentityError.of("FT6004", "the certificate belongs to another federation")
+        if provider_claims.role != "provider" or leaf_claims.role not in ("agent", "gateway"):
+            raise IdentityError.of("FT6003", "the chain is not provider → session")
+        if leaf_claims.provider != provider_claims.provider:
+            raise IdentityError.of("FT6004", f"provider {provider_claims.provider} signed for {leaf_claims.provider}")
+        key = leaf.public_key()
+        if not isinstance(key, Ed25519PublicKey) or session_id(key).hex() != leaf_claims.session:
+            raise IdentityError.of("FT6004", "the session's id is not the hash of its key")
+        return VerifiedSession(leaf_claims, key, leaf.not_valid_after_utc.timestamp())
+
+
+def _load(der: bytes) -> x509.Certificate:
+    if len(der) > MAX_CERTIFICATE_OCTETS:
+        raise IdentityError.of("FT6003", f"certificate of {len(der)} octets refused")
+    try:
+        return x509.load_der_x509_certificate(der)
+    except ValueError as error:
+        raise IdentityError.of("FT6003", "not a DER certificate") from error
+
+
+def _claims(certificate: x509.Certificate) -> Claims:
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (x509.ExtensionNotFound, ValueError) as error:
+        raise IdentityError.of("FT6003", "the certificate names no identity of a fabric") from error
+    uris = names.get_values_for_type(x509.UniformResourceIdentifier)
+    if len(uris) != 1:
+        raise IdentityError.of("FT6003", "the certificate names no identity of a fabric")
+    return Claims.from_uri(uris[0])
+
+
+def _build(
+    common_name: str,
+    claims: Claims,
+    key: Ed25519PrivateKey,
+    signer: Ed25519PrivateKey,
+    issuer: x509.Certificate | None,
+    now: float,
+    seconds: float,
+    *,
+    path_length: int | None,
+) -> bytes:
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name[:64])])
+    begin = dt.datetime.fromtimestamp(now - 60, dt.UTC)
+    authority = path_length is not None
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject if issuer is None else issuer.subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(begin)
+        .not_valid_after(begin + dt.timedelta(seconds=seconds + 60))
+        .add_extension(x509.SubjectAlternativeName([x509.UniformResourceIdentifier(claims.uri())]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=authority, path_length=path_length), critical=True)
+        .add_extension(
+            x509.KeyUsage(
+                digital_signature=not authority,
+                key_cert_sign=authority,
+                crl_sign=authority,
+                content_commitment=False,
+                key_encipherment=False,
+                data_encipherment=False,
+                key_agreement=False,
+                encipher_only=False,
+                decipher_only=False,
+            ),
+            critical=True,
+        )
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
+    )
+    if not authority:
+        usages = [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
+        builder = builder.add_extension(x509.ExtendedKeyUsage(usages), critical=False)
+    return builder.sign(signer, None).public_bytes(serialization.Encoding.DER)

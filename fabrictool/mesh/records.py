@@ -1,0 +1,150 @@
+"""The registry's records: what an owner says of itself, signed, ordered without clocks.
+
+Two kinds share one lattice. A *node* record speaks for one session of one agent or gateway; a *service* record
+speaks for one start of one engine beside it, so that an engine may restart without a new session. Both carry
+(lifecycle, version): the larger pair wins, and the content hash decides between two bodies that claim the same
+pair, which only a cloned key or a bug can produce (mesh.md §5).
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import msgspec
+
+from fabrictool.base.errors import FabrictoolError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MAX_BODY_OCTETS = 2048
+MAX_VERSION = 2**32 - 1
+MAX_VERSION_STEP = 2**16
+"""A poisoned record cannot jump to the end of the version space and freeze its key."""
+
+_DOMAIN = b"fabrictool record v1\0"
+
+Name = Annotated[str, msgspec.Meta(max_length=200)]
+Id = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+Version = Annotated[int, msgspec.Meta(ge=0, le=MAX_VERSION)]
+
+
+class RecordError(FabrictoolError):
+    """A record is malformed, unsigned or too large (FT61xx)."""
+
+
+class Lifecycle(enum.IntEnum):
+    """The registry's monotone states; coming back means a new session."""
+
+    JOIN = 0
+    SERVING = 1
+    DOWN = 2
+    LEFT = 3
+
+
+class Hardware(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the node offers, in the catalogue's words."""
+
+    device: Name
+    devices: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 1
+    memory: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Octets over all devices."""
+
+
+class NodeBody(msgspec.Struct, frozen=True, tag="n", omit_defaults=True):
+    """One session of one agent or gateway."""
+
+    federation: Name
+    session: Id
+    lifecycle: Lifecycle
+    version: Version
+    role: Literal["agent", "gateway"]
+    fabric: Name
+    provider: Name
+    site: Name
+    cluster: Name
+    node: Name
+    hardware: Hardware | None = None
+    ends_at: float | None = None
+    """Wall time at which the allocation ends; routers drain before it."""
+    release: Name = ""
+    """Version of the tool that the agent runs."""
+
+
+class ServiceBody(msgspec.Struct, frozen=True, tag="s", omit_defaults=True):
+    """One start of one engine, owned by a session."""
+
+    federation: Name
+    session: Id
+    service: Id
+    lifecycle: Lifecycle
+    version: Version
+    replica: Name
+    """The replica's address in the placement, such as ``smollm2-135m/0``."""
+    model: Name
+    engine: Name
+    precision: Name = ""
+    context: Annotated[int, msgspec.Meta(ge=0)] = 0
+    tp: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 1
+    accepting: bool = True
+    """False while draining: no new requests, old ones finish."""
+
+
+Body = NodeBody | ServiceBody
+
+_encoder = msgspec.msgpack.Encoder(order="deterministic")
+_decoder = msgspec.msgpack.Decoder(Body)
+
+
+class Envelope(msgspec.Struct, frozen=True, array_like=True):
+    """A signed body; a node's also carries the chain that proves its key."""
+
+    body: Annotated[bytes, msgspec.Meta(max_length=MAX_BODY_OCTETS)]
+    signature: Annotated[bytes, msgspec.Meta(min_length=64, max_length=64)]
+    chain: Annotated[tuple[bytes, ...], msgspec.Meta(max_length=2)] = ()
+
+
+class Record(msgspec.Struct, frozen=True):
+    """An envelope with its decoded body and its place in the order."""
+
+    key: bytes
+    """16 octets for a node (the session), 32 for a service (session, service)."""
+    body: Body
+    envelope: Envelope
+    hash: bytes
+    """32 octets of BLAKE2b over the signed body."""
+
+    @property
+    def rank(self) -> tuple[int, int, bytes]:
+        """What the join maximises."""
+        return (self.body.lifecycle, self.body.version, self.hash)
+
+
+def signed_bytes(body: bytes) -> bytes:
+    """What the owner signs: the body under a domain string, so that no other signature of the key fits."""
+    return _DOMAIN + body
+
+
+def seal(body: Body, sign: Callable[[bytes], bytes], chain: tuple[bytes, ...] = ()) -> Record:
+    """Encode and sign `body` with its owner's key."""
+    encoded = _encoder.encode(body)
+    if len(encoded) > MAX_BODY_OCTETS:
+        raise RecordError.of("FT6101", f"record of {len(encoded)} octets is over the limit of {MAX_BODY_OCTETS}")
+    envelope = Envelope(encoded, sign(signed_bytes(encoded)), chain if isinstance(body, NodeBody) else ())
+    return _record(body, envelope)
+
+
+def decode(envelope: Envelope) -> Record:
+    """The record inside `envelope`, its signature unchecked; raises FT6102 on anything malformed."""
+    try:
+        body = _decoder.decode(envelope.body)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise RecordError.of("FT6102", f"malformed record: {error}") from error
+    return _record(body, envelope)
+
+
+def _record(body: Body, envelope: Envelope) -> Record:
+    key = body.session if isinstance(body, NodeBody) else body.session + body.service
+    return Record(key, body, envelope, hashlib.blake2b(envelope.body, digest_size=32).digest())

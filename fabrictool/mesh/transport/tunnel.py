@@ -1,0 +1,360 @@
+"""One TLS connection between two nodes: HELLO, beats, gossip, and streams that look like asyncio transports.
+
+A stream's handler is an ordinary `asyncio.Protocol`, so the gateway drives a tunnel and a plain TCP connection
+with the same code, and the agent splices a stream to a local socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import msgspec
+
+from fabrictool import __version__
+from fabrictool.mesh.framing import PROTOCOL, Beat, Frame, FramingError, Hello, Mux, StreamHead
+from fabrictool.mesh.framing import FrameType as F
+from fabrictool.mesh.identity import IdentityError, VerifiedSession
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Callable
+
+    from fabrictool.base.errors import FabrictoolError
+
+_T = TypeVar("_T")
+_log = logging.getLogger("fabrictool.mesh")
+
+BEAT_SECONDS = 1.0
+MISSED_BEATS = 3
+HELLO_SECONDS = 10.0
+"""A connection that has not proved itself by then is closed: nobody may hold a slot without an identity."""
+
+
+class Host(Protocol):
+    """What a tunnel asks of the node that owns it."""
+
+    @property
+    def chain(self) -> tuple[bytes, ...]:
+        """Our certificates, leaf first."""
+        ...
+
+    def verify(self, chain: tuple[bytes, ...]) -> VerifiedSession:
+        """Check the peer's chain; raises IdentityError."""
+        ...
+
+    def beat(self) -> Beat:
+        """What to tell the peer every second."""
+        ...
+
+    def tunnel_up(self, tunnel: Tunnel) -> None:
+        """The peer has proved who it is."""
+        ...
+
+    def tunnel_down(self, tunnel: Tunnel, reason: str) -> None:
+        """The connection is gone; called once, only after `tunnel_up`."""
+        ...
+
+    def gossip_received(self, tunnel: Tunnel, payload: bytes) -> None:
+        """A registry message."""
+        ...
+
+    def beat_received(self, tunnel: Tunnel, beat: Beat) -> None:
+        """A heartbeat."""
+        ...
+
+    def stream_opened(self, stream: TunnelStream, head: StreamHead) -> asyncio.Protocol | None:
+        """The peer wants a service: the handler of the stream, or None to refuse."""
+        ...
+
+
+class TunnelStream(asyncio.Transport):
+    """One stream. `close` and `abort` both reset it unless both sides have ended."""
+
+    def __init__(self, tunnel: Tunnel, stream: int) -> None:
+        super().__init__()
+        self.tunnel = tunnel
+        self.id = stream
+        self.protocol: asyncio.Protocol | None = None
+        self._closed = False
+        self._paused = False
+        self._held: list[bytes] = []
+        self._held_end = False
+        self._writing_paused = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Send, or queue under the peer's credit."""
+        if self._closed:
+            return
+        self.tunnel.mux.write(self.id, bytes(data))
+        self.tunnel.flush()
+        if self.protocol is not None and not self._writing_paused and self.tunnel.mux.blocked(self.id):
+            self._writing_paused = True
+            self.protocol.pause_writing()
+
+    def write_eof(self) -> None:
+        """No more from us."""
+        self.tunnel.mux.end(self.id)
+        self.tunnel.flush()
+
+    def can_write_eof(self) -> bool:
+        """Streams half-close."""
+        return True
+
+    def is_closing(self) -> bool:
+        """Whether `close` was called or the peer reset the stream."""
+        return self._closed
+
+    def close(self) -> None:
+        """End the stream at once, telling the peer."""
+        if not self._closed:
+            self._closed = True
+            self.tunnel.forget(self.id, "closed")
+            if self.protocol is not None:
+                asyncio.get_running_loop().call_soon(self.protocol.connection_lost, None)
+
+    abort = close
+
+    def pause_reading(self) -> None:
+        """Stop granting credit; the peer stalls after 256 KiB."""
+        self._paused = True
+
+    def resume_reading(self) -> None:
+        """Deliver what was held and grant its credit."""
+        self._paused = False
+        held, self._held = self._held, []
+        for data in held:
+            self.deliver(data)
+        if self._held_end and not self._paused:
+            self._held_end = False
+            self.peer_ended()
+
+    def is_reading(self) -> bool:
+        """Whether data is being delivered."""
+        return not self._paused
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """``session``: the peer's verified session."""
+        return self.tunnel.peer if name == "session" else default
+
+    # called by the tunnel
+
+    def deliver(self, data: bytes) -> None:
+        """Data from the peer."""
+        if self._paused:
+            self._held.append(data)
+            return
+        if self.protocol is not None and not self._closed:
+            self.protocol.data_received(data)
+            self.tunnel.mux.consumed(self.id, len(data))
+            self.tunnel.flush()
+
+    def peer_ended(self) -> None:
+        """END from the peer."""
+        if self._held:
+            self._held_end = True
+        elif self.protocol is not None and not self._closed:
+            self.protocol.eof_received()
+
+    def peer_gone(self, error: Exception | None) -> None:
+        """RST from the peer, or the tunnel broke."""
+        if not self._closed:
+            self._closed = True
+            if self.protocol is not None:
+                self.protocol.connection_lost(error)
+
+    def writable(self) -> None:
+        """The peer granted credit and nothing waits any more."""
+        if self._writing_paused and self.protocol is not None:
+            self._writing_paused = False
+            self.protocol.resume_writing()
+
+
+class Tunnel(asyncio.Protocol):
+    """One connection, either side."""
+
+    def __init__(self, host: Host, clock: Callable[[], float], *, dialler: bool) -> None:
+        self._host = host
+        self._clock = clock
+        self.mux = Mux(dialler=dialler)
+        self.peer: VerifiedSession | None = None
+        self.refusal: FabrictoolError | None = None
+        """Why the connection was given up, if it was ours to decide."""
+        self.closed = asyncio.get_running_loop().create_future()
+        self._transport: asyncio.Transport | None = None
+        self._streams: dict[int, TunnelStream] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._last_heard = clock()
+        self._going_away = False
+
+    # -- for the owner ----------------------------------------------------------------------------------------
+
+    def open_stream(self, head: StreamHead, protocol: asyncio.Protocol) -> TunnelStream:
+        """Ask the peer for a service; `protocol.connection_made` has been called on return."""
+        stream = TunnelStream(self, self.mux.open(head))
+        self._streams[stream.id] = stream
+        stream.protocol = protocol
+        self.flush()
+        protocol.connection_made(stream)
+        return stream
+
+    def gossip(self, payload: bytes) -> None:
+        """Send a registry message."""
+        self.mux.control(F.GOSSIP, payload)
+        self.flush()
+
+    def send_beat(self) -> None:
+        """Send a heartbeat now; it also acknowledges what was merged."""
+        self.mux.control(F.BEAT, msgspec.msgpack.encode(self._host.beat()))
+        self.flush()
+
+    def close(self, reason: str) -> None:
+        """Close the connection and break its streams."""
+        if self._transport is not None and not self._transport.is_closing():
+            _log.debug("closing tunnel: %s", reason)
+            self._transport.abort()
+
+    @property
+    def open_streams(self) -> int:
+        """How many streams are open."""
+        return len(self._streams)
+
+    # -- for streams ------------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Hand what the multiplexer has queued to the socket."""
+        data = self.mux.take()
+        if data and self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
+
+    def forget(self, stream: int, reason: str) -> None:
+        """The local side is done with a stream."""
+        self._streams.pop(stream, None)
+        self.mux.reset(stream, reason)
+        self.flush()
+
+    # -- asyncio.Protocol -------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Introduce ourselves and start the clock on the peer's HELLO."""
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - create_connection's own contract, for mypy
+        self._transport = transport
+        hello = Hello(PROTOCOL, self._host.chain, __version__)
+        self.mux.control(F.HELLO, msgspec.msgpack.encode(hello))
+        self.flush()
+        self._timer = asyncio.get_running_loop().call_later(HELLO_SECONDS, self.close, "no HELLO in time")
+
+    def data_received(self, data: bytes) -> None:
+        """Frames from the peer; any of them counts as life."""
+        self._last_heard = self._clock()
+        try:
+            for frame in self.mux.receive(data):
+                self._frame(frame)
+        except (FramingError, IdentityError) as error:
+            self.refusal = error
+            _log.warning("tunnel closed: %s", error)
+            self.close(str(error))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Break every stream, then tell the owner."""
+        if self._timer is not None:
+            self._timer.cancel()
+        error = exc or ConnectionResetError("the tunnel closed")
+        streams, self._streams = list(self._streams.values()), {}
+        for stream in streams:
+            stream.peer_gone(error)
+        if self.peer is not None:
+            self._host.tunnel_down(self, str(error))
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+    def pause_writing(self) -> None:
+        """The socket is full: streams stop reading their sources."""
+        for stream in list(self._streams.values()):
+            if stream.protocol is not None:
+                stream.protocol.pause_writing()
+
+    def resume_writing(self) -> None:
+        """The socket drained."""
+        for stream in list(self._streams.values()):
+            if stream.protocol is not None and not self.mux.blocked(stream.id):
+                stream.protocol.resume_writing()
+
+    # -- frames -----------------------------------------------------------------------------------------------
+
+    def _frame(self, frame: Frame) -> None:
+        if self.peer is None:
+            if frame.type is not F.HELLO:
+                raise FramingError.of("FT6201", f"{frame.type.name} before HELLO")
+            self._hello(frame.payload)
+        elif frame.type is F.OPEN:
+            self._opened(frame)
+        elif frame.stream:
+            self._on_stream(frame)
+        elif frame.type is F.GOSSIP:
+            self._host.gossip_received(self, frame.payload)
+        elif frame.type is F.BEAT:
+            self._host.beat_received(self, _decoded(frame.payload, Beat))
+        elif frame.type is F.GOAWAY:
+            self._going_away = True
+
+    def _hello(self, payload: bytes) -> None:
+        hello = _decoded(payload, Hello)
+        if hello.protocol != PROTOCOL:
+            raise FramingError.of("FT6203", f"the peer speaks protocol {hello.protocol}, this node {PROTOCOL}")
+        session = self._host.verify(hello.chain)
+        ssl_object: ssl.SSLObject | None = None
+        if self._transport is not None:
+            ssl_object = self._transport.get_extra_info("ssl_object")
+        if ssl_object is None or ssl_object.getpeercert(binary_form=True) != hello.chain[0]:
+            raise IdentityError.of("FT6004", "the HELLO's certificate is not the connection's")
+        self.peer = session
+        self._schedule_beat()
+        self._host.tunnel_up(self)
+
+    def _opened(self, frame: Frame) -> None:
+        stream = TunnelStream(self, frame.stream)
+        handler = self._host.stream_opened(stream, _decoded(frame.payload, StreamHead))
+        if handler is None:
+            self.mux.reset(frame.stream, "no such service")
+            self.flush()
+            return
+        self._streams[frame.stream] = stream
+        stream.protocol = handler
+        handler.connection_made(stream)
+
+    def _on_stream(self, frame: Frame) -> None:
+        stream = self._streams.get(frame.stream)
+        if stream is None:
+            return
+        if frame.type is F.DATA:
+            stream.deliver(frame.payload)
+        elif frame.type is F.END:
+            stream.peer_ended()
+        elif frame.type is F.RST:
+            del self._streams[frame.stream]
+            stream.peer_gone(ConnectionResetError(frame.payload.decode(errors="replace")))
+        elif frame.type is F.CREDIT:
+            self.flush()
+            if frame.writable:
+                stream.writable()
+
+    def _schedule_beat(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(BEAT_SECONDS, self._beat)
+
+    def _beat(self) -> None:
+        if self._clock() - self._last_heard > BEAT_SECONDS * MISSED_BEATS:
+            self.close(f"nothing heard for {MISSED_BEATS} beats")
+            return
+        self.send_beat()
+        self._schedule_beat()
+
+
+def _decoded(payload: bytes, kind: type[_T]) -> _T:
+    try:
+        return msgspec.msgpack.decode(payload, type=kind)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise FramingError.of("FT6201", f"malformed {kind.__name__}: {error}") from error

@@ -1,0 +1,57 @@
+"""A federation in a temporary folder, and nodes on loopback."""
+
+import time
+
+import pytest
+
+from fabrictool.base.clock import SystemClock
+from fabrictool.mesh.identity import create_root, issue_provider, issue_session
+from fabrictool.mesh.transport.node import MeshNode
+from fabrictool.mesh.transport.tls import IdentityFiles
+
+
+class RecordingListener:
+    """Keeps what the mesh told it; serves streams through `accept` when set."""
+
+    def __init__(self):
+        self.records = []
+        self.links = []
+        self.loads = []
+        self.accept = None
+
+    def record_changed(self, record):
+        self.records.append(record)
+
+    def link_changed(self, session, *, up, reason):
+        self.links.append((session, up, reason))
+
+    def load_reported(self, session, load):
+        self.loads.append((session, load))
+
+    def load(self):
+        return ()
+
+    def stream_opened(self, stream, head, peer):
+        return self.accept(stream, head, peer) if self.accept else None
+
+
+class Federation:
+    """A root and two providers."""
+
+    def __init__(self, folder, fabric="test"):
+        self.folder = folder
+        self.root = create_root(fabric, now=time.time())
+        self.providers = {name: issue_provider(self.root, name, now=time.time()) for name in ("alpha", "beta")}
+
+    def node(self, name, role="agent", provider="alpha", **options):
+        files = IdentityFiles(self.folder / name)
+        files.folder.mkdir(parents=True)
+        files.write(issue_session(self.providers[provider], role, now=time.time(), **options), self.root)
+        listener = RecordingListener()
+        node = MeshNode(files, listener, SystemClock(), hub=role == "gateway")
+        return node, listener
+
+
+@pytest.fixture
+def federation(tmp_path):
+    return Federation(tmp_path)

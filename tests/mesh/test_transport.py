@@ -1,0 +1,187 @@
+"""Two real nodes over real TLS on loopback."""
+
+import asyncio
+import os
+
+import pytest
+from fabrictool.mesh.framing import STREAM_CREDIT, StreamHead
+from fabrictool.mesh.records import Lifecycle, NodeBody, ServiceBody
+
+pytestmark = pytest.mark.asyncio
+
+
+async def until(condition, seconds=10.0):
+    deadline = asyncio.get_running_loop().time() + seconds
+    while not condition():
+        assert asyncio.get_running_loop().time() < deadline, "condition did not become true in time"
+        await asyncio.sleep(0.005)
+
+
+def node_body(node, version=1, lifecycle=Lifecycle.SERVING, **changes):
+    claims = node.credential.claims
+    fields = {
+        "federation": node.federation,
+        "session": node.session,
+        "lifecycle": lifecycle,
+        "version": version,
+        "role": claims.role,
+        "fabric": "test",
+        "provider": claims.provider,
+        "site": "here",
+        "cluster": "c",
+        "node": "n",
+    }
+    return NodeBody(**(fields | changes))
+
+
+def service_body(node, version=1, lifecycle=Lifecycle.SERVING, **changes):
+    fields = {
+        "federation": node.federation,
+        "session": node.session,
+        "service": b"s" * 16,
+        "lifecycle": lifecycle,
+        "version": version,
+        "replica": "m/0",
+        "model": "m",
+        "engine": "reference",
+    }
+    return ServiceBody(**(fields | changes))
+
+
+class Echo(asyncio.Protocol):
+    def connection_made(self, transport):
+        self.transport = transport
+
+    def data_received(self, data):
+        self.transport.write(data)
+
+    def eof_received(self):
+        self.transport.write_eof()
+
+
+class Collect(asyncio.Protocol):
+    def __init__(self):
+        self.data = bytearray()
+        self.ended = asyncio.get_running_loop().create_future()
+        self.lost = asyncio.get_running_loop().create_future()
+        self.paused = 0
+
+    def connection_made(self, transport):
+        self.transport = transport
+
+    def data_received(self, data):
+        self.data += data
+
+    def eof_received(self):
+        self.ended.set_result(None)
+
+    def connection_lost(self, exc):
+        self.lost.set_result(exc)
+
+    def pause_writing(self):
+        self.paused += 1
+
+    def resume_writing(self):
+        pass
+
+
+async def linked(federation, *agents):
+    hub, hub_listener = federation.node("hub", role="gateway")
+    port = await hub.listen("127.0.0.1", 0)
+    nodes = []
+    for name in agents:
+        node, listener = federation.node(name)
+        node.dial([("127.0.0.1", port)])
+        nodes.append((node, listener))
+    await until(lambda: len(hub.neighbours) == len(agents))
+    return hub, hub_listener, nodes
+
+
+async def test_records_reach_every_node_through_the_hub(federation):
+    hub, _, [(a, _), (b, _)] = await linked(federation, "a", "b")
+    a.publish(node_body(a))
+    a.publish(service_body(a))
+    await until(lambda: len(b.registry) == 2)
+    assert b.registry.root() == a.registry.root() == hub.registry.root()
+    late, _ = federation.node("late")
+    late.dial([("127.0.0.1", hub._server.sockets[0].getsockname()[1])])
+    await until(lambda: late.registry.root() == a.registry.root())
+    for node in (a, b, late, hub):
+        await node.close()
+
+
+async def test_a_stream_carries_more_than_its_credit_both_ways(federation):
+    hub, _, [(agent, listener)] = await linked(federation, "a")
+    listener.accept = lambda stream, head, peer: Echo()
+    sink = Collect()
+    payload = os.urandom(STREAM_CREDIT * 3 + 17)
+    stream = hub.tunnel(agent.session).open_stream(StreamHead(b"s" * 16, "POST", "/v1/x", (), len(payload)), sink)
+    stream.write(payload)
+    stream.write_eof()
+    await asyncio.wait_for(sink.ended, 10)
+    assert bytes(sink.data) == payload
+    assert sink.paused, "writing beyond the peer's credit must tell the writer to pause"
+    for node in (agent, hub):
+        await node.close()
+
+
+async def test_a_reader_that_pauses_stalls_its_sender_and_loses_nothing(federation):
+    hub, _, [(agent, listener)] = await linked(federation, "a")
+    payload = os.urandom(STREAM_CREDIT * 2)
+
+    class Flood(asyncio.Protocol):
+        def connection_made(self, transport):
+            transport.write(payload)
+            transport.write_eof()
+
+        def pause_writing(self):
+            pass
+
+        def resume_writing(self):
+            pass
+
+    listener.accept = lambda stream, head, peer: Flood()
+    sink = Collect()
+    stream = hub.tunnel(agent.session).open_stream(StreamHead(b"s" * 16, "GET", "/v1/x", (), 0), sink)
+    stream.pause_reading()
+    await until(lambda: sum(map(len, stream._held)) == STREAM_CREDIT)
+    assert not sink.data
+    stream.resume_reading()
+    await asyncio.wait_for(sink.ended, 10)
+    assert bytes(sink.data) == payload
+    for node in (agent, hub):
+        await node.close()
+
+
+async def test_a_lost_tunnel_breaks_its_streams_and_is_an_event(federation):
+    hub, hub_listener, [(agent, listener)] = await linked(federation, "a")
+    listener.accept = lambda stream, head, peer: asyncio.Protocol()
+    sink = Collect()
+    hub.tunnel(agent.session).open_stream(StreamHead(b"s" * 16, "GET", "/v1/x", (), 0), sink)
+    session = agent.session
+    await agent.close()
+    assert isinstance(await asyncio.wait_for(sink.lost, 10), Exception)
+    assert (session, False) in [(s, up) for s, up, _ in hub_listener.links]
+    assert hub.neighbours == []
+    await hub.close()
+
+
+async def test_leaving_is_acknowledged(federation):
+    hub, _, [(agent, _)] = await linked(federation, "a")
+    agent.publish(node_body(agent))
+    agent.publish(node_body(agent, version=2, lifecycle=Lifecycle.LEFT))
+    assert await agent.leave()
+    assert hub.registry.get(agent.session).body.lifecycle is Lifecycle.LEFT
+    await hub.close()
+
+
+async def test_another_federation_is_refused(federation, tmp_path):
+    stranger = type(federation)(tmp_path / "other")
+    hub, _, _ = await linked(federation)
+    port = hub._server.sockets[0].getsockname()[1]
+    node, _ = stranger.node("intruder")
+    node.dial([("127.0.0.1", port)])
+    await until(lambda: node.dial_errors)
+    assert hub.neighbours == []
+    for each in (node, hub):
+        await each.close()
