@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError, Place, Problem
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
@@ -45,8 +49,6 @@ def sync_folder(folder: Path) -> None:
 
 def file_error(error: OSError, path: Path | str) -> FabrictoolError:
     """The coded form of an operating system error on `path`."""
-    import errno  # noqa: PLC0415 - used on the error path only
-
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return FabrictoolError(
             Problem(

@@ -1,4 +1,4 @@
-"""Settings from the environment: the only place that reads it. ``docs/reference/settings.md`` is generated from here."""
+"""Settings from the environment: the only place that reads it; ``docs/reference/settings.md`` comes from here."""
 
 from __future__ import annotations
 

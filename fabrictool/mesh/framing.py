@@ -176,6 +176,10 @@ class Mux:
         if self._streams.pop(stream, None) is not None:
             self._emit(FrameType.RST, stream, reason.encode()[:200])
 
+    def is_open(self, stream: int) -> bool:
+        """False once both sides have ended, or either has reset."""
+        return stream in self._streams
+
     def blocked(self, stream: int) -> bool:
         """Whether written data waits for credit."""
         state = self._streams.get(stream)

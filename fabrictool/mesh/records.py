@@ -90,6 +90,8 @@ class ServiceBody(msgspec.Struct, frozen=True, tag="s", omit_defaults=True):
     tp: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 1
     accepting: bool = True
     """False while draining: no new requests, old ones finish."""
+    note: Annotated[str, msgspec.Meta(max_length=1000)] = ""
+    """Why it is DOWN, with the tail of the engine's log: evidence that outlives the node."""
 
 
 Body = NodeBody | ServiceBody

@@ -4,6 +4,7 @@ import asyncio
 import os
 
 import pytest
+
 from fabrictool.mesh.framing import STREAM_CREDIT, StreamHead
 from fabrictool.mesh.records import Lifecycle, NodeBody, ServiceBody
 
@@ -121,6 +122,9 @@ async def test_a_stream_carries_more_than_its_credit_both_ways(federation):
     await asyncio.wait_for(sink.ended, 10)
     assert bytes(sink.data) == payload
     assert sink.paused, "writing beyond the peer's credit must tell the writer to pause"
+    assert await asyncio.wait_for(sink.lost, 10) is None
+    assert hub.tunnel(agent.session).open_streams == 0
+    await until(lambda: agent.tunnel(hub.session).open_streams == 0)
     for node in (agent, hub):
         await node.close()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import msgspec
 
@@ -97,6 +97,7 @@ class TunnelStream(asyncio.Transport):
         """No more from us."""
         self.tunnel.mux.end(self.id)
         self.tunnel.flush()
+        self.tunnel.reap(self)
 
     def can_write_eof(self) -> bool:
         """Streams half-close."""
@@ -129,6 +130,7 @@ class TunnelStream(asyncio.Transport):
         if self._held_end and not self._paused:
             self._held_end = False
             self.peer_ended()
+        self.tunnel.reap(self)
 
     def is_reading(self) -> bool:
         """Whether data is being delivered."""
@@ -163,6 +165,11 @@ class TunnelStream(asyncio.Transport):
             self._closed = True
             if self.protocol is not None:
                 self.protocol.connection_lost(error)
+
+    @property
+    def delivered(self) -> bool:
+        """Whether everything that came has been handed to the protocol."""
+        return not self._held and not self._held_end
 
     def writable(self) -> None:
         """The peer granted credit and nothing waits any more."""
@@ -234,12 +241,16 @@ class Tunnel(asyncio.Protocol):
         self.mux.reset(stream, reason)
         self.flush()
 
+    def reap(self, stream: TunnelStream) -> None:
+        """When both sides have ended and all was delivered, the stream's protocol has lost its connection."""
+        if stream.delivered and not self.mux.is_open(stream.id) and self._streams.pop(stream.id, None) is not None:
+            asyncio.get_running_loop().call_soon(stream.peer_gone, None)
+
     # -- asyncio.Protocol -------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Introduce ourselves and start the clock on the peer's HELLO."""
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - create_connection's own contract, for mypy
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)
         hello = Hello(PROTOCOL, self._host.chain, __version__)
         self.mux.control(F.HELLO, msgspec.msgpack.encode(hello))
         self.flush()
@@ -332,6 +343,7 @@ class Tunnel(asyncio.Protocol):
             stream.deliver(frame.payload)
         elif frame.type is F.END:
             stream.peer_ended()
+            self.reap(stream)
         elif frame.type is F.RST:
             del self._streams[frame.stream]
             stream.peer_gone(ConnectionResetError(frame.payload.decode(errors="replace")))
@@ -339,6 +351,7 @@ class Tunnel(asyncio.Protocol):
             self.flush()
             if frame.writable:
                 stream.writable()
+            self.reap(stream)
 
     def _schedule_beat(self) -> None:
         if self._timer is not None:

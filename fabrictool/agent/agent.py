@@ -1,0 +1,289 @@
+"""The node agent: joins the mesh, keeps one engine, advertises it, forwards requests to it, leaves in order.
+
+Order of leaving (architecture.md, rule 5): stop accepting → let open requests finish → DOWN → LEFT, acknowledged
+by the gateways → stop the engine. Death in any other way is seen by the gateways as a broken tunnel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import secrets
+from collections import deque
+from typing import TYPE_CHECKING
+
+from fabrictool import __version__
+from fabrictool.agent.forwarder import Forwarder, allowed
+from fabrictool.agent.supervisor import EngineFailedError, Supervisor
+from fabrictool.engines.adapter import EngineLaunch, adapter
+from fabrictool.engines.artifacts import resolve
+from fabrictool.mesh.records import Hardware, Lifecycle, NodeBody, ServiceBody
+from fabrictool.mesh.transport.node import Load, MeshNode
+from fabrictool.mesh.transport.tls import IdentityFiles
+from fabrictool.status.documents import AgentStatus, EngineStatus, Event
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fabrictool.base.clock import Clock
+    from fabrictool.base.runfolder import RunFolder
+    from fabrictool.domain.specs import AgentSpec
+    from fabrictool.engines.adapter import EngineCommand
+    from fabrictool.mesh.framing import StreamHead
+    from fabrictool.mesh.identity import VerifiedSession
+    from fabrictool.mesh.records import Record
+    from fabrictool.mesh.transport.tunnel import TunnelStream
+
+_log = logging.getLogger("fabrictool.agent")
+
+EVENTS_KEPT = 200
+
+
+class Agent:
+    """One run of one agent: one session, one replica."""
+
+    def __init__(self, spec: AgentSpec, folder: RunFolder, clock: Clock, *, python: str, cache: Path) -> None:
+        self.spec = spec
+        self._clock = clock
+        self._python = python
+        self._cache = cache
+        self._adapter = adapter(spec.engine)
+        self.mesh = MeshNode(IdentityFiles(folder.identity), self, clock, hub=False)
+        self._started = clock.wall()
+        self._node_lifecycle = Lifecycle.JOIN
+        self._node_version = 0
+        self._service = b""
+        self._service_version = 0
+        self._service_lifecycle = Lifecycle.JOIN
+        self._accepting = True
+        self._in_flight = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._stop = asyncio.Event()
+        self._events: deque[Event] = deque(maxlen=EVENTS_KEPT)
+        self._model_path = ""
+        self._supervisor = Supervisor(
+            self._adapter, self._command, spec.model, self._engine_moved, start_timeout_s=spec.start_timeout_s
+        )
+
+    @property
+    def ends_at(self) -> float | None:
+        """Wall time at which the allocation ends."""
+        return None if self.spec.walltime_s is None else self._started + self.spec.walltime_s
+
+    def request_stop(self, reason: str) -> None:
+        """Begin to leave; safe to call from a signal handler and more than once."""
+        if not self._stop.is_set():
+            self._note("stopping", self.spec.replica, reason)
+            self._stop.set()
+
+    async def run(self) -> str:
+        """Serve until told to stop or the walltime nears; returns the reason.
+
+        Raises
+        ------
+        FabrictoolError
+            FT70xx the engine or its model cannot be used, FT7103 the engine keeps failing. The agent has left the
+            mesh in order before it raises.
+        """
+        self._model_path = resolve(self.spec.source)
+        self._publish_node(Lifecycle.JOIN)
+        self.mesh.dial([(hub.host, hub.port) for hub in self.spec.hubs])
+        engine = asyncio.create_task(self._supervisor.run())
+        stop = asyncio.create_task(self._stop.wait())
+        reason = "told to stop"
+        try:
+            timeout = None if self.spec.walltime_s is None else max(0.0, self.spec.walltime_s - self.spec.drain_s - 5.0)
+            done, _ = await asyncio.wait({engine, stop}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                reason = "walltime nears"
+                self._note("walltime", self.spec.replica, f"ends in {self.spec.drain_s + 5.0:.0f} s")
+            if engine in done:
+                await engine  # raises what the supervisor raised
+        finally:
+            await self._leave()
+            engine.cancel()
+            stop.cancel()
+            await asyncio.gather(engine, stop, return_exceptions=True)
+            await self._supervisor.stop()
+        return reason
+
+    def status(self) -> AgentStatus:
+        """The document of ``/status``."""
+        engine = self._supervisor
+        identity = self.mesh.registry.session(self.mesh.session)
+        return AgentStatus(
+            release=__version__,
+            at=self._clock.wall(),
+            started_at=self._started,
+            fabric=self.spec.fabric,
+            provider=self.spec.provider,
+            site=self.spec.site,
+            cluster=self.spec.cluster,
+            node=self.spec.node,
+            replica=self.spec.replica,
+            model=self.spec.model,
+            session=self.mesh.session.hex(),
+            lifecycle=self._node_lifecycle.name,
+            accepting=self._accepting,
+            in_flight=self._in_flight,
+            ends_at=self.ends_at,
+            certificate_ends_at=identity.not_after if identity else 0.0,
+            engine=EngineStatus(
+                engine=self.spec.engine,
+                state=engine.state,
+                pid=engine.pid,
+                port=engine.port,
+                restarts=engine.restarts,
+                progress=engine.progress,
+                running=engine.running,
+                waiting=engine.waiting,
+                kv_use=engine.kv_use,
+                last_lines=list(engine.lines)[-20:],
+            ),
+            links=[session.hex() for session in self.mesh.neighbours],
+            dial_errors=dict(self.mesh.dial_errors),
+            registry_root=self.mesh.registry.root().hex(),
+            events=list(self._events),
+        )
+
+    # -- Listener, for the mesh -------------------------------------------------------------------------------
+
+    def record_changed(self, record: Record) -> None:
+        """Agents only relay their own records; what others say is for gateways."""
+
+    def link_changed(self, session: bytes, *, up: bool, reason: str) -> None:
+        """A gateway's tunnel came or went."""
+        self._note("link-up" if up else "link-down", session.hex()[:8], reason)
+
+    def load_reported(self, session: bytes, load: Load) -> None:
+        """Gateways report no load."""
+
+    def load(self) -> Load:
+        """The engine's queue, for the next beat."""
+        if not self._service:
+            return ()
+        engine = self._supervisor
+        return ((self._service, engine.running, engine.waiting, engine.kv_use),)
+
+    def stream_opened(self, stream: TunnelStream, head: StreamHead, peer: VerifiedSession) -> asyncio.Protocol | None:
+        """A request from a gateway for one of our services; nobody else may send one."""
+        if peer.claims.role != "gateway" or head.service != self._service or not allowed(head):
+            _log.warning("refused %s %s from %s", head.method, head.path[:80], peer.claims.uri())
+            return None
+        port = self._supervisor.port
+        if self._supervisor.state != "ready" or port is None:
+            return None
+        self._in_flight += 1
+        self._idle.clear()
+        return Forwarder(head, port, self._request_finished)
+
+    # -- internals --------------------------------------------------------------------------------------------
+
+    def _command(self, port: int) -> EngineCommand:
+        return self._adapter.command(
+            EngineLaunch(
+                engine=self.spec.engine,
+                model=self._model_path,
+                served_name=self.spec.model,
+                host="127.0.0.1",
+                port=port,
+                tp=self.spec.tp,
+                context=self.spec.context or None,
+                max_num_seqs=self.spec.max_num_seqs,
+                precision=self.spec.precision or None,
+                python=self._python,
+                cache_dir=str(self._cache),
+                options=self.spec.options,
+            )
+        )
+
+    def _request_finished(self) -> None:
+        self._in_flight -= 1
+        if self._in_flight == 0:
+            self._idle.set()
+
+    def _engine_moved(self) -> None:
+        """Each start of the engine is a service of its own; DOWN is final for it."""
+        state = self._supervisor.state
+        self._note(f"engine-{state}", self.spec.engine, self._supervisor.progress)
+        if state == "loading":
+            seed = self.mesh.session + secrets.token_bytes(8)
+            self._service, self._service_version = hashlib.sha256(seed).digest()[:16], 0
+            self._publish_service(Lifecycle.JOIN)
+        elif state == "ready":
+            self._publish_service(Lifecycle.SERVING)
+            if self._node_lifecycle is Lifecycle.JOIN:
+                self._publish_node(Lifecycle.SERVING)
+        elif state in ("unhealthy", "failed") and self._service:
+            self._publish_service(Lifecycle.DOWN)
+
+    async def _leave(self) -> None:
+        self._accepting = False
+        if self._service and self._service_lifecycle is Lifecycle.SERVING:
+            self._publish_service(Lifecycle.SERVING)
+            try:
+                await asyncio.wait_for(self._idle.wait(), self.spec.drain_s)
+            except TimeoutError:
+                self._note(
+                    "drain", self.spec.replica, f"{self._in_flight} requests cut after {self.spec.drain_s:.0f} s"
+                )
+        if self._service and self._service_lifecycle < Lifecycle.DOWN:
+            self._publish_service(Lifecycle.DOWN)
+        self._publish_node(Lifecycle.LEFT)
+        if not await self.mesh.leave():
+            _log.warning("left without every gateway's acknowledgement")
+
+    def _publish_node(self, lifecycle: Lifecycle) -> None:
+        self._node_lifecycle = lifecycle
+        self._node_version += 1
+        spec = self.spec
+        self.mesh.publish(
+            NodeBody(
+                federation=self.mesh.federation,
+                session=self.mesh.session,
+                lifecycle=lifecycle,
+                version=self._node_version,
+                role="agent",
+                fabric=spec.fabric,
+                provider=spec.provider,
+                site=spec.site,
+                cluster=spec.cluster,
+                node=spec.node,
+                hardware=Hardware(spec.device, spec.devices, spec.memory),
+                ends_at=self.ends_at,
+                release=__version__,
+            )
+        )
+
+    def _publish_service(self, lifecycle: Lifecycle) -> None:
+        self._service_lifecycle = lifecycle
+        self._service_version += 1
+        spec = self.spec
+        down = lifecycle is Lifecycle.DOWN
+        note = "\n".join([self._supervisor.progress, *list(self._supervisor.lines)[-8:]])[-1000:] if down else ""
+        self.mesh.publish(
+            ServiceBody(
+                federation=self.mesh.federation,
+                session=self.mesh.session,
+                service=self._service,
+                lifecycle=lifecycle,
+                version=self._service_version,
+                replica=spec.replica,
+                model=spec.model,
+                engine=spec.engine,
+                precision=spec.precision,
+                context=spec.context,
+                tp=spec.tp,
+                accepting=self._accepting,
+                note=note,
+            )
+        )
+
+    def _note(self, kind: str, subject: str, text: str) -> None:
+        self._events.append(Event(at=self._clock.wall(), kind=kind, subject=subject, text=text))
+        _log.info("%s %s %s", kind, subject, text)
+
+
+__all__ = ["Agent", "EngineFailedError"]

@@ -1,0 +1,253 @@
+"""One engine process: started, watched, restarted with a pause, stopped gently and then surely.
+
+The supervisor decides nothing about the mesh; it calls `on_change` whenever its state moves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+import socket
+from collections import deque
+from typing import TYPE_CHECKING
+
+import aiohttp
+
+from fabrictool.base.errors import FabrictoolError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fabrictool.engines.adapter import EngineAdapter, EngineCommand
+    from fabrictool.status.documents import EngineState
+
+_log = logging.getLogger("fabrictool.agent")
+
+WATCH_SECONDS = 1.0
+FAILED_CHECKS = 3
+MAX_RESTARTS = 5
+STABLE_SECONDS = 300.0
+"""An engine that served this long starts counting its restarts anew."""
+STOP_SECONDS = 10.0
+LOG_LINES = 200
+
+_PR_SET_PDEATHSIG = 1
+
+
+class EngineFailedError(FabrictoolError):
+    """The engine did not start, or fell over too often (FT7103)."""
+
+
+class Supervisor:
+    """Runs one engine and knows how it is.
+
+    `command` makes the command line for a port; it is asked anew at every start, so a port that was taken in
+    between costs one restart and not the replica.
+    """
+
+    def __init__(
+        self,
+        adapter: EngineAdapter,
+        command: Callable[[int], EngineCommand],
+        model: str,
+        on_change: Callable[[], None],
+        *,
+        start_timeout_s: float,
+    ) -> None:
+        self._adapter = adapter
+        self._command = command
+        self._model = model
+        self._on_change = on_change
+        self._start_timeout = start_timeout_s
+        self._process: asyncio.subprocess.Process | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self.state: EngineState = "starting"
+        self.port: int | None = None
+        self.restarts = 0
+        self.progress = ""
+        self.running = 0
+        self.waiting = 0
+        self.kv_use = 0.0
+        self.lines: deque[str] = deque(maxlen=LOG_LINES)
+
+    @property
+    def pid(self) -> int | None:
+        """Of the engine, while it lives."""
+        return None if self._process is None or self._process.returncode is not None else self._process.pid
+
+    async def run(self) -> None:
+        """Start and watch until cancelled; raises EngineFailedError when restarts are used up."""
+        loop = asyncio.get_running_loop()
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as http:
+            while True:
+                began = loop.time()
+                reason = await self._run_once(http)
+                if loop.time() - began > STABLE_SECONDS:
+                    self.restarts = 0
+                if self.restarts >= MAX_RESTARTS:
+                    self._move("failed")
+                    raise EngineFailedError.of(
+                        "FT7103",
+                        f"engine {self._adapter.name} failed {self.restarts + 1} times, the last time: {reason}",
+                        thing=f"engine/{self._adapter.name}",
+                        hint=f"its last lines: {' | '.join(list(self.lines)[-3:])}",
+                    )
+                self.restarts += 1
+                self.progress = f"restart {self.restarts} of {MAX_RESTARTS}: {reason}"
+                _log.warning("engine %s: %s; starting it again", self._adapter.name, reason)
+                self._move("unhealthy")
+                await self.stop()
+                await asyncio.sleep(min(30.0, 0.5 * 2**self.restarts))
+                self._move("starting")
+
+    async def stop(self) -> None:
+        """TERM to the engine's process group, then KILL; returns when it is gone."""
+        process = self._process
+        if process is not None and process.returncode is None:
+            _signal_group(process.pid, signal.SIGTERM)
+            try:
+                await asyncio.wait_for(process.wait(), STOP_SECONDS)
+            except TimeoutError:
+                _log.warning("engine ignored TERM for %.0f s; killing it", STOP_SECONDS)
+        if process is not None:
+            _signal_group(process.pid, signal.SIGKILL)  # what the engine left behind in its group
+            await process.wait()
+        if self._reader is not None:
+            await self._reader
+            self._reader = None
+        self._process = None
+
+    # -- internals --------------------------------------------------------------------------------------------
+
+    async def _run_once(self, http: aiohttp.ClientSession) -> str:
+        """One life of the engine; returns why it ended."""
+        self.port = _free_port()
+        command = self._command(self.port)
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *command.argv,
+                env=os.environ | command.env,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_die_with_parent(),  # one prctl call, no locks: safe after fork
+            )
+        except OSError as error:
+            return f"cannot start {command.argv[0]}: {(error.strerror or str(error)).lower()}"
+        self._reader = asyncio.create_task(self._read_log(self._process))
+        self._move("loading")
+        why = await self._until_ready(http)
+        if why is None:
+            self._move("ready")
+            why = await self._watch(http)
+        return why
+
+    async def _until_ready(self, http: aiohttp.ClientSession) -> str | None:
+        readiness = self._adapter.readiness
+        deadline = asyncio.get_running_loop().time() + self._start_timeout
+        while asyncio.get_running_loop().time() < deadline:
+            if self._process is None or self._process.returncode is not None:
+                return self._obituary()
+            if await self._healthy(http, readiness.path):
+                served = await self._served_models(http)
+                if self._model in served:
+                    return None
+                if served:
+                    return f"it serves {', '.join(served)}, not {self._model}"
+            await asyncio.sleep(readiness.interval_s)
+        return f"not ready after {self._start_timeout:.0f} s"
+
+    async def _watch(self, http: aiohttp.ClientSession) -> str:
+        failures = 0
+        while failures < FAILED_CHECKS:
+            await asyncio.sleep(WATCH_SECONDS)
+            if self._process is None or self._process.returncode is not None:
+                return self._obituary()
+            failures = 0 if await self._healthy(http, self._adapter.readiness.path) else failures + 1
+            await self._scrape(http)
+        return f"{failures} health checks in a row failed"
+
+    def _obituary(self) -> str:
+        code = None if self._process is None else self._process.returncode
+        return f"it ended with code {code}" if code is None or code >= 0 else f"it was killed by signal {-code}"
+
+    async def _healthy(self, http: aiohttp.ClientSession, path: str) -> bool:
+        try:
+            async with http.get(f"http://127.0.0.1:{self.port}{path}") as answer:
+                await answer.read()
+                return answer.status == 200
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return False
+
+    async def _served_models(self, http: aiohttp.ClientSession) -> list[str]:
+        try:
+            async with http.get(f"http://127.0.0.1:{self.port}/v1/models") as answer:
+                document = await answer.json()
+                return [str(entry["id"]) for entry in document["data"]]
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError):
+            return []
+
+    async def _scrape(self, http: aiohttp.ClientSession) -> None:
+        names = self._adapter.metrics
+        try:
+            async with http.get(f"http://127.0.0.1:{self.port}/metrics") as answer:
+                text = await answer.text()
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return
+        values = _samples(text)
+        self.running = int(values.get(names.running, 0))
+        self.waiting = int(values.get(names.waiting, 0))
+        self.kv_use = values.get(names.kv_use, 0.0) if names.kv_use else 0.0
+
+    async def _read_log(self, process: asyncio.subprocess.Process) -> None:
+        """Keep the tail, and pass every line on to our own log, which is the unit's log file."""
+        if process.stdout is None:
+            return
+        with contextlib.suppress(ValueError):  # a line of over 64 KiB: the rest of the log is not worth our life
+            while line := await process.stdout.readline():
+                text = line.decode(errors="replace").rstrip()
+                self.lines.append(text)
+                if self.state == "loading":
+                    self.progress = text[:200]
+                _log.info("engine: %s", text)
+
+    def _move(self, state: EngineState) -> None:
+        if state == "ready":
+            self.progress = ""
+        if state != self.state:
+            self.state = state
+            self._on_change()
+
+
+def _samples(text: str) -> dict[str, float]:
+    """Prometheus text → metric name → sum over its label sets."""
+    values: dict[str, float] = {}
+    for line in text.splitlines():
+        if line and not line.startswith("#"):
+            name = line.split("{", 1)[0].split(" ", 1)[0]
+            with contextlib.suppress(ValueError, IndexError):
+                values[name] = values.get(name, 0.0) + float(line.rsplit(" ", 1)[1])
+    return values
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _signal_group(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, number)
+
+
+def _die_with_parent() -> Callable[[], object]:
+    """For the child: be killed when the agent dies, however it dies; an engine without an agent helps nobody."""
+    libc = ctypes.CDLL(None)  # loaded before the fork: the child only makes the system call
+    return lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

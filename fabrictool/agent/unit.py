@@ -1,0 +1,66 @@
+"""The life of a unit's process, agent or gateway: read the spec, claim the folder, run, say how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from fabrictool.base.clock import SystemClock
+from fabrictool.base.errors import FabrictoolError, InvalidInputError
+from fabrictool.base.files import file_error
+from fabrictool.base.logs import configure_logging
+from fabrictool.domain.specs import AgentSpec, GatewaySpec, decode_spec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from fabrictool.base.runfolder import RunFolder
+
+S = TypeVar("S", AgentSpec, GatewaySpec)
+
+_log = logging.getLogger("fabrictool.unit")
+
+
+def run_unit(folder: RunFolder, kind: type[S], run: Callable[[S, RunFolder], Coroutine[Any, Any, str]]) -> int:
+    """Returns the exit code; the reason goes to ``exit.json`` and the log, never a traceback for a known error."""
+    configure_logging("info")
+    try:
+        spec = read_spec(folder, kind)
+        folder.claim()  # the descriptor stays open until this process ends, however it ends
+    except FabrictoolError as error:
+        _report(error)
+        return error.exit_code  # the folder may belong to another process: write nothing into it
+    try:
+        reason, code = asyncio.run(run(spec, folder)), 0
+    except FabrictoolError as error:
+        _report(error)
+        reason, code = str(error), error.exit_code
+    except Exception as error:  # noqa: BLE001 - the last line of defence: exit.json must say that it ended
+        _log.exception("this is a defect of fabrictool")
+        reason, code = f"defect: {error!r}", 70
+    folder.write_exit(code, reason, SystemClock().wall())
+    _log.info("ended: %s", reason)
+    return code
+
+
+def read_spec(folder: RunFolder, kind: type[S]) -> S:
+    """The spec of a folder; raises FT7102 when it is another unit's or none."""
+    try:
+        spec = decode_spec(folder.spec.read_bytes())
+    except OSError as error:
+        raise file_error(error, folder.spec) from error
+    except msgspec.DecodeError as error:
+        message = f"spec.json is not a unit's spec: {error}"
+        raise InvalidInputError.of("FT7102", message, file=str(folder.spec)) from error
+    if not isinstance(spec, kind):
+        message = f"spec.json is not {kind.__name__} but {type(spec).__name__}"
+        raise InvalidInputError.of("FT7102", message, file=str(folder.spec))
+    return spec
+
+
+def _report(error: FabrictoolError) -> None:
+    for problem in error.problems:
+        _log.error("%s", problem.render())

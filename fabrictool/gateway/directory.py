@@ -1,0 +1,206 @@
+"""Where requests can go: the replicas behind this gateway, from the mesh's registry or from a static list.
+
+Both sources fill the same `Target`s, so that everything above them is one code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import msgspec
+
+from fabrictool.base.errors import InvalidInputError, Place, Problem
+from fabrictool.base.files import file_error
+from fabrictool.gateway.upstream import Connector, TcpConnector, TunnelConnector
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from fabrictool.mesh.registry import Serving
+    from fabrictool.mesh.transport.node import Load, MeshNode
+
+
+@dataclass(slots=True, eq=False)
+class Target:
+    """One replica as this gateway sees it; satisfies ``routing.Replica``."""
+
+    key: bytes
+    model: str
+    provider: str
+    connector: Connector
+    replica: str
+    context: int = 0
+    weight: float = 1.0
+    device: str = ""
+    precision: str = ""
+    in_flight: int = 0
+    running: int = 0
+    waiting: int = 0
+    kv_use: float = 0.0
+    requests: int = 0
+    failures: int = 0
+    shares: list[Target] = field(default_factory=list)
+    """The same server's targets for its other models: their requests load it too."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether its server can be reached, as far as is known."""
+        return self.connector.ready
+
+    @property
+    def load(self) -> float:
+        """Our own open requests, and those of others that its engine reports."""
+        ours = self.in_flight + sum(other.in_flight for other in self.shares)
+        return max(ours, self.running + self.waiting)
+
+
+class Directory:
+    """All targets, by model."""
+
+    def __init__(self) -> None:
+        self._targets: dict[bytes, Target] = {}
+        self._by_model: dict[str, list[Target]] = {}
+
+    def __iter__(self) -> Iterator[Target]:
+        return iter(list(self._targets.values()))
+
+    def of_model(self, model: str) -> list[Target]:
+        """The replicas of a model, ready or not."""
+        return self._by_model.get(model, [])
+
+    def get(self, key: bytes) -> Target | None:
+        """The target of that key."""
+        return self._targets.get(key)
+
+    def models(self) -> list[str]:
+        """Names in order."""
+        return sorted(self._by_model)
+
+    def replace(self, targets: Iterable[Target]) -> None:
+        """Install a new set; counters of targets that stay are kept by keeping the objects."""
+        self._targets = {target.key: target for target in targets}
+        self._by_model = {}
+        for target in self._targets.values():
+            self._by_model.setdefault(target.model, []).append(target)
+
+    def follow(self, serving: Iterable[Serving], mesh: MeshNode) -> None:
+        """Mirror the registry."""
+        targets = []
+        for entry in serving:
+            service = entry.service
+            key = service.session + service.service
+            targets.append(
+                self._targets.get(key)
+                or Target(
+                    key,
+                    service.model,
+                    entry.node.provider,
+                    TunnelConnector(mesh, service.session, service.service),
+                    service.replica,
+                    context=service.context,
+                    device=entry.node.hardware.device if entry.node.hardware else "",
+                    precision=service.precision,
+                )
+            )
+        self.replace(targets)
+
+    def report(self, session: bytes, load: Load) -> None:
+        """Volatile load from an agent's beat."""
+        for service, running, waiting, kv_use in load:
+            target = self._targets.get(session + service)
+            if target is not None:
+                target.running, target.waiting, target.kv_use = running, waiting, kv_use
+
+
+# -- the static list of `gateway run --registry` --------------------------------------------------------------------
+
+
+class StaticNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One entry of the file."""
+
+    url: str
+    """``http://host:port`` of an OpenAI-compatible server."""
+    models: list[str]
+    provider: str = "default"
+    device: str = ""
+    variant: str = ""
+    context: int = 0
+    weight: float = 1.0
+
+
+class StaticRegistry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The file: nodes, and the consumer groups that keys may name."""
+
+    nodes: list[StaticNode]
+    groups: dict[str, list[str]] = {}
+
+
+def read_registry(path: Path) -> StaticRegistry:
+    """Parse a static registry, YAML or JSON; all problems at once under FT8001."""
+    import yaml  # noqa: PLC0415 - a mesh gateway never reads YAML
+
+    try:
+        document = yaml.load(path.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - both are safe loaders
+        registry = msgspec.convert(document, StaticRegistry)
+    except OSError as error:
+        raise file_error(error, path) from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = Place(str(path), mark.line + 1, mark.column + 1) if mark else Place(str(path))
+        raise InvalidInputError(Problem("FT8001", f"not YAML: {getattr(error, 'problem', error)}", place)) from error
+    except (msgspec.ValidationError, UnicodeDecodeError) as error:
+        hint = "nodes: [{url: http://host:port, models: [name], provider: …, device: …, variant: …, context: …}]"
+        raise InvalidInputError.of("FT8001", f"not a registry: {error}", file=str(path), hint=hint) from error
+    problems = [p for index, node in enumerate(registry.nodes) for p in _node_problems(path, index, node)]
+    if not registry.nodes:
+        problems.append(Problem("FT8001", "the registry lists no nodes", Place(str(path))))
+    if problems:
+        raise InvalidInputError(problems)
+    return registry
+
+
+def static_targets(registry: StaticRegistry) -> list[Target]:
+    """A target for each model of each node."""
+    targets = []
+    for index, node in enumerate(registry.nodes):
+        parts = urlsplit(node.url)
+        connector = TcpConnector(parts.hostname or "", parts.port or 80, parts.path.rstrip("/"))
+        group = [
+            Target(
+                f"{index}/{model}".encode(),
+                model,
+                node.provider,
+                connector,
+                f"{parts.hostname}:{parts.port or 80}",
+                context=node.context,
+                weight=node.weight,
+                device=node.device,
+                precision=node.variant,
+            )
+            for model in node.models
+        ]
+        for target in group:
+            target.shares = [other for other in group if other is not target]
+        targets += group
+    return targets
+
+
+def _node_problems(path: Path, index: int, node: StaticNode) -> list[Problem]:
+    place = Place(str(path), thing=f"nodes[{index}]")
+    problems = []
+    try:
+        parts = urlsplit(node.url)
+        valid = parts.scheme == "http" and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        valid = False
+    if not valid:
+        hint = "http://host:port; for TLS put a proxy beside the engine"
+        problems.append(Problem("FT8001", f"nodes[{index}]: {node.url!r} is not an http URL", place, hint))
+    if not node.models:
+        problems.append(Problem("FT8001", f"nodes[{index}]: models is empty", place))
+    if not 0 < node.weight < 1e6:
+        problems.append(Problem("FT8001", f"nodes[{index}]: weight must be above 0", place))
+    return problems

@@ -1,0 +1,316 @@
+"""One request through the gateway: pick, send, retry before the first byte, splice, count.
+
+Retry rules (gateway.md §5.1): only while the client has not been sent a byte; never twice on one replica; on a
+connection that fails, an answer that breaks off before its head, and the engine's own 502, 503 and 504. A 4xx is the
+client's business and passes. A whole JSON answer is held until it is complete, so that a replica that dies while
+writing it costs a retry and not the request; a stream is passed on as it comes, and if its replica dies the client
+gets a well-formed error event and no ``[DONE]``.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Protocol
+
+from fabrictool.gateway.openai import Answer, error_answer, error_event
+from fabrictool.gateway.upstream import Response
+from fabrictool.routing.candidates import select
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from fabrictool.gateway.directory import Directory, Target
+    from fabrictool.gateway.metrics import Metrics
+    from fabrictool.gateway.upstream import Headers
+    from fabrictool.routing.candidates import Refusal, TrustPolicy
+    from fabrictool.routing.policies import Policy
+
+HOLD_OCTETS = 8 * 1024 * 1024
+"""A JSON answer larger than this is passed on as it comes."""
+_USAGE = re.compile(rb'"usage"\s*:\s*\{[^}]*')
+_PROMPT = re.compile(rb'"prompt_tokens"\s*:\s*(\d+)')
+_COMPLETION = re.compile(rb'"completion_tokens"\s*:\s*(\d+)')
+_RETRIED_STATUS = frozenset({502, 503, 504})
+_PASSED_HEADERS = frozenset({b"content-type", b"cache-control", b"retry-after", b"x-accel-buffering"})
+
+
+class Client(Protocol):
+    """The connection that asked; it owns framing (chunked or sized)."""
+
+    def answer(self, answer: Answer) -> None:
+        """A whole response."""
+        ...
+
+    def begin(self, status: int, headers: Headers) -> None:
+        """The head of a streamed response."""
+        ...
+
+    def chunk(self, data: bytes) -> None:
+        """A piece of its body."""
+        ...
+
+    def finish(self) -> None:
+        """Its end."""
+        ...
+
+    def break_off(self) -> None:
+        """It cannot be ended properly: close the connection."""
+        ...
+
+    def now(self) -> float:
+        """Monotonic seconds."""
+        ...
+
+
+class Exchange:
+    """See the module's docstring; one object a request."""
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        directory: Directory,
+        policy: Policy,
+        trust: TrustPolicy,
+        metrics: Metrics,
+        retries: int,
+        model: str,
+        stream: bool,
+        method: str,
+        path: str,
+        headers: Headers,
+        body: bytes,
+        group: str | None,
+        requested: Collection[str] | None,
+    ) -> None:
+        self._client = client
+        self._directory = directory
+        self._policy = policy
+        self._trust = trust
+        self._metrics = metrics
+        self._retries_left = retries
+        self._model = model
+        self._stream = stream
+        self._request = (method, path, headers, body)
+        self._group = group
+        self._requested = requested
+        self._tried: list[Target] = []
+        self._target: Target | None = None
+        self._response: Response | None = None
+        self._status = 0
+        self._answer_headers: Headers = ()
+        self._passing = False
+        self._event_stream = False
+        self._held = bytearray()
+        self._tail = b""
+        self._events = 0
+        self._began = client.now()
+        self._first_byte: float | None = None
+        self._over = False
+        self.last_activity = self._began
+
+    def start(self) -> None:
+        """Pick a replica and send; answers at once when there is none."""
+        self._metrics.in_flight.inc()
+        self._attempt(None)
+
+    def cancel(self) -> None:
+        """The client has gone: free the engine's slot."""
+        if not self._over:
+            self._metrics.cancelled("stream" if self._passing else "head")
+            self._end()
+
+    def time_out(self) -> None:
+        """Nothing has come for too long."""
+        if self._response is not None:
+            response, self._response = self._response, None
+            response.abort()
+            self._lost("FT8109", "timeout", "the replica sent nothing for too long", status=504)
+
+    def pause(self) -> None:
+        """The client reads slowly."""
+        if self._response is not None:
+            self._response.pause_reading()
+
+    def resume(self) -> None:
+        """The client reads again."""
+        if self._response is not None:
+            self._response.resume_reading()
+
+    # -- ResponseListener -------------------------------------------------------------------------------------
+
+    def head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        """Decide whether to pass, hold or retry."""
+        self.last_activity = self._client.now()
+        if status in _RETRIED_STATUS and self._may_retry():
+            self._drop_attempt()
+            self._attempt(str(status))
+            return
+        self._status = status
+        target = self._target
+        passed = [
+            (k.decode("latin-1").lower(), v.decode("latin-1")) for k, v in headers if k.lower() in _PASSED_HEADERS
+        ]
+        if target is not None:
+            passed += [("x-fabric-provider", target.provider), ("x-fabric-replica", target.replica)]
+        self._answer_headers = tuple(passed)
+        kind = dict(passed).get("content-type", "")
+        self._event_stream = kind.startswith("text/event-stream")
+        if self._event_stream:
+            self._pass()
+
+    def body(self, data: bytes) -> None:
+        """Pass or hold."""
+        self.last_activity = self._client.now()
+        if self._first_byte is None:
+            self._first_byte = self.last_activity
+        if not self._passing:
+            self._held += data
+            if len(self._held) > HOLD_OCTETS:
+                self._pass()
+            return
+        self._events += data.count(b"data: ")
+        self._tail = (self._tail + data)[-2048:]
+        self._client.chunk(data)
+
+    def complete(self) -> None:
+        """The replica's answer is whole."""
+        self._response = None
+        if self._passing:
+            self._client.finish()
+            self._measure(self._tail)
+        else:
+            content_type = dict(self._answer_headers).get("content-type", "application/json")
+            headers = tuple((k, v) for k, v in self._answer_headers if k != "content-type")
+            self._client.answer(Answer(self._status, bytes(self._held), content_type, headers))
+            self._measure(bytes(self._held))
+        self._answered(self._status)
+
+    def failed(self, reason: str) -> None:
+        """The replica broke off."""
+        self._response = None
+        self._lost("FT8106", "broken", reason, status=502)
+
+    # -- internals --------------------------------------------------------------------------------------------
+
+    def _attempt(self, retry_reason: str | None) -> None:
+        selection = select(
+            self._directory.of_model(self._model),
+            model=self._model,
+            trust=self._trust,
+            group=self._group,
+            requested=self._requested,
+            exclude=self._tried,
+        )
+        if selection.refusal is not None:
+            self._refuse(selection.refusal)
+            return
+        if retry_reason is not None:
+            self._retries_left -= 1
+            self._metrics.retried(retry_reason)
+        target = self._policy.pick(selection.candidates)
+        self._tried.append(target)
+        self._target = target
+        target.in_flight += 1
+        target.requests += 1
+        self._held.clear()
+        self._first_byte = None
+        self._response = Response(self)
+        target.connector.start(*self._request, self._response)
+
+    def _may_retry(self) -> bool:
+        return not self._passing and self._retries_left > 0 and self._others_ready()
+
+    def _others_ready(self) -> bool:
+        replicas = self._directory.of_model(self._model)
+        trust = self._trust
+        return bool(
+            select(
+                replicas,
+                model=self._model,
+                trust=trust,
+                group=self._group,
+                requested=self._requested,
+                exclude=self._tried,
+            ).candidates
+        )
+
+    def _lost(self, code: str, word: str, reason: str, *, status: int) -> None:
+        if self._target is not None:
+            self._target.failures += 1
+        if self._may_retry():
+            self._drop_attempt()
+            self._attempt(word)
+            return
+        if not self._passing:
+            where = f" (tried {', '.join(target.replica for target in self._tried)})"
+            self._client.answer(error_answer(status, code, f"no replica of {self._model!r} answered: {reason}{where}"))
+            self._answered(status)
+        elif self._event_stream:
+            self._client.chunk(error_event(code, f"the replica was lost in mid-stream: {reason}"))
+            self._client.finish()
+            self._answered(self._status, broken=True)
+        else:
+            self._client.break_off()
+            self._answered(self._status, broken=True)
+
+    def _refuse(self, refusal: Refusal) -> None:
+        if self._tried:
+            self._client.answer(error_answer(502, "FT8106", f"every replica of {self._model!r} failed"))
+            self._answered(502)
+            return
+        match refusal:
+            case "unknown-model":
+                message = f"the model {self._model!r} does not exist or is not served now"
+                self._client.answer(error_answer(404, "FT8103", message, param="model"))
+                self._end(404)
+            case "not-allowed":
+                message = f"no provider that may serve this request serves {self._model!r}"
+                self._client.answer(error_answer(403, "FT8104", message))
+                self._answered(403)
+            case "not-ready":
+                message = f"no replica of {self._model!r} is ready; try again"
+                self._client.answer(error_answer(503, "FT8105", message, headers=(("retry-after", "2"),)))
+                self._answered(503)
+
+    def _pass(self) -> None:
+        self._passing = True
+        self._client.begin(self._status, self._answer_headers)
+        if self._held:
+            held = bytes(self._held)
+            self._held.clear()
+            self._client.chunk(held)
+
+    def _measure(self, text: bytes) -> None:
+        now = self._client.now()
+        usage = _USAGE.findall(text)
+        completion = 0
+        if usage:
+            prompt_match, completion_match = _PROMPT.search(usage[-1]), _COMPLETION.search(usage[-1])
+            completion = int(completion_match[1]) if completion_match else 0
+            self._metrics.used(self._model, int(prompt_match[1]) if prompt_match else 0, completion)
+        if self._status == 200 and self._first_byte is not None and self._event_stream:
+            tokens = completion or self._events
+            tpot = (now - self._first_byte) / (tokens - 1) if tokens > 1 else None
+            self._metrics.timed(self._model, self._first_byte - self._began, tpot)
+
+    def _drop_attempt(self) -> None:
+        if self._response is not None:
+            response, self._response = self._response, None
+            response.abort()
+        if self._target is not None:
+            self._target.in_flight -= 1
+            self._target = None
+
+    def _answered(self, status: int, *, broken: bool = False) -> None:
+        provider = self._target.provider if self._target is not None else ""
+        self._metrics.answered(self._model, provider, status, broken=broken)
+        self._end()
+
+    def _end(self, unknown_model_status: int | None = None) -> None:
+        if unknown_model_status is not None:
+            self._metrics.answered("", "", unknown_model_status)
+        if not self._over:
+            self._over = True
+            self._drop_attempt()
+            self._metrics.in_flight.dec()

@@ -1,0 +1,437 @@
+"""The gateway: who asks, where it may go, and what this gateway knows of the fabric.
+
+One object serves both forms: on the mesh's registry (`mesh` given), and on a static list (`targets` given).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from typing import TYPE_CHECKING
+
+from fabrictool import __version__
+from fabrictool.base.errors import FabrictoolError
+from fabrictool.gateway.directory import Directory, Target
+from fabrictool.gateway.exchange import Exchange
+from fabrictool.gateway.http import Connection, Request
+from fabrictool.gateway.metrics import Metrics, ModelFigures, percentile
+from fabrictool.gateway.openai import Answer, error_answer, json_answer, model_object, peek
+from fabrictool.mesh.records import Lifecycle, NodeBody, ServiceBody
+from fabrictool.status.documents import Event, GatewayStatus, ModelRow, NodeRow, ServiceRow, Totals, encode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from fabrictool.base.clock import Clock
+    from fabrictool.gateway.keys import Consumer, Keyring
+    from fabrictool.mesh.framing import StreamHead
+    from fabrictool.mesh.identity import VerifiedSession
+    from fabrictool.mesh.records import Record
+    from fabrictool.mesh.transport.node import Load, MeshNode
+    from fabrictool.mesh.transport.tunnel import TunnelStream
+    from fabrictool.routing.candidates import TrustPolicy
+    from fabrictool.routing.policies import Policy
+
+_log = logging.getLogger("fabrictool.gateway")
+
+COMPLETION_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
+PROVIDERS_HEADER = "x-fabric-providers"
+"""A client's own allowlist: comma-separated providers; it narrows its group's list and never widens it."""
+IDLE_UPSTREAM_S = 600.0
+"""A replica may think this long between two bytes (paper 001's reasoning requests have a P95 of 174 s)."""
+IDLE_CLIENT_S = 75.0
+TICK_S = 1.0
+EVENTS_KEPT = 200
+GONE_SHOWN_S = 60.0
+"""How long the status page still shows a node that left or was lost."""
+_PASSED_REQUEST_HEADERS = frozenset({"content-type", "accept", "x-request-id", "user-agent"})
+_LOOPBACK = frozenset({"127.0.0.1", "::1"})
+
+
+class Gateway:
+    """Handles requests; `Connection` and `Exchange` do the bytes."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        fabric: str,
+        policy_name: str,
+        policy: Policy,
+        trust: TrustPolicy,
+        retries: int,
+        keyring: Keyring | None,
+        targets: Iterable[Target] = (),
+    ) -> None:
+        self._clock = clock
+        self._fabric = fabric
+        self._policy_name = policy_name
+        self._policy = policy
+        self._trust = trust
+        self._retries = retries
+        self._keyring = keyring
+        self._directory = Directory()
+        self._directory.replace(targets)
+        self._metrics = Metrics()
+        self._connections: set[Connection] = set()
+        self._events: deque[Event] = deque(maxlen=EVENTS_KEPT)
+        self._lost_at: dict[bytes, float] = {}
+        self._known: set[str] = set(self._directory.models())
+        self._mesh: MeshNode | None = None
+        self._started = clock.wall()
+        self._server: asyncio.Server | None = None
+        self._tick: asyncio.Task[None] | None = None
+        self._draining = asyncio.Event()
+        self._drained = asyncio.Event()
+        self.listen_address = ""
+        self.mesh_address = ""
+
+    # -- lifecycle --------------------------------------------------------------------------------------------
+
+    def join(self, mesh: MeshNode) -> None:
+        """Follow this mesh node's registry from now on."""
+        self._mesh = mesh
+
+    async def listen(self, host: str, port: int) -> None:
+        """Accept clients; raises FT8004 when the address cannot be used."""
+        loop = asyncio.get_running_loop()
+        try:
+            self._server = await loop.create_server(lambda: Connection(self), host, port, backlog=1024)
+        except OSError as error:
+            raise FabrictoolError.of(
+                "FT8004",
+                f"cannot listen for clients on {host}:{port}: {(error.strerror or str(error)).lower()}",
+                thing=f"{host}:{port}",
+                hint="choose another address in the blueprint's gateway section, or stop what holds this one",
+            ) from error
+        bound = self._server.sockets[0].getsockname()
+        self.listen_address = f"{host}:{bound[1]}"
+        self._tick = asyncio.create_task(self._tick_forever())
+
+    async def drain(self, seconds: float) -> None:
+        """Accept nothing new, let open requests finish for that long, then close."""
+        if self._server is not None:
+            self._server.close()
+        self._draining.set()
+        if not any(connection.exchange for connection in self._connections):
+            self._drained.set()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._drained.wait(), seconds)
+        if self._tick is not None:
+            self._tick.cancel()
+        for connection in list(self._connections):
+            connection.close()
+
+    # -- Handler, for connections -----------------------------------------------------------------------------
+
+    def opened(self, connection: Connection) -> None:
+        """A client connected."""
+        self._connections.add(connection)
+
+    def closed(self, connection: Connection) -> None:
+        """A client went."""
+        self._connections.discard(connection)
+        if self._draining.is_set() and not any(c.exchange for c in self._connections):
+            self._drained.set()
+
+    def handle(self, request: Request, connection: Connection) -> Answer | Exchange:
+        """The answer to a request, or the exchange that will make it."""
+        path = request.path
+        if path == "/health":
+            return Answer(200, b'{"status":"ok"}')
+        consumer, refusal = self._authenticate(request, connection, open_to_loopback=path in ("/status", "/metrics"))
+        if refusal is not None:
+            return refusal
+        if request.method in ("GET", "HEAD"):
+            return self._get(path, consumer)
+        if request.method == "POST" and path in COMPLETION_PATHS:
+            return self._complete(request, connection, consumer)
+        known = path in COMPLETION_PATHS or path.startswith(("/v1/models", "/status", "/metrics"))
+        if known:
+            return error_answer(405, "FT8107", f"{request.method} is not allowed on {path}")
+        return error_answer(404, "FT8107", f"there is nothing at {path}")
+
+    # -- Listener, for the mesh -------------------------------------------------------------------------------
+
+    def record_changed(self, record: Record) -> None:
+        """The registry moved: follow it."""
+        body = record.body
+        if isinstance(body, ServiceBody):
+            text = body.note.splitlines()[0] if body.note else ("" if body.accepting else "draining")
+            self._note(f"service-{body.lifecycle.name.lower()}", body.replica, text)
+        elif body.role == "agent":
+            self._note(f"node-{body.lifecycle.name.lower()}", f"{body.cluster}/{body.node}", body.session.hex()[:8])
+        self._follow()
+
+    def link_changed(self, session: bytes, *, up: bool, reason: str) -> None:
+        """A tunnel came or went; its replicas are routable, or not, from this moment."""
+        self._note("link-up" if up else "link-down", session.hex()[:8], reason)
+        if up:
+            self._lost_at.pop(session, None)
+        else:
+            self._lost_at[session] = self._clock.wall()
+
+    def load_reported(self, session: bytes, load: Load) -> None:
+        """An agent's beat."""
+        self._directory.report(session, load)
+
+    def load(self) -> Load:
+        """Gateways serve no engine."""
+        return ()
+
+    def stream_opened(self, stream: TunnelStream, head: StreamHead, peer: VerifiedSession) -> asyncio.Protocol | None:
+        """Agents send no requests."""
+        return None
+
+    # -- answers ----------------------------------------------------------------------------------------------
+
+    def _authenticate(
+        self, request: Request, connection: Connection, *, open_to_loopback: bool
+    ) -> tuple[Consumer | None, Answer | None]:
+        if self._keyring is None:
+            return None, None
+        consumer = self._keyring.consumer(request.header("authorization"))
+        if consumer is not None or (open_to_loopback and connection.peer in _LOOPBACK):
+            return consumer, None
+        text = "the API key is not valid" if request.header("authorization") else "an API key is needed"
+        header = (("www-authenticate", 'Bearer realm="fabrictool"'),)
+        return None, error_answer(401, "FT8102", f"{text}: send Authorization: Bearer KEY", headers=header)
+
+    def _get(self, path: str, consumer: Consumer | None) -> Answer:
+        if path == "/metrics":
+            for model in self._directory.models():
+                ready = sum(t.ready for t in self._directory.of_model(model))
+                self._metrics.candidates.labels(model).set(ready)
+            return Answer(200, self._metrics.exposition(), "text/plain; version=0.0.4; charset=utf-8")
+        if path == "/status":
+            return Answer(200, encode(self.status()))
+        group = consumer.group if consumer is not None else None
+        models = [m for m in (self._model(name, group) for name in self._directory.models()) if m is not None]
+        if path == "/v1/models":
+            return json_answer({"object": "list", "data": models})
+        if path.startswith("/v1/models/"):
+            name = path.removeprefix("/v1/models/")
+            for entry in models:
+                if entry["id"] == name:
+                    return json_answer(entry)
+            return error_answer(404, "FT8103", f"the model {name!r} does not exist or is not served now", param="model")
+        return error_answer(404, "FT8107", f"there is nothing at {path}")
+
+    def _model(self, name: str, group: str | None) -> dict[str, object] | None:
+        """The entry of a model, if somebody who may serve this group serves it."""
+        providers = {t.provider for t in self._directory.of_model(name)}
+        allowed = sorted(p for p in providers if self._trust.permits(p, name, group, None))
+        return model_object(name, allowed, int(self._started)) if allowed else None
+
+    def _complete(self, request: Request, connection: Connection, consumer: Consumer | None) -> Answer | Exchange:
+        body = bytes(request.body)
+        peeked = peek(body)
+        if isinstance(peeked, Answer):
+            return peeked
+        listed = request.header(PROVIDERS_HEADER)
+        requested = frozenset(name.strip() for name in listed.split(",") if name.strip()) if listed else None
+        headers = [(k, v) for k, v in request.headers if k in _PASSED_REQUEST_HEADERS and k != "x-request-id"]
+        headers.append(("x-request-id", connection.request_id))
+        return Exchange(
+            connection,
+            directory=self._directory,
+            policy=self._policy,
+            trust=self._trust,
+            metrics=self._metrics,
+            retries=self._retries,
+            model=peeked.model,
+            stream=bool(peeked.stream),
+            method=request.method,
+            path=request.target,
+            headers=tuple(headers),
+            body=body,
+            group=consumer.group if consumer is not None else None,
+            requested=requested,
+        )
+
+    # -- status -----------------------------------------------------------------------------------------------
+
+    def status(self) -> GatewayStatus:
+        """The document of ``/status``."""
+        metrics, mesh = self._metrics, self._mesh
+        nodes = self._mesh_rows(mesh) if mesh is not None else self._static_rows()
+        return GatewayStatus(
+            release=__version__,
+            at=self._clock.wall(),
+            started_at=self._started,
+            fabric=self._fabric,
+            session=mesh.session.hex() if mesh is not None else "",
+            listen=self.listen_address,
+            mesh=self.mesh_address,
+            policy=self._policy_name,
+            nodes=nodes,
+            models=[self._model_row(name, nodes) for name in sorted(self._known)],
+            totals=Totals(
+                requests=metrics.requests,
+                failures=metrics.failures,
+                retries=metrics.retries,
+                in_flight=sum(target.in_flight for target in self._directory),
+                tokens=metrics.tokens,
+            ),
+            registry_records=len(mesh.registry) if mesh is not None else 0,
+            registry_root=mesh.registry.root().hex() if mesh is not None else "",
+            events=list(self._events),
+        )
+
+    def _model_row(self, name: str, nodes: list[NodeRow]) -> ModelRow:
+        targets = self._directory.of_model(name)
+        figures = self._metrics.models.get(name, ModelFigures())
+        known = [s for node in nodes for s in node.services if s.model == name and s.lifecycle in ("JOIN", "SERVING")]
+        return ModelRow(
+            model=name,
+            ready=sum(target.ready for target in targets),
+            replicas=len(known),
+            providers=sorted({target.provider for target in targets}),
+            in_flight=sum(target.in_flight for target in targets),
+            requests=figures.requests,
+            failures=figures.failures,
+            tokens=figures.tokens,
+            ttft_p50_s=percentile(figures.ttft, 0.5),
+            ttft_p95_s=percentile(figures.ttft, 0.95),
+            tpot_p50_s=percentile(figures.tpot, 0.5),
+            tpot_p95_s=percentile(figures.tpot, 0.95),
+        )
+
+    def _mesh_rows(self, mesh: MeshNode) -> list[NodeRow]:
+        now = self._clock.wall()
+        services: dict[bytes, list[ServiceBody]] = {}
+        nodes: list[NodeBody] = []
+        for record in mesh.registry:
+            if isinstance(record.body, ServiceBody):
+                services.setdefault(record.body.session, []).append(record.body)
+            else:
+                nodes.append(record.body)
+        rows = []
+        for node in sorted(nodes, key=lambda n: (n.role, n.cluster, n.node, n.session)):
+            connected = node.session == mesh.session or mesh.tunnel(node.session) is not None
+            lost_at = self._lost_at.get(node.session)
+            if not connected and (lost_at is None or now - lost_at > GONE_SHOWN_S):
+                continue
+            rows.append(
+                NodeRow(
+                    session=node.session.hex(),
+                    role=node.role,
+                    provider=node.provider,
+                    site=node.site,
+                    cluster=node.cluster,
+                    node=node.node,
+                    lifecycle=node.lifecycle.name,
+                    connected=connected,
+                    disconnected_at=None if connected else lost_at,
+                    device=node.hardware.device if node.hardware else "",
+                    devices=node.hardware.devices if node.hardware else 0,
+                    ends_at=node.ends_at,
+                    release=node.release,
+                    services=[self._service_row(service) for service in services.get(node.session, [])],
+                )
+            )
+        return rows
+
+    def _service_row(self, service: ServiceBody) -> ServiceRow:
+        target = self._directory.get(service.session + service.service)
+        return ServiceRow(
+            service=service.service.hex(),
+            replica=service.replica,
+            model=service.model,
+            engine=service.engine,
+            precision=service.precision,
+            context=service.context,
+            tp=service.tp,
+            lifecycle=service.lifecycle.name,
+            accepting=service.accepting,
+            running=target.running if target else 0,
+            waiting=target.waiting if target else 0,
+            kv_use=target.kv_use if target else 0.0,
+            in_flight=target.in_flight if target else 0,
+            requests=target.requests if target else 0,
+            failures=target.failures if target else 0,
+            note=service.note,
+        )
+
+    def _static_rows(self) -> list[NodeRow]:
+        rows = []
+        for target in self._directory:
+            service = ServiceRow(
+                service=target.key.hex(),
+                replica=target.replica,
+                model=target.model,
+                engine="",
+                precision=target.precision,
+                context=target.context,
+                lifecycle="SERVING",
+                accepting=True,
+                in_flight=target.in_flight,
+                requests=target.requests,
+                failures=target.failures,
+            )
+            rows.append(
+                NodeRow(
+                    session=target.key.hex(),
+                    role="static",
+                    provider=target.provider,
+                    site="",
+                    cluster="",
+                    node=target.replica,
+                    lifecycle="SERVING",
+                    connected=target.ready,
+                    device=target.device,
+                    services=[service],
+                )
+            )
+        return rows
+
+    # -- internals --------------------------------------------------------------------------------------------
+
+    def publish_node(self, body: NodeBody) -> None:
+        """Advertise this gateway itself."""
+        if self._mesh is not None:
+            self._mesh.publish(body)
+
+    def _follow(self) -> None:
+        if self._mesh is not None:
+            self._directory.follow(self._mesh.registry.serving(wall=self._clock.wall()), self._mesh)
+            self._known.update(self._directory.models())
+
+    async def _tick_forever(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            now = asyncio.get_running_loop().time()
+            for connection in list(self._connections):
+                exchange = connection.exchange
+                if exchange is not None and now - exchange.last_activity > IDLE_UPSTREAM_S:
+                    exchange.time_out()
+                elif connection.idle and now - connection.last_activity > IDLE_CLIENT_S:
+                    connection.close()
+            if self._mesh is not None and self._mesh.registry.forget_expired(wall=self._clock.wall()):
+                self._follow()
+
+    def _note(self, kind: str, subject: str, text: str) -> None:
+        self._events.append(Event(at=self._clock.wall(), kind=kind, subject=subject, text=text))
+        _log.info("%s %s %s", kind, subject, text)
+
+
+def node_body(
+    mesh: MeshNode, *, fabric: str, site: str, cluster: str, node: str, lifecycle: Lifecycle, version: int
+) -> NodeBody:
+    """What a gateway says of itself."""
+    claims = mesh.credential.claims
+    return NodeBody(
+        federation=mesh.federation,
+        session=mesh.session,
+        lifecycle=lifecycle,
+        version=version,
+        role="gateway",
+        fabric=fabric,
+        provider=claims.provider,
+        site=site,
+        cluster=cluster,
+        node=node,
+        release=__version__,
+    )

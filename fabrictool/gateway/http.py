@@ -1,0 +1,266 @@
+"""The client's side: one connection, requests one after another, parsed by llhttp in its strict mode."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Protocol, cast
+
+import httptools
+
+from fabrictool.gateway.openai import MAX_BODY_OCTETS, Answer, error_answer
+
+if TYPE_CHECKING:
+    from fabrictool.gateway.exchange import Exchange
+    from fabrictool.gateway.upstream import Headers
+
+MAX_HEAD_OCTETS = 64 * 1024
+HIGH_WATER = 64 * 1024
+"""Octets that may wait for a slow client before its replica is paused."""
+PIPELINE = 16
+
+
+@dataclass(slots=True)
+class Request:
+    """A whole request."""
+
+    method: str = ""
+    target: str = ""
+    headers: list[tuple[str, str]] = field(default_factory=list)
+    body: bytearray = field(default_factory=bytearray)
+    keep_alive: bool = True
+    http10: bool = False
+    head_octets: int = 0
+
+    def header(self, name: str) -> str:
+        """The first header of that lower-case name, or nothing."""
+        return next((value for key, value in self.headers if key == name), "")
+
+    @property
+    def path(self) -> str:
+        """The target without its query."""
+        return self.target.split("?", 1)[0]
+
+
+class Handler(Protocol):
+    """What answers requests: an `Answer` at once, or an exchange that answers through the connection."""
+
+    def handle(self, request: Request, connection: Connection) -> Answer | Exchange:
+        """Called once a request; an exchange is not started yet."""
+        ...
+
+    def opened(self, connection: Connection) -> None:
+        """A client connected."""
+        ...
+
+    def closed(self, connection: Connection) -> None:
+        """A client went."""
+        ...
+
+
+class Connection(asyncio.Protocol):
+    """One client."""
+
+    def __init__(self, handler: Handler) -> None:
+        self._handler = handler
+        self._loop = asyncio.get_running_loop()
+        self._parser = httptools.HttpRequestParser(self)
+        self._transport: asyncio.Transport
+        self._building = Request()
+        self._in_head = True
+        self._head_octets = 0
+        self._waiting: list[Request] = []
+        self._current: Request | None = None
+        self._broken = False
+        self.exchange: Exchange | None = None
+        self.peer = ""
+        self.request_id = ""
+        self.last_activity = self._loop.time()
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is being answered."""
+        return self._current is None
+
+    def close(self) -> None:
+        """Close the connection, at once."""
+        self._transport.abort()
+
+    # -- Client, for exchanges --------------------------------------------------------------------------------
+
+    def now(self) -> float:
+        """Monotonic seconds."""
+        return self._loop.time()
+
+    def answer(self, answer: Answer) -> None:
+        """A whole response."""
+        headers = (("content-type", answer.content_type), ("content-length", str(len(answer.body))), *answer.headers)
+        self._write_head(answer.status, headers)
+        if self._current is None or self._current.method != "HEAD":
+            self._transport.write(answer.body)
+        self._done()
+
+    def begin(self, status: int, headers: Headers) -> None:
+        """The head of a streamed response."""
+        sized: Headers = (
+            () if self._current is not None and self._current.http10 else (("transfer-encoding", "chunked"),)
+        )
+        self._write_head(status, (*headers, *sized))
+
+    def chunk(self, data: bytes) -> None:
+        """A piece of its body."""
+        if self._current is not None and self._current.http10:
+            self._transport.write(data)
+        elif data:
+            self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+    def finish(self) -> None:
+        """Its end."""
+        if self._current is not None and not self._current.http10:
+            self._transport.write(b"0\r\n\r\n")
+        self._done()
+
+    def break_off(self) -> None:
+        """The response cannot be ended properly."""
+        self.exchange = None
+        self._transport.abort()
+
+    # -- asyncio.Protocol -------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A client connected."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=HIGH_WATER)
+        peer = transport.get_extra_info("peername")
+        self.peer = peer[0] if peer else ""
+        self._handler.opened(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Request bytes."""
+        if self._broken:
+            return
+        self.last_activity = self._loop.time()
+        if self._in_head:
+            self._head_octets += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._refuse(400, "FT8110", "upgrades are not supported")
+        except httptools.HttpParserError as error:
+            self._refuse(400, "FT8110", f"the request is not valid HTTP: {error}")
+        if self._in_head and self._head_octets > MAX_HEAD_OCTETS:
+            self._refuse(431, "FT8108", "the request's head is too large")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client went away: whatever runs for it is wasted. A half-closed client counts as gone, as in nginx."""
+        self._waiting.clear()
+        if self.exchange is not None:
+            exchange, self.exchange = self.exchange, None
+            exchange.cancel()
+        self._handler.closed(self)
+
+    def pause_writing(self) -> None:
+        """The client reads slowly."""
+        if self.exchange is not None:
+            self.exchange.pause()
+
+    def resume_writing(self) -> None:
+        """The client reads again."""
+        if self.exchange is not None:
+            self.exchange.resume()
+
+    # -- httptools callbacks ----------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        """A request starts."""
+        self._building = Request()
+
+    def on_url(self, url: bytes) -> None:
+        """Part of the target."""
+        self._building.target += url.decode("latin-1")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header."""
+        self._building.head_octets += len(name) + len(value)
+        if self._building.head_octets > MAX_HEAD_OCTETS:
+            self._refuse(431, "FT8108", "the request's head is too large")
+        self._building.headers.append((name.decode("latin-1").lower(), value.decode("latin-1")))
+
+    def on_headers_complete(self) -> None:
+        """The head is whole."""
+        self._in_head, self._head_octets = False, 0
+        request = self._building
+        request.method = self._parser.get_method().decode()
+        request.http10 = self._parser.get_http_version() == "1.0"
+        request.keep_alive = self._parser.should_keep_alive()
+        if request.header("expect").lower() == "100-continue" and self._current is None:
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def on_body(self, data: bytes) -> None:
+        """Body bytes."""
+        self._building.body += data
+        if len(self._building.body) > MAX_BODY_OCTETS:
+            self._refuse(413, "FT8108", f"the request's body is over {MAX_BODY_OCTETS >> 20} MiB")
+
+    def on_message_complete(self) -> None:
+        """A request is whole: handle it, after those that came before it."""
+        self._in_head = True
+        if self._broken:
+            return
+        self._waiting.append(self._building)
+        self._building = Request()
+        if len(self._waiting) >= PIPELINE:
+            self._transport.pause_reading()
+        self._next()
+
+    # -- internals --------------------------------------------------------------------------------------------
+
+    def _next(self) -> None:
+        while self._waiting and self._current is None and not self._transport.is_closing():
+            request = self._waiting.pop(0)
+            self._current = request
+            self.request_id = _request_id(request.header("x-request-id"))
+            outcome = self._handler.handle(request, self)
+            if isinstance(outcome, Answer):
+                self.answer(outcome)
+            else:
+                self.exchange = outcome
+                outcome.start()
+
+    def _done(self) -> None:
+        request, self._current = self._current, None
+        self.exchange = None
+        if self._broken or request is None or not request.keep_alive:
+            self._transport.close()
+            return
+        if len(self._waiting) < PIPELINE:
+            self._transport.resume_reading()
+        if self._waiting:
+            self._loop.call_soon(self._next)
+
+    def _write_head(self, status: int, headers: Headers) -> None:
+        request = self._current
+        phrase = HTTPStatus(status).phrase if status in HTTPStatus._value2member_map_ else "Status"
+        lines = [f"HTTP/1.1 {status} {phrase}", f"x-request-id: {self.request_id}"]
+        lines += [f"{name}: {value}" for name, value in headers]
+        if self._broken or request is None or not request.keep_alive:
+            lines.append("connection: close")
+        self._transport.write(("\r\n".join(lines) + "\r\n\r\n").encode("latin-1", "replace"))
+
+    def _refuse(self, status: int, code: str, message: str) -> None:
+        """Answer a request that cannot be parsed, then close: what follows it cannot be trusted either."""
+        if self._broken:
+            return
+        self._broken = True
+        self._waiting.clear()
+        if self._current is None:
+            self.request_id = self.request_id or _request_id("")
+            self.answer(error_answer(status, code, message))
+
+
+def _request_id(given: str) -> str:
+    """The client's own id when it is harmless, else a new one."""
+    usable = 0 < len(given) <= 128 and all(33 <= ord(c) < 127 for c in given)
+    return given if usable else f"req-{secrets.token_hex(12)}"

@@ -1,0 +1,90 @@
+"""API keys: only their hashes are stored; a lookup is one hash and one dictionary access.
+
+Keys are random and long, so a plain SHA-256 is enough: there is nothing to guess that a slow hash would protect.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from fabrictool.base.errors import InvalidInputError
+from fabrictool.base.files import file_error
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+MIN_KEY_LENGTH = 16
+
+
+class KeyRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One key: whose it is, and the hash that proves it."""
+
+    tenant: str
+    sha256: str
+    group: str | None = None
+    """Consumer group, for the allowlist; None may use every provider."""
+
+
+class KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``keys.json``."""
+
+    keys: list[KeyRow]
+
+
+@dataclass(frozen=True, slots=True)
+class Consumer:
+    """Who sends a request."""
+
+    tenant: str
+    group: str | None
+
+
+def new_key() -> str:
+    """256 random bits, with a prefix that secret scanners can find."""
+    return "ftk_" + secrets.token_urlsafe(32)
+
+
+def hash_key(key: str) -> str:
+    """Hex SHA-256."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def encode_keys(rows: Iterable[KeyRow]) -> bytes:
+    """The bytes of a key file."""
+    return msgspec.json.encode(KeyFile(list(rows)))
+
+
+class Keyring:
+    """The keys that a gateway accepts."""
+
+    def __init__(self, rows: Iterable[KeyRow]) -> None:
+        self._consumers = {row.sha256: Consumer(row.tenant, row.group) for row in rows}
+
+    def __len__(self) -> int:
+        return len(self._consumers)
+
+    def consumer(self, authorization: str) -> Consumer | None:
+        """Who presents this ``Authorization`` header; None when nobody we know."""
+        scheme, _, key = authorization.partition(" ")
+        return self._consumers.get(hash_key(key.strip())) if scheme.lower() == "bearer" else None
+
+
+def read_keys(path: Path) -> Keyring:
+    """The key file; raises FT8002 when it is wrong or readable by others."""
+    try:
+        if path.stat().st_mode & 0o077:
+            raise InvalidInputError.of(
+                "FT8002", "the key file can be read by others", file=str(path), hint=f"chmod 600 {path}"
+            )
+        return Keyring(msgspec.json.decode(path.read_bytes(), type=KeyFile).keys)
+    except OSError as error:
+        raise file_error(error, path) from error
+    except msgspec.DecodeError as error:
+        hint = 'it holds {"keys": [{"tenant": …, "sha256": …, "group": …}]}; make one with `fabrictool keys create`'
+        raise InvalidInputError.of("FT8002", f"not a key file: {error}", file=str(path), hint=hint) from error

@@ -1,0 +1,116 @@
+"""Starting a gateway: as a unit of a fabric (``python -m fabrictool.gateway``), or alone on a static list."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import signal
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+from fabrictool.gateway.directory import StaticRegistry, static_targets
+from fabrictool.gateway.gateway import Gateway, node_body
+from fabrictool.gateway.keys import Keyring, read_keys
+from fabrictool.mesh.records import Lifecycle
+from fabrictool.mesh.transport.node import MeshNode
+from fabrictool.mesh.transport.tls import IdentityFiles
+from fabrictool.routing.candidates import TrustPolicy
+from fabrictool.routing.policies import policy
+from fabrictool.status.pages import serve_status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fabrictool.base.clock import Clock
+    from fabrictool.base.runfolder import RunFolder
+    from fabrictool.domain.specs import GatewaySpec
+
+_log = logging.getLogger("fabrictool.gateway")
+
+DRAIN_S = 20.0
+KEYS_FILE = "keys.json"
+
+
+async def run_on_mesh(spec: GatewaySpec, folder: RunFolder, clock: Clock) -> str:
+    """Serve a fabric until TERM; returns the reason for ending."""
+    keys = folder.path / KEYS_FILE
+    gateway = Gateway(
+        clock,
+        fabric=spec.fabric,
+        policy_name=spec.policy,
+        policy=policy(spec.policy, random.Random()),
+        trust=TrustPolicy(
+            {group: frozenset(names) for group, names in spec.groups.items()},
+            {model: frozenset(names) for model, names in spec.model_providers.items()},
+        ),
+        retries=spec.retries,
+        keyring=read_keys(keys) if keys.exists() else None,
+    )
+    mesh = MeshNode(IdentityFiles(folder.identity), gateway, clock, hub=True)
+    gateway.join(mesh)
+    stop = _stop_event()
+    about = {"fabric": spec.fabric, "site": spec.site, "cluster": spec.cluster, "node": spec.node}
+    async with AsyncExitStack() as stack:
+        port = await mesh.listen(spec.mesh.host, spec.mesh.port)
+        stack.push_async_callback(mesh.close)
+        gateway.mesh_address = f"{spec.mesh.host}:{port}"
+        await gateway.listen(spec.listen.host, spec.listen.port)
+        pages = await serve_status(gateway.status, folder)
+        stack.push_async_callback(pages.cleanup)
+        folder.write_process(
+            status=f"http://127.0.0.1:{pages.addresses[0][1]}/status",
+            listen=gateway.listen_address,
+            mesh=gateway.mesh_address,
+            started_at=clock.wall(),
+        )
+        gateway.publish_node(node_body(mesh, **about, lifecycle=Lifecycle.SERVING, version=1))
+        _log.info("clients on %s, agents on %s", gateway.listen_address, gateway.mesh_address)
+        reason = await stop()
+        await gateway.drain(DRAIN_S)
+        gateway.publish_node(node_body(mesh, **about, lifecycle=Lifecycle.LEFT, version=2))
+        await mesh.leave()
+    return reason
+
+
+async def run_on_list(
+    registry: StaticRegistry,
+    clock: Clock,
+    *,
+    host: str,
+    port: int,
+    keyring: Keyring | None,
+    policy_name: str,
+    retries: int,
+    ready: Callable[[str], None],
+) -> str:
+    """Serve a static list until TERM or Ctrl-C; `ready` is told the address once it accepts clients."""
+    gateway = Gateway(
+        clock,
+        fabric="static",
+        policy_name=policy_name,
+        policy=policy(policy_name, random.Random()),
+        trust=TrustPolicy({group: frozenset(names) for group, names in registry.groups.items()}, {}),
+        retries=retries,
+        keyring=keyring,
+        targets=static_targets(registry),
+    )
+    stop = _stop_event()
+    await gateway.listen(host, port)
+    ready(gateway.listen_address)
+    reason = await stop()
+    await gateway.drain(DRAIN_S)
+    return reason
+
+
+def _stop_event() -> Callable[[], asyncio.Future[str]]:
+    loop = asyncio.get_running_loop()
+    stopped: asyncio.Future[str] = loop.create_future()
+
+    def stop(name: str) -> None:
+        if not stopped.done():
+            stopped.set_result(f"signal {name}")
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop, number.name)
+    return lambda: stopped

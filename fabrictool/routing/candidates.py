@@ -1,0 +1,100 @@
+"""Who may serve a request: model, trust, readiness, context; in that order, so that a refusal says the true reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+
+class Replica(Protocol):
+    """What routing needs to know of a replica; gateway and simulator bring their own objects."""
+
+    @property
+    def model(self) -> str:
+        """What it serves."""
+        ...
+
+    @property
+    def provider(self) -> str:
+        """Whose it is."""
+        ...
+
+    @property
+    def ready(self) -> bool:
+        """Whether a request sent now would be accepted."""
+        ...
+
+    @property
+    def context(self) -> int:
+        """Tokens that one request may hold; 0 when unknown."""
+        ...
+
+    @property
+    def load(self) -> float:
+        """Requests in it or waiting for it; comparable between replicas."""
+        ...
+
+    @property
+    def weight(self) -> float:
+        """Its share of traffic under equal load; 1 unless the planner says otherwise."""
+        ...
+
+
+Refusal = Literal["unknown-model", "not-allowed", "not-ready"]
+
+
+@dataclass(frozen=True, slots=True)
+class TrustPolicy:
+    """Which providers may serve whose requests.
+
+    `groups` maps a consumer group to its allowlist; `models` maps a model to the providers that may serve it at
+    all. A group that is not in the map may use nobody; None as the group means an open gateway.
+    """
+
+    groups: dict[str, frozenset[str]]
+    models: dict[str, frozenset[str]]
+
+    def permits(self, provider: str, model: str, group: str | None, requested: Collection[str] | None) -> bool:
+        """Whether `provider` may see this request; `requested` narrows and never widens."""
+        if requested is not None and provider not in requested:
+            return False
+        if model in self.models and provider not in self.models[model]:
+            return False
+        return group is None or provider in self.groups.get(group, frozenset())
+
+
+R = TypeVar("R", bound=Replica)
+
+
+@dataclass(frozen=True, slots=True)
+class Selection(Generic[R]):
+    """The candidates, or why there are none."""
+
+    candidates: tuple[R, ...]
+    refusal: Refusal | None = None
+
+
+def select(
+    replicas: Iterable[R],
+    *,
+    model: str,
+    trust: TrustPolicy,
+    group: str | None = None,
+    requested: Collection[str] | None = None,
+    exclude: Collection[R] = (),
+) -> Selection[R]:
+    """The replicas that may serve a request for `model`.
+
+    `requested` is the client's own allowlist, `exclude` the replicas that were tried already.
+    """
+    serving: Sequence[R] = [replica for replica in replicas if replica.model == model]
+    if not serving:
+        return Selection((), "unknown-model")
+    allowed = [r for r in serving if trust.permits(r.provider, model, group, requested)]
+    if not allowed:
+        return Selection((), "not-allowed")
+    ready = tuple(r for r in allowed if r.ready and r not in exclude)
+    return Selection(ready, None if ready else "not-ready")

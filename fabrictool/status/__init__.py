@@ -1,0 +1,1 @@
+"""The versioned read-only documents that agents and gateways publish, and the client that reads them."""

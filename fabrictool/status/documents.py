@@ -1,0 +1,182 @@
+"""What ``/status`` answers: one JSON document an agent, one a gateway. Never a secret, never a mutation.
+
+Minor additions keep `API`; a change that breaks readers raises it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+API = "fabrictool/status/v1"
+
+EngineState = Literal["starting", "loading", "ready", "unhealthy", "failed", "stopped"]
+LifecycleName = str
+"""JOIN, SERVING, DOWN or LEFT; a reader must expect others from a later release."""
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that happened, newest last in a document."""
+
+    at: float
+    """Wall time, seconds since the epoch."""
+    kind: str
+    """A short stable word, such as ``link-down`` or ``engine-ready``."""
+    subject: str
+    text: str = ""
+
+
+class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The engine beside an agent."""
+
+    engine: str
+    state: EngineState
+    pid: int | None = None
+    port: int | None = None
+    restarts: int = 0
+    progress: str = ""
+    """What a starting engine says of itself."""
+    running: int = 0
+    waiting: int = 0
+    kv_use: float = 0.0
+    """0 to 1."""
+    last_lines: list[str] = []
+    """The tail of its log."""
+
+
+class AgentStatus(msgspec.Struct, frozen=True, kw_only=True, tag="agent", tag_field="kind"):
+    """One agent's own view."""
+
+    api: str = API
+    release: str
+    at: float
+    started_at: float
+    fabric: str
+    provider: str
+    site: str
+    cluster: str
+    node: str
+    replica: str
+    model: str
+    session: str
+    lifecycle: LifecycleName
+    accepting: bool
+    in_flight: int
+    ends_at: float | None
+    certificate_ends_at: float
+    engine: EngineStatus
+    links: list[str]
+    """Sessions that it holds tunnels with."""
+    dial_errors: dict[str, str]
+    registry_root: str
+    events: list[Event] = []
+
+
+class ServiceRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine start as the gateway sees it."""
+
+    service: str
+    replica: str
+    model: str
+    engine: str
+    precision: str = ""
+    context: int = 0
+    tp: int = 1
+    lifecycle: LifecycleName
+    accepting: bool
+    running: int = 0
+    waiting: int = 0
+    kv_use: float = 0.0
+    in_flight: int = 0
+    """Requests that this gateway has open on it."""
+    requests: int = 0
+    failures: int = 0
+    note: str = ""
+
+
+class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One session as the gateway sees it."""
+
+    session: str
+    role: str
+    provider: str
+    site: str
+    cluster: str
+    node: str
+    lifecycle: LifecycleName
+    connected: bool
+    """Whether this gateway holds a tunnel with it: requests flow only then."""
+    disconnected_at: float | None = None
+    device: str = ""
+    devices: int = 0
+    ends_at: float | None = None
+    release: str = ""
+    services: list[ServiceRow] = []
+
+
+class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One model over all replicas."""
+
+    model: str
+    ready: int
+    """Replicas that requests can be sent to now."""
+    replicas: int
+    """Replicas that the registry knows of and that have not left."""
+    providers: list[str]
+    in_flight: int
+    requests: int
+    failures: int
+    tokens: int
+    """Completion tokens of finished requests."""
+    ttft_p50_s: float | None = None
+    ttft_p95_s: float | None = None
+    tpot_p50_s: float | None = None
+    tpot_p95_s: float | None = None
+
+
+class Totals(msgspec.Struct, frozen=True, kw_only=True):
+    """Since the gateway started."""
+
+    requests: int = 0
+    failures: int = 0
+    """Answers with a status of 500 or more, and streams that broke."""
+    retries: int = 0
+    in_flight: int = 0
+    tokens: int = 0
+
+
+class GatewayStatus(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_field="kind"):
+    """A gateway's view of the whole fabric."""
+
+    api: str = API
+    release: str
+    at: float
+    started_at: float
+    fabric: str
+    session: str
+    listen: str
+    mesh: str
+    policy: str
+    nodes: list[NodeRow]
+    models: list[ModelRow]
+    totals: Totals
+    registry_records: int
+    registry_root: str
+    events: list[Event] = []
+
+
+StatusDocument = AgentStatus | GatewayStatus
+
+_decoder = msgspec.json.Decoder(StatusDocument)
+
+
+def encode(document: StatusDocument) -> bytes:
+    """JSON, UTF-8."""
+    return msgspec.json.encode(document)
+
+
+def decode(data: bytes) -> StatusDocument:
+    """The document in `data`; raises msgspec.DecodeError when it is something else."""
+    document: StatusDocument = _decoder.decode(data)
+    return document

@@ -1,0 +1,45 @@
+"""The loopback listener of a unit: ``/status``, ``/health`` and ``/log``; it answers GET and changes nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from fabrictool.base.errors import FabrictoolError
+from fabrictool.status.documents import StatusDocument, encode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fabrictool.base.runfolder import RunFolder
+
+MAX_LOG_LINES = 5000
+
+
+async def serve_status(document: Callable[[], StatusDocument], folder: RunFolder) -> web.AppRunner:
+    """Listen on a free loopback port; the port is in ``runner.addresses``. The caller cleans the runner up."""
+
+    async def status(_: web.Request) -> web.Response:
+        return web.Response(body=encode(document()), content_type="application/json")
+
+    async def health(_: web.Request) -> web.Response:
+        return web.json_response({"status": "ok"})
+
+    async def log(request: web.Request) -> web.Response:
+        try:
+            lines = min(MAX_LOG_LINES, max(1, int(request.query.get("lines", "200"))))
+        except ValueError:
+            raise web.HTTPBadRequest(text="lines: a whole number") from None
+        try:
+            tail = folder.log_tail(lines)
+        except FabrictoolError as error:
+            raise web.HTTPInternalServerError(text=str(error)) from error
+        return web.Response(text="\n".join(tail) + "\n")
+
+    app = web.Application()
+    app.add_routes([web.get("/status", status), web.get("/health", health), web.get("/log", log)])
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    return runner

@@ -1,0 +1,188 @@
+"""The gateway through the `openai` SDK and plain HTTP."""
+
+import asyncio
+import json
+
+import aiohttp
+import openai
+import pytest
+
+pytestmark = pytest.mark.asyncio
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def sdk(bed, key=None):
+    return openai.AsyncOpenAI(base_url=bed.url + "/v1", api_key=key or bed.KEY, max_retries=0)
+
+
+async def until(condition, seconds=5.0):
+    deadline = asyncio.get_running_loop().time() + seconds
+    while not condition():
+        assert asyncio.get_running_loop().time() < deadline
+        await asyncio.sleep(0.005)
+
+
+async def test_chat_and_round_robin(bed):
+    async with sdk(bed) as client:
+        answers = {
+            (await client.chat.completions.create(model="m", messages=HELLO)).choices[0].message.content for _ in "12"
+        }
+    assert answers == {"from a", "from b"}
+
+
+async def test_stream_with_usage(bed):
+    async with sdk(bed) as client:
+        stream = await client.chat.completions.create(
+            model="only-a", messages=HELLO, stream=True, stream_options={"include_usage": True}
+        )
+        chunks = [chunk async for chunk in stream]
+    assert "".join(c.choices[0].delta.content for c in chunks if c.choices) == "from a"
+    assert chunks[-1].usage.completion_tokens == 3
+    assert bed.a.seen[0][1]["stream_options"] == {"include_usage": True}
+
+
+async def test_wrong_key_unknown_model_and_request_id(bed):
+    async with sdk(bed, "not-a-key") as client:
+        with pytest.raises(openai.AuthenticationError) as refused:
+            await client.chat.completions.create(model="m", messages=HELLO)
+    assert refused.value.code == "invalid_api_key"
+    async with sdk(bed) as client:
+        with pytest.raises(openai.NotFoundError) as unknown:
+            await client.chat.completions.create(model="nope", messages=HELLO)
+        assert unknown.value.code == "model_not_found"
+        assert unknown.value.param == "model"
+        assert unknown.value.request_id.startswith("req-")
+        raw = await client.chat.completions.with_raw_response.create(
+            model="m", messages=HELLO, extra_headers={"x-request-id": "mine-1"}
+        )
+    assert raw.headers["x-request-id"] == "mine-1"
+    seen = [request.headers["x-request-id"] for engine in (bed.a, bed.b) for request, _ in engine.seen]
+    assert seen == ["mine-1"], "the engine's log can be joined with the client's"
+
+
+async def test_the_key_does_not_reach_the_engine(bed):
+    async with sdk(bed) as client:
+        await client.chat.completions.create(model="only-a", messages=HELLO)
+    assert "authorization" not in bed.a.seen[0][0].headers
+
+
+async def test_models_are_listed_by_what_the_key_may_use(bed):
+    async with sdk(bed) as client:
+        assert [m.id async for m in client.models.list()] == ["m", "only-a"]
+        assert (await client.models.retrieve("m")).owned_by == "alpha,beta"
+        with pytest.raises(openai.NotFoundError):
+            await client.models.retrieve("nope")
+    async with sdk(bed, bed.NOBODY_KEY) as client:
+        assert [m.id async for m in client.models.list()] == []
+
+
+async def test_the_group_and_the_header_restrict_providers(bed):
+    async with sdk(bed, bed.ALPHA_KEY) as client:
+        for _ in range(4):
+            await client.chat.completions.create(model="m", messages=HELLO)
+    assert bed.b.seen == []
+    async with sdk(bed) as client:
+        for _ in range(4):
+            await client.chat.completions.create(
+                model="m", messages=HELLO, extra_headers={"x-fabric-providers": "beta"}
+            )
+        assert len(bed.b.seen) == 4
+        with pytest.raises(openai.PermissionDeniedError) as refused:
+            await client.chat.completions.create(
+                model="only-a", messages=HELLO, extra_headers={"x-fabric-providers": "beta"}
+            )
+    assert refused.value.code == "no_allowed_provider"
+    async with sdk(bed, bed.ALPHA_KEY) as client:
+        with pytest.raises(openai.PermissionDeniedError):
+            await client.chat.completions.create(
+                model="m", messages=HELLO, extra_headers={"x-fabric-providers": "beta"}
+            )
+
+
+async def test_an_engine_that_refuses_resets_or_is_busy_is_retried_elsewhere(bed):
+    async with sdk(bed) as client:
+        for mode in ("503", "reset", "half-body"):
+            bed.a.mode = mode
+            answers = [await client.chat.completions.create(model="m", messages=HELLO) for _ in range(4)]
+            assert {a.choices[0].message.content for a in answers} == {"from b"}, mode
+        await bed.a.stop()
+        answers = [await client.chat.completions.create(model="m", messages=HELLO) for _ in range(4)]
+        assert {a.choices[0].message.content for a in answers} == {"from b"}
+        await bed.a.start()
+    status = bed.gateway.status()
+    assert status.totals.failures == 0
+    assert status.totals.retries >= 8
+
+
+async def test_a_4xx_passes_and_is_not_retried(bed):
+    bed.a.mode = bed.b.mode = "400"
+    async with sdk(bed) as client:
+        with pytest.raises(openai.BadRequestError):
+            await client.chat.completions.create(model="m", messages=HELLO)
+    assert len(bed.a.seen) + len(bed.b.seen) == 1
+
+
+async def test_no_replica_is_tried_twice_and_the_error_says_who_was(bed):
+    bed.a.mode = bed.b.mode = "reset"
+    async with sdk(bed) as client:
+        with pytest.raises(openai.InternalServerError) as failed:
+            await client.chat.completions.create(model="m", messages=HELLO)
+    assert failed.value.status_code == 502
+    assert len(bed.a.seen) == len(bed.b.seen) == 1
+    assert f":{bed.a.port}" in failed.value.message
+    assert f":{bed.b.port}" in failed.value.message
+
+
+async def test_a_stream_that_breaks_ends_in_an_error_event(bed):
+    bed.a.mode = "dies-in-stream"
+    async with aiohttp.ClientSession(headers={"authorization": f"Bearer {bed.KEY}"}) as http:
+        async with http.post(bed.url + "/v1/chat/completions", json={"model": "only-a", "stream": True}) as answer:
+            text = (await answer.read()).decode()
+    events = [line.removeprefix("data: ") for line in text.split("\n") if line]
+    assert json.loads(events[-1])["error"]["code"] == "upstream_failed"
+    assert "[DONE]" not in text
+    assert bed.gateway.status().totals.failures == 1
+
+
+@pytest.mark.parametrize("mode", ["hang", "stream-hang"])
+async def test_a_client_that_goes_away_frees_the_engine(bed, mode):
+    bed.a.mode = mode
+    async with aiohttp.ClientSession(headers={"authorization": f"Bearer {bed.KEY}"}) as http:
+        body = {"model": "only-a", "stream": mode == "stream-hang"}
+        task = asyncio.create_task(http.post(bed.url + "/v1/chat/completions", json=body))
+        await until(lambda: bed.a.seen)
+        if mode == "stream-hang":
+            (await task).close()
+        else:
+            task.cancel()
+        await asyncio.wait_for(bed.a.cancelled.wait(), 5)
+    await until(lambda: bed.gateway.status().totals.in_flight == 0)
+
+
+async def test_least_loaded_avoids_the_busy_replica(make_bed):
+    bed = await make_bed().start("least-loaded")
+    bed.a.mode = "hang"
+    async with sdk(bed) as client:
+        hanging = asyncio.create_task(client.chat.completions.create(model="only-a", messages=HELLO))
+        await until(lambda: bed.a.seen)
+        for _ in range(4):
+            answer = await client.chat.completions.create(model="m", messages=HELLO)
+            assert answer.choices[0].message.content == "from b"
+        bed.a.release.set()
+        await hanging
+    await bed.stop()
+
+
+async def test_metrics_and_status_are_read_only_and_count(bed):
+    async with sdk(bed) as client:
+        await client.chat.completions.create(model="m", messages=HELLO)
+    async with aiohttp.ClientSession() as http:
+        text = await (await http.get(bed.url + "/metrics")).text()
+        assert 'fabric_requests_total{code="200",model="m",provider="alpha"} 1.0' in text
+        assert 'fabric_tokens_total{direction="completion",model="m"} 2.0' in text
+        status = await (await http.get(bed.url + "/status")).json()
+        assert status["kind"] == "gateway"
+        assert status["totals"]["requests"] == 1
+        for method, path in (("POST", "/status"), ("DELETE", "/v1/models")):
+            async with http.request(method, bed.url + path, headers={"authorization": f"Bearer {bed.KEY}"}) as answer:
+                assert answer.status == 405
