@@ -1,0 +1,55 @@
+"""The door of this room: `adapter(name)` gives the adapter of an engine."""
+
+from __future__ import annotations
+
+from fabrictool.base.errors import InvalidInputError
+from fabrictool.engines.checks import nearest
+from fabrictool.engines.llama_cpp import LlamaCpp
+from fabrictool.engines.protocol import (
+    Capabilities,
+    EngineAdapter,
+    EngineCommand,
+    EngineLaunch,
+    Metrics,
+    Readiness,
+)
+from fabrictool.engines.reference_adapter import Reference
+from fabrictool.engines.sglang import SGLang
+from fabrictool.engines.vllm import Vllm
+
+__all__ = [
+    "Capabilities",
+    "EngineAdapter",
+    "EngineCommand",
+    "EngineLaunch",
+    "Metrics",
+    "Readiness",
+    "adapter",
+    "engine_names",
+]
+
+
+def engine_names() -> tuple[str, ...]:
+    """The engines that blueprints may name."""
+    return tuple(sorted(_adapters()))
+
+
+def adapter(name: str) -> EngineAdapter:
+    """The adapter of the engine with that name.
+
+    Raises
+    ------
+    InvalidInputError
+        FT7001 when there is none.
+    """
+    adapters = _adapters()
+    if name not in adapters:
+        raise InvalidInputError.of(
+            "FT7001", f"no engine is called {name!r}", thing=f"engine/{name}", hint=nearest(name, tuple(adapters))
+        )
+    return adapters[name]
+
+
+def _adapters() -> dict[str, EngineAdapter]:
+    every: tuple[EngineAdapter, ...] = (Reference(), LlamaCpp(), Vllm(), SGLang())
+    return {one.name: one for one in every}

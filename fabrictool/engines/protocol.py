@@ -1,0 +1,110 @@
+"""What an engine adapter is told and what it answers. Values only: an adapter never starts or asks anything."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+
+class EngineLaunch(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine process to be: everything that its command line follows from."""
+
+    engine: str
+    model: str
+    """Path of a model file or folder, or a Hugging Face id."""
+    served_name: str
+    """The model's name in the engine's API."""
+    host: str
+    port: int
+    tp: int = 1
+    """Tensor-parallel degree, in devices."""
+    context: int | None = None
+    """Tokens that one request may hold; None: the model's own limit, as far as the engine goes."""
+    max_num_seqs: int | None = None
+    """Requests in one batch; None: the engine's default."""
+    precision: str | None = None
+    """Of the weights, such as ``bf16``, ``fp8`` or ``q4_1``; None: as the model file says."""
+    kv_precision: str | None = None
+    """Of the key-value cache; None: the engine's default."""
+    python: str = "python3"
+    """Interpreter in whose environment the engine is installed."""
+    cache_dir: str = ""
+    """Where the engine may keep what it can make again; empty: its default."""
+    options: dict[str, str] = {}
+    """Flags passed through: ``{"enable-prefix-caching": ""}``. A name in capitals is an environment variable."""
+
+
+class EngineCommand(msgspec.Struct, frozen=True):
+    """What to execute: never a shell line, and never a secret in it."""
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    """Set on top of the environment that the engine inherits; secrets reach an engine by inheritance alone."""
+
+
+class Readiness(msgspec.Struct, frozen=True):
+    """How to learn that an engine serves: GET `path` answers 200."""
+
+    path: str
+    timeout_s: float
+    """How long a start may take before it counts as failed."""
+    interval_s: float
+    """Between two probes."""
+
+
+class Metrics(msgspec.Struct, frozen=True):
+    """The engine's own Prometheus names; an empty name means that it does not report this."""
+
+    running: str
+    """Requests in the batch."""
+    waiting: str
+    """Requests in the queue."""
+    kv_use: str
+    """Share of the key-value cache in use, 0 to 1."""
+
+
+class Capabilities(msgspec.Struct, frozen=True):
+    """What the engine can be asked for. Policies ask capabilities, never engine names."""
+
+    tensor_parallel: bool
+    hub_models: bool
+    """Takes a Hugging Face id and fetches it; otherwise only a file or folder."""
+    gguf: bool
+    """Takes a GGUF file."""
+    precisions: frozenset[str]
+    kv_precisions: frozenset[str]
+
+
+class EngineAdapter(Protocol):
+    """Knows one engine from outside."""
+
+    @property
+    def name(self) -> str:
+        """As written in blueprints."""
+        ...
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it can be asked for."""
+        ...
+
+    @property
+    def readiness(self) -> Readiness:
+        """How to learn that it serves."""
+        ...
+
+    @property
+    def metrics(self) -> Metrics:
+        """What it calls the load figures."""
+        ...
+
+    def command(self, launch: EngineLaunch) -> EngineCommand:
+        """The command line and environment of one process.
+
+        Raises
+        ------
+        InvalidInputError
+            FT7002 to FT7007, all problems at once.
+        """
+        ...

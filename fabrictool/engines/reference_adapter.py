@@ -1,0 +1,57 @@
+"""The embedded default engine, `fabrictool.engines.reference`, seen from outside."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fabrictool.engines.checks import check_launch, flags, variables
+from fabrictool.engines.protocol import Capabilities, EngineCommand, Metrics, Readiness
+
+if TYPE_CHECKING:
+    from fabrictool.engines.protocol import EngineLaunch
+
+_FIELDS = {
+    "cache-dir": "cache_dir",
+    "context": "context",
+    "host": "host",
+    "max-num-seqs": "max_num_seqs",
+    "model": "model",
+    "port": "port",
+    "served-name": "served_name",
+}
+_OPTIONS = frozenset({"block-size", "kv-blocks", "kv-memory", "max-waiting", "threads", "token-budget"})
+
+
+class Reference:
+    """NumPy on CPU: one process, `threads` BLAS threads (an option, default 1)."""
+
+    name = "reference"
+    capabilities = Capabilities(
+        tensor_parallel=False,
+        hub_models=False,
+        gguf=True,
+        precisions=frozenset({"bf16", "f16", "f32", "fp16", "fp32"}),
+        kv_precisions=frozenset({"fp32"}),
+    )
+    readiness = Readiness(path="/health", timeout_s=600.0, interval_s=0.2)
+    metrics = Metrics(
+        running="vllm:num_requests_running", waiting="vllm:num_requests_waiting", kv_use="vllm:kv_cache_usage_perc"
+    )
+
+    def command(self, launch: EngineLaunch) -> EngineCommand:
+        """See `EngineAdapter.command`."""
+        check_launch(launch, self.capabilities, fields=_FIELDS, refused={}, known=_OPTIONS)
+        argv = [launch.python, "-m", "fabrictool.engines.reference", "--model", launch.model]
+        argv += ["--served-name", launch.served_name, "--host", launch.host, "--port", str(launch.port)]
+        if launch.context is not None:
+            argv += ["--context", str(launch.context)]
+        if launch.max_num_seqs is not None:
+            argv += ["--max-num-seqs", str(launch.max_num_seqs)]
+        if launch.cache_dir:
+            argv += ["--cache-dir", launch.cache_dir]
+        options = dict(launch.options)
+        threads = options.pop("threads", "1")
+        # NumPy's BLAS reads its thread count once, when it is loaded: it cannot be an argument of the program.
+        # One thread each, because several replicas share a node and spinning threads of one slow down the others.
+        env = dict.fromkeys(("MKL_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads)
+        return EngineCommand(argv=(*argv, *flags(options)), env={**env, **variables(options)})

@@ -1,0 +1,64 @@
+"""SGLang's OpenAI server. Flags as of SGLang 0.5.23."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fabrictool.engines.checks import check_launch, flags, variables
+from fabrictool.engines.protocol import Capabilities, EngineCommand, Metrics, Readiness
+
+if TYPE_CHECKING:
+    from fabrictool.engines.protocol import EngineLaunch
+
+_FIELDS = {
+    "context-length": "context",
+    "dtype": "precision",
+    "host": "host",
+    "kv-cache-dtype": "kv_precision",
+    "max-running-requests": "max_num_seqs",
+    "model": "model",
+    "model-path": "model",
+    "port": "port",
+    "served-model-name": "served_name",
+    "tensor-parallel-size": "tp",
+    "tp": "tp",
+    "tp-size": "tp",
+}
+_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+_IN_CHECKPOINT = ("awq", "gptq", "int4", "int8", "mxfp4", "nvfp4", "w4a16", "w8a8")
+"""Made when the checkpoint was; the engine reads them from its configuration and needs no flag."""
+_KV = {"bf16": "bf16", "fp8": "fp8_e4m3", "fp8_e4m3": "fp8_e4m3", "fp8_e5m2": "fp8_e5m2"}
+
+
+class SGLang:
+    """GPU serving of Hugging Face checkpoints. Its administrative routes are always open: loopback only."""
+
+    name = "sglang"
+    capabilities = Capabilities(
+        tensor_parallel=True,
+        hub_models=True,
+        gguf=False,
+        precisions=frozenset({*_DTYPES, "fp8", *_IN_CHECKPOINT}),
+        kv_precisions=frozenset(_KV),
+    )
+    readiness = Readiness(path="/health", timeout_s=1200.0, interval_s=1.0)
+    metrics = Metrics(running="sglang:num_running_reqs", waiting="sglang:num_queue_reqs", kv_use="sglang:token_usage")
+
+    def command(self, launch: EngineLaunch) -> EngineCommand:
+        """See `EngineAdapter.command`."""
+        check_launch(launch, self.capabilities, fields=_FIELDS, refused={})
+        argv = [launch.python, "-m", "sglang.launch_server", "--model-path", launch.model]
+        argv += ["--served-model-name", launch.served_name, "--host", launch.host, "--port", str(launch.port)]
+        argv += ["--tp-size", str(launch.tp)]
+        if launch.context is not None:
+            argv += ["--context-length", str(launch.context)]
+        if launch.max_num_seqs is not None:
+            argv += ["--max-running-requests", str(launch.max_num_seqs)]
+        if launch.precision in _DTYPES:
+            argv += ["--dtype", _DTYPES[launch.precision]]
+        elif launch.precision == "fp8" and "quantization" not in launch.options:
+            argv += ["--quantization", "fp8"]
+        if launch.kv_precision is not None:
+            argv += ["--kv-cache-dtype", _KV[launch.kv_precision]]
+        argv.append("--enable-metrics")
+        return EngineCommand(argv=(*argv, *flags(launch.options)), env=variables(launch.options))

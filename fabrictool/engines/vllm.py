@@ -1,0 +1,67 @@
+"""vLLM's OpenAI server. Flags as of vLLM 0.33."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fabrictool.engines.checks import check_launch, flags, variables
+from fabrictool.engines.protocol import Capabilities, EngineCommand, Metrics, Readiness
+
+if TYPE_CHECKING:
+    from fabrictool.engines.protocol import EngineLaunch
+
+_FIELDS = {
+    "dtype": "precision",
+    "host": "host",
+    "kv-cache-dtype": "kv_precision",
+    "max-model-len": "context",
+    "max-num-seqs": "max_num_seqs",
+    "model": "model",
+    "port": "port",
+    "served-model-name": "served_name",
+    "tensor-parallel-size": "tp",
+}
+_REFUSED = {"VLLM_SERVER_DEV_MODE": "it opens administrative routes"}
+_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+_IN_CHECKPOINT = ("awq", "gptq", "int4", "int8", "mxfp4", "nvfp4", "w4a16", "w8a8")
+"""Made when the checkpoint was; the engine reads them from its configuration and needs no flag."""
+_KV = {"bf16": "bfloat16", "fp8": "fp8", "fp8_e4m3": "fp8_e4m3", "fp8_e5m2": "fp8_e5m2"}
+
+
+class Vllm:
+    """GPU serving of Hugging Face checkpoints."""
+
+    name = "vllm"
+    capabilities = Capabilities(
+        tensor_parallel=True,
+        hub_models=True,
+        gguf=False,
+        precisions=frozenset({*_DTYPES, "fp8", *_IN_CHECKPOINT}),
+        kv_precisions=frozenset(_KV),
+    )
+    # Loading and compiling a 70B model takes minutes: 106 + 379/tp seconds in published measurements.
+    readiness = Readiness(path="/health", timeout_s=1200.0, interval_s=1.0)
+    metrics = Metrics(
+        running="vllm:num_requests_running", waiting="vllm:num_requests_waiting", kv_use="vllm:kv_cache_usage_perc"
+    )
+
+    def command(self, launch: EngineLaunch) -> EngineCommand:
+        """See `EngineAdapter.command`."""
+        check_launch(launch, self.capabilities, fields=_FIELDS, refused=_REFUSED)
+        argv = [launch.python, "-m", "vllm.entrypoints.openai.api_server", "--model", launch.model]
+        argv += ["--served-model-name", launch.served_name, "--host", launch.host, "--port", str(launch.port)]
+        argv += ["--tensor-parallel-size", str(launch.tp)]
+        if launch.context is not None:
+            argv += ["--max-model-len", str(launch.context)]
+        if launch.max_num_seqs is not None:
+            argv += ["--max-num-seqs", str(launch.max_num_seqs)]
+        if launch.precision in _DTYPES:
+            argv += ["--dtype", _DTYPES[launch.precision]]
+        elif launch.precision == "fp8" and "quantization" not in launch.options:
+            # For a checkpoint that is quantised already, the option names its method (such as compressed-tensors).
+            argv += ["--quantization", "fp8"]
+        if launch.kv_precision is not None:
+            argv += ["--kv-cache-dtype", _KV[launch.kv_precision]]
+        # An inherited variable must not open the administrative routes, nor send usage data to strangers.
+        env = {"VLLM_NO_USAGE_STATS": "1", "VLLM_SERVER_DEV_MODE": "0"}
+        return EngineCommand(argv=(*argv, *flags(launch.options)), env={**env, **variables(launch.options)})
