@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -27,6 +28,7 @@ _log = logging.getLogger("fabrictool.unit")
 def run_unit(folder: RunFolder, kind: type[S], run: Callable[[S, RunFolder], Coroutine[Any, Any, str]]) -> int:
     """Returns the exit code; the reason goes to ``exit.json`` and the log, never a traceback for a known error."""
     configure_logging("info")
+    os.chdir("/")  # hold no folder of the user's busy
     try:
         spec = read_spec(folder, kind)
         folder.claim()  # the descriptor stays open until this process ends, however it ends

@@ -1,0 +1,1 @@
+"""Carries a plan out: journalled, resumable, one writer at a time."""

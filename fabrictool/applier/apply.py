@@ -1,0 +1,286 @@
+"""Carrying out a plan: every step announced on disk first, every step safe to repeat.
+
+What a crash at any moment leaves: an intent in the journal, perhaps a prepared or running unit that bears the
+intent's operation id. Running apply again finds either and goes on; an operation is started at most once.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import msgspec
+
+from fabrictool.applier.journal import Journal
+from fabrictool.base.errors import (
+    AppliedInPartError,
+    FabrictoolError,
+    InterruptedByUserError,
+    Place,
+    Problem,
+    StaleError,
+    UnreachableError,
+)
+from fabrictool.domain.specs import AgentSpec, GatewaySpec
+from fabrictool.status.client import StatusUnavailableError, fetch
+from fabrictool.status.documents import AgentStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from fabrictool.applier.state import FabricFolder, State
+    from fabrictool.applier.truststore import TrustStore
+    from fabrictool.base.clock import Clock
+    from fabrictool.clusters.protocol import Cluster
+    from fabrictool.domain.plan import Action, Plan
+
+POLL_S = 0.1
+STOP_GRACE_S = 45.0
+"""A unit drains for its `drain_s`, then leaves; after this long it is killed."""
+READY_MARGIN_S = 30.0
+SESSION_SECONDS = 26 * 3600.0
+"""Certificates outlive the longest usual walltime (24 h) by a margin (mesh.md §6)."""
+
+
+class Reporter(Protocol):
+    """Hears what happens, for progress lines and ``--json`` events."""
+
+    def step(self, action: Action, kind: str, text: str) -> None:
+        """An action moved: ``intent``, ``started``, ``waiting``, ``done``, ``failed``."""
+        ...
+
+
+@dataclass(slots=True)
+class Interrupt:
+    """Ctrl-C once: start nothing new, finish what runs. Twice: stop waiting too."""
+
+    count: int = 0
+
+    def press(self) -> None:
+        """Count one Ctrl-C."""
+        self.count += 1
+
+
+@dataclass(slots=True)
+class Applier:
+    """Everything that applying needs; `secrets` resolves a gateway's key file at the last moment."""
+
+    folder: FabricFolder
+    trust: TrustStore
+    clusters: Mapping[str, Cluster]
+    clock: Clock
+    reporter: Reporter
+    gateway_keys: Callable[[GatewaySpec], bytes | None]
+    interrupt: Interrupt = field(default_factory=Interrupt)
+    _state: State | None = None
+
+    def apply(self, plan: Plan, current_read_set: Mapping[str, str]) -> bool:
+        """Carry `plan` out under the lease; returns False when it was carried out before.
+
+        Raises
+        ------
+        StaleError
+            FT4003 another writer; FT4004 a fact that the plan relies on has changed (nothing was done).
+        AppliedInPartError
+            FT4102 some actions failed; the others were carried out.
+        InterruptedByUserError
+            FT4103 after Ctrl-C; running apply again goes on.
+        """
+        with self.folder.lease(f"apply {plan.id}", now=self.clock.wall()):
+            state = self.folder.read_state()
+            journal = Journal(self.folder.journal, plan.id, self.clock)
+            if journal.finished:
+                return False
+            begun = {entry.address for entry in journal.entries() if entry.kind == "intent"}
+            self._check_fresh(plan, current_read_set, begun, state)
+            if state.serial == 0:
+                state = self.folder.write_state(state, read=state)
+            self._state = state
+            journal.write("begin", text=f"{len(plan.changes)} changes")
+            problems = self._carry_out(plan, journal)
+            if self.interrupt.count:
+                journal.write("interrupted")
+                raise InterruptedByUserError.of(
+                    "FT4103", "interrupted; nothing is half-done", hint="run the same command again to go on"
+                )
+            if problems:
+                raise AppliedInPartError(problems)
+            journal.write("end")
+            self._save(applied_plan=plan.id)
+            return True
+
+    def _check_fresh(self, plan: Plan, now: Mapping[str, str], begun: set[str], state: State) -> None:
+        """Refuse when a fact of the read set changed, but for those that our own unfinished run changed."""
+        if plan.lineage != state.lineage:
+            raise StaleError.of(
+                "FT4005",
+                f"the plan belongs to lineage {plan.lineage}, this fabric is {state.lineage}",
+                hint="plan again",
+            )
+        problems = [
+            Problem(
+                "FT4004",
+                f"{fact} is no longer what the plan relies on",
+                Place(thing=fact),
+                "run `fabrictool plan` again and review the difference; nothing was changed",
+            )
+            for fact, seen in sorted(plan.read_set.items())
+            if now.get(fact) != seen and fact.removeprefix("unit/") not in begun
+        ]
+        if problems:
+            raise StaleError(problems)
+
+    def _carry_out(self, plan: Plan, journal: Journal) -> list[Problem]:
+        problems: list[Problem] = []
+        done = {entry.address for entry in journal.entries() if entry.kind == "done"}
+        for action in plan.changes:
+            if self.interrupt.count:
+                break
+            if action.address in done:
+                continue
+            cluster = self.clusters[action.cluster]
+            journal.write(
+                "intent", address=action.address, action=action.kind, operation=action.operation or action.former
+            )
+            self.reporter.step(action, "intent", action.summary)
+            try:
+                self._perform(action, cluster, journal)
+            except FabrictoolError as error:
+                journal.write("failed", address=action.address, action=action.kind, text=str(error))
+                self.reporter.step(action, "failed", str(error))
+                problems += error.problems
+                if any(problem.code.startswith("FT43") for problem in error.problems):
+                    break  # no space or no rights: every further step would fail alike
+                continue
+            if self.interrupt.count > 1:
+                break
+            journal.write("done", address=action.address, action=action.kind)
+            self.reporter.step(action, "done", "")
+        return problems
+
+    def _perform(self, action: Action, cluster: Cluster, journal: Journal) -> None:
+        match action.kind:
+            case "create":
+                self._start(action, cluster, journal)
+                self._await_ready(action, cluster)
+            case "replace":
+                gateway = isinstance(action.spec, GatewaySpec)
+                former = self._cluster_of(action.former) or cluster
+                if gateway:
+                    self._stop(action, former)
+                self._start(action, cluster, journal)
+                self._await_ready(action, cluster)
+                if not gateway:
+                    self._stop(action, former)
+            case "delete" | "drain":
+                self._stop(action, cluster)
+            case "keep" | "unknown":
+                pass
+
+    def _start(self, action: Action, cluster: Cluster, journal: Journal) -> None:
+        if action.spec is None:
+            return
+        spec, operation = action.spec, action.operation
+        if cluster.state(operation) is None:
+            role: Literal["agent", "gateway"] = "agent" if isinstance(spec, AgentSpec) else "gateway"
+            files = self.trust.session_files(spec.provider, role, now=self.clock.wall(), seconds=_session_seconds(spec))
+            if isinstance(spec, GatewaySpec):
+                keys = self.gateway_keys(spec)
+                if keys is not None:
+                    files["keys.json"] = keys
+            cluster.prepare(operation, spec, files)
+        cluster.start(operation)
+        journal.write("started", address=action.address, action=action.kind, operation=operation)
+        generation = int(operation.rsplit("-g", 1)[1].split("-", 1)[0])
+        self._save(generation=(action.address, generation))
+
+    def _await_ready(self, action: Action, cluster: Cluster) -> None:
+        """Until the unit serves; says every change of what it waits for."""
+        spec = action.spec
+        seconds = (spec.start_timeout_s if isinstance(spec, AgentSpec) else 0.0) + READY_MARGIN_S
+        deadline = self.clock.monotonic() + seconds
+        said = ""
+        while self.interrupt.count < 2:
+            state = cluster.state(action.operation)
+            if state in ("ended", "killed"):
+                raise self._died(action, cluster)
+            ready, text = _readiness(cluster.status_url(action.operation))
+            if ready:
+                return
+            if text != said:
+                said = text
+                self.reporter.step(action, "waiting", text)
+            if self.clock.monotonic() > deadline:
+                raise UnreachableError.of(
+                    "FT5106",
+                    f"{action.address} is not ready after {seconds:.0f} s: {text}",
+                    thing=action.address,
+                    hint=f"fabrictool logs {action.address}",
+                    transient=True,
+                )
+            time.sleep(POLL_S)
+
+    def _stop(self, action: Action, cluster: Cluster) -> None:
+        operation = action.former
+        if cluster.state(operation) == "running":
+            cluster.stop(operation)
+            deadline = self.clock.monotonic() + STOP_GRACE_S
+            while cluster.state(operation) == "running" and self.interrupt.count < 2:
+                if self.clock.monotonic() > deadline:
+                    self.reporter.step(action, "waiting", "it did not leave in time and is killed")
+                    cluster.kill(operation)
+                    deadline = self.clock.monotonic() + STOP_GRACE_S
+                time.sleep(POLL_S)
+        if cluster.state(operation) in ("ended", "killed", "prepared"):
+            cluster.forget(operation)
+
+    def _cluster_of(self, operation: str) -> Cluster | None:
+        return next((c for c in self.clusters.values() if c.state(operation) is not None), None)
+
+    def _died(self, action: Action, cluster: Cluster) -> FabrictoolError:
+        reason = cluster.exit_reason(action.operation) or "it was killed"
+        tail = " | ".join(cluster.log_tail(action.operation, 3))
+        return UnreachableError.of(
+            "FT5105",
+            f"{action.address} ended before it was ready: {reason}",
+            thing=action.address,
+            hint=f"fabrictool logs {action.address}; its last lines: {tail}",
+        )
+
+    def _save(self, *, generation: tuple[str, int] | None = None, applied_plan: str | None = None) -> None:
+        if self._state is None:
+            return
+        state = self._state
+        generations = dict(state.generations)
+        if generation is not None:
+            if generations.get(generation[0], 0) >= generation[1]:
+                return
+            generations[generation[0]] = generation[1]
+        new = msgspec.structs.replace(
+            state, generations=generations, applied_plan=state.applied_plan if applied_plan is None else applied_plan
+        )
+        self._state = self.folder.write_state(new, read=state)
+
+
+def _session_seconds(spec: AgentSpec | GatewaySpec) -> float:
+    walltime = spec.walltime_s if isinstance(spec, AgentSpec) else None
+    return SESSION_SECONDS if walltime is None else walltime + 2 * 3600.0
+
+
+def _readiness(url: str) -> tuple[bool, str]:
+    """Whether a unit serves, and if not, what it is doing."""
+    if not url:
+        return False, "starting"
+    try:
+        document = fetch(url, timeout_s=2.0)
+    except StatusUnavailableError:
+        return False, "starting"
+    if not isinstance(document, AgentStatus):
+        return True, ""
+    if document.engine.state != "ready":
+        return False, f"engine {document.engine.state}: {document.engine.progress}".rstrip(": ")
+    if not document.links:
+        why = "; ".join(f"{address}: {error}" for address, error in sorted(document.dial_errors.items()))
+        return False, f"no gateway reached yet{': ' + why if why else ''}"
+    return True, ""

@@ -1,0 +1,101 @@
+"""The operator's trust material on disk: the federation's root and the providers that it signed.
+
+``root.key`` and ``providers/NAME.key`` have mode 0600 and never leave this folder; a provider's own operators hold
+only their own pair.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from fabrictool.base.errors import FabrictoolError, InvalidInputError
+from fabrictool.base.files import file_error, write_atomic
+from fabrictool.base.ids import is_name
+from fabrictool.mesh.identity import Credential, create_root, issue_provider, issue_session
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class TrustStore:
+    """See the module's docstring."""
+
+    folder: Path
+
+    @property
+    def exists(self) -> bool:
+        """Whether a federation was initialised here."""
+        try:
+            return (self.folder / "root.crt").exists()
+        except OSError as error:
+            raise file_error(error, self.folder) from error
+
+    def init(self, fabric: str, *, now: float) -> Credential:
+        """Make a federation; raises FT6301 when there is one."""
+        if self.exists:
+            hint = "a new root would cut off every node that runs; move the folder away if that is what you want"
+            raise InvalidInputError.of(
+                "FT6301", "this fabric has a federation root already", file=str(self.folder), hint=hint
+            )
+        root = create_root(fabric, now=now)
+        self._write("root", root)
+        return root
+
+    def root(self) -> Credential:
+        """The root; raises FT6302 when there is none."""
+        return self._read("root", "run `fabrictool trust init` once for this fabric")
+
+    def provider(self, name: str) -> Credential:
+        """A provider's signing credential; raises FT6302 when it was not issued."""
+        return self._read(f"providers/{name}", f"run `fabrictool trust issue {name}`")
+
+    def has_provider(self, name: str) -> bool:
+        """Whether a provider's credential is here."""
+        return (self.folder / f"providers/{name}.crt").exists()
+
+    def issue(self, provider: str, *, now: float, days: int = 90) -> Credential:
+        """Sign a provider, anew if it has a credential already."""
+        if not is_name(provider):
+            raise InvalidInputError.of(
+                "FT6303", f"{provider!r} cannot name a provider", hint="lower-case letters, digits, . _ -"
+            )
+        credential = issue_provider(self.root(), provider, now=now, days=days)
+        self._write(f"providers/{provider}", credential)
+        return credential
+
+    def session_files(
+        self, provider: str, role: Literal["agent", "gateway"], *, now: float, seconds: float
+    ) -> dict[str, bytes]:
+        """The identity of one session, as files of a run folder."""
+        session = issue_session(self.provider(provider), role, now=now, seconds=seconds)
+        return {
+            "identity/session.key": session.key_pem(),
+            "identity/session.crt": session.chain_pem(),
+            "identity/root.crt": self.root().chain_pem(),
+        }
+
+    def _write(self, name: str, credential: Credential) -> None:
+        path = self.folder / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise file_error(error, path.parent) from error
+        write_atomic(path.with_name(path.name + ".key"), credential.key_pem(), mode=0o600)
+        write_atomic(path.with_name(path.name + ".crt"), credential.chain_pem())
+
+    def _read(self, name: str, hint: str) -> Credential:
+        key, chain = self.folder / f"{name}.key", self.folder / f"{name}.crt"
+        try:
+            if key.stat().st_mode & 0o077:
+                raise FabrictoolError.of(
+                    "FT6001", "the private key can be read by others", file=str(key), hint=f"chmod 600 {key}"
+                )
+            return Credential.from_pem(key.read_bytes(), chain.read_bytes())
+        except FileNotFoundError as error:
+            raise FabrictoolError.of(
+                "FT6302", f"there is no trust material {name!r} here", file=str(key), hint=hint
+            ) from error
+        except OSError as error:
+            raise file_error(error, key) from error

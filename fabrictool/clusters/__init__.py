@@ -1,0 +1,1 @@
+"""Facts in, commands out: the clusters of the inventory, each kind behind one protocol."""

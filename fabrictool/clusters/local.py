@@ -1,0 +1,204 @@
+"""Units as processes of this machine, each in a run folder that proves whether it lives (`base/runfolder.py`).
+
+At most once: a folder bears the operation's id, and whoever holds its lock is the operation. Two starts of one
+operation race for the lock and one of them ends at once, so a start may be repeated after any crash.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import socket
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from fabrictool.base.errors import FabrictoolError, UnreachableError
+from fabrictool.base.files import file_error, sync_folder, write_atomic
+from fabrictool.base.runfolder import RunFolder
+from fabrictool.domain.observed import ClusterFacts, ObservedUnit, UnitState
+from fabrictool.domain.plan import spec_digest
+from fabrictool.domain.specs import AgentSpec, UnitSpec, decode_spec, encode_spec
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_OPERATION = re.compile(r"[a-z0-9][a-z0-9._-]{0,120}")
+START_SECONDS = 10.0
+"""How long a started process may take to claim its folder; it only imports and locks."""
+
+
+class LocalCluster:
+    """Processes on the machine that runs the tool."""
+
+    def __init__(self, name: str, root: Path, *, host: str = "", python: str = "") -> None:
+        self.name = name
+        self._root = root
+        self._host = host
+        self._python = python or sys.executable
+
+    # -- facts ------------------------------------------------------------------------------------------------
+
+    def observe(self) -> ClusterFacts:
+        """Scan the run folders."""
+        if self._host and self._host != socket.gethostname():
+            reason = f"it is the machine {self._host}, and this is {socket.gethostname()}"
+            return ClusterFacts(cluster=self.name, known=False, reason=reason, hint="run the tool on that machine")
+        try:
+            folders = sorted(p for p in self._root.iterdir() if p.is_dir()) if self._root.exists() else []
+            units = tuple(unit for unit in (_observe_unit(RunFolder(p)) for p in folders) if unit is not None)
+        except (OSError, FabrictoolError) as error:
+            reason = f"its run folder cannot be read: {error}"
+            return ClusterFacts(cluster=self.name, known=False, reason=reason, hint=f"check the rights of {self._root}")
+        return ClusterFacts(cluster=self.name, known=True, units=units)
+
+    def state(self, operation: str) -> UnitState | None:
+        """Of one unit."""
+        folder = self._folder(operation)
+        return _state(folder) if folder.spec.exists() else None
+
+    def status_url(self, operation: str) -> str:
+        """Written by the unit once it listens."""
+        return str(self._folder(operation).process().get("status", ""))
+
+    def log_tail(self, operation: str, lines: int) -> list[str]:
+        """The last lines of its log."""
+        return self._folder(operation).log_tail(lines)
+
+    def exit_reason(self, operation: str) -> str:
+        """How it ended, if it said so."""
+        return str(self._folder(operation).exit().get("reason", ""))
+
+    # -- commands ---------------------------------------------------------------------------------------------
+
+    def prepare(self, operation: str, spec: UnitSpec, secrets: dict[str, bytes]) -> None:
+        """Place the files; the spec comes last and makes the folder count."""
+        folder = self._folder(operation)
+        if folder.spec.exists():
+            return
+        try:
+            folder.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            folder.path.chmod(0o700)
+            for name, data in secrets.items():
+                write_atomic(folder.path / name, data, mode=0o600)
+            write_atomic(folder.spec, encode_spec(spec))
+            sync_folder(self._root)
+        except OSError as error:
+            raise file_error(error, folder.path) from error
+
+    def start(self, operation: str) -> None:
+        """Spawn the unit in a session of its own and wait until it has claimed its folder."""
+        folder = self._folder(operation)
+        if _state(folder) != "prepared":
+            return
+        module = "agent" if isinstance(_read_spec(folder), AgentSpec) else "gateway"
+        command = [self._python, "-P", "-m", f"fabrictool.{module}", str(folder.path)]
+        try:
+            pid = _spawn(command, folder.log)
+        except OSError as error:
+            raise file_error(error, folder.log) from error
+        deadline = time.monotonic() + START_SECONDS
+        while folder.holder() is None and not folder.exit():
+            code = _exit_code(pid)
+            if code is not None or time.monotonic() > deadline:
+                if _state(folder) != "prepared":
+                    return  # another process of the same operation won the race, or it ran and ended already
+                tail = " | ".join(folder.log_tail(3))
+                what = f"ended with code {code}" if code is not None else f"did not start within {START_SECONDS:.0f} s"
+                raise UnreachableError.of(
+                    "FT5101", f"the unit {operation} {what}", thing=f"cluster/{self.name}", hint=f"its log: {tail}"
+                )
+            time.sleep(0.02)
+
+    def stop(self, operation: str) -> None:
+        """TERM to the process that holds the folder."""
+        self._signal(operation, signal.SIGTERM)
+
+    def kill(self, operation: str) -> None:
+        """KILL; the engine dies with its agent."""
+        self._signal(operation, signal.SIGKILL)
+
+    def forget(self, operation: str) -> None:
+        """Remove the folder, keys first."""
+        folder = self._folder(operation)
+        if folder.holder() is not None:
+            raise FabrictoolError.of("FT5102", f"{operation} still runs", thing=f"cluster/{self.name}")
+        try:
+            shutil.rmtree(folder.identity, ignore_errors=True)
+            if folder.path.exists():
+                shutil.rmtree(folder.path)
+        except OSError as error:
+            raise file_error(error, folder.path) from error
+
+    # -- internals --------------------------------------------------------------------------------------------
+
+    def _folder(self, operation: str) -> RunFolder:
+        if not _OPERATION.fullmatch(operation):
+            raise FabrictoolError.of("FT5103", f"{operation!r} is not an operation's id", thing=f"cluster/{self.name}")
+        return RunFolder(self._root / operation)
+
+    def _signal(self, operation: str, number: signal.Signals) -> None:
+        pid = self._folder(operation).holder()
+        if pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+
+def _state(folder: RunFolder) -> UnitState:
+    if folder.holder() is not None:
+        return "running"
+    if folder.exit():
+        return "ended"
+    return "killed" if folder.process() else "prepared"
+
+
+def _read_spec(folder: RunFolder) -> UnitSpec:
+    try:
+        return decode_spec(folder.spec.read_bytes())
+    except OSError as error:
+        raise file_error(error, folder.spec) from error
+    except msgspec.DecodeError as error:
+        raise FabrictoolError.of("FT5104", f"{folder.spec} is damaged: {error}", file=str(folder.spec)) from error
+
+
+def _observe_unit(folder: RunFolder) -> ObservedUnit | None:
+    if not folder.spec.exists():
+        return None
+    spec = _read_spec(folder)
+    address = f"replica/{spec.replica}" if isinstance(spec, AgentSpec) else f"gateway/{spec.name}"
+    process = folder.process()
+    return ObservedUnit(
+        address=address,
+        operation=folder.path.name,
+        state=_state(folder),
+        spec_digest=spec_digest(spec),
+        pid=folder.holder(),
+        reason=str(folder.exit().get("reason", "")),
+        status_url=str(process.get("status", "")),
+        certificate_ends_at=process.get("certificate_ends_at"),
+    )
+
+
+def _spawn(command: list[str], log: Path) -> int:
+    """Start a process that outlives us, in a session of its own, with nothing of ours but its log; returns its pid."""
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        actions = [
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_DUP2, descriptor, 1),
+            (os.POSIX_SPAWN_DUP2, descriptor, 2),
+        ]
+        return os.posix_spawn(command[0], command, os.environ, file_actions=actions, setsid=True)
+    finally:
+        os.close(descriptor)
+
+
+def _exit_code(pid: int) -> int | None:
+    """Of our child, once it has ended."""
+    ended, status = os.waitpid(pid, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if ended else None

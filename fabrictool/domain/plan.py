@@ -1,0 +1,155 @@
+"""The reviewed change: a placement, the actions that lead to it, what it relies on and what it forecasts.
+
+A plan holds no time of day and no secret: the same inputs and seed give the same bytes, and its id is the digest of
+those bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from fabrictool.base.canonical import digest
+from fabrictool.domain.specs import AgentSpec, GatewaySpec
+
+PLAN_API = "fabrictool/plan/v1"
+
+ActionKind = Literal["create", "replace", "drain", "delete", "keep", "unknown"]
+
+
+class ReplicaPlacement(msgspec.Struct, frozen=True, kw_only=True):
+    """One replica on some devices of one partition."""
+
+    replica: str
+    model: str
+    provider: str
+    site: str
+    cluster: str
+    partition: str
+    device: str
+    tp: int
+    phase: Literal["unified"] = "unified"
+
+
+class Placement(msgspec.Struct, frozen=True, kw_only=True):
+    """Replicas → devices."""
+
+    replicas: tuple[ReplicaPlacement, ...] = ()
+
+
+class Action(msgspec.Struct, frozen=True, kw_only=True):
+    """One step; `operation` names the unit to be started, `former` the one to be stopped."""
+
+    kind: ActionKind
+    address: str
+    cluster: str
+    summary: str
+    """Where and what, in words for a table."""
+    reason: str = ""
+    changes: tuple[str, ...] = ()
+    """Changed fields, ``name: old → new``."""
+    operation: str = ""
+    former: str = ""
+    spec: AgentSpec | GatewaySpec | None = None
+
+
+class Band(msgspec.Struct, frozen=True):
+    """A forecast figure with the range in which it should be believed."""
+
+    value: float
+    low: float
+    high: float
+
+
+class ModelForecast(msgspec.Struct, frozen=True, kw_only=True):
+    """What the simulator expects of one model under its declared demand."""
+
+    model: str
+    replicas: int
+    utilisation: float
+    """Share of the placed capacity that the demand uses; above 1: overload."""
+    served: float
+    """Share of the demand that can be served."""
+    ttft_p95_s: Band
+    tpot_p95_s: Band
+    e2e_p95_s: Band
+    misses: tuple[str, ...] = ()
+    """SLO targets that the forecast does not meet, in words."""
+
+
+class Forecast(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole fabric after the plan."""
+
+    models: tuple[ModelForecast, ...]
+    cost_per_hour: float
+    currency: str
+    power_w: float
+    basis: str
+    """Where the figures come from and how far they have been wrong."""
+
+
+class Stage(msgspec.Struct, frozen=True, kw_only=True):
+    """One level of the lexicographic objective, recomputed in floating point outside the solver."""
+
+    name: str
+    objective: float
+    bound: float
+    gap: float
+
+
+class Certificate(msgspec.Struct, frozen=True, kw_only=True):
+    """How good the placement is proved to be."""
+
+    solver: str
+    seed: int
+    optimal: bool
+    stages: tuple[Stage, ...]
+    tables_sha256: str
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """See the module's docstring."""
+
+    api: str = PLAN_API
+    fabric: str
+    lineage: str
+    """Of the state that the plan was made against; another fabric's plan cannot be applied here."""
+    blueprint_digest: str
+    read_set: dict[str, str]
+    """Fact → digest, for just the facts that the plan relies on."""
+    actions: tuple[Action, ...]
+    placement: Placement
+    forecast: Forecast
+    certificate: Certificate
+    reasons: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def id(self) -> str:
+        """The digest of everything above."""
+        return digest(msgspec.to_builtins(self))
+
+    @property
+    def changes(self) -> tuple[Action, ...]:
+        """The actions that change something."""
+        return tuple(action for action in self.actions if action.kind not in ("keep", "unknown"))
+
+
+_decoder = msgspec.json.Decoder(Plan)
+
+
+def encode_plan(plan: Plan) -> bytes:
+    """JSON with sorted keys, readable in a review."""
+    return msgspec.json.format(msgspec.json.encode(plan, order="sorted"), indent=1) + b"\n"
+
+
+def decode_plan(data: bytes) -> Plan:
+    """The inverse; raises msgspec.DecodeError on anything else."""
+    plan: Plan = _decoder.decode(data)
+    return plan
+
+
+def spec_digest(spec: AgentSpec | GatewaySpec) -> str:
+    """What decides whether a running unit is the wanted one."""
+    return digest(msgspec.to_builtins(spec))

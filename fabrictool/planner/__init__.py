@@ -1,0 +1,1 @@
+"""What should run where, and why: pure. Problem → solver → placement → diff → plan."""

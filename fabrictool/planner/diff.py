@@ -1,0 +1,132 @@
+"""Wanted units against observed units: the actions that lead from one to the other.
+
+Unknown is not absent: a unit on a cluster that did not answer is neither started elsewhere nor stopped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from fabrictool.domain.plan import Action, spec_digest
+from fabrictool.domain.specs import AgentSpec, GatewaySpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from fabrictool.domain.observed import Observed, ObservedUnit
+    from fabrictool.domain.specs import UnitSpec
+
+ORDER = {"create": 0, "replace": 1, "drain": 2, "delete": 3, "keep": 4, "unknown": 5}
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One unit that should run."""
+
+    address: str
+    cluster: str
+    spec: UnitSpec
+    summary: str
+
+
+def actions(
+    wanted: Mapping[str, Wanted],
+    observed: Observed,
+    operation: Callable[[str], str],
+    *,
+    running_specs: Mapping[str, UnitSpec],
+) -> tuple[Action, ...]:
+    """The actions, gateways first where something starts and last where something ends.
+
+    `operation` gives the id of an address's next unit; `running_specs` the specs of running units, for naming what
+    changed.
+    """
+    running = observed.running()
+    found = [_wanted_action(want, observed, running, operation, running_specs) for want in wanted.values()]
+    for address, (cluster, unit) in running.items():
+        if address not in wanted:
+            summary = f"{cluster}   {unit.operation}"
+            found.append(
+                Action(
+                    kind="delete",
+                    address=address,
+                    cluster=cluster,
+                    summary=summary,
+                    reason="the blueprint no longer asks for it",
+                    former=unit.operation,
+                )
+            )
+    return tuple(sorted(found, key=_order))
+
+
+def _wanted_action(
+    want: Wanted,
+    observed: Observed,
+    running: Mapping[str, tuple[str, ObservedUnit]],
+    operation: Callable[[str], str],
+    running_specs: Mapping[str, UnitSpec],
+) -> Action:
+    here = running.get(want.address)
+    facts = observed.clusters[want.cluster]
+    if not facts.known:
+        return Action(
+            kind="unknown",
+            address=want.address,
+            cluster=want.cluster,
+            summary=want.summary,
+            reason=f"{want.cluster} is unknown: {facts.reason}",
+        )
+    if here is None:
+        dead = facts.unit(want.address)
+        reason = "" if dead is None else f"the former one {'was killed' if dead.state == 'killed' else 'ended'}"
+        if dead is not None and dead.reason:
+            reason += f": {dead.reason}"
+        return Action(
+            kind="create",
+            address=want.address,
+            cluster=want.cluster,
+            summary=want.summary,
+            reason=reason,
+            operation=operation(want.address),
+            spec=want.spec,
+        )
+    cluster, unit = here
+    if cluster == want.cluster and unit.spec_digest == spec_digest(want.spec):
+        return Action(kind="keep", address=want.address, cluster=cluster, summary=want.summary, former=unit.operation)
+    before = running_specs.get(unit.operation)
+    return Action(
+        kind="replace",
+        address=want.address,
+        cluster=want.cluster,
+        summary=want.summary,
+        reason="start the new one, then stop the old one"
+        if isinstance(want.spec, AgentSpec)
+        else "stop the old one, then start the new one: its ports are the same",
+        changes=() if before is None else changed_fields(before, want.spec),
+        operation=operation(want.address),
+        former=unit.operation,
+        spec=want.spec,
+    )
+
+
+def changed_fields(before: UnitSpec, after: UnitSpec) -> tuple[str, ...]:
+    """``field: old → new`` of every field that differs."""
+    old, new = msgspec.to_builtins(before), msgspec.to_builtins(after)
+    keys = sorted({*old, *new})
+    return tuple(
+        f"{key}: {_short(old.get(key))} → {_short(new.get(key))}" for key in keys if old.get(key) != new.get(key)
+    )
+
+
+def _short(value: object) -> str:
+    text = "none" if value in (None, "") else str(value)
+    return text if len(text) <= 60 else text[:57] + "…"
+
+
+def _order(action: Action) -> tuple[int, int, str]:
+    gateway = isinstance(action.spec, GatewaySpec) or action.address.startswith("gateway/")
+    starts = action.kind in ("create", "replace")
+    return (ORDER[action.kind], 0 if gateway == starts else 1, action.address)
