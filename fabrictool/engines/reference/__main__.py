@@ -1,0 +1,213 @@
+"""``python -m fabrictool.engines.reference``: load one model and serve it until told to stop."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import re
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from fabrictool.base.clock import SystemClock
+from fabrictool.base.errors import FabrictoolError, InvalidInputError
+from fabrictool.base.logs import configure_logging
+from fabrictool.base.settings import Settings
+from fabrictool.engines.reference.engine import Engine, Limits
+from fabrictool.engines.reference.kv import block_bytes
+from fabrictool.engines.reference.server import EngineServer
+from fabrictool.engines.reference.tokenizer import Tokenizer
+from fabrictool.engines.reference.weights import load_weights
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fabrictool.engines.reference.gguf_file import LlamaConfig
+
+_log = logging.getLogger("fabrictool.engine")
+
+_DRAIN_SECONDS = 5.0
+"""For requests in progress after TERM: below the ten seconds after which a supervisor kills."""
+_KV_MEMORY = 256 << 20
+"""Bytes of the pool when nothing is said: about 5800 tokens of SmolLM2-135M."""
+_CONTEXT = 8192
+"""Tokens, the most that is chosen when nothing is said."""
+_UNITS = {"KiB": 10, "MiB": 20, "GiB": 30}
+
+
+def parser() -> argparse.ArgumentParser:
+    """The program's arguments."""
+    arguments = argparse.ArgumentParser(
+        prog="python -m fabrictool.engines.reference",
+        description="Serve one GGUF model of the Llama family over the OpenAI API.",
+        allow_abbrev=False,
+    )
+    add = arguments.add_argument
+    add("--model", required=True, type=Path, help="path of the GGUF file")
+    add("--served-name", required=True, help="the model's name in the API")
+    add("--host", default="127.0.0.1")
+    add("--port", type=int, default=8000)
+    add("--context", type=_positive, help="tokens for each request (default: the model's, at most 8192)")
+    add("--max-num-seqs", type=_positive, default=8, help="requests in one batch")
+    add("--token-budget", type=_positive, default=256, help="tokens in one step")
+    add("--block-size", type=_positive, default=16, help="tokens in one block of the key-value pool")
+    size = arguments.add_mutually_exclusive_group()
+    size.add_argument("--kv-blocks", type=_positive, help="blocks of the key-value pool")
+    size.add_argument("--kv-memory", type=_memory, help="memory of the key-value pool, such as 256MiB")
+    add("--max-waiting", type=_positive, default=256, help="requests in the queue before new ones get 429")
+    add("--cache-dir", type=Path, help="folder for converted weights (default: FABRICTOOL_CACHE_DIR)")
+    return arguments
+
+
+def limits(config: LlamaConfig, arguments: argparse.Namespace) -> Limits:
+    """Sizes of the engine for a model.
+
+    Raises
+    ------
+    InvalidInputError
+        FT7022 longer than the model's context, or a pool that cannot hold one request.
+    """
+    context = arguments.context or min(config.context, _CONTEXT)
+    if context > config.context:
+        raise InvalidInputError.of("FT7022", f"--context {context} is longer than the model's {config.context}")
+    block_size = arguments.block_size
+    least = -(-context // block_size)
+    each = block_bytes(config, block_size)
+    blocks = arguments.kv_blocks
+    if arguments.kv_memory is not None:
+        blocks = arguments.kv_memory // each
+    if blocks is None:
+        blocks = max(least, _KV_MEMORY // each)
+    if blocks < least:
+        raise InvalidInputError.of(
+            "FT7022",
+            f"{blocks} blocks of {block_size} tokens cannot hold one request of {context}",
+            hint=f"lower --context, or give the pool at least {least} blocks ({least * each / (1 << 20):.0f}MiB)",
+        )
+    return Limits(context, arguments.max_num_seqs, blocks, block_size, arguments.token_budget)
+
+
+async def serve(arguments: argparse.Namespace, settings: Settings) -> int:
+    """Listen, load, answer; returns the exit code after TERM or INT."""
+    clock, loop = SystemClock(), asyncio.get_running_loop()
+    server = EngineServer(arguments.served_name, clock, max_waiting=arguments.max_waiting)
+    stop: asyncio.Future[int] = loop.create_future()
+
+    def end(code: int) -> None:
+        if not stop.done():
+            stop.set_result(code)
+
+    def failed(_: str) -> None:
+        loop.call_soon_threadsafe(end, 1)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, end, 0)
+    runner = web.AppRunner(server.application(), handler_cancellation=True, shutdown_timeout=1.0, access_log=None)
+    await runner.setup()
+    try:
+        await _listen(runner, arguments.host, arguments.port)
+        loading = asyncio.create_task(_load(server, arguments, settings, failed), name="loading")
+        await asyncio.wait((loading, stop), return_when=asyncio.FIRST_COMPLETED)
+        if loading.done():
+            loading.result()
+        code = await stop
+        await server.drain(_DRAIN_SECONDS)
+        if server.engine is not None:
+            await asyncio.to_thread(server.engine.stop)
+        return code
+    finally:
+        await runner.cleanup()
+
+
+async def _listen(runner: web.AppRunner, host: str, port: int) -> None:
+    try:
+        await web.TCPSite(runner, host, port).start()
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise FabrictoolError.of("FT7024", f"cannot listen on {host} port {port}: {reason}") from error
+
+
+async def _load(
+    server: EngineServer, arguments: argparse.Namespace, settings: Settings, on_failure: Callable[[str], None]
+) -> None:
+    cache = arguments.cache_dir or settings.cache_path
+
+    def progress(percent: int) -> None:
+        if percent // 10 > server.progress // 10:
+            sys.stderr.write(f"loading weights {percent} %\n")
+        server.progress = max(percent, server.progress)
+
+    def build() -> Engine:
+        weights = load_weights(arguments.model, cache, progress)
+        if weights.warning is not None:
+            _log.warning("%s", weights.warning)
+        sizes = limits(weights.config, arguments)
+        return Engine(weights, Tokenizer(weights.metadata), sizes, SystemClock(), on_failure)
+
+    engine = await _in_daemon_thread(build)
+    engine.start()
+    server.engine = engine
+    sys.stderr.write(f"ready: {arguments.served_name}, context {engine.limits.context}\n")
+
+
+async def _in_daemon_thread(work: Callable[[], Engine]) -> Engine:
+    """Like asyncio.to_thread, in a thread that the process does not wait for: TERM ends a load at once."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Engine] = loop.create_future()
+
+    def settle(engine: Engine | None, error: BaseException | None) -> None:
+        if future.cancelled():
+            return
+        if engine is not None:
+            future.set_result(engine)
+        elif error is not None:
+            future.set_exception(error)
+
+    def run() -> None:
+        engine, problem = None, None
+        try:
+            engine = work()
+        except BaseException as error:  # noqa: BLE001 - handed to whoever awaits
+            problem = error
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(settle, engine, problem)
+
+    threading.Thread(target=run, name="loading", daemon=True).start()
+    return await future
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit codes as everywhere: 0 stopped, 1 failed, 65 the model or the arguments do not fit."""
+    settings = Settings.from_environment()
+    configure_logging(settings.log_level)
+    arguments = parser().parse_args(argv)
+    try:
+        return asyncio.run(serve(arguments, settings))
+    except FabrictoolError as error:
+        for problem in error.problems:
+            sys.stderr.write(problem.render() + "\n")
+        return error.exit_code
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return number
+
+
+def _memory(text: str) -> int:
+    match = re.fullmatch(r"([0-9]+)(KiB|MiB|GiB)", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} has no unit: write 256MiB or 1GiB")
+    return int(match[1]) << _UNITS[match[2]]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

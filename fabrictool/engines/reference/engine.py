@@ -1,0 +1,216 @@
+"""The engine: one thread that plans a step, computes it, and hands out text; everything else talks to it by messages.
+
+`submit` and `cancel` may be called from any thread. Events of a request are given to its callback in the compute
+thread, the last one with a finish reason.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import queue
+import threading
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from fabrictool.engines.reference.kv import BlockAllocator, KvPool
+from fabrictool.engines.reference.model import Model, Rows
+from fabrictool.engines.reference.sampling import Sampler, Sampling
+from fabrictool.engines.reference.scheduler import Scheduler, StepPlan
+from fabrictool.engines.reference.stats import Stats
+from fabrictool.engines.reference.tokenizer import TextStream, Tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fabrictool.base.clock import Clock
+    from fabrictool.engines.reference.weights import Weights
+
+_log = logging.getLogger("fabrictool.engine")
+
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+
+
+class Limits(NamedTuple):
+    """Sizes that are fixed while the engine runs."""
+
+    context: int
+    """Tokens that one request may hold, prompt and answer."""
+    max_seqs: int
+    blocks: int
+    block_size: int
+    """Tokens."""
+    token_budget: int
+    """Tokens of one step: larger fills the caches of prompts better and makes other requests wait longer for it."""
+
+
+class Request(NamedTuple):
+    """One answer to make; `prompt` and `max_tokens` together fit into the context."""
+
+    prompt: list[int]
+    max_tokens: int
+    sampling: Sampling
+    stop: tuple[str, ...] = ()
+
+
+class Event(NamedTuple):
+    """Progress of a request."""
+
+    text: str
+    """New text; may be empty."""
+    tokens: int
+    """Tokens generated so far."""
+    finish: FinishReason | None = None
+
+
+class _Answer:
+    """What the compute thread keeps of a request in progress."""
+
+    def __init__(self, request: Request, tokenizer: Tokenizer, emit: Callable[[Event], None], now: float) -> None:
+        self.request = request
+        self.emit = emit
+        self.sampler = Sampler(request.sampling)
+        self.text = TextStream(tokenizer, request.stop)
+        self.tokens = 0
+        self.arrived = now
+        self.last_token: float | None = None
+
+
+class Engine:
+    """Answers requests for one model, several at a time."""
+
+    def __init__(
+        self,
+        weights: Weights,
+        tokenizer: Tokenizer,
+        limits: Limits,
+        clock: Clock,
+        on_failure: Callable[[str], None] = _log.error,
+    ) -> None:
+        self.limits = limits
+        self.tokenizer = tokenizer
+        self.stats = Stats()
+        self.failure: str | None = None
+        """Why the compute thread ended, when it should not have."""
+        self._on_failure = on_failure
+        self._clock = clock
+        self._model = Model(weights)
+        self._pool = KvPool(weights.config, limits.blocks, limits.block_size)
+        self._allocator = BlockAllocator(limits.blocks)
+        self._scheduler = Scheduler(
+            self._allocator,
+            block_size=limits.block_size,
+            max_seqs=limits.max_seqs,
+            token_budget=limits.token_budget,
+        )
+        self._answers: dict[int, _Answer] = {}
+        self._numbers = itertools.count(1)
+        self._inbox: queue.SimpleQueue[tuple[int, _Answer | None]] = queue.SimpleQueue()
+        """(number, answer) submits, (number, None) cancels, (0, None) stops."""
+        self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
+
+    def start(self) -> None:
+        """Begin to compute."""
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 5.0) -> None:
+        """End after the current step; requests in progress end as cancelled."""
+        self._inbox.put((0, None))
+        self._thread.join(timeout_s)
+
+    def submit(self, request: Request, emit: Callable[[Event], None]) -> int:
+        """Queue a request; returns its number for `cancel`."""
+        if len(request.prompt) + request.max_tokens > self.limits.context or not request.prompt:
+            raise AssertionError("the caller checks lengths")
+        number = next(self._numbers)
+        self._inbox.put((number, _Answer(request, self.tokenizer, emit, self._clock.monotonic())))
+        return number
+
+    def cancel(self, number: int) -> None:
+        """Stop a request and free its blocks; nothing when it has ended."""
+        self._inbox.put((number, None))
+
+    # -- the compute thread -----------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while self._receive():
+                plan = self._scheduler.plan()
+                if plan.work:
+                    self._carry_out(plan)
+                self._measure()
+        except Exception as error:  # noqa: BLE001 - fail-stop: whatever broke, say so and serve nobody
+            _log.exception("the compute thread failed")
+            self.failure = f"{type(error).__name__}: {error}"
+            self._end_all("error")
+            self._on_failure(self.failure)
+        else:
+            self._end_all("cancelled")
+
+    def _receive(self) -> bool:
+        """Take all messages, waiting for one when there is nothing to compute; False to stop."""
+        idle = not self._answers
+        while True:
+            try:
+                number, answer = self._inbox.get(block=idle)
+            except queue.Empty:
+                return True
+            idle = False
+            if answer is not None:
+                self._answers[number] = answer
+                self._scheduler.add(number, answer.request.prompt)
+            elif number == 0:
+                return False
+            elif number in self._answers:
+                self._end(number, Event("", self._answers[number].tokens, "cancelled"))
+            self._measure()
+
+    def _carry_out(self, plan: StepPlan) -> None:
+        batch = [Rows(work.tokens, work.position, work.blocks, work.samples) for work in plan.work]
+        logits = self._model.step(batch, self._pool)
+        sampling = [work.request for work in plan.work if work.samples]
+        sampled = {
+            number: self._answers[number].sampler.draw(row) for number, row in zip(sampling, logits, strict=True)
+        }
+        self._scheduler.commit(plan, sampled)
+        self.stats.steps += 1
+        self.stats.preemptions += len(plan.preempted)
+        now = self._clock.monotonic()
+        for number, token in sampled.items():
+            self._advance(number, token, now)
+
+    def _advance(self, number: int, token: int, now: float) -> None:
+        """A request has one more token."""
+        answer = self._answers[number]
+        if answer.last_token is None:
+            self.stats.time_to_first_token.observe(now - answer.arrived)
+            self.stats.prompt_tokens += len(answer.request.prompt)
+        else:
+            self.stats.inter_token_latency.observe(now - answer.last_token)
+        answer.last_token = now
+        answer.tokens += 1
+        self.stats.generated_tokens += 1
+        if token in self.tokenizer.ends:
+            self._end(number, Event(answer.text.finish(), answer.tokens, "stop"))
+            return
+        full = answer.tokens == answer.request.max_tokens
+        text = answer.text.push(token, last=full)
+        if answer.text.stopped or full:
+            self._end(number, Event(text, answer.tokens, "stop" if answer.text.stopped else "length"))
+        else:
+            answer.emit(Event(text, answer.tokens))
+
+    def _end(self, number: int, event: Event) -> None:
+        answer = self._answers.pop(number)
+        self._scheduler.remove(number)
+        self.stats.finished[event.finish or "stop"] += 1
+        self._measure()
+        answer.emit(event)
+
+    def _end_all(self, reason: FinishReason) -> None:
+        for number, answer in list(self._answers.items()):
+            self._end(number, Event("", answer.tokens, reason))
+
+    def _measure(self) -> None:
+        self.stats.running = self._scheduler.running
+        self.stats.waiting = self._scheduler.waiting
+        self.stats.kv_use = 1.0 - self._allocator.free / self._allocator.total

@@ -1,0 +1,220 @@
+"""The engine's HTTP: OpenAI routes, `/health`, `/metrics`. Up from the first moment, so that loading can be watched."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from aiohttp import web
+
+from fabrictool.base.ids import random_id
+from fabrictool.engines.reference.api import ApiError, Ask, Reply, error_body, parse
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable
+
+    from fabrictool.base.clock import Clock
+    from fabrictool.engines.reference.engine import Engine, Event
+
+_MAX_BODY = 16 << 20
+
+
+class EngineServer:
+    """Routes over an engine that may still be loading."""
+
+    def __init__(self, served_name: str, clock: Clock, *, max_waiting: int) -> None:
+        self._served = served_name
+        self._clock = clock
+        self._max_waiting = max_waiting
+        self._created = int(clock.wall())
+        self._active = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.engine: Engine | None = None
+        """Set when the model is loaded."""
+        self.progress = 0
+        """Percent loaded."""
+        self.stopping = False
+
+    def application(self) -> web.Application:
+        """The routes; run it with ``handler_cancellation=True``, so that a client that leaves cancels its request."""
+        app = web.Application(middlewares=[self._envelope], client_max_size=_MAX_BODY)
+        app.add_routes(
+            [
+                web.get("/health", self._health),
+                web.get("/metrics", self._metrics),
+                web.get("/v1/models", self._models),
+                web.get("/v1/models/{name:.+}", self._model),
+                web.post("/v1/completions", self._completions),
+                web.post("/v1/chat/completions", self._chat),
+            ]
+        )
+        return app
+
+    async def drain(self, grace_s: float) -> None:
+        """Take no new requests and wait for those in progress, at most `grace_s` seconds."""
+        self.stopping = True
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), grace_s)
+
+    # -- routes -----------------------------------------------------------------------------------------------
+
+    async def _health(self, _: web.Request) -> web.Response:
+        if self.engine is None:
+            return web.json_response({"status": "loading", "progress": self.progress}, status=503)
+        if self.engine.failure is not None:
+            return web.json_response({"status": "failed", "reason": self.engine.failure}, status=500)
+        if self.stopping:
+            return web.json_response({"status": "stopping"}, status=503)
+        return web.json_response({"status": "ready"})
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        text = self._loaded().stats.exposition(self._served)
+        return web.Response(text=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+
+    async def _models(self, _: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [self._description()]})
+
+    async def _model(self, request: web.Request) -> web.Response:
+        if request.match_info["name"] != self._served:
+            name = request.match_info["name"]
+            raise ApiError(404, f"the model {name!r} does not exist here", code="model_not_found")
+        return web.json_response(self._description())
+
+    async def _completions(self, request: web.Request) -> web.StreamResponse:
+        return await self._answer(request, chat=False)
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        return await self._answer(request, chat=True)
+
+    # -- internals --------------------------------------------------------------------------------------------
+
+    def _description(self) -> dict[str, Any]:
+        return {
+            "id": self._served,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "fabrictool",
+            "max_model_len": self._loaded().limits.context,
+        }
+
+    def _loaded(self) -> Engine:
+        if self.engine is None:
+            raise ApiError(503, f"the model is loading, {self.progress} % done", code="loading")
+        return self.engine
+
+    async def _answer(self, request: web.Request, *, chat: bool) -> web.StreamResponse:
+        engine = self._loaded()
+        if self.stopping:
+            raise ApiError(503, "the engine is stopping", code="stopping")
+        self._active += 1
+        self._idle.clear()
+        try:
+            # In a thread: tokenising a long prompt must not hold up the streams of others.
+            raw = await request.read()
+            ask = await asyncio.to_thread(
+                parse, raw, chat=chat, served=self._served, tokenizer=engine.tokenizer, context=engine.limits.context
+            )
+            if engine.stats.waiting >= self._max_waiting:
+                raise ApiError(429, f"{engine.stats.waiting} requests are waiting already", code="queue_full")
+            reply = Reply(
+                f"{'chatcmpl' if chat else 'cmpl'}-{random_id(12)}",
+                int(self._clock.wall()),
+                self._served,
+                chat,
+                len(ask.request.prompt),
+                ask.include_usage,
+            )
+            events = _events(engine, ask)
+            async with contextlib.aclosing(events):
+                return await (_stream(request, reply, events) if ask.stream else _collect(reply, events))
+        finally:
+            self._active -= 1
+            if self._active == 0:
+                self._idle.set()
+
+    @web.middleware
+    async def _envelope(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """Every error in OpenAI's form."""
+        try:
+            return await handler(request)
+        except ApiError as error:
+            headers = {"Retry-After": "1"} if error.status in (429, 503) else {}
+            return web.json_response(error.body, status=error.status, headers=headers)
+        except web.HTTPException as error:
+            message = f"{request.method} {request.path}: {error.reason.lower()}"
+            return web.json_response(error_body(error.status, message), status=error.status)
+
+
+async def _events(engine: Engine, ask: Ask) -> AsyncGenerator[Event, None]:
+    """The events of one request; leaving early cancels it and frees its blocks."""
+    loop = asyncio.get_running_loop()
+    queue: asyncio.Queue[Event] = asyncio.Queue()
+
+    def emit(event: Event) -> None:
+        loop.call_soon_threadsafe(queue.put_nowait, event)
+
+    number = engine.submit(ask.request, emit)
+    finished = False
+    try:
+        while not finished:
+            event = await queue.get()
+            finished = event.finish is not None
+            yield event
+    finally:
+        if not finished:
+            engine.cancel(number)
+
+
+async def _collect(reply: Reply, events: AsyncGenerator[Event, None]) -> web.Response:
+    parts: list[str] = []
+    tokens, finish = 0, "error"
+    async for event in events:
+        parts.append(event.text)
+        tokens, finish = event.tokens, event.finish or finish
+    if finish in ("error", "cancelled"):
+        raise _broken(finish)
+    return web.json_response(reply.whole("".join(parts), finish, tokens), dumps=_dumps)
+
+
+async def _stream(request: web.Request, reply: Reply, events: AsyncGenerator[Event, None]) -> web.StreamResponse:
+    # The first event comes before the headers: what fails until then has a status of its own.
+    first = await anext(events)
+    if first.finish in ("error", "cancelled"):
+        raise _broken(first.finish)
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    await response.prepare(request)
+    if reply.chat:
+        await response.write(_sse(reply.opening()))
+    event = first
+    while True:
+        if event.finish in ("error", "cancelled"):
+            await response.write(_sse(_broken(event.finish).body))
+            return response
+        if event.text or event.finish is not None:
+            await response.write(_sse(reply.piece(event.text, event.finish)))
+        if event.finish is not None:
+            break
+        event = await anext(events)
+    if reply.include_usage:
+        await response.write(_sse(reply.closing(event.tokens)))
+    await response.write(b"data: [DONE]\n\n")
+    return response
+
+
+def _broken(finish: str) -> ApiError:
+    if finish == "cancelled":
+        return ApiError(503, "the engine is stopping", code="stopping")
+    return ApiError(500, "the engine failed", code="engine_failed")
+
+
+def _dumps(document: object) -> str:
+    return msgspec.json.encode(document).decode()
+
+
+def _sse(document: dict[str, Any]) -> bytes:
+    return b"data: " + msgspec.json.encode(document) + b"\n\n"

@@ -1,0 +1,70 @@
+"""What the engine counts, and how `/metrics` prints it: vLLM's names, so that one reader serves both engines."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+
+_TTFT = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_ITL = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.4, 1.0, 2.5, 5.0)
+
+
+class Histogram:
+    """Counts of observations per bucket, in seconds."""
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Count one."""
+        self._counts[bisect_left(self._bounds, seconds)] += 1
+        self._sum += seconds
+
+    def lines(self, name: str, labels: str) -> list[str]:
+        """Prometheus text."""
+        out, total = [f"# TYPE {name} histogram"], 0
+        for bound, count in zip((*map(str, self._bounds), "+Inf"), self._counts, strict=True):
+            total += count
+            out.append(f'{name}_bucket{{{labels},le="{bound}"}} {total}')
+        return [*out, f"{name}_sum{{{labels}}} {self._sum}", f"{name}_count{{{labels}}} {total}"]
+
+
+class Stats:
+    """Written by the compute thread alone; read by others at any time, each figure by itself."""
+
+    def __init__(self) -> None:
+        self.running = 0
+        self.waiting = 0
+        self.kv_use = 0.0
+        self.steps = 0
+        self.prompt_tokens = 0
+        self.generated_tokens = 0
+        self.preemptions = 0
+        self.finished: Counter[str] = Counter()
+        self.time_to_first_token = Histogram(_TTFT)
+        self.inter_token_latency = Histogram(_ITL)
+
+    def exposition(self, model: str) -> str:
+        """Prometheus text, format 0.0.4."""
+        quoted = model.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+        labels = f'model_name="{quoted}"'
+        lines: list[str] = []
+        for kind, name, value in (
+            ("gauge", "vllm:num_requests_running", self.running),
+            ("gauge", "vllm:num_requests_waiting", self.waiting),
+            ("gauge", "vllm:kv_cache_usage_perc", self.kv_use),
+            ("counter", "vllm:prompt_tokens_total", self.prompt_tokens),
+            ("counter", "vllm:generation_tokens_total", self.generated_tokens),
+            ("counter", "vllm:num_preemptions_total", self.preemptions),
+        ):
+            lines += [f"# TYPE {name} {kind}", f"{name}{{{labels}}} {value}"]
+        lines.append("# TYPE vllm:request_success_total counter")
+        lines += [
+            f'vllm:request_success_total{{{labels},finished_reason="{reason}"}} {self.finished[reason]}'
+            for reason in ("stop", "length", "cancelled", "error")
+        ]
+        lines += self.time_to_first_token.lines("vllm:time_to_first_token_seconds", labels)
+        lines += self.inter_token_latency.lines("vllm:inter_token_latency_seconds", labels)
+        return "\n".join(lines) + "\n"
