@@ -41,7 +41,8 @@ class ClusterFacts(msgspec.Struct, frozen=True, kw_only=True):
         """The living unit of that address, else the youngest dead one, else None."""
         same = [unit for unit in self.units if unit.address == address]
         living = [unit for unit in same if unit.state == "running"]
-        return (living or same or [None])[-1]
+        found = living or same
+        return found[-1] if found else None
 
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True):
