@@ -1,136 +1,366 @@
-"""Quantities with their units, always written: ``80GiB``, ``800ms``, ``22 req/s``, ``0.5 CHF/h``.
+"""Quantities with units: one family, parsed from what people write and printed with the unit, exactly.
 
-One table says which units a kind of quantity has and how each relates to the kind's base unit; parsing, the hint for
-a bare number, the JSON Schema and printing all come from it.
+``Duration.parse("800ms") == 0.8`` and ``str(Duration(0.8)) == "800ms"``: a quantity *is* a number in its base unit (a
+float or an int), so arithmetic needs no wrapper, and ``X.parse(str(x)) == x`` holds for every one of them.
+
+============= =============== ====================================================
+class         base unit       written as
+============= =============== ====================================================
+`Duration`    seconds         ``800ms`` ``5s`` ``24h`` (ns us ms s m h d)
+`Memory`      octets          ``80GiB`` (2³⁰) and ``80GB`` (10⁹) are distinct
+`Tokens`      tokens          ``2048 tok``
+`Rate`        requests/s      ``22 req/s``
+`Bandwidth`   octets/s        ``1 Gbit/s`` ``3.35 TB/s``
+`Power`       watts           ``700 W`` ``1.2 kW``
+`Share`       0 to 1          ``95%``
+`Compute`     operations/s    ``989.4 TFLOP/s``
+`Price`       currency/hour   ``1.20 CHF/h``
+============= =============== ====================================================
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from decimal import Context, Decimal, InvalidOperation
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, ClassVar, Self, SupportsFloat, cast
 
-_NUMBER = r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?"
-_SPLIT = re.compile(rf"\s*({_NUMBER})\s*(.*?)\s*")
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
-_KI = 1024.0
+_WRITTEN = re.compile(r"([-+]?[0-9]+(?:\.[0-9]+)?) ?([^\s0-9.+-].*)?")
+_EXACT = Context(prec=80)
+"""Enough digits that no product of a written number and a unit's factor is ever rounded."""
+_LONGEST = 64
+"""Characters; longer texts are no quantity that anybody means."""
+_LARGEST = Decimal(10) ** 30
 
 
 class UnitError(ValueError):
-    """A text is no quantity of the kind; `code` is FT1101 (no unit), FT1102 (wrong unit) or FT1103 (no number)."""
+    """A text that is not a quantity of the wanted kind: a code of the FT111x range, one line, and the mend."""
 
-    def __init__(self, code: str, message: str, hint: str | None = None) -> None:
+    def __init__(self, code: str, message: str, hint: str) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.hint = hint
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """One kind of quantity."""
+class Quantity:
+    """What the quantities share: the units, parsing and printing."""
 
-    name: str
-    base: str
-    """Unit of the parsed number."""
-    units: tuple[tuple[str, float], ...]
-    """Unit → factor to the base unit, in the order in which hints name them."""
-    usual: str
-    """What a bare number most likely meant, for the hint."""
-    spaced: bool = True
-    """Whether a space stands between number and unit when printing."""
+    __slots__ = ()
 
-    def parse(self, value: object) -> float:
-        """The number in base units.
+    NOUN: ClassVar[str]
+    """With its article, for messages: ``a duration``."""
+    UNITS: ClassVar[Mapping[str, Decimal]]
+    """Unit as written → how many base units it is."""
+    PRINTED: ClassVar[tuple[str, ...]]
+    """Units for printing, largest first; the last one is exact for every value."""
+    SPACE: ClassVar[str] = " "
+    """Between number and unit when printed; both forms are read."""
+    EXAMPLES: ClassVar[tuple[str, ...]]
+    MISTAKES: ClassVar[Mapping[str, str]] = {}
+    """Wrong unit in small letters → the right one."""
+    WHOLE: ClassVar[bool] = False
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read ``NUMBER UNIT``; the number is plain decimal, a space between is optional.
 
         Raises
         ------
         UnitError
-            With a hint that can be pasted.
+            FT1110 no unit, FT1111 unknown unit, FT1112 not a number, FT1113 negative, too large or not whole.
         """
-        if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-            message = f"a {self.name} is written as a number with a unit, such as {self.example}"
-            raise UnitError("FT1103", message, f"write {self.example}")
-        text = str(value)
-        match = _SPLIT.fullmatch(text)
-        if match is None:
-            message = f"{text!r} is no {self.name}: it needs a number and a unit"
-            raise UnitError("FT1103", message, f"write, for example, {self.example}")
-        number, unit = match.groups()
+        number, unit = split(text, cls.NOUN, cls.EXAMPLES)
         if not unit:
-            hint = f"write {number}{' ' if self.spaced else ''}{self.usual}"
-            raise UnitError("FT1101", f"a {self.name} needs a unit", hint)
-        for known, factor in self.units:
-            if unit == known:
-                return float(number) * factor
-        raise UnitError("FT1102", f"{unit!r} is no unit of a {self.name}", f"one of: {self._unit_list(unit)}")
+            raise UnitError("FT1110", f"{cls.NOUN} needs a unit", cls._mend(number))
+        factor = cls.UNITS.get(unit)
+        if factor is None:
+            raise UnitError("FT1111", f"`{unit}` is not a unit of {cls.NOUN}", cls._unit_hint(number, unit))
+        value = _EXACT.multiply(number, factor)
+        if cls.WHOLE and value != value.to_integral_value():
+            raise UnitError("FT1113", f"`{text}` is not a whole number", f"such as `{cls.EXAMPLES[0]}`")
+        return cls.of(value)
 
-    def format(self, value: float) -> str:
-        """With the largest unit that keeps the number at 1 or more; parses back to the same value."""
-        for unit, factor in sorted(self.units, key=lambda pair: -pair[1]):
-            if abs(value) >= factor and float(f"{value / factor:.6g}") * factor == value:
-                return f"{value / factor:.6g}{' ' if self.spaced else ''}{unit}"
-        return f"{value!r}{' ' if self.spaced else ''}{self.base}"
+    @classmethod
+    def of(cls, value: Decimal) -> Self:
+        """The quantity of that many base units."""
+        make = cast("type[float]", cls)
+        return cast("Self", make(int(value) if cls.WHOLE else value))
 
-    @property
-    def example(self) -> str:
-        """Such as ``800 ms``."""
-        return f"{_EXAMPLES.get(self.name, '1')}{' ' if self.spaced else ''}{self.usual}"
+    def __str__(self) -> str:
+        """With the largest unit that shows it exactly in few digits."""
+        number = cast("float", self)
+        exact = Decimal(int(number)) if self.WHOLE else Decimal(repr(float(number)))
+        for unit in self.PRINTED[:-1]:
+            factor = self.UNITS[unit]
+            if abs(exact) >= factor:
+                scaled = _EXACT.divide(exact, factor).quantize(Decimal("0.001"), context=_EXACT)
+                if _EXACT.multiply(scaled, factor) == exact:
+                    return f"{_plain(scaled)}{self.SPACE}{unit}"
+        unit = self.PRINTED[-1]
+        return f"{_plain(_EXACT.divide(exact, self.UNITS[unit]))}{self.SPACE}{unit}"
 
-    @property
-    def pattern(self) -> str:
-        """A regular expression for the JSON Schema."""
-        alternatives = "|".join(re.escape(unit).replace("/", r"\/") for unit, _ in self.units)
-        return rf"^\s*{_NUMBER}\s*({alternatives})\s*$".replace(r"\/", "/")
+    def __repr__(self) -> str:
+        """``Duration('800ms')``."""
+        return f"{type(self).__name__}({str(self)!r})"
 
-    def _unit_list(self, given: str) -> str:
-        same = [unit for unit, _ in self.units if unit.lower() == given.lower()]
-        return ", ".join(same or [unit for unit, _ in self.units])
+    @classmethod
+    def pattern(cls) -> str:
+        """Regular expression (ECMA 262) of what `parse` accepts, for the JSON Schema."""
+        units = "|".join(re.escape(unit).replace("/", r"\/") for unit in sorted(cls.UNITS, key=len, reverse=True))
+        return rf"^\+?[0-9]+(\.[0-9]+)? ?({units})$"
 
+    @classmethod
+    def _mend(cls, number: Decimal) -> str:
+        written = [f"`{_plain(number)}{cls.SPACE}{unit}`" for unit in cls._suggested()]
+        return "write " + " or ".join(written) + "?"
 
-_EXAMPLES = {"duration": "800", "size": "80", "rate": "22", "length": "1100", "price": "0.5", "share": "99"}
+    @classmethod
+    def _suggested(cls) -> tuple[str, ...]:
+        found = [split(example, cls.NOUN, ())[1] for example in cls.EXAMPLES]
+        return tuple(dict.fromkeys(found))[:2]
 
-DURATION = Kind(
-    "duration",
-    "s",
-    (("us", 1e-6), ("ms", 1e-3), ("s", 1.0), ("m", 60.0), ("h", 3600.0), ("d", 86400.0)),
-    "ms",
-    spaced=False,
-)
-SIZE = Kind(
-    "size",
-    "B",
-    (
-        ("B", 1.0),
-        ("KiB", _KI),
-        ("MiB", _KI**2),
-        ("GiB", _KI**3),
-        ("TiB", _KI**4),
-        ("kB", 1e3),
-        ("MB", 1e6),
-        ("GB", 1e9),
-        ("TB", 1e12),
-    ),
-    "GiB",
-    spaced=False,
-)
-REQUEST_RATE = Kind("rate", "req/s", (("req/s", 1.0), ("req/m", 1 / 60), ("req/h", 1 / 3600)), "req/s")
-LENGTH = Kind("length", "tok", (("tok", 1.0), ("ktok", 1e3)), "tok")
-BANDWIDTH = Kind(
-    "bandwidth",
-    "bit/s",
-    (("bit/s", 1.0), ("Mbit/s", 1e6), ("Gbit/s", 1e9), ("Tbit/s", 1e12), ("GB/s", 8e9), ("GiB/s", 8 * _KI**3)),
-    "Gbit/s",
-)
-POWER = Kind("power", "W", (("W", 1.0), ("kW", 1e3), ("MW", 1e6)), "W")
-SHARE = Kind("share", "", (("%", 0.01),), "%", spaced=False)
-PRICE = Kind("price", "/h", tuple((f"{currency}/h", 1.0) for currency in ("CHF", "EUR", "USD", "GBP", "JPY")), "CHF/h")
-"""The currency is kept beside the number by `currency_of`; a fabric uses one."""
-ENERGY = Kind("energy", "J/tok", (("J/tok", 1.0), ("mJ/tok", 1e-3)), "J/tok")
-
-KINDS = (DURATION, SIZE, REQUEST_RATE, LENGTH, BANDWIDTH, POWER, SHARE, PRICE, ENERGY)
+    @classmethod
+    def _unit_hint(cls, number: Decimal, unit: str) -> str:
+        folded = {known.lower(): known for known in cls.UNITS}
+        low = unit.lower()
+        near = cls.MISTAKES.get(low) or folded.get(low)
+        if near is None and (close := get_close_matches(low, list(folded), 1, 0.6)):
+            near = folded[close[0]]
+        known = f"units: {', '.join(cls.UNITS)}"
+        return f"did you mean `{_plain(number)}{cls.SPACE}{near}`? {known}" if near else known
 
 
-def currency_of(text: str) -> str:
-    """``CHF`` of ``0.5 CHF/h``; the text must have been parsed as a price."""
-    match = _SPLIT.fullmatch(text)
-    return match[2].split("/")[0] if match else ""
+def split(text: str, noun: str, examples: tuple[str, ...]) -> tuple[Decimal, str]:
+    """Number and unit of a written quantity; the unit may be missing.
+
+    Raises
+    ------
+    UnitError
+        FT1112 no number in front, FT1113 negative or too large.
+    """
+    such = f"such as `{examples[0]}`" if examples else "write NUMBER UNIT"
+    match = _WRITTEN.fullmatch(text.strip()) if len(text) <= _LONGEST else None
+    if match is None:
+        raise UnitError("FT1112", f"`{text[:_LONGEST]}` is not {noun}: expected a number and a unit", such)
+    try:
+        number = Decimal(match[1])
+    except InvalidOperation as error:  # pragma: no cover - the pattern admits decimal numbers only
+        raise UnitError("FT1112", f"`{text}` is not {noun}", such) from error
+    if number < 0:
+        raise UnitError("FT1113", f"{noun} cannot be negative", such)
+    if number >= _LARGEST:
+        raise UnitError("FT1113", f"`{text}` is too large for {noun}", such)
+    return number, (match[2] or "").strip()
+
+
+def _plain(number: Decimal) -> str:
+    """Without exponent and trailing zeros."""
+    text = format(number, "f")
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+class _Real(Quantity, float):
+    """A quantity that is a float."""
+
+    __slots__ = ()
+    __str__ = Quantity.__str__
+    __repr__ = Quantity.__repr__
+
+
+class _Whole(Quantity, int):
+    """A quantity that is an int."""
+
+    __slots__ = ()
+    __str__ = Quantity.__str__
+    __repr__ = Quantity.__repr__
+    WHOLE = True
+
+
+class Duration(_Real):
+    """Seconds."""
+
+    __slots__ = ()
+    NOUN = "a duration"
+    UNITS: ClassVar[Mapping[str, Decimal]] = {
+        "ns": Decimal("1e-9"),
+        "us": Decimal("1e-6"),
+        "ms": Decimal("1e-3"),
+        "s": Decimal(1),
+        "m": Decimal(60),
+        "h": Decimal(3600),
+        "d": Decimal(86400),
+    }
+    PRINTED = ("h", "m", "s", "ms", "us", "ns")
+    SPACE = ""
+    EXAMPLES = ("800ms", "5s", "24h")
+    MISTAKES: ClassVar[Mapping[str, str]] = {
+        "sec": "s",
+        "secs": "s",
+        "second": "s",
+        "seconds": "s",
+        "min": "m",
+        "mins": "m",
+        "minute": "m",
+        "minutes": "m",
+        "hour": "h",
+        "hours": "h",
+        "hr": "h",
+        "day": "d",
+        "days": "d",
+        "msec": "ms",
+        "µs": "us",
+        "μs": "us",
+    }
+
+
+def _powers(base: int, units: tuple[str, ...]) -> dict[str, Decimal]:
+    return {unit: Decimal(base) ** (power + 1) for power, unit in enumerate(units)}
+
+
+class Memory(_Whole):
+    """Octets; binary and decimal multiples are different units."""
+
+    __slots__ = ()
+    NOUN = "an amount of memory"
+    UNITS: ClassVar[Mapping[str, Decimal]] = {
+        "B": Decimal(1),
+        **_powers(1000, ("kB", "MB", "GB", "TB")),
+        **_powers(1024, ("KiB", "MiB", "GiB", "TiB")),
+    }
+    PRINTED = ("TiB", "TB", "GiB", "GB", "MiB", "MB", "KiB", "kB", "B")
+    SPACE = ""
+    EXAMPLES = ("80GiB", "80GB")
+    MISTAKES: ClassVar[Mapping[str, str]] = {"g": "GiB", "m": "MiB", "t": "TiB", "k": "KiB", "gi": "GiB", "mi": "MiB"}
+
+
+class Tokens(_Whole):
+    """Tokens."""
+
+    __slots__ = ()
+    NOUN = "a number of tokens"
+    UNITS: ClassVar[Mapping[str, Decimal]] = {"tok": Decimal(1)}
+    PRINTED = ("tok",)
+    EXAMPLES = ("2048 tok",)
+    MISTAKES: ClassVar[Mapping[str, str]] = {"token": "tok", "tokens": "tok", "t": "tok", "toks": "tok"}
+
+
+class Rate(_Real):
+    """Requests per second."""
+
+    __slots__ = ()
+    NOUN = "a request rate"
+    UNITS: ClassVar[Mapping[str, Decimal]] = {"req/s": Decimal(1)}
+    PRINTED = ("req/s",)
+    EXAMPLES = ("22 req/s", "0.5 req/s")
+    MISTAKES: ClassVar[Mapping[str, str]] = {"rps": "req/s", "qps": "req/s", "/s": "req/s", "requests/s": "req/s"}
+
+
+class Bandwidth(_Real):
+    """Octets per second; network links are written in bits, memory and NVLink in octets."""
+
+    __slots__ = ()
+    NOUN = "a bandwidth"
+    UNITS: ClassVar[Mapping[str, Decimal]] = {
+        "bit/s": Decimal("0.125"),
+        "kbit/s": Decimal(125),
+        "Mbit/s": Decimal(125_000),
+        "Gbit/s": Decimal(125_000_000),
+        "Tbit/s": Decimal(125_000_000_000),
+        "B/s": Decimal(1),
+        **_powers(1000, ("kB/s", "MB/s", "GB/s", "TB/s")),
+    }
+    PRINTED = ("TB/s", "GB/s", "MB/s", "kB/s", "B/s")
+    EXAMPLES = ("1 Gbit/s", "900 GB/s")
+    MISTAKES: ClassVar[Mapping[str, str]] = {"gbps": "Gbit/s", "mbps": "Mbit/s", "gb": "Gbit/s", "gbit": "Gbit/s"}
+
+
+class Power(_Real):
+    """Watts."""
+
+    __slots__ = ()
+    NOUN = "a power"
+    UNITS: ClassVar[Mapping[str, Decimal]] = {"W": Decimal(1), "kW": Decimal(1000), "MW": Decimal(1_000_000)}
+    PRINTED = ("MW", "kW", "W")
+    EXAMPLES = ("700 W",)
+    MISTAKES: ClassVar[Mapping[str, str]] = {"watt": "W", "watts": "W"}
+
+
+class Share(_Real):
+    """A part of a whole, 0 to 1, written in percent."""
+
+    __slots__ = ()
+    NOUN = "a share"
+    UNITS: ClassVar[Mapping[str, Decimal]] = {"%": Decimal("0.01")}
+    PRINTED = ("%",)
+    SPACE = ""
+    EXAMPLES = ("95%",)
+    MISTAKES: ClassVar[Mapping[str, str]] = {"percent": "%", "pct": "%"}
+
+    @classmethod
+    def of(cls, value: Decimal) -> Self:
+        """At most the whole."""
+        if value > 1:
+            raise UnitError("FT1113", "a share cannot exceed 100%", "such as `95%`")
+        return super().of(value)
+
+
+class Compute(_Real):
+    """Operations per second: FLOP/s, or OP/s for integers."""
+
+    __slots__ = ()
+    NOUN = "a computing speed"
+    UNITS: ClassVar[Mapping[str, Decimal]] = {
+        "GFLOP/s": Decimal("1e9"),
+        "TFLOP/s": Decimal("1e12"),
+        "PFLOP/s": Decimal("1e15"),
+        "TOP/s": Decimal("1e12"),
+        "POP/s": Decimal("1e15"),
+    }
+    PRINTED = ("PFLOP/s", "TFLOP/s", "GFLOP/s")
+    EXAMPLES = ("989.4 TFLOP/s",)
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """Money per hour. Currencies are never converted: an inventory uses one."""
+
+    amount: float
+    currency: str
+
+    NOUN: ClassVar[str] = "a price"
+    EXAMPLES: ClassVar[tuple[str, ...]] = ("1.20 CHF/h",)
+    PATTERN: ClassVar[str] = r"^\+?[0-9]+(\.[0-9]+)? ?[A-Z]{3}\/h$"
+
+    @classmethod
+    def parse(cls, text: str) -> Price:
+        """Read ``NUMBER CUR/h`` with a three-letter currency code (ISO 4217).
+
+        Raises
+        ------
+        UnitError
+            FT1110 no unit, FT1111 another unit, FT1112 not a number, FT1113 negative or too large.
+        """
+        number, unit = split(text, cls.NOUN, cls.EXAMPLES)
+        if not unit:
+            raise UnitError("FT1110", "a price needs a unit", f"write `{_plain(number)} CHF/h`?")
+        if not re.fullmatch(r"[A-Z]{3}/h", unit):
+            raise UnitError("FT1111", f"`{unit}` is not a unit of a price", "a currency code and an hour: `1.20 CHF/h`")
+        return cls(float(number), unit[:3])
+
+    def __str__(self) -> str:
+        """``1.2 CHF/h``."""
+        return f"{_plain(Decimal(repr(self.amount)))} {self.currency}/h"
+
+    def __float__(self) -> float:
+        """The amount."""
+        return self.amount
+
+
+def as_float(value: SupportsFloat | None, default: float = 0.0) -> float:
+    """A plain float, for documents that are written to JSON; `default` for None."""
+    return default if value is None else float(value)

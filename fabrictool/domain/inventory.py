@@ -1,4 +1,4 @@
-"""What exists: providers, sites, clusters with their partitions and login nodes, links. Read from an inventory file."""
+"""What exists: providers, sites, clusters, partitions and the links between sites. One YAML document."""
 
 from __future__ import annotations
 
@@ -8,172 +8,166 @@ from pydantic import Field
 
 from fabrictool.domain.quantities import (
     Bandwidth,
-    Count,
+    Document,
     Duration,
+    HostKey,
+    Latency,
+    Memory,
     Name,
-    Part,
     Power,
-    PriceText,
-    Secret,
-    Size,
+    Price,
+    Text,
+    UserName,
 )
 
-ClusterKind = Literal["local", "ssh", "slurm"]
+__all__ = ["Cluster", "Install", "Inventory", "Jump", "Link", "Login", "Partition", "Provider", "Site", "Software"]
+
 Tier = Literal["owned", "scavenger"]
+ClusterKind = Literal["local", "ssh", "slurm"]
 
-HostKey = Annotated[str, Field(pattern=r"^(ssh-ed25519|ssh-rsa|ecdsa-sha2-nistp(256|384|521)) [A-Za-z0-9+/=]+( .*)?$")]
 
-
-class Provider(Part):
+class Provider(Document):
     """An institution that contributes sites; trust is granted to providers."""
 
-    title: str = ""
-    """Its full name, for people."""
-    contact: str = ""
-    """Whom to ask."""
+    title: Text | None = None
+    """Its name for people."""
 
 
-class Site(Part):
+class Site(Document):
     """An administrative domain of one provider."""
 
     provider: Name
-    """Name of a provider."""
-    title: str = ""
-    """For people."""
+    """One of `providers`."""
+    title: Text | None = None
+    """Its name for people."""
 
 
-class JumpHost(Part):
+class Jump(Document):
     """A host on the way to a login node."""
 
-    host: str
+    host: Text
     """Name or address."""
     port: Annotated[int, Field(ge=1, le=65535)] = 22
     """SSH port."""
-    user: str = ""
-    """Account there; empty: the login node's."""
-    host_keys: tuple[HostKey, ...] = Field(min_length=1)
-    """Pinned public host keys, reviewed like code."""
+    user: UserName | None = None
+    """A name, or a reference such as ``secret://env/ALPHA_USER``; absent: the login node's user."""
+    host_keys: Annotated[tuple[HostKey, ...], Field(min_length=1)]
+    """Pinned public keys; any other key is refused."""
 
 
-class LoginNode(Part):
-    """Where to reach a cluster by SSH."""
+class Login(Document):
+    """One login node."""
 
-    host: str
+    host: Text
     """Name or address."""
     port: Annotated[int, Field(ge=1, le=65535)] = 22
     """SSH port."""
-    user: str
-    """Account; `${VAR:?…}` keeps personal accounts out of the file."""
-    host_keys: tuple[HostKey, ...] = Field(min_length=1)
-    """Pinned public host keys, such as `ssh-ed25519 AAAA…`; there is no trust on first use."""
-    jump: tuple[JumpHost, ...] = ()
+    user: UserName
+    """A name, or a reference such as ``secret://env/ALPHA_USER``."""
+    host_keys: Annotated[tuple[HostKey, ...], Field(min_length=1)]
+    """Pinned public keys; any other key is refused, there is no trust on first use."""
+    jump: tuple[Jump, ...] = ()
     """Hosts to go through, in order."""
-    key: Secret | None = None
-    """Reference to a private key; absent: the SSH agent."""
 
 
-class Partition(Part):
-    """Equal nodes behind one queue."""
+class Install(Document):
+    """How a program gets there: one of the ways, or none for what is already on the path."""
 
-    device: str
-    """Accelerator or CPU, by its id in the catalogue."""
-    devices_per_node: Count = 1
-    """Devices of one node."""
-    nodes: Count = 1
-    """How many nodes we may use."""
-    memory_per_node: Size | None = None
-    """Host memory; bounds CPU replicas."""
+    venv: Text | None = None
+    """Folder of a Python virtual environment."""
+    module: Text | None = None
+    """Environment module to load, such as ``python/3.11``."""
+    container: Text | None = None
+    """Image reference."""
+    path: Text | None = None
+    """The executable itself."""
+
+    @property
+    def ways(self) -> tuple[str, ...]:
+        """Names of the fields that are set; at most one in a valid inventory."""
+        return tuple(name for name in ("venv", "module", "container", "path") if getattr(self, name) is not None)
+
+
+class Software(Document):
+    """How Python and the engines get to the nodes of a cluster."""
+
+    python: Install = Install()
+    """Empty: on a local cluster the Python that runs fabrictool, elsewhere ``python3``."""
+    engines: dict[Name, Install] = Field(default_factory=dict)
+    """Engines that can run here; empty way: in the environment of `python`."""
+
+
+class Partition(Document):
+    """Equal nodes behind one name of the batch scheduler, or of ours on a local cluster."""
+
+    device: Name
+    """Accelerator id of the catalogue; ``cpu`` for none."""
+    devices_per_node: Annotated[int, Field(ge=1, le=1024)] = 1
+    """How many of them each node has."""
+    nodes: Annotated[int, Field(ge=1, le=1_000_000)]
+    """How many nodes the fabric may use."""
+    node_type: Text | None = None
+    """What the site calls this kind of node."""
+    memory_per_node: Memory | None = None
+    """Main memory; on CPU partitions this is what replicas share."""
     walltime: Duration | None = None
-    """Longest run; absent: unlimited."""
+    """Longest allocation; absent: none ends by itself."""
     tier: Tier = "owned"
-    """`scavenger` capacity may vanish and never counts towards a minimum."""
-    price: PriceText | None = None
-    """Per node."""
+    """``scavenger`` capacity may be taken away at any time."""
+    price: Price | None = None
+    """Of one node."""
     power: Power | None = None
-    """Of a node under load; absent: the devices' rated power."""
-    link: str = ""
-    """Link between the devices of a node, by its id in the catalogue; empty: the device's own."""
+    """Of one node under load; absent: the catalogue's figure for its devices."""
+    link: Name | None = None
+    """Link between devices of one node, an id of the catalogue; absent: the accelerator's usual one."""
+    network: Name | None = None
+    """Link between nodes, an id of the catalogue."""
 
 
-class Python(Part):
-    """How an interpreter with the agent's packages gets to a node; exactly one of the three."""
-
-    module: str = ""
-    """Environment module to load."""
-    venv: str = ""
-    """Path of a virtual environment on the cluster."""
-    container: str = ""
-    """Image with everything in it."""
-
-
-class EngineInstall(Part):
-    """How an engine gets to a node."""
-
-    module: str = ""
-    """Environment module to load."""
-    venv: str = ""
-    """Virtual environment that holds it."""
-    container: str = ""
-    """Image that holds it."""
-    options: dict[str, str] = Field(default_factory=dict)
-    """Flags that every replica on this cluster gets."""
-
-
-class Software(Part):
-    """What is installed on a cluster."""
-
-    python: Python = Python()
-    """Interpreter; nothing given: the one that runs the tool (local clusters)."""
-    engines: dict[str, EngineInstall] = Field(default_factory=dict)
-    """Engines that may run here; empty: any that a blueprint names."""
-
-
-class Cluster(Part):
-    """Machines behind one scheduler, or one machine."""
+class Cluster(Document):
+    """Partitions that are reached in one way."""
 
     site: Name
-    """Name of a site."""
+    """One of `sites`."""
     kind: ClusterKind
-    """`local`: processes of this machine; `ssh`: plain hosts; `slurm`: jobs."""
+    """``local`` (processes on this machine), ``ssh`` (hosts) or ``slurm`` (a batch scheduler)."""
     enabled: bool = True
-    """False: as if it were not there."""
-    host: str = ""
-    """For `local`: the machine's host name; empty: whichever machine runs the tool."""
-    login: tuple[LoginNode, ...] = ()
-    """For `ssh` and `slurm`: login nodes, tried in order."""
-    partitions: dict[Name, Partition] = Field(min_length=1)
-    """What can be allocated."""
+    """``false``: nothing is placed here and nothing here is touched."""
+    login: tuple[Login, ...] = ()
+    """Login nodes, tried in order; not for ``local``."""
+    partitions: Annotated[dict[Name, Partition], Field(min_length=1)]
+    """Groups of equal nodes."""
     software: Software = Software()
-    """What is installed."""
+    """How Python and engines get there."""
 
 
-class Link(Part):
+class Link(Document):
     """Bandwidth and latency between two sites."""
 
     between: tuple[Name, Name]
-    """Two sites."""
+    """The two sites."""
     bandwidth: Bandwidth
-    """One direction."""
-    latency: Duration
+    """In each direction."""
+    latency: Latency
     """One way."""
 
 
-class Inventory(Part):
-    """Everything that may be used."""
+class Inventory(Document):
+    """What exists."""
 
-    apiVersion: Literal["fabrictool/v1"]  # noqa: N815 - the field's name in every such file
-    """Version of this file's form."""
+    apiVersion: Literal["fabrictool/v1"]  # noqa: N815 - the name that YAML users know
+    """Version of this format."""
     kind: Literal["Inventory"]
     """What this file is."""
-    providers: dict[Name, Provider]
-    """Institutions by name."""
-    sites: dict[Name, Site]
-    """Sites by name."""
-    clusters: dict[Name, Cluster]
-    """Clusters by name."""
+    providers: Annotated[dict[Name, Provider], Field(min_length=1)]
+    """Institutions, by name."""
+    sites: Annotated[dict[Name, Site], Field(min_length=1)]
+    """Administrative domains, by name."""
+    clusters: Annotated[dict[Name, Cluster], Field(min_length=1)]
+    """Clusters, by name."""
     links: tuple[Link, ...] = ()
-    """Between sites."""
+    """Networks between sites."""
 
     def provider_of(self, cluster: str) -> str:
-        """The provider that a cluster belongs to."""
+        """The provider behind a cluster."""
         return self.sites[self.clusters[cluster].site].provider

