@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
+from fabrictool.base.errors import InvalidInputError
 from fabrictool.engines.checks import check_launch, flags, variables
 from fabrictool.engines.protocol import Capabilities, EngineCommand, Metrics, Readiness
 
@@ -51,6 +53,10 @@ class Reference:
             argv += ["--cache-dir", launch.cache_dir]
         options = dict(launch.options)
         threads = options.pop("threads", "1")
+        if not re.fullmatch(r"[1-9][0-9]{0,2}", threads):
+            raise InvalidInputError.of(
+                "FT7007", f"option threads is {threads!r}, not a number from 1 to 999", thing="engine/reference"
+            )
         # NumPy's BLAS reads its thread count once, when it is loaded: it cannot be an argument of the program.
         # One thread each, because several replicas share a node and spinning threads of one slow down the others.
         env = dict.fromkeys(("MKL_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads)

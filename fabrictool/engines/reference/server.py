@@ -109,6 +109,8 @@ class EngineServer:
         engine = self._loaded()
         if self.stopping:
             raise ApiError(503, "the engine is stopping", code="stopping")
+        if self._active >= engine.limits.max_seqs + self._max_waiting:
+            raise ApiError(429, f"{self._active} requests are here already", code="queue_full")
         self._active += 1
         self._idle.clear()
         try:
@@ -117,8 +119,6 @@ class EngineServer:
             ask = await asyncio.to_thread(
                 parse, raw, chat=chat, served=self._served, tokenizer=engine.tokenizer, context=engine.limits.context
             )
-            if engine.stats.waiting >= self._max_waiting:
-                raise ApiError(429, f"{engine.stats.waiting} requests are waiting already", code="queue_full")
             reply = Reply(
                 f"{'chatcmpl' if chat else 'cmpl'}-{random_id(12)}",
                 int(self._clock.wall()),
