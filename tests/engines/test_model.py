@@ -80,7 +80,7 @@ def test_a_mixed_batch_equals_its_requests_alone(tiny):
         Rows([200], 0, [7], True),  # a prompt of one token
     ]
     logits = model.step(batch, pool)
-    assert logits.shape == (3, model.config.vocab)
+    assert logits.shape == (3, model.config.vocab)  # three rows through the output: the way of few rows
     for got, prompt in zip(logits, (PROMPT[:7], PROMPT[2:9], [200]), strict=True):
         np.testing.assert_allclose(got, last_logits(model, prompt), atol=1e-4)
 
@@ -167,3 +167,14 @@ def test_tiny_model_files_are_reproducible(tmp_path):
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
     assert (tmp_path / "a").read_bytes() != (tmp_path / "c").read_bytes()
     assert Tokenizer(load_weights(tmp_path / "a", None, lambda _: None).metadata).vocab == 265
+
+
+@pytest.mark.parametrize("rows", [1, 2, 6, 7, 20])
+def test_every_way_through_a_matrix_gives_the_same(rows):
+    from fabrictool.engines.reference.model import _CACHED, _project
+
+    random = np.random.Generator(np.random.PCG64(1))
+    weight = random.normal(size=(1001, 576)).astype(np.float32)
+    assert weight.size > 2 * _CACHED  # several parts, the last one short
+    x = random.normal(size=(rows, 576)).astype(np.float32)
+    np.testing.assert_allclose(_project(x, weight), x.astype(np.float64) @ weight.T, atol=1e-3)
