@@ -25,7 +25,12 @@ S = TypeVar("S", AgentSpec, GatewaySpec)
 _log = logging.getLogger("fabrictool.unit")
 
 
-def run_unit(folder: RunFolder, kind: type[S], run: Callable[[S, RunFolder], Coroutine[Any, Any, str]]) -> int:
+def run_unit(
+    folder: RunFolder,
+    kind: type[S],
+    run: Callable[[S, RunFolder], Coroutine[Any, Any, str]],
+    loop: Callable[[Coroutine[Any, Any, str]], str] = asyncio.run,
+) -> int:
     """Returns the exit code; the reason goes to ``exit.json`` and the log, never a traceback for a known error."""
     configure_logging("info")
     os.chdir("/")  # hold no folder of the user's busy
@@ -36,7 +41,7 @@ def run_unit(folder: RunFolder, kind: type[S], run: Callable[[S, RunFolder], Cor
         _report(error)
         return error.exit_code  # the folder may belong to another process: write nothing into it
     try:
-        reason, code = asyncio.run(run(spec, folder)), 0
+        reason, code = loop(run(spec, folder)), 0
     except FabrictoolError as error:
         _report(error)
         reason, code = str(error), error.exit_code

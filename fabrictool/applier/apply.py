@@ -72,10 +72,12 @@ class Applier:
     clock: Clock
     reporter: Reporter
     gateway_keys: Callable[[GatewaySpec], bytes | None]
+    read_set: Callable[[], Mapping[str, str]]
+    """The facts as they are now, asked for under the lease."""
     interrupt: Interrupt = field(default_factory=Interrupt)
     _state: State | None = None
 
-    def apply(self, plan: Plan, current_read_set: Mapping[str, str]) -> bool:
+    def apply(self, plan: Plan) -> bool:
         """Carry `plan` out under the lease; returns False when it was carried out before.
 
         Raises
@@ -93,7 +95,7 @@ class Applier:
             if journal.finished:
                 return False
             begun = {entry.address for entry in journal.entries() if entry.kind == "intent"}
-            self._check_fresh(plan, current_read_set, begun, state)
+            self._check_fresh(plan, self.read_set(), begun, state)
             if state.serial == 0:
                 state = self.folder.write_state(state, read=state)
             self._state = state

@@ -57,6 +57,10 @@ class LocalCluster:
             return ClusterFacts(cluster=self.name, known=False, reason=reason, hint=f"check the rights of {self._root}")
         return ClusterFacts(cluster=self.name, known=True, units=units)
 
+    def spec(self, operation: str) -> UnitSpec:
+        """What a unit was told."""
+        return _read_spec(self._folder(operation))
+
     def state(self, operation: str) -> UnitState | None:
         """Of one unit."""
         folder = self._folder(operation)

@@ -41,6 +41,10 @@ class Cluster(Protocol):
         """End a unit that does not leave."""
         ...
 
+    def spec(self, operation: str) -> UnitSpec:
+        """What a unit was told."""
+        ...
+
     def state(self, operation: str) -> UnitState | None:
         """Of one unit; None when there is no such unit."""
         ...

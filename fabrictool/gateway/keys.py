@@ -76,13 +76,18 @@ class Keyring:
 
 
 def read_keys(path: Path) -> Keyring:
-    """The key file; raises FT8002 when it is wrong or readable by others."""
+    """The keyring of a key file; raises FT8002 when it is wrong or readable by others."""
+    return Keyring(read_rows(path))
+
+
+def read_rows(path: Path) -> list[KeyRow]:
+    """The rows of a key file; raises FT8002 when it is wrong or readable by others."""
     try:
         if path.stat().st_mode & 0o077:
             raise InvalidInputError.of(
                 "FT8002", "the key file can be read by others", file=str(path), hint=f"chmod 600 {path}"
             )
-        return Keyring(msgspec.json.decode(path.read_bytes(), type=KeyFile).keys)
+        return msgspec.json.decode(path.read_bytes(), type=KeyFile).keys
     except OSError as error:
         raise file_error(error, path) from error
     except msgspec.DecodeError as error:

@@ -1,0 +1,114 @@
+"""Observe, solve, compare: the plan of a fabric, and the facts that it relies on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from fabrictool.applier.fabric import next_operation
+from fabrictool.base.canonical import digest
+from fabrictool.domain.plan import Certificate, Forecast, Placement, Plan
+from fabrictool.domain.specs import AgentSpec
+from fabrictool.planner.assign import assign
+from fabrictool.planner.build import build_problem
+from fabrictool.planner.diff import actions
+from fabrictool.planner.exact import ExactSolver
+from fabrictool.planner.forecast import certificate, forecast, reasons
+from fabrictool.planner.units import wanted_units
+
+if TYPE_CHECKING:
+    from fabrictool.applier.fabric import Fabric
+    from fabrictool.applier.state import State
+    from fabrictool.blueprint import Loaded
+    from fabrictool.domain.inventory import Inventory
+    from fabrictool.domain.observed import Observed
+    from fabrictool.domain.specs import UnitSpec
+    from fabrictool.planner.problem import Solver
+
+
+def plan_fabric(
+    fabric: Fabric, loaded: Loaded, *, seed: int, time_limit_s: float = 60.0, solver: Solver | None = None
+) -> tuple[Plan, Observed]:
+    """The plan, with the observation that it was made from.
+
+    Raises
+    ------
+    InfeasibleError
+        FT200x with what conflicts and what would resolve it.
+    """
+    observed, state = fabric.observe(), fabric.folder.read_state()
+    blueprint, inventory = loaded.blueprint, loaded.inventory
+    specs = running_specs(fabric, observed)
+    running = {
+        spec.replica: (spec.cluster, spec.node, spec.tp) for spec in specs.values() if isinstance(spec, AgentSpec)
+    }
+    usable = [name for name, facts in observed.clusters.items() if facts.known]
+    current: dict[tuple[str, str, str, int], int] = {}
+    for replica, (cluster, partition, tp) in running.items():
+        key = (replica.rsplit("/", 1)[0], cluster, partition, tp)
+        current[key] = current.get(key, 0) + 1
+    problem, tables = build_problem(blueprint, inventory, usable=usable, reserved={}, current=current)
+    *_, solution = (solver or ExactSolver()).solve(problem, deadline_s=time_limit_s, seed=seed)
+    placement = assign(problem, solution, running)
+    wanted = wanted_units(blueprint, inventory, placement)
+    plan = Plan(
+        fabric=fabric.name,
+        lineage=state.lineage,
+        blueprint_digest=loaded.digest,
+        read_set=read_set(loaded, observed, state),
+        actions=actions(
+            wanted, observed, lambda address: next_operation(state, observed, address), running_specs=specs
+        ),
+        placement=placement,
+        forecast=forecast(blueprint, problem, solution, tables, _currency(inventory)),
+        certificate=certificate(problem, solution, seed),
+        reasons=reasons(problem, solution),
+        warnings=tuple(f"{problem.code} {problem.message}" for problem in loaded.warnings),
+    )
+    return plan, observed
+
+
+def destruction_plan(fabric: Fabric, loaded: Loaded) -> Plan:
+    """Delete everything of this fabric that runs on clusters that can be seen."""
+    observed, state = fabric.observe(), fabric.folder.read_state()
+    return Plan(
+        fabric=fabric.name,
+        lineage=state.lineage,
+        blueprint_digest=loaded.digest,
+        read_set=read_set(loaded, observed, state),
+        actions=tuple(
+            msgspec.structs.replace(action, reason="destroy")
+            for action in actions({}, observed, lambda _: "", running_specs={})
+        ),
+        placement=Placement(),
+        forecast=Forecast(models=(), cost_per_hour=0.0, currency="", power_w=0.0, basis="nothing is left to forecast"),
+        certificate=Certificate(solver="none", seed=0, optimal=True, stages=(), tables_sha256=""),
+    )
+
+
+def read_set(loaded: Loaded, observed: Observed, state: State) -> dict[str, str]:
+    """Fact → digest: the input files, which clusters answered, what runs, and how often each address was started.
+
+    The blueprint's files count as one fact: a plan of an old blueprint is stale by definition.
+    """
+    facts = {"blueprint": loaded.digest, "lineage": state.lineage}
+    for name, cluster in sorted(observed.clusters.items()):
+        facts[f"cluster/{name}"] = "known" if cluster.known else "unknown"
+        for address in sorted({unit.address for unit in cluster.units}):
+            unit = cluster.unit(address)
+            if unit is not None:
+                facts[f"unit/{address}"] = digest([name, unit.operation, unit.state, unit.spec_digest])
+    return facts
+
+
+def running_specs(fabric: Fabric, observed: Observed) -> dict[str, UnitSpec]:
+    """Operation → what the living unit was told."""
+    return {
+        unit.operation: fabric.clusters[cluster].spec(unit.operation) for cluster, unit in observed.running().values()
+    }
+
+
+def _currency(inventory: Inventory) -> str:
+    prices = [p.price for c in inventory.clusters.values() for p in c.partitions.values() if p.price is not None]
+    return prices[0].currency if prices else ""

@@ -1,0 +1,149 @@
+"""Asking for consent, carrying a plan out with progress, and turning Ctrl-C into an orderly end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from fabrictool.base.errors import InvalidInputError, PolicyDeniedError, UsageError
+from fabrictool.cli.output import json_line, paint, say
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import FrameType
+
+    from fabrictool.applier.apply import Interrupt
+    from fabrictool.domain.plan import Action, Plan
+
+_MARKS = {"intent": "…", "started": "·", "waiting": "·", "done": "✓", "failed": "✗"}
+
+
+class TextReporter:
+    """One line a step on stderr."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+
+    def step(self, action: Action, kind: str, text: str) -> None:
+        """Say it."""
+        mark = _MARKS[kind]
+        if kind in ("done", "failed"):
+            mark = paint(mark, "good" if kind == "done" else "error", sys.stderr)
+        words = action.kind if kind == "intent" else "" if kind == "done" else f"{text}"
+        say(f"  {mark} {time.monotonic() - self._began:6.1f} s  {action.address}  {words}".rstrip())
+
+
+class JsonReporter:
+    """One NDJSON event a step on stdout; the first line names the version."""
+
+    def __init__(self) -> None:
+        json_line({"type": "version", "format_version": "1"})
+
+    def step(self, action: Action, kind: str, text: str) -> None:
+        """Say it."""
+        json_line({"type": kind, "action": action.kind, "address": action.address, "text": text})
+
+
+def read_plan(path: Path) -> Plan:
+    """A saved plan; raises FT4006 when the file is something else."""
+    import msgspec
+
+    from fabrictool.base.files import file_error
+    from fabrictool.domain.plan import PLAN_API, decode_plan
+
+    try:
+        plan = decode_plan(path.read_bytes())
+    except OSError as error:
+        raise file_error(error, path) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        hint = "make one with `fabrictool plan -o FILE`"
+        raise InvalidInputError.of("FT4006", f"not a saved plan: {error}", file=str(path), hint=hint) from error
+    if plan.api != PLAN_API:
+        raise InvalidInputError.of("FT4006", f"the plan has version {plan.api}, not {PLAN_API}", file=str(path))
+    return plan
+
+
+def confirm(plan: Plan, *, yes: bool, max_delete: int | None) -> None:
+    """Ask a person, or require ``--yes``; raises FT4007 without consent and FT3001 above the allowed deletions."""
+    deletions = sum(action.kind == "delete" for action in plan.changes)
+    if max_delete is not None and deletions > max_delete:
+        message = f"the plan deletes {deletions} units, --max-delete allows {max_delete}"
+        raise PolicyDeniedError.of("FT3001", message, hint="review the plan; raise --max-delete if it is right")
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise UsageError.of("FT4007", "nobody is here to say yes", hint="--yes, after reviewing the plan")
+    say(f"{len(plan.changes)} changes to fabric {plan.fabric}. Carry them out? Only 'yes' is accepted:")
+    if input().strip() != "yes":
+        raise UsageError.of("FT4007", "not confirmed; nothing was changed")
+
+
+def carry_out(
+    plan: Plan,
+    blueprint: Path | None,
+    inventory: Path | None,
+    overlay: str | None,
+    scenario: str | None,
+    *,
+    as_json: bool,
+) -> int:
+    """Apply `plan`; returns the exit code."""
+    from fabrictool.applier.apply import Applier, Interrupt
+    from fabrictool.applier.planning import read_set
+    from fabrictool.base.clock import SystemClock
+    from fabrictool.cli.fabrics import load, open_fabric
+
+    loaded = load(blueprint, inventory, overlay=overlay, scenario=scenario)
+    fabric = open_fabric(loaded)
+    interrupt = Interrupt()
+    applier = Applier(
+        folder=fabric.folder,
+        trust=fabric.trust,
+        clusters=fabric.clusters,
+        clock=SystemClock(),
+        reporter=JsonReporter() if as_json else TextReporter(),
+        gateway_keys=lambda _: _keys(loaded),
+        read_set=lambda: read_set(loaded, fabric.observe(), fabric.folder.read_state()),
+        interrupt=interrupt,
+    )
+    keys = _keys(loaded)  # a missing secret must be said before anything is started
+    former = signal.signal(signal.SIGINT, _handler(interrupt))
+    try:
+        changed = applier.apply(plan)
+    finally:
+        signal.signal(signal.SIGINT, former)
+    if as_json:
+        json_line({"type": "end", "plan": plan.id, "changed": changed})
+    elif changed:
+        say(f"applied {len(plan.changes)} changes (plan {plan.id[:8]})")
+    else:
+        say(f"plan {plan.id[:8]} was applied before; nothing to do")
+    del keys
+    return 0
+
+
+def _keys(loaded: Any) -> bytes | None:
+    """The gateway's key file: hashes of the tenants' keys, resolved here and never written anywhere else."""
+    from fabrictool.blueprint.secrets import resolve
+    from fabrictool.gateway.keys import KeyRow, encode_keys, hash_key
+
+    tenants = loaded.blueprint.tenants
+    if not tenants:
+        return None
+    rows = [
+        KeyRow(name, hash_key(resolve(tenant.key, os.environ)), tenant.group)
+        for name, tenant in sorted(tenants.items())
+    ]
+    return encode_keys(rows)
+
+
+def _handler(interrupt: Interrupt) -> Any:
+    def handle(_number: int, _frame: FrameType | None) -> None:
+        interrupt.press()
+        if interrupt.count == 1:
+            say("\nfinishing the current step; nothing new is started (Ctrl-C again stops waiting)")
+
+    return handle

@@ -1,0 +1,122 @@
+"""``validate``, ``show``, ``schema`` and ``init``: files in, complaints or files out; no network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from fabrictool.cli.options import BlueprintOption, InventoryOption, JsonOption, OverlayOption, ScenarioOption
+
+Format = Literal["text", "json", "github"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    for function in (validate, show, schema, init):
+        app.command(function.__name__)(function)
+
+
+def validate(
+    blueprint: BlueprintOption = None,
+    inventory: InventoryOption = None,
+    overlay: OverlayOption = None,
+    scenario: ScenarioOption = None,
+    as_json: JsonOption = False,
+    output: Annotated[Format, typer.Option("--format", help="text, json, or github annotations.")] = "text",
+) -> int:
+    """Check blueprint and inventory: schema, units, references; every problem at once, with its place."""
+    import os
+
+    from fabrictool.base.errors import InvalidInputError
+    from fabrictool.blueprint import load
+    from fabrictool.blueprint.report import to_github, to_json
+    from fabrictool.cli.fabrics import find_blueprint
+    from fabrictool.cli.output import data, json_data, print_problems, say
+
+    chosen = "json" if as_json else output
+    path = find_blueprint(blueprint)
+    try:
+        loaded = load(path, inventory_path=inventory, overlay=overlay, scenario=scenario, environment=os.environ)
+        problems, code = loaded.warnings, 0
+    except InvalidInputError as error:
+        problems, code = error.problems, error.exit_code
+    if chosen == "json":
+        json_data({"format_version": "1", "type": "problems", "valid": code == 0, "problems": to_json(problems)})
+    elif chosen == "github":
+        data(to_github(problems))
+    else:
+        print_problems(problems)
+    if code == 0 and chosen == "text":
+        models, clusters = len(loaded.blueprint.models), len(loaded.inventory.clusters)
+        say(f"{path} is valid: {models} model{'s'[: models != 1]}, {clusters} cluster{'s'[: clusters != 1]}")
+    elif chosen == "text":
+        errors = sum(problem.severity == "error" for problem in problems)
+        say(f"{errors} problem{'s'[: errors != 1]}; `fabrictool explain CODE` says more")
+    return code
+
+
+def show(
+    blueprint: BlueprintOption = None,
+    inventory: InventoryOption = None,
+    overlay: OverlayOption = None,
+    scenario: ScenarioOption = None,
+    resolved: Annotated[bool, typer.Option("--resolved", help="Every value after merging, with defaults.")] = True,
+    origin: Annotated[bool, typer.Option("--origin", help="Where each value comes from.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Print every value of the blueprint and the inventory, and with --origin the file and line that it comes from."""
+    from fabrictool.blueprint.resolved import resolved as rows_of
+    from fabrictool.cli.fabrics import load
+    from fabrictool.cli.output import data, json_data, table
+
+    rows = rows_of(load(blueprint, inventory, overlay=overlay, scenario=scenario))
+    if not resolved:
+        rows = [row for row in rows if row.origin.file is not None]
+    if as_json:
+        values = [{"path": row.path, "value": row.value, "origin": str(row.origin) or "default"} for row in rows]
+        json_data({"format_version": "1", "type": "values", "values": values})
+    elif origin:
+        data(table(["PATH", "VALUE", "ORIGIN"], [[r.path, r.value, str(r.origin) or "default"] for r in rows]))
+    else:
+        data(table(["PATH", "VALUE"], [[row.path, row.value] for row in rows]))
+
+
+def schema(
+    kind: Annotated[Literal["blueprint", "inventory"], typer.Argument(help="Which document.")] = "blueprint",
+    write_docs: Annotated[Path | None, typer.Option(help="Write all generated reference pages here instead.")] = None,
+) -> None:
+    """Print the JSON Schema for editors."""
+    from fabrictool.cli.output import data, say
+
+    if write_docs is not None:
+        from fabrictool.cli.reference_pages import write_pages
+
+        for path in write_pages(write_docs):
+            say(f"wrote {path}")
+        return
+    import json
+
+    from fabrictool.blueprint.schema import json_schema
+
+    data(json.dumps(json_schema(kind), indent=2, ensure_ascii=False))
+
+
+def init(
+    folder: Annotated[Path, typer.Argument(help="Where to write blueprint.yaml and inventory.yaml.")] = Path(),
+) -> None:
+    """Write a starter blueprint and inventory; never overwrites."""
+    from fabrictool.base.errors import InvalidInputError
+    from fabrictool.base.files import write_atomic
+    from fabrictool.blueprint.starter import starter_files
+    from fabrictool.cli.output import say
+
+    files = {folder / name: text for name, text in starter_files().items()}
+    taken = [path for path in files if path.exists()]
+    if taken:
+        raise InvalidInputError.of("FT9007", f"{taken[0]} exists", file=str(taken[0]), hint="choose another folder")
+    for path, text in files.items():
+        write_atomic(path, text.encode())
+        say(f"wrote {path}")
+    say(f"next: fabrictool validate -b {folder / 'blueprint.yaml'}")

@@ -1,0 +1,154 @@
+"""The checks of ``doctor``: each one a fact that a fabric on this machine needs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fabrictool.base.errors import FabrictoolError, Problem
+from fabrictool.base.settings import Settings
+from fabrictool.cli.fabrics import load, open_fabric
+
+if TYPE_CHECKING:
+    from fabrictool.applier.fabric import Fabric
+    from fabrictool.blueprint import Loaded
+
+LOW_SPACE = 2 * 1024**3
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line of the answer."""
+
+    name: str
+    good: bool
+    text: str
+    hint: str = ""
+
+
+def run_checks(blueprint: Path | None, inventory: Path | None) -> list[Check]:
+    """All checks; those about the fabric only when the blueprint loads."""
+    settings = Settings.from_environment()
+    checks = [_python(), _writable("state folder", settings.state_path), _writable("cache folder", settings.cache_path)]
+    try:
+        loaded = load(blueprint, inventory)
+    except FabrictoolError as error:
+        return [*checks, *[_failed("blueprint", problem) for problem in error.problems]]
+    checks.append(Check("blueprint", True, f"{loaded.blueprint.fabric}: {len(loaded.blueprint.models)} models"))
+    fabric = open_fabric(loaded)
+    for name, check in (
+        ("trust", lambda: _trust(fabric, loaded)),
+        ("secrets", lambda: _secrets(loaded)),
+        ("models", lambda: _models(loaded)),
+        ("engines", lambda: _engines(loaded)),
+    ):
+        checks += _guarded(name, check)
+    checks += _clusters(fabric)
+    checks += _ports(fabric, loaded)
+    return checks
+
+
+def _guarded(name: str, check: Callable[[], list[Check]]) -> list[Check]:
+    try:
+        return check()
+    except FabrictoolError as error:
+        return [_failed(name, problem) for problem in error.problems]
+
+
+def _failed(name: str, problem: Problem) -> Check:
+    where = str(problem.place)
+    return Check(
+        name, False, f"{problem.code} {problem.message}" + (f" ({where})" if where else ""), problem.hint or ""
+    )
+
+
+def _python() -> Check:
+    version = ".".join(map(str, sys.version_info[:3]))
+    return Check("python", sys.version_info >= (3, 11), f"{version} at {sys.executable}", "3.11 or newer")
+
+
+def _writable(name: str, path: Path) -> Check:
+    there = path
+    while not there.exists():
+        there = there.parent
+    if not os.access(there, os.W_OK | os.X_OK):
+        return Check(name, False, f"{path}: no right to write", "another folder: see docs/reference/settings.md")
+    free = shutil.disk_usage(there).free
+    enough = free > LOW_SPACE
+    return Check(name, enough, f"{path}: {free / 1024**3:.1f} GiB free", "free some space")
+
+
+def _trust(fabric: Fabric, loaded: Loaded) -> list[Check]:
+    if not fabric.trust.exists:
+        return [Check("trust", False, "this fabric has no federation root", "fabrictool trust init")]
+    missing = [name for name in loaded.inventory.providers if not fabric.trust.has_provider(name)]
+    if missing:
+        return [
+            Check("trust", False, f"no certificate for {', '.join(missing)}", f"fabrictool trust issue {missing[0]}")
+        ]
+    return [Check("trust", True, f"root and {len(loaded.inventory.providers)} providers in {fabric.trust.folder}")]
+
+
+def _secrets(loaded: Loaded) -> list[Check]:
+    from fabrictool.blueprint.secrets import resolve
+
+    for tenant in loaded.blueprint.tenants.values():
+        resolve(tenant.key, os.environ)
+    return [Check("secrets", True, f"{len(loaded.blueprint.tenants)} tenants' keys resolve")]
+
+
+def _models(loaded: Loaded) -> list[Check]:
+    from fabrictool.engines.artifacts import resolve
+
+    found = []
+    for name, model in loaded.blueprint.models.items():
+        found += _guarded(f"model {name}", lambda n=name, m=model: [Check(f"model {n}", True, resolve(m.source))])  # type: ignore[misc]
+    return found
+
+
+def _engines(loaded: Loaded) -> list[Check]:
+    from fabrictool.engines.adapter import adapter
+
+    names = sorted({model.engine for model in loaded.blueprint.models.values()})
+    programs = {"llama.cpp": "llama-server", "vllm": "vllm"}
+    checks = []
+    for name in names:
+        adapter(name)
+        program = programs.get(name)
+        where = shutil.which(program) if program else sys.executable
+        checks.append(Check(f"engine {name}", where is not None, where or f"{program} is not on PATH", "install it"))
+    return checks
+
+
+def _clusters(fabric: Fabric) -> list[Check]:
+    observed = fabric.observe()
+    return [
+        Check(f"cluster {name}", facts.known, f"{len(facts.units)} units" if facts.known else facts.reason, facts.hint)
+        for name, facts in sorted(observed.clusters.items())
+    ]
+
+
+def _ports(fabric: Fabric, loaded: Loaded) -> list[Check]:
+    gateway = loaded.blueprint.gateway
+    if gateway is None or "gateway/main" in fabric.observe().running():
+        return []
+    checks = []
+    for what, address in (("clients", gateway.listen), ("agents", gateway.mesh)):
+        with socket.socket(socket.AF_INET6 if ":" in address.host else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((address.host, address.port))
+            except OSError as error:
+                text = f"{address}: {(error.strerror or str(error)).lower()}"
+                checks.append(
+                    Check(f"port for {what}", False, text, "choose another in the blueprint's gateway section")
+                )
+            else:
+                checks.append(Check(f"port for {what}", True, f"{address} is free"))
+    return checks

@@ -1,0 +1,195 @@
+"""``plan``, ``apply``, ``destroy``, ``status``, ``logs``, ``events``, ``top`` and ``demo``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fabrictool.cli.options import (
+    BlueprintOption,
+    InventoryOption,
+    JsonOption,
+    OverlayOption,
+    ScenarioOption,
+    YesOption,
+)
+
+if TYPE_CHECKING:
+    from fabrictool.domain.observed import Observed
+    from fabrictool.domain.plan import Plan
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    for function in (plan, apply, destroy, status, logs, events, top, demo):
+        app.command(function.__name__)(function)
+
+
+def plan(
+    blueprint: BlueprintOption = None,
+    inventory: InventoryOption = None,
+    overlay: OverlayOption = None,
+    scenario: ScenarioOption = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Save the plan, for review and `apply PLAN`.")] = None,
+    as_json: JsonOption = False,
+    detailed_exitcode: Annotated[bool, typer.Option(help="Exit with 2 when there are changes.")] = False,
+    explain: Annotated[bool, typer.Option(help="Say why, line by line.")] = False,
+    seed: Annotated[int, typer.Option(help="Of the solver: same inputs, same seed, same plan.")] = 0,
+    time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds for each stage of the solver.")] = 60.0,
+    verbose: Annotated[int, typer.Option("--verbose", "-v", count=True, help="More: -v fields, -vv operations.")] = 0,
+) -> int:
+    """Show what would change and what it forecasts; changes nothing."""
+    from fabrictool.base.files import write_atomic
+    from fabrictool.cli.output import data, say
+    from fabrictool.domain.plan import encode_plan
+
+    made, observed = make_plan(blueprint, inventory, overlay, scenario, seed=seed, time_limit=time_limit)
+    encoded = encode_plan(made)
+    if out is not None:
+        write_atomic(out, encoded)
+    if as_json:
+        data(encoded.decode().rstrip())
+    else:
+        from fabrictool.cli.plan_text import render
+
+        data(render(made, observed, verbosity=verbose, explain=explain))
+    if out is not None:
+        say(f"saved {out} (id {made.id[:8]}, valid while {len(made.read_set)} facts hold)")
+        if made.changes:
+            say(f"next: fabrictool apply {out}")
+    elif made.changes and not as_json:
+        say("next: fabrictool apply")
+    return 2 if detailed_exitcode and made.changes else 0
+
+
+def apply(
+    plan_file: Annotated[Path | None, typer.Argument(metavar="[PLAN]", help="A saved plan; default: plan now.")] = None,
+    blueprint: BlueprintOption = None,
+    inventory: InventoryOption = None,
+    overlay: OverlayOption = None,
+    scenario: ScenarioOption = None,
+    yes: YesOption = False,
+    as_json: JsonOption = False,
+    seed: Annotated[int, typer.Option(help="Of the solver.")] = 0,
+    max_delete: Annotated[int | None, typer.Option(min=0, help="Refuse a plan that deletes more units.")] = None,
+) -> int:
+    """Carry a plan out: journalled, safe to repeat, safe to interrupt."""
+    from fabrictool.cli.applying import carry_out, confirm
+    from fabrictool.cli.output import data, say
+    from fabrictool.cli.plan_text import render
+
+    if plan_file is None:
+        made, observed = make_plan(blueprint, inventory, overlay, scenario, seed=seed)
+        if not as_json:
+            data(render(made, observed))
+    else:
+        from fabrictool.cli.applying import read_plan
+
+        made = read_plan(plan_file)
+    if not made.changes:
+        say("nothing to do")
+        return 0
+    confirm(made, yes=yes, max_delete=max_delete)
+    return carry_out(made, blueprint, inventory, overlay, scenario, as_json=as_json)
+
+
+def destroy(
+    blueprint: BlueprintOption = None,
+    inventory: InventoryOption = None,
+    yes: YesOption = False,
+    as_json: JsonOption = False,
+) -> int:
+    """Stop everything of this fabric that runs: replicas drain first, the gateway goes last."""
+    from fabrictool.applier.planning import destruction_plan
+    from fabrictool.cli.applying import carry_out, confirm
+    from fabrictool.cli.fabrics import load, open_fabric
+    from fabrictool.cli.output import say
+
+    loaded = load(blueprint, inventory)
+    made = destruction_plan(open_fabric(loaded), loaded)
+    if not made.changes:
+        say(f"nothing of fabric {made.fabric} runs")
+        return 0
+    confirm(made, yes=yes, max_delete=None)
+    return carry_out(made, blueprint, inventory, None, None, as_json=as_json)
+
+
+def status(
+    blueprint: BlueprintOption = None,
+    inventory: InventoryOption = None,
+    url: Annotated[str, typer.Option(help="Read this gateway or agent instead of the blueprint's.")] = "",
+    as_json: JsonOption = False,
+    watch: Annotated[bool, typer.Option(help="Again every two seconds until Ctrl-C.")] = False,
+) -> int:
+    """One look at the fabric: units, replicas, models, drift."""
+    from fabrictool.cli.watching import show_status
+
+    return show_status(blueprint, inventory, url, as_json=as_json, watch=watch)
+
+
+def logs(
+    unit: Annotated[str, typer.Argument(help="replica/MODEL/N or gateway/main; `fabrictool status` lists them.")],
+    blueprint: BlueprintOption = None,
+    inventory: InventoryOption = None,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=1, max=5000, help="How many of the last lines.")] = 100,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
+) -> None:
+    """The log of a unit and its engine, also after it ended."""
+    from fabrictool.cli.watching import show_logs
+
+    show_logs(unit, blueprint, inventory, lines, follow=follow)
+
+
+def events(
+    blueprint: BlueprintOption = None,
+    inventory: InventoryOption = None,
+    as_json: JsonOption = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="How many of the last events.")] = 50,
+) -> None:
+    """What happened: steps of apply from the journal, and what the running units saw."""
+    from fabrictool.cli.watching import show_events
+
+    show_events(blueprint, inventory, lines, as_json=as_json)
+
+
+def top(
+    url: Annotated[str, typer.Argument(help="URL of a gateway or an agent; default: the blueprint's gateway.")] = "",
+    blueprint: BlueprintOption = None,
+    inventory: InventoryOption = None,
+    interval: Annotated[float, typer.Option(min=0.2, max=60, help="Seconds between two looks.")] = 1.0,
+) -> None:
+    """Live status in the terminal; read-only."""
+    from fabrictool.cli.watching import gateway_url, require_tui
+
+    run = require_tui()
+    run(url or gateway_url(blueprint, inventory), interval)
+
+
+def demo(
+    keep: Annotated[bool, typer.Option(help="Leave the fabric up at the end.")] = False,
+    blueprint: BlueprintOption = None,
+    inventory: InventoryOption = None,
+) -> int:
+    """The main job on this machine, step by step: plan, apply, an answer, a killed agent, destroy."""
+    from fabrictool.cli.demo import run_demo
+
+    return run_demo(blueprint, inventory, keep=keep)
+
+
+def make_plan(
+    blueprint: Path | None,
+    inventory: Path | None,
+    overlay: str | None,
+    scenario: str | None,
+    *,
+    seed: int,
+    time_limit: float = 60.0,
+) -> tuple[Plan, Observed]:
+    """Load, observe, solve."""
+    from fabrictool.applier.planning import plan_fabric
+    from fabrictool.cli.fabrics import load, open_fabric
+
+    loaded = load(blueprint, inventory, overlay=overlay, scenario=scenario)
+    return plan_fabric(open_fabric(loaded), loaded, seed=seed, time_limit_s=time_limit)

@@ -1,0 +1,85 @@
+"""``gateway run`` and ``keys create``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    gateway = typer.Typer(help="The OpenAI-compatible ingress.", no_args_is_help=True)
+    gateway.command("run")(run)
+    app.add_typer(gateway, name="gateway")
+    keys = typer.Typer(help="API keys of the gateway.", no_args_is_help=True)
+    keys.command("create")(create)
+    app.add_typer(keys, name="keys")
+
+
+def run(
+    registry: Annotated[Path, typer.Option(help="YAML or JSON list of nodes: url, models, provider, device, …")],
+    listen: Annotated[str, typer.Option(help="HOST:PORT for clients.")] = "127.0.0.1:8080",
+    keys: Annotated[Path | None, typer.Option(help="Key file; without it the gateway is open.")] = None,
+    policy: Annotated[str, typer.Option(help="least-loaded, random or round-robin.")] = "least-loaded",
+    retries: Annotated[int, typer.Option(min=0, max=10, help="Attempts after the first, before the first byte.")] = 2,
+) -> None:
+    """Route to a static list of OpenAI-compatible servers, without a mesh."""
+    from fabrictool.base.clock import SystemClock
+    from fabrictool.base.logs import configure_logging
+    from fabrictool.base.settings import Settings
+    from fabrictool.cli.output import say
+    from fabrictool.gateway.directory import read_registry
+    from fabrictool.gateway.keys import read_keys
+    from fabrictool.gateway.loop import run_loop
+    from fabrictool.gateway.run import run_on_list
+
+    host, port = split_address(listen)
+    nodes = read_registry(registry)
+    keyring = read_keys(keys) if keys is not None else None
+    configure_logging(Settings.from_environment().log_level)
+    if keyring is None:
+        say("no --keys: every request is answered")
+    run_loop(
+        run_on_list(
+            nodes,
+            SystemClock(),
+            host=host,
+            port=port,
+            keyring=keyring,
+            policy_name=policy,
+            retries=retries,
+            ready=lambda address: say(f"serving http://{address}/v1 from {len(nodes.nodes)} nodes; Ctrl-C ends"),
+        )
+    )
+
+
+def create(
+    file: Annotated[Path, typer.Argument(help="The key file to add to; made when it does not exist.")],
+    tenant: Annotated[str, typer.Option(help="Whose key it is.")],
+    group: Annotated[str | None, typer.Option(help="Consumer group of the allowlist; none: every provider.")] = None,
+) -> None:
+    """Make a new API key: printed once on stdout, stored as a hash."""
+    import msgspec
+
+    from fabrictool.base.files import write_atomic
+    from fabrictool.cli.output import data, say
+    from fabrictool.gateway.keys import KeyRow, encode_keys, hash_key, new_key, read_rows
+
+    rows = read_rows(file) if file.exists() else []
+    key = new_key()
+    rows = [*rows, KeyRow(tenant, hash_key(key), group)]
+    write_atomic(file, msgspec.json.format(encode_keys(rows), indent=1) + b"\n", mode=0o600)
+    say(f"added a key of {tenant} to {file}; it is shown this once:")
+    data(key)
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """``HOST:PORT``; raises FT9002 otherwise."""
+    from fabrictool.base.errors import UsageError
+
+    host, separator, port = text.rpartition(":")
+    if not separator or not host or not port.isdigit() or int(port) > 65535:
+        raise UsageError.of("FT9002", f"{text!r} is not HOST:PORT", hint="such as 127.0.0.1:8080")
+    return host.strip("[]"), int(port)

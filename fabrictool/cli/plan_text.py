@@ -1,0 +1,96 @@
+"""A plan as a person reads it: what changes, what is forecast, what it costs; fits 80 columns where names allow."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fabrictool.cli.output import seconds_text
+
+if TYPE_CHECKING:
+    from fabrictool.domain.observed import Observed
+    from fabrictool.domain.plan import Action, Band, ModelForecast, Plan
+
+SYMBOLS = {"create": "+", "replace": "~", "drain": "↷", "delete": "-", "keep": "=", "unknown": "?"}
+
+
+def render(plan: Plan, observed: Observed, *, verbosity: int = 0, explain: bool = False) -> str:
+    """The default view; `verbosity` 1 adds kept units and changed fields, 2 the operations."""
+    known = sum(facts.known for facts in observed.clusters.values())
+    lines = [
+        (f"Fabric {plan.fabric}   blueprint {plan.blueprint_digest[:7]}   "
+        f"observed {known} of {len(observed.clusters)} clusters")
+    ]
+    for name, facts in sorted(observed.clusters.items()):
+        if not facts.known:
+            lines.append(f"! {name} is unknown: {facts.reason}")
+            lines.append("  nothing on it will be touched")
+    lines += [f"! {warning}" for warning in plan.warnings]
+    lines.append("")
+    lines += _action_lines(plan, verbosity)
+    lines += ["", *_forecast_lines(plan)]
+    if explain:
+        lines += ["", "Why:", *[f"  · {reason}" for reason in plan.reasons]]
+    lines += ["", _verdict(plan)]
+    return "\n".join(lines)
+
+
+def _action_lines(plan: Plan, verbosity: int) -> list[str]:
+    shown = [a for a in plan.actions if a.kind != "keep" or verbosity]
+    kept = len(plan.actions) - len(shown)
+    width = max((len(a.address) for a in shown), default=0)
+    lines = []
+    for action in shown:
+        lines.append(f"  {SYMBOLS[action.kind]} {action.kind:<7} {action.address:<{width}}  {action.summary}")
+        if action.reason and (verbosity or action.kind in ("unknown", "delete", "create")):
+            lines.append(f"            {action.reason}")
+        if verbosity:
+            lines += [f"            {change}" for change in action.changes]
+        elif action.changes:
+            lines.append(f"            {_first_changes(action)}")
+        if verbosity > 1 and action.operation:
+            lines.append(f"            operation {action.operation}")
+    if kept:
+        lines.append(f"  = keep    {kept} unit{'s' if kept > 1 else ''}   (show: -v)")
+    return lines or ["  nothing runs and nothing is asked for"]
+
+
+def _first_changes(action: Action) -> str:
+    more = len(action.changes) - 2
+    return "; ".join(action.changes[:2]) + (f" (+{more}: -v)" if more > 0 else "")
+
+
+def _forecast_lines(plan: Plan) -> list[str]:
+    forecast = plan.forecast
+    width = max([len(m.model) for m in forecast.models] + [5])
+    lines = [f"{'forecast p95 (band)':<{width}}   {'TTFT':<24} {'TPOT':<24} {'load':>5}  SLO"]
+    lines += [_model_line(model, width) for model in forecast.models]
+    lines += [f"  ▲ {model.model}: {miss}" for model in forecast.models for miss in model.misses]
+    cost = f"{forecast.cost_per_hour:.2f} {forecast.currency}/h" if forecast.currency else "no prices in the inventory"
+    power = f"{forecast.power_w:.0f} W" if forecast.power_w else "no power figures"
+    lines.append(f"cost {cost}   power {power}")
+    lines.append(f"basis: {forecast.basis}")
+    certificate = plan.certificate
+    gap = max((stage.gap for stage in certificate.stages), default=0.0)
+    word = f"optimal (gap {gap:.1%})" if certificate.optimal else f"gap {gap:.1%}"
+    lines.append(f"solver {certificate.solver}: {word}, seed {certificate.seed}")
+    return lines
+
+
+def _model_line(model: ModelForecast, width: int) -> str:
+    slo = "misses" if model.misses else "meets"
+    load = f"{model.utilisation:.0%}" if model.utilisation < 10 else ">999%"
+    return f"{model.model:<{width}}   {_band(model.ttft_p95_s):<24} {_band(model.tpot_p95_s):<24} {load:>5}  {slo}"
+
+
+def _band(band: Band) -> str:
+    return f"{seconds_text(band.value)} ({seconds_text(band.low)} – {seconds_text(band.high)})"
+
+
+def _verdict(plan: Plan) -> str:
+    counts = {kind: sum(a.kind == kind for a in plan.actions) for kind in SYMBOLS}
+    words = [f"{counts['create']} create", f"{counts['replace']} replace", f"{counts['delete']} delete"]
+    words.append(f"{counts['keep']} keep")
+    if counts["unknown"]:
+        words.append(f"{counts['unknown']} unknown")
+    text = ", ".join(words)
+    return f"Plan: {text}." if plan.changes else f"No changes. Plan: {text}."

@@ -1,0 +1,68 @@
+"""``trust init``, ``trust issue`` and ``trust show``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fabrictool.cli.options import BlueprintOption, InventoryOption, JsonOption
+
+if TYPE_CHECKING:
+    from fabrictool.applier.truststore import TrustStore
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    trust = typer.Typer(help="The federation's root and its providers' certificates.", no_args_is_help=True)
+    trust.command("init")(init)
+    trust.command("issue")(issue)
+    trust.command("show")(show)
+    app.add_typer(trust, name="trust")
+
+
+def init(blueprint: BlueprintOption = None, inventory: InventoryOption = None) -> None:
+    """Make the federation's root, once, and a certificate for each provider of the inventory."""
+    import time
+
+    from fabrictool.cli.fabrics import load
+    from fabrictool.cli.output import say
+
+    loaded, store = load(blueprint, inventory), _store(blueprint, inventory)
+    root = store.init(loaded.blueprint.fabric, now=time.time())
+    for provider in loaded.inventory.providers:
+        store.issue(provider, now=time.time())
+    say(f"federation {root.claims.federation[:8]} of {loaded.blueprint.fabric}, keys in {store.folder} (mode 0700)")
+    say(f"providers: {', '.join(loaded.inventory.providers)}, valid for 90 days")
+
+
+def issue(
+    provider: Annotated[str, typer.Argument(help="Name of the provider.")],
+    days: Annotated[int, typer.Option(min=1, max=3650, help="Validity.")] = 90,
+    blueprint: BlueprintOption = None,
+    inventory: InventoryOption = None,
+) -> None:
+    """Sign a provider's certificate, or renew it."""
+    import time
+
+    from fabrictool.cli.output import say
+
+    credential = _store(blueprint, inventory).issue(provider, now=time.time(), days=days)
+    say(f"{credential.claims.uri()}, valid for {days} days; running sessions are not affected")
+
+
+def show(blueprint: BlueprintOption = None, inventory: InventoryOption = None, as_json: JsonOption = False) -> None:
+    """List the certificates and when they end."""
+    from fabrictool.cli.output import data, json_data, table
+
+    rows = _store(blueprint, inventory).certificates()
+    if as_json:
+        json_data({"format_version": "1", "type": "trust", "certificates": rows})
+        return
+    data(table(["NAME", "FEDERATION", "VALID UNTIL"], [[r["name"], r["federation"][:8], r["not_after"]] for r in rows]))
+
+
+def _store(blueprint: BlueprintOption, inventory: InventoryOption) -> TrustStore:
+    from fabrictool.cli.fabrics import load, open_fabric
+
+    return open_fabric(load(blueprint, inventory)).trust

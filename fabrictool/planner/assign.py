@@ -1,0 +1,59 @@
+"""Counts → named replicas in places: what runs keeps its place and its number, so that re-plans stay small."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fabrictool.domain.plan import Placement, ReplicaPlacement
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fabrictool.planner.problem import Option, Problem, Solution
+
+
+def assign(problem: Problem, solution: Solution, running: Mapping[str, tuple[str, str, int]]) -> Placement:
+    """Name each replica ``MODEL/N`` with the smallest free N.
+
+    `running` maps living replicas to (cluster, partition, tp); one of those keeps its name where its option still has
+    a count for it. An unseen replica must be in `running` too, so that its number is not given away.
+    """
+    placed: list[ReplicaPlacement] = []
+    for need in problem.needs:
+        model = need.model
+        mine = {name: at for name, at in running.items() if name.rsplit("/", 1)[0] == model}
+        free = {
+            problem.options[i].key[1:]: count
+            for i, count in solution.counts.items()
+            if problem.options[i].model == model
+        }
+        options = {problem.options[i].key[1:]: problem.options[i] for i in problem.of(model)}
+        kept: set[str] = set()
+        for name in sorted(mine, key=_number):
+            place = mine[name]
+            if free.get(place, 0) > 0:
+                free[place] -= 1
+                kept.add(name)
+                placed.append(_placement(name, options[place]))
+        numbers = iter(n for n in range(len(mine) + sum(free.values()) + 1) if f"{model}/{n}" not in mine)
+        for place in sorted(free):
+            placed += [_placement(f"{model}/{next(numbers)}", options[place]) for _ in range(free[place])]
+    return Placement(replicas=tuple(sorted(placed, key=lambda r: (r.model, _number(r.replica)))))
+
+
+def _placement(name: str, option: Option) -> ReplicaPlacement:
+    pool = option.pool
+    return ReplicaPlacement(
+        replica=name,
+        model=option.model,
+        provider=pool.provider,
+        site=pool.site,
+        cluster=pool.cluster,
+        partition=pool.partition,
+        device=pool.device,
+        tp=option.tp,
+    )
+
+
+def _number(replica: str) -> int:
+    return int(replica.rsplit("/", 1)[1])

@@ -1,0 +1,229 @@
+"""From blueprint, inventory and facts to the solver's problem: columns with figures, rules as numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fabrictool.base.canonical import digest
+from fabrictool.base.errors import InvalidInputError, Place
+from fabrictool.base.errors import Problem as Complaint
+from fabrictool.base.units import as_float
+from fabrictool.catalog import accelerators, engines, links, model
+from fabrictool.planner.exact import PLANNING_UTILISATION
+from fabrictool.planner.problem import ModelNeed, Option, Pool, Problem
+from fabrictool.simulator.roofline import Architecture, Demand, Device, Latency, replica, under_load
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from fabrictool.catalog import Accelerator, ModelArchitecture
+    from fabrictool.domain.blueprint import Blueprint, Model, Slo
+    from fabrictool.domain.inventory import Inventory, Partition
+
+DEGREES = (1, 2, 4, 8, 16)
+"""Tensor-parallel degrees that are tried, inside one node."""
+DEFAULT_CONTEXT = 4096
+DEFAULT_INPUT, DEFAULT_OUTPUT = 512.0, 128.0
+"""Lengths of a model without a declared demand: they only size its memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """What the problem was built from, for the forecast and the verifier."""
+
+    demands: dict[str, Demand]
+    options: tuple[Option, ...]
+
+
+def build_problem(
+    blueprint: Blueprint,
+    inventory: Inventory,
+    *,
+    usable: Iterable[str],
+    reserved: Mapping[tuple[str, str], int],
+    current: Mapping[tuple[str, str, str, int], int],
+) -> tuple[Problem, Tables]:
+    """The problem over the clusters in `usable`; those are the ones that answered.
+
+    Raises
+    ------
+    InvalidInputError
+        FT1411 a model whose architecture is not in the catalogue, FT1412 a precision that its engine does not hold.
+    """
+    complaints: list[Complaint] = []
+    pools = [pool for pool in pools_of(inventory) if pool.cluster in set(usable)]
+    options: list[Option] = []
+    needs: list[ModelNeed] = []
+    demands: dict[str, Demand] = {}
+    for name in sorted(blueprint.models):
+        wanted = blueprint.models[name]
+        architecture = model(wanted.architecture_id)
+        if architecture is None:
+            hint = "write `architecture:` with an id of the catalogue; docs/reference/catalogue.md lists them"
+            message = f"{name}: the architecture {wanted.architecture_id!r} is not in the catalogue"
+            complaints.append(Complaint("FT1411", message, Place(thing=f"models.{name}"), hint))
+            continue
+        demands[name] = demand_of(wanted, architecture)
+        needs.append(_need(name, wanted, demands[name]))
+        try:
+            options += _options(name, wanted, architecture, demands[name], pools, inventory)
+        except InvalidInputError as error:
+            complaints += error.problems
+    if complaints:
+        raise InvalidInputError(complaints)
+    options.sort(key=lambda option: option.key)
+    tables = [[*o.key, round(o.capacity, 9), round(o.latency_s, 9), o.attains, o.cost, o.power] for o in options]
+    problem = Problem(
+        needs=tuple(needs),
+        options=tuple(options),
+        pools=tuple(pools),
+        reserved=dict(reserved),
+        current=dict(current),
+        objective=tuple(dict.fromkeys([*blueprint.objective, "latency"])),
+        tables_sha256=digest(tables),
+    )
+    return problem, Tables(demands, tuple(options))
+
+
+def pools_of(inventory: Inventory) -> list[Pool]:
+    """The partitions of enabled clusters, by name."""
+    return [
+        _pool(inventory, cluster, partition, inventory.clusters[cluster].partitions[partition])
+        for cluster in sorted(inventory.clusters)
+        if inventory.clusters[cluster].enabled
+        for partition in sorted(inventory.clusters[cluster].partitions)
+    ]
+
+
+def demand_of(wanted: Model, architecture: ModelArchitecture) -> Demand:
+    """Mean lengths and rate, with the context that a replica must hold."""
+    context = int(wanted.variant.context or min(DEFAULT_CONTEXT, architecture.max_context))
+    declared = wanted.demand
+    if declared is None or declared.rate is None or declared.input is None or declared.output is None:
+        longest = float(context)
+        return Demand(0.0, min(DEFAULT_INPUT, longest * 0.8), min(DEFAULT_OUTPUT, longest * 0.2), context)
+    return Demand(float(declared.rate), float(declared.input.mean), float(declared.output.mean), context)
+
+
+def slo_misses(slo: Slo | None, latency: Latency) -> list[str]:
+    """The targets that a latency does not meet, in words; medians and p99 are read off the same exponential tail."""
+    if slo is None:
+        return []
+    misses = []
+    for metric in ("ttft", "tpot", "e2e"):
+        for percentile, factor in (("p50", 0.5), ("p95", 1.0), ("p99", 1.54)):
+            target = getattr(slo, f"{metric}_{percentile}")
+            value = getattr(latency, f"{metric}_p95") * factor
+            if target is not None and value > float(target):
+                misses.append(f"{metric.upper()} {percentile} {value:.3g} s is over the target of {target}")
+    return misses
+
+
+def _need(name: str, wanted: Model, demand: Demand) -> ModelNeed:
+    return ModelNeed(
+        model=name,
+        rate=demand.rate,
+        minimum=wanted.replicas.min,
+        maximum=wanted.replicas.max,
+        priority=float(wanted.slo.priority if wanted.slo is not None else 1),
+        spread_sites=wanted.place.spread == "site",
+        pins={(pin.cluster, pin.partition or ""): pin.replicas for pin in wanted.place.pin},
+    )
+
+
+def _pool(inventory: Inventory, cluster: str, name: str, partition: Partition) -> Pool:
+    site = inventory.clusters[cluster].site
+    device = accelerators()[partition.device]
+    power = as_float(partition.power, device.tdp_w * partition.devices_per_node)
+    return Pool(
+        cluster=cluster,
+        partition=name,
+        provider=inventory.sites[site].provider,
+        site=site,
+        device=partition.device,
+        nodes=partition.nodes,
+        devices_per_node=partition.devices_per_node,
+        price_per_node_hour=partition.price.amount if partition.price is not None else 0.0,
+        power_per_node_w=power,
+        stable=partition.tier == "owned",
+    )
+
+
+def _options(
+    name: str,
+    wanted: Model,
+    architecture: ModelArchitecture,
+    demand: Demand,
+    pools: list[Pool],
+    inventory: Inventory,
+) -> list[Option]:
+    engine = engines()[wanted.engine]
+    octets = engine.weight_bytes.get(wanted.variant.precision)
+    if octets is None:
+        held = ", ".join(sorted(engine.weight_bytes))
+        message = f"{name}: {wanted.engine} does not hold weights as {wanted.variant.precision}"
+        raise InvalidInputError.of("FT1412", message, thing=f"models.{name}.variant.precision", hint=f"one of: {held}")
+    shape = Architecture(
+        parameters=architecture.parameters,
+        active_parameters=architecture.active_parameters,
+        layers=architecture.layers,
+        hidden=architecture.hidden,
+        kv_heads=architecture.kv_heads,
+        head_dim=architecture.head_dim,
+        attention_layers=architecture.layers // max(1, architecture.full_attention_interval),
+    )
+    found = []
+    for pool in pools:
+        partition = inventory.clusters[pool.cluster].partitions[pool.partition]
+        if not _permitted(wanted, pool, inventory):
+            continue
+        device = _device(accelerators()[pool.device], partition, engine.compute_precision)
+        for tp in [degree for degree in DEGREES if degree <= pool.devices_per_node]:
+            sequences = wanted.max_num_seqs or engine.default_max_num_seqs
+            figures = replica(device, shape, demand, tp=tp, weight_octets=octets, max_num_seqs=sequences)
+            if not figures.fits or (architecture.kv_heads % tp and tp % architecture.kv_heads):
+                continue
+            latency = under_load(figures, demand, PLANNING_UTILISATION * figures.capacity)
+            found.append(
+                Option(
+                    model=name,
+                    pool=pool,
+                    tp=tp,
+                    figures=figures,
+                    latency_s=latency.ttft_mean + demand.output * latency.tpot_mean,
+                    attains=not slo_misses(wanted.slo, latency),
+                    preference=_preference(wanted, pool),
+                )
+            )
+    return found
+
+
+def _permitted(wanted: Model, pool: Pool, inventory: Inventory) -> bool:
+    """Trust, tier and installed engines."""
+    installed = inventory.clusters[pool.cluster].software.engines
+    trusted = wanted.trust is None or pool.provider in wanted.trust
+    stable_enough = pool.stable or wanted.tier == "scavenger"
+    return trusted and stable_enough and (not installed or wanted.engine in installed)
+
+
+def _preference(wanted: Model, pool: Pool) -> float:
+    names = {pool.device, pool.provider, pool.site, pool.cluster}
+    return 0.5 * bool(names & set(wanted.place.avoid)) - 0.5 * bool(names & set(wanted.place.prefer))
+
+
+def _device(accelerator: Accelerator, partition: Partition, precision: str) -> Device:
+    """A CPU's memory is the node's: the catalogue cannot know how much is in it."""
+    memory = accelerator.memory
+    if accelerator.kind == "cpu" and partition.memory_per_node is not None:
+        memory = float(partition.memory_per_node) / partition.devices_per_node
+    link = links()[partition.link].bandwidth if partition.link else accelerator.link_bandwidth
+    flops = accelerator.flops.get(precision) or max(accelerator.flops.values())
+    return Device(
+        id=accelerator.id,
+        memory=memory,
+        bandwidth=accelerator.memory_bandwidth,
+        flops=flops,
+        link=link,
+        cpu=accelerator.kind == "cpu",
+    )

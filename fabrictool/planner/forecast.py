@@ -1,0 +1,118 @@
+"""What the placement is expected to do, with bands; and why it looks as it does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fabrictool.domain.plan import Band, Certificate, Forecast, ModelForecast, Stage
+from fabrictool.planner.build import slo_misses
+from fabrictool.planner.exact import PLANNING_UTILISATION
+from fabrictool.simulator.roofline import BASIS, MAX_UTILISATION, TPOT_BAND, TTFT_BAND, Latency, under_load
+
+if TYPE_CHECKING:
+    from fabrictool.domain.blueprint import Blueprint
+    from fabrictool.planner.build import Tables
+    from fabrictool.planner.problem import ModelNeed, Problem, Solution
+
+
+def forecast(blueprint: Blueprint, problem: Problem, solution: Solution, tables: Tables, currency: str) -> Forecast:
+    """One line a model; cost and power of everything that is placed."""
+    used = [(problem.options[i], count) for i, count in sorted(solution.counts.items())]
+    return Forecast(
+        models=tuple(_model(blueprint, problem, solution, tables, need) for need in problem.needs),
+        cost_per_hour=_tidy(sum(option.cost * count for option, count in used)),
+        currency=currency,
+        power_w=_tidy(sum(option.power * count for option, count in used)),
+        basis=BASIS,
+    )
+
+
+def certificate(problem: Problem, solution: Solution, seed: int) -> Certificate:
+    """The solver's claim, stage by stage."""
+    stages = tuple(
+        Stage(name=s.name, objective=s.objective, bound=s.bound, gap=_gap(s.objective, s.bound))
+        for s in solution.stages
+    )
+    return Certificate(
+        solver=solution.solver,
+        seed=seed,
+        optimal=solution.optimal,
+        stages=stages,
+        tables_sha256=problem.tables_sha256,
+    )
+
+
+def reasons(problem: Problem, solution: Solution) -> tuple[str, ...]:
+    """One sentence for each model and what binds it."""
+    found = []
+    for need in problem.needs:
+        mine = problem.of(need.model)
+        parts = [
+            f"{solution.counts[i]} on {problem.options[i].pool.cluster}/{problem.options[i].pool.partition}"
+            f" (tp {problem.options[i].tp}, {_rate(problem.options[i].capacity)} each)"
+            for i in mine
+            if i in solution.counts
+        ]
+        count = sum(solution.counts.get(i, 0) for i in mine)
+        enough = f"{_rate(need.rate)} demanded, planned at {PLANNING_UTILISATION:.0%} of capacity"
+        binding = ""
+        if count == need.minimum and count:
+            binding = "; replicas.min decides the number"
+        elif count == need.maximum:
+            binding = "; replicas.max is reached"
+        if need.spread_sites:
+            binding += "; spread over sites"
+        found.append(f"{need.model}: {', '.join(parts) or 'no replica'}; {enough}{binding}")
+    for pool in problem.pools:
+        taken = sum(problem.options[i].tp * c for i, c in solution.counts.items() if problem.options[i].pool == pool)
+        total = pool.nodes * pool.devices_per_node
+        if taken + problem.reserved.get(pool.key, 0) >= total:
+            found.append(f"{pool.cluster}/{pool.partition}: all {total} {pool.device} are in use")
+    return tuple(found)
+
+
+def _model(
+    blueprint: Blueprint, problem: Problem, solution: Solution, tables: Tables, need: ModelNeed
+) -> ModelForecast:
+    mine = [(problem.options[i], solution.counts[i], i) for i in problem.of(need.model) if i in solution.counts]
+    demand = tables.demands[need.model]
+    capacity = sum(option.capacity * count for option, count, _ in mine)
+    count = sum(count for _, count, _ in mine)
+    worst = Latency(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    for option, number, _ in mine:
+        # Routing spreads load in proportion to capacity; the slowest option then decides the percentile.
+        rate = need.rate * option.capacity / capacity if capacity else 0.0
+        latency = under_load(option.figures, demand, rate)
+        if number and latency.e2e_p95 > worst.e2e_p95:
+            worst = latency
+    served = 1.0 if need.rate == 0 else min(1.0, MAX_UTILISATION * capacity / need.rate)
+    misses = slo_misses(blueprint.models[need.model].slo, worst) if count else ["no replica"]
+    if served < 1.0:
+        misses.insert(0, f"only {served:.0%} of the demand can be served")
+    return ModelForecast(
+        model=need.model,
+        replicas=count,
+        utilisation=_tidy(need.rate / capacity) if capacity else 0.0,
+        served=_tidy(served),
+        ttft_p95_s=_band(worst.ttft_p95, TTFT_BAND),
+        tpot_p95_s=_band(worst.tpot_p95, TPOT_BAND),
+        e2e_p95_s=_band(worst.e2e_p95, TTFT_BAND),
+        misses=tuple(misses),
+    )
+
+
+def _band(value: float, factors: tuple[float, float]) -> Band:
+    return Band(_tidy(value), _tidy(value * factors[0]), _tidy(value * factors[1]))
+
+
+def _tidy(value: float) -> float:
+    """Six significant digits: the rest is noise of the last operation and would differ between machines."""
+    return float(f"{value:.6g}")
+
+
+def _gap(objective: float, bound: float) -> float:
+    return 0.0 if objective <= bound else _tidy((objective - bound) / max(abs(objective), 1e-9))
+
+
+def _rate(value: float) -> str:
+    return f"{value:.3g} req/s"

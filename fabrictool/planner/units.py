@@ -1,0 +1,88 @@
+"""From a placement to the units that should run: one agent a replica, and the gateway."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fabrictool.base.units import as_float
+from fabrictool.catalog import accelerators, engines
+from fabrictool.domain.specs import AgentSpec, GatewaySpec
+from fabrictool.planner.diff import Wanted
+
+if TYPE_CHECKING:
+    from fabrictool.domain.blueprint import Blueprint
+    from fabrictool.domain.inventory import Inventory
+    from fabrictool.domain.plan import Placement, ReplicaPlacement
+
+GATEWAY = "gateway/main"
+
+
+def wanted_units(blueprint: Blueprint, inventory: Inventory, placement: Placement) -> dict[str, Wanted]:
+    """Address → what should run there."""
+    found = [_agent(blueprint, inventory, replica) for replica in placement.replicas]
+    gateway = _gateway(blueprint, inventory)
+    if gateway is not None:
+        found.append(gateway)
+    return {wanted.address: wanted for wanted in found}
+
+
+def _agent(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement) -> Wanted:
+    model = blueprint.models[replica.model]
+    partition = inventory.clusters[replica.cluster].partitions[replica.partition]
+    memory = as_float(partition.memory_per_node, accelerators()[replica.device].memory * partition.devices_per_node)
+    hubs = (blueprint.gateway.mesh,) if blueprint.gateway is not None else ()
+    spec = AgentSpec(
+        fabric=blueprint.fabric,
+        provider=replica.provider,
+        site=replica.site,
+        cluster=replica.cluster,
+        node=replica.partition,
+        replica=replica.replica,
+        model=replica.model,
+        source=model.source,
+        engine=model.engine,
+        precision=model.variant.precision,
+        context=int(model.variant.context or 0),
+        tp=replica.tp,
+        max_num_seqs=model.max_num_seqs or engines()[model.engine].default_max_num_seqs,
+        device=replica.device,
+        devices=replica.tp,
+        memory=int(memory),
+        options={name: _flag(value) for name, value in model.options.items()},
+        hubs=hubs,
+        walltime_s=None if partition.walltime is None else float(partition.walltime),
+    )
+    where = f"{replica.cluster}/{replica.partition}"
+    summary = f"{where}  {replica.tp}×{replica.device}  {model.engine}, {model.variant.precision}"
+    return Wanted(f"replica/{replica.replica}", replica.cluster, spec, summary)
+
+
+def _gateway(blueprint: Blueprint, inventory: Inventory) -> Wanted | None:
+    gateway = blueprint.gateway
+    if gateway is None:
+        return None
+    site = inventory.clusters[gateway.cluster].site
+    spec = GatewaySpec(
+        fabric=blueprint.fabric,
+        provider=inventory.sites[site].provider,
+        site=site,
+        cluster=gateway.cluster,
+        node=gateway.cluster,
+        name=GATEWAY.split("/")[1],
+        listen=gateway.listen,
+        mesh=gateway.mesh,
+        policy=blueprint.routing.policy,
+        retries=blueprint.routing.retries,
+        groups={name: tuple(sorted(group.allow)) for name, group in sorted(blueprint.trust.groups.items())},
+        model_providers={
+            name: tuple(sorted(model.trust))
+            for name, model in sorted(blueprint.models.items())
+            if model.trust is not None
+        },
+    )
+    return Wanted(GATEWAY, gateway.cluster, spec, f"{gateway.cluster}  clients {gateway.listen}, agents {gateway.mesh}")
+
+
+def _flag(value: str | float | bool) -> str:
+    """As a command line shows it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
