@@ -50,7 +50,7 @@ class Document(BaseModel):
 
 def problem(code: str, message: str, hint: str = "") -> PydanticCustomError:
     """A validation error that carries our own code; braces are pydantic's placeholders, hence the context."""
-    return PydanticCustomError(code, "{text}", {"text": message, "hint": hint})  # type: ignore[arg-type]
+    return PydanticCustomError(code, "{text}", {"text": message, "hint": hint})
 
 
 def _reader(kind: Any, *, zero: bool = True) -> Callable[[Any], Any]:

@@ -1,0 +1,269 @@
+"""From files to a checked `Blueprint` and `Inventory`: read, merge, fill in, validate, refer.
+
+Each phase collects all its problems before it fails: YAML, composition, schema, references.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from pydantic import ValidationError
+
+from fabrictool.base.errors import InvalidInputError, Place, Problem
+from fabrictool.blueprint.complaints import in_order, meant, problems_of
+from fabrictool.blueprint.merge import join, lay_over, with_defaults
+from fabrictool.blueprint.reader import read
+from fabrictool.blueprint.references import check
+from fabrictool.blueprint.tree import Node, describe, dotted
+from fabrictool.blueprint.variables import fill
+from fabrictool.domain.blueprint import Blueprint
+from fabrictool.domain.inventory import Inventory
+from fabrictool.domain.quantities import Document
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+API_VERSION = "fabrictool/v1"
+HEAD = ("apiVersion", "kind")
+_D = TypeVar("_D", bound=Document)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFile:
+    """A file that the result depends on."""
+
+    path: Path
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A checked blueprint with its inventory, and where every value came from."""
+
+    blueprint: Blueprint
+    inventory: Inventory
+    blueprint_tree: Node
+    inventory_tree: Node
+    files: tuple[ReadFile, ...]
+    """In the order of reading: blueprint, parts, overlay, inventory."""
+    variables: tuple[str, ...]
+    """Environment variables that were filled in, sorted."""
+    warnings: tuple[Problem, ...]
+
+    @cached_property
+    def origins(self) -> Mapping[str, Place]:
+        """Dotted path of each written value → its place; those of the inventory begin with ``inventory.``."""
+        found = {dotted(path): node.place(dotted(path)) for path, node in self.blueprint_tree.leaves()}
+        for path, node in self.inventory_tree.leaves(("inventory",)):
+            found[dotted(path)] = node.place(dotted(path))
+        return found
+
+
+def load(
+    blueprint_path: Path,
+    *,
+    inventory_path: Path | None = None,
+    overlay: str | None = None,
+    scenario: str | None = None,
+    environment: Mapping[str, str],
+) -> Loaded:
+    """Load a blueprint with all it names.
+
+    `inventory_path` overrides the blueprint's ``inventory``; `overlay` names ``overlays/NAME.yaml`` beside the
+    blueprint; `scenario` one of the blueprint's ``scenarios``.
+
+    Raises
+    ------
+    InvalidInputError
+        With all problems of the first phase that has any: FT10xx, FT13xx, FT11xx, FT12xx.
+    """
+    return _Loading(environment).load(blueprint_path, inventory_path, overlay, scenario)
+
+
+class _Loading:
+    """One call of `load`."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._environment = environment
+        self._problems: list[Problem] = []
+        self._files: list[ReadFile] = []
+        self._variables: set[str] = set()
+        self._templates = False
+
+    def load(self, path: Path, inventory_path: Path | None, overlay: str | None, scenario: str | None) -> Loaded:
+        root = self._read_blueprint(path)
+        if root is not None and overlay is not None:
+            root = self._with_overlay(root, path, overlay)
+        if inventory_path is None and root is not None:
+            inventory_path = self._named_inventory(root)
+        inventory = self._read(inventory_path, "Inventory") if inventory_path is not None else None
+        self._fail_if_any()
+        if root is None or inventory is None:  # pragma: no cover - a missing tree always has its problem
+            raise InvalidInputError(())
+        if scenario is not None:
+            root, inventory = self._with_scenario(root, inventory, scenario)
+        root = with_defaults(self._finish(root))
+        inventory = self._finish(inventory)
+        self._fail_if_any()
+        blueprint = self._validate(Blueprint, root)
+        checked = self._validate(Inventory, inventory)
+        self._fail_if_any()
+        if blueprint is None or checked is None:  # pragma: no cover - same
+            raise InvalidInputError(())
+        findings = check(blueprint, checked, root, inventory)
+        self._problems.extend(problem for problem in findings if problem.severity == "error")
+        self._fail_if_any()
+        warnings = tuple(in_order(problem for problem in findings if problem.severity == "warning"))
+        return Loaded(blueprint, checked, root, inventory, tuple(self._files), tuple(sorted(self._variables)), warnings)
+
+    # -- reading ----------------------------------------------------------------------------------------------
+
+    def _read(self, path: Path, *kinds: str) -> Node | None:
+        """One file, checked for its version and kind; None after noting its problems."""
+        try:
+            node = read(path, os.path.normpath(path))
+        except InvalidInputError as error:
+            self._problems.extend(error.problems)
+            return None
+        self._files.append(ReadFile(path, node.source.sha256))
+        self._templates = self._templates or "${" in node.source.text
+        before = len(self._problems)
+        self._check_head(node, kinds)
+        return node if len(self._problems) == before else None
+
+    def _check_head(self, node: Node, kinds: tuple[str, ...]) -> None:
+        version = node.child("apiVersion")
+        top = node.source.place(node.line, node.column)
+        if version is None:
+            hint = f"begin with `apiVersion: {API_VERSION}`"
+            self._problems.append(Problem("FT1108", "the document lacks `apiVersion`", top, hint))
+        elif version.value != API_VERSION:
+            message = f"version `{version.written}` cannot be read by this release"
+            hint = f"this release reads {API_VERSION}"
+            self._problems.append(Problem("FT1109", message, version.place("apiVersion"), hint))
+        kind = node.child("kind")
+        if kind is None:
+            self._problems.append(Problem("FT1108", "the document lacks `kind`", top, f"add `kind: {kinds[0]}`"))
+        elif kind.value not in kinds:
+            found = f"`{kind.written}`" if kind.written else describe(kind.value)
+            message = f"this is {found}, expected {' or '.join(f'`{k}`' for k in kinds)}"
+            mend = "is this the right file?" if kind.value in ("Blueprint", "Inventory", "Part") else None
+            self._problems.append(Problem("FT1126", message, kind.place("kind"), mend))
+
+    def _read_blueprint(self, path: Path) -> Node | None:
+        """The blueprint and its included parts, which may include more."""
+        root = self._read(path, "Blueprint")
+        if root is None:
+            return None
+        waiting = self._includes(root)
+        seen = {Path(os.path.normpath(path))}
+        while waiting:
+            node, part_path = waiting.pop(0)
+            if part_path in seen:
+                place = node.place("include")
+                message = f"`{node.written}` is included twice, or includes itself"
+                self._problems.append(Problem("FT1302", message, place, "include each file once"))
+                continue
+            seen.add(part_path)
+            if not part_path.is_file():
+                message = f"no such file: {part_path}"
+                hint = "paths are relative to the file that includes"
+                self._problems.append(Problem("FT1301", message, node.place("include"), hint))
+                continue
+            part = self._read(part_path, "Part")
+            if part is None:
+                continue
+            waiting.extend(self._includes(part))
+            root = join(root, part, self._problems, skip=(*HEAD, "include"))
+        return root
+
+    def _includes(self, node: Node) -> list[tuple[Node, Path]]:
+        listed = node.child("include")
+        if listed is None or not isinstance(listed.value, list):
+            return []
+        folder = node.source.path.parent
+        found = []
+        for entry in listed.value:
+            if isinstance(entry.value, str) and "\0" not in entry.value:
+                found.append((entry, Path(os.path.normpath(folder / entry.value))))
+        return found
+
+    def _with_overlay(self, root: Node, path: Path, overlay: str) -> Node:
+        folder = path.parent / "overlays"
+        file = folder / f"{overlay}.yaml"
+        if "/" in overlay or "\0" in overlay or not file.is_file():
+            there = [entry.stem for entry in folder.glob("*.yaml")] if folder.is_dir() else []
+            message = f"there is no overlay `{overlay}` in {folder}"
+            self._problems.append(Problem("FT1304", message, Place(file=str(file)), meant(overlay, there, "overlays")))
+            return root
+        change = self._read(file, "Part")
+        return root if change is None else lay_over(root, change, self._problems, skip=HEAD)
+
+    def _named_inventory(self, root: Node) -> Path | None:
+        named = root.child("inventory")
+        if named is None:
+            hint = "add `inventory: ../inventory/NAME.yaml`, or use --inventory"
+            place = root.source.place(root.line, root.column)
+            self._problems.append(Problem("FT1307", "the blueprint names no inventory", place, hint))
+            return None
+        value = named.value
+        if not isinstance(value, str) or not value or "\0" in value:
+            message = f"inventory: expected a path, found {describe(value)}"
+            self._problems.append(Problem("FT1103", message, named.place("inventory"), None))
+            return None
+        path = Path(os.path.normpath(named.source.path.parent / value))
+        if not path.is_file():
+            message = f"no such inventory: {path}"
+            hint = "paths are relative to the file that names them"
+            self._problems.append(Problem("FT1308", message, named.place("inventory"), hint))
+            return None
+        return path
+
+    # -- composing --------------------------------------------------------------------------------------------
+
+    def _with_scenario(self, root: Node, inventory: Node, name: str) -> tuple[Node, Node]:
+        """The named changes on both documents; ``inventory`` inside a scenario maps clusters to changes."""
+        every = root.child("scenarios")
+        change = every.child(name) if every is not None else None
+        if change is None or not isinstance(change.value, dict):
+            known = every.value if every is not None and isinstance(every.value, dict) else {}
+            place = every.key_place("scenarios") if every is not None else Place(file=root.source.name)
+            message = f"there is no scenario `{name}`"
+            self._problems.append(Problem("FT1305", message, place, meant(name, known, "scenarios")))
+            return root, inventory
+        root = lay_over(root, change, self._problems, skip=("inventory", *HEAD))
+        clusters = change.child("inventory")
+        if clusters is not None:
+            inventory = lay_over(inventory, clusters.like({"clusters": clusters}), self._problems)
+        return root, inventory
+
+    def _finish(self, root: Node) -> Node:
+        """Variables filled in and empty values refused; scenarios are left alone, null deletes there."""
+        scenarios = root.child("scenarios")
+        if isinstance(root.value, dict) and scenarios is not None:
+            root = root.like({k: v for k, v in root.value.items() if k != "scenarios"})
+        if self._templates:
+            root = fill(root, self._environment, self._variables, self._problems)
+        for path, node in root.leaves():
+            if node.value is None:
+                hint = "write a value, or leave the key out for the default"
+                message = f"`{dotted(path)}` has no value"
+                self._problems.append(Problem("FT1125", message, node.place(dotted(path)), hint))
+        if scenarios is not None and isinstance(root.value, dict):
+            root = root.like({**root.value, "scenarios": scenarios})
+        return root
+
+    def _validate(self, model: type[_D], root: Node) -> _D | None:
+        try:
+            return model.model_validate(root.data())
+        except ValidationError as error:
+            self._problems.extend(problems_of(error, root, model))
+            return None
+
+    def _fail_if_any(self) -> None:
+        if self._problems:
+            raise InvalidInputError(in_order(self._problems))
