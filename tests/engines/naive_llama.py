@@ -104,11 +104,13 @@ def forward(meta, w, prompt):
     def norm(x, name):
         return x / np.sqrt((x * x).sum() / len(x) + eps) * w[name]
 
+    factors = w.get("rope_freqs.weight", np.ones(dim // 2))
+
     def rotate(x, position):
         out = np.empty_like(x)
         for start in range(0, len(x), dim):
             for pair in range(dim // 2):
-                angle = position * base ** (-2.0 * pair / dim)
+                angle = position * base ** (-2.0 * pair / dim) / factors[pair]
                 a, b = x[start + 2 * pair], x[start + 2 * pair + 1]
                 out[start + 2 * pair] = a * np.cos(angle) - b * np.sin(angle)
                 out[start + 2 * pair + 1] = a * np.sin(angle) + b * np.cos(angle)

@@ -43,8 +43,15 @@ def test_smollm2_logits_are_those_of_the_committed_computation(cases, smollm2_pa
 
 @pytest.mark.parametrize(
     "shape",
-    [{}, {"quantised": True}, {"tied": False}, {"heads": 4, "kv_heads": 4}, {"heads": 8, "kv_heads": 1, "layers": 3}],
-    ids=["plain", "q4_1", "untied", "no-groups", "one-kv-head"],
+    [
+        {},
+        {"quantised": True},
+        {"tied": False},
+        {"heads": 4, "kv_heads": 4},
+        {"heads": 8, "kv_heads": 1, "layers": 3},
+        {"rope_factors": True},
+    ],
+    ids=["plain", "q4_1", "untied", "no-groups", "one-kv-head", "rope-factors"],
 )
 def test_tiny_models_equal_the_independent_computation(naive, tmp_path, shape):
     path = tmp_path / "tiny.gguf"

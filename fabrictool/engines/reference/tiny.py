@@ -35,8 +35,12 @@ def write_tiny_model(
     kv_heads: int = 2,
     tied: bool = True,
     quantised: bool = False,
+    rope_factors: bool = False,
 ) -> None:
-    """Write a random model; same arguments, same bytes. `quantised` stores the matrices as Q4_1, else F32."""
+    """Write a random model; same arguments, same bytes.
+
+    `quantised` stores the matrices as Q4_1, else F32; `rope_factors` adds frequency factors as Llama 3 has them.
+    """
     letters = byte_letters()
     tokens = ["<|begin|>", "<|end|>", *(letters[octet] for octet in range(256))]
     tokens += [merge.replace(" ", "") for merge in _MERGES]
@@ -84,6 +88,8 @@ def write_tiny_model(
     norms = ["output_norm", *(f"blk.{i}.{part}_norm" for i in range(layers) for part in ("attn", "ffn"))]
     for name in norms:
         writer.add_tensor(f"{name}.weight", random.uniform(0.5, 1.5, width).astype(np.float32))
+    if rope_factors:
+        writer.add_tensor("rope_freqs.weight", random.uniform(1.0, 8.0, width // heads // 2).astype(np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
