@@ -55,7 +55,7 @@ def plan_fabric(
     plan = Plan(
         fabric=fabric.name,
         lineage=state.lineage,
-        blueprint_digest=loaded.digest,
+        blueprint_digest=blueprint_digest(loaded),
         read_set=read_set(loaded, observed, state),
         actions=actions(
             wanted, observed, lambda address: next_operation(state, observed, address), running_specs=specs
@@ -75,7 +75,7 @@ def destruction_plan(fabric: Fabric, loaded: Loaded) -> Plan:
     return Plan(
         fabric=fabric.name,
         lineage=state.lineage,
-        blueprint_digest=loaded.digest,
+        blueprint_digest=blueprint_digest(loaded),
         read_set=read_set(loaded, observed, state),
         actions=tuple(
             msgspec.structs.replace(action, reason="destroy")
@@ -92,7 +92,7 @@ def read_set(loaded: Loaded, observed: Observed, state: State) -> dict[str, str]
 
     The blueprint's files count as one fact: a plan of an old blueprint is stale by definition.
     """
-    facts = {"blueprint": loaded.digest, "lineage": state.lineage}
+    facts = {"blueprint": blueprint_digest(loaded), "lineage": state.lineage}
     for name, cluster in sorted(observed.clusters.items()):
         facts[f"cluster/{name}"] = "known" if cluster.known else "unknown"
         for address in sorted({unit.address for unit in cluster.units}):
@@ -100,6 +100,11 @@ def read_set(loaded: Loaded, observed: Observed, state: State) -> dict[str, str]
             if unit is not None:
                 facts[f"unit/{address}"] = digest([name, unit.operation, unit.state, unit.spec_digest])
     return facts
+
+
+def blueprint_digest(loaded: Loaded) -> str:
+    """Of the content of every file that was read; where the files lie does not matter."""
+    return digest([file.sha256 for file in loaded.files])
 
 
 def running_specs(fabric: Fabric, observed: Observed) -> dict[str, UnitSpec]:

@@ -1,0 +1,205 @@
+"""The G-Map's invariants (registry.py's docstring), on signed records."""
+
+import time
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fabrictool.mesh.identity import Credential, IdentityError, create_root, issue_provider, issue_session
+from fabrictool.mesh.records import Envelope, Hardware, Lifecycle, RecordError, decode, seal
+from fabrictool.mesh.registry import Verdict
+from tests.mesh.signed_records import NOW, PROVIDERS, ROOT, SESSIONS, VERIFIER, fresh, node, sealed, service
+
+
+@st.composite
+def updates(draw):
+    """Signed envelopes of three owners, equivocations among them (same rank, other content)."""
+    out = [sealed(owner, node(owner)).envelope for owner in SESSIONS]
+    for _ in range(draw(st.integers(1, 12))):
+        owner = draw(st.sampled_from(SESSIONS))
+        version, lifecycle = draw(st.integers(1, 4)), draw(st.sampled_from(list(Lifecycle)))
+        if draw(st.booleans()):
+            body = node(owner, version, lifecycle, node=draw(st.sampled_from(["n", "other"])))
+        else:
+            body = service(owner, draw(st.integers(0, 2)), version, lifecycle, accepting=draw(st.booleans()))
+        out.append(sealed(owner, body).envelope)
+    return out
+
+
+def content(registry):
+    return {record.key: record.envelope.body for record in registry}
+
+
+@settings(max_examples=60, deadline=None)
+@given(updates(), st.randoms(use_true_random=False))
+def test_order_repetition_and_batching_never_matter(envelopes, rng):
+    first, second = fresh(), fresh()
+    for envelope in envelopes:
+        first.merge(envelope, wall=NOW)
+    shuffled = envelopes * 2
+    rng.shuffle(shuffled)
+    for _ in range(2):  # a service that comes before its node is an orphan; reconciliation brings it again
+        for envelope in shuffled:
+            second.merge(envelope, wall=NOW)
+    assert content(first) == content(second)
+    assert first.root() == second.root()
+    assert first.bucket_digests() == second.bucket_digests()
+
+
+@settings(max_examples=40, deadline=None)
+@given(updates())
+def test_a_rank_never_decreases(envelopes):
+    registry, ranks = fresh(), {}
+    for envelope in envelopes:
+        registry.merge(envelope, wall=NOW)
+        for record in registry:
+            assert record.rank >= ranks.get(record.key, record.rank)
+            ranks[record.key] = record.rank
+
+
+def test_two_bodies_of_one_rank_converge_and_are_reported():
+    owner = SESSIONS[0]
+    one, other = sealed(owner, node(owner, node="a")).envelope, sealed(owner, node(owner, node="b")).envelope
+    registries = [fresh(), fresh()]
+    for registry, order in zip(registries, ([one, other], [other, one]), strict=True):
+        for envelope in order:
+            registry.merge(envelope, wall=NOW)
+        assert registry.equivocations == {bytes.fromhex(owner.claims.session)}
+    assert content(registries[0]) == content(registries[1])
+
+
+def test_a_stale_record_is_answered_with_the_newer_one():
+    owner, registry = SESSIONS[0], fresh()
+    new = sealed(owner, node(owner, 5))
+    registry.merge(new.envelope, wall=NOW)
+    merge = registry.merge(sealed(owner, node(owner, 4)).envelope, wall=NOW)
+    assert (merge.verdict, merge.record) == (Verdict.STALE, registry.get(new.key))
+
+
+def test_only_the_owner_writes():
+    owner, thief = SESSIONS[0], SESSIONS[1]
+    registry = fresh()
+    registry.merge(sealed(owner, node(owner)).envelope, wall=NOW)
+    forged = seal(node(owner, 9, Lifecycle.LEFT), thief.sign, thief.chain)
+    with_owner_chain = seal(node(owner, 9, Lifecycle.LEFT), thief.sign, owner.chain)
+    foreign_service = seal(service(owner), thief.sign)
+    for record in (forged, with_owner_chain, foreign_service):
+        assert registry.merge(record.envelope, wall=NOW).verdict is Verdict.REJECTED
+    assert registry.get(bytes.fromhex(owner.claims.session)).body.version == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"provider": "beta"}, {"role": "gateway"}, {"federation": "00" * 16}],
+    ids=["provider", "role", "federation"],
+)
+def test_a_record_may_not_claim_what_its_certificate_does_not(change):
+    owner = SESSIONS[0]
+    assert fresh().merge(sealed(owner, node(owner, **change)).envelope, wall=NOW).verdict is Verdict.REJECTED
+
+
+def test_a_flipped_bit_is_refused():
+    owner = SESSIONS[0]
+    envelope = sealed(owner, node(owner)).envelope
+    for index in range(0, len(envelope.body), 7):
+        body = bytearray(envelope.body)
+        body[index] ^= 1
+        bad = msgspec.structs.replace(envelope, body=bytes(body))
+        assert fresh().merge(bad, wall=NOW).verdict is Verdict.REJECTED
+
+
+def test_a_service_without_its_node_waits():
+    owner, registry = SESSIONS[0], fresh()
+    envelope = sealed(owner, service(owner)).envelope
+    assert registry.merge(envelope, wall=NOW).verdict is Verdict.ORPHAN
+    assert len(registry) == 0
+    registry.merge(sealed(owner, node(owner)).envelope, wall=NOW)
+    assert registry.merge(envelope, wall=NOW).verdict is Verdict.NEW
+
+
+def test_only_serving_and_accepting_services_on_serving_nodes_are_routable():
+    owner, registry = SESSIONS[0], fresh()
+    steps = [
+        (node(owner, 1, Lifecycle.JOIN), 0),
+        (service(owner, 1, 1), 0),
+        (node(owner, 2, Lifecycle.SERVING), 1),
+        (service(owner, 1, 2, accepting=False), 0),
+        (service(owner, 2, 1), 1),
+        (service(owner, 2, 2, Lifecycle.DOWN), 0),
+        (service(owner, 2, 3, Lifecycle.SERVING), 0),
+        (service(owner, 3, 1), 1),
+        (node(owner, 3, Lifecycle.LEFT), 0),
+    ]
+    for body, routable in steps:
+        registry.merge(sealed(owner, body).envelope, wall=NOW)
+        assert len(registry.serving(wall=NOW)) == routable, body
+
+
+def test_an_expired_session_is_neither_accepted_nor_routable_and_is_forgotten():
+    owner = issue_session(PROVIDERS["alpha"], "agent", now=NOW, seconds=100)
+    registry = fresh()
+    for body in (node(owner), service(owner)):
+        registry.merge(sealed(owner, body).envelope, wall=NOW)
+    assert len(registry.serving(wall=NOW)) == 1
+    assert registry.serving(wall=NOW + 200) == []
+    late = sealed(owner, service(owner, 1)).envelope
+    assert registry.merge(late, wall=NOW + 200).verdict is Verdict.REJECTED
+    assert registry.forget_expired(wall=NOW + 200) == 0
+    assert registry.forget_expired(wall=NOW + 100_000) == 1
+    assert len(registry) == 0
+    assert registry.root() == fresh().root()
+    stale_replica = sealed(owner, node(owner)).envelope
+    assert registry.merge(stale_replica, wall=NOW + 100_000).verdict is Verdict.REJECTED, "no resurrection"
+
+
+def test_a_version_cannot_jump_to_the_end():
+    owner, registry = SESSIONS[0], fresh()
+    registry.merge(sealed(owner, node(owner)).envelope, wall=NOW)
+    assert registry.merge(sealed(owner, node(owner, 2**32 - 1)).envelope, wall=NOW).verdict is Verdict.REJECTED
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=300))
+def test_garbage_is_refused_and_never_raises(data):
+    registry = fresh()
+    assert registry.merge(Envelope(data, b"x" * 64), wall=NOW).verdict in (Verdict.REJECTED, Verdict.ORPHAN)
+    assert len(registry) == 0
+
+
+def test_a_body_over_the_limit_is_refused():
+    owner = SESSIONS[0]
+    with pytest.raises(RecordError):
+        sealed(owner, service(owner, note="x" * 1000, model="m" * 500, replica="r" * 600))
+
+
+def test_decode_is_the_inverse_of_seal():
+    owner = SESSIONS[0]
+    body = node(owner, hardware=Hardware("a100-80g", 4, 80 * 2**30), ends_at=NOW + 5)
+    record = sealed(owner, body)
+    assert decode(record.envelope).body == body
+    assert len(record.envelope.body) < 400
+
+
+def test_chains_are_checked():
+    stranger = create_root("other", now=NOW)
+    foreign = issue_session(issue_provider(stranger, "alpha", now=NOW), "agent", now=NOW)
+    mixed = issue_session(PROVIDERS["beta"], "agent", now=NOW)
+    cases = {
+        "FT6004": [foreign.chain, (mixed.chain[0], PROVIDERS["alpha"].chain[0])],
+        "FT6003": [(), SESSIONS[0].chain[:1], (ROOT.chain[0], ROOT.chain[0]), (b"junk", b"junk"), (b"x" * 5000,) * 2],
+        "FT6005": [issue_session(PROVIDERS["alpha"], "agent", now=NOW - 10**6, seconds=60).chain],
+    }
+    for code, chains in cases.items():
+        for chain in chains:
+            with pytest.raises(IdentityError) as refused:
+                VERIFIER.verify(tuple(chain), now=NOW)
+            assert refused.value.problems[0].code == code
+    assert VERIFIER.verify(SESSIONS[0].chain, now=NOW).claims == SESSIONS[0].claims
+
+
+def test_a_credential_survives_its_pem_form():
+    again = Credential.from_pem(SESSIONS[0].key_pem(), SESSIONS[0].chain_pem())
+    assert again.claims == SESSIONS[0].claims
+    assert VERIFIER.verify(again.chain, now=max(NOW, time.time())).verify(again.sign(b"m"), b"m")
