@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import threading
 
 import aiohttp
 import openai
@@ -39,12 +40,27 @@ class Running:
         assert chunks.pop() == b"[DONE]"
         return [json.loads(chunk) for chunk in chunks]
 
-    async def until(self, *, running):
-        for _ in range(5000):
-            if bool(self.engine.stats.running or self.engine.stats.waiting) == running:
-                return
-            await asyncio.sleep(0.002)
-        raise AssertionError(f"running: {self.engine.stats.running}")
+    def hold(self, steps=0):
+        """From now on the engine computes `steps` steps and then stands still, so that nothing depends on speed."""
+        self.permits = threading.Semaphore(steps)
+        step = self.engine._model.step
+
+        def gated(*arguments):
+            self.permits.acquire()
+            return step(*arguments)
+
+        self.engine._model.step = gated
+
+    def let_go(self):
+        self.permits.release(1_000_000)
+
+
+async def until(condition):
+    for _ in range(10_000):
+        if condition():
+            return
+        await asyncio.sleep(0.002)
+    raise AssertionError("it never happened")
 
 
 @contextlib.asynccontextmanager
@@ -200,16 +216,22 @@ async def test_wrong_chats_and_routes(running):
 
 @pytest.mark.asyncio
 async def test_a_client_that_leaves_frees_its_blocks(running):
-    body = {**ASK, "max_tokens": 450}
+    engine, body = running.engine, {**ASK, "max_tokens": 450}
+    running.hold(steps=2)
     async with running.http.post(running.url + "/v1/completions", json={**body, "stream": True}) as answer:
         await answer.content.readline()
-        assert running.engine.stats.running == 1
+        await until(lambda: engine.stats.running == 1)
+        assert engine._allocator.free < engine._allocator.total
         answer.close()
-    with contextlib.suppress(asyncio.TimeoutError):
-        await running.http.post(running.url + "/v1/completions", json=body, timeout=aiohttp.ClientTimeout(total=0.05))
-    await running.until(running=False)
-    assert running.engine._allocator.free == running.engine._allocator.total
-    assert running.engine.stats.finished["cancelled"] == 2
+    asked = asyncio.create_task(running.post(body))
+    await until(lambda: engine._inbox.qsize() == 2)  # the cancellation of the first, and the second
+    asked.cancel()
+    await until(lambda: engine._inbox.qsize() == 3)
+    running.let_go()
+    await until(lambda: engine.stats.finished["cancelled"] == 2)
+    await until(lambda: engine.stats.running == engine.stats.waiting == 0)
+    assert engine._allocator.free == engine._allocator.total
+    assert (await running.post(ASK))[0] == 200
 
 
 @pytest.mark.asyncio
@@ -217,13 +239,17 @@ async def test_a_small_pool_and_a_long_queue(tiny):
     async with serving(tiny, Limits(64, 2, 8, 8, 16), max_waiting=2) as one:
         one.server.engine = one.engine
         body = {**ASK, "max_tokens": 50}
-        answers = await asyncio.gather(*(one.post(body) for _ in range(12)))
+        one.hold()
+        asked = [asyncio.create_task(one.post(body)) for _ in range(12)]
+        await until(lambda: sum(task.done() for task in asked) == 8)
+        one.let_go()
+        answers = await asyncio.gather(*asked)
         done = [answer["choices"][0]["text"] for status, answer in answers if status == 200]
         refused = [answer["error"]["code"] for status, answer in answers if status == 429]
-        assert len(done) >= 4
-        assert refused
+        assert refused == ["queue_full"] * 8
+        assert len(done) == 4  # two in the batch, two in the queue
         assert len(set(done)) == 1  # preempted or not, the same text
-        assert refused == ["queue_full"] * (12 - len(done))
+        await until(lambda: one.engine.stats.running == 0)
         assert one.engine._allocator.free == 8
 
 
@@ -253,15 +279,25 @@ async def test_health_and_metrics_through_the_life(tiny):
 async def test_draining_lets_a_request_end_and_stopping_ends_it(tiny):
     async with serving(tiny) as one:
         one.server.engine = one.engine
-        asked = asyncio.create_task(one.post({**ASK, "max_tokens": 60}))
-        await one.until(running=True)
-        await one.server.drain(30.0)
+        one.hold(steps=1)
+        asked = asyncio.create_task(one.post(ASK))
+        await until(lambda: one.engine.stats.running == 1)
+        drained = asyncio.create_task(one.server.drain(30.0))
+        await until(lambda: one.server.stopping)
+        assert (await one.post(ASK))[0] == 503
+        assert not drained.done()
+        one.let_go()
+        await drained
         assert (await asked)[0] == 200
     async with serving(tiny) as one:
         one.server.engine = one.engine
-        asked = asyncio.create_task(one.post({**ASK, "max_tokens": 480}))
-        await one.until(running=True)
-        await asyncio.to_thread(one.engine.stop)
+        one.hold(steps=1)
+        asked = asyncio.create_task(one.post(ASK))
+        await until(lambda: one.engine.stats.running == 1)
+        stopped = asyncio.create_task(asyncio.to_thread(one.engine.stop))
+        await until(lambda: one.engine._inbox.qsize() == 1)
+        one.let_go()
+        await stopped
         assert (await asked)[0] == 503
 
 
@@ -277,7 +313,7 @@ async def test_a_failing_engine_says_so_and_ends_every_request(tiny, caplog):
         status, text = await one.get("/health")
         assert status == 500
         assert "ZeroDivisionError" in text
-        assert failures == ["ZeroDivisionError: division by zero"]
+        await until(lambda: failures == ["ZeroDivisionError: division by zero"])
     assert "the compute thread failed" in caplog.text
 
 
