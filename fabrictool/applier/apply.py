@@ -114,12 +114,10 @@ class Applier:
 
     def _check_fresh(self, plan: Plan, now: Mapping[str, str], begun: set[str], state: State) -> None:
         """Refuse when a fact of the read set changed, but for those that our own unfinished run changed."""
-        if plan.lineage != state.lineage:
-            raise StaleError.of(
-                "FT4005",
-                f"the plan belongs to lineage {plan.lineage}, this fabric is {state.lineage}",
-                hint="plan again",
-            )
+        first = plan.lineage == "" and (state.serial == 0 or begun)
+        if plan.lineage != state.lineage and not first:
+            message = f"the plan belongs to lineage {plan.lineage or 'none'}, this fabric is {state.lineage or 'new'}"
+            raise StaleError.of("FT4005", message, hint="run `fabrictool plan` again")
         problems = [
             Problem(
                 "FT4004",

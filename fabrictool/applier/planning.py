@@ -19,7 +19,6 @@ from fabrictool.planner.units import wanted_units
 
 if TYPE_CHECKING:
     from fabrictool.applier.fabric import Fabric
-    from fabrictool.applier.state import State
     from fabrictool.blueprint import Loaded
     from fabrictool.domain.inventory import Inventory
     from fabrictool.domain.observed import Observed
@@ -56,7 +55,7 @@ def plan_fabric(
         fabric=fabric.name,
         lineage=state.lineage,
         blueprint_digest=blueprint_digest(loaded),
-        read_set=read_set(loaded, observed, state),
+        read_set=read_set(loaded, observed),
         actions=actions(
             wanted, observed, lambda address: next_operation(state, observed, address), running_specs=specs
         ),
@@ -76,7 +75,7 @@ def destruction_plan(fabric: Fabric, loaded: Loaded) -> Plan:
         fabric=fabric.name,
         lineage=state.lineage,
         blueprint_digest=blueprint_digest(loaded),
-        read_set=read_set(loaded, observed, state),
+        read_set=read_set(loaded, observed),
         actions=tuple(
             msgspec.structs.replace(action, reason="destroy")
             for action in actions({}, observed, lambda _: "", running_specs={})
@@ -87,12 +86,12 @@ def destruction_plan(fabric: Fabric, loaded: Loaded) -> Plan:
     )
 
 
-def read_set(loaded: Loaded, observed: Observed, state: State) -> dict[str, str]:
-    """Fact → digest: the input files, which clusters answered, what runs, and how often each address was started.
+def read_set(loaded: Loaded, observed: Observed) -> dict[str, str]:
+    """Fact → digest: the input files, which clusters answered, and what runs.
 
     The blueprint's files count as one fact: a plan of an old blueprint is stale by definition.
     """
-    facts = {"blueprint": blueprint_digest(loaded), "lineage": state.lineage}
+    facts = {"blueprint": blueprint_digest(loaded)}
     for name, cluster in sorted(observed.clusters.items()):
         facts[f"cluster/{name}"] = "known" if cluster.known else "unknown"
         for address in sorted({unit.address for unit in cluster.units}):

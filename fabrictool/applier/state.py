@@ -33,7 +33,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """``state.json``."""
 
     schema: int = SCHEMA
-    lineage: str
+    lineage: str = ""
+    """Random, given with the first write: marks what is ours."""
     serial: int = 0
     applied_plan: str = ""
     """Id of the last plan that was carried out."""
@@ -78,7 +79,7 @@ class FabricFolder:
         return self.path / "clusters" / name
 
     def read_state(self) -> State:
-        """The state; a new lineage, not yet written, when there is none.
+        """The state; an empty one when there is none yet.
 
         Raises
         ------
@@ -89,7 +90,7 @@ class FabricFolder:
         try:
             state = msgspec.json.decode(file.read_bytes(), type=State)
         except FileNotFoundError:
-            return State(lineage=random_id())
+            return State()
         except OSError as error:
             raise file_error(error, file) from error
         except msgspec.DecodeError as error:
@@ -112,7 +113,7 @@ class FabricFolder:
                 file=str(self.path / "state.json"),
                 hint="run the command again",
             )
-        written = msgspec.structs.replace(new, serial=read.serial + 1)
+        written = msgspec.structs.replace(new, serial=read.serial + 1, lineage=new.lineage or random_id())
         write_atomic(self.path / "state.json", msgspec.json.format(msgspec.json.encode(written), indent=1), mode=0o600)
         return written
 

@@ -106,7 +106,7 @@ def carry_out(
         clock=SystemClock(),
         reporter=JsonReporter() if as_json else TextReporter(),
         gateway_keys=lambda _: _keys(loaded),
-        read_set=lambda: read_set(loaded, fabric.observe(), fabric.folder.read_state()),
+        read_set=lambda: read_set(loaded, fabric.observe()),
         interrupt=interrupt,
     )
     keys = _keys(loaded)  # a missing secret must be said before anything is started

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 
-import click
 import typer
 
 from fabrictool.base.errors import FabrictoolError
@@ -40,22 +39,27 @@ def main(argv: list[str] | None = None) -> int:
     except FabrictoolError as error:
         print_problems(error.problems, as_json="--json" in arguments)
         return error.exit_code
-    except (click.exceptions.Abort, KeyboardInterrupt):
+    except (typer.Abort, KeyboardInterrupt):
         print("fabrictool: interrupted", file=sys.stderr)
         return 130
-    except click.exceptions.NoArgsIsHelpError as error:
-        print(error.format_message())
-        return 0
-    except click.ClickException as error:
-        # Usage errors would end with 2, which means "changes" here.
-        print(f"fabrictool: error[FT9001]: {error.format_message()}", file=sys.stderr)
-        if isinstance(error, click.UsageError) and error.ctx is not None:
-            print(f"{error.ctx.get_usage()}\nhint: {error.ctx.command_path} --help", file=sys.stderr)
-        return 64
+    except typer.TyperException as error:
+        return _usage_error(error)
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output has gone; Python would complain once more at exit
         return 0
     return result if isinstance(result, int) else 0
+
+
+def _usage_error(error: typer.TyperException) -> int:
+    """A wrong command line; the parser's own exit code, 2, means "changes" here."""
+    context = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        print(error.format_message())
+        return 0
+    print(f"fabrictool: error[FT9001]: {error.format_message()}", file=sys.stderr)
+    if context is not None:
+        print(f"{context.get_usage()}\n      hint: {context.command_path} --help", file=sys.stderr)
+    return 64
 
 
 if __name__ == "__main__":

@@ -17,8 +17,10 @@ def render(plan: Plan, observed: Observed, *, verbosity: int = 0, explain: bool 
     """The default view; `verbosity` 1 adds kept units and changed fields, 2 the operations."""
     known = sum(facts.known for facts in observed.clusters.values())
     lines = [
-        (f"Fabric {plan.fabric}   blueprint {plan.blueprint_digest[:7]}   "
-        f"observed {known} of {len(observed.clusters)} clusters")
+        (
+            f"Fabric {plan.fabric}   blueprint {plan.blueprint_digest[:7]}   "
+            f"observed {known} of {len(observed.clusters)} clusters"
+        )
     ]
     for name, facts in sorted(observed.clusters.items()):
         if not facts.known:

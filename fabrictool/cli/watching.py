@@ -143,8 +143,10 @@ def _gateway_lines(document: GatewayStatus) -> list[str]:
     ]
     totals = document.totals
     return [
-        (f"gateway http://{document.listen}/v1   {totals.requests} requests, {totals.failures} failed, "
-        f"{totals.retries} retried   up {duration(document.at - document.started_at)}"),
+        (
+            f"gateway http://{document.listen}/v1   {totals.requests} requests, {totals.failures} failed, "
+            f"{totals.retries} retried   up {duration(document.at - document.started_at)}"
+        ),
         table(["MODEL", "READY", "PROVIDERS", "OPEN", "REQUESTS", "FAILED", "TTFT p95", "TPOT p95"], rows),
     ]
 

@@ -60,6 +60,8 @@ class _Model:
         self._solver = solver
         self._deadline_ms = max(100, int(deadline_s * 1000))
         self._optimal = True
+        self._counts: list[float] = []
+        self._loads: list[float] = []
         solver.SetSolverSpecificParametersAsString(
             f"randomization/randomseedshift = {seed % 2**31}\nparallel/maxnthreads = 1\n"
         )
@@ -80,11 +82,9 @@ class _Model:
             if not terms:
                 continue
             stages.append(self._minimise(name, terms))
-        counts = {i: round(v.solution_value()) for i, v in enumerate(self._count)}
-        loads = {i: v.solution_value() for i, v in enumerate(self._load)}
         return Solution(
-            {i: k for i, k in counts.items() if k},
-            {i: y for i, y in loads.items() if y > TOLERANCE},
+            {i: round(k) for i, k in enumerate(self._counts) if round(k)},
+            {i: y for i, y in enumerate(self._loads) if y > TOLERANCE},
             tuple(stages),
             f"exact (SCIP in OR-Tools, {PLANNING_UTILISATION:.0%} planned utilisation)",
             self._optimal,
@@ -174,6 +174,9 @@ class _Model:
         value = math.fsum(weight * variable.solution_value() for weight, variable in terms)
         bound = min(value, objective.BestBound())
         slack = TOLERANCE * max(1.0, abs(value))
+        # The solver forgets its solution with the next row or variable.
+        self._counts = [variable.solution_value() for variable in self._count]
+        self._loads = [variable.solution_value() for variable in self._load]
         solver.Add(sum(weight * variable for weight, variable in terms) <= value + slack)
         return StageResult(name, _clean(value), _clean(bound))
 
