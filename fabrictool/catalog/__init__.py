@@ -1,0 +1,25 @@
+"""Data only: accelerators, links, models and engines, every number with its source."""
+
+from fabrictool.catalog.tables import (
+    Accelerator,
+    Engine,
+    Link,
+    ModelArchitecture,
+    accelerators,
+    engines,
+    links,
+    model,
+    models,
+)
+
+__all__ = [
+    "Accelerator",
+    "Engine",
+    "Link",
+    "ModelArchitecture",
+    "accelerators",
+    "engines",
+    "links",
+    "model",
+    "models",
+]
