@@ -164,6 +164,7 @@ class Applier:
             case "create":
                 self._start(action, cluster, journal)
                 self._await_ready(action, cluster)
+                self._forget_dead(action)
             case "replace":
                 gateway = isinstance(action.spec, GatewaySpec)
                 former = self._cluster_of(action.former) or cluster
@@ -175,6 +176,7 @@ class Applier:
                     self._stop(action, former)
             case "delete" | "drain":
                 self._stop(action, cluster)
+                self._forget_dead(action)
             case "keep" | "unknown":
                 pass
 
@@ -234,6 +236,13 @@ class Applier:
                 time.sleep(POLL_S)
         if cluster.state(operation) in ("ended", "killed", "prepared"):
             cluster.forget(operation)
+
+    def _forget_dead(self, action: Action) -> None:
+        """Remove what former units of this address left behind; until now it was evidence."""
+        for cluster in self.clusters.values():
+            for unit in cluster.observe().units:
+                if unit.address == action.address and unit.state != "running" and unit.operation != action.operation:
+                    cluster.forget(unit.operation)
 
     def _cluster_of(self, operation: str) -> Cluster | None:
         return next((c for c in self.clusters.values() if c.state(operation) is not None), None)

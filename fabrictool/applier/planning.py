@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from fabrictool.applier.fabric import next_operation
 from fabrictool.base.canonical import digest
-from fabrictool.domain.plan import Certificate, Forecast, Placement, Plan
+from fabrictool.domain.plan import Action, Certificate, Forecast, Placement, Plan
 from fabrictool.domain.specs import AgentSpec
 from fabrictool.planner.assign import assign
 from fabrictool.planner.build import build_problem
 from fabrictool.planner.diff import actions
 from fabrictool.planner.exact import ExactSolver
 from fabrictool.planner.forecast import certificate, forecast, reasons
-from fabrictool.planner.units import wanted_units
+from fabrictool.planner.units import GATEWAY, wanted_units
 
 if TYPE_CHECKING:
     from fabrictool.applier.fabric import Fabric
@@ -69,21 +67,31 @@ def plan_fabric(
 
 
 def destruction_plan(fabric: Fabric, loaded: Loaded) -> Plan:
-    """Delete everything of this fabric that runs on clusters that can be seen."""
+    """Delete every unit of this fabric on clusters that can be seen, the gateway last."""
     observed, state = fabric.observe(), fabric.folder.read_state()
     return Plan(
         fabric=fabric.name,
         lineage=state.lineage,
         blueprint_digest=blueprint_digest(loaded),
         read_set=read_set(loaded, observed),
-        actions=tuple(
-            msgspec.structs.replace(action, reason="destroy")
-            for action in actions({}, observed, lambda _: "", running_specs={})
-        ),
+        actions=tuple(sorted(_deletions(observed), key=lambda action: (action.address == GATEWAY, action.address))),
         placement=Placement(),
         forecast=Forecast(models=(), cost_per_hour=0.0, currency="", power_w=0.0, basis="nothing is left to forecast"),
         certificate=Certificate(solver="none", seed=0, optimal=True, stages=(), tables_sha256=""),
     )
+
+
+def _deletions(observed: Observed) -> list[Action]:
+    """One for each address that a cluster knows of, dead ones included: their folders go too."""
+    found = {}
+    for name, facts in observed.clusters.items():
+        for unit in facts.units:
+            latest = facts.unit(unit.address)
+            former = unit.operation if latest is None else latest.operation
+            found[unit.address] = Action(
+                kind="delete", address=unit.address, cluster=name, summary=name, reason="destroy", former=former
+            )
+    return list(found.values())
 
 
 def read_set(loaded: Loaded, observed: Observed) -> dict[str, str]:

@@ -62,6 +62,9 @@ class Client:
         connection, response = self._post(text, max_tokens, stream=True)
         whole = ""
         try:
+            if response.status != 200:
+                text = f"the gateway answered HTTP {response.status}: {response.read(2000).decode(errors='replace')}"
+                raise DemoError.of("FT9101", text, hint="another fabric may hold this port; `fabrictool destroy` it")
             for line in response:
                 if not line.startswith(b"data: ") or line.strip() == b"data: [DONE]":
                     continue

@@ -1,0 +1,150 @@
+"""Fabrics of real processes for tests that apply: a tiny random model, free ports, a state folder of their own."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+INVENTORY = """\
+apiVersion: fabrictool/v1
+kind: Inventory
+providers: {alpha: {}, beta: {}}
+sites: {a: {provider: alpha}, b: {provider: beta}}
+clusters:
+  one:
+    site: a
+    kind: local
+    partitions: {cpu: {device: cpu, nodes: 1, memory_per_node: 4GiB}}
+  two:
+    site: b
+    kind: local
+    partitions: {cpu: {device: cpu, nodes: 1, memory_per_node: 4GiB}}
+"""
+BLUEPRINT = """\
+apiVersion: fabrictool/v1
+kind: Blueprint
+fabric: t
+inventory: inventory.yaml
+models:
+  tiny:
+    source: file://%(model)s
+    architecture: HuggingFaceTB/SmolLM2-135M-Instruct
+    engine: reference
+    variant: {precision: %(precision)s, context: %(context)s tok}
+    demand: {rate: 1 req/s, input: 8 tok, output: 8 tok}
+    replicas: {min: %(replicas)s, max: %(replicas)s}
+    place: {spread: site}
+trust: {groups: {all: {allow: [alpha, beta]}, only-alpha: {allow: [alpha]}}}
+tenants:
+  tester: {group: all, key: secret://env/FT_TEST_KEY}
+gateway: {cluster: one, listen: 127.0.0.1:%(listen)s, mesh: 127.0.0.1:%(mesh)s}
+"""
+KEY = "ftk_a-planted-key-that-must-not-leak"
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class FabricBed:
+    """A blueprint in a folder, and the command line on it."""
+
+    def __init__(self, folder, model):
+        self.folder = folder
+        self.values = {
+            "model": model,
+            "precision": "bf16",
+            "context": 256,
+            "replicas": 2,
+            "listen": free_port(),
+            "mesh": free_port(),
+        }
+        self.environment = os.environ | {
+            "FABRICTOOL_STATE_DIR": str(folder / "state"),
+            "FABRICTOOL_CACHE_DIR": str(folder / "cache"),
+            "FT_TEST_KEY": KEY,
+            "NO_COLOR": "1",
+        }
+        self.write()
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.values['listen']}"
+
+    def write(self, inventory=INVENTORY, blueprint=BLUEPRINT, **changes):
+        self.values |= changes
+        (self.folder / "inventory.yaml").write_text(inventory)
+        (self.folder / "blueprint.yaml").write_text(blueprint % self.values)
+
+    def run(self, *arguments, code=0, timeout=120, **environment):
+        done = subprocess.run(
+            [sys.executable, "-m", "fabrictool.cli.main", *arguments],
+            cwd=self.folder,
+            env=self.environment | environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+        assert "Traceback" not in done.stderr, done.stderr
+        if code is not None:
+            assert done.returncode == code, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    def start(self, *arguments, **environment):
+        return subprocess.Popen(
+            [sys.executable, "-m", "fabrictool.cli.main", *arguments],
+            cwd=self.folder,
+            env=self.environment | environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            stdin=subprocess.DEVNULL,
+        )
+
+    def up(self):
+        self.run("trust", "init")
+        self.run("apply", "--yes")
+
+    def clusters(self):
+        from fabrictool.clusters.local import LocalCluster
+
+        return {n: LocalCluster(n, self.folder / "state" / "t" / "clusters" / n) for n in ("one", "two")}
+
+    def units(self):
+        return {(u.address, u.state): u for c in self.clusters().values() for u in c.observe().units}
+
+    def running(self):
+        return sorted(address for address, state in self.units() if state == "running")
+
+    def clean_up(self):
+        for unit in self.units().values():
+            if unit.pid is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(unit.pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory):
+    from fabrictool.engines.reference.tiny import write_tiny_model
+
+    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
+    write_tiny_model(path, seed=7, context=512)
+    return path
+
+
+@pytest.fixture
+def fabric_bed(tmp_path, tiny_model):
+    bed = FabricBed(tmp_path, tiny_model)
+    yield bed
+    bed.clean_up()

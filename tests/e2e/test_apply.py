@@ -1,0 +1,218 @@
+"""apply, destroy and what lies between, on real processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import KEY
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+EVERYTHING = ["gateway/main", "replica/tiny/0", "replica/tiny/1"]
+
+CRASHING = """
+import os, signal, sys
+from fabrictool.applier import journal
+write, left = journal.Journal.write, [int(sys.argv.pop(1))]
+moment = sys.argv.pop(1)
+def crashing(self, *arguments, **keywords):
+    left[0] -= 1
+    if left[0] == 0 and moment == "before":
+        os.kill(os.getpid(), signal.SIGKILL)
+    write(self, *arguments, **keywords)
+    if left[0] == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+journal.Journal.write = crashing
+from fabrictool.cli.main import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def ask(bed, **body):
+    request = urllib.request.Request(
+        bed.url + "/v1/chat/completions",
+        json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2} | body).encode(),
+        {"authorization": f"Bearer {KEY}", "content-type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=20) as answer:  # noqa: S310 - our own loopback URL
+        return json.load(answer)
+
+
+def test_apply_serves_and_applying_twice_changes_nothing(fabric_bed):
+    bed = fabric_bed
+    bed.up()
+    assert bed.running() == EVERYTHING
+    assert ask(bed)["usage"]["completion_tokens"] <= 2
+    before = {key: unit.pid for key, unit in bed.units().items()}
+    assert "nothing to do" in bed.run("apply", "--yes").stderr
+    assert "No changes" in bed.run("plan", "--detailed-exitcode").stdout
+    assert {key: unit.pid for key, unit in bed.units().items()} == before
+    status = json.loads(bed.run("status", "--json").stdout)
+    assert status["good"]
+    assert [unit["state"] for unit in status["units"]] == ["running"] * 3
+    assert status["gateway"]["models"][0]["ready"] == 2
+    assert "service-serving" in bed.run("events").stdout
+    assert "engine" in bed.run("logs", "tiny/0").stdout
+    bed.run("destroy", "--yes")
+    assert bed.units() == {}
+    assert "nothing of fabric t runs" in bed.run("destroy", "--yes").stderr
+
+
+def test_a_planted_secret_is_in_no_artefact(fabric_bed):
+    bed = fabric_bed
+    bed.run("plan", "-o", "plan.json")
+    bed.up()
+    ask(bed)
+    bed.run("events", "--json")
+    found = [p for p in bed.folder.rglob("*") if p.is_file() and KEY.encode() in p.read_bytes()]
+    assert found == []
+    for unit in bed.units().values():
+        assert KEY.encode() not in Path(f"/proc/{unit.pid}/cmdline").read_bytes()
+    for key in bed.folder.rglob("*.key"):
+        assert key.stat().st_mode & 0o077 == 0, key
+
+
+def test_a_killed_replica_is_missed_and_brought_back(fabric_bed):
+    bed = fabric_bed
+    bed.up()
+    victim = bed.units()["replica/tiny/1", "running"]
+    engines = subprocess.run(
+        ["pgrep", "-P", str(victim.pid)], capture_output=True, text=True, check=True
+    ).stdout.split()
+    os.kill(victim.pid, signal.SIGKILL)
+    for _ in range(20):
+        assert ask(bed)["model"] == "tiny"
+    deadline = time.monotonic() + 10
+    while any(Path(f"/proc/{pid}").exists() for pid in engines) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in engines), "the engine dies with its agent"
+    plan = json.loads(bed.run("plan", "--json").stdout)
+    changes = [(a["kind"], a["address"], a["reason"]) for a in plan["actions"] if a["kind"] != "keep"]
+    assert changes == [("create", "replica/tiny/1", "the former one was killed")]
+    assert bed.run("status", code=1)
+    bed.run("apply", "--yes")
+    assert bed.running() == EVERYTHING
+    assert len(bed.units()) == 3, "what the dead one left is cleared away"
+
+
+def test_a_changed_blueprint_replaces_and_a_removed_model_is_deleted(fabric_bed):
+    bed = fabric_bed
+    bed.up()
+    before = bed.units()
+    bed.write(context=128)
+    plan = bed.run("plan", "-v").stdout
+    assert "context: 256 → 128" in plan
+    bed.run("apply", "--yes")
+    after = bed.units()
+    assert bed.running() == EVERYTHING
+    assert after["gateway/main", "running"].pid == before["gateway/main", "running"].pid
+    assert after["replica/tiny/0", "running"].pid != before["replica/tiny/0", "running"].pid
+    bed.write(replicas=1)
+    assert bed.run("apply", "--yes", "--max-delete", "0", code=6).stderr.count("FT3001") == 1
+    bed.run("apply", "--yes", "--max-delete", "1")
+    assert len(bed.running()) == 2
+    assert ask(bed)
+
+
+def journal_lines(bed):
+    return sum(len(p.read_text().splitlines()) for p in (bed.folder / "state/t/journal").glob("*.ndjson"))
+
+
+@pytest.fixture(scope="module")
+def journal_length(tmp_path_factory, tiny_model):
+    """How many lines the journal of an undisturbed first apply has: as many moments to crash at."""
+    from tests.conftest import FabricBed
+
+    bed = FabricBed(tmp_path_factory.mktemp("undisturbed"), tiny_model)
+    try:
+        bed.write(replicas=1)
+        bed.up()
+        return journal_lines(bed)
+    finally:
+        bed.clean_up()
+
+
+def test_kill_9_at_every_journal_step_ends_in_the_same_state(fabric_bed, journal_length):
+    bed = fabric_bed
+    bed.write(replicas=1)
+    bed.run("trust", "init")
+    bed.run("plan", "-o", "plan.json")
+    wanted = ["gateway/main", "replica/tiny/0"]
+    assert journal_length == 8
+    for step in range(1, journal_length + 1):
+        for moment in ("before", "after"):
+            crashed = subprocess.run(
+                [sys.executable, "-c", CRASHING, str(step), moment, "apply", "--yes"],
+                cwd=bed.folder,
+                env=bed.environment,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+            )
+            assert crashed.returncode == -signal.SIGKILL, crashed.stderr
+            bed.run("apply", "--yes")
+            assert bed.running() == wanted, (step, moment)
+            assert len(bed.units()) == 2, "nothing doubled, nothing left behind"
+            bed.run("destroy", "--yes")
+            assert bed.units() == {}
+
+
+def test_a_saved_plan_goes_on_where_a_crash_left_it(fabric_bed):
+    bed = fabric_bed
+    bed.run("trust", "init")
+    bed.run("plan", "-o", "plan.json")
+    subprocess.run(
+        [sys.executable, "-c", CRASHING, "6", "after", "apply", "plan.json", "--yes"],
+        cwd=bed.folder,
+        env=bed.environment,
+        stdin=subprocess.DEVNULL,
+        check=False,
+        capture_output=True,
+        timeout=60,
+    )
+    first = bed.units()["gateway/main", "running"].pid
+    bed.run("apply", "plan.json", "--yes")
+    assert bed.running() == EVERYTHING
+    assert bed.units()["gateway/main", "running"].pid == first
+    assert "applied before" in bed.run("apply", "plan.json", "--yes").stderr
+
+
+def test_a_stale_plan_is_refused_and_says_what_changed(fabric_bed):
+    bed = fabric_bed
+    bed.up()
+    bed.write(context=128)
+    bed.run("plan", "-o", "plan.json")
+    os.kill(bed.units()["replica/tiny/0", "running"].pid, signal.SIGKILL)
+    deadline = time.monotonic() + 10
+    while "replica/tiny/0" in bed.running():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    refused = bed.run("apply", "plan.json", "--yes", code=5)
+    assert "FT4004" in refused.stderr
+    assert "unit/replica/tiny/0" in refused.stderr
+    assert bed.running() == ["gateway/main", "replica/tiny/1"]
+
+
+def test_ctrl_c_finishes_the_step_and_the_next_apply_goes_on(fabric_bed):
+    bed = fabric_bed
+    bed.run("trust", "init")
+    process = bed.start("apply", "--yes")
+    for line in process.stderr:
+        if "replica/tiny/0" in line:
+            process.send_signal(signal.SIGINT)
+            break
+    stderr = process.communicate(timeout=60)[1]
+    assert process.returncode == 130, stderr
+    assert "FT4103" in stderr
+    assert bed.running() == ["gateway/main", "replica/tiny/0"]
+    bed.run("apply", "--yes")
+    assert bed.running() == EVERYTHING
