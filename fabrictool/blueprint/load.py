@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import ValidationError
 
+from fabrictool.base.canonical import digest
 from fabrictool.base.errors import InvalidInputError, Place, Problem
 from fabrictool.blueprint.complaints import in_order, meant, problems_of
 from fabrictool.blueprint.merge import join, lay_over, with_defaults
@@ -53,6 +54,11 @@ class Loaded:
     variables: tuple[str, ...]
     """Environment variables that were filled in, sorted."""
     warnings: tuple[Problem, ...]
+
+    @property
+    def digest(self) -> str:
+        """Of what the files say after merging, as the types understand it: comments and order do not count."""
+        return digest([self.blueprint.model_dump(mode="json"), self.inventory.model_dump(mode="json")])
 
     @cached_property
     def origins(self) -> Mapping[str, Place]:
@@ -186,11 +192,11 @@ class _Loading:
         if listed is None or not isinstance(listed.value, list):
             return []
         folder = node.source.path.parent
-        found = []
-        for entry in listed.value:
-            if isinstance(entry.value, str) and "\0" not in entry.value:
-                found.append((entry, Path(os.path.normpath(folder / entry.value))))
-        return found
+        return [
+            (entry, Path(os.path.normpath(folder / entry.value)))
+            for entry in listed.value
+            if isinstance(entry.value, str) and "\0" not in entry.value
+        ]
 
     def _with_overlay(self, root: Node, path: Path, overlay: str) -> Node:
         folder = path.parent / "overlays"

@@ -106,7 +106,8 @@ class ModelArchitecture(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def active_parameters(self) -> int:
         """Weights that one token is multiplied with: without idle experts and, unless it is tied, the input
-        embedding, which is only looked up."""
+        embedding, which is only looked up.
+        """
         embedding = 0 if self.tied_embeddings else self.vocab * self.hidden
         return self._fixed() - embedding + self.layers * self._ffn_weights(self.active_experts)
 

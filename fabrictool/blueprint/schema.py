@@ -1,0 +1,122 @@
+"""JSON Schemas of the documents, for editors and for the reference page; committed under ``docs/schema/``."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Literal
+
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import to_jsonable_python
+
+from fabrictool.domain.blueprint import Blueprint
+from fabrictool.domain.inventory import Inventory
+
+SchemaKind = Literal["blueprint", "inventory", "part"]
+FILES: dict[SchemaKind, str] = {
+    "blueprint": "blueprint.v1.json",
+    "inventory": "inventory.v1.json",
+    "part": "part.v1.json",
+}
+"""Kind → its committed file's name."""
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_VARIABLE: dict[str, Any] = {
+    "type": "string",
+    "pattern": r"\$\{[A-Za-z_][A-Za-z0-9_]*:\?[^{}]+\}",
+    "description": "a variable: ${NAME:?what to set it to}",
+}
+
+
+class _Generate(GenerateJsonSchema):
+    """Defaults in the notation of the YAML files: a quantity as text, never as a bare number."""
+
+    def encode_default(self, dft: Any) -> Any:
+        return to_jsonable_python(dft, fallback=str, serialize_unknown=True) if dft is None else _as_written(dft)
+
+
+def _as_written(value: Any) -> Any:
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json", exclude_none=True)
+    if isinstance(value, tuple | list):
+        return [_as_written(each) for each in value]
+    return value if type(value) in (str, int, float, bool) else str(value)
+
+
+def json_schema(kind: SchemaKind) -> JsonSchemaValue:
+    """The schema of one kind of document.
+
+    A part (an included file or an overlay) is a blueprint of which nothing but the head is required, and in which
+    null deletes.
+    """
+    model = Inventory if kind == "inventory" else Blueprint
+    schema = model.model_json_schema(mode="validation", schema_generator=_Generate)
+    schema = copy.deepcopy(schema)
+    if "Length" in schema["$defs"]:
+        # A length that is only its mean is written as text: `input: 64 tok`.
+        length = schema["$defs"]["Length"]
+        schema["$defs"]["Length"] = {"anyOf": [copy.deepcopy(length["properties"]["mean"]), length]}
+    _tidy(schema)
+    title = {"blueprint": "fabrictool blueprint", "inventory": "fabrictool inventory", "part": "fabrictool part"}[kind]
+    if kind == "part":
+        _loosen(schema)
+    return {"$schema": DIALECT, **schema, "title": title}
+
+
+def _tidy(node: Any) -> None:
+    """What pydantic says and people need not read: titles made from field names; ``null`` beside optional fields."""
+    if isinstance(node, list):
+        for each in node:
+            _tidy(each)
+        return
+    if not isinstance(node, dict):
+        return
+    for name, field in (node.get("properties") or {}).items():
+        if isinstance(field, dict):
+            _without_null(field)
+            if field.get("title", "").replace(" ", "").lower() == name.replace("_", "").lower():
+                field.pop("title", None)
+            if isinstance(field.get("default"), dict):
+                del field["default"]  # the fields of the object below tell theirs
+    if "patternProperties" in node:
+        node["additionalProperties"] = False
+    if isinstance(node.get("description"), str):
+        node["description"] = node["description"].replace("``", "`")
+    if node.get("type") == "string" and "pattern" in node:
+        # Any text may come from a variable, whose content the editor cannot know.
+        text = {key: node.pop(key) for key in ("type", "pattern", "examples") if key in node}
+        node["anyOf"] = [text, dict(_VARIABLE)]
+        return
+    for key, each in list(node.items()):
+        if key not in ("default", "propertyNames"):
+            _tidy(each)
+
+
+def _without_null(field: dict[str, Any]) -> None:
+    """An optional field is left out, never written as null."""
+    options = field.get("anyOf")
+    if not isinstance(options, list) or {"type": "null"} not in options:
+        return
+    rest = [option for option in options if option != {"type": "null"}]
+    if field.get("default", 0) is None:
+        del field["default"]
+    if len(rest) == 1:
+        del field["anyOf"]
+        for key, value in rest[0].items():
+            field.setdefault(key, value)
+    else:
+        field["anyOf"] = rest
+
+
+def _loosen(schema: dict[str, Any]) -> None:
+    definitions = schema.get("$defs", {})
+    for each in definitions.values():
+        each.pop("required", None)
+        each["properties"] = {
+            name: {"anyOf": [field, {"type": "null"}]} for name, field in each.get("properties", {}).items()
+        }
+    schema["required"] = ["apiVersion", "kind"]
+    schema["properties"]["kind"] = {"const": "Part", "type": "string", "description": "What this file is."}
+    for name in ("models", "tenants"):
+        field = schema["properties"][name]
+        field.pop("minProperties", None)
+        named = field["patternProperties"]
+        field["patternProperties"] = {key: {"anyOf": [below, {"type": "null"}]} for key, below in named.items()}
