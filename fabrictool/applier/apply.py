@@ -85,7 +85,7 @@ class Applier:
         StaleError
             FT4003 another writer; FT4004 a fact that the plan relies on has changed (nothing was done).
         AppliedInPartError
-            FT4102 some actions failed; the others were carried out.
+            Some actions failed, with the problems of each; the others were carried out.
         InterruptedByUserError
             FT4103 after Ctrl-C; running apply again goes on.
         """

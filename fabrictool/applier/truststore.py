@@ -6,13 +6,14 @@ only their own pair.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from fabrictool.base.errors import FabrictoolError, InvalidInputError
 from fabrictool.base.files import file_error, write_atomic
 from fabrictool.base.ids import is_name
-from fabrictool.mesh.identity import Credential, create_root, issue_provider, issue_session
+from fabrictool.mesh.identity import Credential, create_root, describe_certificate, issue_provider, issue_session
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,6 +65,20 @@ class TrustStore:
         credential = issue_provider(self.root(), provider, now=now, days=days)
         self._write(f"providers/{provider}", credential)
         return credential
+
+    def certificates(self) -> list[dict[str, str]]:
+        """Root and providers: name, federation, and the day on which each ends."""
+        self.root()  # says what is missing
+        files = [self.folder / "root.crt", *sorted((self.folder / "providers").glob("*.crt"))]
+        rows = []
+        for file in files:
+            try:
+                claims, not_after = describe_certificate(file.read_bytes())
+            except OSError as error:
+                raise file_error(error, file) from error
+            day = time.strftime("%Y-%m-%d", time.gmtime(not_after))
+            rows.append({"name": claims.provider or "root", "federation": claims.federation, "not_after": day})
+        return rows
 
     def session_files(
         self, provider: str, role: Literal["agent", "gateway"], *, now: float, seconds: float

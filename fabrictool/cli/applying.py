@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from fabrictool.applier.apply import Interrupt
+    from fabrictool.domain.observed import Observed
     from fabrictool.domain.plan import Action, Plan
 
 _MARKS = {"intent": "…", "started": "·", "waiting": "·", "done": "✓", "failed": "✗"}
@@ -45,6 +46,37 @@ class JsonReporter:
     def step(self, action: Action, kind: str, text: str) -> None:
         """Say it."""
         json_line({"type": kind, "action": action.kind, "address": action.address, "text": text})
+
+
+def make_plan(
+    blueprint: Path | None,
+    inventory: Path | None,
+    overlay: str | None,
+    scenario: str | None,
+    *,
+    seed: int,
+    time_limit: float = 60.0,
+) -> tuple[Plan, Observed]:
+    """Load, observe, solve."""
+    from fabrictool.applier.planning import plan_fabric
+    from fabrictool.cli.fabrics import load, open_fabric
+
+    loaded = load(blueprint, inventory, overlay=overlay, scenario=scenario)
+    return plan_fabric(open_fabric(loaded), loaded, seed=seed, time_limit_s=time_limit)
+
+
+def destroy_fabric(blueprint: Path | None, inventory: Path | None, *, yes: bool, as_json: bool) -> int:
+    """Plan the end of everything, ask, carry it out; returns the exit code."""
+    from fabrictool.applier.planning import destruction_plan
+    from fabrictool.cli.fabrics import load, open_fabric
+
+    loaded = load(blueprint, inventory)
+    made = destruction_plan(open_fabric(loaded), loaded)
+    if not made.changes:
+        say(f"nothing of fabric {made.fabric} runs")
+        return 0
+    confirm(made, yes=yes, max_delete=None)
+    return carry_out(made, blueprint, inventory, None, None, as_json=as_json)
 
 
 def read_plan(path: Path) -> Plan:

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.base.files import file_error, write_atomic
-from fabrictool.cli import fabric_commands
+from fabrictool.cli.applying import carry_out, destroy_fabric, make_plan
 from fabrictool.cli.fabrics import find_blueprint, load, open_fabric
 from fabrictool.cli.output import data, paint, say
+from fabrictool.cli.plan_text import render
+from fabrictool.cli.watching import show_status
 from fabrictool.gateway.keys import new_key
 
 if TYPE_CHECKING:
@@ -118,11 +120,11 @@ def run_demo(blueprint: Path | None, inventory: Path | None, *, keep: bool) -> i
             raise DemoError.of("FT9101", "the model answered with nothing", hint="fabrictool logs gateway/main")
         _kill_one(fabric, client)
         _step(7, "look at it", f"fabrictool status {by_hand}")
-        fabric_commands.status(path, inventory)
+        show_status(path, inventory, "", as_json=False, watch=False)
     finally:
         if not keep:
             _step(8, "take it down: drain, leave the mesh, stop", f"fabrictool destroy {by_hand}")
-            fabric_commands.destroy(path, inventory, yes=True)
+            destroy_fabric(path, inventory, yes=True, as_json=False)
     if keep:
         _kept(client, key_file, by_hand)
     say(f"\ndone in {time.monotonic() - began:.0f} s")
@@ -131,16 +133,12 @@ def run_demo(blueprint: Path | None, inventory: Path | None, *, keep: bool) -> i
 
 def _serve(path: Path, inventory: Path | None, by_hand: str) -> None:
     _step(3, "plan: what would run where, and what it forecasts", f"fabrictool plan {by_hand} -o plan.json")
-    made, observed = fabric_commands.make_plan(path, inventory, None, None, seed=0)
-    from fabrictool.cli.plan_text import render
-
+    made, observed = make_plan(path, inventory, None, None, seed=0)
     data("\n".join(f"  {line}".rstrip() for line in render(made, observed).split("\n")))
     _step(
         4, "apply: start the gateway and the node agents, load the model, join the mesh", "fabrictool apply plan.json"
     )
     if made.changes:
-        from fabrictool.cli.applying import carry_out
-
         carry_out(made, path, inventory, None, None, as_json=False)
     else:
         say("  it runs already")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -15,10 +15,6 @@ from fabrictool.cli.options import (
     ScenarioOption,
     YesOption,
 )
-
-if TYPE_CHECKING:
-    from fabrictool.domain.observed import Observed
-    from fabrictool.domain.plan import Plan
 
 
 def register(app: typer.Typer) -> None:
@@ -42,6 +38,7 @@ def plan(
 ) -> int:
     """Show what would change and what it forecasts; changes nothing."""
     from fabrictool.base.files import write_atomic
+    from fabrictool.cli.applying import make_plan
     from fabrictool.cli.output import data, say
     from fabrictool.domain.plan import encode_plan
 
@@ -76,7 +73,7 @@ def apply(
     max_delete: Annotated[int | None, typer.Option(min=0, help="Refuse a plan that deletes more units.")] = None,
 ) -> int:
     """Carry a plan out: journalled, safe to repeat, safe to interrupt."""
-    from fabrictool.cli.applying import carry_out, confirm
+    from fabrictool.cli.applying import carry_out, confirm, make_plan, read_plan
     from fabrictool.cli.output import data, say
     from fabrictool.cli.plan_text import render
 
@@ -85,8 +82,6 @@ def apply(
         if not as_json:
             data(render(made, observed))
     else:
-        from fabrictool.cli.applying import read_plan
-
         made = read_plan(plan_file)
     if not made.changes:
         say("nothing to do")
@@ -102,18 +97,9 @@ def destroy(
     as_json: JsonOption = False,
 ) -> int:
     """Stop everything of this fabric that runs: replicas drain first, the gateway goes last."""
-    from fabrictool.applier.planning import destruction_plan
-    from fabrictool.cli.applying import carry_out, confirm
-    from fabrictool.cli.fabrics import load, open_fabric
-    from fabrictool.cli.output import say
+    from fabrictool.cli.applying import destroy_fabric
 
-    loaded = load(blueprint, inventory)
-    made = destruction_plan(open_fabric(loaded), loaded)
-    if not made.changes:
-        say(f"nothing of fabric {made.fabric} runs")
-        return 0
-    confirm(made, yes=yes, max_delete=None)
-    return carry_out(made, blueprint, inventory, None, None, as_json=as_json)
+    return destroy_fabric(blueprint, inventory, yes=yes, as_json=as_json)
 
 
 def status(
@@ -176,20 +162,3 @@ def demo(
     from fabrictool.cli.demo import run_demo
 
     return run_demo(blueprint, inventory, keep=keep)
-
-
-def make_plan(
-    blueprint: Path | None,
-    inventory: Path | None,
-    overlay: str | None,
-    scenario: str | None,
-    *,
-    seed: int,
-    time_limit: float = 60.0,
-) -> tuple[Plan, Observed]:
-    """Load, observe, solve."""
-    from fabrictool.applier.planning import plan_fabric
-    from fabrictool.cli.fabrics import load, open_fabric
-
-    loaded = load(blueprint, inventory, overlay=overlay, scenario=scenario)
-    return plan_fabric(open_fabric(loaded), loaded, seed=seed, time_limit_s=time_limit)

@@ -27,9 +27,8 @@ WATCH_S = 2.0
 
 def show_status(blueprint: Path | None, inventory: Path | None, url: str, *, as_json: bool, watch: bool) -> int:
     """Print one look, or look after look; returns 0 when all that runs is well."""
-    look = (lambda: _one_url(url)) if url else (lambda: _whole_fabric(blueprint, inventory))
     while True:
-        document, text, good = look()
+        document, text, good = _one_url(url) if url else _whole_fabric(blueprint, inventory)
         if as_json:
             json_data(document)
         else:

@@ -114,6 +114,15 @@ def claims_of(certificate: bytes) -> Claims:
     return _claims(_load(certificate))
 
 
+def describe_certificate(pem: bytes) -> tuple[Claims, float]:
+    """Claims and end of validity (wall seconds) of the first certificate in `pem`, unverified."""
+    try:
+        certificate = x509.load_pem_x509_certificate(pem)
+    except ValueError as error:
+        raise IdentityError.of("FT6002", f"not a certificate: {error}") from error
+    return _claims(certificate), certificate.not_valid_after_utc.timestamp()
+
+
 def create_root(fabric: str, *, now: float, days: int = 3650) -> Credential:
     """A new federation: a key pair and its self-signed certificate."""
     key = Ed25519PrivateKey.generate()

@@ -28,6 +28,10 @@ DEFAULT_INPUT, DEFAULT_OUTPUT = 512.0, 128.0
 """Lengths of a model without a declared demand: they only size its memory."""
 
 
+_COMPUTES_IN = {"bf16": ("bf16", "fp16", "fp32"), "fp16": ("fp16", "bf16", "fp32"), "fp32": ("fp32",)}
+"""What an engine falls back to on a device without its precision: never to one with fewer bits."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tables:
     """What the problem was built from, for the forecast and the verifier."""
@@ -171,7 +175,7 @@ def _options(
         hidden=architecture.hidden,
         kv_heads=architecture.kv_heads,
         head_dim=architecture.head_dim,
-        attention_layers=architecture.layers // max(1, architecture.full_attention_interval),
+        attention_layers=architecture.kv_layers,
     )
     found = []
     for pool in pools:
@@ -179,6 +183,8 @@ def _options(
         if not _permitted(wanted, pool, inventory):
             continue
         device = _device(accelerators()[pool.device], partition, engine.compute_precision)
+        if device is None:
+            continue
         for tp in [degree for degree in DEGREES if degree <= pool.devices_per_node]:
             sequences = wanted.max_num_seqs or engine.default_max_num_seqs
             figures = replica(device, shape, demand, tp=tp, weight_octets=octets, max_num_seqs=sequences)
@@ -212,13 +218,18 @@ def _preference(wanted: Model, pool: Pool) -> float:
     return 0.5 * bool(names & set(wanted.place.avoid)) - 0.5 * bool(names & set(wanted.place.prefer))
 
 
-def _device(accelerator: Accelerator, partition: Partition, precision: str) -> Device:
-    """A CPU's memory is the node's: the catalogue cannot know how much is in it."""
+def _device(accelerator: Accelerator, partition: Partition, precision: str) -> Device | None:
+    """The device as the roofline sees it; None when the engine cannot compute on it.
+
+    A CPU's memory is the node's: the catalogue cannot know how much is in it.
+    """
     memory = accelerator.memory
     if accelerator.kind == "cpu" and partition.memory_per_node is not None:
         memory = float(partition.memory_per_node) / partition.devices_per_node
     link = links()[partition.link].bandwidth if partition.link else accelerator.link_bandwidth
-    flops = accelerator.flops.get(precision) or max(accelerator.flops.values())
+    flops = next((accelerator.flops[p] for p in _COMPUTES_IN[precision] if p in accelerator.flops), None)
+    if flops is None:
+        return None
     return Device(
         id=accelerator.id,
         memory=memory,

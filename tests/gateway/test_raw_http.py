@@ -9,8 +9,8 @@ pytestmark = pytest.mark.asyncio
 
 
 def post(bed, body, *, headers="", path="/v1/chat/completions"):
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {bed.KEY}\r\n{headers}content-length: {len(body)}\r\n\r\n"
-    return head.encode() + body
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {bed.KEY}\r\n{headers}"
+    return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
 
 
 CHAT = b'{"model": "only-a", "messages": []}'

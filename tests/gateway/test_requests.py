@@ -135,9 +135,11 @@ async def test_no_replica_is_tried_twice_and_the_error_says_who_was(bed):
 
 async def test_a_stream_that_breaks_ends_in_an_error_event(bed):
     bed.a.mode = "dies-in-stream"
-    async with aiohttp.ClientSession(headers={"authorization": f"Bearer {bed.KEY}"}) as http:
-        async with http.post(bed.url + "/v1/chat/completions", json={"model": "only-a", "stream": True}) as answer:
-            text = (await answer.read()).decode()
+    async with (
+        aiohttp.ClientSession(headers={"authorization": f"Bearer {bed.KEY}"}) as http,
+        http.post(bed.url + "/v1/chat/completions", json={"model": "only-a", "stream": True}) as answer,
+    ):
+        text = (await answer.read()).decode()
     events = [line.removeprefix("data: ") for line in text.split("\n") if line]
     assert json.loads(events[-1])["error"]["code"] == "upstream_failed"
     assert "[DONE]" not in text

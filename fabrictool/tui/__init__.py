@@ -1,0 +1,1 @@
+"""Live status in the terminal: reads status documents only, changes nothing."""

@@ -1,0 +1,114 @@
+"""``fabrictool top``: asks a status URL once a second and shows what it says; no key changes anything."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, ClassVar
+
+from textual.app import App
+from textual.widgets import Static
+
+from fabrictool.base.errors import FabrictoolError
+from fabrictool.status.client import fetch
+from fabrictool.status.documents import GatewayStatus
+from fabrictool.tui.rows import agent_rows, cluster_rows, headline, model_rows, node_rows
+from fabrictool.tui.screens.models import ModelsScreen
+from fabrictool.tui.screens.nodes import NodesScreen
+from fabrictool.tui.screens.overview import OverviewScreen
+from fabrictool.tui.screens.table import TableScreen
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from textual.binding import BindingType
+
+    from fabrictool.status.documents import StatusDocument
+    from fabrictool.tui.rows import Row
+
+SCREENS_BY_NAME = {"overview": OverviewScreen, "models": ModelsScreen, "nodes": NodesScreen}
+
+
+class Top(App[None]):
+    """The whole terminal UI."""
+
+    CSS = """
+    #headline { height: 2; padding: 0 1; background: $panel; }
+    #tabs { height: 1; padding: 0 1; color: $text-muted; }
+    #empty { padding: 1 2; color: $text-muted; }
+    #table { height: auto; max-height: 100%; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        ("1", "show('overview')", "overview"),
+        ("2", "show('models')", "models"),
+        ("3", "show('nodes')", "nodes"),
+        ("q", "quit", "quit"),
+    ]
+
+    def __init__(
+        self, ask: Callable[[], StatusDocument], interval_s: float, clock: Callable[[], float] = time.time
+    ) -> None:
+        super().__init__()
+        self._ask = ask
+        self._interval = interval_s
+        self._clock = clock
+        self._document: StatusDocument | None = None
+        self._trouble = ""
+        self._shown = "overview"
+
+    def on_mount(self) -> None:
+        """Install the screens and start asking."""
+        for name, screen in SCREENS_BY_NAME.items():
+            self.install_screen(screen(self.redraw), name)
+        self.push_screen("overview")
+        self.run_worker(self._keep_asking(), exclusive=True)
+
+    def action_show(self, name: str) -> None:
+        """Change the screen."""
+        self._shown = name
+        self.switch_screen(name)
+        self.redraw()
+
+    async def _keep_asking(self) -> None:
+        while True:
+            try:
+                self._document = await asyncio.to_thread(self._ask)
+                self._trouble = ""
+            except FabrictoolError as error:
+                self._trouble = error.problems[0].message
+            self.redraw()
+            await asyncio.sleep(self._interval)
+
+    def redraw(self) -> None:
+        """Show the last document on the current screen."""
+        screen = self.screen
+        if not isinstance(screen, TableScreen) or not screen.ready or not screen.query("#headline"):
+            return
+        if self._document is None:
+            screen.query_one("#headline", Static).update(self._trouble or "connecting …")
+            return
+        age = max(0.0, self._clock() - self._document.at)
+        text = headline(self._document, age_s=age) + (f"\n! {self._trouble}" if self._trouble else "")
+        screen.show(text, self._tabs(), self._rows(screen))
+
+    def _rows(self, screen: TableScreen) -> list[Row]:
+        document = self._document
+        if isinstance(document, GatewayStatus):
+            if isinstance(screen, ModelsScreen):
+                return model_rows(document)
+            return node_rows(document) if isinstance(screen, NodesScreen) else cluster_rows(document)
+        if document is not None and isinstance(screen, NodesScreen):
+            return agent_rows(document)
+        return []
+
+    def _tabs(self) -> str:
+        names = [f"{number} {screen.TITLE_TEXT}" for number, screen in enumerate(SCREENS_BY_NAME.values(), 1)]
+        current = list(SCREENS_BY_NAME).index(self._shown)
+        names[current] = f"[reverse] {names[current]} [/reverse]"
+        return "   ".join(names)
+
+
+def run(url: str, interval_s: float) -> None:
+    """Show the status at `url` until the user quits; raises FT5201 when nobody answers at first."""
+    fetch(url)
+    Top(lambda: fetch(url, timeout_s=3.0), interval_s).run()
