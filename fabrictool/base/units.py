@@ -302,6 +302,11 @@ class Share(_Real):
     MISTAKES: ClassVar[Mapping[str, str]] = {"percent": "%", "pct": "%"}
 
     @classmethod
+    def _mend(cls, number: Decimal) -> str:
+        """Somebody who writes 0.99 means 99 %."""
+        return super()._mend(number * 100 if number <= 1 else number)
+
+    @classmethod
     def of(cls, value: Decimal) -> Self:
         """At most the whole."""
         if value > 1:

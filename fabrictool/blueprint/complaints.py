@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from fabrictool.blueprint.tree import Node, Steps
 
+MIN_PREFIX = 3
+"""Letters of a word that is taken for the beginning of a longer one."""
 _EXPECTED = {
     "model_type": "a mapping",
     "model_attributes_type": "a mapping",
@@ -36,6 +38,8 @@ def problems_of(error: ValidationError, root: Node, model: type[BaseModel]) -> l
     """One problem per place and code, in the order of the files."""
     found: dict[tuple[Place, str], Problem] = {}
     for detail in error.errors(include_url=False):
+        if detail["type"] == "too_short" and _long_enough(detail, root):
+            continue  # its entries have complaints of their own, and are only therefore not counted
         problem = _problem(detail, root, model)
         key = (problem.place if problem.code == "FT1101" else _position(problem.place), problem.code)
         found.setdefault(key, problem)
@@ -58,7 +62,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     close = get_close_matches(word.lower(), list(folded), 1, 0.6)
     if close:
         return folded[close[0]]
-    starts = [name for name in names if len(word) >= 3 and name.lower().startswith(word.lower())]
+    starts = [name for name in names if len(word) >= MIN_PREFIX and name.lower().startswith(word.lower())]
     return starts[0] if len(starts) == 1 else None
 
 
@@ -73,6 +77,9 @@ def choices(known: Iterable[str], limit: int = 12) -> str:
 def meant(word: str, known: Iterable[str], what: str = "known") -> str:
     """``did you mean `x`?``, or all the names."""
     names = sorted(known)
+    starts = [name for name in names if len(word) >= MIN_PREFIX and name.startswith(word)]
+    if 1 < len(starts) <= 4:
+        return f"did you mean {', '.join(f'`{name}`' for name in starts[:-1])} or `{starts[-1]}`?"
     near = nearest(word, names)
     return f"did you mean `{near}`?" if near else f"{what}: {choices(names)}"
 
@@ -107,11 +114,18 @@ def _problem(detail: ErrorDetails, root: Node, model: type[BaseModel]) -> Proble
             value, place = str(path[-2]), node.key_place(thing)
         hint = "small letters, digits, `.`, `_` and `-`, at most 63, letters or digits at both ends"
         return Problem("FT1106", f"{thing}: `{value[:80]}` is not a name", place, hint)
-    if kind == "too_short" and context.get("field_type") in ("Tuple", "Dictionary"):
-        return Problem("FT1107", f"{thing}: at least {context['min_length']} is needed", place, "add one")
-    if kind in ("too_short", "too_long", "missing_positional_only_argument", "unexpected_positional_argument"):
-        return Problem("FT1107", f"{thing}: wrong number of entries", place, None)
+    if kind in ("too_short", "too_long"):
+        least, most = context.get("min_length"), context.get("max_length")
+        bound = f"at least {least}" if kind == "too_short" else f"at most {most}"
+        found = len(node.value) if isinstance(node.value, dict | list) else 0
+        return Problem("FT1107", f"{thing}: {bound} needed, {found} found", place, None)
     return Problem("FT1105", f"{thing}: {_range_text(detail)}", place, None)
+
+
+def _long_enough(detail: ErrorDetails, root: Node) -> bool:
+    node, _ = root.nearest(tuple(detail["loc"]))
+    least = (detail.get("ctx") or {}).get("min_length", 0)
+    return isinstance(node.value, dict | list) and len(node.value) >= least
 
 
 def masked(place: Place) -> Place:
@@ -145,7 +159,7 @@ def _wrong_kind(kind: str, node: Node, thing: str, place: Place) -> Problem:
     expected = _EXPECTED[kind]
     hint = None
     if expected == "text" and isinstance(node.value, int | float):
-        hint = f'write "{node.written}" in quotes'
+        hint = f'write it in quotes: "{node.written}"'
     elif expected == "a list" and isinstance(node.value, str | int | float):
         hint = f"write [{node.written}]"
     elif expected == "a whole number" and isinstance(node.value, str):

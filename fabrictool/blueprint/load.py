@@ -175,7 +175,7 @@ class _Loading:
                 self._problems.append(Problem("FT1302", message, place, "include each file once"))
                 continue
             seen.add(part_path)
-            if not part_path.is_file():
+            if not _is_file(part_path):
                 message = f"no such file: {part_path}"
                 hint = "paths are relative to the file that includes"
                 self._problems.append(Problem("FT1301", message, node.place("include"), hint))
@@ -201,7 +201,7 @@ class _Loading:
     def _with_overlay(self, root: Node, path: Path, overlay: str) -> Node:
         folder = path.parent / "overlays"
         file = folder / f"{overlay}.yaml"
-        if "/" in overlay or "\0" in overlay or not file.is_file():
+        if "/" in overlay or "\0" in overlay or not _is_file(file):
             there = [entry.stem for entry in folder.glob("*.yaml")] if folder.is_dir() else []
             message = f"there is no overlay `{overlay}` in {folder}"
             self._problems.append(Problem("FT1304", message, Place(file=str(file)), meant(overlay, there, "overlays")))
@@ -222,7 +222,7 @@ class _Loading:
             self._problems.append(Problem("FT1103", message, named.place("inventory"), None))
             return None
         path = Path(os.path.normpath(named.source.path.parent / value))
-        if not path.is_file():
+        if not _is_file(path):
             message = f"no such inventory: {path}"
             hint = "paths are relative to the file that names them"
             self._problems.append(Problem("FT1308", message, named.place("inventory"), hint))
@@ -273,3 +273,11 @@ class _Loading:
     def _fail_if_any(self) -> None:
         if self._problems:
             raise InvalidInputError(in_order(self._problems))
+
+
+def _is_file(path: Path) -> bool:
+    """Also for names that no file can have."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False

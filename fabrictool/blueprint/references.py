@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from fabrictool.base.errors import Problem
-from fabrictool.blueprint.complaints import meant
+from fabrictool.blueprint.complaints import choices, meant
 from fabrictool.blueprint.tree import dotted
 from fabrictool.catalog import accelerators, engines, links, model, models
 
@@ -44,11 +44,11 @@ class _Check:
         """One complaint; the message begins with the path."""
         self._found.append(Problem(code, f"{dotted(path)}: {message}", self.place(path), hint, severity=severity))
 
-    def refer(self, code: str, path: Steps, name: str, known: Collection[str], noun: str) -> bool:
-        """Complain unless `name` is known."""
+    def refer(self, code: str, path: Steps, name: str, known: Collection[str], noun: str, where: str = "") -> bool:
+        """Complain unless `name` is known; `where` narrows the place in the message, such as `` in alpha-gpu``."""
         if name in known:
             return True
-        self.say(code, path, f"there is no {noun} `{name}`", meant(name, known, f"{noun}s"))
+        self.say(code, path, f"there is no {noun} `{name}`{where}", meant(name, known, f"{noun}s{where}"))
         return False
 
 
@@ -171,7 +171,7 @@ class BlueprintCheck(_Check):
         self._trust(path, wanted)
         for key, names in (("prefer", wanted.place.prefer), ("avoid", wanted.place.avoid)):
             for index, name in enumerate(names):
-                noun = "device, cluster, site or provider"
+                noun = "place"
                 self.refer("FT1210", (*path, "place", key, index), name, self._places | set(accelerators()), noun)
         for name in sorted(set(wanted.place.prefer) & set(wanted.place.avoid)):
             self.say("FT1223", (*path, "place"), f"`{name}` is both preferred and avoided", "keep one")
@@ -180,7 +180,7 @@ class BlueprintCheck(_Check):
 
     def _engine(self, path: Steps, wanted: Model) -> None:
         if wanted.engine not in self._engines_anywhere:
-            hint = f"add it to `software.engines` of a cluster, or use {meant(wanted.engine, self._engines_anywhere)}"
+            hint = f"add it to `software.engines` of a cluster, or use {choices(self._engines_anywhere)}"
             self.say("FT1212", (*path, "engine"), f"no enabled cluster has the engine `{wanted.engine}`", hint)
         held = engines()[wanted.engine].weight_bytes
         if wanted.variant.precision not in held:
@@ -195,7 +195,7 @@ class BlueprintCheck(_Check):
         if not wanted.trust:
             self.say("FT1214", (*path, "trust"), "nobody may serve this model", "name a provider, or leave `trust` out")
         elif not set(wanted.trust) & set(self._hosts.values()):
-            message = f"none of {', '.join(wanted.trust)} has an enabled cluster"
+            message = f"no enabled cluster belongs to {' or '.join(f'`{name}`' for name in wanted.trust)}"
             self.say("FT1214", (*path, "trust"), message, "add a provider that has one, or enable a cluster")
 
     def _architecture(self, path: Steps, wanted: Model) -> None:
@@ -239,7 +239,7 @@ class BlueprintCheck(_Check):
                     "FT1227", (*below, "cluster"), f"cluster `{pin.cluster}` is disabled", "enable it, or move the pin"
                 )
             if pin.partition is not None and not self.refer(
-                "FT1204", (*below, "partition"), pin.partition, cluster.partitions, f"partition of {pin.cluster}"
+                "FT1204", (*below, "partition"), pin.partition, cluster.partitions, "partition", f" in {pin.cluster}"
             ):
                 continue
             chosen = [p for name, p in cluster.partitions.items() if pin.partition in (None, name)]

@@ -11,7 +11,7 @@ from fabrictool.base.errors import Place
 from fabrictool.blueprint.tree import dotted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from fabrictool.blueprint.load import Loaded
     from fabrictool.blueprint.tree import Node, Steps
@@ -43,21 +43,22 @@ def _rows(value: Any, node: Node | None, path: Steps, prefix: Steps = ()) -> Ite
         if node is not None and not isinstance(node.value, dict):
             yield _row(value, node, (*prefix, *path))  # a short form, such as a length that is only its mean
             return
-        for name in type(value).model_fields:
-            below = getattr(value, name)
-            if below is not None:
-                yield from _rows(below, _child(node, name), (*path, name), prefix)
+        fields = [(name, getattr(value, name)) for name in type(value).model_fields]
+        said = [(name, below) for name, below in fields if below is not None]
+        if node is not None and not said:
+            yield Row(dotted((*prefix, *path)), "{}", node.place())  # written, though it says nothing
+        yield from _below(said, node, path, prefix)
     elif isinstance(value, dict):
-        for name, below in value.items():
-            yield from _rows(below, _child(node, name), (*path, name), prefix)
-    elif isinstance(value, tuple) and value and (isinstance(value[0], BaseModel) or node is None):
-        for index, below in enumerate(value):
-            yield from _rows(below, _child(node, index), (*path, index), prefix)
-    elif isinstance(value, tuple) and value:
-        for index, below in enumerate(value):
-            yield _row(below, _child(node, index), (*prefix, *path, index))
-    elif value != ():
+        yield from _below(value.items(), node, path, prefix)
+    elif isinstance(value, tuple):
+        yield from _below(enumerate(value), node, path, prefix)
+    else:
         yield _row(value, node, (*prefix, *path))
+
+
+def _below(children: Iterable[tuple[str | int, Any]], node: Node | None, path: Steps, prefix: Steps) -> Iterator[Row]:
+    for step, value in children:
+        yield from _rows(value, _child(node, step), (*path, step), prefix)
 
 
 def _child(node: Node | None, step: str | int) -> Node | None:

@@ -70,12 +70,7 @@ def _tidy(node: Any) -> None:
     if not isinstance(node, dict):
         return
     for name, field in (node.get("properties") or {}).items():
-        if isinstance(field, dict):
-            _without_null(field)
-            if field.get("title", "").replace(" ", "").lower() == name.replace("_", "").lower():
-                field.pop("title", None)
-            if isinstance(field.get("default"), dict):
-                del field["default"]  # the fields of the object below tell theirs
+        _tidy_field(name, field)
     if "patternProperties" in node:
         node["additionalProperties"] = False
     if isinstance(node.get("description"), str):
@@ -88,6 +83,14 @@ def _tidy(node: Any) -> None:
     for key, each in list(node.items()):
         if key not in ("default", "propertyNames"):
             _tidy(each)
+
+
+def _tidy_field(name: str, field: dict[str, Any]) -> None:
+    _without_null(field)
+    if field.get("title", "").replace(" ", "").lower() == name.replace("_", "").lower():
+        field.pop("title", None)
+    if isinstance(field.get("default"), dict):
+        del field["default"]  # the fields of the object below tell theirs
 
 
 def _without_null(field: dict[str, Any]) -> None:

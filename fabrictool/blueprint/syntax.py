@@ -47,7 +47,7 @@ def syntax_problem(error: yaml.MarkedYAMLError, source: Source) -> Problem:
         also = (Place(source.name, began.line + 1, began.column + 1),)
     for needle, code, message, hint in _EXPLAINED:
         if needle in said:
-            return Problem(code, message, place, hint, also=also)
+            return Problem(code, message, place, hint, also=also if code == "FT1003" else ())
     return Problem("FT1003", f"not YAML: {said}", place, "put text with special characters in quotes", also=also)
 
 

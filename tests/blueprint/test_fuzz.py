@@ -1,0 +1,103 @@
+"""The loader answers any file with a value or with coded problems, never with another exception."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from fabrictool.base.errors import FabrictoolError, InvalidInputError
+from fabrictool.blueprint import load
+from fabrictool.blueprint.reader import _may_be_deep, parse
+from fabrictool.blueprint.report import to_github, to_json, to_text
+
+CASES = Path(__file__).parents[1] / "cases" / "blueprint"
+GOOD = (CASES / "blueprint.yaml").read_bytes()
+INVENTORY = (CASES / "inventory.yaml").read_bytes()
+PIECES = [
+    b"", b"\t", b": ", b"- ", b"[", b"]", b"{", b"}", b"&a ", b"*a", b"!!int ", b"<<: ", b"no", b"0x1", b"? ",
+    b"|\n", b">\n",
+    b'"', b"'", b"#", b"---\n", b"%TAG", b"\xff", b"\x00", b"\xef\xbb\xbf", b"\xe2\x80\xa8", b"null", b"1e999", b"${",
+    b"${X:?y}", b"$$", b"\r", b"@", b"`", b"9" * 30, b".inf", b"2026-01-01", b"[" * 40, b"- " * 40,
+]  # fmt: skip
+
+
+def problems_of(blueprint: bytes, inventory: bytes):
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "b.yaml").write_bytes(blueprint)
+        (Path(folder) / "i.yaml").write_bytes(inventory)
+        try:
+            load(Path(folder) / "b.yaml", inventory_path=Path(folder) / "i.yaml", environment={})
+        except FabrictoolError as error:
+            return error.problems
+    return None
+
+
+def try_load(blueprint: bytes, inventory: bytes = INVENTORY) -> None:
+    problems = problems_of(blueprint, inventory)
+    if problems is not None:
+        assert problems
+        assert to_text(problems)
+        assert to_github(problems).count("\n") == len(problems) - 1
+        assert len(to_json(problems)) == len(problems)
+        assert all(problem.code.startswith("FT1") for problem in problems)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=200))
+@example(b"")
+@example(b"\xef\xbb\xbf")
+def test_any_bytes(raw):
+    try_load(raw)
+    try_load(GOOD, raw)
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    edits=st.lists(
+        st.tuples(st.integers(0, len(GOOD)), st.integers(0, 12), st.sampled_from(PIECES)), min_size=1, max_size=4
+    ),
+    target=st.booleans(),
+)
+def test_mutated_files(edits, target):
+    raw = GOOD if target else INVENTORY
+    for position, length, piece in edits:
+        raw = raw[:position] + piece + raw[position + length :]
+    try_load(*((raw, INVENTORY) if target else (GOOD, raw)))
+
+
+KEYS = [
+    "models", "trust", "tenants", "gateway", "routing", "objective", "scenarios", "defaults", "include",
+    "inventory", "fabric",
+    "kind", "apiVersion", "clusters", "sites", "links", "x", "", "slo", "demand", "source", "place",
+]  # fmt: skip
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
+VALUES = st.recursive(
+    SCALARS,
+    lambda below: st.lists(below, max_size=3) | st.dictionaries(st.sampled_from(KEYS), below, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=6))
+def test_any_structure(value):
+    head = {"apiVersion": "fabrictool/v1", "kind": "Blueprint"}
+    try_load(yaml.safe_dump({**value, **head}).encode())
+    try_load(GOOD, yaml.safe_dump({**value, **head, "kind": "Inventory"}).encode())
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 200_000, "- " * 200_000 + "a", "{a: " * 200_000, "? " * 200_000, "[\n" * 200_000, '["]",\n' * 200_000],
+    ids=["brackets", "dashes", "braces", "question-marks", "brackets-on-lines", "quoted-brackets"],
+)
+def test_depth_that_would_crash_the_c_composer_is_refused(text):
+    assert _may_be_deep(text)
+    with pytest.raises(InvalidInputError) as error:
+        parse(text.encode(), Path("x.yaml"), "x.yaml")
+    assert error.value.problems[0].code in {"FT1020", "FT1003"}

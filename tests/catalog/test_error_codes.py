@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import fabrictool
+from fabrictool.catalog.errors import error_codes
+
+ROOMS = ("blueprint", "domain")
+
+
+def used_codes():
+    package = Path(fabrictool.__file__).parent
+    paths = [path for room in ROOMS for path in (package / room).rglob("*.py")] + [package / "base" / "units.py"]
+    return {code for path in paths for code in re.findall(r'"(FT\d{4})"', path.read_text())}
+
+
+def test_every_code_of_the_loader_is_explained():
+    assert used_codes() <= set(error_codes())
+
+
+def test_no_explanation_outlives_its_code():
+    assert {code for code in error_codes() if "FT1000" < code < "FT1410"} <= used_codes()
+
+
+def test_explanations_are_complete():
+    for code, entry in error_codes().items():
+        assert re.fullmatch(r"FT\d{4}", code)
+        assert entry.title
+        assert not entry.title.endswith(".")
+        assert entry.text.rstrip("`)").endswith("."), code
+        assert entry.hint, code
+
+
+def test_codes_are_sorted():
+    assert list(error_codes()) == sorted(error_codes())
