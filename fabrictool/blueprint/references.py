@@ -147,9 +147,11 @@ class BlueprintCheck(_Check):
         devices = {p.device for c in inventory.clusters.values() for p in c.partitions.values()}
         self._places = {*inventory.providers, *inventory.sites, *inventory.clusters, *devices}
         self._hosts = {
-            name: inventory.sites[c.site].provider for name, c in clusters.items() if c.site in inventory.sites
+            name: inventory.sites[c.site].provider
+            for name, c in inventory.clusters.items()
+            if c.site in inventory.sites
         }
-        self._engines_anywhere = {engine for c in clusters.values() for engine in (c.software.engines or engines())}
+        self._has_engine = {name: set(c.software.engines or engines()) for name, c in inventory.clusters.items()}
 
     def run(self) -> list[Problem]:
         """All complaints."""
@@ -179,9 +181,14 @@ class BlueprintCheck(_Check):
         self._pins(path, wanted)
 
     def _engine(self, path: Steps, wanted: Model) -> None:
-        if wanted.engine not in self._engines_anywhere:
-            hint = f"add it to `software.engines` of a cluster, or use {choices(self._engines_anywhere)}"
-            self.say("FT1212", (*path, "engine"), f"no enabled cluster has the engine `{wanted.engine}`", hint)
+        having = {name for name, known in self._has_engine.items() if wanted.engine in known}
+        if not having:
+            known = choices(set().union(*self._has_engine.values()))
+            hint = f"add it to `software.engines` of a cluster, or use {known}"
+            self.say("FT1212", (*path, "engine"), f"no cluster has the engine `{wanted.engine}`", hint)
+        elif not having & set(self._enabled):
+            message = f"all clusters with the engine `{wanted.engine}` are disabled: nothing will be placed"
+            self.say("FT1212", (*path, "engine"), message, f"enable {choices(having)}", "warning")
         held = engines()[wanted.engine].weight_bytes
         if wanted.variant.precision not in held:
             message = f"{wanted.engine} does not hold weights as {wanted.variant.precision}"
@@ -194,9 +201,14 @@ class BlueprintCheck(_Check):
             return
         if not wanted.trust:
             self.say("FT1214", (*path, "trust"), "nobody may serve this model", "name a provider, or leave `trust` out")
-        elif not set(wanted.trust) & set(self._hosts.values()):
-            message = f"no enabled cluster belongs to {' or '.join(f'`{name}`' for name in wanted.trust)}"
-            self.say("FT1214", (*path, "trust"), message, "add a provider that has one, or enable a cluster")
+            return
+        theirs = {name for name, provider in self._hosts.items() if provider in wanted.trust}
+        providers = " or ".join(f"`{name}`" for name in wanted.trust)
+        if not theirs:
+            self.say("FT1214", (*path, "trust"), f"no cluster belongs to {providers}", "add a provider that has one")
+        elif not theirs & set(self._enabled):
+            message = f"all clusters of {providers} are disabled: nothing will be placed"
+            self.say("FT1214", (*path, "trust"), message, f"enable {choices(theirs)}", "warning")
 
     def _architecture(self, path: Steps, wanted: Model) -> None:
         architecture = model(wanted.architecture_id)
