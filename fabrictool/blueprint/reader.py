@@ -25,18 +25,24 @@ _COLLECTIONS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
 _BASE: Any = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 
 
-class _Composer(_BASE):  # type: ignore[misc]
-    """Composes nodes and leaves the meaning of scalars to `scalars.resolve`."""
+def composer_of(base: Any) -> Any:
+    """A loader that composes nodes and leaves the meaning of scalars to `scalars.resolve`."""
 
-    def descend_resolver(self, *_: Any) -> None:
-        """No resolving by path."""
+    class Composer(base):  # type: ignore[misc]
+        def descend_resolver(self, *_: Any) -> None:
+            """No resolving by path."""
 
-    def ascend_resolver(self) -> None:
-        """No resolving by path."""
+        def ascend_resolver(self) -> None:
+            """No resolving by path."""
 
-    def resolve(self, kind: Any, value: Any, implicit: Any) -> str:
-        """The tag of a node that was written without one."""
-        return _TEXT if kind is yaml.ScalarNode else _COLLECTIONS[kind is yaml.SequenceNode]
+        def resolve(self, kind: Any, value: Any, implicit: Any) -> str:
+            """The tag of a node that was written without one."""
+            return _TEXT if kind is yaml.ScalarNode else _COLLECTIONS[kind is yaml.SequenceNode]
+
+    return Composer
+
+
+_COMPOSER = composer_of(_BASE)
 
 
 def read(path: Path, name: str | None = None) -> Node:
@@ -74,13 +80,15 @@ def parse(raw: bytes, path: Path, shown: str) -> Node:
 def _compose(source: Source) -> Any:
     loader = None
     try:
-        loader = _Composer(source.text)
+        loader = _COMPOSER(source.text)
         composed = loader.get_single_node()
     except yaml.MarkedYAMLError as error:
         raise InvalidInputError(syntax_problem(error, source)) from error
     except (yaml.YAMLError, UnicodeEncodeError) as error:
         problem = character_problem(error if isinstance(error, yaml.YAMLError) else yaml.YAMLError(error), source)
         raise InvalidInputError(problem) from error
+    except RecursionError as error:  # the slow parser only: it recurses in Python
+        raise InvalidInputError(_too_deep(Place(file=source.name))) from error
     finally:
         if loader is not None:
             loader.dispose()

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from fabrictool.base.errors import FabrictoolError, InvalidInputError
-from fabrictool.blueprint import load
+from fabrictool.blueprint import load, reader
 from fabrictool.blueprint.reader import _may_be_deep, parse
 from fabrictool.blueprint.report import to_github, to_json, to_text
 
@@ -101,3 +101,26 @@ def test_depth_that_would_crash_the_c_composer_is_refused(text):
     with pytest.raises(InvalidInputError) as error:
         parse(text.encode(), Path("x.yaml"), "x.yaml")
     assert error.value.problems[0].code in {"FT1020", "FT1003"}
+
+
+@pytest.fixture
+def slow_parser(monkeypatch):
+    """PyYAML without libyaml."""
+    monkeypatch.setattr(reader, "_BASE", yaml.SafeLoader)
+    monkeypatch.setattr(reader, "_COMPOSER", reader.composer_of(yaml.SafeLoader))
+
+
+@pytest.mark.usefixtures("slow_parser")
+def test_the_slow_parser_reads_the_same():
+    assert problems_of(GOOD, INVENTORY) is None
+    assert [p.code for p in problems_of(GOOD + b"x: 1\ny: no\n", INVENTORY)] == ["FT1005"]
+    assert [p.code for p in problems_of(GOOD + b"\x07", INVENTORY)] == ["FT1025"]
+    for deep in (b"[" * 450 + b"]" * 450, b"- " * 240 + b"a"):
+        assert {p.code for p in problems_of(deep, INVENTORY)} == {"FT1020"}
+
+
+def test_a_complaint_beside_a_literal_key_hides_it():
+    planted = b"me: {grup: all, key: sk-planted-0123456789}"
+    problems = problems_of(GOOD.replace(b"me: {group: all, key: secret://env/KEY}", planted), INVENTORY)
+    assert {problem.code for problem in problems} == {"FT1101", "FT1102", "FT1118"}
+    assert "planted" not in to_text(problems) + to_github(problems) + repr(problems)
