@@ -16,6 +16,8 @@ class         base unit       written as
 `Compute`     operations/s    ``989.4 TFLOP/s``
 `Price`       currency/hour   ``1.20 CHF/h``
 ============= =============== ====================================================
+
+Longer than other modules because one family in one file is what keeps its members alike.
 """
 
 from __future__ import annotations
