@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import msgspec
 
 from fabrictool.applier.journal import Journal
+from fabrictool.applier.state import Placed
 from fabrictool.base.errors import (
     AppliedInPartError,
     FabrictoolError,
@@ -39,6 +40,8 @@ POLL_S = 0.1
 STOP_GRACE_S = 45.0
 """A unit drains for its `drain_s`, then leaves; after this long it is killed."""
 READY_MARGIN_S = 30.0
+"""For starting the process, and for reaching a gateway once the engine is ready."""
+_NO_GATEWAY = "the engine is ready, but no gateway is reached yet"
 SESSION_SECONDS = 26 * 3600.0
 """Certificates outlive the longest usual walltime (24 h) by a margin (mesh.md §6)."""
 
@@ -96,6 +99,10 @@ class Applier:
                 return False
             begun = {entry.address for entry in journal.entries() if entry.kind == "intent"}
             self._check_fresh(plan, self.read_set(), begun, state)
+            for action in plan.changes:
+                if action.spec is not None:
+                    self.trust.root()
+                    self.trust.provider(action.spec.provider)  # says what is missing before anything starts
             if state.serial == 0:
                 state = self.folder.write_state(state, read=state)
             self._state = state
@@ -109,7 +116,9 @@ class Applier:
             if problems:
                 raise AppliedInPartError(problems)
             journal.write("end")
-            self._save(applied_plan=plan.id)
+            self._state = self.folder.write_state(
+                msgspec.structs.replace(self._state, applied_plan=plan.id), read=self._state
+            )
             return True
 
     def _check_fresh(self, plan: Plan, now: Mapping[str, str], begun: set[str], state: State) -> None:
@@ -152,6 +161,8 @@ class Applier:
                 problems += error.problems
                 if any(problem.code.startswith("FT43") for problem in error.problems):
                     break  # no space or no rights: every further step would fail alike
+                if isinstance(action.spec, GatewaySpec):
+                    break  # agents would wait in vain for a gateway to reach
                 continue
             if self.interrupt.count > 1:
                 break
@@ -177,6 +188,7 @@ class Applier:
             case "delete" | "drain":
                 self._stop(action, cluster)
                 self._forget_dead(action)
+                self._save(action.address, 0, None)
             case "keep" | "unknown":
                 pass
 
@@ -195,7 +207,8 @@ class Applier:
         cluster.start(operation)
         journal.write("started", address=action.address, action=action.kind, operation=operation)
         generation = int(operation.rsplit("-g", 1)[1].split("-", 1)[0])
-        self._save(generation=(action.address, generation))
+        tp = spec.tp if isinstance(spec, AgentSpec) else 1
+        self._save(action.address, generation, Placed(cluster=action.cluster, node=spec.node, tp=tp))
 
     def _await_ready(self, action: Action, cluster: Cluster) -> None:
         """Until the unit serves; says every change of what it waits for."""
@@ -203,6 +216,7 @@ class Applier:
         seconds = (spec.start_timeout_s if isinstance(spec, AgentSpec) else 0.0) + READY_MARGIN_S
         deadline = self.clock.monotonic() + seconds
         said = ""
+        alone = False
         while self.interrupt.count < 2:
             state = cluster.state(action.operation)
             if state in ("ended", "killed"):
@@ -210,13 +224,16 @@ class Applier:
             ready, text = _readiness(cluster.status_url(action.operation))
             if ready:
                 return
+            if text.startswith(_NO_GATEWAY) and not alone:
+                alone = True
+                deadline = min(deadline, self.clock.monotonic() + READY_MARGIN_S)
             if text != said:
                 said = text
                 self.reporter.step(action, "waiting", text)
             if self.clock.monotonic() > deadline:
                 raise UnreachableError.of(
                     "FT5106",
-                    f"{action.address} is not ready after {seconds:.0f} s: {text}",
+                    f"{action.address} is not ready in time: {text}",
                     thing=action.address,
                     hint=f"fabrictool logs {action.address}",
                     transient=True,
@@ -257,19 +274,18 @@ class Applier:
             hint=f"fabrictool logs {action.address}; its last lines: {tail}",
         )
 
-    def _save(self, *, generation: tuple[str, int] | None = None, applied_plan: str | None = None) -> None:
+    def _save(self, address: str, generation: int, placed: Placed | None) -> None:
+        """Remember a start (generation and place) or an end (no place)."""
         if self._state is None:
             return
-        state = self._state
-        generations = dict(state.generations)
-        if generation is not None:
-            if generations.get(generation[0], 0) >= generation[1]:
-                return
-            generations[generation[0]] = generation[1]
-        new = msgspec.structs.replace(
-            state, generations=generations, applied_plan=state.applied_plan if applied_plan is None else applied_plan
-        )
-        self._state = self.folder.write_state(new, read=state)
+        generations, units = dict(self._state.generations), dict(self._state.units)
+        generations[address] = max(generation, generations.get(address, 0))
+        if placed is None:
+            units.pop(address, None)
+        else:
+            units[address] = placed
+        new = msgspec.structs.replace(self._state, generations=generations, units=units)
+        self._state = self.folder.write_state(new, read=self._state)
 
 
 def _session_seconds(spec: AgentSpec | GatewaySpec) -> float:
@@ -291,5 +307,5 @@ def _readiness(url: str) -> tuple[bool, str]:
         return False, f"engine {document.engine.state}: {document.engine.progress}".rstrip(": ")
     if not document.links:
         why = "; ".join(f"{address}: {error}" for address, error in sorted(document.dial_errors.items()))
-        return False, f"no gateway reached yet{': ' + why if why else ''}"
+        return False, f"{_NO_GATEWAY}{': ' + why if why else ''}"
     return True, ""

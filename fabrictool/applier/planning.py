@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from fabrictool.applier.fabric import next_operation
 from fabrictool.base.canonical import digest
-from fabrictool.domain.plan import Action, Certificate, Forecast, Placement, Plan
+from fabrictool.base.errors import InfeasibleError, Place, Problem
+from fabrictool.domain.plan import Action, Certificate, Forecast, Placement, Plan, ReplicaPlacement
 from fabrictool.domain.specs import AgentSpec
 from fabrictool.planner.assign import assign
 from fabrictool.planner.build import build_problem
@@ -17,6 +18,7 @@ from fabrictool.planner.units import GATEWAY, wanted_units
 
 if TYPE_CHECKING:
     from fabrictool.applier.fabric import Fabric
+    from fabrictool.applier.state import State
     from fabrictool.blueprint import Loaded
     from fabrictool.domain.inventory import Inventory
     from fabrictool.domain.observed import Observed
@@ -45,9 +47,13 @@ def plan_fabric(
     for replica, (cluster, partition, tp) in running.items():
         key = (replica.rsplit("/", 1)[0], cluster, partition, tp)
         current[key] = current.get(key, 0) + 1
-    problem, tables = build_problem(blueprint, inventory, usable=usable, reserved={}, current=current)
-    *_, solution = (solver or ExactSolver()).solve(problem, deadline_s=time_limit_s, seed=seed)
-    placement = assign(problem, solution, running)
+    unseen = _unseen_replicas(state, observed, inventory)
+    problem, tables = build_problem(blueprint, inventory, usable=usable, unseen=unseen, current=current)
+    try:
+        *_, solution = (solver or ExactSolver()).solve(problem, deadline_s=time_limit_s, seed=seed)
+    except InfeasibleError as error:
+        raise InfeasibleError([*error.problems, *_unknown_clusters(observed)]) from error
+    placement = assign(problem, solution, running, unseen)
     wanted = wanted_units(blueprint, inventory, placement)
     plan = Plan(
         fabric=fabric.name,
@@ -119,6 +125,44 @@ def running_specs(fabric: Fabric, observed: Observed) -> dict[str, UnitSpec]:
     return {
         unit.operation: fabric.clusters[cluster].spec(unit.operation) for cluster, unit in observed.running().values()
     }
+
+
+def _unseen_replicas(state: State, observed: Observed, inventory: Inventory) -> tuple[ReplicaPlacement, ...]:
+    """Replicas that we started on clusters that do not answer now: unknown is not absent, so they count as there."""
+    found = []
+    for address, placed in sorted(state.units.items()):
+        facts = observed.clusters.get(placed.cluster)
+        cluster = inventory.clusters.get(placed.cluster)
+        if facts is None or facts.known or cluster is None or not address.startswith("replica/"):
+            continue
+        partition = cluster.partitions.get(placed.node)
+        replica = address.removeprefix("replica/")
+        found.append(
+            ReplicaPlacement(
+                replica=replica,
+                model=replica.rsplit("/", 1)[0],
+                provider=inventory.provider_of(placed.cluster),
+                site=cluster.site,
+                cluster=placed.cluster,
+                partition=placed.node,
+                device=partition.device if partition is not None else "cpu",
+                tp=placed.tp,
+            )
+        )
+    return tuple(found)
+
+
+def _unknown_clusters(observed: Observed) -> list[Problem]:
+    return [
+        Problem(
+            "FT2005",
+            f"{name} is unknown and cannot be planned with: {facts.reason}",
+            Place(thing=f"cluster/{name}"),
+            facts.hint or None,
+        )
+        for name, facts in sorted(observed.clusters.items())
+        if not facts.known
+    ]
 
 
 def _currency(inventory: Inventory) -> str:

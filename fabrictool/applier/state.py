@@ -29,6 +29,14 @@ if TYPE_CHECKING:
 SCHEMA = 1
 
 
+class Placed(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a unit was put; what is remembered of clusters that do not answer."""
+
+    cluster: str
+    node: str
+    tp: int = 1
+
+
 class State(msgspec.Struct, frozen=True, kw_only=True):
     """``state.json``."""
 
@@ -40,6 +48,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """Id of the last plan that was carried out."""
     generations: dict[str, int] = {}
     """Address → how many units it ever had."""
+    units: dict[str, Placed] = {}
+    """Address → where its unit was started and not stopped since."""
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):

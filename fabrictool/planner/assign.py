@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 from fabrictool.domain.plan import Placement, ReplicaPlacement
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from fabrictool.planner.problem import Option, Problem, Solution
 
 
-def assign(problem: Problem, solution: Solution, running: Mapping[str, tuple[str, str, int]]) -> Placement:
+def assign(
+    problem: Problem,
+    solution: Solution,
+    running: Mapping[str, tuple[str, str, int]],
+    unseen: Sequence[ReplicaPlacement] = (),
+) -> Placement:
     """Name each replica ``MODEL/N`` with the smallest free N.
 
     `running` maps living replicas to (cluster, partition, tp); one of those keeps its name where its option still has
-    a count for it. An unseen replica must be in `running` too, so that its number is not given away.
+    a count for it. `unseen` replicas, on clusters that do not answer, stay as they are.
     """
-    placed: list[ReplicaPlacement] = []
+    placed: list[ReplicaPlacement] = list(unseen)
+    taken = {replica.replica for replica in unseen} | set(running)
     for need in problem.needs:
         model = need.model
         mine = {name: at for name, at in running.items() if name.rsplit("/", 1)[0] == model}
@@ -28,14 +35,12 @@ def assign(problem: Problem, solution: Solution, running: Mapping[str, tuple[str
             if problem.options[i].model == model
         }
         options = {problem.options[i].key[1:]: problem.options[i] for i in problem.of(model)}
-        kept: set[str] = set()
         for name in sorted(mine, key=_number):
             place = mine[name]
             if free.get(place, 0) > 0:
                 free[place] -= 1
-                kept.add(name)
                 placed.append(_placement(name, options[place]))
-        numbers = iter(n for n in range(len(mine) + sum(free.values()) + 1) if f"{model}/{n}" not in mine)
+        numbers = (n for n in itertools.count() if f"{model}/{n}" not in taken)
         for place in sorted(free):
             placed += [_placement(f"{model}/{next(numbers)}", options[place]) for _ in range(free[place])]
     return Placement(replicas=tuple(sorted(placed, key=lambda r: (r.model, _number(r.replica)))))

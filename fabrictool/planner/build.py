@@ -15,11 +15,12 @@ from fabrictool.planner.problem import ModelNeed, Option, Pool, Problem
 from fabrictool.simulator.roofline import Architecture, Demand, Device, Latency, replica, under_load
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from fabrictool.catalog import Accelerator, ModelArchitecture
     from fabrictool.domain.blueprint import Blueprint, Model, Slo
     from fabrictool.domain.inventory import Inventory, Partition
+    from fabrictool.domain.plan import ReplicaPlacement
 
 DEGREES = (1, 2, 4, 8, 16)
 """Tensor-parallel degrees that are tried, inside one node."""
@@ -45,10 +46,12 @@ def build_problem(
     inventory: Inventory,
     *,
     usable: Iterable[str],
-    reserved: Mapping[tuple[str, str], int],
+    unseen: Sequence[ReplicaPlacement],
     current: Mapping[tuple[str, str, str, int], int],
 ) -> tuple[Problem, Tables]:
     """The problem over the clusters in `usable`; those are the ones that answered.
+
+    `unseen` replicas stand on clusters that did not: they count towards the bounds, and nothing is planned there.
 
     Raises
     ------
@@ -69,7 +72,7 @@ def build_problem(
             complaints.append(Complaint("FT1411", message, Place(thing=f"models.{name}"), hint))
             continue
         demands[name] = demand_of(wanted, architecture)
-        needs.append(_need(name, wanted, demands[name]))
+        needs.append(_need(name, wanted, demands[name], [r for r in unseen if r.model == name]))
         try:
             options += _options(name, wanted, architecture, demands[name], pools, inventory)
         except InvalidInputError as error:
@@ -82,7 +85,6 @@ def build_problem(
         needs=tuple(needs),
         options=tuple(options),
         pools=tuple(pools),
-        reserved=dict(reserved),
         current=dict(current),
         objective=tuple(dict.fromkeys([*blueprint.objective, "latency"])),
         tables_sha256=digest(tables),
@@ -124,15 +126,18 @@ def slo_misses(slo: Slo | None, latency: Latency) -> list[str]:
     return misses
 
 
-def _need(name: str, wanted: Model, demand: Demand) -> ModelNeed:
+def _need(name: str, wanted: Model, demand: Demand, unseen: Sequence[ReplicaPlacement]) -> ModelNeed:
+    unknown = {replica.cluster for replica in unseen}
     return ModelNeed(
         model=name,
         rate=demand.rate,
-        minimum=wanted.replicas.min,
-        maximum=wanted.replicas.max,
+        minimum=max(0, max(wanted.replicas.min, int(wanted.protect)) - len(unseen)),
+        maximum=max(0, wanted.replicas.max - len(unseen)),
         priority=float(wanted.slo.priority if wanted.slo is not None else 1),
         spread_sites=wanted.place.spread == "site",
-        pins={(pin.cluster, pin.partition or ""): pin.replicas for pin in wanted.place.pin},
+        pins={
+            (pin.cluster, pin.partition or ""): pin.replicas for pin in wanted.place.pin if pin.cluster not in unknown
+        },
     )
 
 

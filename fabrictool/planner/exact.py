@@ -5,7 +5,7 @@ requests/s, :math:`u_m \ge 0` requests/s unserved:
 
 * demand      :math:`\sum_{o \in m} y_o + u_m = \lambda_m`
 * capacity    :math:`y_o \le \rho\, c_o\, k_o` with :math:`\rho` = 0.8
-* devices     :math:`\sum_{o \in n} t_o k_o \le D_n - R_n`, and for each size s that occurs, whole nodes:
+* devices     :math:`\sum_{o \in n} t_o k_o \le D_n`, and for each size s that occurs, whole nodes:
   :math:`\sum_{t_o \ge s} k_o \lfloor t_o / s \rfloor \le N_n \lfloor d_n / s \rfloor` (planner.md §3.6)
 * counts      :math:`k^{min}_m \le \sum k_o \le k^{max}_m`; stable pools alone reach the minimum
 * pins, and with *spread* at most :math:`\lceil k^{max}/S \rceil` replicas a site
@@ -115,13 +115,12 @@ class _Model:
         problem = self._problem
         for pool in problem.pools:
             here = [i for i, o in enumerate(problem.options) if o.pool.key == pool.key]
-            reserved = problem.reserved.get(pool.key, 0)
             whole = pool.nodes * pool.devices_per_node
-            self._solver.Add(sum(problem.options[i].tp * self._count[i] for i in here) <= max(0, whole - reserved))
+            self._solver.Add(sum(problem.options[i].tp * self._count[i] for i in here) <= whole)
             for size in sorted({problem.options[i].tp for i in here} - {1}):
-                room = pool.nodes * (pool.devices_per_node // size) - math.ceil(reserved / size)
+                room = pool.nodes * (pool.devices_per_node // size)
                 large = [i for i in here if problem.options[i].tp >= size]
-                self._solver.Add(sum(self._count[i] * (problem.options[i].tp // size) for i in large) <= max(0, room))
+                self._solver.Add(sum(self._count[i] * (problem.options[i].tp // size) for i in large) <= room)
 
     # -- stages -----------------------------------------------------------------------------------------------
 
@@ -197,14 +196,14 @@ def explain_infeasible(problem: Problem) -> InfeasibleError:
                 )
             )
             continue
-        most = sum(_room(problem, option) for option in _largest_per_pool(options) if option.pool.stable)
+        most = sum(_room(option) for option in _largest_per_pool(options) if option.pool.stable)
         if most < need.minimum:
             hint = f"lower replicas.min to {most}, or add devices, or widen trust and place"
             message = f"{need.model}: at least {need.minimum} replicas are wanted, {most} fit"
             complaints.append(Complaint("FT2003", message, place, hint))
         for (cluster, partition), wanted in sorted(need.pins.items()):
             there = [o for o in _largest_per_pool(options) if _in(o, cluster, partition)]
-            room = sum(_room(problem, option) for option in there)
+            room = sum(_room(option) for option in there)
             if room < wanted:
                 message = f"{need.model}: {wanted} replicas are pinned to {cluster}, {room} fit"
                 complaints.append(Complaint("FT2004", message, place, f"pin {room}, or another cluster"))
@@ -230,10 +229,10 @@ def _largest_per_pool(options: list[Option]) -> list[Option]:
     return list(best.values())
 
 
-def _room(problem: Problem, option: Option) -> int:
+def _room(option: Option) -> int:
     pool = option.pool
-    free = pool.nodes * pool.devices_per_node - problem.reserved.get(pool.key, 0)
-    return max(0, min(free // option.tp, pool.nodes * (pool.devices_per_node // option.tp)))
+    free = pool.nodes * pool.devices_per_node
+    return min(free // option.tp, pool.nodes * (pool.devices_per_node // option.tp))
 
 
 def _in(option: Option, cluster: str, partition: str) -> bool:

@@ -66,7 +66,7 @@ def reasons(problem: Problem, solution: Solution) -> tuple[str, ...]:
     for pool in problem.pools:
         taken = sum(problem.options[i].tp * c for i, c in solution.counts.items() if problem.options[i].pool == pool)
         total = pool.nodes * pool.devices_per_node
-        if taken + problem.reserved.get(pool.key, 0) >= total:
+        if taken >= total:
             found.append(f"{pool.cluster}/{pool.partition}: all {total} {pool.device} are in use")
     return tuple(found)
 

@@ -95,8 +95,6 @@ class Problem:
     needs: tuple[ModelNeed, ...]
     options: tuple[Option, ...]
     pools: tuple[Pool, ...]
-    reserved: dict[tuple[str, str], int]
-    """Devices of a pool that are not ours to give, such as those of replicas that cannot be seen."""
     current: dict[tuple[str, str, str, int], int]
     """What runs now, by option key: the last objective keeps it where nothing is lost by that."""
     objective: tuple[str, ...]
