@@ -95,6 +95,11 @@ class _Model:
     def _demand_rows(self, need: ModelNeed) -> None:
         add, problem = self._solver.Add, self._problem
         mine = problem.of(need.model)
+        if not mine:
+            if need.minimum or any(need.pins.values()):
+                raise explain_infeasible(problem)
+            add(self._unserved[need.model] == need.rate)
+            return
         add(sum(self._load[i] for i in mine) + self._unserved[need.model] == need.rate)
         for i in mine:
             add(self._load[i] <= PLANNING_UTILISATION * problem.options[i].capacity * self._count[i])

@@ -1,0 +1,220 @@
+"""The exact solver against brute force, its rules one by one, and its determinism."""
+
+import itertools
+import math
+import random
+
+import pytest
+
+from fabrictool.base.errors import InfeasibleError
+from fabrictool.planner.exact import PLANNING_UTILISATION, ExactSolver
+from fabrictool.planner.problem import ModelNeed, Option, Pool, Problem
+from fabrictool.simulator.roofline import Replica
+
+
+def pool(name, *, device="x", nodes=2, per_node=1, price=1.0, site=None, stable=True):
+    return Pool(
+        cluster=name, partition="p", provider=name, site=site or name, device=device, nodes=nodes,
+        devices_per_node=per_node, price_per_node_hour=price, power_per_node_w=100.0, stable=stable,
+    )  # fmt: skip
+
+
+def figures(capacity):
+    return Replica(
+        fits=True, weights=1.0, free=1.0, max_batch=4, capacity=capacity, prefill_s=0.1, step_alone_s=0.01, step_full_s=0.02
+    )  # fmt: skip
+
+
+def option(model, where, *, tp=1, capacity=1.0, latency=1.0, attains=True):
+    return Option(model, where, tp, figures(capacity), latency, attains)
+
+
+def problem(needs, options, pools, *, current=None, objective=("slo", "latency", "cost")):
+    options = tuple(sorted(options, key=lambda o: o.key))
+    return Problem(tuple(needs), options, tuple(pools), current or {}, tuple(objective), "tables")
+
+
+def solve(instance, seed=0):
+    (solution,) = ExactSolver().solve(instance, deadline_s=30, seed=seed)
+    return solution
+
+
+def counts(instance, solution):
+    return {instance.options[i].key: k for i, k in solution.counts.items()}
+
+
+# -- brute force ------------------------------------------------------------------------------------------------------
+
+
+def fits(instance, counts_):
+    for where in instance.pools:
+        here = [(o, k) for o, k in zip(instance.options, counts_, strict=True) if o.pool == where]
+        # Exact packing for powers of two: largest first into nodes.
+        free = [where.devices_per_node] * where.nodes
+        for size in sorted((o.tp for o, k in here for _ in range(k)), reverse=True):
+            node = next((n for n, room in enumerate(free) if room >= size), None)
+            if node is None:
+                return False
+            free[node] -= size
+    for need in instance.needs:
+        mine = [(o, k) for o, k in zip(instance.options, counts_, strict=True) if o.model == need.model]
+        if sum(k for _, k in mine) > need.maximum or sum(k for o, k in mine if o.pool.stable) < need.minimum:
+            return False
+    return True
+
+
+def cheapest_load(instance, counts_):
+    """(unserved, latency-weighted load) of the best split of load for given counts: fastest options first."""
+    unserved = latency = 0.0
+    for need in instance.needs:
+        left = need.rate
+        for o, k in sorted(zip(instance.options, counts_, strict=True), key=lambda pair: pair[0].latency_s):
+            if o.model == need.model and k:
+                load = min(left, PLANNING_UTILISATION * o.capacity * k)
+                left -= load
+                latency += o.latency_s * load
+        unserved += need.priority * max(0.0, left)
+    return unserved, latency
+
+
+def brute_force(instance):
+    best = None
+    limit = {need.model: need.maximum for need in instance.needs}
+    for counts_ in itertools.product(*(range(limit[o.model] + 1) for o in instance.options)):
+        if not fits(instance, counts_):
+            continue
+        unserved, latency = cheapest_load(instance, counts_)
+        cost = sum(o.cost * k for o, k in zip(instance.options, counts_, strict=True))
+        value = (round(unserved, 5), round(latency, 5), round(cost, 5))
+        best = value if best is None or value < best else best
+    return best
+
+
+def random_instance(rng):
+    pools = [
+        pool(name, nodes=rng.randint(1, 2), per_node=rng.choice([1, 2, 4]), price=rng.choice([1.0, 2.0, 5.0]))
+        for name in ("a", "b")[: rng.randint(1, 2)]
+    ]
+    needs, options = [], []
+    for model in ("m", "n")[: rng.randint(1, 2)]:
+        needs.append(ModelNeed(model, rng.choice([0.0, 0.5, 2.0, 9.0]), rng.randint(0, 1), rng.randint(1, 3)))
+        for where in pools:
+            for tp in (1, 2):
+                if tp <= where.devices_per_node and rng.random() < 0.8:
+                    options.append(
+                        option(
+                            model,
+                            where,
+                            tp=tp,
+                            capacity=rng.choice([0.5, 1.0, 3.0]),
+                            latency=rng.choice([1.0, 2.0, 4.0]),
+                        )
+                    )
+    return problem(needs, options, pools, objective=("latency", "cost"))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_equals_brute_force_on_tiny_instances(seed):
+    instance = random_instance(random.Random(seed))
+    best = brute_force(instance)
+    if best is None:
+        with pytest.raises(InfeasibleError):
+            solve(instance)
+        return
+    solution = solve(instance)
+    counts_ = [solution.counts.get(i, 0) for i in range(len(instance.options))]
+    assert fits(instance, counts_), "the verifier shares no code with the solver"
+    unserved, latency = cheapest_load(instance, counts_)
+    cost = sum(o.cost * k for o, k in zip(instance.options, counts_, strict=True))
+    for found, wanted in zip((unserved, latency, cost), best, strict=True):
+        assert found == pytest.approx(wanted, abs=2e-3)
+    assert solution.optimal
+    for stage in solution.stages:
+        assert stage.bound <= stage.objective + 1e-9
+
+
+# -- rules, one by one ------------------------------------------------------------------------------------------------
+
+
+def test_load_is_planned_below_capacity():
+    a = pool("a", nodes=9)
+    instance = problem([ModelNeed("m", 4.0, 0, 9)], [option("m", a)], [a])
+    assert counts(instance, solve(instance)) == {("m", "a", "p", 1): math.ceil(4.0 / PLANNING_UTILISATION)}
+
+
+def test_unserved_demand_goes_to_the_lower_priority():
+    a = pool("a", nodes=1)
+    needs = [ModelNeed("gold", 0.8, 0, 1, priority=9.0), ModelNeed("bronze", 0.8, 0, 1)]
+    instance = problem(needs, [option("gold", a), option("bronze", a)], [a])
+    assert counts(instance, solve(instance)) == {("gold", "a", "p", 1): 1}
+
+
+def test_slo_comes_before_cost_when_the_blueprint_says_so():
+    cheap, dear = pool("cheap", price=1.0), pool("dear", price=9.0)
+    options = [option("m", cheap, attains=False), option("m", dear)]
+    for objective, wanted in ((("slo", "cost"), "dear"), (("cost", "slo"), "cheap")):
+        instance = problem([ModelNeed("m", 0.5, 1, 1)], options, [cheap, dear], objective=objective)
+        assert counts(instance, solve(instance)) == {("m", wanted, "p", 1): 1}
+
+
+def test_spread_keeps_every_site_at_its_even_share():
+    a, b = pool("a", nodes=4), pool("b", nodes=4)
+    options = [option("m", a, latency=1.0), option("m", b, latency=9.0)]
+    instance = problem([ModelNeed("m", 0.1, 2, 2, spread_sites=True)], options, [a, b])
+    assert counts(instance, solve(instance)) == {("m", "a", "p", 1): 1, ("m", "b", "p", 1): 1}
+
+
+def test_pins_are_exact():
+    a, b = pool("a", nodes=4), pool("b", nodes=4)
+    options = [option("m", a), option("m", b, latency=9.0)]
+    instance = problem([ModelNeed("m", 0.1, 0, 4, pins={("b", ""): 2})], options, [a, b])
+    assert counts(instance, solve(instance))["m", "b", "p", 1] == 2
+
+
+def test_scavenger_capacity_never_counts_towards_the_minimum():
+    spot = pool("spot", nodes=4, stable=False)
+    instance = problem([ModelNeed("m", 0.1, 1, 4)], [option("m", spot)], [spot])
+    with pytest.raises(InfeasibleError) as refused:
+        solve(instance)
+    assert refused.value.problems[0].code == "FT2003"
+
+
+def test_whole_nodes_are_respected():
+    a = pool("a", nodes=3, per_node=2)
+    needs = [ModelNeed("big", 0.1, 2, 2), ModelNeed("small", 0.1, 2, 2)]
+    instance = problem(needs, [option("big", a, tp=2), option("small", a, tp=1)], [a])
+    assert counts(instance, solve(instance)) == {("big", "a", "p", 2): 2, ("small", "a", "p", 1): 2}
+    with pytest.raises(InfeasibleError):
+        solve(problem([ModelNeed("big", 0.1, 4, 4)], [option("big", a, tp=2)], [a]))
+
+
+def test_what_runs_stays_where_it_is_when_nothing_is_lost_by_that():
+    a, b = pool("a"), pool("b")
+    options = [option("m", a), option("m", b)]
+    for where in ("a", "b"):
+        current = {("m", where, "p", 1): 1}
+        instance = problem([ModelNeed("m", 0.1, 1, 1)], options, [a, b], current=current)
+        assert counts(instance, solve(instance)) == current
+
+
+@pytest.mark.parametrize(
+    ("need", "code"),
+    [
+        (ModelNeed("m", 1.0, 3, 3), "FT2003"),
+        (ModelNeed("other", 1.0, 1, 1), "FT2002"),
+        (ModelNeed("m", 1.0, 0, 9, pins={("a", ""): 3}), "FT2004"),
+        (ModelNeed("m", 1.0, 0, 1, pins={("a", ""): 2}), "FT2004"),
+    ],
+)
+def test_infeasible_problems_say_why(need, code):
+    a = pool("a", nodes=2)
+    with pytest.raises(InfeasibleError) as refused:
+        solve(problem([need], [option("m", a)], [a]))
+    assert [p.code for p in refused.value.problems] == [code]
+    assert refused.value.problems[0].hint
+
+
+def test_the_same_seed_gives_the_same_solution():
+    instance = random_instance(random.Random(4))
+    first = solve(instance, seed=3)
+    assert all(solve(instance, seed=3) == first for _ in range(3))
