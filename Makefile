@@ -1,6 +1,8 @@
 # Two commands matter to a newcomer: `make demo` runs the main job, `make test` passes the tests.
 SHELL := /bin/bash
-PYTHON ?= $(shell command -v python3.13 || command -v python3.12 || command -v python3.11 || echo python3)
+# The first interpreter that runs and is new enough; a name on PATH may be a shim for nothing.
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+  $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
 
 .PHONY: demo test check bench docs lock clean test-extended
