@@ -25,9 +25,12 @@ if TYPE_CHECKING:
     from fabrictool.domain.specs import UnitSpec
     from fabrictool.planner.problem import Solver
 
+RENEW_BEFORE_S = 4 * 3600.0
+"""A running unit whose session certificate ends sooner is replaced by the next apply."""
+
 
 def plan_fabric(
-    fabric: Fabric, loaded: Loaded, *, seed: int, time_limit_s: float = 60.0, solver: Solver | None = None
+    fabric: Fabric, loaded: Loaded, *, seed: int, now: float, time_limit_s: float = 60.0, solver: Solver | None = None
 ) -> tuple[Plan, Observed]:
     """The plan, with the observation that it was made from.
 
@@ -53,6 +56,11 @@ def plan_fabric(
         *_, solution = (solver or ExactSolver()).solve(problem, deadline_s=time_limit_s, seed=seed)
     except InfeasibleError as error:
         raise InfeasibleError([*error.problems, *_unknown_clusters(observed)]) from error
+    expiring = {
+        unit.operation
+        for _, unit in observed.running().values()
+        if unit.certificate_ends_at is not None and unit.certificate_ends_at - now < RENEW_BEFORE_S
+    }
     placement = assign(problem, solution, running, unseen)
     wanted = wanted_units(blueprint, inventory, placement)
     plan = Plan(
@@ -61,7 +69,11 @@ def plan_fabric(
         blueprint_digest=blueprint_digest(loaded),
         read_set=read_set(loaded, observed),
         actions=actions(
-            wanted, observed, lambda address: next_operation(state, observed, address), running_specs=specs
+            wanted,
+            observed,
+            lambda address: next_operation(state, observed, address),
+            running_specs=specs,
+            expiring=expiring,
         ),
         placement=placement,
         forecast=forecast(blueprint, problem, solution, tables, _currency(inventory)),

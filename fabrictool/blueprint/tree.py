@@ -23,9 +23,7 @@ _BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
 
 
 # A key, token or password that is no reference, wherever a complaint about another part of its line would show it.
-_LITERAL = re.compile(
-    r"""(?i)(?<![\w-])((?:key|token|password)["']?\s*:\s*["']?)(?!secret://|["'])([^\s,}"']+)"""
-)
+_LITERAL = re.compile(r"""(?i)(?<![\w-])((?:key|token|password)["']?\s*:\s*["']?)(?!secret://|["'])([^\s,}"']+)""")
 
 
 def _hide(match: re.Match[str]) -> str:

@@ -62,7 +62,7 @@ def make_plan(
     from fabrictool.cli.fabrics import load, open_fabric
 
     loaded = load(blueprint, inventory, overlay=overlay, scenario=scenario)
-    return plan_fabric(open_fabric(loaded), loaded, seed=seed, time_limit_s=time_limit)
+    return plan_fabric(open_fabric(loaded), loaded, seed=seed, now=time.time(), time_limit_s=time_limit)
 
 
 def destroy_fabric(blueprint: Path | None, inventory: Path | None, *, yes: bool, as_json: bool) -> int:

@@ -24,6 +24,7 @@ from fabrictool.base.runfolder import RunFolder
 from fabrictool.domain.observed import ClusterFacts, ObservedUnit, UnitState
 from fabrictool.domain.plan import spec_digest
 from fabrictool.domain.specs import AgentSpec, UnitSpec, decode_spec, encode_spec
+from fabrictool.mesh.identity import describe_certificate
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -170,6 +171,16 @@ def _read_spec(folder: RunFolder) -> UnitSpec:
         raise FabrictoolError.of("FT5104", f"{folder.spec} is damaged: {error}", file=str(folder.spec)) from error
 
 
+def _certificate_end(folder: RunFolder) -> float | None:
+    """Wall time at which the unit's session certificate ends; None when it has none."""
+    try:
+        return describe_certificate((folder.identity / "session.crt").read_bytes())[1]
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise file_error(error, folder.identity) from error
+
+
 def _observe_unit(folder: RunFolder) -> ObservedUnit | None:
     if not folder.spec.exists():
         return None
@@ -184,7 +195,7 @@ def _observe_unit(folder: RunFolder) -> ObservedUnit | None:
         pid=folder.holder(),
         reason=str(folder.exit().get("reason", "")),
         status_url=str(process.get("status", "")),
-        certificate_ends_at=process.get("certificate_ends_at"),
+        certificate_ends_at=_certificate_end(folder),
     )
 
 

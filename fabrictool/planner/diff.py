@@ -14,7 +14,7 @@ from fabrictool.domain.plan import Action, spec_digest
 from fabrictool.domain.specs import AgentSpec, GatewaySpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Container, Mapping
 
     from fabrictool.domain.observed import Observed, ObservedUnit
     from fabrictool.domain.specs import UnitSpec
@@ -38,14 +38,15 @@ def actions(
     operation: Callable[[str], str],
     *,
     running_specs: Mapping[str, UnitSpec],
+    expiring: Container[str] = (),
 ) -> tuple[Action, ...]:
     """The actions, gateways first where something starts and last where something ends.
 
     `operation` gives the id of an address's next unit; `running_specs` the specs of running units, for naming what
-    changed.
+    changed; `expiring` the operations whose certificate ends soon, which a new session must follow.
     """
     running = observed.running()
-    found = [_wanted_action(want, observed, running, operation, running_specs) for want in wanted.values()]
+    found = [_wanted_action(want, observed, running, operation, running_specs, expiring) for want in wanted.values()]
     for address, (cluster, unit) in running.items():
         if address not in wanted:
             summary = f"{cluster}   {unit.operation}"
@@ -68,6 +69,7 @@ def _wanted_action(
     running: Mapping[str, tuple[str, ObservedUnit]],
     operation: Callable[[str], str],
     running_specs: Mapping[str, UnitSpec],
+    expiring: Container[str],
 ) -> Action:
     here = running.get(want.address)
     facts = observed.clusters[want.cluster]
@@ -94,7 +96,8 @@ def _wanted_action(
             spec=want.spec,
         )
     cluster, unit = here
-    if cluster == want.cluster and unit.spec_digest == spec_digest(want.spec):
+    same = cluster == want.cluster and unit.spec_digest == spec_digest(want.spec)
+    if same and unit.operation not in expiring:
         return Action(kind="keep", address=want.address, cluster=cluster, summary=want.summary, former=unit.operation)
     before = running_specs.get(unit.operation)
     return Action(
@@ -102,9 +105,12 @@ def _wanted_action(
         address=want.address,
         cluster=want.cluster,
         summary=want.summary,
-        reason="start the new one, then stop the old one"
-        if isinstance(want.spec, AgentSpec)
-        else "stop the old one, then start the new one: its ports are the same",
+        reason=("its certificate ends soon; " if same else "")
+        + (
+            "start the new one, then stop the old one"
+            if isinstance(want.spec, AgentSpec)
+            else "stop the old one, then start the new one: its ports are the same"
+        ),
         changes=() if before is None else changed_fields(before, want.spec),
         operation=operation(want.address),
         former=unit.operation,

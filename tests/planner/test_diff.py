@@ -1,0 +1,94 @@
+"""Wanted against observed: every kind of action, and that unknown is never absent."""
+
+import pytest
+
+from fabrictool.domain.observed import ClusterFacts, Observed, ObservedUnit
+from fabrictool.domain.plan import spec_digest
+from fabrictool.domain.specs import Address, AgentSpec, GatewaySpec
+from fabrictool.planner.diff import Wanted, actions
+
+
+def agent(replica="m/0", cluster="a", **changes):
+    fields = {
+        "fabric": "f", "provider": "p", "site": "s", "cluster": cluster, "node": "n", "replica": replica, "model": "m",
+        "source": "file:///m", "engine": "reference",
+    }  # fmt: skip
+    return AgentSpec(**(fields | changes))
+
+
+def gateway(**changes):
+    fields = {
+        "fabric": "f", "provider": "p", "site": "s", "cluster": "a", "node": "n", "name": "main",
+        "listen": Address("h", 1), "mesh": Address("h", 2),
+    }  # fmt: skip
+    return GatewaySpec(**(fields | changes))
+
+
+def address(spec):
+    return f"replica/{spec.replica}" if isinstance(spec, AgentSpec) else "gateway/main"
+
+
+def want(*specs):
+    return {address(s): Wanted(address(s), s.cluster, s, "here") for s in specs}
+
+
+def unit(spec, operation="op", state="running", **changes):
+    return ObservedUnit(
+        address=address(spec), operation=operation, state=state, spec_digest=spec_digest(spec), **changes
+    )
+
+
+def observed(unknown=(), **units):
+    clusters = {name: ClusterFacts(cluster=name, known=True, units=tuple(found)) for name, found in units.items()}
+    clusters |= {name: ClusterFacts(cluster=name, known=False, reason="no answer") for name in unknown}
+    return Observed(clusters=clusters)
+
+
+def plan(wanted, facts, specs=None, expiring=()):
+    found = actions(wanted, facts, lambda a: f"new-{a}", running_specs=specs or {}, expiring=expiring)
+    return [(a.kind, a.address, a.former) for a in found], found
+
+
+def test_create_keep_and_delete():
+    kept, gone = agent("m/0"), agent("m/9")
+    kinds, _ = plan(want(kept, agent("m/1")), observed(a=[unit(kept, "k"), unit(gone, "g")]))
+    assert kinds == [("create", "replica/m/1", ""), ("delete", "replica/m/9", "g"), ("keep", "replica/m/0", "k")]
+
+
+def test_a_changed_spec_is_replaced_and_the_change_is_named():
+    old, new = agent(context=1), agent(context=2)
+    kinds, found = plan(want(new), observed(a=[unit(old, "o")]), {"o": old})
+    assert kinds == [("replace", "replica/m/0", "o")]
+    assert found[0].changes == ("context: 1 → 2",)
+    assert found[0].operation == "new-replica/m/0"
+
+
+def test_a_certificate_that_ends_soon_is_followed_by_a_new_session():
+    spec = agent()
+    assert plan(want(spec), observed(a=[unit(spec, "o")]), expiring={"o"})[1][0].reason.startswith("its certificate")
+    assert plan(want(spec), observed(a=[unit(spec, "o")]), expiring={"other"})[0][0][0] == "keep"
+
+
+@pytest.mark.parametrize(("state", "said"), [("killed", "was killed"), ("ended", "ended: why")])
+def test_a_dead_unit_is_created_anew_with_the_reason(state, said):
+    spec = agent()
+    found = plan(want(spec), observed(a=[unit(spec, "o", state, reason="why" if state == "ended" else "")]))[1]
+    assert found[0].kind == "create"
+    assert said in found[0].reason
+
+
+def test_nothing_happens_on_an_unknown_cluster():
+    kinds, found = plan(want(agent(), agent("m/1", "b")), observed(unknown=["a"], b=[]))
+    assert kinds == [("create", "replica/m/1", ""), ("unknown", "replica/m/0", "")]
+    assert "no answer" in found[1].reason
+    assert found[1].operation == ""
+
+
+def test_a_unit_on_a_cluster_that_is_gone_from_sight_is_not_deleted():
+    assert plan({}, observed(unknown=["a"], b=[]))[0] == []
+
+
+def test_gateways_start_first_and_stop_last():
+    assert [a for _, a, _ in plan(want(agent(), gateway()), observed(a=[]))[0]] == ["gateway/main", "replica/m/0"]
+    both = observed(a=[unit(gateway(), "g"), unit(agent(), "r")])
+    assert [a for _, a, _ in plan({}, both)[0]] == ["replica/m/0", "gateway/main"]
