@@ -74,7 +74,7 @@ def apply(
 ) -> int:
     """Carry a plan out: journalled, safe to repeat, safe to interrupt."""
     from fabrictool.cli.applying import carry_out, confirm, make_plan, read_plan
-    from fabrictool.cli.output import data, say
+    from fabrictool.cli.output import data, json_line, say
     from fabrictool.cli.plan_text import render
 
     if plan_file is None:
@@ -85,6 +85,8 @@ def apply(
         made = read_plan(plan_file)
     if not made.changes:
         say("nothing to do")
+        if as_json:
+            json_line({"type": "end", "plan": made.id, "changed": False})
         return 0
     confirm(made, yes=yes, max_delete=max_delete)
     return carry_out(made, blueprint, inventory, overlay, scenario, as_json=as_json)

@@ -75,7 +75,6 @@ class Exchange:
         metrics: Metrics,
         retries: int,
         model: str,
-        stream: bool,
         method: str,
         path: str,
         headers: Headers,
@@ -90,7 +89,6 @@ class Exchange:
         self._metrics = metrics
         self._retries_left = retries
         self._model = model
-        self._stream = stream
         self._request = (method, path, headers, body)
         self._group = group
         self._requested = requested

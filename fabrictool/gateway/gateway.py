@@ -242,7 +242,6 @@ class Gateway:
             metrics=self._metrics,
             retries=self._retries,
             model=peeked.model,
-            stream=bool(peeked.stream),
             method=request.method,
             path=request.target,
             headers=tuple(headers),

@@ -10,10 +10,9 @@ MAX_BODY_OCTETS = 32 * 1024 * 1024
 
 
 class Peek(msgspec.Struct, frozen=True):
-    """The few fields of a request that routing needs; the body itself is passed on byte for byte."""
+    """The field of a request that routing needs; the body itself is passed on byte for byte."""
 
     model: str
-    stream: bool | None = False
 
 
 class Answer(msgspec.Struct, frozen=True):

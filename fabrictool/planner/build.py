@@ -10,6 +10,7 @@ from fabrictool.base.errors import InvalidInputError, Place
 from fabrictool.base.errors import Problem as Complaint
 from fabrictool.base.units import as_float
 from fabrictool.catalog import accelerators, engines, links, model
+from fabrictool.engines.adapter import adapter
 from fabrictool.planner.exact import PLANNING_UTILISATION
 from fabrictool.planner.problem import ModelNeed, Option, Pool, Problem
 from fabrictool.simulator.roofline import Architecture, Demand, Device, Latency, replica, under_load
@@ -190,7 +191,8 @@ def _options(
         device = _device(accelerators()[pool.device], partition, engine.compute_precision)
         if device is None:
             continue
-        for tp in [degree for degree in DEGREES if degree <= pool.devices_per_node]:
+        most = pool.devices_per_node if adapter(wanted.engine).capabilities.tensor_parallel else 1
+        for tp in [degree for degree in DEGREES if degree <= most]:
             sequences = wanted.max_num_seqs or engine.default_max_num_seqs
             figures = replica(device, shape, demand, tp=tp, weight_octets=octets, max_num_seqs=sequences)
             if not figures.fits or (architecture.kv_heads % tp and tp % architecture.kv_heads):

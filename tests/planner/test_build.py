@@ -1,0 +1,110 @@
+"""From YAML to columns: what is permitted, what fits, and what a plan of the demo looks like."""
+
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from fabrictool.applier.fabric import Fabric
+from fabrictool.applier.planning import plan_fabric
+from fabrictool.base.settings import Settings
+from fabrictool.blueprint import load
+from fabrictool.domain.plan import decode_plan, encode_plan
+from fabrictool.planner.build import build_problem
+
+ROOT = Path(__file__).parents[2]
+INVENTORY = """\
+apiVersion: fabrictool/v1
+kind: Inventory
+providers: {alpha: {}, beta: {}}
+sites: {a: {provider: alpha}, b: {provider: beta}}
+clusters:
+  gpus:
+    site: a
+    kind: local
+    partitions:
+      big: {device: h100-sxm, devices_per_node: 8, nodes: 2, memory_per_node: 1TiB}
+      small: {device: t4, devices_per_node: 1, nodes: 4, memory_per_node: 64GiB}
+  other:
+    site: b
+    kind: local
+    partitions:
+      cpu: {device: cpu, devices_per_node: 2, nodes: 2, memory_per_node: 128GiB, tier: scavenger}
+"""
+BLUEPRINT = """\
+apiVersion: fabrictool/v1
+kind: Blueprint
+fabric: f
+inventory: inventory.yaml
+models:
+  m:
+    source: hf://meta-llama/Llama-3.1-8B-Instruct
+    engine: ENGINE
+    variant: {precision: PRECISION, context: 4096 tok}
+    demand: {rate: 1 req/s, input: 500 tok, output: 100 tok}
+    EXTRA
+"""
+
+
+def options(tmp_path, engine="vllm", precision="bf16", extra="", usable=("gpus", "other")):
+    (tmp_path / "inventory.yaml").write_text(INVENTORY)
+    text = BLUEPRINT.replace("ENGINE", engine).replace("PRECISION", precision).replace("EXTRA", extra)
+    (tmp_path / "blueprint.yaml").write_text(text)
+    loaded = load(tmp_path / "blueprint.yaml", environment={})
+    problem, _ = build_problem(loaded.blueprint, loaded.inventory, usable=usable, unseen=(), current={})
+    return {(o.pool.partition, o.tp) for o in problem.options}
+
+
+def test_a_model_goes_where_it_fits_and_degrees_stay_inside_a_node(tmp_path):
+    found = options(tmp_path)
+    assert {("big", 1), ("big", 2), ("big", 4), ("big", 8)} <= found
+    assert not any(partition == "small" for partition, _ in found), "16 GB of weights do not fit into a T4"
+
+
+def test_an_engine_without_tensor_parallelism_gets_one_device(tmp_path):
+    found = options(tmp_path, "reference", "q4_1")
+    assert {tp for _, tp in found} == {1}
+    assert {partition for partition, _ in found} == {"cpu"}, "it computes in fp32, which no GPU of the catalogue lists"
+
+
+@pytest.mark.parametrize(
+    ("extra", "partitions"),
+    [
+        ("trust: [beta]", {"cpu"}),
+        ("tier: owned", {"big"}),
+        ("trust: [alpha, beta]", {"big", "cpu"}),
+    ],
+)
+def test_trust_and_tier_rule_columns_out(tmp_path, extra, partitions):
+    assert {partition for partition, _ in options(tmp_path, extra=extra)} == partitions
+
+
+def test_nothing_is_planned_on_a_cluster_that_did_not_answer(tmp_path):
+    assert {partition for partition, _ in options(tmp_path, usable=["other"])} <= {"cpu"}
+
+
+def demo_plan(tmp_path, seed=0):
+    loaded = load(ROOT / "blueprints/local.yaml", environment=os.environ)
+    fabric = Fabric.open("local", loaded.inventory, Settings(state_dir=str(tmp_path)))
+    return plan_fabric(fabric, loaded, seed=seed, now=0.0)[0]
+
+
+def test_the_demos_plan_is_the_same_bytes_each_time_and_survives_its_file(tmp_path):
+    first, second = demo_plan(tmp_path), demo_plan(tmp_path)
+    assert encode_plan(first) == encode_plan(second)
+    assert decode_plan(encode_plan(first)) == first
+    assert decode_plan(encode_plan(first)).id == first.id
+    other = msgspec.structs.replace(first, fabric="other")
+    assert other.id != first.id
+
+
+def test_the_demos_plan_is_proved_and_spread(tmp_path):
+    plan = demo_plan(tmp_path)
+    assert plan.certificate.optimal
+    assert all(stage.gap < 1e-5 for stage in plan.certificate.stages)  # the MIP engine's own tolerance
+    assert sorted(r.site for r in plan.placement.replicas) == ["alpha-campus", "beta-campus"]
+    assert [a.kind for a in plan.actions] == ["create"] * 3
+    (model,) = plan.forecast.models
+    assert model.ttft_p95_s.low < model.ttft_p95_s.value < model.ttft_p95_s.high
+    assert plan.reasons
