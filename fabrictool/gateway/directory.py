@@ -40,6 +40,8 @@ class Target:
     running: int = 0
     waiting: int = 0
     kv_use: float = 0.0
+    foreign: int = 0
+    """Requests in its engine that are not ours, as of its last report: other gateways send some too."""
     requests: int = 0
     failures: int = 0
     shares: list[Target] = field(default_factory=list)
@@ -52,9 +54,8 @@ class Target:
 
     @property
     def load(self) -> float:
-        """Our own open requests, and those of others that its engine reports."""
-        ours = self.in_flight + sum(other.in_flight for other in self.shares)
-        return max(ours, self.running + self.waiting)
+        """Our own open requests, exactly, and those of others, as of the last report."""
+        return self.in_flight + sum(other.in_flight for other in self.shares) + self.foreign
 
 
 class Directory:
@@ -113,6 +114,7 @@ class Directory:
             target = self._targets.get(session + service)
             if target is not None:
                 target.running, target.waiting, target.kv_use = running, waiting, kv_use
+                target.foreign = max(0, running + waiting - target.in_flight)
 
 
 # -- the static list of `gateway run --registry` --------------------------------------------------------------------
