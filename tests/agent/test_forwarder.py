@@ -1,0 +1,62 @@
+"""What may pass from a tunnel to an engine, and in which words."""
+
+import pytest
+
+from fabrictool.agent.forwarder import allowed, request_head
+from fabrictool.agent.supervisor import _samples
+from fabrictool.mesh.framing import StreamHead
+
+
+def head(path="/v1/completions", method="POST", headers=(), length=3):
+    return StreamHead(b"s" * 16, method, path, headers, length)
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/chat/completions", "/v1/completions?x=1"])
+def test_the_openai_paths_pass(path):
+    assert allowed(head(path))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/metrics",
+        "/sleep",
+        "/v1/../sleep",
+        "/collective_rpc",
+        "//v1/x",
+        "/v1",
+        "/v1/x\r\nhost: y",
+        "/v1/ x",
+        "http://h/v1/",
+    ],
+)
+def test_admin_routes_and_tricks_do_not(path):
+    assert not allowed(head(path))
+
+
+def test_other_methods_do_not():
+    assert not allowed(head(method="DELETE"))
+    assert not allowed(head(method="POST /x HTTP/1.1\r\n"))
+
+
+def test_hop_by_hop_headers_keys_and_injections_are_dropped():
+    headers = (
+        ("content-type", "application/json"),
+        ("Authorization", "Bearer secret"),
+        ("Transfer-Encoding", "chunked"),
+        ("Content-Length", "99"),
+        ("host", "evil"),
+        ("x-a", "1\r\nx-b: 2"),
+        ("x-c: y\r\nx-d", "3"),
+        ("x-request-id", "r1"),
+    )
+    text = request_head(head(headers=headers, length=3), 8000).decode()
+    assert text == (
+        "POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1:8000\r\nconnection: close\r\ncontent-length: 3\r\n"
+        "content-type: application/json\r\nx-request-id: r1\r\n\r\n"
+    )
+
+
+def test_prometheus_text_is_summed_over_labels():
+    text = '# HELP a b\na{x="1"} 2\na{x="2"} 3\nb 1.5\nbroken\nc NaNx\n'
+    assert _samples(text) == {"a": 5.0, "b": 1.5}
