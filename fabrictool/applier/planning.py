@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fabrictool.applier.fabric import Fabric
     from fabrictool.applier.state import State
     from fabrictool.blueprint import Loaded
+    from fabrictool.domain.blueprint import Blueprint
     from fabrictool.domain.inventory import Inventory
     from fabrictool.domain.observed import Observed
     from fabrictool.domain.specs import UnitSpec
@@ -79,7 +80,7 @@ def plan_fabric(
         forecast=forecast(blueprint, problem, solution, tables, _currency(inventory)),
         certificate=certificate(problem, solution, seed),
         reasons=reasons(problem, solution),
-        warnings=tuple(f"{problem.code} {problem.message}" for problem in loaded.warnings),
+        warnings=(*(f"{problem.code} {problem.message}" for problem in loaded.warnings), *_unread_traces(blueprint)),
     )
     return plan, observed
 
@@ -162,6 +163,14 @@ def _unseen_replicas(state: State, observed: Observed, inventory: Inventory) -> 
             )
         )
     return tuple(found)
+
+
+def _unread_traces(blueprint: Blueprint) -> list[str]:
+    return [
+        f"{name}: demand.trace is not read by this release; it is planned for replicas.min without a demand"
+        for name, model in sorted(blueprint.models.items())
+        if model.demand is not None and model.demand.trace is not None
+    ]
 
 
 def _unknown_clusters(observed: Observed) -> list[Problem]:

@@ -222,7 +222,8 @@ def _permitted(wanted: Model, pool: Pool, inventory: Inventory) -> bool:
 
 def _preference(wanted: Model, pool: Pool) -> float:
     names = {pool.device, pool.provider, pool.site, pool.cluster}
-    return 0.5 * bool(names & set(wanted.place.avoid)) - 0.5 * bool(names & set(wanted.place.prefer))
+    unwished = bool(wanted.place.prefer) and not names & set(wanted.place.prefer)
+    return float(unwished) + 2.0 * bool(names & set(wanted.place.avoid))
 
 
 def _device(accelerator: Accelerator, partition: Partition, precision: str) -> Device | None:

@@ -11,8 +11,8 @@ requests/s, :math:`u_m \ge 0` requests/s unserved:
 * pins, and with *spread* at most :math:`\lceil k^{max}/S \rceil` replicas a site
 
 Objectives in order, each kept while the next is minimised: unserved demand by priority, then those of the
-blueprint, then moves against what runs, then a fixed tie-break; objective and bound are recomputed here in floating
-point, not taken from the solver's word.
+blueprint with the wishes of `place` after its SLO, then moves against what runs, then a fixed tie-break; objective
+and bound are recomputed here in floating point, not taken from the solver's word.
 """
 
 from __future__ import annotations
@@ -76,7 +76,9 @@ class _Model:
     def run(self) -> Solution:
         """Solve the stages."""
         stages = []
-        names = ["served", *self._problem.objective, "moves", "tie-break"]
+        objective = list(self._problem.objective)
+        objective.insert(1 if objective[:1] == ["slo"] else 0, "preference")
+        names = ["served", *objective, "moves", "tie-break"]
         for name in names:
             terms = self._stage_terms(name)
             if not terms:
@@ -142,11 +144,13 @@ class _Model:
                 return [(option.cost, count[i]) for i, option in enumerate(options)]
             case "energy":
                 return [(option.power, count[i]) for i, option in enumerate(options)]
+            case "preference":
+                return [(option.preference, count[i]) for i, option in enumerate(options) if option.preference]
             case "moves":
                 return self._moves()
-        # Any fixed order will do, as long as it is the same everywhere: fewer replicas, then the preferred, then the
-        # first of the sorted options; and load on the largest share first.
-        return [(1.0 + option.preference + 1e-3 * i, count[i]) for i, option in enumerate(options)]
+        # Any fixed order will do, as long as it is the same everywhere: fewer replicas, then the
+        # first of the sorted options.
+        return [(1.0 + 1e-3 * i, count[i]) for i in range(len(options))]
 
     def _moves(self) -> list[tuple[float, pywraplp.Variable]]:
         """Replicas to be started or stopped against what runs: |k - k_now|."""

@@ -49,7 +49,7 @@ class Option:
     attains: bool
     """Whether the forecast at the planning utilisation meets the model's SLO."""
     preference: float = 0.0
-    """Negative is preferred, positive avoided."""
+    """0 for what `place` prefers, more for what it does not; never negative, or replicas would be had for nothing."""
 
     @property
     def capacity(self) -> float:

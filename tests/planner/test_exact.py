@@ -3,6 +3,7 @@
 import itertools
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -148,6 +149,14 @@ def test_slo_comes_before_cost_when_the_blueprint_says_so():
     options = [option("m", cheap, attains=False), option("m", dear)]
     for objective, wanted in ((("slo", "cost"), "dear"), (("cost", "slo"), "cheap")):
         instance = problem([ModelNeed("m", 0.5, 1, 1)], options, [cheap, dear], objective=objective)
+        assert counts(instance, solve(instance)) == {("m", wanted, "p", 1): 1}
+
+
+def test_a_wish_outweighs_cost_but_not_the_slo():
+    near, far = pool("near", price=1.0), pool("far", price=9.0)
+    for attains, wanted in ((True, "far"), (False, "near")):
+        options = [replace(option("m", near), preference=1.0), option("m", far, attains=attains)]
+        instance = problem([ModelNeed("m", 0.5, 1, 2)], options, [near, far], objective=("slo", "cost"))
         assert counts(instance, solve(instance)) == {("m", wanted, "p", 1): 1}
 
 
