@@ -84,6 +84,7 @@ def show(
 
 
 def schema(
+    context: typer.Context,
     kind: Annotated[Literal["blueprint", "inventory"], typer.Argument(help="Which document.")] = "blueprint",
     write_docs: Annotated[Path | None, typer.Option(help="Write all generated reference pages here instead.")] = None,
 ) -> None:
@@ -93,7 +94,7 @@ def schema(
     if write_docs is not None:
         from fabrictool.cli.reference_pages import write_pages
 
-        for path in write_pages(write_docs):
+        for path in write_pages(context.find_root().command, write_docs):
             say(f"wrote {path}")
         return
     import json
