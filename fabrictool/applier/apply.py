@@ -81,7 +81,7 @@ class Applier:
     _state: State | None = None
 
     def apply(self, plan: Plan) -> bool:
-        """Carry `plan` out under the lease; returns False when it was carried out before.
+        """Carry `plan` out under the lease; returns False when it was the last to be carried out.
 
         Raises
         ------
@@ -96,7 +96,10 @@ class Applier:
             state = self.folder.read_state()
             journal = Journal(self.folder.journal, plan.id, self.clock)
             if journal.finished:
-                return False
+                if state.applied_plan == plan.id:
+                    return False
+                message = f"plan {plan.id[:8]} was applied before, and another one since"
+                raise StaleError.of("FT4004", message, thing="plan", hint="run `fabrictool plan` again")
             begun = {entry.address for entry in journal.entries() if entry.kind == "intent"}
             self._check_fresh(plan, self.read_set(), begun, state)
             for action in plan.changes:
@@ -185,7 +188,7 @@ class Applier:
                 self._await_ready(action, cluster)
                 if not gateway:
                     self._stop(action, former)
-            case "delete" | "drain":
+            case "delete":
                 self._stop(action, cluster)
                 self._forget_dead(action)
                 self._save(action.address, 0, None)

@@ -152,7 +152,7 @@ def carry_out(
     elif changed:
         say(f"applied {len(plan.changes)} changes (plan {plan.id[:8]})")
     else:
-        say(f"plan {plan.id[:8]} was applied before; nothing to do")
+        say(f"plan {plan.id[:8]} was applied before; `fabrictool plan` tells whether it still holds")
     del keys
     return 0
 
@@ -176,6 +176,7 @@ def _handler(interrupt: Interrupt) -> Any:
     def handle(_number: int, _frame: FrameType | None) -> None:
         interrupt.press()
         if interrupt.count == 1:
-            say("\nfinishing the current step; nothing new is started (Ctrl-C again stops waiting)")
+            # Not print: the signal may have come in the middle of one, and buffered files are not re-entrant.
+            os.write(2, b"\nfinishing the current step; nothing new is started (Ctrl-C again stops waiting)\n")
 
     return handle

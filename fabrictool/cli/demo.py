@@ -6,10 +6,12 @@ import http.client
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError
@@ -22,8 +24,6 @@ from fabrictool.cli.watching import show_status
 from fabrictool.gateway.keys import new_key
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from fabrictool.applier.fabric import Fabric
     from fabrictool.blueprint import Loaded
 
@@ -100,6 +100,7 @@ def run_demo(blueprint: Path | None, inventory: Path | None, *, keep: bool) -> i
     began = time.monotonic()
     path = find_blueprint(blueprint)
     by_hand = f"-b {path}"
+    say(f"By hand, every step is a command: export PATH={Path(sys.executable).parent}:$PATH")
     _step(1, "validate the blueprint and its inventory", f"fabrictool validate {by_hand}")
     os.environ.setdefault(KEY_VARIABLE, "read-below")
     loaded = load(path, inventory)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from fabrictool.domain.observed import Observed
     from fabrictool.domain.plan import Action, Band, ModelForecast, Plan
 
-SYMBOLS = {"create": "+", "replace": "~", "drain": "↷", "delete": "-", "keep": "=", "unknown": "?"}
+SYMBOLS = {"create": "+", "replace": "~", "delete": "-", "keep": "=", "unknown": "?"}
 
 
 def render(plan: Plan, observed: Observed, *, verbosity: int = 0, explain: bool = False) -> str:

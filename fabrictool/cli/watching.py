@@ -63,7 +63,7 @@ def _whole_fabric(blueprint: Path | None, inventory: Path | None) -> tuple[dict[
         lines += ["", table(["UNIT", "CLUSTER", "STATE", "ENGINE", ""], rows)]
     if gateway is not None:
         lines += ["", *_gateway_lines(gateway)]
-    good = bool(units) and all(u["state"] == "running" and u["engine"] in ("", "ready") for u in units)
+    good = all(u["state"] == "running" and u["engine"] in ("", "ready") for u in units)
     document = {
         "format_version": "1",
         "type": "status",

@@ -15,7 +15,7 @@ from fabrictool.domain.specs import AgentSpec, GatewaySpec
 
 PLAN_API = "fabrictool/plan/v1"
 
-ActionKind = Literal["create", "replace", "drain", "delete", "keep", "unknown"]
+ActionKind = Literal["create", "replace", "delete", "keep", "unknown"]
 
 
 class ReplicaPlacement(msgspec.Struct, frozen=True, kw_only=True):

@@ -90,6 +90,8 @@ class Beat(msgspec.Struct, frozen=True, array_like=True):
 class _Stream:
     send_credit: int = STREAM_CREDIT
     receive_credit: int = STREAM_CREDIT
+    ungranted: int = 0
+    """Octets that the application took and the peer has not been told of."""
     local_ended: bool = False
     remote_ended: bool = False
     unsent: list[bytes] = field(default_factory=list)
@@ -186,11 +188,19 @@ class Mux:
         return state is not None and bool(state.unsent)
 
     def consumed(self, stream: int, octets: int) -> None:
-        """The application took that many octets: let the peer send as many more."""
+        """The application took that many octets: let the peer send as many more, told in half windows.
+
+        A grant for each slice would cost a frame, and a TLS record, for every streamed token. Waiting cannot stall
+        the peer: when all is taken, what is not granted yet is less than half the window, so the rest is open.
+        """
         state = self._streams.get(stream)
-        if state is not None and octets and not state.remote_ended:
-            state.receive_credit += octets
-            self._emit(FrameType.CREDIT, stream, octets.to_bytes(4, "big"))
+        if state is None or state.remote_ended:
+            return
+        state.ungranted += octets
+        if state.ungranted >= STREAM_CREDIT // 2:
+            state.receive_credit += state.ungranted
+            self._emit(FrameType.CREDIT, stream, state.ungranted.to_bytes(4, "big"))
+            state.ungranted = 0
 
     # -- receiving --------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fabrictool.domain.observed import Observed, ObservedUnit
     from fabrictool.domain.specs import UnitSpec
 
-ORDER = {"create": 0, "replace": 1, "drain": 2, "delete": 3, "keep": 4, "unknown": 5}
+ORDER = {"create": 0, "replace": 1, "delete": 2, "keep": 3, "unknown": 4}
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,26 +72,6 @@ class OurEnd:
         """Begin the response."""
 
 
-class LateCreditEnd(OurEnd):
-    """Our frames with the library's habit: credit is granted once half a window has been consumed, not every time."""
-
-    name = "our frames, late credit"
-
-    def __init__(self, *, agent):
-        super().__init__(agent=agent)
-        self.owed = {}
-
-    def receive(self, data, *, consume=True):
-        found = super().receive(data, consume=False)
-        for stream, payload in found if consume else ():
-            owed = self.owed.get(stream, 0) + len(payload)
-            if owed >= STREAM_CREDIT // 2:
-                self.mux.consumed(stream, owed)
-                owed = 0
-            self.owed[stream] = owed
-        return found
-
-
 class H2End:
     """One end of an HTTP/2 connection; header checks that an authenticated peer does not need are off."""
 
@@ -352,7 +332,7 @@ def identities(folder):
     return made
 
 
-CANDIDATES = (OurEnd, LateCreditEnd, H2End)
+CANDIDATES = (OurEnd, H2End)
 
 
 # -- the table --------------------------------------------------------------------------------------------------------
@@ -364,10 +344,9 @@ def median(measure, repeat):
 
 
 def report(label, streams, values, unit):
-    """One row: ours with both habits, the library's, and what the library costs in terms of ours."""
-    now, late, theirs = values
-    ratios = f"{theirs / now:.2f} | {theirs / late:.2f}"
-    print(f"| {label} | {streams} | {now:,.1f} | {late:,.1f} | {theirs:,.1f} | {ratios} | {unit} |")
+    """One row: ours, the library's, and what the library costs in terms of ours."""
+    ours, theirs = values
+    print(f"| {label} | {streams} | {ours:,.1f} | {theirs:,.1f} | {theirs / ours:.2f} | {unit} |")
 
 
 def main(argv=None):
@@ -375,8 +354,8 @@ def main(argv=None):
     parser.add_argument("--quick", action="store_true", help="a tenth of the tokens, once")
     quick = parser.parse_args(argv).quick
     tokens, seconds, repeat = (5_000, 1, 1) if quick else (50_000, 5, 5)
-    print("| figure | streams | ours | ours, late credit | h2 | h2 ÷ ours | h2 ÷ late | unit |")
-    print("|---|--:|--:|--:|--:|--:|--:|---|")
+    print("| figure | streams | ours | h2 | h2 ÷ ours | unit |")
+    print("|---|--:|--:|--:|--:|---|")
     for together in (False, True):
         for streams in STREAMS if together else STREAMS[1:2]:
             pair = [

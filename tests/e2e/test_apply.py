@@ -184,6 +184,8 @@ def test_a_saved_plan_goes_on_where_a_crash_left_it(fabric_bed):
     assert bed.running() == EVERYTHING
     assert bed.units()["gateway/main", "running"].pid == first
     assert "applied before" in bed.run("apply", "plan.json", "--yes").stderr
+    bed.run("destroy", "--yes")
+    assert "FT4004" in bed.run("apply", "plan.json", "--yes", code=5).stderr
 
 
 def test_a_stale_plan_is_refused_and_says_what_changed(fabric_bed):

@@ -150,7 +150,7 @@ class TunnelStream(asyncio.Transport):
         if self.protocol is not None and not self._closed:
             self.protocol.data_received(data)
             self.tunnel.mux.consumed(self.id, len(data))
-            self.tunnel.flush()
+            self.tunnel.flush()  # whatever the protocol wrote meanwhile, and now and then a grant
 
     def peer_ended(self) -> None:
         """END from the peer."""
