@@ -44,9 +44,11 @@ models:
 trust: {groups: {all: {allow: [alpha, beta]}, only-alpha: {allow: [alpha]}}}
 tenants:
   tester: {group: all, key: secret://env/FT_TEST_KEY}
+  alphie: {group: only-alpha, key: secret://env/FT_ALPHA_KEY}
 gateway: {cluster: one, listen: 127.0.0.1:%(listen)s, mesh: 127.0.0.1:%(mesh)s}
 """
 KEY = "ftk_a-planted-key-that-must-not-leak"
+ALPHA_KEY = "ftk_a-key-of-those-who-trust-alpha-only"
 
 
 def free_port():
@@ -72,6 +74,7 @@ class FabricBed:
             "FABRICTOOL_STATE_DIR": str(folder / "state"),
             "FABRICTOOL_CACHE_DIR": str(folder / "cache"),
             "FT_TEST_KEY": KEY,
+            "FT_ALPHA_KEY": ALPHA_KEY,
             "NO_COLOR": "1",
         }
         self.write()

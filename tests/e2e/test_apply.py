@@ -6,12 +6,13 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import KEY
+from tests.conftest import ALPHA_KEY, KEY
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -35,14 +36,14 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def ask(bed, **body):
+def ask(bed, key=KEY, headers=None, **body):
     request = urllib.request.Request(  # noqa: S310 - our own loopback URL
         bed.url + "/v1/chat/completions",
         json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2} | body).encode(),
-        {"authorization": f"Bearer {KEY}", "content-type": "application/json"},
+        {"authorization": f"Bearer {key}", "content-type": "application/json"} | (headers or {}),
     )
     with urllib.request.urlopen(request, timeout=20) as answer:  # noqa: S310 - our own loopback URL
-        return json.load(answer)
+        return json.load(answer) | {"provider": answer.headers["x-fabric-provider"]}
 
 
 def test_apply_serves_and_applying_twice_changes_nothing(fabric_bed):
@@ -119,6 +120,25 @@ def test_a_changed_blueprint_replaces_and_a_removed_model_is_deleted(fabric_bed)
     bed.run("apply", "--yes", "--max-delete", "1")
     assert len(bed.running()) == 2
     assert ask(bed)
+
+
+def test_the_blueprints_groups_and_the_clients_header_decide_who_serves(fabric_bed):
+    bed = fabric_bed
+    bed.up()
+    assert {ask(bed)["provider"] for _ in range(12)} == {"alpha", "beta"}
+    assert {ask(bed, ALPHA_KEY)["provider"] for _ in range(6)} == {"alpha"}
+    assert {ask(bed, headers={"x-fabric-providers": "beta"})["provider"] for _ in range(6)} == {"beta"}
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        ask(bed, ALPHA_KEY, {"x-fabric-providers": "beta"})
+    assert refused.value.code == 403
+    refused.value.close()
+    served = bed.units()["replica/tiny/0", "running"]
+    os.kill(served.pid, signal.SIGKILL)
+    with pytest.raises(urllib.error.HTTPError) as unready:
+        ask(bed, ALPHA_KEY)
+    assert unready.value.code in (502, 503), "trust is not widened because the trusted one has died"
+    unready.value.close()
+    assert ask(bed)["provider"] == "beta"
 
 
 def journal_lines(bed):
