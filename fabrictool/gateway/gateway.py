@@ -16,10 +16,11 @@ from fabrictool.base.errors import FabrictoolError
 from fabrictool.gateway.directory import Directory, Target
 from fabrictool.gateway.exchange import Exchange
 from fabrictool.gateway.http import Connection, Request
-from fabrictool.gateway.metrics import Metrics, ModelFigures, percentile
+from fabrictool.gateway.metrics import Metrics
 from fabrictool.gateway.openai import Answer, error_answer, json_answer, model_object, peek
+from fabrictool.gateway.view import mesh_rows, model_row, static_rows
 from fabrictool.mesh.records import Lifecycle, NodeBody, ServiceBody
-from fabrictool.status.documents import Event, GatewayStatus, ModelRow, NodeRow, ServiceRow, Totals, encode
+from fabrictool.status.documents import Event, GatewayStatus, Totals, encode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -44,8 +45,6 @@ IDLE_UPSTREAM_S = 600.0
 IDLE_CLIENT_S = 75.0
 TICK_S = 1.0
 EVENTS_KEPT = 200
-GONE_SHOWN_S = 60.0
-"""How long the status page still shows a node that left or was lost."""
 _PASSED_REQUEST_HEADERS = frozenset({"content-type", "accept", "x-request-id", "user-agent"})
 _LOOPBACK = frozenset({"127.0.0.1", "::1"})
 
@@ -254,11 +253,14 @@ class Gateway:
 
     def status(self) -> GatewayStatus:
         """The document of ``/status``."""
-        metrics, mesh = self._metrics, self._mesh
-        nodes = self._mesh_rows(mesh) if mesh is not None else self._static_rows()
+        metrics, mesh, now = self._metrics, self._mesh, self._clock.wall()
+        if mesh is not None:
+            nodes = mesh_rows(mesh, self._directory, self._lost_at, now)
+        else:
+            nodes = static_rows(self._directory)
         return GatewayStatus(
             release=__version__,
-            at=self._clock.wall(),
+            at=now,
             started_at=self._started,
             fabric=self._fabric,
             session=mesh.session.hex() if mesh is not None else "",
@@ -266,7 +268,7 @@ class Gateway:
             mesh=self.mesh_address,
             policy=self._policy_name,
             nodes=nodes,
-            models=[self._model_row(name, nodes) for name in sorted(self._known)],
+            models=[model_row(name, nodes, self._directory, metrics) for name in sorted(self._known)],
             totals=Totals(
                 requests=metrics.requests,
                 failures=metrics.failures,
@@ -278,113 +280,6 @@ class Gateway:
             registry_root=mesh.registry.root().hex() if mesh is not None else "",
             events=list(self._events),
         )
-
-    def _model_row(self, name: str, nodes: list[NodeRow]) -> ModelRow:
-        targets = self._directory.of_model(name)
-        figures = self._metrics.models.get(name, ModelFigures())
-        known = [s for node in nodes for s in node.services if s.model == name and s.lifecycle in ("JOIN", "SERVING")]
-        return ModelRow(
-            model=name,
-            ready=sum(target.ready for target in targets),
-            replicas=len(known),
-            providers=sorted({target.provider for target in targets}),
-            in_flight=sum(target.in_flight for target in targets),
-            requests=figures.requests,
-            failures=figures.failures,
-            tokens=figures.tokens,
-            ttft_p50_s=percentile(figures.ttft, 0.5),
-            ttft_p95_s=percentile(figures.ttft, 0.95),
-            tpot_p50_s=percentile(figures.tpot, 0.5),
-            tpot_p95_s=percentile(figures.tpot, 0.95),
-        )
-
-    def _mesh_rows(self, mesh: MeshNode) -> list[NodeRow]:
-        now = self._clock.wall()
-        services: dict[bytes, list[ServiceBody]] = {}
-        nodes: list[NodeBody] = []
-        for record in mesh.registry:
-            if isinstance(record.body, ServiceBody):
-                services.setdefault(record.body.session, []).append(record.body)
-            else:
-                nodes.append(record.body)
-        rows = []
-        for node in sorted(nodes, key=lambda n: (n.role, n.cluster, n.node, n.session)):
-            connected = node.session == mesh.session or mesh.tunnel(node.session) is not None
-            lost_at = self._lost_at.get(node.session)
-            if not connected and (lost_at is None or now - lost_at > GONE_SHOWN_S):
-                continue
-            rows.append(
-                NodeRow(
-                    session=node.session.hex(),
-                    role=node.role,
-                    provider=node.provider,
-                    site=node.site,
-                    cluster=node.cluster,
-                    node=node.node,
-                    lifecycle=node.lifecycle.name,
-                    connected=connected,
-                    disconnected_at=None if connected else lost_at,
-                    device=node.hardware.device if node.hardware else "",
-                    devices=node.hardware.devices if node.hardware else 0,
-                    ends_at=node.ends_at,
-                    release=node.release,
-                    services=[self._service_row(service) for service in services.get(node.session, [])],
-                )
-            )
-        return rows
-
-    def _service_row(self, service: ServiceBody) -> ServiceRow:
-        target = self._directory.get(service.session + service.service)
-        return ServiceRow(
-            service=service.service.hex(),
-            replica=service.replica,
-            model=service.model,
-            engine=service.engine,
-            precision=service.precision,
-            context=service.context,
-            tp=service.tp,
-            lifecycle=service.lifecycle.name,
-            accepting=service.accepting,
-            running=target.running if target else 0,
-            waiting=target.waiting if target else 0,
-            kv_use=target.kv_use if target else 0.0,
-            in_flight=target.in_flight if target else 0,
-            requests=target.requests if target else 0,
-            failures=target.failures if target else 0,
-            note=service.note,
-        )
-
-    def _static_rows(self) -> list[NodeRow]:
-        rows = []
-        for target in self._directory:
-            service = ServiceRow(
-                service=target.key.hex(),
-                replica=target.replica,
-                model=target.model,
-                engine="",
-                precision=target.precision,
-                context=target.context,
-                lifecycle="SERVING",
-                accepting=True,
-                in_flight=target.in_flight,
-                requests=target.requests,
-                failures=target.failures,
-            )
-            rows.append(
-                NodeRow(
-                    session=target.key.hex(),
-                    role="static",
-                    provider=target.provider,
-                    site="",
-                    cluster="",
-                    node=target.replica,
-                    lifecycle="SERVING",
-                    connected=target.ready,
-                    device=target.device,
-                    services=[service],
-                )
-            )
-        return rows
 
     # -- internals --------------------------------------------------------------------------------------------
 

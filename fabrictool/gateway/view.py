@@ -1,0 +1,131 @@
+"""What a gateway sees, as the rows of its status document."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fabrictool.gateway.metrics import Metrics, ModelFigures, percentile
+from fabrictool.mesh.records import NodeBody, ServiceBody
+from fabrictool.status.documents import ModelRow, NodeRow, ServiceRow
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fabrictool.gateway.directory import Directory
+    from fabrictool.mesh.transport.node import MeshNode
+
+GONE_SHOWN_S = 60.0
+"""How long a node that left or was lost is still shown."""
+
+
+def model_row(name: str, nodes: list[NodeRow], directory: Directory, metrics: Metrics) -> ModelRow:
+    """One model over all its replicas."""
+    targets = directory.of_model(name)
+    figures = metrics.models.get(name, ModelFigures())
+    known = [s for node in nodes for s in node.services if s.model == name and s.lifecycle in ("JOIN", "SERVING")]
+    return ModelRow(
+        model=name,
+        ready=sum(target.ready for target in targets),
+        replicas=len(known),
+        providers=sorted({target.provider for target in targets}),
+        in_flight=sum(target.in_flight for target in targets),
+        requests=figures.requests,
+        failures=figures.failures,
+        tokens=figures.tokens,
+        ttft_p50_s=percentile(figures.ttft, 0.5),
+        ttft_p95_s=percentile(figures.ttft, 0.95),
+        tpot_p50_s=percentile(figures.tpot, 0.5),
+        tpot_p95_s=percentile(figures.tpot, 0.95),
+    )
+
+
+def mesh_rows(mesh: MeshNode, directory: Directory, lost_at: Mapping[bytes, float], now: float) -> list[NodeRow]:
+    """The registry's nodes: those that are linked, and for a while those that were (`lost_at`, wall seconds)."""
+    services: dict[bytes, list[ServiceBody]] = {}
+    nodes: list[NodeBody] = []
+    for record in mesh.registry:
+        if isinstance(record.body, ServiceBody):
+            services.setdefault(record.body.session, []).append(record.body)
+        else:
+            nodes.append(record.body)
+    rows = []
+    for node in sorted(nodes, key=lambda n: (n.role, n.cluster, n.node, n.session)):
+        connected = node.session == mesh.session or mesh.tunnel(node.session) is not None
+        gone_at = lost_at.get(node.session)
+        if not connected and (gone_at is None or now - gone_at > GONE_SHOWN_S):
+            continue
+        rows.append(
+            NodeRow(
+                session=node.session.hex(),
+                role=node.role,
+                provider=node.provider,
+                site=node.site,
+                cluster=node.cluster,
+                node=node.node,
+                lifecycle=node.lifecycle.name,
+                connected=connected,
+                disconnected_at=None if connected else gone_at,
+                device=node.hardware.device if node.hardware else "",
+                devices=node.hardware.devices if node.hardware else 0,
+                ends_at=node.ends_at,
+                release=node.release,
+                services=[_service_row(service, directory) for service in services.get(node.session, [])],
+            )
+        )
+    return rows
+
+
+def _service_row(service: ServiceBody, directory: Directory) -> ServiceRow:
+    target = directory.get(service.session + service.service)
+    return ServiceRow(
+        service=service.service.hex(),
+        replica=service.replica,
+        model=service.model,
+        engine=service.engine,
+        precision=service.precision,
+        context=service.context,
+        tp=service.tp,
+        lifecycle=service.lifecycle.name,
+        accepting=service.accepting,
+        running=target.running if target else 0,
+        waiting=target.waiting if target else 0,
+        kv_use=target.kv_use if target else 0.0,
+        in_flight=target.in_flight if target else 0,
+        requests=target.requests if target else 0,
+        failures=target.failures if target else 0,
+        note=service.note,
+    )
+
+
+def static_rows(directory: Directory) -> list[NodeRow]:
+    """A static list's servers in the form of nodes."""
+    rows = []
+    for target in directory:
+        service = ServiceRow(
+            service=target.key.hex(),
+            replica=target.replica,
+            model=target.model,
+            engine="",
+            precision=target.precision,
+            context=target.context,
+            lifecycle="SERVING",
+            accepting=True,
+            in_flight=target.in_flight,
+            requests=target.requests,
+            failures=target.failures,
+        )
+        rows.append(
+            NodeRow(
+                session=target.key.hex(),
+                role="static",
+                provider=target.provider,
+                site="",
+                cluster="",
+                node=target.replica,
+                lifecycle="SERVING",
+                connected=target.ready,
+                device=target.device,
+                services=[service],
+            )
+        )
+    return rows
