@@ -27,9 +27,15 @@ from fabrictool.domain.specs import AgentSpec, UnitSpec, decode_spec, encode_spe
 from fabrictool.mesh.identity import describe_certificate
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 _OPERATION = re.compile(r"[a-z0-9][a-z0-9._-]{0,120}")
+_INHERITED = frozenset({"HOME", "LANG", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "SHELL", "TMPDIR", "TZ", "USER"})
+_INHERITED_PREFIXES = (
+    "CUDA_", "FABRICTOOL_CACHE_", "FABRICTOOL_STATE_", "GGML_", "HF_", "HIP_", "LC_", "LLAMA_", "MKL_", "NCCL_",
+    "NVIDIA_", "OMP_", "OPENBLAS_", "PYTHON", "ROCR_", "SGLANG_", "SLURM_", "SSL_", "VIRTUAL_ENV", "VLLM_", "XDG_",
+)  # fmt: skip
 START_SECONDS = 10.0
 """How long a started process may take to claim its folder; it only imports and locks."""
 
@@ -199,6 +205,11 @@ def _observe_unit(folder: RunFolder) -> ObservedUnit | None:
     )
 
 
+def _environment(ours: Mapping[str, str]) -> dict[str, str]:
+    """What a unit inherits: the machine's settings and the engines' own, never a tenant's key that is set here."""
+    return {name: value for name, value in ours.items() if name in _INHERITED or name.startswith(_INHERITED_PREFIXES)}
+
+
 def _spawn(command: list[str], log: Path) -> int:
     """Start a process that outlives us, in a session of its own, with nothing of ours but its log; returns its pid."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -208,7 +219,7 @@ def _spawn(command: list[str], log: Path) -> int:
             (os.POSIX_SPAWN_DUP2, descriptor, 1),
             (os.POSIX_SPAWN_DUP2, descriptor, 2),
         ]
-        return os.posix_spawn(command[0], command, os.environ, file_actions=actions, setsid=True)
+        return os.posix_spawn(command[0], command, _environment(os.environ), file_actions=actions, setsid=True)
     finally:
         os.close(descriptor)
 

@@ -66,6 +66,10 @@ def test_apply_serves_and_applying_twice_changes_nothing(fabric_bed):
     assert "nothing of fabric t runs" in bed.run("destroy", "--yes").stderr
 
 
+def children(pid):
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 def test_a_planted_secret_is_in_no_artefact(fabric_bed):
     bed = fabric_bed
     bed.run("plan", "-o", "plan.json")
@@ -75,7 +79,9 @@ def test_a_planted_secret_is_in_no_artefact(fabric_bed):
     found = [p for p in bed.folder.rglob("*") if p.is_file() and KEY.encode() in p.read_bytes()]
     assert found == []
     for unit in bed.units().values():
-        assert KEY.encode() not in Path(f"/proc/{unit.pid}/cmdline").read_bytes()
+        for process in (unit.pid, *children(unit.pid)):
+            for file in ("cmdline", "environ"):
+                assert KEY.encode() not in Path(f"/proc/{process}/{file}").read_bytes(), (unit.address, file)
     for key in bed.folder.rglob("*.key"):
         assert key.stat().st_mode & 0o077 == 0, key
 
@@ -84,9 +90,8 @@ def test_a_killed_replica_is_missed_and_brought_back(fabric_bed):
     bed = fabric_bed
     bed.up()
     victim = bed.units()["replica/tiny/1", "running"]
-    engines = subprocess.run(
-        ["pgrep", "-P", str(victim.pid)], capture_output=True, text=True, check=True
-    ).stdout.split()
+    engines = children(victim.pid)
+    assert engines
     os.kill(victim.pid, signal.SIGKILL)
     for _ in range(20):
         assert ask(bed)["model"] == "tiny"
