@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from fabrictool.applier.state import FabricFolder, State
+    from fabrictool.applier.tenantkeys import TenantKeys
     from fabrictool.applier.truststore import TrustStore
     from fabrictool.base.clock import Clock
     from fabrictool.clusters.protocol import Cluster
@@ -67,14 +68,14 @@ class Interrupt:
 
 @dataclass(slots=True)
 class Applier:
-    """Everything that applying needs; `secrets` resolves a gateway's key file at the last moment."""
+    """Everything that applying needs; `keys` are those of the tenants, for the gateway."""
 
     folder: FabricFolder
     trust: TrustStore
     clusters: Mapping[str, Cluster]
     clock: Clock
     reporter: Reporter
-    gateway_keys: Callable[[GatewaySpec], bytes | None]
+    keys: TenantKeys | None
     read_set: Callable[[], Mapping[str, str]]
     """The facts as they are now, asked for under the lease."""
     interrupt: Interrupt = field(default_factory=Interrupt)
@@ -202,10 +203,9 @@ class Applier:
         if cluster.state(operation) is None:
             role: Literal["agent", "gateway"] = "agent" if isinstance(spec, AgentSpec) else "gateway"
             files = self.trust.session_files(spec.provider, role, now=self.clock.wall(), seconds=_session_seconds(spec))
-            if isinstance(spec, GatewaySpec):
-                keys = self.gateway_keys(spec)
-                if keys is not None:
-                    files["keys.json"] = keys
+            if isinstance(spec, GatewaySpec) and self.keys is not None:
+                files["keys.json"] = self.keys.file
+                spec = msgspec.structs.replace(spec, keys=self.keys.digest)
             cluster.prepare(operation, spec, files)
         cluster.start(operation)
         journal.write("started", address=action.address, action=action.kind, operation=operation)

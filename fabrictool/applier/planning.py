@@ -8,7 +8,7 @@ from fabrictool.applier.fabric import next_operation
 from fabrictool.base.canonical import digest
 from fabrictool.base.errors import InfeasibleError, Place, Problem
 from fabrictool.domain.plan import Action, Certificate, Forecast, Placement, Plan, ReplicaPlacement
-from fabrictool.domain.specs import AgentSpec
+from fabrictool.domain.specs import AgentSpec, GatewaySpec
 from fabrictool.planner.assign import assign
 from fabrictool.planner.build import build_problem
 from fabrictool.planner.diff import actions
@@ -17,6 +17,8 @@ from fabrictool.planner.forecast import certificate, forecast, reasons
 from fabrictool.planner.units import GATEWAY, wanted_units
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from fabrictool.applier.fabric import Fabric
     from fabrictool.applier.state import State
     from fabrictool.blueprint import Loaded
@@ -31,9 +33,18 @@ RENEW_BEFORE_S = 4 * 3600.0
 
 
 def plan_fabric(
-    fabric: Fabric, loaded: Loaded, *, seed: int, now: float, time_limit_s: float = 60.0, solver: Solver | None = None
+    fabric: Fabric,
+    loaded: Loaded,
+    *,
+    seed: int,
+    now: float,
+    time_limit_s: float = 60.0,
+    solver: Solver | None = None,
+    keys: str | None = None,
 ) -> tuple[Plan, Observed]:
     """The plan, with the observation that it was made from.
+
+    `keys` is the digest of the tenants' keys; None when they cannot be had here: the plan then takes them as unchanged.
 
     Raises
     ------
@@ -63,12 +74,12 @@ def plan_fabric(
         if unit.certificate_ends_at is not None and unit.certificate_ends_at - now < RENEW_BEFORE_S
     }
     placement = assign(problem, solution, running, unseen)
-    wanted = wanted_units(blueprint, inventory, placement)
+    wanted = wanted_units(blueprint, inventory, placement, _running_keys(specs) if keys is None else keys)
     plan = Plan(
         fabric=fabric.name,
         lineage=state.lineage,
         blueprint_digest=blueprint_digest(loaded),
-        read_set=read_set(loaded, observed),
+        read_set=read_set(loaded, observed, keys),
         actions=actions(
             wanted,
             observed,
@@ -80,7 +91,11 @@ def plan_fabric(
         forecast=forecast(blueprint, problem, solution, tables, _currency(inventory)),
         certificate=certificate(problem, solution, seed),
         reasons=reasons(problem, solution),
-        warnings=(*(f"{problem.code} {problem.message}" for problem in loaded.warnings), *_unread_traces(blueprint)),
+        warnings=(
+            *(f"{problem.code} {problem.message}" for problem in loaded.warnings),
+            *_unread_traces(blueprint),
+            *_unread_keys(blueprint, keys),
+        ),
     )
     return plan, observed
 
@@ -113,12 +128,14 @@ def _deletions(observed: Observed) -> list[Action]:
     return list(found.values())
 
 
-def read_set(loaded: Loaded, observed: Observed) -> dict[str, str]:
-    """Fact → digest: the input files, which clusters answered, and what runs.
+def read_set(loaded: Loaded, observed: Observed, keys: str | None = None) -> dict[str, str]:
+    """Fact → digest: the input files, the tenants' keys, which clusters answered, and what runs.
 
     The blueprint's files count as one fact: a plan of an old blueprint is stale by definition.
     """
     facts = {"blueprint": blueprint_digest(loaded)}
+    if keys is not None:
+        facts["tenants' keys"] = keys
     for name, cluster in sorted(observed.clusters.items()):
         facts[f"cluster/{name}"] = "known" if cluster.known else "unknown"
         for address in sorted({unit.address for unit in cluster.units}):
@@ -171,6 +188,16 @@ def _unread_traces(blueprint: Blueprint) -> list[str]:
         for name, model in sorted(blueprint.models.items())
         if model.demand is not None and model.demand.trace is not None
     ]
+
+
+def _running_keys(specs: Mapping[str, UnitSpec]) -> str:
+    return next((spec.keys for spec in specs.values() if isinstance(spec, GatewaySpec)), "")
+
+
+def _unread_keys(blueprint: Blueprint, keys: str | None) -> list[str]:
+    if keys is not None or not blueprint.tenants or blueprint.gateway is None:
+        return []
+    return ["the tenants' keys cannot be had here; whether one of them has changed is not known"]
 
 
 def _unknown_clusters(observed: Observed) -> list[Problem]:

@@ -8,7 +8,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from fabrictool.base.errors import InvalidInputError, PolicyDeniedError, UsageError
+from fabrictool.base.errors import FabrictoolError, InvalidInputError, PolicyDeniedError, UsageError
 from fabrictool.cli.output import json_line, paint, say
 
 if TYPE_CHECKING:
@@ -59,10 +59,17 @@ def make_plan(
 ) -> tuple[Plan, Observed]:
     """Load, observe, solve."""
     from fabrictool.applier.planning import plan_fabric
+    from fabrictool.applier.tenantkeys import tenant_keys
     from fabrictool.cli.fabrics import load, open_fabric
 
     loaded = load(blueprint, inventory, overlay=overlay, scenario=scenario)
-    return plan_fabric(open_fabric(loaded), loaded, seed=seed, now=time.time(), time_limit_s=time_limit)
+    try:
+        found = tenant_keys(loaded.blueprint, os.environ)
+        keys: str | None = found.digest if found is not None else ""
+    except FabrictoolError:
+        keys = None  # a plan can be made and reviewed where the secrets are not; it says so
+    fabric = open_fabric(loaded)
+    return plan_fabric(fabric, loaded, seed=seed, now=time.time(), time_limit_s=time_limit, keys=keys)
 
 
 def destroy_fabric(blueprint: Path | None, inventory: Path | None, *, yes: bool, as_json: bool) -> int:
@@ -125,11 +132,13 @@ def carry_out(
     """Apply `plan`; returns the exit code."""
     from fabrictool.applier.apply import Applier, Interrupt
     from fabrictool.applier.planning import read_set
+    from fabrictool.applier.tenantkeys import tenant_keys
     from fabrictool.base.clock import SystemClock
     from fabrictool.cli.fabrics import load, open_fabric
 
     loaded = load(blueprint, inventory, overlay=overlay, scenario=scenario)
     fabric = open_fabric(loaded)
+    keys = tenant_keys(loaded.blueprint, os.environ)  # a missing secret must be said before anything is started
     interrupt = Interrupt()
     applier = Applier(
         folder=fabric.folder,
@@ -137,11 +146,10 @@ def carry_out(
         clusters=fabric.clusters,
         clock=SystemClock(),
         reporter=JsonReporter() if as_json else TextReporter(),
-        gateway_keys=lambda _: _keys(loaded),
-        read_set=lambda: read_set(loaded, fabric.observe()),
+        keys=keys,
+        read_set=lambda: read_set(loaded, fabric.observe(), keys.digest if keys is not None else ""),
         interrupt=interrupt,
     )
-    keys = _keys(loaded)  # a missing secret must be said before anything is started
     former = signal.signal(signal.SIGINT, _handler(interrupt))
     try:
         changed = applier.apply(plan)
@@ -153,23 +161,7 @@ def carry_out(
         say(f"applied {len(plan.changes)} changes (plan {plan.id[:8]})")
     else:
         say(f"plan {plan.id[:8]} was applied before; `fabrictool plan` tells whether it still holds")
-    del keys
     return 0
-
-
-def _keys(loaded: Any) -> bytes | None:
-    """The gateway's key file: hashes of the tenants' keys, resolved here and never written anywhere else."""
-    from fabrictool.blueprint.secrets import resolve
-    from fabrictool.gateway.keys import KeyRow, encode_keys, hash_key
-
-    tenants = loaded.blueprint.tenants
-    if not tenants:
-        return None
-    rows = [
-        KeyRow(name, hash_key(resolve(tenant.key, os.environ)), tenant.group)
-        for name, tenant in sorted(tenants.items())
-    ]
-    return encode_keys(rows)
 
 
 def _handler(interrupt: Interrupt) -> Any:

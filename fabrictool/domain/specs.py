@@ -65,6 +65,10 @@ class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_
     retries: int = 2
     groups: dict[str, tuple[str, ...]] = {}
     """Consumer group → providers that may serve it; a group that is not named here may use none."""
+    tenants: dict[str, str] = {}
+    """Tenant → group."""
+    keys: str = ""
+    """Salted digest of the tenants' keys: a changed key makes another gateway."""
     model_providers: dict[str, tuple[str, ...]] = {}
     """Model → providers that may serve it at all; absent: any."""
 

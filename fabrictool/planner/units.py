@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 GATEWAY = "gateway/main"
 
 
-def wanted_units(blueprint: Blueprint, inventory: Inventory, placement: Placement) -> dict[str, Wanted]:
-    """Address → what should run there."""
+def wanted_units(blueprint: Blueprint, inventory: Inventory, placement: Placement, keys: str = "") -> dict[str, Wanted]:
+    """Address → what should run there; `keys` is the digest of the tenants' keys."""
     found = [_agent(blueprint, inventory, replica) for replica in placement.replicas]
-    gateway = _gateway(blueprint, inventory)
+    gateway = _gateway(blueprint, inventory, keys)
     if gateway is not None:
         found.append(gateway)
     return {wanted.address: wanted for wanted in found}
@@ -57,7 +57,7 @@ def _agent(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement
     return Wanted(f"replica/{replica.replica}", replica.cluster, spec, summary)
 
 
-def _gateway(blueprint: Blueprint, inventory: Inventory) -> Wanted | None:
+def _gateway(blueprint: Blueprint, inventory: Inventory, keys: str) -> Wanted | None:
     gateway = blueprint.gateway
     if gateway is None:
         return None
@@ -74,6 +74,8 @@ def _gateway(blueprint: Blueprint, inventory: Inventory) -> Wanted | None:
         policy=blueprint.routing.policy,
         retries=blueprint.routing.retries,
         groups={name: tuple(sorted(group.allow)) for name, group in sorted(blueprint.trust.groups.items())},
+        tenants={name: tenant.group for name, tenant in sorted(blueprint.tenants.items())},
+        keys=keys,
         model_providers={
             name: tuple(sorted(model.trust))
             for name, model in sorted(blueprint.models.items())

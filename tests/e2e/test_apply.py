@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ALPHA_KEY, KEY
+from tests.conftest import ALPHA_KEY, BLUEPRINT, KEY
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -144,6 +144,34 @@ def test_the_blueprints_groups_and_the_clients_header_decide_who_serves(fabric_b
     assert unready.value.code in (502, 503), "trust is not widened because the trusted one has died"
     unready.value.close()
     assert ask(bed)["provider"] == "beta"
+
+
+def test_a_changed_key_and_a_removed_tenant_reach_the_gateway(fabric_bed):
+    bed = fabric_bed
+    bed.up()
+    bed.environment["FT_ALPHA_KEY"] = "ftk_another-key-of-the-same-tenant"
+    plan = json.loads(bed.run("plan", "--json").stdout)
+    assert [(a["kind"], a["address"]) for a in plan["actions"] if a["kind"] != "keep"] == [("replace", "gateway/main")]
+    del bed.environment["FT_ALPHA_KEY"]
+    assert "whether one of them has changed is not known" in bed.run("plan").stdout
+    bed.environment["FT_ALPHA_KEY"] = "ftk_another-key-of-the-same-tenant"
+    bed.run("apply", "--yes")
+    assert refusal(bed, ALPHA_KEY) == 401
+    assert refusal(bed, bed.environment["FT_ALPHA_KEY"]) != 401
+    assert "No changes" in bed.run("plan").stdout
+    bed.write(blueprint=BLUEPRINT.replace("  alphie: {group: only-alpha, key: secret://env/FT_ALPHA_KEY}\n", ""))
+    assert "alphie" in bed.run("apply", "--yes").stdout
+    assert refusal(bed, bed.environment["FT_ALPHA_KEY"]) == 401
+
+
+def refusal(bed, key):
+    """The status of one request: 200 when nothing was refused."""
+    try:
+        ask(bed, key)
+    except urllib.error.HTTPError as error:
+        error.close()
+        return error.code
+    return 200
 
 
 def journal_lines(bed):
