@@ -8,21 +8,25 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 
 from fabrictool.applier.journal import Journal
-from fabrictool.applier.state import Placed
+from fabrictool.applier.planning import ABSENT
+from fabrictool.applier.state import Placed, operation_id
 from fabrictool.base.errors import (
     AppliedInPartError,
     FabrictoolError,
     InterruptedByUserError,
+    InvalidInputError,
     Place,
     Problem,
     StaleError,
     UnreachableError,
 )
+from fabrictool.base.ids import is_name
+from fabrictool.domain.observed import generation
 from fabrictool.domain.specs import AgentSpec, GatewaySpec
 from fabrictool.status.client import StatusUnavailableError, fetch
 from fabrictool.status.documents import AgentStatus
@@ -36,6 +40,7 @@ if TYPE_CHECKING:
     from fabrictool.base.clock import Clock
     from fabrictool.clusters.protocol import Cluster
     from fabrictool.domain.plan import Action, Plan
+    from fabrictool.domain.specs import UnitSpec
 
 POLL_S = 0.1
 STOP_GRACE_S = 45.0
@@ -43,6 +48,7 @@ STOP_GRACE_S = 45.0
 READY_MARGIN_S = 30.0
 """For starting the process, and for reaching a gateway once the engine is ready."""
 _NO_GATEWAY = "the engine is ready, but no gateway is reached yet"
+_DEAD = ("ended", "killed", "prepared")
 SESSION_SECONDS = 26 * 3600.0
 """Certificates outlive the longest usual walltime (24 h) by a margin (mesh.md §6)."""
 
@@ -94,23 +100,25 @@ class Applier:
             FT4103 after Ctrl-C; running apply again goes on.
         """
         with self.folder.lease(f"apply {plan.id}", now=self.clock.wall()):
+            self._check_sound(plan)
             state = self.folder.read_state()
             journal = Journal(self.folder.journal, plan.id, self.clock)
+            if state.applied_plan == plan.id:
+                if not journal.finished:
+                    journal.write("end")  # a crash came between the state and this line
+                return False
             if journal.finished:
-                if state.applied_plan == plan.id:
-                    return False
                 message = f"plan {plan.id[:8]} was applied before, and another one since"
                 raise StaleError.of("FT4004", message, thing="plan", hint="run `fabrictool plan` again")
-            begun = {entry.address for entry in journal.entries() if entry.kind == "intent"}
-            self._check_fresh(plan, self.read_set(), begun, state)
+            self._check_fresh(plan, self.read_set(), journal, state)
             for action in plan.changes:
                 if action.spec is not None:
                     self.trust.root()
                     self.trust.provider(action.spec.provider)  # says what is missing before anything starts
+            journal.write("begin", text=f"{len(plan.changes)} changes")
             if state.serial == 0:
                 state = self.folder.write_state(state, read=state)
             self._state = state
-            journal.write("begin", text=f"{len(plan.changes)} changes")
             problems = self._carry_out(plan, journal)
             if self.interrupt.count:
                 journal.write("interrupted")
@@ -119,46 +127,64 @@ class Applier:
                 )
             if problems:
                 raise AppliedInPartError(problems)
-            journal.write("end")
             self._state = self.folder.write_state(
                 msgspec.structs.replace(self._state, applied_plan=plan.id), read=self._state
             )
+            journal.write("end")
             return True
 
-    def _check_fresh(self, plan: Plan, now: Mapping[str, str], begun: set[str], state: State) -> None:
-        """Refuse when a fact of the read set changed, but for those that our own unfinished run changed."""
-        first = plan.lineage == "" and (state.serial == 0 or begun)
+    def _check_sound(self, plan: Plan) -> None:
+        """Refuse a plan that no planner makes: names from it become paths."""
+        for action in plan.changes:
+            good = action.cluster in self.clusters
+            if action.kind in ("create", "replace"):
+                wanted = operation_id(plan.lineage, action.address, generation(action.operation))
+                good = good and action.spec is not None and is_name(action.spec.provider)
+                good = good and action.operation == wanted
+            if not good:
+                message = f"no plan of this fabric says {action.kind} {action.address} on {action.cluster} like this"
+                hint = "a plan is not edited; change the blueprint and run `fabrictool plan` again"
+                raise InvalidInputError.of("FT4006", message, thing=action.address, hint=hint)
+
+    def _check_fresh(self, plan: Plan, now: Mapping[str, str], journal: Journal, state: State) -> None:
+        """Refuse when a fact of the read set changed, but for what our own unfinished run can have changed."""
+        entries = journal.entries()
+        first = plan.lineage == "" and (state.serial == 0 or entries)
         if plan.lineage != state.lineage and not first:
             message = f"the plan belongs to lineage {plan.lineage or 'none'}, this fabric is {state.lineage or 'new'}"
             raise StaleError.of("FT4005", message, hint="run `fabrictool plan` again")
-        problems = [
-            Problem(
-                "FT4004",
-                f"{fact} is no longer what the plan relies on",
-                Place(thing=fact),
-                "run `fabrictool plan` again and review the difference; nothing was changed",
-            )
-            for fact, seen in sorted(plan.read_set.items())
-            if now.get(fact) != seen and fact.removeprefix("unit/") not in begun
-        ]
-        if problems:
-            raise StaleError(problems)
+        begun = {entry.address for entry in entries if entry.kind == "intent"}
+        ours: dict[str, set[str]] = {}
+        for action in plan.changes:
+            if action.address in begun:
+                ours.setdefault(f"unit/{action.address}", set()).add(f"{action.operation} on {action.cluster}")
+        changed = []
+        for fact in sorted({*plan.read_set, *(name for name in now if name.startswith("unit/"))}):
+            planned, seen = plan.read_set.get(fact, ABSENT), now.get(fact, ABSENT)
+            mine = fact in ours and _units(seen) <= _units(planned) | ours[fact]
+            if planned != seen and not mine:
+                changed.append((fact, f"{fact} is no longer what the plan relies on"))
+        for action in plan.changes:
+            started = 0 < generation(action.operation) <= state.generations.get(action.address, 0)
+            if started and self.clusters[action.cluster].state(action.operation) is None:
+                changed.append((action.address, f"{action.operation} was started before and has ended since"))
+        if changed:
+            hint = "run `fabrictool plan` again and review the difference; nothing was changed"
+            raise StaleError([Problem("FT4004", message, Place(thing=thing), hint) for thing, message in changed])
 
     def _carry_out(self, plan: Plan, journal: Journal) -> list[Problem]:
         problems: list[Problem] = []
-        done = {entry.address for entry in journal.entries() if entry.kind == "done"}
+        done = {(entry.address, entry.operation) for entry in journal.entries() if entry.kind == "done"}
         for action in plan.changes:
             if self.interrupt.count:
                 break
-            if action.address in done:
+            operation = action.operation or action.former
+            if (action.address, operation) in done:
                 continue
-            cluster = self.clusters[action.cluster]
-            journal.write(
-                "intent", address=action.address, action=action.kind, operation=action.operation or action.former
-            )
+            journal.write("intent", address=action.address, action=action.kind, operation=operation)
             self.reporter.step(action, "intent", action.summary)
             try:
-                self._perform(action, cluster, journal)
+                finished = self._perform(action, journal)
             except FabrictoolError as error:
                 journal.write("failed", address=action.address, action=action.kind, text=str(error))
                 self.reporter.step(action, "failed", str(error))
@@ -168,38 +194,36 @@ class Applier:
                 if isinstance(action.spec, GatewaySpec):
                     break  # agents would wait in vain for a gateway to reach
                 continue
-            if self.interrupt.count > 1:
+            if not finished:
                 break
-            journal.write("done", address=action.address, action=action.kind)
+            journal.write("done", address=action.address, action=action.kind, operation=operation)
             self.reporter.step(action, "done", "")
         return problems
 
-    def _perform(self, action: Action, cluster: Cluster, journal: Journal) -> None:
-        match action.kind:
-            case "create":
-                self._start(action, cluster, journal)
-                self._await_ready(action, cluster)
-                self._forget_dead(action)
-            case "replace":
-                gateway = isinstance(action.spec, GatewaySpec)
-                former = self._cluster_of(action.former) or cluster
-                if gateway:
-                    self._stop(action, former)
-                self._start(action, cluster, journal)
-                self._await_ready(action, cluster)
-                if not gateway:
-                    self._stop(action, former)
-            case "delete":
-                self._stop(action, cluster)
-                self._forget_dead(action)
-                self._save(action.address, 0, None)
-            case "keep" | "unknown":
-                pass
-
-    def _start(self, action: Action, cluster: Cluster, journal: Journal) -> None:
+    def _perform(self, action: Action, journal: Journal) -> bool:
+        """Carry one action out; False when the user stopped waiting, and then nothing that still serves was stopped."""
+        cluster = self.clusters[action.cluster]
+        if action.kind == "delete":
+            if not self._stop(action, cluster):
+                return False
+            self._forget_dead(action)
+            self._save_end(action)
+            return True
         if action.spec is None:
-            return
-        spec, operation = action.spec, action.operation
+            return True
+        former = self._cluster_of(action.former) if action.former else None
+        if action.stop_first and former is not None and not self._stop(action, former):
+            return False
+        self._start(action, action.spec, cluster, journal)
+        if not self._await_ready(action, action.spec, cluster):
+            return False
+        if not action.stop_first and former is not None and not self._stop(action, former):
+            return False
+        self._forget_dead(action)
+        return True
+
+    def _start(self, action: Action, spec: UnitSpec, cluster: Cluster, journal: Journal) -> None:
+        operation = action.operation
         if cluster.state(operation) is None:
             role: Literal["agent", "gateway"] = "agent" if isinstance(spec, AgentSpec) else "gateway"
             files = self.trust.session_files(spec.provider, role, now=self.clock.wall(), seconds=_session_seconds(spec))
@@ -207,15 +231,14 @@ class Applier:
                 files["keys.json"] = self.keys.file
                 spec = msgspec.structs.replace(spec, keys=self.keys.digest)
             cluster.prepare(operation, spec, files)
+        tp = spec.tp if isinstance(spec, AgentSpec) else 1
+        placed = Placed(cluster=action.cluster, node=spec.node, tp=tp, operation=operation)
+        self._save_start(action.address, placed)  # first: whatever runs is remembered
         cluster.start(operation)
         journal.write("started", address=action.address, action=action.kind, operation=operation)
-        generation = int(operation.rsplit("-g", 1)[1].split("-", 1)[0])
-        tp = spec.tp if isinstance(spec, AgentSpec) else 1
-        self._save(action.address, generation, Placed(cluster=action.cluster, node=spec.node, tp=tp))
 
-    def _await_ready(self, action: Action, cluster: Cluster) -> None:
-        """Until the unit serves; says every change of what it waits for."""
-        spec = action.spec
+    def _await_ready(self, action: Action, spec: UnitSpec, cluster: Cluster) -> bool:
+        """Until the unit serves; says every change of what it waits for. False when the user stopped waiting."""
         seconds = (spec.start_timeout_s if isinstance(spec, AgentSpec) else 0.0) + READY_MARGIN_S
         deadline = self.clock.monotonic() + seconds
         said = ""
@@ -224,9 +247,9 @@ class Applier:
             state = cluster.state(action.operation)
             if state in ("ended", "killed"):
                 raise self._died(action, cluster)
-            ready, text = _readiness(cluster.status_url(action.operation))
+            ready, text = _readiness(cluster.status_url(action.operation), spec)
             if ready:
-                return
+                return True
             if text.startswith(_NO_GATEWAY) and not alone:
                 alone = True
                 deadline = min(deadline, self.clock.monotonic() + READY_MARGIN_S)
@@ -242,8 +265,10 @@ class Applier:
                     transient=True,
                 )
             time.sleep(POLL_S)
+        return False
 
-    def _stop(self, action: Action, cluster: Cluster) -> None:
+    def _stop(self, action: Action, cluster: Cluster) -> bool:
+        """Until the former unit is gone; False when the user stopped waiting before."""
         operation = action.former
         if cluster.state(operation) == "running":
             cluster.stop(operation)
@@ -254,14 +279,16 @@ class Applier:
                     cluster.kill(operation)
                     deadline = self.clock.monotonic() + STOP_GRACE_S
                 time.sleep(POLL_S)
-        if cluster.state(operation) in ("ended", "killed", "prepared"):
+        state = cluster.state(operation)
+        if state in _DEAD:
             cluster.forget(operation)
+        return state != "running"
 
     def _forget_dead(self, action: Action) -> None:
         """Remove what former units of this address left behind; until now it was evidence."""
         for cluster in self.clusters.values():
             for unit in cluster.observe().units:
-                if unit.address == action.address and unit.state != "running" and unit.operation != action.operation:
+                if unit.address == action.address and unit.state in _DEAD and unit.operation != action.operation:
                     cluster.forget(unit.operation)
 
     def _cluster_of(self, operation: str) -> Cluster | None:
@@ -277,18 +304,23 @@ class Applier:
             hint=f"fabrictool logs {action.address}; its last lines: {tail}",
         )
 
-    def _save(self, address: str, generation: int, placed: Placed | None) -> None:
-        """Remember a start (generation and place) or an end (no place)."""
-        if self._state is None:
-            return
-        generations, units = dict(self._state.generations), dict(self._state.units)
-        generations[address] = max(generation, generations.get(address, 0))
-        if placed is None:
-            units.pop(address, None)
-        else:
-            units[address] = placed
-        new = msgspec.structs.replace(self._state, generations=generations, units=units)
-        self._state = self.folder.write_state(new, read=self._state)
+    def _save_start(self, address: str, placed: Placed) -> None:
+        """Remember that a unit is started, its generation and its place."""
+        if self._state is not None:
+            known = self._state.generations.get(address, 0)
+            generations = self._state.generations | {address: max(generation(placed.operation), known)}
+            self._write(generations=generations, units=self._state.units | {address: placed})
+
+    def _save_end(self, action: Action) -> None:
+        """Forget the place of a unit that was stopped, unless a younger one of its address stands there."""
+        placed = None if self._state is None else self._state.units.get(action.address)
+        if self._state is not None and placed is not None and placed.operation in ("", action.former):
+            self._write(units={name: at for name, at in self._state.units.items() if name != action.address})
+
+    def _write(self, **changes: Any) -> None:
+        if self._state is not None:
+            new = msgspec.structs.replace(self._state, **changes)
+            self._state = self.folder.write_state(new, read=self._state)
 
 
 def _session_seconds(spec: AgentSpec | GatewaySpec) -> float:
@@ -296,7 +328,12 @@ def _session_seconds(spec: AgentSpec | GatewaySpec) -> float:
     return SESSION_SECONDS if walltime is None else walltime + 2 * 3600.0
 
 
-def _readiness(url: str) -> tuple[bool, str]:
+def _units(fact: str) -> set[str]:
+    """The units that a fact of the read set names."""
+    return set() if fact == ABSENT else set(fact.split(", "))
+
+
+def _readiness(url: str, spec: UnitSpec) -> tuple[bool, str]:
     """Whether a unit serves, and if not, what it is doing."""
     if not url:
         return False, "starting"
@@ -308,7 +345,7 @@ def _readiness(url: str) -> tuple[bool, str]:
         return True, ""
     if document.engine.state != "ready":
         return False, f"engine {document.engine.state}: {document.engine.progress}".rstrip(": ")
-    if not document.links:
+    if not document.links and isinstance(spec, AgentSpec) and spec.hubs:
         why = "; ".join(f"{address}: {error}" for address, error in sorted(document.dial_errors.items()))
         return False, f"{_NO_GATEWAY}{': ' + why if why else ''}"
     return True, ""

@@ -10,7 +10,7 @@ from fabrictool.applier.state import FabricFolder, State, operation_id
 from fabrictool.applier.truststore import TrustStore
 from fabrictool.clusters.local import LocalCluster
 from fabrictool.clusters.ssh import Login, SshCluster
-from fabrictool.domain.observed import Observed
+from fabrictool.domain.observed import Observed, generation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,13 +50,8 @@ class Fabric:
 def next_operation(state: State, observed: Observed, address: str) -> str:
     """The id of an address's next unit: past every generation that the state or a cluster knows of."""
     units = [unit for facts in observed.clusters.values() for unit in facts.units if unit.address == address]
-    known = [_generation(unit.operation) for unit in units]
+    known = [generation(unit.operation) for unit in units]
     return operation_id(state.lineage, address, max([state.generations.get(address, 0), *known]) + 1)
-
-
-def _generation(operation: str) -> int:
-    middle = operation.rpartition("-g")[2].partition("-")[0]
-    return int(middle) if middle.isdigit() else 0
 
 
 def _cluster(name: str, inventory: Inventory, root: Path) -> Cluster:

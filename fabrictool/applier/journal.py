@@ -14,7 +14,6 @@ import msgspec
 from fabrictool.base.files import file_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from fabrictool.base.clock import Clock
@@ -37,13 +36,10 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Journal:
     """The journal of one plan."""
 
-    def __init__(
-        self, folder: Path, plan: str, clock: Clock, *, observer: Callable[[Entry], None] | None = None
-    ) -> None:
+    def __init__(self, folder: Path, plan: str, clock: Clock) -> None:
         self._path = folder / f"{plan}.ndjson"
         self._plan = plan
         self._clock = clock
-        self._observer = observer
 
     def write(
         self, kind: EntryKind, *, address: str = "", action: str = "", operation: str = "", text: str = ""
@@ -60,16 +56,19 @@ class Journal:
         )
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             try:
-                os.write(descriptor, msgspec.json.encode(entry) + b"\n")
+                line = msgspec.json.encode(entry) + b"\n"
+                size = os.fstat(descriptor).st_size
+                if size and os.pread(descriptor, 1, size - 1) != b"\n":
+                    line = b"\n" + line  # a crash or a full disk cut the last line: it must not take this one along
+                while line:
+                    line = line[os.write(descriptor, line) :]
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
         except OSError as error:
             raise file_error(error, self._path) from error
-        if self._observer is not None:
-            self._observer(entry)
 
     def entries(self) -> list[Entry]:
         """All lines; a last line that was cut off by a crash does not count."""
@@ -100,5 +99,10 @@ def read_entries(path: Path) -> list[Entry]:
 
 def history(folder: Path) -> list[Entry]:
     """All journals of a fabric, oldest line first."""
-    files = sorted(folder.glob("*.ndjson")) if folder.exists() else []
+    try:
+        files = sorted(path for path in folder.iterdir() if path.suffix == ".ndjson")
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise file_error(error, folder) from error
     return sorted((entry for file in files for entry in read_entries(file)), key=lambda entry: entry.at)

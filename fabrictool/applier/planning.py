@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fabrictool.applier.fabric import next_operation
-from fabrictool.base.canonical import digest
 from fabrictool.base.errors import InfeasibleError, Place, Problem
 from fabrictool.domain.plan import Action, Certificate, Forecast, Placement, Plan, ReplicaPlacement
 from fabrictool.domain.specs import AgentSpec, GatewaySpec
 from fabrictool.planner.assign import assign
 from fabrictool.planner.build import build_problem
-from fabrictool.planner.diff import actions
+from fabrictool.planner.diff import actions, delete
 from fabrictool.planner.exact import ExactSolver
 from fabrictool.planner.forecast import certificate, forecast, reasons
 from fabrictool.planner.units import GATEWAY, wanted_units
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from fabrictool.domain.specs import UnitSpec
     from fabrictool.planner.problem import Solver
 
+ABSENT = "absent"
 RENEW_BEFORE_S = 4 * 3600.0
 """A running unit whose session certificate ends sooner is replaced by the next apply."""
 
@@ -54,9 +54,8 @@ def plan_fabric(
     observed, state = fabric.observe(), fabric.folder.read_state()
     blueprint, inventory = loaded.blueprint, loaded.inventory
     specs = running_specs(fabric, observed)
-    running = {
-        spec.replica: (spec.cluster, spec.node, spec.tp) for spec in specs.values() if isinstance(spec, AgentSpec)
-    }
+    youngest = [specs[unit.operation] for _, unit in observed.running().values()]
+    running = {spec.replica: (spec.cluster, spec.node, spec.tp) for spec in youngest if isinstance(spec, AgentSpec)}
     usable = [name for name, facts in observed.clusters.items() if facts.known]
     current: dict[tuple[str, str, str, int], int] = {}
     for replica, (cluster, partition, tp) in running.items():
@@ -78,8 +77,8 @@ def plan_fabric(
     plan = Plan(
         fabric=fabric.name,
         lineage=state.lineage,
-        blueprint_digest=blueprint_digest(loaded),
-        read_set=read_set(loaded, observed, keys),
+        blueprint_digest=loaded.digest,
+        read_set={f"unit/{address}": ABSENT for address in wanted} | read_set(loaded, observed, keys),
         actions=actions(
             wanted,
             observed,
@@ -106,7 +105,7 @@ def destruction_plan(fabric: Fabric, loaded: Loaded) -> Plan:
     return Plan(
         fabric=fabric.name,
         lineage=state.lineage,
-        blueprint_digest=blueprint_digest(loaded),
+        blueprint_digest=loaded.digest,
         read_set=read_set(loaded, observed),
         actions=tuple(sorted(_deletions(observed), key=lambda action: (action.address == GATEWAY, action.address))),
         placement=Placement(),
@@ -116,44 +115,37 @@ def destruction_plan(fabric: Fabric, loaded: Loaded) -> Plan:
 
 
 def _deletions(observed: Observed) -> list[Action]:
-    """One for each address that a cluster knows of, dead ones included: their folders go too."""
-    found = {}
-    for name, facts in observed.clusters.items():
-        for unit in facts.units:
-            latest = facts.unit(unit.address)
-            former = unit.operation if latest is None else latest.operation
-            found[unit.address] = Action(
-                kind="delete", address=unit.address, cluster=name, summary=name, reason="destroy", former=former
-            )
-    return list(found.values())
+    """Everything that a cluster knows of, dead ones included: their folders go too."""
+    return [delete(name, unit, unit.state) for name, facts in observed.clusters.items() for unit in facts.units]
 
 
 def read_set(loaded: Loaded, observed: Observed, keys: str | None = None) -> dict[str, str]:
-    """Fact → digest: the input files, the tenants' keys, which clusters answered, and what runs.
+    """Fact → value: the resolved blueprint and inventory, the tenants' keys, which clusters answered, and what runs.
 
-    The blueprint's files count as one fact: a plan of an old blueprint is stale by definition.
+    A unit's value names its operation, which has one spec for ever; what is not there counts as `ABSENT`.
     """
-    facts = {"blueprint": blueprint_digest(loaded)}
+    facts = {"blueprint": loaded.digest}
     if keys is not None:
         facts["tenants' keys"] = keys
     for name, cluster in sorted(observed.clusters.items()):
         facts[f"cluster/{name}"] = "known" if cluster.known else "unknown"
-        for address in sorted({unit.address for unit in cluster.units}):
-            unit = cluster.unit(address)
-            if unit is not None:
-                facts[f"unit/{address}"] = digest([name, unit.operation, unit.state, unit.spec_digest])
-    return facts
+    return facts | unit_facts(observed)
 
 
-def blueprint_digest(loaded: Loaded) -> str:
-    """Of the content of every file that was read; where the files lie does not matter."""
-    return digest([file.sha256 for file in loaded.files])
+def unit_facts(observed: Observed) -> dict[str, str]:
+    """``unit/ADDRESS`` → ``OPERATION on CLUSTER``, of all that live."""
+    return {
+        f"unit/{address}": ", ".join(sorted(f"{unit.operation} on {name}" for name, unit in units))
+        for address, units in observed.living().items()
+    }
 
 
 def running_specs(fabric: Fabric, observed: Observed) -> dict[str, UnitSpec]:
     """Operation → what the living unit was told."""
     return {
-        unit.operation: fabric.clusters[cluster].spec(unit.operation) for cluster, unit in observed.running().values()
+        unit.operation: fabric.clusters[cluster].spec(unit.operation)
+        for units in observed.living().values()
+        for cluster, unit in units
     }
 
 

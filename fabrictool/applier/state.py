@@ -35,6 +35,7 @@ class Placed(msgspec.Struct, frozen=True, kw_only=True):
     cluster: str
     node: str
     tp: int = 1
+    operation: str = ""
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ _NAME = re.compile(NAME_PATTERN)
 
 def is_name(text: str) -> bool:
     """Whether `text` can name a thing of ours."""
-    return _NAME.match(text) is not None
+    return _NAME.fullmatch(text) is not None
 
 
 def random_id(octets: int = 8) -> str:

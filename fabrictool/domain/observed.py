@@ -26,6 +26,12 @@ class ObservedUnit(msgspec.Struct, frozen=True, kw_only=True):
     certificate_ends_at: float | None = None
 
 
+def generation(operation: str) -> int:
+    """Which start of its address an operation is; 0 for an id that says none."""
+    middle = operation.rpartition("-g")[2].partition("-")[0]
+    return int(middle) if middle.isdecimal() else 0
+
+
 class ClusterFacts(msgspec.Struct, frozen=True, kw_only=True):
     """One cluster, as far as it could be seen."""
 
@@ -38,11 +44,9 @@ class ClusterFacts(msgspec.Struct, frozen=True, kw_only=True):
     units: tuple[ObservedUnit, ...] = ()
 
     def unit(self, address: str) -> ObservedUnit | None:
-        """The living unit of that address, else the youngest dead one, else None."""
+        """The youngest living unit of that address, else the youngest dead one, else None."""
         same = [unit for unit in self.units if unit.address == address]
-        living = [unit for unit in same if unit.state == "running"]
-        found = living or same
-        return found[-1] if found else None
+        return max(same, key=lambda unit: (unit.state == "running", generation(unit.operation)), default=None)
 
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,11 +54,17 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
 
     clusters: dict[str, ClusterFacts]
 
+    def living(self) -> dict[str, list[tuple[str, ObservedUnit]]]:
+        """Address → (cluster, unit) of all that lives, youngest first: a replacement that was cut off leaves two."""
+        found: dict[str, list[tuple[str, ObservedUnit]]] = {}
+        for name, facts in sorted(self.clusters.items()):
+            for unit in facts.units:
+                if unit.state == "running":
+                    found.setdefault(unit.address, []).append((name, unit))
+        for units in found.values():
+            units.sort(key=lambda each: generation(each[1].operation), reverse=True)
+        return found
+
     def running(self) -> dict[str, tuple[str, ObservedUnit]]:
-        """Address → (cluster, unit) of everything that lives."""
-        return {
-            unit.address: (name, unit)
-            for name, facts in sorted(self.clusters.items())
-            for unit in facts.units
-            if unit.state == "running"
-        }
+        """Address → (cluster, unit) of the youngest that lives."""
+        return {address: units[0] for address, units in self.living().items()}

@@ -51,6 +51,8 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     """Changed fields, ``name: old → new``."""
     operation: str = ""
     former: str = ""
+    stop_first: bool = False
+    """Of a replacement: the old one must go before the new one can start."""
     spec: AgentSpec | GatewaySpec | None = None
 
 

@@ -45,33 +45,43 @@ def actions(
     `operation` gives the id of an address's next unit; `running_specs` the specs of running units, for naming what
     changed; `expiring` the operations whose certificate ends soon, which a new session must follow.
     """
-    running = observed.running()
-    found = [_wanted_action(want, observed, running, operation, running_specs, expiring) for want in wanted.values()]
-    for address, (cluster, unit) in running.items():
-        if address not in wanted:
-            summary = f"{cluster}   {unit.operation}"
-            found.append(
-                Action(
-                    kind="delete",
-                    address=address,
-                    cluster=cluster,
-                    summary=summary,
-                    reason="the blueprint no longer asks for it",
-                    former=unit.operation,
-                )
-            )
+    living = observed.living()
+    found = [_wanted_action(want, observed, living, operation, running_specs, expiring) for want in wanted.values()]
+    used = {name for action in found for name in (action.operation, action.former)}
+    untouched = {action.address for action in found if action.kind == "unknown"}
+    for address, units in living.items():
+        reason = (
+            "a replacement that was cut off left it" if address in wanted else "the blueprint no longer asks for it"
+        )
+        found += [
+            delete(cluster, unit, reason)
+            for cluster, unit in units
+            if unit.operation not in used and address not in untouched
+        ]
     return tuple(sorted(found, key=_order))
+
+
+def delete(cluster: str, unit: ObservedUnit, reason: str) -> Action:
+    """The end of one unit."""
+    return Action(
+        kind="delete",
+        address=unit.address,
+        cluster=cluster,
+        summary=f"{cluster}   {unit.operation}",
+        reason=reason,
+        former=unit.operation,
+    )
 
 
 def _wanted_action(
     want: Wanted,
     observed: Observed,
-    running: Mapping[str, tuple[str, ObservedUnit]],
+    living: Mapping[str, list[tuple[str, ObservedUnit]]],
     operation: Callable[[str], str],
     running_specs: Mapping[str, UnitSpec],
     expiring: Container[str],
 ) -> Action:
-    here = running.get(want.address)
+    here = living.get(want.address)
     facts = observed.clusters[want.cluster]
     if not facts.known:
         return Action(
@@ -95,9 +105,21 @@ def _wanted_action(
             operation=operation(want.address),
             spec=want.spec,
         )
-    cluster, unit = here
+    cluster, unit = here[0]
     same = cluster == want.cluster and unit.spec_digest == spec_digest(want.spec)
     if same and unit.operation not in expiring:
+        if len(here) > 1:  # the new one was started, the old one not yet stopped
+            return Action(
+                kind="replace",
+                address=want.address,
+                cluster=want.cluster,
+                summary=want.summary,
+                reason="goes on with a replacement that was cut off",
+                operation=unit.operation,
+                former=here[1][1].operation,
+                stop_first=isinstance(want.spec, GatewaySpec),
+                spec=want.spec,
+            )
         return Action(kind="keep", address=want.address, cluster=cluster, summary=want.summary, former=unit.operation)
     before = running_specs.get(unit.operation)
     return Action(
@@ -114,6 +136,7 @@ def _wanted_action(
         changes=() if before is None else changed_fields(before, want.spec),
         operation=operation(want.address),
         former=unit.operation,
+        stop_first=isinstance(want.spec, GatewaySpec),
         spec=want.spec,
     )
 

@@ -178,60 +178,68 @@ def journal_lines(bed):
     return sum(len(p.read_text().splitlines()) for p in (bed.folder / "state/t/journal").glob("*.ndjson"))
 
 
-@pytest.fixture(scope="module")
-def journal_length(tmp_path_factory, tiny_model):
-    """How many lines the journal of an undisturbed first apply has: as many moments to crash at."""
-    from tests.conftest import FabricBed
+def crash(bed, step, moment, *arguments):
+    done = subprocess.run(
+        [sys.executable, "-c", CRASHING, str(step), moment, *arguments],
+        cwd=bed.folder,
+        env=bed.environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
 
-    bed = FabricBed(tmp_path_factory.mktemp("undisturbed"), tiny_model)
-    try:
-        bed.write(replicas=1)
-        bed.up()
-        return journal_lines(bed)
-    finally:
-        bed.clean_up()
+
+LINES = {"create": 8, "replace": 5}
+"""Of the journals of a first apply and of one replacement; as many moments to crash at."""
 
 
-def test_kill_9_at_every_journal_step_ends_in_the_same_state(fabric_bed, journal_length):
+def test_kill_9_at_every_journal_step_ends_in_the_same_state(fabric_bed):
     bed = fabric_bed
     bed.write(replicas=1)
-    bed.run("trust", "init")
-    bed.run("plan", "-o", "plan.json")
-    wanted = ["gateway/main", "replica/tiny/0"]
-    assert journal_length == 8
-    for step in range(1, journal_length + 1):
+    bed.up()
+    assert journal_lines(bed) == LINES["create"]
+    bed.run("destroy", "--yes")
+    for step in range(1, LINES["create"] + 1):
         for moment in ("before", "after"):
-            crashed = subprocess.run(
-                [sys.executable, "-c", CRASHING, str(step), moment, "apply", "--yes"],
-                cwd=bed.folder,
-                env=bed.environment,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=60,
-                check=False,
-            )
-            assert crashed.returncode == -signal.SIGKILL, crashed.stderr
+            crash(bed, step, moment, "apply", "--yes")
             bed.run("apply", "--yes")
-            assert bed.running() == wanted, (step, moment)
+            assert bed.running() == ["gateway/main", "replica/tiny/0"], (step, moment)
             assert len(bed.units()) == 2, "nothing doubled, nothing left behind"
             bed.run("destroy", "--yes")
             assert bed.units() == {}
+
+
+@pytest.mark.parametrize("then", ["apply", "destroy"])
+def test_kill_9_at_every_journal_step_of_a_replacement(fabric_bed, then):
+    bed = fabric_bed
+    bed.write(replicas=1)
+    bed.up()
+    before = journal_lines(bed)
+    bed.write(context=255)
+    bed.run("apply", "--yes")
+    assert journal_lines(bed) - before == LINES["replace"]
+    for step in range(1, LINES["replace"] + 1):
+        for moment in ("before", "after"):
+            bed.write(context=bed.values["context"] - 1)
+            crash(bed, step, moment, "apply", "--yes")
+            bed.run(then, "--yes")
+            every = [unit.address for cluster in bed.clusters().values() for unit in cluster.observe().units]
+            if then == "destroy":
+                assert every == [], (step, moment)
+                bed.run("apply", "--yes")
+                continue
+            assert sorted(every) == ["gateway/main", "replica/tiny/0"], (step, moment)
+            assert "No changes" in bed.run("plan").stdout
 
 
 def test_a_saved_plan_goes_on_where_a_crash_left_it(fabric_bed):
     bed = fabric_bed
     bed.run("trust", "init")
     bed.run("plan", "-o", "plan.json")
-    subprocess.run(
-        [sys.executable, "-c", CRASHING, "6", "after", "apply", "plan.json", "--yes"],
-        cwd=bed.folder,
-        env=bed.environment,
-        stdin=subprocess.DEVNULL,
-        check=False,
-        capture_output=True,
-        timeout=60,
-    )
+    crash(bed, 6, "after", "apply", "plan.json", "--yes")
     first = bed.units()["gateway/main", "running"].pid
     bed.run("apply", "plan.json", "--yes")
     assert bed.running() == EVERYTHING
@@ -255,6 +263,23 @@ def test_a_stale_plan_is_refused_and_says_what_changed(fabric_bed):
     assert "FT4004" in refused.stderr
     assert "unit/replica/tiny/0" in refused.stderr
     assert bed.running() == ["gateway/main", "replica/tiny/1"]
+
+
+def test_a_comment_in_the_blueprint_does_not_make_a_plan_stale_but_a_second_start_does(fabric_bed):
+    bed = fabric_bed
+    bed.write(replicas=1)
+    bed.run("trust", "init")
+    bed.run("plan", "-o", "first.json")
+    with (bed.folder / "blueprint.yaml").open("a") as file:
+        file.write("# reviewed\n")
+    bed.run("apply", "first.json", "--yes")
+    bed.write(replicas=2)
+    bed.run("plan", "-o", "a.json")
+    bed.run("plan", "-o", "b.json", "--seed", "7")
+    bed.run("apply", "a.json", "--yes")
+    refused = bed.run("apply", "b.json", "--yes", code=5)
+    assert "unit/replica/tiny/1" in refused.stderr
+    assert bed.running() == EVERYTHING
 
 
 def test_ctrl_c_finishes_the_step_and_the_next_apply_goes_on(fabric_bed):
