@@ -49,8 +49,9 @@ class Fabric:
 
 def next_operation(state: State, observed: Observed, address: str) -> str:
     """The id of an address's next unit: past every generation that the state or a cluster knows of."""
-    units = [unit for facts in observed.clusters.values() for unit in facts.units if unit.address == address]
-    known = [generation(unit.operation) for unit in units]
+    start = address.replace("/", "-") + "-g"  # a damaged folder still bears its id
+    units = [unit for facts in observed.clusters.values() for unit in facts.units]
+    known = [generation(unit.operation) for unit in units if unit.operation.startswith(start)]
     return operation_id(state.lineage, address, max([state.generations.get(address, 0), *known]) + 1)
 
 

@@ -99,10 +99,10 @@ def plan_fabric(
     return plan, observed
 
 
-def destruction_plan(fabric: Fabric, loaded: Loaded) -> Plan:
-    """Delete every unit of this fabric on clusters that can be seen, the gateway last."""
+def destruction_plan(fabric: Fabric, loaded: Loaded) -> tuple[Plan, list[Problem]]:
+    """Delete every unit of this fabric on clusters that can be seen, the gateway last; and what that leaves out."""
     observed, state = fabric.observe(), fabric.folder.read_state()
-    return Plan(
+    plan = Plan(
         fabric=fabric.name,
         lineage=state.lineage,
         blueprint_digest=loaded.digest,
@@ -112,6 +112,34 @@ def destruction_plan(fabric: Fabric, loaded: Loaded) -> Plan:
         forecast=Forecast(models=(), cost_per_hour=0.0, currency="", power_w=0.0, basis="nothing is left to forecast"),
         certificate=Certificate(solver="none", seed=0, optimal=True, stages=(), tables_sha256=""),
     )
+    return plan, out_of_reach(state, observed)
+
+
+def out_of_reach(state: State, observed: Observed) -> list[Problem]:
+    """Each cluster that does not answer or is not enabled, with the units that were started there and not stopped.
+
+    Those without such a unit are warnings, if they do not answer; nothing is said of clusters that are not enabled.
+    """
+    found = []
+    remembered: dict[str, list[str]] = {}
+    for address, placed in sorted(state.units.items()):
+        remembered.setdefault(placed.cluster, []).append(address)
+    for name in sorted({*remembered, *observed.clusters}):
+        facts = observed.clusters.get(name)
+        if (facts is None and name in remembered) or (facts is not None and not facts.known):
+            why = "is unknown: " + facts.reason if facts is not None else "is not enabled in the inventory"
+            hint = (facts.hint if facts is not None else "") or "enable it in the inventory and run the command again"
+            units = ", ".join(remembered.get(name, []))
+            found.append(
+                Problem(
+                    "FT5109",
+                    f"{name} {why}; " + (f"started there and not stopped: {units}" if units else "nothing was started"),
+                    Place(thing=f"cluster/{name}"),
+                    hint,
+                    severity="error" if units else "warning",
+                )
+            )
+    return found
 
 
 def _deletions(observed: Observed) -> list[Action]:

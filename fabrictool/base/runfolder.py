@@ -3,7 +3,8 @@
 ========== =====================================================================================================
 spec.json  what it was told, written before it starts
 lock       an advisory lock that the unit's process holds while it lives: the operating system releases it on any
-           death, and says who holds it, so neither a stale pid file nor a reused pid can lie
+           death, and says who holds it, so neither a stale pid file nor a reused pid can lie; its content names
+           the machine and its boot, for on another machine the lock says nothing
 process.json  pid and the address of its loopback status page, written by the unit itself
 exit.json  how it ended, when it could still say so
 log        its stderr, and its engine's
@@ -15,15 +16,14 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import socket
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.base.files import file_error, write_atomic
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _FLOCK = "hhqqi"  # struct flock of 64-bit Linux: type, whence, start, length, pid
 
@@ -65,13 +65,20 @@ class RunFolder:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(descriptor)
-            raise FabrictoolError.of(
-                "FT7101", f"another process ({self.holder()}) runs in {self.path}", file=str(self.path)
-            ) from error
+            raise FabrictoolError.of("FT7101", f"another process runs in {self.path}", file=str(self.path)) from error
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps({"host": socket.gethostname(), "boot": boot_id()}).encode(), 0)
         return descriptor
 
     def holder(self) -> int | None:
-        """Pid of the living process, or None. Asking takes no lock, so it never disturbs a start."""
+        """Pid of the living process, or None. Asking takes no lock, so it never disturbs a start.
+
+        Raises
+        ------
+        FabrictoolError
+            FT5108 when that cannot be known from here: the folder belongs to another machine, or its process lives
+            in another pid namespace, where its pid means nothing to us.
+        """
         try:
             descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -81,9 +88,21 @@ class RunFolder:
         try:
             question = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
             kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(descriptor, fcntl.F_GETLK, question))
+            written = _decoded(os.pread(descriptor, 4096, 0))
+        except OSError as error:
+            raise file_error(error, self.path) from error
         finally:
             os.close(descriptor)
-        return None if kind == fcntl.F_UNLCK else pid
+        free = kind == fcntl.F_UNLCK
+        host, here = str(written.get("host", "")), socket.gethostname()
+        other_boot = written.get("boot", boot_id()) != boot_id()
+        if other_boot and not (host == here and free) and not self.exit():  # free after a reboot of ours: dead
+            raise _elsewhere(self.path, f"it was started on {host or 'another machine'}, and this is {here}")
+        if free or other_boot:
+            return None
+        if pid <= 1:
+            raise _elsewhere(self.path, "its process lives in another container or pid namespace")
+        return int(pid)
 
     def write_process(self, **facts: Any) -> None:
         """Record pid and addresses."""
@@ -115,9 +134,31 @@ class RunFolder:
 
     def _read(self, name: str) -> dict[str, Any]:
         try:
-            value = json.loads((self.path / name).read_bytes())
-        except (FileNotFoundError, json.JSONDecodeError):
+            return _decoded((self.path / name).read_bytes())
+        except FileNotFoundError:
             return {}
         except OSError as error:
             raise file_error(error, self.path / name) from error
-        return value if isinstance(value, dict) else {}
+
+
+def boot_id() -> str:
+    """Random id of this start of this machine's kernel; the same in all its containers."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return socket.gethostname()
+
+
+def _decoded(data: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(data)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _elsewhere(path: Path, reason: str) -> FabrictoolError:
+    hint = "run the tool there; if that machine is gone for good, remove the folder"
+    return FabrictoolError.of(
+        "FT5108", f"whether {path.name} runs is not known here: {reason}", file=str(path), hint=hint
+    )

@@ -8,8 +8,15 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from fabrictool.base.errors import FabrictoolError, InvalidInputError, PolicyDeniedError, UsageError
-from fabrictool.cli.output import json_line, paint, say
+from fabrictool.base.errors import (
+    AppliedInPartError,
+    FabrictoolError,
+    InvalidInputError,
+    PolicyDeniedError,
+    UnreachableError,
+    UsageError,
+)
+from fabrictool.cli.output import data, json_line, paint, print_problems, say
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -76,14 +83,24 @@ def destroy_fabric(blueprint: Path | None, inventory: Path | None, *, yes: bool,
     """Plan the end of everything, ask, carry it out; returns the exit code."""
     from fabrictool.applier.planning import destruction_plan
     from fabrictool.cli.fabrics import load, open_fabric
+    from fabrictool.cli.plan_text import action_lines
 
     loaded = load(blueprint, inventory)
-    made = destruction_plan(open_fabric(loaded), loaded)
+    made, unreached = destruction_plan(open_fabric(loaded), loaded)
+    left = [problem for problem in unreached if problem.severity == "error"]
+    print_problems(problem for problem in unreached if problem.severity == "warning")
     if not made.changes:
+        if left:
+            raise UnreachableError(left)
         say(f"nothing of fabric {made.fabric} runs")
         return 0
+    if not as_json:
+        data("\n".join(action_lines(made, 0)))
     confirm(made, yes=yes, max_delete=None)
-    return carry_out(made, blueprint, inventory, None, None, as_json=as_json)
+    code = carry_out(made, blueprint, inventory, None, None, as_json=as_json)
+    if left:
+        raise AppliedInPartError(left)
+    return code
 
 
 def read_plan(path: Path) -> Plan:

@@ -28,7 +28,7 @@ def render(plan: Plan, observed: Observed, *, verbosity: int = 0, explain: bool 
             lines.append("  nothing on it will be touched")
     lines += [f"! {warning}" for warning in plan.warnings]
     lines.append("")
-    lines += _action_lines(plan, verbosity)
+    lines += action_lines(plan, verbosity)
     lines += ["", *_forecast_lines(plan)]
     if explain:
         lines += ["", "Why:", *[f"  · {reason}" for reason in plan.reasons]]
@@ -36,7 +36,8 @@ def render(plan: Plan, observed: Observed, *, verbosity: int = 0, explain: bool 
     return "\n".join(lines)
 
 
-def _action_lines(plan: Plan, verbosity: int) -> list[str]:
+def action_lines(plan: Plan, verbosity: int) -> list[str]:
+    """What would be done, an action a line; `verbosity` as for `render`."""
     shown = [a for a in plan.actions if a.kind != "keep" or verbosity]
     kept = len(plan.actions) - len(shown)
     width = max((len(a.address) for a in shown), default=0)

@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -43,25 +42,24 @@ START_SECONDS = 10.0
 class LocalCluster:
     """Processes on the machine that runs the tool."""
 
-    def __init__(self, name: str, root: Path, *, host: str = "", python: str = "") -> None:
+    def __init__(self, name: str, root: Path, *, python: str = "") -> None:
         self.name = name
         self._root = root
-        self._host = host
         self._python = python or sys.executable
 
     # -- facts ------------------------------------------------------------------------------------------------
 
     def observe(self) -> ClusterFacts:
         """Scan the run folders."""
-        if self._host and self._host != socket.gethostname():
-            reason = f"it is the machine {self._host}, and this is {socket.gethostname()}"
-            return ClusterFacts(cluster=self.name, known=False, reason=reason, hint="run the tool on that machine")
         try:
             folders = sorted(p for p in self._root.iterdir() if p.is_dir()) if self._root.exists() else []
             units = tuple(unit for unit in (_observe_unit(RunFolder(p)) for p in folders) if unit is not None)
         except (OSError, FabrictoolError) as error:
-            reason = f"its run folder cannot be read: {error}"
-            return ClusterFacts(cluster=self.name, known=False, reason=reason, hint=f"check the rights of {self._root}")
+            hint = f"check the rights of {self._root}"
+            if isinstance(error, FabrictoolError):
+                hint = error.problems[0].hint or hint
+            reason = f"its run folders cannot be read: {error}"
+            return ClusterFacts(cluster=self.name, known=False, reason=reason, hint=hint)
         return ClusterFacts(cluster=self.name, known=True, units=units)
 
     def spec(self, operation: str) -> UnitSpec:
@@ -108,7 +106,7 @@ class LocalCluster:
         if _state(folder) != "prepared":
             return
         module = "agent" if isinstance(_read_spec(folder), AgentSpec) else "gateway"
-        command = [self._python, "-P", "-m", f"fabrictool.{module}", str(folder.path)]
+        command = [self._python, "-P", "-m", f"fabrictool.{module}", str(folder.path.absolute())]
         try:
             pid = _spawn(command, folder.log)
         except OSError as error:
@@ -185,12 +183,26 @@ def _certificate_end(folder: RunFolder) -> float | None:
         return None
     except OSError as error:
         raise file_error(error, folder.identity) from error
+    except FabrictoolError:
+        return 0.0  # damaged: no time is left on it, so the next apply gives the unit another
 
 
 def _observe_unit(folder: RunFolder) -> ObservedUnit | None:
     if not folder.spec.exists():
         return None
-    spec = _read_spec(folder)
+    try:
+        spec = _read_spec(folder)
+    except FabrictoolError as error:
+        if error.problems[0].code != "FT5104":
+            raise
+        return ObservedUnit(
+            address=f"damaged/{folder.path.name}",
+            operation=folder.path.name,
+            state="damaged",
+            spec_digest="",
+            pid=folder.holder(),
+            reason=str(error),
+        )
     address = f"replica/{spec.replica}" if isinstance(spec, AgentSpec) else f"gateway/{spec.name}"
     process = folder.process()
     return ObservedUnit(

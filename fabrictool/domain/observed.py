@@ -6,8 +6,9 @@ from typing import Literal
 
 import msgspec
 
-UnitState = Literal["running", "ended", "killed", "prepared"]
-"""running: its process lives; ended: it said goodbye; killed: it died without; prepared: it was never started."""
+UnitState = Literal["running", "ended", "killed", "prepared", "damaged"]
+"""running: its process lives; ended: it said goodbye; killed: it died without; prepared: it was never started; damaged:
+its spec cannot be read, so what it is can only be guessed from its operation."""
 
 
 class ObservedUnit(msgspec.Struct, frozen=True, kw_only=True):

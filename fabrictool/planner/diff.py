@@ -58,6 +58,9 @@ def actions(
             for cluster, unit in units
             if unit.operation not in used and address not in untouched
         ]
+    for name, facts in observed.clusters.items():
+        damaged = [unit for unit in facts.units if unit.state == "damaged"]
+        found += [delete(name, unit, f"what it is cannot be read any more: {unit.reason}") for unit in damaged]
     return tuple(sorted(found, key=_order))
 
 
@@ -158,4 +161,6 @@ def _short(value: object) -> str:
 def _order(action: Action) -> tuple[int, int, str]:
     gateway = isinstance(action.spec, GatewaySpec) or action.address.startswith("gateway/")
     starts = action.kind in ("create", "replace")
+    if action.address.startswith("damaged/"):
+        return (-1, 0, action.address)  # it holds a port or devices that a new one needs
     return (ORDER[action.kind], 0 if gateway == starts else 1, action.address)

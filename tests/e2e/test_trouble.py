@@ -190,18 +190,42 @@ def test_replicas_on_a_cluster_that_stops_answering_are_neither_stopped_nor_repl
     bed = fabric_bed
     bed.up()
     folder = bed.folder / "state/t/clusters/two"
-    (damaged,) = (p for p in folder.iterdir() if p.is_dir())
-    whole = (damaged / "spec.json").read_bytes()
-    (damaged / "spec.json").write_bytes(b"{")
+    folder.rename(bed.folder / "aside")
+    folder.write_text("no folder")
     done = bed.run("plan")
     assert "two is unknown" in done.stdout
     plan = json.loads(bed.run("plan", "--json").stdout)
     kinds = {a["address"]: a["kind"] for a in plan["actions"]}
     assert sorted(kinds.values()) == ["keep", "keep", "unknown"]
+    assert plan["forecast"]["models"][0]["replicas"] == 2
     bed.run("apply", "--yes")
-    (damaged / "spec.json").write_bytes(whole)
-    assert len(bed.running()) == 3
-    assert "No changes" in bed.run("plan").stdout
+    bed.run("status", code=1)
+    left = bed.run("destroy", "--yes", code=4)
+    assert "FT5109" in left.stderr
+    assert "replica/tiny/1" in left.stderr
+    assert "FT5109" in bed.run("destroy", "--yes", code=69).stderr
+    folder.unlink()
+    (bed.folder / "aside").rename(folder)
+    assert bed.running() == ["replica/tiny/1"]
+    bed.run("destroy", "--yes")
+    assert bed.units() == {}
+
+
+@pytest.mark.parametrize("then", ["apply", "destroy"])
+def test_a_damaged_folder_is_said_and_cleared_away(fabric_bed, then):
+    bed = fabric_bed
+    bed.up()
+    (damaged,) = (p for p in (bed.folder / "state/t/clusters/two").iterdir() if p.is_dir())
+    pid = bed.units()["replica/tiny/1", "running"].pid
+    (damaged / "spec.json").write_bytes(b"{}")
+    assert "damaged" in bed.run("status", code=1).stdout
+    assert "delete" in bed.run("plan").stdout
+    bed.run(then, "--yes")
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert len(bed.units()) == len(bed.running()) == {"apply": 3, "destroy": 0}[then]
 
 
 def test_a_model_that_cannot_fit_is_infeasible_and_says_what_would_help(fabric_bed):
