@@ -32,7 +32,7 @@ def assign(
         free = {
             problem.options[i].key[1:]: count
             for i, count in solution.counts.items()
-            if problem.options[i].model == model
+            if problem.options[i].model == model and problem.options[i].key not in problem.fixed
         }
         options = {problem.options[i].key[1:]: problem.options[i] for i in problem.of(model)}
         for name in sorted(mine, key=_number):

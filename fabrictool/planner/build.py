@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from fabrictool.planner.problem import ModelNeed, Option, Pool, Problem
 from fabrictool.simulator.roofline import Architecture, Demand, Device, Latency, replica, under_load
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Container, Iterable, Mapping, Sequence
 
     from fabrictool.catalog import Accelerator, ModelArchitecture
     from fabrictool.domain.blueprint import Blueprint, Model, Slo
@@ -52,7 +53,8 @@ def build_problem(
 ) -> tuple[Problem, Tables]:
     """The problem over the clusters in `usable`; those are the ones that answered.
 
-    `unseen` replicas stand on clusters that did not: they count towards the bounds, and nothing is planned there.
+    `unseen` replicas stand on clusters that did not: columns with a fixed count, which serve and count towards the
+    bounds. One for which there is no column any more, such as of a partition that is gone, counts towards the bounds.
 
     Raises
     ------
@@ -60,7 +62,11 @@ def build_problem(
         FT1411 a model whose architecture is not in the catalogue, FT1412 a precision that its engine does not hold.
     """
     complaints: list[Complaint] = []
-    pools = [pool for pool in pools_of(inventory) if pool.cluster in set(usable)]
+    every = pools_of(inventory)
+    pools = [pool for pool in every if pool.cluster in set(usable)]
+    there = Counter((r.model, r.cluster, r.partition, r.tp) for r in unseen)
+    unseen_pools = {key[1:3] for key in there} - {pool.key for pool in pools}
+    considered = [*pools, *(pool for pool in every if pool.key in unseen_pools)]
     options: list[Option] = []
     needs: list[ModelNeed] = []
     demands: dict[str, Demand] = {}
@@ -73,11 +79,17 @@ def build_problem(
             complaints.append(Complaint("FT1411", message, Place(thing=f"models.{name}"), hint))
             continue
         demands[name] = demand_of(wanted, architecture)
-        needs.append(_need(name, wanted, demands[name], [r for r in unseen if r.model == name]))
         try:
-            options += _options(name, wanted, architecture, demands[name], pools, inventory)
+            found = _options(name, wanted, architecture, demands[name], considered, inventory)
         except InvalidInputError as error:
             complaints += error.problems
+            continue
+        mine = [option for option in found if option.pool.key not in unseen_pools or option.key in there]
+        options += mine
+        seen = {option.key for option in mine}
+        lost = sum(count for key, count in there.items() if key[0] == name and key not in seen)
+        elsewhere = {key[1] for key in there if key[0] == name}
+        needs.append(_need(name, wanted, demands[name], lost=lost, elsewhere=elsewhere))
     if complaints:
         raise InvalidInputError(complaints)
     options.sort(key=lambda option: option.key)
@@ -87,6 +99,7 @@ def build_problem(
         options=tuple(options),
         pools=tuple(pools),
         current=dict(current),
+        fixed={option.key: there[option.key] for option in options if option.pool.key in unseen_pools},
         objective=tuple(dict.fromkeys([*blueprint.objective, "latency"])),
         tables_sha256=digest(tables),
     )
@@ -127,17 +140,17 @@ def slo_misses(slo: Slo | None, latency: Latency) -> list[str]:
     return misses
 
 
-def _need(name: str, wanted: Model, demand: Demand, unseen: Sequence[ReplicaPlacement]) -> ModelNeed:
-    unknown = {replica.cluster for replica in unseen}
+def _need(name: str, wanted: Model, demand: Demand, *, lost: int, elsewhere: Container[str]) -> ModelNeed:
+    """`lost` replicas have no column; pins on the clusters `elsewhere`, which do not answer, wait until they do."""
     return ModelNeed(
         model=name,
         rate=demand.rate,
-        minimum=max(0, max(wanted.replicas.min, int(wanted.protect)) - len(unseen)),
-        maximum=max(0, wanted.replicas.max - len(unseen)),
+        minimum=max(0, max(wanted.replicas.min, int(wanted.protect)) - lost),
+        maximum=max(0, wanted.replicas.max - lost),
         priority=float(wanted.slo.priority if wanted.slo is not None else 1),
         spread_sites=wanted.place.spread == "site",
         pins={
-            (pin.cluster, pin.partition or ""): pin.replicas for pin in wanted.place.pin if pin.cluster not in unknown
+            (pin.cluster, pin.partition or ""): pin.replicas for pin in wanted.place.pin if pin.cluster not in elsewhere
         },
     )
 

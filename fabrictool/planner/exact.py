@@ -8,7 +8,8 @@ requests/s, :math:`u_m \ge 0` requests/s unserved:
 * devices     :math:`\sum_{o \in n} t_o k_o \le D_n`, and for each size s that occurs, whole nodes:
   :math:`\sum_{t_o \ge s} k_o \lfloor t_o / s \rfloor \le N_n \lfloor d_n / s \rfloor` (planner.md §3.6)
 * counts      :math:`k^{min}_m \le \sum k_o \le k^{max}_m`; stable pools alone reach the minimum
-* pins, and with *spread* at most :math:`\lceil k^{max}/S \rceil` replicas a site
+* pins, and with *spread* at most :math:`\lceil \sum k_o / S \rceil` replicas a site
+* counts of clusters that do not answer are fixed
 
 Objectives in order, each kept while the next is minimised: unserved demand by priority, then those of the
 blueprint with the wishes of `place` after its SLO, then moves against what runs, then a fixed tie-break. Objectives are
@@ -66,7 +67,11 @@ class _Model:
             f"randomization/randomseedshift = {seed % 2**31}\nparallel/maxnthreads = 1\n"
         )
         limit = {need.model: need.maximum for need in problem.needs}
-        self._count = [solver.IntVar(0, limit[o.model], f"k{i}") for i, o in enumerate(problem.options)]
+        fixed = problem.fixed
+        self._count = [
+            solver.IntVar(fixed.get(o.key, 0), fixed.get(o.key, limit[o.model]), f"k{i}")
+            for i, o in enumerate(problem.options)
+        ]
         self._load = [solver.NumVar(0, solver.infinity(), f"y{i}") for i in range(len(problem.options))]
         self._unserved = {need.model: solver.NumVar(0, need.rate, f"u_{need.model}") for need in problem.needs}
         for need in problem.needs:
@@ -107,16 +112,19 @@ class _Model:
             add(self._load[i] <= PLANNING_UTILISATION * problem.options[i].capacity * self._count[i])
         total = sum(self._count[i] for i in mine)
         stable = sum(self._count[i] for i in mine if problem.options[i].pool.stable)
-        add(total <= need.maximum)
+        fixed = {i: problem.fixed[problem.options[i].key] for i in mine if problem.options[i].key in problem.fixed}
+        add(total <= max(need.maximum, sum(fixed.values())))
         add(stable >= need.minimum)
         for (cluster, partition), wanted in sorted(need.pins.items()):
             there = [i for i in mine if _in(problem.options[i], cluster, partition)]
             add(sum(self._count[i] for i in there) == wanted)
         sites = sorted({problem.options[i].pool.site for i in mine})
         if need.spread_sites and len(sites) > 1:
-            most = math.ceil(need.maximum / len(sites))
             for site in sites:
-                add(sum(self._count[i] for i in mine if problem.options[i].pool.site == site) <= most)
+                here = [i for i in mine if problem.options[i].pool.site == site]
+                if not any(i in fixed for i in here):  # what cannot be seen cannot be moved either
+                    # count <= ceil(total / S), in whole numbers
+                    add(len(sites) * sum(self._count[i] for i in here) <= total + len(sites) - 1)
 
     def _device_rows(self) -> None:
         problem = self._problem

@@ -100,6 +100,8 @@ class Problem:
     objective: tuple[str, ...]
     """Stages after ``served``: of ``slo``, ``latency``, ``cost``, ``energy``."""
     tables_sha256: str
+    fixed: dict[tuple[str, str, str, int], int] = field(default_factory=dict)
+    """Option key → its count, of replicas on clusters that do not answer: neither more nor fewer of them can be had."""
 
     def of(self, model: str) -> list[int]:
         """Indices of a model's options."""

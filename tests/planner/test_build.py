@@ -10,8 +10,11 @@ from fabrictool.applier.fabric import Fabric
 from fabrictool.applier.planning import plan_fabric
 from fabrictool.base.settings import Settings
 from fabrictool.blueprint import load
-from fabrictool.domain.plan import decode_plan, encode_plan
+from fabrictool.domain.plan import ReplicaPlacement, decode_plan, encode_plan
+from fabrictool.planner.assign import assign
 from fabrictool.planner.build import build_problem
+from fabrictool.planner.exact import ExactSolver
+from fabrictool.planner.forecast import forecast
 
 ROOT = Path(__file__).parents[2]
 INVENTORY = """\
@@ -108,3 +111,34 @@ def test_the_demos_plan_is_proved_and_spread(tmp_path):
     (model,) = plan.forecast.models
     assert model.ttft_p95_s.low < model.ttft_p95_s.value < model.ttft_p95_s.high
     assert plan.reasons
+
+
+def test_replicas_on_a_cluster_that_does_not_answer_carry_their_load(tmp_path):
+    (tmp_path / "inventory.yaml").write_text(INVENTORY)
+    text = BLUEPRINT.replace("ENGINE", "vllm").replace("PRECISION", "bf16").replace("EXTRA", "trust: [alpha, beta]")
+    (tmp_path / "blueprint.yaml").write_text(text.replace("rate: 1 req/s", "rate: 10 req/s"))
+    loaded = load(tmp_path / "blueprint.yaml", environment={})
+    unseen = ReplicaPlacement(
+        replica="m/0", model="m", provider="alpha", site="a", cluster="gpus", partition="big", device="h100-sxm", tp=8
+    )
+    problem, tables = build_problem(loaded.blueprint, loaded.inventory, usable=["other"], unseen=[unseen], current={})
+    *_, solution = ExactSolver().solve(problem, deadline_s=30, seed=0)
+    assert {problem.options[i].key: k for i, k in solution.counts.items()} == {("m", "gpus", "big", 8): 1}
+    (line,) = forecast(loaded.blueprint, problem, solution, tables, "").models
+    assert line.replicas == 1
+    assert line.served == 1.0
+    assert [r.cluster for r in assign(problem, solution, {}, [unseen]).replicas] == ["gpus"]
+
+
+def test_an_unseen_replica_without_a_column_still_counts(tmp_path):
+    (tmp_path / "inventory.yaml").write_text(INVENTORY)
+    text = (
+        BLUEPRINT.replace("ENGINE", "vllm").replace("PRECISION", "bf16").replace("EXTRA", "replicas: {min: 3, max: 4}")
+    )
+    (tmp_path / "blueprint.yaml").write_text(text)
+    loaded = load(tmp_path / "blueprint.yaml", environment={})
+    lost = ReplicaPlacement(
+        replica="m/0", model="m", provider="beta", site="b", cluster="other", partition="gone", device="cpu", tp=1
+    )
+    problem, _ = build_problem(loaded.blueprint, loaded.inventory, usable=["gpus"], unseen=[lost], current={})
+    assert (problem.needs[0].minimum, problem.needs[0].maximum) == (2, 3)

@@ -221,3 +221,28 @@ def test_the_same_seed_gives_the_same_solution():
     instance = random_instance(random.Random(4))
     first = solve(instance, seed=3)
     assert all(solve(instance, seed=3) == first for _ in range(3))
+
+
+@pytest.mark.parametrize(("least", "most"), [(2, 8), (3, 8), (0, 8), (4, 4)])
+def test_spread_holds_whatever_the_number_is(least, most):
+    a, b = pool("a", nodes=8), pool("b", nodes=8, price=1.1)
+    need = ModelNeed("m", 1.0, least, most, spread_sites=True)
+    instance = problem([need], [option("m", a), option("m", b)], [a, b])
+    found = counts(instance, solve(instance))
+    on_a, on_b = found.get(("m", "a", "p", 1), 0), found.get(("m", "b", "p", 1), 0)
+    assert on_a + on_b >= max(2, least)
+    assert abs(on_a - on_b) <= 1
+
+
+def test_fixed_counts_serve_and_are_neither_raised_nor_lowered():
+    a, far = pool("a", nodes=8), pool("far", nodes=1)
+    options = [option("m", a), option("m", far, latency=9.0)]
+    for need, expected in (
+        (ModelNeed("m", 1.6, 0, 8), 0),
+        (ModelNeed("m", 3.2, 0, 8), 2),
+        (ModelNeed("m", 0.1, 0, 1), 0),
+    ):
+        instance = replace(problem([need], options, [a], objective=("cost",)), fixed={("m", "far", "p", 1): 2})
+        found = counts(instance, solve(instance))
+        assert found.pop(("m", "far", "p", 1)) == 2
+        assert found.get(("m", "a", "p", 1), 0) == expected
