@@ -113,8 +113,7 @@ class Applier:
             self._check_fresh(plan, self.read_set(), journal, state)
             for action in plan.changes:
                 if action.spec is not None:
-                    self.trust.root()
-                    self.trust.provider(action.spec.provider)  # says what is missing before anything starts
+                    self._identity(action.spec)  # says what is missing or has expired before anything starts
             journal.write("begin", text=f"{len(plan.changes)} changes")
             if state.serial == 0:
                 state = self.folder.write_state(state, read=state)
@@ -225,8 +224,7 @@ class Applier:
     def _start(self, action: Action, spec: UnitSpec, cluster: Cluster, journal: Journal) -> None:
         operation = action.operation
         if cluster.state(operation) is None:
-            role: Literal["agent", "gateway"] = "agent" if isinstance(spec, AgentSpec) else "gateway"
-            files = self.trust.session_files(spec.provider, role, now=self.clock.wall(), seconds=_session_seconds(spec))
+            files = self._identity(spec)
             if isinstance(spec, GatewaySpec) and self.keys is not None:
                 files["keys.json"] = self.keys.file
                 spec = msgspec.structs.replace(spec, keys=self.keys.digest)
@@ -236,6 +234,10 @@ class Applier:
         self._save_start(action.address, placed)  # first: whatever runs is remembered
         cluster.start(operation)
         journal.write("started", address=action.address, action=action.kind, operation=operation)
+
+    def _identity(self, spec: UnitSpec) -> dict[str, bytes]:
+        role: Literal["agent", "gateway"] = "agent" if isinstance(spec, AgentSpec) else "gateway"
+        return self.trust.session_files(spec.provider, role, now=self.clock.wall(), seconds=_session_seconds(spec))
 
     def _await_ready(self, action: Action, spec: UnitSpec, cluster: Cluster) -> bool:
         """Until the unit serves; says every change of what it waits for. False when the user stopped waiting."""

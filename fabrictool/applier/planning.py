@@ -23,13 +23,15 @@ if TYPE_CHECKING:
     from fabrictool.blueprint import Loaded
     from fabrictool.domain.blueprint import Blueprint
     from fabrictool.domain.inventory import Inventory
-    from fabrictool.domain.observed import Observed
+    from fabrictool.domain.observed import Observed, ObservedUnit
     from fabrictool.domain.specs import UnitSpec
     from fabrictool.planner.problem import Solver
 
 ABSENT = "absent"
 RENEW_BEFORE_S = 4 * 3600.0
-"""A running unit whose session certificate ends sooner is replaced by the next apply."""
+RENEW_SHARE = 1 / 6
+"""A running unit is replaced by the next apply when less than this is left of its certificate: four hours, or a sixth
+of its life when that is shorter. One that outlives the unit's own walltime is never renewed."""
 
 
 def plan_fabric(
@@ -67,11 +69,7 @@ def plan_fabric(
         *_, solution = (solver or ExactSolver()).solve(problem, deadline_s=time_limit_s, seed=seed)
     except InfeasibleError as error:
         raise InfeasibleError([*error.problems, *_unknown_clusters(observed)]) from error
-    expiring = {
-        unit.operation
-        for _, unit in observed.running().values()
-        if unit.certificate_ends_at is not None and unit.certificate_ends_at - now < RENEW_BEFORE_S
-    }
+    expiring = {unit.operation for _, unit in observed.running().values() if expires_soon(unit, now)}
     placement = assign(problem, solution, running, unseen)
     wanted = wanted_units(blueprint, inventory, placement, _running_keys(specs) if keys is None else keys)
     plan = Plan(
@@ -97,6 +95,14 @@ def plan_fabric(
         ),
     )
     return plan, observed
+
+
+def expires_soon(unit: ObservedUnit, now: float) -> bool:
+    """Whether a new session must follow this one."""
+    end = unit.certificate_ends_at
+    if end is None or (unit.ends_at is not None and unit.ends_at <= end):
+        return False
+    return end - now < min(RENEW_BEFORE_S, RENEW_SHARE * (end - unit.certificate_begins_at))
 
 
 def destruction_plan(fabric: Fabric, loaded: Loaded) -> tuple[Plan, list[Problem]]:

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Literal
 from fabrictool.base.errors import FabrictoolError, InvalidInputError
 from fabrictool.base.files import file_error, write_atomic
 from fabrictool.base.ids import is_name
-from fabrictool.mesh.identity import Credential, create_root, describe_certificate, issue_provider, issue_session
+from fabrictool.mesh.identity import Credential, create_root, describe_chain, issue_provider, issue_session
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from fabrictool.mesh.identity import Described
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,8 @@ class TrustStore:
         return self._read("root", "run `fabrictool trust init` once for this fabric")
 
     def provider(self, name: str) -> Credential:
-        """A provider's signing credential; raises FT6302 when it was not issued."""
+        """A provider's signing credential; raises FT6302 when it was not issued, FT6303 for what is no name."""
+        _check_name(name)
         return self._read(f"providers/{name}", f"run `fabrictool trust issue {name}`")
 
     def has_provider(self, name: str) -> bool:
@@ -58,27 +61,33 @@ class TrustStore:
 
     def issue(self, provider: str, *, now: float, days: int = 90) -> Credential:
         """Sign a provider, anew if it has a credential already."""
-        if not is_name(provider):
-            raise InvalidInputError.of(
-                "FT6303", f"{provider!r} cannot name a provider", hint="lower-case letters, digits, . _ -"
-            )
+        _check_name(provider)
         credential = issue_provider(self.root(), provider, now=now, days=days)
         self._write(f"providers/{provider}", credential)
         return credential
 
-    def certificates(self) -> list[dict[str, str]]:
-        """Root and providers: name, federation, and the day on which each ends."""
+    def described(self) -> list[Described]:
+        """Root and providers."""
         self.root()  # says what is missing
         files = [self.folder / "root.crt", *sorted((self.folder / "providers").glob("*.crt"))]
-        rows = []
+        found = []
         for file in files:
             try:
-                claims, not_after = describe_certificate(file.read_bytes())
+                found.append(describe_chain(file.read_bytes()))
             except OSError as error:
                 raise file_error(error, file) from error
-            day = time.strftime("%Y-%m-%d", time.gmtime(not_after))
-            rows.append({"name": claims.provider or "root", "federation": claims.federation, "not_after": day})
-        return rows
+        return found
+
+    def certificates(self) -> list[dict[str, str]]:
+        """Root and providers: name, federation, and the day on which each ends."""
+        return [
+            {
+                "name": each.claims.provider or "root",
+                "federation": each.claims.federation,
+                "not_after": time.strftime("%Y-%m-%d", time.gmtime(each.end)),
+            }
+            for each in self.described()
+        ]
 
     def session_files(
         self, provider: str, role: Literal["agent", "gateway"], *, now: float, seconds: float
@@ -114,3 +123,10 @@ class TrustStore:
             ) from error
         except OSError as error:
             raise file_error(error, key) from error
+
+
+def _check_name(provider: str) -> None:
+    if not is_name(provider):
+        raise InvalidInputError.of(
+            "FT6303", f"{provider!r} cannot name a provider", hint="lower-case letters, digits, . _ -"
+        )

@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from fabrictool.blueprint import Loaded
 
 LOW_SPACE = 2 * 1024**3
+LOW_VALIDITY_S = 7 * 86400.0
+"""A certificate that ends sooner is worth a word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,17 @@ def _trust(fabric: Fabric, loaded: Loaded) -> list[Check]:
         return [
             Check("trust", False, f"no certificate for {', '.join(missing)}", f"fabrictool trust issue {missing[0]}")
         ]
+    checks = []
+    for each in fabric.trust.described():
+        name = each.claims.provider or "root"
+        if name != "root":
+            fabric.trust.provider(name)  # the key too is there, ours alone and readable
+        left = each.end - time.time()
+        if left < LOW_VALIDITY_S:
+            text = f"the certificate of {name} " + ("has expired" if left <= 0 else f"ends in {left / 86400:.0f} days")
+            checks.append(Check("trust", False, text, f"fabrictool trust issue {name}" if name != "root" else ""))
+    if checks:
+        return checks
     return [Check("trust", True, f"root and {len(loaded.inventory.providers)} providers in {fabric.trust.folder}")]
 
 

@@ -23,7 +23,7 @@ from fabrictool.base.runfolder import RunFolder
 from fabrictool.domain.observed import ClusterFacts, ObservedUnit, UnitState
 from fabrictool.domain.plan import spec_digest
 from fabrictool.domain.specs import AgentSpec, UnitSpec, decode_spec, encode_spec
-from fabrictool.mesh.identity import describe_certificate
+from fabrictool.mesh.identity import describe_chain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -175,16 +175,17 @@ def _read_spec(folder: RunFolder) -> UnitSpec:
         raise FabrictoolError.of("FT5104", f"{folder.spec} is damaged: {error}", file=str(folder.spec)) from error
 
 
-def _certificate_end(folder: RunFolder) -> float | None:
-    """Wall time at which the unit's session certificate ends; None when it has none."""
+def _certificate(folder: RunFolder) -> tuple[float, float | None]:
+    """Wall time of the session certificate's begin and of its chain's end; None for the end when it has none."""
     try:
-        return describe_certificate((folder.identity / "session.crt").read_bytes())[1]
+        described = describe_chain((folder.identity / "session.crt").read_bytes())
     except FileNotFoundError:
-        return None
+        return 0.0, None
     except OSError as error:
         raise file_error(error, folder.identity) from error
     except FabrictoolError:
-        return 0.0  # damaged: no time is left on it, so the next apply gives the unit another
+        return 0.0, 0.0  # damaged: no time is left on it, so the next apply gives the unit another
+    return described.begin, described.end
 
 
 def _observe_unit(folder: RunFolder) -> ObservedUnit | None:
@@ -205,6 +206,9 @@ def _observe_unit(folder: RunFolder) -> ObservedUnit | None:
         )
     address = f"replica/{spec.replica}" if isinstance(spec, AgentSpec) else f"gateway/{spec.name}"
     process = folder.process()
+    begins, ends = _certificate(folder)
+    walltime = spec.walltime_s if isinstance(spec, AgentSpec) else None
+    started = process.get("started_at")
     return ObservedUnit(
         address=address,
         operation=folder.path.name,
@@ -213,7 +217,9 @@ def _observe_unit(folder: RunFolder) -> ObservedUnit | None:
         pid=folder.holder(),
         reason=str(folder.exit().get("reason", "")),
         status_url=str(process.get("status", "")),
-        certificate_ends_at=_certificate_end(folder),
+        certificate_begins_at=begins,
+        certificate_ends_at=ends,
+        ends_at=started + walltime if walltime is not None and isinstance(started, int | float) else None,
     )
 
 

@@ -24,7 +24,11 @@ class ObservedUnit(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     """How it ended."""
     status_url: str = ""
+    certificate_begins_at: float = 0.0
     certificate_ends_at: float | None = None
+    """Wall seconds until which every certificate of its chain is valid."""
+    ends_at: float | None = None
+    """Wall seconds at which its walltime ends; None when it has none or was not started."""
 
 
 def generation(operation: str) -> int:

@@ -114,13 +114,26 @@ def claims_of(certificate: bytes) -> Claims:
     return _claims(_load(certificate))
 
 
-def describe_certificate(pem: bytes) -> tuple[Claims, float]:
-    """Claims and end of validity (wall seconds) of the first certificate in `pem`, unverified."""
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What a chain says, unverified."""
+
+    claims: Claims
+    """Of the first certificate."""
+    begin: float
+    """Wall seconds from which the first certificate is valid."""
+    end: float
+    """Wall seconds after which one of them is no longer valid."""
+
+
+def describe_chain(pem: bytes) -> Described:
+    """Claims and validity of the chain in `pem`; raises FT6002 when the bytes are something else."""
     try:
-        certificate = x509.load_pem_x509_certificate(pem)
+        chain = x509.load_pem_x509_certificates(pem)
     except ValueError as error:
         raise IdentityError.of("FT6002", f"not a certificate: {error}") from error
-    return _claims(certificate), certificate.not_valid_after_utc.timestamp()
+    end = min(certificate.not_valid_after_utc.timestamp() for certificate in chain)
+    return Described(_claims(chain[0]), chain[0].not_valid_before_utc.timestamp(), end)
 
 
 def create_root(fabric: str, *, now: float, days: int = 3650) -> Credential:
@@ -133,7 +146,13 @@ def create_root(fabric: str, *, now: float, days: int = 3650) -> Credential:
 
 
 def issue_provider(root: Credential, provider: str, *, now: float, days: int = 90) -> Credential:
-    """An institution's signing credential, whose chain does not repeat the root."""
+    """An institution's signing credential, whose chain does not repeat the root; it ends with the root at the latest.
+
+    Raises
+    ------
+    IdentityError
+        FT6006 when the root has expired.
+    """
     key = Ed25519PrivateKey.generate()
     claims = Claims(root.claims.federation, provider, "provider", "")
     issuer = _load(root.chain[0])
@@ -144,7 +163,13 @@ def issue_provider(root: Credential, provider: str, *, now: float, days: int = 9
 def issue_session(
     provider: Credential, role: Literal["agent", "gateway"], *, now: float, seconds: float = 26 * 3600
 ) -> Credential:
-    """A credential for one run of one agent or gateway, signed by its provider."""
+    """A credential for one run of one agent or gateway, signed by its provider and valid no longer than that one's.
+
+    Raises
+    ------
+    IdentityError
+        FT6006 when the provider's certificate has expired.
+    """
     key = Ed25519PrivateKey.generate()
     session = session_id(key.public_key()).hex()
     signer = provider.claims
@@ -252,6 +277,15 @@ def _build(
 ) -> bytes:
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name[:64])])
     begin = dt.datetime.fromtimestamp(now - 60, dt.UTC)
+    end = begin + dt.timedelta(seconds=seconds + 60)
+    if issuer is not None:
+        if issuer.not_valid_after_utc.timestamp() <= now:
+            raise IdentityError.of(
+                "FT6006",
+                f"the certificate of {_claims(issuer).uri()} expired on {issuer.not_valid_after_utc:%Y-%m-%d}",
+                hint="`fabrictool trust issue PROVIDER` renews a provider's certificate",
+            )
+        end = min(end, issuer.not_valid_after_utc)
     authority = path_length is not None
     builder = (
         x509.CertificateBuilder()
@@ -260,7 +294,7 @@ def _build(
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(begin)
-        .not_valid_after(begin + dt.timedelta(seconds=seconds + 60))
+        .not_valid_after(end)
         .add_extension(x509.SubjectAlternativeName([x509.UniformResourceIdentifier(claims.uri())]), critical=False)
         .add_extension(x509.BasicConstraints(ca=authority, path_length=path_length), critical=True)
         .add_extension(
