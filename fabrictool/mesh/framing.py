@@ -11,7 +11,6 @@ RST        the stream is over, both ways, at once; payload: a reason
 CREDIT     u32: the receiver has consumed that many octets more
 GOSSIP     stream 0: msgpack message of the registry (`gossip.py`)
 BEAT       stream 0: msgpack `Beat`; any frame counts as life, beats fill the silence
-GOAWAY     stream 0: no new streams please; open ones finish
 =========  ======================================================================================
 
 Every length is checked before anything is allocated. Data is cut into 16 KiB slices so that a beat never waits
@@ -49,14 +48,15 @@ class FrameType(enum.IntEnum):
     CREDIT = 5
     GOSSIP = 6
     BEAT = 7
-    GOAWAY = 8
 
 
 class FramingError(FabrictoolError):
     """The peer broke the protocol; the connection is closed (FT6201)."""
 
 
-Text = Annotated[str, msgspec.Meta(max_length=8192)]
+TEXT_CHARACTERS = 8192
+"""Limit of a path and of a header's value inside a tunnel."""
+Text = Annotated[str, msgspec.Meta(max_length=TEXT_CHARACTERS)]
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True):
@@ -95,7 +95,6 @@ class _Stream:
     local_ended: bool = False
     remote_ended: bool = False
     unsent: list[bytes] = field(default_factory=list)
-    unsent_octets: int = 0
     end_when_sent: bool = False
 
 
@@ -136,13 +135,20 @@ class Mux:
         self._emit(kind, 0, payload)
 
     def open(self, head: StreamHead) -> int:
-        """A new stream; returns its id."""
+        """A new stream; returns its id. Raises FT6202 and FT6205 before anything is sent."""
         if len(self._streams) >= MAX_STREAMS:
             raise FramingError.of("FT6202", "too many open streams on this tunnel", hint="try another node")
+        payload = _encode(head)
+        try:
+            msgspec.msgpack.decode(payload, type=StreamHead)  # encoding checks no limit, and the peer would refuse it
+        except msgspec.ValidationError as error:
+            raise FramingError.of("FT6205", f"the request's head does not fit into a tunnel: {error}") from error
+        if len(payload) > MAX_FRAME_OCTETS:
+            raise FramingError.of("FT6205", f"a request head of {len(payload)} octets does not fit into a tunnel")
         stream = self._next_stream
         self._next_stream += 2
         self._streams[stream] = _Stream()
-        self._emit(FrameType.OPEN, stream, _encode(head))
+        self._emit(FrameType.OPEN, stream, payload)
         return stream
 
     def write(self, stream: int, data: bytes) -> None:
@@ -159,7 +165,6 @@ class Mux:
                 view = view[size:]
         if len(view):
             state.unsent.append(bytes(view))
-            state.unsent_octets += len(view)
 
     def end(self, stream: int) -> None:
         """No more data from us, once what waits has gone."""
@@ -270,7 +275,7 @@ class Mux:
         return Frame(kind, stream, payload)
 
     def _flush(self, stream: int, state: _Stream) -> None:
-        waiting, state.unsent, state.unsent_octets = b"".join(state.unsent), [], 0
+        waiting, state.unsent = b"".join(state.unsent), []
         self.write(stream, waiting)
         if state.end_when_sent and not state.unsent:
             state.end_when_sent = False

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from fabrictool.mesh.framing import STREAM_CREDIT, StreamHead
+from fabrictool.mesh.framing import STREAM_CREDIT, TEXT_CHARACTERS, FrameType, FramingError, StreamHead
 from fabrictool.mesh.records import Lifecycle, NodeBody, ServiceBody
 
 pytestmark = pytest.mark.asyncio
@@ -189,3 +189,23 @@ async def test_another_federation_is_refused(federation, tmp_path):
     assert hub.neighbours == []
     for each in (node, hub):
         await each.close()
+
+
+async def test_a_head_that_cannot_be_decoded_costs_its_stream_and_not_the_tunnel(federation):
+    hub, _, [(agent, listener)] = await linked(federation, "a")
+    listener.accept = lambda stream, head, peer: Echo()
+    innocent, poisoned = Collect(), Collect()
+    tunnel = hub.tunnel(agent.session)
+    stream = tunnel.open_stream(StreamHead(b"s" * 16, "GET", "/v1/x", (), 0), innocent)
+    with pytest.raises(FramingError) as refused:
+        tunnel.open_stream(StreamHead(b"s" * 16, "GET", "/" + "x" * TEXT_CHARACTERS, (), 0), poisoned)
+    assert refused.value.problems[0].code == "FT6205"
+    bad = tunnel.mux._next_stream  # what a peer of another release, or a hostile one, might send all the same
+    tunnel.mux._next_stream += 2
+    tunnel.mux._emit(FrameType.OPEN, bad, b"junk")
+    tunnel.flush()
+    stream.write(b"still here")
+    await until(lambda: innocent.data == b"still here")
+    assert hub.tunnel(agent.session) is tunnel
+    for node in (agent, hub):
+        await node.close()

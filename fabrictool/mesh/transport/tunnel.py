@@ -193,7 +193,6 @@ class Tunnel(asyncio.Protocol):
         self._streams: dict[int, TunnelStream] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._last_heard = clock()
-        self._going_away = False
 
     # -- for the owner ----------------------------------------------------------------------------------------
 
@@ -307,8 +306,6 @@ class Tunnel(asyncio.Protocol):
             self._host.gossip_received(self, frame.payload)
         elif frame.type is F.BEAT:
             self._host.beat_received(self, _decoded(frame.payload, Beat))
-        elif frame.type is F.GOAWAY:
-            self._going_away = True
 
     def _hello(self, payload: bytes) -> None:
         hello = _decoded(payload, Hello)
@@ -326,7 +323,14 @@ class Tunnel(asyncio.Protocol):
 
     def _opened(self, frame: Frame) -> None:
         stream = TunnelStream(self, frame.stream)
-        handler = self._host.stream_opened(stream, _decoded(frame.payload, StreamHead))
+        try:
+            head = _decoded(frame.payload, StreamHead)
+        except FramingError as error:  # one bad request is no reason to break everybody else's
+            _log.warning("stream refused: %s", error)
+            self.mux.reset(frame.stream, "malformed head")
+            self.flush()
+            return
+        handler = self._host.stream_opened(stream, head)
         if handler is None:
             self.mux.reset(frame.stream, "no such service")
             self.flush()
