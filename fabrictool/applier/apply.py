@@ -127,7 +127,8 @@ class Applier:
             if problems:
                 raise AppliedInPartError(problems)
             self._state = self.folder.write_state(
-                msgspec.structs.replace(self._state, applied_plan=plan.id), read=self._state
+                msgspec.structs.replace(self._state, applied_plan=plan.id, applied_blueprint=plan.blueprint_digest),
+                read=self._state,
             )
             journal.write("end")
             return True

@@ -70,7 +70,12 @@ def plan_fabric(
     except InfeasibleError as error:
         raise InfeasibleError([*error.problems, *_unknown_clusters(observed)]) from error
     expiring = {unit.operation for _, unit in observed.running().values() if expires_soon(unit, now)}
-    placement = assign(problem, solution, running, unseen)
+    out_of_sight = {
+        address.removeprefix("replica/"): (placed.cluster, placed.node, placed.tp)
+        for address, placed in state.units.items()
+        if address.startswith("replica/") and placed.cluster not in observed.clusters
+    }  # nothing can be said of those on a cluster that is not enabled, but their names are taken
+    placement = assign(problem, solution, out_of_sight | running, unseen)
     wanted = wanted_units(blueprint, inventory, placement, _running_keys(specs) if keys is None else keys)
     plan = Plan(
         fabric=fabric.name,
@@ -92,6 +97,7 @@ def plan_fabric(
             *(f"{problem.code} {problem.message}" for problem in loaded.warnings),
             *_unread_traces(blueprint),
             *_unread_keys(blueprint, keys),
+            *(problem.message for problem in out_of_reach(state, observed) if _disabled(problem, observed)),
         ),
     )
     return plan, observed
@@ -121,6 +127,21 @@ def destruction_plan(fabric: Fabric, loaded: Loaded) -> tuple[Plan, list[Problem
     return plan, out_of_reach(state, observed)
 
 
+def drift(state: State, observed: Observed, blueprint_digest: str) -> list[str]:
+    """How what runs differs from what was applied last, in words."""
+    found = []
+    if state.applied_blueprint not in ("", blueprint_digest):
+        found.append("the blueprint is not the one that was applied last, or that was with an overlay or a scenario")
+    running = observed.running()
+    for address, placed in sorted(state.units.items()):
+        facts = observed.clusters.get(placed.cluster)
+        if facts is not None and facts.known and address not in running:
+            found.append(f"{address} was started on {placed.cluster} and does not run")
+    unasked = sorted(set(running) - set(state.units))
+    found += [f"{address} runs on {running[address][0]}, unasked" for address in unasked]
+    return found
+
+
 def out_of_reach(state: State, observed: Observed) -> list[Problem]:
     """Each cluster that does not answer or is not enabled, with the units that were started there and not stopped.
 
@@ -146,6 +167,10 @@ def out_of_reach(state: State, observed: Observed) -> list[Problem]:
                 )
             )
     return found
+
+
+def _disabled(problem: Problem, observed: Observed) -> bool:
+    return (problem.place.thing or "").removeprefix("cluster/") not in observed.clusters
 
 
 def _deletions(observed: Observed) -> list[Action]:

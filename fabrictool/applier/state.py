@@ -47,6 +47,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     serial: int = 0
     applied_plan: str = ""
     """Id of the last plan that was carried out."""
+    applied_blueprint: str = ""
+    """Digest of what that plan was made of."""
     generations: dict[str, int] = {}
     """Address → how many units it ever had."""
     units: dict[str, Placed] = {}

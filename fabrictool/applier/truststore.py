@@ -93,11 +93,12 @@ class TrustStore:
         self, provider: str, role: Literal["agent", "gateway"], *, now: float, seconds: float
     ) -> dict[str, bytes]:
         """The identity of one session, as files of a run folder."""
+        root = self.root()  # first: without it there is no provider either
         session = issue_session(self.provider(provider), role, now=now, seconds=seconds)
         return {
             "identity/session.key": session.key_pem(),
             "identity/session.crt": session.chain_pem(),
-            "identity/root.crt": self.root().chain_pem(),
+            "identity/root.crt": root.chain_pem(),
         }
 
     def _write(self, name: str, credential: Credential) -> None:

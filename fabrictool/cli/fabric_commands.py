@@ -75,7 +75,7 @@ def apply(
     """Carry a plan out: journalled, safe to repeat, safe to interrupt."""
     from fabrictool.cli.applying import carry_out, confirm, make_plan, read_plan
     from fabrictool.cli.output import data, json_line, say
-    from fabrictool.cli.plan_text import render
+    from fabrictool.cli.plan_text import action_lines, render
 
     if plan_file is None:
         made, observed = make_plan(blueprint, inventory, overlay, scenario, seed=seed)
@@ -83,6 +83,8 @@ def apply(
             data(render(made, observed))
     else:
         made = read_plan(plan_file)
+        if made.changes and not as_json:
+            data("\n".join(action_lines(made, 0)))
     if not made.changes:
         say("nothing to do")
         if as_json:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from fabrictool.status.documents import StatusDocument
 
 WATCH_S = 2.0
+FOLLOWED_LINES = 1000
+"""As many lines may come between two looks of `logs --follow`."""
 
 
 def show_status(blueprint: Path | None, inventory: Path | None, url: str, *, as_json: bool, watch: bool) -> int:
@@ -50,26 +52,34 @@ def _one_url(url: str) -> tuple[dict[str, Any], str, bool]:
 
 
 def _whole_fabric(blueprint: Path | None, inventory: Path | None) -> tuple[dict[str, Any], str, bool]:
+    from fabrictool.applier.planning import drift, out_of_reach
+
     loaded = load(blueprint, inventory)
     fabric = open_fabric(loaded)
     observed = fabric.observe()
     units = [_unit_row(cluster, unit) for cluster, unit in _latest_units(observed)]
     gateway = _gateway_document(observed)
+    state = fabric.folder.read_state()
     unknown = {name: facts.reason for name, facts in observed.clusters.items() if not facts.known}
+    unreached, drifts = out_of_reach(state, observed), drift(state, observed, loaded.digest)
     lines = [f"Fabric {fabric.name}: {sum(u['state'] == 'running' for u in units)} of {len(units)} units run"]
-    lines += [f"! {name} is unknown: {reason}" for name, reason in unknown.items()]
+    lines += [f"! {problem.message}" for problem in unreached]
+    lines += [f"~ {text}" for text in drifts]
     if units:
         rows = [[u["address"], u["cluster"], _painted(u["state"]), u["engine"], u["detail"]] for u in units]
         lines += ["", table(["UNIT", "CLUSTER", "STATE", "ENGINE", ""], rows)]
     if gateway is not None:
         lines += ["", *_gateway_lines(gateway)]
-    good = all(u["state"] == "running" and u["engine"] in ("", "ready") for u in units)
+    well = all(u["state"] == "running" and u["engine"] in ("", "ready") for u in units)
+    good = bool(units) and well and not any(problem.severity == "error" for problem in unreached)
     document = {
         "format_version": "1",
         "type": "status",
         "fabric": fabric.name,
         "good": good,
         "unknown_clusters": unknown,
+        "out_of_reach": [problem.message for problem in unreached],
+        "drift": drifts,
         "units": units,
         "gateway": msgspec.to_builtins(gateway) if gateway is not None else None,
     }
@@ -165,11 +175,11 @@ def show_logs(unit: str, blueprint: Path | None, inventory: Path | None, lines: 
     """Print the tail; go on while following."""
     fabric = open_fabric(load(blueprint, inventory))
     cluster, operation = _find_unit(fabric, unit)
-    tail = fabric.clusters[cluster].log_tail(operation, lines)
-    data("\n".join(tail))
+    tail = fabric.clusters[cluster].log_tail(operation, max(lines, FOLLOWED_LINES))
+    data("\n".join(tail[-lines:]))
     while follow:
         time.sleep(0.5)
-        fresh = fabric.clusters[cluster].log_tail(operation, 1000)
+        fresh = fabric.clusters[cluster].log_tail(operation, FOLLOWED_LINES)
         new = _after(tail, fresh)
         if new:
             data("\n".join(new))
@@ -178,10 +188,10 @@ def show_logs(unit: str, blueprint: Path | None, inventory: Path | None, lines: 
 
 def _after(before: list[str], now: list[str]) -> list[str]:
     """The lines of `now` that come after those of `before`."""
-    last = before[-1:] and before[-1]
-    for index in range(len(now) - 1, -1, -1):
-        if now[index] == last and now[max(0, index - 2) : index + 1] == before[-min(3, index + 1) :]:
-            return now[index + 1 :]
+    for end in range(len(now), 0, -1):
+        both = min(end, len(before))
+        if both and now[end - both : end] == before[-both:]:
+            return now[end:]
     return now
 
 

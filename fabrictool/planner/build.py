@@ -37,10 +37,9 @@ _COMPUTES_IN = {"bf16": ("bf16", "fp16", "fp32"), "fp16": ("fp16", "bf16", "fp32
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """What the problem was built from, for the forecast and the verifier."""
+    """What the problem was built from, for the forecast."""
 
     demands: dict[str, Demand]
-    options: tuple[Option, ...]
 
 
 def build_problem(
@@ -103,7 +102,7 @@ def build_problem(
         objective=tuple(dict.fromkeys([*blueprint.objective, "latency"])),
         tables_sha256=digest(tables),
     )
-    return problem, Tables(demands, tuple(options))
+    return problem, Tables(demands)
 
 
 def pools_of(inventory: Inventory) -> list[Pool]:

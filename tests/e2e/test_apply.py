@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ALPHA_KEY, BLUEPRINT, KEY
+from tests.conftest import ALPHA_KEY, BLUEPRINT, INVENTORY, KEY
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -61,8 +61,12 @@ def test_apply_serves_and_applying_twice_changes_nothing(fabric_bed):
     assert status["gateway"]["models"][0]["ready"] == 2
     assert "service-serving" in bed.run("events").stdout
     assert "engine" in bed.run("logs", "tiny/0").stdout
-    bed.run("destroy", "--yes")
+    assert status["drift"] == []
+    bed.write(context=128)
+    assert "~ the blueprint is not the one" in bed.run("status").stdout
+    assert "delete  replica/tiny/1" in bed.run("destroy", "--yes").stdout
     assert bed.units() == {}
+    assert "0 of 0 units run" in bed.run("status", code=1).stdout
     assert "nothing of fabric t runs" in bed.run("destroy", "--yes").stderr
 
 
@@ -280,6 +284,22 @@ def test_a_comment_in_the_blueprint_does_not_make_a_plan_stale_but_a_second_star
     refused = bed.run("apply", "b.json", "--yes", code=5)
     assert "unit/replica/tiny/1" in refused.stderr
     assert bed.running() == EVERYTHING
+
+
+def test_units_of_a_disabled_cluster_are_said_and_keep_their_names(fabric_bed):
+    bed = fabric_bed
+    bed.up()
+    lines = INVENTORY.splitlines(keepends=True)
+    lines.insert(lines.index("  two:\n") + 1, "    enabled: false\n")
+    bed.write(inventory="".join(lines), blueprint=BLUEPRINT.replace("min: %(replicas)s", "min: 1"))
+    plan = bed.run("plan").stdout
+    assert "two is not enabled in the inventory" in plan
+    assert "replica/tiny/1" in plan
+    assert "two is not enabled" in bed.run("status", code=1).stdout
+    assert "FT5109" in bed.run("destroy", "--yes", code=4).stderr
+    bed.write()
+    bed.run("destroy", "--yes")
+    assert bed.units() == {}
 
 
 def test_ctrl_c_finishes_the_step_and_the_next_apply_goes_on(fabric_bed):

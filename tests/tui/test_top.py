@@ -120,6 +120,16 @@ async def test_filter_and_its_inverse():
 
 
 @pytest.mark.asyncio
+async def test_what_others_wrote_is_text_and_never_markup():
+    odd = "[red]x[/red] [/] [link=y]"
+    app = top(lambda: gateway(fabric=odd, nodes=[node("n1", odd, "cscs")]))
+    async with app.run_test(size=(180, 30)) as pilot:
+        await settled(pilot)
+        assert [row[0] for row in cells(app)] == [odd]
+        assert odd in text(app, "#headline")
+
+
+@pytest.mark.asyncio
 async def test_an_agents_own_view():
     agent = AgentStatus(
         release="0", at=NOW, started_at=NOW, fabric="f", provider="p", site="s", cluster="c", node="n", replica="m/0",

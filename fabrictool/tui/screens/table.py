@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from rich.text import Text
 from textual.containers import Vertical
 from textual.screen import Screen
 from textual.widgets import DataTable, Footer, Input, Static
@@ -37,7 +38,7 @@ class TableScreen(Screen[None]):
 
     def compose(self) -> ComposeResult:
         """Headline, tabs, table, filter line, keys."""
-        yield Static("connecting …", id="headline")
+        yield Static("connecting …", id="headline", markup=False)
         yield Static(id="tabs")
         with Vertical():
             yield DataTable(id="table", cursor_type="row", zebra_stripes=True)
@@ -94,11 +95,11 @@ class TableScreen(Screen[None]):
                 table.remove_row(key)
         for key, cells in rows.items():
             if key not in table.rows:
-                table.add_row(*cells, key=key)
+                table.add_row(*[Text(cell) for cell in cells], key=key)  # not markup: a node chose these words
                 continue
             for column, cell in zip(self.COLUMNS, cells, strict=True):
-                if table.get_cell(key, column) != cell:
-                    table.update_cell(key, column, cell, update_width=True)
+                if str(table.get_cell(key, column)) != cell:
+                    table.update_cell(key, column, Text(cell), update_width=True)
         empty = self.query_one("#empty", Static)
         empty.display = not rows
         empty.update("no row passes the filter" if self._rows else self.EMPTY)

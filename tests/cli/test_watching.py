@@ -1,0 +1,53 @@
+"""What `status` and `logs` make of what they see."""
+
+import pytest
+
+from fabrictool.applier.planning import drift, out_of_reach
+from fabrictool.applier.state import Placed, State
+from fabrictool.cli.watching import _after
+from fabrictool.domain.observed import ClusterFacts, Observed, ObservedUnit
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "new"),
+    [
+        (["c"], ["a", "b", "c"], []),
+        (["a", "b", "c"], ["a", "b", "c", "d"], ["d"]),
+        (["a", "b", "c"], ["c", "d"], ["d"]),
+        (["a", "a"], ["a", "a", "a"], []),
+        (["a"], ["x", "y"], ["x", "y"]),
+        ([], ["x"], ["x"]),
+    ],
+)
+def test_following_a_log_prints_each_line_once(before, now, new):
+    assert _after(before, now) == new
+
+
+def test_drift_and_what_is_out_of_reach():
+    state = State(
+        applied_blueprint="old",
+        units={
+            "replica/m/0": Placed(cluster="a", node="n"),
+            "replica/m/1": Placed(cluster="gone", node="n"),
+            "replica/m/2": Placed(cluster="off", node="n"),
+        },
+    )
+    stray = ObservedUnit(address="replica/x/0", operation="o", state="running", spec_digest="")
+    observed = Observed(
+        clusters={
+            "a": ClusterFacts(cluster="a", known=True, units=(stray,)),
+            "gone": ClusterFacts(cluster="gone", known=False, reason="no answer"),
+            "never": ClusterFacts(cluster="never", known=False, reason="no answer"),
+        }
+    )
+    first, second, third = drift(state, observed, "new")
+    assert "not the one that was applied" in first
+    assert "replica/m/0" in second
+    assert "replica/x/0 runs on a, unasked" in third
+    found = {problem.place.thing: problem for problem in out_of_reach(state, observed)}
+    assert {name: problem.severity for name, problem in found.items()} == {
+        "cluster/gone": "error",
+        "cluster/never": "warning",
+        "cluster/off": "error",
+    }
+    assert "replica/m/2" in found["cluster/off"].message
