@@ -13,12 +13,11 @@ from fabrictool.base.clock import SystemClock
 from fabrictool.base.errors import FabrictoolError, InvalidInputError
 from fabrictool.base.files import file_error
 from fabrictool.base.logs import configure_logging
+from fabrictool.base.runfolder import RunFolder
 from fabrictool.domain.specs import AgentSpec, GatewaySpec, decode_spec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
-
-    from fabrictool.base.runfolder import RunFolder
 
 S = TypeVar("S", AgentSpec, GatewaySpec)
 
@@ -33,6 +32,7 @@ def run_unit(
 ) -> int:
     """Returns the exit code; the reason goes to ``exit.json`` and the log, never a traceback for a known error."""
     configure_logging("info")
+    folder = RunFolder(folder.path.absolute())
     os.chdir("/")  # hold no folder of the user's busy
     try:
         spec = read_spec(folder, kind)

@@ -13,14 +13,17 @@ if TYPE_CHECKING:
 
 
 def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
-    """Replace `path` by `data`, or leave it as it was.
+    """Replace the file `path` by `data`, or leave it as it was; its folder is made if need be.
 
     Raises
     ------
     FabrictoolError
         FT4301 (no space left) or FT4302 (no rights, read-only, not a folder); the old content is still there.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    except ValueError as error:
+        raise file_error(IsADirectoryError(errno.EISDIR, "is a folder"), path) from error
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
@@ -34,6 +37,25 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
         except OSError:
             temporary.unlink(missing_ok=True)
             raise
+    except OSError as error:
+        raise file_error(error, path) from error
+
+
+def write_output(path: Path, data: bytes) -> None:
+    """Write what a user asked for where they asked for it: a device or a pipe is written to, never replaced.
+
+    Raises
+    ------
+    FabrictoolError
+        FT4301 or FT4302, also for a folder that does not exist.
+    """
+    try:
+        regular = not path.exists() or path.is_file()
+        if regular and path.parent.is_dir():
+            write_atomic(path.resolve(), data)
+        else:
+            with path.open("wb") as file:
+                file.write(data)
     except OSError as error:
         raise file_error(error, path) from error
 
@@ -65,6 +87,6 @@ def file_error(error: OSError, path: Path | str) -> FabrictoolError:
             "FT4302",
             f"cannot use {path}: {reason.lower()}",
             Place(file=str(path)),
-            "check the owner and mode of the folder, or choose another with FABRICTOOL_STATE_DIR",
+            "check that it is there, its owner and its mode; the state folder is chosen with FABRICTOOL_STATE_DIR",
         )
     )

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fabrictool.base.errors import InvalidInputError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -41,10 +43,18 @@ class Settings:
 
     @property
     def state_path(self) -> Path:
-        """`state_dir` with ``~`` resolved."""
-        return Path(self.state_dir).expanduser()
+        """`state_dir`, absolute: units leave the folder in which they were started; raises FT4303."""
+        return _absolute(self.state_dir, "FABRICTOOL_STATE_DIR")
 
     @property
     def cache_path(self) -> Path:
-        """`cache_dir` with ``~`` resolved."""
-        return Path(self.cache_dir).expanduser()
+        """`cache_dir`, absolute; raises FT4303."""
+        return _absolute(self.cache_dir, "FABRICTOOL_CACHE_DIR")
+
+
+def _absolute(text: str, variable: str) -> Path:
+    try:
+        return Path(text).expanduser().absolute()
+    except (RuntimeError, OSError) as error:  # no such user; no working directory
+        message = f"{variable}={text} names no folder: {error}"
+        raise InvalidInputError.of("FT4303", message, hint="give an absolute path") from error

@@ -78,8 +78,13 @@ def _python() -> Check:
 
 def _writable(name: str, path: Path) -> Check:
     there = path
-    while not there.exists():
-        there = there.parent
+    try:
+        while not there.exists():
+            there = there.parent
+    except OSError as error:
+        return Check(
+            name, False, f"{path}: {(error.strerror or str(error)).lower()}", "check the rights of its folders"
+        )
     if not os.access(there, os.W_OK | os.X_OK):
         return Check(name, False, f"{path}: no right to write", "another folder: see docs/reference/settings.md")
     free = shutil.disk_usage(there).free

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -33,19 +34,21 @@ def plan(
     detailed_exitcode: Annotated[bool, typer.Option(help="Exit with 2 when there are changes.")] = False,
     explain: Annotated[bool, typer.Option(help="Say why, line by line.")] = False,
     seed: Annotated[int, typer.Option(help="Of the solver: same inputs, same seed, same plan.")] = 0,
-    time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds for each stage of the solver.")] = 60.0,
+    time_limit: Annotated[float, typer.Option(min=0.1, max=86400, help="Seconds for each stage of the solver.")] = 60.0,
     verbose: Annotated[int, typer.Option("--verbose", "-v", count=True, help="More: -v fields, -vv operations.")] = 0,
 ) -> int:
     """Show what would change and what it forecasts; changes nothing."""
-    from fabrictool.base.files import write_atomic
+    from fabrictool.base.files import write_output
     from fabrictool.cli.applying import make_plan
     from fabrictool.cli.output import data, say
     from fabrictool.domain.plan import encode_plan
 
+    if math.isnan(time_limit):
+        raise typer.BadParameter("nan is no number of seconds", param_hint="--time-limit")
     made, observed = make_plan(blueprint, inventory, overlay, scenario, seed=seed, time_limit=time_limit)
     encoded = encode_plan(made)
     if out is not None:
-        write_atomic(out, encoded)
+        write_output(out, encoded)
     if as_json:
         data(encoded.decode().rstrip())
     else:

@@ -20,6 +20,7 @@ import msgspec
 from fabrictool.base.errors import FabrictoolError, UnreachableError
 from fabrictool.base.files import file_error, sync_folder, write_atomic
 from fabrictool.base.runfolder import RunFolder
+from fabrictool.base.settings import Settings
 from fabrictool.domain.observed import ClusterFacts, ObservedUnit, UnitState
 from fabrictool.domain.plan import spec_digest
 from fabrictool.domain.specs import AgentSpec, UnitSpec, decode_spec, encode_spec
@@ -225,7 +226,10 @@ def _observe_unit(folder: RunFolder) -> ObservedUnit | None:
 
 def _environment(ours: Mapping[str, str]) -> dict[str, str]:
     """What a unit inherits: the machine's settings and the engines' own, never a tenant's key that is set here."""
-    return {name: value for name, value in ours.items() if name in _INHERITED or name.startswith(_INHERITED_PREFIXES)}
+    found = {name: value for name, value in ours.items() if name in _INHERITED or name.startswith(_INHERITED_PREFIXES)}
+    settings = Settings.from_environment(ours)
+    absolute = {"FABRICTOOL_STATE_DIR": settings.state_path, "FABRICTOOL_CACHE_DIR": settings.cache_path}
+    return found | {name: str(path) for name, path in absolute.items() if name in found}
 
 
 def _spawn(command: list[str], log: Path) -> int:

@@ -31,7 +31,10 @@ def fetch(url: str, *, timeout_s: float = 5.0, key: str = "") -> StatusDocument:
     StatusUnavailableError
         FT5201 when nobody answers, or the answer is something else.
     """
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise StatusUnavailableError.of("FT5201", f"{url!r} is not a URL: {error}", thing=url) from error
     if parts.scheme not in ("http", "https"):
         hint = "http://HOST:PORT of a gateway or an agent"
         raise StatusUnavailableError.of("FT5201", f"{url!r} is not an http URL", thing=url, hint=hint)
