@@ -10,6 +10,7 @@ import sys
 import typer
 
 from fabrictool.base.errors import FabrictoolError
+from fabrictool.base.files import file_error
 from fabrictool.cli import blueprint_commands, fabric_commands, gateway_commands, help_commands, trust_commands
 from fabrictool.cli.output import print_problems
 
@@ -47,6 +48,10 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output has gone; Python would complain once more at exit
         return 0
+    except OSError as error:
+        failure = file_error(error, error.filename or "the file")
+        print_problems(failure.problems, as_json="--json" in arguments)
+        return failure.exit_code
     return result if isinstance(result, int) else 0
 
 
