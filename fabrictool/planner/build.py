@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -126,17 +128,32 @@ def demand_of(wanted: Model, architecture: ModelArchitecture) -> Demand:
 
 
 def slo_misses(slo: Slo | None, latency: Latency) -> list[str]:
-    """The targets that a latency does not meet, in words; medians and p99 are read off the same exponential tail."""
+    """The targets that a latency does not meet, in words."""
     if slo is None:
         return []
     misses = []
     for metric in ("ttft", "tpot", "e2e"):
-        for percentile, factor in (("p50", 0.5), ("p95", 1.0), ("p99", 1.54)):
-            target = getattr(slo, f"{metric}_{percentile}")
-            value = getattr(latency, f"{metric}_p95") * factor
+        for percentile in (50, 95, 99):
+            target = getattr(slo, f"{metric}_p{percentile}")
+            value = _quantile(latency, metric, percentile / 100)
             if target is not None and value > float(target):
-                misses.append(f"{metric.upper()} {percentile} {value:.3g} s is over the target of {target}")
+                misses.append(f"{metric.upper()} p{percentile} {value:.3g} s is over the target of {target}")
     return misses
+
+
+def _quantile(latency: Latency, metric: str, share: float) -> float:
+    """Read off mean and p95: a constant part and an exponential tail, so that only the tail grows with the quantile."""
+    p95 = getattr(latency, f"{metric}_p95")
+    if metric == "e2e":
+        mean = latency.ttft_mean + (latency.e2e_p95 - latency.ttft_p95) * _ratio(latency.tpot_mean, latency.tpot_p95)
+    else:
+        mean = getattr(latency, f"{metric}_mean")
+    tail = max(0.0, p95 - mean) / (math.log(20.0) - 1.0)
+    return float(p95 + tail * (math.log(1.0 / (1.0 - share)) - math.log(20.0)))
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else 1.0
 
 
 def _need(name: str, wanted: Model, demand: Demand, *, lost: int, elsewhere: Container[str]) -> ModelNeed:
@@ -186,7 +203,7 @@ def _options(
         held = ", ".join(sorted(engine.weight_bytes))
         message = f"{name}: {wanted.engine} does not hold weights as {wanted.variant.precision}"
         raise InvalidInputError.of("FT1412", message, thing=f"models.{name}.variant.precision", hint=f"one of: {held}")
-    shape = Architecture(
+    base = Architecture(
         parameters=architecture.parameters,
         active_parameters=architecture.active_parameters,
         layers=architecture.layers,
@@ -204,7 +221,9 @@ def _options(
         if device is None:
             continue
         most = pool.devices_per_node if adapter(wanted.engine).capabilities.tensor_parallel else 1
-        for tp in [degree for degree in DEGREES if degree <= most]:
+        for tp in [degree for degree in DEGREES if degree <= most and architecture.heads % degree == 0]:
+            # With more devices than KV heads, each device holds a whole head: replicated, so counted as often.
+            shape = dataclasses.replace(base, kv_heads=max(base.kv_heads, tp))
             sequences = wanted.max_num_seqs or engine.default_max_num_seqs
             figures = replica(device, shape, demand, tp=tp, weight_octets=octets, max_num_seqs=sequences)
             if not figures.fits or (architecture.kv_heads % tp and tp % architecture.kv_heads):

@@ -12,8 +12,9 @@ requests/s, :math:`u_m \ge 0` requests/s unserved:
 * counts of clusters that do not answer are fixed
 
 Objectives in order, each kept while the next is minimised: unserved demand by priority, then those of the
-blueprint with the wishes of `place` after its SLO, then moves against what runs, then a fixed tie-break. Objectives are
-recomputed here in floating point; the bound is the solver's own, and never above the value.
+blueprint with the wishes of `place` after its SLO, then moves against what runs, then the number of replicas, then a
+fixed tie-break. Latency is kept within 1 %: its figures are not that exact, and nothing is moved for less.
+Objectives are recomputed here in floating point; the bound is the solver's own, and never above the value.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ PLANNING_UTILISATION = 0.8
 """Load that a replica is planned for; the rest absorbs bursts."""
 TOLERANCE = 1e-6
 """Slack with which a solved stage is kept, relative to its value (and absolute near zero)."""
+
+LATENCY_TOLERANCE = 0.01
+"""Slack of the latency stage; the forecast's own band is far wider (`fabrictool.simulator.roofline`)."""
 
 
 class ExactSolver:
@@ -83,7 +87,7 @@ class _Model:
         stages = []
         objective = list(self._problem.objective)
         objective.insert(1 if objective[:1] == ["slo"] else 0, "preference")
-        names = ["served", *objective, "moves", "tie-break"]
+        names = ["served", *objective, "moves", "replicas", "tie-break"]
         for name in names:
             terms = self._stage_terms(name)
             if not terms:
@@ -156,9 +160,10 @@ class _Model:
                 return [(option.preference, count[i]) for i, option in enumerate(options) if option.preference]
             case "moves":
                 return self._moves()
-        # Any fixed order will do, as long as it is the same everywhere: fewer replicas, then the
-        # first of the sorted options.
-        return [(1.0 + 1e-3 * i, count[i]) for i in range(len(options))]
+            case "replicas":
+                return [(1.0, count[i]) for i in range(len(options))]
+        # Any fixed order will do, as long as it is the same everywhere: the first of the sorted options.
+        return [(float(i), count[i]) for i in range(len(options))]
 
     def _moves(self) -> list[tuple[float, pywraplp.Variable]]:
         """Replicas to be started or stopped against what runs: |k - k_now|."""
@@ -184,12 +189,16 @@ class _Model:
             raise explain_infeasible(self._problem)
         if status not in (solver.OPTIMAL, solver.FEASIBLE):
             raise FabrictoolError.of(
-                "FT2902", f"the solver gave up in stage {name}", hint="give it more time with --time-limit"
+                "FT2902",
+                f"the solver gave up in stage {name}",
+                hint="more time: `fabrictool plan --time-limit SECONDS -o FILE`",
             )
         self._optimal = self._optimal and status == solver.OPTIMAL
         value = math.fsum(weight * variable.solution_value() for weight, variable in terms)
         bound = min(value, objective.BestBound())
         slack = TOLERANCE * max(1.0, abs(value))
+        if name == "latency":
+            slack = max(slack, LATENCY_TOLERANCE * value)
         # The solver forgets its solution with the next row or variable.
         self._counts = [variable.solution_value() for variable in self._count]
         self._loads = [variable.solution_value() for variable in self._load]

@@ -1,5 +1,6 @@
 """From YAML to columns: what is permitted, what fits, and what a plan of the demo looks like."""
 
+import math
 import os
 from pathlib import Path
 
@@ -10,11 +11,13 @@ from fabrictool.applier.fabric import Fabric
 from fabrictool.applier.planning import plan_fabric
 from fabrictool.base.settings import Settings
 from fabrictool.blueprint import load
+from fabrictool.domain.blueprint import Slo
 from fabrictool.domain.plan import ReplicaPlacement, decode_plan, encode_plan
 from fabrictool.planner.assign import assign
-from fabrictool.planner.build import build_problem
+from fabrictool.planner.build import build_problem, slo_misses
 from fabrictool.planner.exact import ExactSolver
 from fabrictool.planner.forecast import forecast
+from fabrictool.simulator.roofline import Latency
 
 ROOT = Path(__file__).parents[2]
 INVENTORY = """\
@@ -142,3 +145,28 @@ def test_an_unseen_replica_without_a_column_still_counts(tmp_path):
     )
     problem, _ = build_problem(loaded.blueprint, loaded.inventory, usable=["gpus"], unseen=[lost], current={})
     assert (problem.needs[0].minimum, problem.needs[0].maximum) == (2, 3)
+
+
+def test_heads_bound_the_degree(tmp_path):
+    def figures(source):
+        (tmp_path / "inventory.yaml").write_text(INVENTORY)
+        text = BLUEPRINT.replace("ENGINE", "vllm").replace("PRECISION", "bf16").replace("EXTRA", "")
+        text = text.replace("context: 4096", "context: 2048")
+        (tmp_path / "blueprint.yaml").write_text(text.replace("hf://meta-llama/Llama-3.1-8B-Instruct", source))
+        loaded = load(tmp_path / "blueprint.yaml", environment={})
+        built, _ = build_problem(loaded.blueprint, loaded.inventory, usable=["gpus"], unseen=(), current={})
+        return {o.tp: o.figures for o in built.options if o.pool.partition == "big"}
+
+    assert set(figures("hf://Qwen/Qwen2-7B-Instruct\n    architecture: Qwen/Qwen2-7B")) == {1, 2, 4}, "28 heads"
+
+
+def test_quantiles_grow_with_the_tail_alone():
+    flat = Latency(0.5, ttft_mean=2.0, ttft_p95=2.0, tpot_mean=0.1, tpot_p95=0.1, e2e_p95=12.0)
+    assert slo_misses(Slo(ttft_p50="1.9 s", ttft_p99="2.1 s", e2e_p99="12.1 s"), flat) == [
+        "TTFT p50 2 s is over the target of 1.9s"
+    ]
+    tail = Latency(0.5, ttft_mean=1.0, ttft_p95=math.log(20), tpot_mean=0.0, tpot_p95=0.0, e2e_p95=math.log(20))
+    assert slo_misses(Slo(ttft_p50="0.69 s", ttft_p99="4.60 s"), tail) == [
+        "TTFT p50 0.693 s is over the target of 690ms",
+        "TTFT p99 4.61 s is over the target of 4.6s",
+    ]
