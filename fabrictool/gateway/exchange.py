@@ -131,7 +131,8 @@ class Exchange:
             self._response.pause_reading()
 
     def resume(self) -> None:
-        """The client reads again."""
+        """The client reads again; the replica's silence meanwhile was our doing."""
+        self.last_activity = self._client.now()
         if self._response is not None:
             self._response.resume_reading()
 

@@ -19,8 +19,10 @@ from fabrictool.gateway.http import Connection, Request
 from fabrictool.gateway.metrics import Metrics
 from fabrictool.gateway.openai import Answer, error_answer, json_answer, model_object, peek
 from fabrictool.gateway.view import mesh_rows, model_row, static_rows
+from fabrictool.mesh.framing import TEXT_CHARACTERS
 from fabrictool.mesh.records import Lifecycle, NodeBody, ServiceBody
 from fabrictool.status.documents import Event, GatewayStatus, Totals, encode
+from fabrictool.status.pages import METRICS_TYPE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -40,13 +42,11 @@ _log = logging.getLogger("fabrictool.gateway")
 COMPLETION_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
 PROVIDERS_HEADER = "x-fabric-providers"
 """A client's own allowlist: comma-separated providers; it narrows its group's list and never widens it."""
-IDLE_UPSTREAM_S = 600.0
-"""A replica may think this long between two bytes (paper 001's reasoning requests have a P95 of 174 s)."""
-IDLE_CLIENT_S = 75.0
 TICK_S = 1.0
 EVENTS_KEPT = 200
 _PASSED_REQUEST_HEADERS = frozenset({"content-type", "accept", "x-request-id", "user-agent"})
-_LOOPBACK = frozenset({"127.0.0.1", "::1"})
+CERTIFICATE_WARNING_S = 4 * 3600.0
+"""A session lives for about a day; an operator who looks in twice a shift sees this in time."""
 
 
 class Gateway:
@@ -82,8 +82,9 @@ class Gateway:
         self._started = clock.wall()
         self._server: asyncio.Server | None = None
         self._tick: asyncio.Task[None] | None = None
-        self._draining = asyncio.Event()
+        self.draining = False
         self._drained = asyncio.Event()
+        self._warned: set[bytes] = set()
         self.listen_address = ""
         self.mesh_address = ""
 
@@ -113,44 +114,59 @@ class Gateway:
         """Accept nothing new, let open requests finish for that long, then close."""
         if self._server is not None:
             self._server.close()
-        self._draining.set()
-        if not any(connection.exchange for connection in self._connections):
+        self.draining = True
+        for connection in list(self._connections):
+            connection.close_when_answered()
+        if not self._connections:
             self._drained.set()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._drained.wait(), seconds)
         if self._tick is not None:
             self._tick.cancel()
         for connection in list(self._connections):
-            connection.close()
+            connection.abort()
 
     # -- Handler, for connections -----------------------------------------------------------------------------
 
     def opened(self, connection: Connection) -> None:
         """A client connected."""
         self._connections.add(connection)
+        if self.draining:
+            connection.close_when_answered()
 
     def closed(self, connection: Connection) -> None:
         """A client went."""
         self._connections.discard(connection)
-        if self._draining.is_set() and not any(c.exchange for c in self._connections):
+        if self.draining and not self._connections:
             self._drained.set()
+
+    def admit(self, request: Request) -> Answer | None:
+        """Key, method, path and the headers that would be passed on: all that a head alone decides."""
+        path, reads = request.path, request.method in ("GET", "HEAD")
+        if path == "/health" and reads:
+            return None
+        if self._keyring is not None:
+            authorization = request.header("authorization")
+            request.consumer = self._keyring.consumer(authorization)
+            if request.consumer is None:
+                text = "the API key is not valid" if authorization else "an API key is needed"
+                header = (("www-authenticate", 'Bearer realm="fabrictool"'),)
+                return error_answer(401, "FT8102", f"{text}: send Authorization: Bearer KEY", headers=header)
+        known = path in COMPLETION_PATHS or path.startswith(("/v1/models", "/status", "/metrics", "/health"))
+        if not reads and not (request.method == "POST" and path in COMPLETION_PATHS):
+            if known:
+                return error_answer(405, "FT8107", f"{request.method} is not allowed on {path}")
+            return error_answer(404, "FT8107", f"there is nothing at {path}")
+        for name, value in request.headers:
+            if name in _PASSED_REQUEST_HEADERS and len(value) > TEXT_CHARACTERS:
+                return error_answer(431, "FT8108", f"the header {name} is over {TEXT_CHARACTERS} octets")
+        return None
 
     def handle(self, request: Request, connection: Connection) -> Answer | Exchange:
         """The answer to a request, or the exchange that will make it."""
-        path = request.path
-        if path == "/health":
-            return Answer(200, b'{"status":"ok"}')
-        consumer, refusal = self._authenticate(request, connection, open_to_loopback=path in ("/status", "/metrics"))
-        if refusal is not None:
-            return refusal
         if request.method in ("GET", "HEAD"):
-            return self._get(path, consumer)
-        if request.method == "POST" and path in COMPLETION_PATHS:
-            return self._complete(request, connection, consumer)
-        known = path in COMPLETION_PATHS or path.startswith(("/v1/models", "/status", "/metrics"))
-        if known:
-            return error_answer(405, "FT8107", f"{request.method} is not allowed on {path}")
-        return error_answer(404, "FT8107", f"there is nothing at {path}")
+            return self._get(request.path, request.consumer)
+        return self._complete(request, connection)
 
     # -- Listener, for the mesh -------------------------------------------------------------------------------
 
@@ -171,6 +187,7 @@ class Gateway:
             self._lost_at.pop(session, None)
         else:
             self._lost_at[session] = self._clock.wall()
+        self._follow()
 
     def load_reported(self, session: bytes, load: Load) -> None:
         """An agent's beat."""
@@ -186,24 +203,11 @@ class Gateway:
 
     # -- answers ----------------------------------------------------------------------------------------------
 
-    def _authenticate(
-        self, request: Request, connection: Connection, *, open_to_loopback: bool
-    ) -> tuple[Consumer | None, Answer | None]:
-        if self._keyring is None:
-            return None, None
-        consumer = self._keyring.consumer(request.header("authorization"))
-        if consumer is not None or (open_to_loopback and connection.peer in _LOOPBACK):
-            return consumer, None
-        text = "the API key is not valid" if request.header("authorization") else "an API key is needed"
-        header = (("www-authenticate", 'Bearer realm="fabrictool"'),)
-        return None, error_answer(401, "FT8102", f"{text}: send Authorization: Bearer KEY", headers=header)
-
     def _get(self, path: str, consumer: Consumer | None) -> Answer:
+        if path == "/health":
+            return Answer(200, b'{"status":"ok"}')
         if path == "/metrics":
-            for model in self._directory.models():
-                ready = sum(t.ready for t in self._directory.of_model(model))
-                self._metrics.candidates.labels(model).set(ready)
-            return Answer(200, self._metrics.exposition(), "text/plain; version=0.0.4; charset=utf-8")
+            return Answer(200, self.exposition(), METRICS_TYPE)
         if path == "/status":
             return Answer(200, encode(self.status()))
         group = consumer.group if consumer is not None else None
@@ -224,15 +228,13 @@ class Gateway:
         allowed = sorted(p for p in providers if self._trust.permits(p, name, group, None))
         return model_object(name, allowed, int(self._started)) if allowed else None
 
-    def _complete(self, request: Request, connection: Connection, consumer: Consumer | None) -> Answer | Exchange:
+    def _complete(self, request: Request, connection: Connection) -> Answer | Exchange:
         body = bytes(request.body)
         peeked = peek(body)
         if isinstance(peeked, Answer):
             return peeked
-        listed = request.header(PROVIDERS_HEADER)
-        requested = frozenset(name.strip() for name in listed.split(",") if name.strip()) if listed else None
-        headers = [(k, v) for k, v in request.headers if k in _PASSED_REQUEST_HEADERS and k != "x-request-id"]
-        headers.append(("x-request-id", connection.request_id))
+        passed = {name: request.header(name) for name, _ in request.headers if name in _PASSED_REQUEST_HEADERS}
+        passed["x-request-id"] = connection.request_id
         return Exchange(
             connection,
             directory=self._directory,
@@ -243,13 +245,19 @@ class Gateway:
             model=peeked.model,
             method=request.method,
             path=request.target,
-            headers=tuple(headers),
+            headers=tuple(passed.items()),
             body=body,
-            group=consumer.group if consumer is not None else None,
-            requested=requested,
+            group=request.consumer.group if request.consumer is not None else None,
+            requested=_requested(request.values(PROVIDERS_HEADER)),
         )
 
     # -- status -----------------------------------------------------------------------------------------------
+
+    def exposition(self) -> bytes:
+        """The text of ``/metrics``."""
+        for model in self._directory.models():
+            self._metrics.candidates.labels(model).set(sum(t.ready for t in self._directory.of_model(model)))
+        return self._metrics.exposition()
 
     def status(self) -> GatewayStatus:
         """The document of ``/status``."""
@@ -296,19 +304,34 @@ class Gateway:
     async def _tick_forever(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            now = asyncio.get_running_loop().time()
             for connection in list(self._connections):
-                exchange = connection.exchange
-                if exchange is not None and now - exchange.last_activity > IDLE_UPSTREAM_S:
-                    exchange.time_out()
-                elif connection.idle and now - connection.last_activity > IDLE_CLIENT_S:
-                    connection.close()
+                connection.expire()
+            self._warn_of_certificates()
             if self._mesh is not None and self._mesh.registry.forget_expired(wall=self._clock.wall()):
                 self._follow()
+
+    def _warn_of_certificates(self) -> None:
+        """Once a session, hours ahead: when its certificate ends, its tunnel is closed."""
+        if self._mesh is None:
+            return
+        for session in {*self._mesh.neighbours, self._mesh.session} - self._warned:
+            identity = self._mesh.registry.session(session)
+            left = identity.not_after - self._clock.wall() if identity is not None else CERTIFICATE_WARNING_S
+            if left < CERTIFICATE_WARNING_S:
+                self._warned.add(session)
+                self._note(
+                    "certificate-ends", session.hex()[:8], f"in {left / 3600:.1f} h: `fabrictool apply` renews it"
+                )
 
     def _note(self, kind: str, subject: str, text: str) -> None:
         self._events.append(Event(at=self._clock.wall(), kind=kind, subject=subject, text=text))
         _log.info("%s %s %s", kind, subject, text)
+
+
+def _requested(lists: list[str]) -> frozenset[str] | None:
+    """Who is in every list: an empty one allows nobody, and none at all leaves the choice to the group."""
+    named = [frozenset(name.strip() for name in line.split(",") if name.strip()) for line in lists]
+    return frozenset.intersection(*named) if named else None
 
 
 def node_body(

@@ -11,15 +11,24 @@ from typing import TYPE_CHECKING, Protocol, cast
 import httptools
 
 from fabrictool.gateway.openai import MAX_BODY_OCTETS, Answer, error_answer
+from fabrictool.mesh.framing import TEXT_CHARACTERS
 
 if TYPE_CHECKING:
     from fabrictool.gateway.exchange import Exchange
+    from fabrictool.gateway.keys import Consumer
     from fabrictool.gateway.upstream import Headers
 
 MAX_HEAD_OCTETS = 64 * 1024
 HIGH_WATER = 64 * 1024
 """Octets that may wait for a slow client before its replica is paused."""
 PIPELINE = 16
+IDLE_UPSTREAM_S = 600.0
+"""A replica may think this long between two bytes (paper 001's reasoning requests have a P95 of 174 s)."""
+IDLE_CLIENT_S = 75.0
+"""A client may be silent between requests, or take nothing of its answer, for this long."""
+HEAD_S = 30.0
+REQUEST_S = 300.0
+"""A whole request must have come by then: 32 MiB at 1 Mbit/s take 268 s."""
 
 
 @dataclass(slots=True)
@@ -33,10 +42,18 @@ class Request:
     keep_alive: bool = True
     http10: bool = False
     head_octets: int = 0
+    body_octets: int = 0
+    refusal: Answer | None = None
+    """Decided when the head was whole; the body is then read past and not kept."""
+    consumer: Consumer | None = None
 
     def header(self, name: str) -> str:
         """The first header of that lower-case name, or nothing."""
-        return next((value for key, value in self.headers if key == name), "")
+        return next(iter(self.values(name)), "")
+
+    def values(self, name: str) -> list[str]:
+        """All headers of that lower-case name."""
+        return [value for key, value in self.headers if key == name]
 
     @property
     def path(self) -> str:
@@ -47,8 +64,17 @@ class Request:
 class Handler(Protocol):
     """What answers requests: an `Answer` at once, or an exchange that answers through the connection."""
 
+    @property
+    def draining(self) -> bool:
+        """Whether connections are to be closed after the answer that they are waiting for."""
+        ...
+
+    def admit(self, request: Request) -> Answer | None:
+        """Called when a head is whole, before the body: the refusal, or None; notes the consumer in the request."""
+        ...
+
     def handle(self, request: Request, connection: Connection) -> Answer | Exchange:
-        """Called once a request; an exchange is not started yet."""
+        """Called once for each admitted request; an exchange is not started yet."""
         ...
 
     def opened(self, connection: Connection) -> None:
@@ -72,21 +98,42 @@ class Connection(asyncio.Protocol):
         self._in_head = True
         self._head_octets = 0
         self._waiting: list[Request] = []
+        self._waiting_octets = 0
         self._current: Request | None = None
         self._broken = False
+        self._writing_paused = False
+        self._request_began: float | None = None
+        self._unread = 0
+        self._progress = self._last_activity = self._loop.time()
         self.exchange: Exchange | None = None
-        self.peer = ""
         self.request_id = ""
-        self.last_activity = self._loop.time()
 
-    @property
-    def idle(self) -> bool:
-        """Whether no request is being answered."""
-        return self._current is None
+    def close_when_answered(self) -> None:
+        """Close now if no request is being answered, else after its answer; what was written is still sent."""
+        if self._current is None:
+            self._transport.close()
 
-    def close(self) -> None:
-        """Close the connection, at once."""
+    def abort(self) -> None:
+        """Close at once, whatever is lost."""
         self._transport.abort()
+
+    def expire(self) -> None:
+        """Called every second: give up a client or a replica that has been silent for too long."""
+        now, unread = self._loop.time(), self._transport.get_write_buffer_size()
+        if unread != self._unread or not unread:
+            self._unread, self._progress = unread, now
+        if now - self._progress > IDLE_CLIENT_S:
+            self._transport.abort()
+        elif self.exchange is not None:
+            if not self._writing_paused and now - self.exchange.last_activity > IDLE_UPSTREAM_S:
+                self.exchange.time_out()
+        elif self._current is None and not unread:
+            if self._request_began is None:
+                late = now - self._last_activity > IDLE_CLIENT_S
+            else:
+                late = now - self._request_began > (HEAD_S if self._in_head else REQUEST_S)
+            if late:
+                self._transport.close()
 
     # -- Client, for exchanges --------------------------------------------------------------------------------
 
@@ -103,11 +150,12 @@ class Connection(asyncio.Protocol):
         self._done()
 
     def begin(self, status: int, headers: Headers) -> None:
-        """The head of a streamed response."""
-        sized: Headers = (
-            () if self._current is not None and self._current.http10 else (("transfer-encoding", "chunked"),)
-        )
-        self._write_head(status, (*headers, *sized))
+        """The head of a streamed response; to HTTP/1.0 only the end of the connection can end it."""
+        if self._current is not None and self._current.http10:
+            self._current.keep_alive = False
+            self._write_head(status, headers)
+        else:
+            self._write_head(status, (*headers, ("transfer-encoding", "chunked")))
 
     def chunk(self, data: bytes) -> None:
         """A piece of its body."""
@@ -133,15 +181,13 @@ class Connection(asyncio.Protocol):
         """A client connected."""
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=HIGH_WATER)
-        peer = transport.get_extra_info("peername")
-        self.peer = peer[0] if peer else ""
         self._handler.opened(self)
 
     def data_received(self, data: bytes) -> None:
         """Request bytes."""
         if self._broken:
             return
-        self.last_activity = self._loop.time()
+        self._last_activity = self._loop.time()
         if self._in_head:
             self._head_octets += len(data)
         try:
@@ -162,24 +208,32 @@ class Connection(asyncio.Protocol):
         self._handler.closed(self)
 
     def pause_writing(self) -> None:
-        """The client reads slowly."""
+        """The client reads slowly: nothing more is fetched, read or begun for it."""
+        self._writing_paused = True
+        self._regulate()
         if self.exchange is not None:
             self.exchange.pause()
 
     def resume_writing(self) -> None:
         """The client reads again."""
+        self._writing_paused = False
         if self.exchange is not None:
             self.exchange.resume()
+        self._next()
+        self._regulate()
 
     # -- httptools callbacks ----------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
         """A request starts."""
         self._building = Request()
+        self._request_began = self._loop.time()
 
     def on_url(self, url: bytes) -> None:
         """Part of the target."""
         self._building.target += url.decode("latin-1")
+        if len(self._building.target) > TEXT_CHARACTERS:
+            self._refuse(414, "FT8108", f"the request's target is over {TEXT_CHARACTERS} octets")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """One header."""
@@ -195,34 +249,47 @@ class Connection(asyncio.Protocol):
         request.method = self._parser.get_method().decode()
         request.http10 = self._parser.get_http_version() == "1.0"
         request.keep_alive = self._parser.should_keep_alive()
-        if request.header("expect").lower() == "100-continue" and self._current is None:
+        if self._parser.should_upgrade():
+            self._refuse(400, "FT8110", "upgrades are not supported")
+        if self._broken:
+            return
+        request.refusal = self._handler.admit(request)
+        expects = request.header("expect").lower() == "100-continue"
+        if expects and request.refusal is None and self._current is None:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_body(self, data: bytes) -> None:
-        """Body bytes."""
-        self._building.body += data
-        if len(self._building.body) > MAX_BODY_OCTETS:
+        """Body bytes; kept only where somebody will read them."""
+        request = self._building
+        request.body_octets += len(data)
+        if request.refusal is None and request.method == "POST" and not self._broken:
+            request.body += data
+        if request.body_octets > MAX_BODY_OCTETS:
             self._refuse(413, "FT8108", f"the request's body is over {MAX_BODY_OCTETS >> 20} MiB")
 
     def on_message_complete(self) -> None:
         """A request is whole: handle it, after those that came before it."""
         self._in_head = True
+        self._request_began = None
         if self._broken:
             return
         self._waiting.append(self._building)
+        self._waiting_octets += len(self._building.body)
         self._building = Request()
-        if len(self._waiting) >= PIPELINE:
-            self._transport.pause_reading()
         self._next()
+        self._regulate()
 
     # -- internals --------------------------------------------------------------------------------------------
 
     def _next(self) -> None:
-        while self._waiting and self._current is None and not self._transport.is_closing():
+        while self._waiting and self._current is None and not self._writing_paused:
+            if self._transport.is_closing():
+                return
             request = self._waiting.pop(0)
+            self._waiting_octets -= len(request.body)
             self._current = request
             self.request_id = _request_id(request.header("x-request-id"))
-            outcome = self._handler.handle(request, self)
+            outcome = request.refusal or self._handler.handle(request, self)
             if isinstance(outcome, Answer):
                 self.answer(outcome)
             else:
@@ -232,16 +299,30 @@ class Connection(asyncio.Protocol):
     def _done(self) -> None:
         request, self._current = self._current, None
         self.exchange = None
-        if self._broken or request is None or not request.keep_alive:
+        self._last_activity = self._loop.time()
+        if self._request_began is not None:
+            self._request_began = self._last_activity  # it may have waited because we were not reading
+        if self._broken or request is None or not request.keep_alive or self._handler.draining:
             self._transport.close()
             return
-        if len(self._waiting) < PIPELINE:
-            self._transport.resume_reading()
+        self._regulate()
         if self._waiting:
             self._loop.call_soon(self._next)
 
+    def _regulate(self) -> None:
+        """Read no more than can be kept: a client that does not take its answers sends no more requests."""
+        full = len(self._waiting) >= PIPELINE or self._waiting_octets > MAX_BODY_OCTETS or self._writing_paused
+        if self._transport.is_closing() or full != self._transport.is_reading():
+            return
+        if full:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+
     def _write_head(self, status: int, headers: Headers) -> None:
         request = self._current
+        if request is not None and self._handler.draining:
+            request.keep_alive = False
         phrase = HTTPStatus(status).phrase if status in HTTPStatus._value2member_map_ else "Status"
         lines = [f"HTTP/1.1 {status} {phrase}", f"x-request-id: {self.request_id}"]
         lines += [f"{name}: {value}" for name, value in headers]

@@ -9,6 +9,7 @@ import signal
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
+from fabrictool.base.errors import InvalidInputError
 from fabrictool.gateway.directory import StaticRegistry, static_targets
 from fabrictool.gateway.gateway import Gateway, node_body
 from fabrictool.gateway.keys import Keyring, read_keys
@@ -33,8 +34,21 @@ KEYS_FILE = "keys.json"
 
 
 async def run_on_mesh(spec: GatewaySpec, folder: RunFolder, clock: Clock) -> str:
-    """Serve a fabric until TERM; returns the reason for ending."""
+    """Serve a fabric until TERM; returns the reason for ending.
+
+    Raises
+    ------
+    FabrictoolError
+        FT8005 when the fabric has tenants and their keys are not here: a gateway never opens itself.
+    """
     keys = folder.path / KEYS_FILE
+    if spec.tenants and not keys.exists():
+        raise InvalidInputError.of(
+            "FT8005",
+            f"the fabric has {len(spec.tenants)} tenants, but there is no key file",
+            file=str(keys),
+            hint="`fabrictool apply` places it again",
+        )
     gateway = Gateway(
         clock,
         fabric=spec.fabric,
@@ -56,7 +70,7 @@ async def run_on_mesh(spec: GatewaySpec, folder: RunFolder, clock: Clock) -> str
         stack.push_async_callback(mesh.close)
         gateway.mesh_address = f"{spec.mesh.host}:{port}"
         await gateway.listen(spec.listen.host, spec.listen.port)
-        pages = await serve_status(gateway.status, folder)
+        pages = await serve_status(gateway.status, folder, metrics=gateway.exposition)
         stack.push_async_callback(pages.cleanup)
         folder.write_process(
             status=f"http://127.0.0.1:{pages.addresses[0][1]}/status",
@@ -97,9 +111,14 @@ async def run_on_list(
     )
     stop = _stop_event()
     await gateway.listen(host, port)
-    ready(gateway.listen_address)
-    reason = await stop()
-    await gateway.drain(DRAIN_S)
+    pages = await serve_status(gateway.status, metrics=gateway.exposition)
+    try:
+        _log.info("status and metrics on http://127.0.0.1:%d", pages.addresses[0][1])
+        ready(gateway.listen_address)
+        reason = await stop()
+        await gateway.drain(DRAIN_S)
+    finally:
+        await pages.cleanup()
     return reason
 
 

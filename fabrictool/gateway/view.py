@@ -54,6 +54,7 @@ def mesh_rows(mesh: MeshNode, directory: Directory, lost_at: Mapping[bytes, floa
         gone_at = lost_at.get(node.session)
         if not connected and (gone_at is None or now - gone_at > GONE_SHOWN_S):
             continue
+        identity = mesh.registry.session(node.session)
         rows.append(
             NodeRow(
                 session=node.session.hex(),
@@ -68,6 +69,7 @@ def mesh_rows(mesh: MeshNode, directory: Directory, lost_at: Mapping[bytes, floa
                 device=node.hardware.device if node.hardware else "",
                 devices=node.hardware.devices if node.hardware else 0,
                 ends_at=node.ends_at,
+                certificate_ends_at=identity.not_after if identity is not None else None,
                 release=node.release,
                 services=[_service_row(service, directory) for service in services.get(node.session, [])],
             )

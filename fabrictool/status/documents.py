@@ -111,6 +111,8 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     device: str = ""
     devices: int = 0
     ends_at: float | None = None
+    certificate_ends_at: float | None = None
+    """Wall time at which its tunnel will be closed."""
     release: str = ""
     services: list[ServiceRow] = []
 

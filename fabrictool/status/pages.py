@@ -1,4 +1,4 @@
-"""The loopback listener of a unit: ``/status``, ``/health`` and ``/log``; it answers GET and changes nothing."""
+"""The loopback listener of a unit: ``/status``, ``/health``, ``/log``, a gateway's ``/metrics``; GET changes nothing."""
 
 from __future__ import annotations
 
@@ -10,15 +10,24 @@ from fabrictool.base.errors import FabrictoolError
 from fabrictool.status.documents import StatusDocument, encode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from fabrictool.base.runfolder import RunFolder
 
 MAX_LOG_LINES = 5000
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-async def serve_status(document: Callable[[], StatusDocument], folder: RunFolder) -> web.AppRunner:
-    """Listen on a free loopback port; the port is in ``runner.addresses``. The caller cleans the runner up."""
+async def serve_status(
+    document: Callable[[], StatusDocument],
+    folder: RunFolder | None = None,
+    *,
+    metrics: Callable[[], bytes] | None = None,
+) -> web.AppRunner:
+    """Listen on a free loopback port; the port is in ``runner.addresses``. The caller cleans the runner up.
+
+    Without `folder` there is no ``/log``, without `metrics` no ``/metrics``.
+    """
 
     async def status(_: web.Request) -> web.Response:
         return web.Response(body=encode(document()), content_type="application/json")
@@ -26,6 +35,19 @@ async def serve_status(document: Callable[[], StatusDocument], folder: RunFolder
     async def health(_: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})
 
+    app = web.Application()
+    app.add_routes([web.get("/status", status), web.get("/health", health)])
+    if folder is not None:
+        app.add_routes([web.get("/log", _log_page(folder))])
+    if metrics is not None:
+        app.add_routes([web.get("/metrics", _metrics_page(metrics))])
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    return runner
+
+
+def _log_page(folder: RunFolder) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def log(request: web.Request) -> web.Response:
         try:
             lines = min(MAX_LOG_LINES, max(1, int(request.query.get("lines", "200"))))
@@ -37,9 +59,11 @@ async def serve_status(document: Callable[[], StatusDocument], folder: RunFolder
             raise web.HTTPInternalServerError(text=str(error)) from error
         return web.Response(text="\n".join(tail) + "\n")
 
-    app = web.Application()
-    app.add_routes([web.get("/status", status), web.get("/health", health), web.get("/log", log)])
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    return runner
+    return log
+
+
+def _metrics_page(metrics: Callable[[], bytes]) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def series(_: web.Request) -> web.Response:
+        return web.Response(body=metrics(), headers={"content-type": METRICS_TYPE})
+
+    return series

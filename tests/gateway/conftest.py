@@ -17,8 +17,17 @@ from fabrictool.routing.candidates import TrustPolicy
 from fabrictool.routing.policies import policy
 
 
+async def until(condition, seconds=5.0):
+    deadline = asyncio.get_running_loop().time() + seconds
+    while not condition():
+        assert asyncio.get_running_loop().time() < deadline
+        await asyncio.sleep(0.005)
+
+
 class FakeEngine:
     """An OpenAI-shaped server that answers by script; it is no model."""
+
+    FLOOD = 16 * 1024 * 1024
 
     def __init__(self, name):
         self.name = name
@@ -73,6 +82,8 @@ class FakeEngine:
     async def stream(self, request, body):
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
+        for _ in range(self.FLOOD // 65536 if self.mode == "flood" else 0):
+            await response.write(b"data: " + b"x" * 65528 + b"\n\n")
         base = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": body["model"]}
         for index, word in enumerate(["from", " ", self.name]):
             choice = {"index": 0, "delta": {"content": word}, "finish_reason": None}

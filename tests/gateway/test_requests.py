@@ -7,19 +7,14 @@ import aiohttp
 import openai
 import pytest
 
+from tests.gateway.conftest import until
+
 pytestmark = pytest.mark.asyncio
 HELLO = [{"role": "user", "content": "hello"}]
 
 
 def sdk(bed, key=None):
     return openai.AsyncOpenAI(base_url=bed.url + "/v1", api_key=key or bed.KEY, max_retries=0)
-
-
-async def until(condition, seconds=5.0):
-    deadline = asyncio.get_running_loop().time() + seconds
-    while not condition():
-        assert asyncio.get_running_loop().time() < deadline
-        await asyncio.sleep(0.005)
 
 
 async def test_chat_and_round_robin(bed):
@@ -178,7 +173,11 @@ async def test_least_loaded_avoids_the_busy_replica(make_bed):
 async def test_metrics_and_status_are_read_only_and_count(bed):
     async with sdk(bed) as client:
         await client.chat.completions.create(model="m", messages=HELLO)
-    async with aiohttp.ClientSession() as http:
+    async with aiohttp.ClientSession() as stranger:
+        for path in ("/metrics", "/status"):
+            async with stranger.get(bed.url + path) as answer:
+                assert answer.status == 401, "loopback is no identity: a proxy beside the gateway is on loopback too"
+    async with aiohttp.ClientSession(headers={"authorization": f"Bearer {bed.KEY}"}) as http:
         text = await (await http.get(bed.url + "/metrics")).text()
         assert 'fabric_requests_total{code="200",model="m",provider="alpha"} 1.0' in text
         assert 'fabric_tokens_total{direction="completion",model="m"} 2.0' in text
@@ -186,5 +185,5 @@ async def test_metrics_and_status_are_read_only_and_count(bed):
         assert status["kind"] == "gateway"
         assert status["totals"]["requests"] == 1
         for method, path in (("POST", "/status"), ("DELETE", "/v1/models")):
-            async with http.request(method, bed.url + path, headers={"authorization": f"Bearer {bed.KEY}"}) as answer:
+            async with http.request(method, bed.url + path) as answer:
                 assert answer.status == 405

@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+from fabrictool.base.clock import SystemClock
 from fabrictool.mesh.framing import STREAM_CREDIT, TEXT_CHARACTERS, FrameType, FramingError, StreamHead
 from fabrictool.mesh.records import Lifecycle, NodeBody, ServiceBody
 
@@ -207,5 +208,23 @@ async def test_a_head_that_cannot_be_decoded_costs_its_stream_and_not_the_tunnel
     stream.write(b"still here")
     await until(lambda: innocent.data == b"still here")
     assert hub.tunnel(agent.session) is tunnel
+    for node in (agent, hub):
+        await node.close()
+
+
+async def test_a_tunnel_ends_with_its_peers_certificate(federation):
+    hub, hub_listener, [(agent, _)] = await linked(federation, "a")
+
+    class NextWeek(SystemClock):
+        def wall(self):
+            return super().wall() + 7 * 86400
+
+    tunnel = hub.tunnel(agent.session)
+    tunnel._beat()
+    assert hub.tunnel(agent.session) is tunnel
+    hub._clock = NextWeek()
+    tunnel._beat()
+    await until(lambda: hub.neighbours == [])
+    assert hub_listener.links[-1][:2] == (agent.session, False)
     for node in (agent, hub):
         await node.close()

@@ -169,6 +169,10 @@ class MeshNode:
         """Check a peer's chain."""
         return self._verifier.verify(chain, now=self._clock.wall())
 
+    def expired(self, session: VerifiedSession) -> bool:
+        """Whether a session that was valid when it connected has ended."""
+        return session.not_after < self._clock.wall()
+
     def beat(self) -> Beat:
         """Our root digest and load."""
         return Beat(self.registry.root(), self._listener.load())

@@ -44,6 +44,10 @@ class Host(Protocol):
         """Check the peer's chain; raises IdentityError."""
         ...
 
+    def expired(self, session: VerifiedSession) -> bool:
+        """Whether the peer's certificate has ended meanwhile."""
+        ...
+
     def beat(self) -> Beat:
         """What to tell the peer every second."""
         ...
@@ -365,6 +369,9 @@ class Tunnel(asyncio.Protocol):
     def _beat(self) -> None:
         if self._clock() - self._last_heard > BEAT_SECONDS * MISSED_BEATS:
             self.close(f"nothing heard for {MISSED_BEATS} beats")
+            return
+        if self.peer is not None and self._host.expired(self.peer):
+            self.close("the peer's certificate has expired")
             return
         self.send_beat()
         self._schedule_beat()
