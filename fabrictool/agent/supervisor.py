@@ -33,7 +33,11 @@ MAX_RESTARTS = 5
 STABLE_SECONDS = 300.0
 """An engine that served this long starts counting its restarts anew."""
 STOP_SECONDS = 10.0
+LOG_SECONDS = 1.0
+"""What a stopped engine has still to say is read for this long."""
 LOG_LINES = 200
+LINE_OCTETS = 8192
+"""A longer line of an engine's log is cut into pieces of this size."""
 
 _PR_SET_PDEATHSIG = 1
 
@@ -64,6 +68,7 @@ class Supervisor:
         self._on_change = on_change
         self._start_timeout = start_timeout_s
         self._process: asyncio.subprocess.Process | None = None
+        self._sentinel: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task[None] | None = None
         self.state: EngineState = "starting"
         self.port: int | None = None
@@ -116,8 +121,14 @@ class Supervisor:
         if process is not None:
             _signal_group(process.pid, signal.SIGKILL)  # what the engine left behind in its group
             await process.wait()
+        if self._sentinel is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._sentinel.kill()
+            await self._sentinel.wait()
+            self._sentinel = None
         if self._reader is not None:
-            await self._reader
+            with contextlib.suppress(TimeoutError):  # a worker that left the group may hold the log open for ever
+                await asyncio.wait_for(self._reader, LOG_SECONDS)
             self._reader = None
         self._process = None
 
@@ -127,19 +138,24 @@ class Supervisor:
         """One life of the engine; returns why it ended."""
         self.port = _free_port()
         command = self._command(self.port)
+        reading, writing = os.pipe()  # our own: asyncio's would make wait() wait for whoever else holds it
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *command.argv,
                 env=os.environ | command.env,
                 stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
+                stdout=writing,
+                stderr=writing,
                 start_new_session=True,
                 preexec_fn=_die_with_parent(),  # one prctl call, no locks: safe after fork
             )
+            self._sentinel = await _sentinel(self._process.pid)
         except OSError as error:
+            os.close(reading)
             return f"cannot start {command.argv[0]}: {(error.strerror or str(error)).lower()}"
-        self._reader = asyncio.create_task(self._read_log(self._process))
+        finally:
+            os.close(writing)
+        self._reader = asyncio.create_task(self._read_log(reading))
         self._move("loading")
         why = await self._until_ready(http)
         if why is None:
@@ -168,8 +184,11 @@ class Supervisor:
             await asyncio.sleep(WATCH_SECONDS)
             if self._process is None or self._process.returncode is not None:
                 return self._obituary()
-            failures = 0 if await self._healthy(http, self._adapter.readiness.path) else failures + 1
-            await self._scrape(http)
+            if await self._healthy(http, self._adapter.readiness.path):
+                failures = 0
+                await self._scrape(http)
+            else:
+                failures += 1
         return f"{failures} health checks in a row failed"
 
     def _obituary(self) -> str:
@@ -204,17 +223,32 @@ class Supervisor:
         self.waiting = int(values.get(names.waiting, 0))
         self.kv_use = values.get(names.kv_use, 0.0) if names.kv_use else 0.0
 
-    async def _read_log(self, process: asyncio.subprocess.Process) -> None:
+    async def _read_log(self, descriptor: int) -> None:
         """Keep the tail, and pass every line on to our own log, which is the unit's log file."""
-        if process.stdout is None:
-            return
-        with contextlib.suppress(ValueError):  # a line of over 64 KiB: the rest of the log is not worth our life
-            while line := await process.stdout.readline():
-                text = line.decode(errors="replace").rstrip()
-                self.lines.append(text)
-                if self.state == "loading":
-                    self.progress = text[:200]
-                _log.info("engine: %s", text)
+        reader = asyncio.StreamReader()
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(descriptor, "rb", buffering=0)
+        )
+        try:
+            rest = b""
+            while data := await reader.read(LINE_OCTETS):
+                *lines, rest = (rest + data).split(b"\n")
+                if len(rest) >= LINE_OCTETS:
+                    lines, rest = [*lines, rest], b""
+                for line in lines:
+                    self._log_line(line)
+            if rest:
+                self._log_line(rest)
+        finally:
+            transport.close()
+
+    def _log_line(self, line: bytes) -> None:
+        for begin in range(0, max(1, len(line)), LINE_OCTETS):
+            text = line[begin : begin + LINE_OCTETS].decode(errors="replace").rstrip()
+            self.lines.append(text)
+            if self.state == "loading":
+                self.progress = text[:200]
+            _log.info("engine: %s", text)
 
     def _move(self, state: EngineState) -> None:
         if state == "ready":
@@ -245,6 +279,22 @@ def _free_port() -> int:
 def _signal_group(pid: int, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, number)
+
+
+async def _sentinel(group: int) -> asyncio.subprocess.Process:
+    """A shell that outlives us and kills the engine's whole group when its stdin, held by us alone, closes.
+
+    The parent-death signal reaches the engine but not the workers that it started.
+    """
+    return await asyncio.create_subprocess_exec(
+        "/bin/sh",
+        "-c",
+        f"read -r _; kill -s KILL -- -{group}",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+        start_new_session=True,
+    )
 
 
 def _die_with_parent() -> Callable[[], object]:

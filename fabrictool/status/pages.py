@@ -1,4 +1,4 @@
-"""The loopback listener of a unit: ``/status``, ``/health``, ``/log``, a gateway's ``/metrics``; GET changes nothing."""
+"""The loopback pages of a unit: ``/status``, ``/health``, ``/log``, a gateway's ``/metrics``; GET changes nothing."""
 
 from __future__ import annotations
 

@@ -1,0 +1,123 @@
+"""One engine under the supervisor: its log, its end, and what it leaves behind."""
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from fabrictool.agent.supervisor import LINE_OCTETS, Supervisor
+from fabrictool.engines.protocol import EngineCommand, Metrics, Readiness
+
+pytestmark = pytest.mark.asyncio
+
+ENGINE = """
+import http.server, json, subprocess, sys
+port, mode = int(sys.argv[1]), sys.argv[2]
+class Page(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        body = json.dumps({"data": [{"id": "m"}]}).encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.send_header("content-type", "application/json")
+        self.end_headers()
+        self.wfile.write(body)
+    def log_message(self, *arguments):
+        pass
+if mode == "long-line":
+    print("x" * 300_000, flush=True)
+    print("after", flush=True)
+if mode == "worker":
+    print("worker", subprocess.Popen(["sleep", "600"]).pid, flush=True)
+if mode == "escaped":
+    print("worker", subprocess.Popen(["sleep", "600"], start_new_session=True).pid, flush=True)
+http.server.ThreadingHTTPServer(("127.0.0.1", port), Page).serve_forever()
+"""
+
+
+class FakeAdapter:
+    name = "fake"
+    readiness = Readiness("/health", 5, 0.05)
+    metrics = Metrics("r", "w", "k")
+
+
+async def started(mode):
+    up = asyncio.Event()
+    supervisor = Supervisor(
+        FakeAdapter(),
+        lambda port: EngineCommand((sys.executable, "-c", ENGINE, str(port), mode), {}),
+        "m",
+        lambda: up.set() if supervisor.state == "ready" else None,
+        start_timeout_s=20,
+    )
+    running = asyncio.create_task(supervisor.run())
+    await asyncio.wait_for(up.wait(), 20)
+    return supervisor, running
+
+
+async def stopped(supervisor, running):
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await asyncio.wait_for(supervisor.stop(), 20)
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1][0] != "Z"
+    except OSError:
+        return False
+
+
+async def until(condition, seconds=10.0):
+    deadline = asyncio.get_running_loop().time() + seconds
+    while not condition():
+        assert asyncio.get_running_loop().time() < deadline
+        await asyncio.sleep(0.02)
+
+
+def worker_of(supervisor):
+    return int(next(line for line in supervisor.lines if line.startswith("worker ")).split()[1])
+
+
+async def test_a_log_line_of_any_length_is_cut_and_the_next_is_still_read():
+    supervisor, running = await started("long-line")
+    await until(lambda: "after" in supervisor.lines)
+    assert {len(line) for line in supervisor.lines} <= {*range(LINE_OCTETS + 1)}
+    assert sum(line.count("x") for line in supervisor.lines) == 300_000
+    await stopped(supervisor, running)
+
+
+@pytest.mark.parametrize("mode", ["worker", "escaped"])
+async def test_stopping_does_not_wait_for_a_worker_that_holds_the_log(mode):
+    supervisor, running = await started(mode)
+    await until(lambda: any(line.startswith("worker ") for line in supervisor.lines))
+    worker = worker_of(supervisor)
+    await stopped(supervisor, running)
+    if mode == "worker":
+        await until(lambda: not alive(worker))
+    else:
+        os.kill(worker, signal.SIGKILL)  # it left the group: stop() must end all the same
+
+
+AGENT = """
+import asyncio, sys
+from tests.agent.test_supervisor import started, until, worker_of
+async def main():
+    supervisor, _ = await started("worker")
+    await until(lambda: any(line.startswith("worker ") for line in supervisor.lines))
+    print(supervisor.pid, worker_of(supervisor), flush=True)
+    await asyncio.sleep(600)
+asyncio.run(main())
+"""
+
+
+async def test_an_engine_and_its_workers_die_with_a_killed_agent():
+    agent = await asyncio.create_subprocess_exec(sys.executable, "-c", AGENT, stdout=asyncio.subprocess.PIPE)
+    engine, worker = map(int, (await agent.stdout.readline()).split())
+    assert alive(engine)
+    assert alive(worker)
+    agent.kill()
+    await agent.wait()
+    await until(lambda: not alive(engine) and not alive(worker))
