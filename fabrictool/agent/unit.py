@@ -17,7 +17,7 @@ from fabrictool.base.runfolder import RunFolder
 from fabrictool.domain.specs import AgentSpec, GatewaySpec, decode_spec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Mapping
 
 S = TypeVar("S", AgentSpec, GatewaySpec)
 
@@ -41,6 +41,8 @@ def run_unit(
         _report(error)
         return error.exit_code  # the folder may belong to another process: write nothing into it
     try:
+        if isinstance(spec, AgentSpec):
+            os.environ.update(visible_devices(spec, os.environ))  # this process is the unit: its engine inherits it
         reason, code = loop(run(spec, folder)), 0
     except FabrictoolError as error:
         _report(error)
@@ -51,6 +53,20 @@ def run_unit(
     folder.write_exit(code, reason, SystemClock().wall())
     _log.info("ended: %s", reason)
     return code
+
+
+def visible_devices(spec: AgentSpec, environment: Mapping[str, str]) -> dict[str, str]:
+    """What shows an engine its devices; where this machine is restricted already, the n-th of what is left."""
+    if not spec.visibility_variable or not spec.device_indices:
+        return {}
+    left = environment.get(spec.visibility_variable, "")
+    names = [name.strip() for name in left.split(",")] if left else []
+    if names and max(spec.device_indices) >= len(names):
+        wanted = max(spec.device_indices)
+        message = f"{spec.visibility_variable}={left} shows {len(names)} devices, number {wanted} is wanted"
+        raise InvalidInputError.of("FT7104", message, hint="correct devices_per_node in the inventory, or the variable")
+    chosen = [names[index] if names else str(index) for index in spec.device_indices]
+    return {spec.visibility_variable: ",".join(chosen)}
 
 
 def read_spec(folder: RunFolder, kind: type[S]) -> S:

@@ -57,7 +57,8 @@ def plan_fabric(
     blueprint, inventory = loaded.blueprint, loaded.inventory
     specs = running_specs(fabric, observed)
     youngest = [specs[unit.operation] for _, unit in observed.running().values()]
-    running = {spec.replica: (spec.cluster, spec.node, spec.tp) for spec in youngest if isinstance(spec, AgentSpec)}
+    agents = {spec.replica: spec for spec in youngest if isinstance(spec, AgentSpec)}
+    running = {replica: (spec.cluster, spec.node, spec.tp) for replica, spec in agents.items()}
     usable = [name for name, facts in observed.clusters.items() if facts.known]
     current: dict[tuple[str, str, str, int], int] = {}
     for replica, (cluster, partition, tp) in running.items():
@@ -76,7 +77,15 @@ def plan_fabric(
         if address.startswith("replica/") and placed.cluster not in observed.clusters
     }  # nothing can be said of those on a cluster that is not enabled, but their names are taken
     placement = assign(problem, solution, out_of_sight | running, unseen)
-    wanted = wanted_units(blueprint, inventory, placement, _running_keys(specs) if keys is None else keys)
+    wanted = wanted_units(
+        blueprint,
+        inventory,
+        placement,
+        keys=_running_keys(specs) if keys is None else keys,
+        running=agents,
+        living=[spec for spec in specs.values() if isinstance(spec, AgentSpec)],
+        renewed={a.removeprefix("replica/") for a, (_, u) in observed.running().items() if u.operation in expiring},
+    )
     plan = Plan(
         fabric=fabric.name,
         lineage=state.lineage,

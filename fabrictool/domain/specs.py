@@ -39,6 +39,10 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, tag="agent", tag_fiel
     max_num_seqs: int = 8
     device: str = "cpu"
     devices: int = 1
+    device_indices: tuple[int, ...] = ()
+    """Its devices, as the driver numbers those of the node; empty: not restricted."""
+    visibility_variable: str = ""
+    """Environment variable by which the engine is shown these devices and no others."""
     memory: int = 0
     options: dict[str, str] = {}
     """Engine flags passed through."""

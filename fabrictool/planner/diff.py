@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fabrictool.domain.observed import Observed, ObservedUnit
     from fabrictool.domain.specs import UnitSpec
 
+START_FIRST = "start the new one, then stop the old one"
 ORDER = {"create": 0, "replace": 1, "delete": 2, "keep": 3, "unknown": 4}
 
 
@@ -47,6 +48,7 @@ def actions(
     """
     living = observed.living()
     found = [_wanted_action(want, observed, living, operation, running_specs, expiring) for want in wanted.values()]
+    found, early = _make_room(found, living, running_specs)
     used = {name for action in found for name in (action.operation, action.former)}
     untouched = {action.address for action in found if action.kind == "unknown"}
     for address, units in living.items():
@@ -54,14 +56,53 @@ def actions(
             "a replacement that was cut off left it" if address in wanted else "the blueprint no longer asks for it"
         )
         found += [
-            delete(cluster, unit, reason)
+            delete(cluster, unit, "another one needs its devices" if unit.operation in early else reason)
             for cluster, unit in units
             if unit.operation not in used and address not in untouched
         ]
     for name, facts in observed.clusters.items():
         damaged = [unit for unit in facts.units if unit.state == "damaged"]
+        early |= {unit.operation for unit in damaged}  # they may hold a port or devices that a new one needs
         found += [delete(name, unit, f"what it is cannot be read any more: {unit.reason}") for unit in damaged]
-    return tuple(sorted(found, key=_order))
+    return tuple(sorted(found, key=lambda action: (action.former not in early, *_order(action))))
+
+
+def _make_room(
+    found: list[Action], living: Mapping[str, list[tuple[str, ObservedUnit]]], specs: Mapping[str, UnitSpec]
+) -> tuple[list[Action], set[str]]:
+    """Where a new replica gets devices on which another runs, that one ends first.
+
+    Returns the actions and the operations of units that must be deleted before anything else starts.
+    """
+    holders: dict[tuple[str, int], set[str]] = {}
+    for units in living.values():
+        for cluster, unit in units:
+            spec = specs.get(unit.operation)
+            for index in spec.device_indices if isinstance(spec, AgentSpec) else ():
+                holders.setdefault((cluster, index), set()).add(unit.operation)
+    early: set[str] = set()
+    changed = []
+    for action in found:
+        spec = action.spec if action.kind in ("create", "replace") else None
+        indices = spec.device_indices if isinstance(spec, AgentSpec) else ()
+        there = {name for index in indices for name in holders.get((action.cluster, index), ())} - {action.operation}
+        early |= there - {action.former}
+        if action.former in there and not action.stop_first:
+            reason = (
+                action.reason.removesuffix(START_FIRST) + "stop the old one, then start the new one: no device is spare"
+            )
+            changed.append(msgspec.structs.replace(action, stop_first=True, reason=reason))
+        else:
+            changed.append(action)
+    return [_without_former(action) if action.former in early else action for action in changed], early
+
+
+def _without_former(action: Action) -> Action:
+    """A replacement whose former unit ends before everything else, because another one needs its devices."""
+    if action.kind != "replace":
+        return action
+    reason = "its devices go to another"
+    return msgspec.structs.replace(action, kind="create", former="", stop_first=False, reason=reason)
 
 
 def delete(cluster: str, unit: ObservedUnit, reason: str) -> Action:
@@ -132,7 +173,7 @@ def _wanted_action(
         summary=want.summary,
         reason=("its certificate ends soon; " if same else "")
         + (
-            "start the new one, then stop the old one"
+            START_FIRST
             if isinstance(want.spec, AgentSpec)
             else "stop the old one, then start the new one: its ports are the same"
         ),
@@ -161,6 +202,4 @@ def _short(value: object) -> str:
 def _order(action: Action) -> tuple[int, int, str]:
     gateway = isinstance(action.spec, GatewaySpec) or action.address.startswith("gateway/")
     starts = action.kind in ("create", "replace")
-    if action.address.startswith("damaged/"):
-        return (-1, 0, action.address)  # it holds a port or devices that a new one needs
     return (ORDER[action.kind], 0 if gateway == starts else 1, action.address)

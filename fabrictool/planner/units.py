@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING
 from fabrictool.base.units import as_float
 from fabrictool.catalog import accelerators, engines
 from fabrictool.domain.specs import AgentSpec, GatewaySpec
+from fabrictool.planner.devices import visibility_variable, with_devices
 from fabrictool.planner.diff import Wanted
 
 if TYPE_CHECKING:
+    from collections.abc import Container, Iterable, Mapping
+
     from fabrictool.domain.blueprint import Blueprint
     from fabrictool.domain.inventory import Inventory
     from fabrictool.domain.plan import Placement, ReplicaPlacement
@@ -17,21 +20,31 @@ if TYPE_CHECKING:
 GATEWAY = "gateway/main"
 
 
-def wanted_units(blueprint: Blueprint, inventory: Inventory, placement: Placement, keys: str = "") -> dict[str, Wanted]:
-    """Address → what should run there; `keys` is the digest of the tenants' keys."""
-    found = [_agent(blueprint, inventory, replica) for replica in placement.replicas]
+def wanted_units(
+    blueprint: Blueprint,
+    inventory: Inventory,
+    placement: Placement,
+    *,
+    keys: str,
+    running: Mapping[str, AgentSpec],
+    living: Iterable[AgentSpec],
+    renewed: Container[str],
+) -> dict[str, Wanted]:
+    """Address → what should run there; `keys` is the digest of the tenants' keys, the rest is for `with_devices`."""
+    agents = [_agent(blueprint, inventory, replica) for replica in placement.replicas]
+    found = [_wanted(spec) for spec in with_devices(agents, inventory, running, living, renewed)]
     gateway = _gateway(blueprint, inventory, keys)
     if gateway is not None:
         found.append(gateway)
     return {wanted.address: wanted for wanted in found}
 
 
-def _agent(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement) -> Wanted:
+def _agent(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement) -> AgentSpec:
     model = blueprint.models[replica.model]
     partition = inventory.clusters[replica.cluster].partitions[replica.partition]
     memory = as_float(partition.memory_per_node, accelerators()[replica.device].memory * partition.devices_per_node)
     hubs = (blueprint.gateway.mesh,) if blueprint.gateway is not None else ()
-    spec = AgentSpec(
+    return AgentSpec(
         fabric=blueprint.fabric,
         provider=replica.provider,
         site=replica.site,
@@ -47,14 +60,18 @@ def _agent(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement
         max_num_seqs=model.max_num_seqs or engines()[model.engine].default_max_num_seqs,
         device=replica.device,
         devices=replica.tp,
+        visibility_variable=visibility_variable(replica.device),
         memory=int(memory),
         options={name: _flag(value) for name, value in model.options.items()},
         hubs=hubs,
         walltime_s=None if partition.walltime is None else float(partition.walltime),
     )
-    where = f"{replica.cluster}/{replica.partition}"
-    summary = f"{where}  {replica.tp}×{replica.device}  {model.engine}, {model.variant.precision}"
-    return Wanted(f"replica/{replica.replica}", replica.cluster, spec, summary)
+
+
+def _wanted(spec: AgentSpec) -> Wanted:
+    which = f" {','.join(map(str, spec.device_indices))}" if spec.device_indices else ""
+    summary = f"{spec.cluster}/{spec.node}  {spec.tp}×{spec.device}{which}  {spec.engine}, {spec.precision}"
+    return Wanted(f"replica/{spec.replica}", spec.cluster, spec, summary)
 
 
 def _gateway(blueprint: Blueprint, inventory: Inventory, keys: str) -> Wanted | None:

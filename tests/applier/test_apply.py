@@ -124,6 +124,15 @@ def test_a_second_ctrl_c_leaves_the_old_replica_serving(bench, monkeypatch):
     assert cluster.states == {operation(1): "running", operation(2): "running"}
 
 
+@pytest.mark.parametrize(("stop_first", "order"), [(False, ["start", "stop"]), (True, ["stop", "start"])])
+def test_a_replacement_stops_the_old_one_first_where_there_is_no_room(bench, stop_first, order):
+    cluster = FakeCluster(**{operation(1): "running"})
+    wanted = msgspec.structs.replace(action("replace", new=2, old=1), stop_first=stop_first)
+    bench(cluster).apply(plan(wanted, facts=facts(cluster)))
+    assert [verb for verb, _ in cluster.told if verb != "forget"] == order
+    assert cluster.states == {operation(2): "running"}
+
+
 def test_a_second_ctrl_c_keeps_the_evidence_of_the_dead(bench, monkeypatch):
     monkeypatch.setattr(module, "_readiness", lambda *_: (False, "loading"))
     cluster = FakeCluster(**{operation(1): "killed"})
