@@ -126,9 +126,10 @@ class _Model:
         if need.spread_sites and len(sites) > 1:
             for site in sites:
                 here = [i for i in mine if problem.options[i].pool.site == site]
-                if not any(i in fixed for i in here):  # what cannot be seen cannot be moved either
-                    # count <= ceil(total / S), in whole numbers
-                    add(len(sites) * sum(self._count[i] for i in here) <= total + len(sites) - 1)
+                # count <= ceil(total / S), in whole numbers; what cannot be seen cannot be moved, so it may exceed that
+                stuck = sum(fixed.get(i, 0) for i in here)
+                excess = max(0, stuck - math.ceil(need.minimum / len(sites)))
+                add(len(sites) * (sum(self._count[i] for i in here) - excess) <= total + len(sites) - 1)
 
     def _device_rows(self) -> None:
         problem = self._problem

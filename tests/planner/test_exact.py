@@ -267,3 +267,15 @@ def test_fixed_counts_serve_and_are_neither_raised_nor_lowered():
         found = counts(instance, solve(instance))
         assert found.pop(("m", "far", "p", 1)) == 2
         assert found.get(("m", "a", "p", 1), 0) == expected
+
+
+@pytest.mark.parametrize(("unseen", "there", "elsewhere"), [(1, 2, 2), (3, 3, 1), (5, 5, 0)])
+def test_spread_counts_replicas_that_cannot_be_seen(unseen, there, elsewhere):
+    a, far, b = pool("a", nodes=8, site="s"), pool("far", nodes=1, site="s"), pool("b", nodes=8, price=9.0)
+    need = ModelNeed("m", 0.1, 4, 8, spread_sites=True)
+    options = [option("m", where) for where in (a, far, b)]
+    instance = replace(problem([need], options, [a, b], objective=("cost",)), fixed={("m", "far", "p", 1): unseen})
+    found = counts(instance, solve(instance))
+    assert found[("m", "far", "p", 1)] == unseen
+    assert found[("m", "far", "p", 1)] + found.get(("m", "a", "p", 1), 0) == there
+    assert found.get(("m", "b", "p", 1), 0) == elsewhere
