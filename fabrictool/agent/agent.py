@@ -10,15 +10,16 @@ import asyncio
 import hashlib
 import logging
 import secrets
-from collections import deque
-from typing import TYPE_CHECKING
+from collections import Counter, deque
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any
 
 from fabrictool import __version__
 from fabrictool.agent.forwarder import Forwarder, allowed
 from fabrictool.agent.supervisor import EngineFailedError, Supervisor
 from fabrictool.engines.adapter import EngineLaunch, adapter
 from fabrictool.engines.artifacts import resolve
-from fabrictool.mesh.records import Hardware, Lifecycle, NodeBody, ServiceBody
+from fabrictool.mesh.records import Hardware, Lifecycle, NodeBody, ServiceBody, with_note
 from fabrictool.mesh.transport.node import Load, MeshNode
 from fabrictool.mesh.transport.tls import IdentityFiles
 from fabrictool.status.documents import AgentStatus, EngineStatus, Event
@@ -58,6 +59,8 @@ class Agent:
         self._service_lifecycle = Lifecycle.JOIN
         self._accepting = True
         self._in_flight = 0
+        self._in_flight_of: Counter[bytes] = Counter()
+        """Gateway (session) → its part of `_in_flight`."""
         self._idle = asyncio.Event()
         self._idle.set()
         self._stop = asyncio.Event()
@@ -102,11 +105,10 @@ class Agent:
             if engine in done:
                 await engine  # raises what the supervisor raised
         finally:
-            await self._leave()
-            engine.cancel()
-            stop.cancel()
-            await asyncio.gather(engine, stop, return_exceptions=True)
-            await self._supervisor.stop()
+            async with AsyncExitStack() as leaving:  # last in, first out; each step is taken whatever another raises
+                leaving.push_async_callback(self._supervisor.stop)
+                leaving.push_async_callback(_cancelled, engine, stop)
+                leaving.push_async_callback(self._leave)
         return reason
 
     def status(self) -> AgentStatus:
@@ -160,12 +162,13 @@ class Agent:
     def load_reported(self, session: bytes, load: Load) -> None:
         """Gateways report no load."""
 
-    def load(self) -> Load:
-        """The engine's queue, for the next beat."""
+    def load(self, peer: bytes) -> Load:
+        """The engine's queue as last scraped, and the requests that other gateways have open on it now."""
         if not self._service:
             return ()
         engine = self._supervisor
-        return ((self._service, engine.running, engine.waiting, engine.kv_use),)
+        foreign = self._in_flight - self._in_flight_of[peer]
+        return ((self._service, engine.running, engine.waiting, engine.kv_use, foreign),)
 
     def stream_opened(self, stream: TunnelStream, head: StreamHead, peer: VerifiedSession) -> asyncio.Protocol | None:
         """A request from a gateway for one of our services; nobody else may send one."""
@@ -176,8 +179,9 @@ class Agent:
         if self._supervisor.state != "ready" or port is None:
             return None
         self._in_flight += 1
+        self._in_flight_of[peer.session] += 1
         self._idle.clear()
-        return Forwarder(head, port, self._request_finished)
+        return Forwarder(head, port, lambda: self._request_finished(peer.session))
 
     # -- internals --------------------------------------------------------------------------------------------
 
@@ -199,8 +203,10 @@ class Agent:
             )
         )
 
-    def _request_finished(self) -> None:
+    def _request_finished(self, gateway: bytes) -> None:
         self._in_flight -= 1
+        self._in_flight_of[gateway] -= 1
+        self._in_flight_of = +self._in_flight_of  # forgets gateways with none
         if self._in_flight == 0:
             self._idle.set()
 
@@ -229,11 +235,13 @@ class Agent:
                 self._note(
                     "drain", self.spec.replica, f"{self._in_flight} requests cut after {self.spec.drain_s:.0f} s"
                 )
-        if self._service and self._service_lifecycle < Lifecycle.DOWN:
-            self._publish_service(Lifecycle.DOWN)
-        self._publish_node(Lifecycle.LEFT)
-        if not await self.mesh.leave():
-            _log.warning("left without every gateway's acknowledgement")
+        try:
+            if self._service and self._service_lifecycle < Lifecycle.DOWN:
+                self._publish_service(Lifecycle.DOWN)
+            self._publish_node(Lifecycle.LEFT)
+        finally:
+            if not await self.mesh.leave():
+                _log.warning("left without every gateway's acknowledgement")
 
     def _publish_node(self, lifecycle: Lifecycle) -> None:
         self._node_lifecycle = lifecycle
@@ -261,29 +269,33 @@ class Agent:
         self._service_lifecycle = lifecycle
         self._service_version += 1
         spec = self.spec
-        down = lifecycle is Lifecycle.DOWN
-        note = "\n".join([self._supervisor.progress, *list(self._supervisor.lines)[-8:]])[-1000:] if down else ""
-        self.mesh.publish(
-            ServiceBody(
-                federation=self.mesh.federation,
-                session=self.mesh.session,
-                service=self._service,
-                lifecycle=lifecycle,
-                version=self._service_version,
-                replica=spec.replica,
-                model=spec.model,
-                engine=spec.engine,
-                precision=spec.precision,
-                context=spec.context,
-                tp=spec.tp,
-                accepting=self._accepting,
-                note=note,
-            )
+        body = ServiceBody(
+            federation=self.mesh.federation,
+            session=self.mesh.session,
+            service=self._service,
+            lifecycle=lifecycle,
+            version=self._service_version,
+            replica=spec.replica,
+            model=spec.model,
+            engine=spec.engine,
+            precision=spec.precision,
+            context=spec.context,
+            tp=spec.tp,
+            accepting=self._accepting,
         )
+        if lifecycle is Lifecycle.DOWN:
+            body = with_note(body, self._supervisor.progress, list(self._supervisor.lines)[-8:])
+        self.mesh.publish(body)
 
     def _note(self, kind: str, subject: str, text: str) -> None:
         self._events.append(Event(at=self._clock.wall(), kind=kind, subject=subject, text=text))
         _log.info("%s %s %s", kind, subject, text)
+
+
+async def _cancelled(*tasks: asyncio.Task[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 __all__ = ["Agent", "EngineFailedError"]

@@ -74,8 +74,12 @@ class EngineSide(asyncio.Protocol):
         self._stream.write(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The engine is done, or it died: the gateway's parser tells which by the length of the body."""
-        self._stream.write_eof()
+        """The engine is done, or it died: told by the error, else by the gateway's parser from the body's length."""
+        if exc is None:
+            self._stream.write_eof()
+        else:
+            _log.warning("the engine broke off: %s", exc)
+            self._stream.close()
 
     def pause_writing(self) -> None:
         """The engine reads slowly: grant the stream no credit."""

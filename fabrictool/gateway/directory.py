@@ -41,7 +41,7 @@ class Target:
     waiting: int = 0
     kv_use: float = 0.0
     foreign: int = 0
-    """Requests in its engine that are not ours, as of its last report: other gateways send some too."""
+    """Open requests of other gateways, counted by its agent: the engine's own figures are older than ours."""
     requests: int = 0
     failures: int = 0
     shares: list[Target] = field(default_factory=list)
@@ -110,11 +110,11 @@ class Directory:
 
     def report(self, session: bytes, load: Load) -> None:
         """Volatile load from an agent's beat."""
-        for service, running, waiting, kv_use in load:
+        for service, running, waiting, kv_use, foreign in load:
             target = self._targets.get(session + service)
             if target is not None:
                 target.running, target.waiting, target.kv_use = running, waiting, kv_use
-                target.foreign = max(0, running + waiting - target.in_flight)
+                target.foreign = foreign
 
 
 # -- the static list of `gateway run --registry` --------------------------------------------------------------------

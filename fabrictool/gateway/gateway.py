@@ -193,7 +193,7 @@ class Gateway:
         """An agent's beat."""
         self._directory.report(session, load)
 
-    def load(self) -> Load:
+    def load(self, peer: bytes) -> Load:
         """Gateways serve no engine."""
         return ()
 

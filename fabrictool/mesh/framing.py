@@ -82,8 +82,8 @@ class Beat(msgspec.Struct, frozen=True, array_like=True):
     """Proof of life, the registry's root digest, and the load that is too volatile for the registry."""
 
     root: bytes
-    load: Annotated[tuple[tuple[bytes, int, int, float], ...], msgspec.Meta(max_length=256)] = ()
-    """Per service: id, running and waiting requests, KV use from 0 to 1."""
+    load: Annotated[tuple[tuple[bytes, int, int, float, int], ...], msgspec.Meta(max_length=256)] = ()
+    """Per service: id, running and waiting requests, KV use from 0 to 1, open requests of others than the receiver."""
 
 
 @dataclass(slots=True)

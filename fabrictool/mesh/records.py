@@ -17,9 +17,12 @@ import msgspec
 from fabrictool.base.errors import FabrictoolError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 MAX_BODY_OCTETS = 2048
+MAX_NOTE = 1000
+NOTE_HEAD_OCTETS = 8
+"""What the field ``note`` costs in MessagePack beside its text: its name and two length prefixes."""
 MAX_VERSION = 2**32 - 1
 MAX_VERSION_STEP = 2**16
 """A poisoned record cannot jump to the end of the version space and freeze its key."""
@@ -90,7 +93,7 @@ class ServiceBody(msgspec.Struct, frozen=True, tag="s", omit_defaults=True):
     tp: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 1
     accepting: bool = True
     """False while draining: no new requests, old ones finish."""
-    note: Annotated[str, msgspec.Meta(max_length=1000)] = ""
+    note: Annotated[str, msgspec.Meta(max_length=MAX_NOTE)] = ""
     """Why it is DOWN, with the tail of the engine's log: evidence that outlives the node."""
 
 
@@ -136,6 +139,17 @@ def seal(body: Body, sign: Callable[[bytes], bytes], chain: tuple[bytes, ...] = 
         raise RecordError.of("FT6101", f"record of {len(encoded)} octets is over the limit of {MAX_BODY_OCTETS}")
     envelope = Envelope(encoded, sign(signed_bytes(encoded)), chain if isinstance(body, NodeBody) else ())
     return _record(body, envelope)
+
+
+def with_note(body: ServiceBody, reason: str, lines: Iterable[str]) -> ServiceBody:
+    """`body` with as much of `reason`, and then of the last of `lines`, as its record has room for."""
+    bare = msgspec.structs.replace(body, note="")
+    room = min(MAX_NOTE, MAX_BODY_OCTETS - len(_encoder.encode(bare)) - NOTE_HEAD_OCTETS)
+    head = reason.encode(errors="replace")[:room]
+    tail = "\n".join(lines).encode(errors="replace")
+    left = room - len(head) - 1
+    text = head + b"\n" + tail[-left:] if tail and left > 0 else head
+    return msgspec.structs.replace(bare, note=text.decode(errors="ignore"))
 
 
 def decode(envelope: Envelope) -> Record:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fabrictool.agent.forwarder import allowed, request_head
+from fabrictool.agent.forwarder import EngineSide, allowed, request_head
 from fabrictool.agent.supervisor import _samples
 from fabrictool.mesh.framing import StreamHead
 
@@ -60,3 +60,21 @@ def test_hop_by_hop_headers_keys_and_injections_are_dropped():
 def test_prometheus_text_is_summed_over_labels():
     text = '# HELP a b\na{x="1"} 2\na{x="2"} 3\nb 1.5\nbroken\nc NaNx\n'
     assert _samples(text) == {"a": 5.0, "b": 1.5}
+
+
+class FakeStream:
+    def __init__(self):
+        self.calls = []
+
+    def write_eof(self):
+        self.calls.append("end")
+
+    def close(self):
+        self.calls.append("reset")
+
+
+@pytest.mark.parametrize(("error", "told"), [(None, "end"), (ConnectionResetError(), "reset")])
+def test_an_engine_that_breaks_off_is_no_end_of_a_body(error, told):
+    stream = FakeStream()
+    EngineSide(stream).connection_lost(error)
+    assert stream.calls == [told]

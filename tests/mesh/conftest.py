@@ -28,7 +28,7 @@ class RecordingListener:
     def load_reported(self, session, load):
         self.loads.append((session, load))
 
-    def load(self):
+    def load(self, peer):
         return ()
 
     def stream_opened(self, stream, head, peer):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fabrictool.mesh.identity import Credential, IdentityError, create_root, issue_provider, issue_session
-from fabrictool.mesh.records import Envelope, Hardware, Lifecycle, RecordError, decode, seal
+from fabrictool.mesh.records import Envelope, Hardware, Lifecycle, RecordError, decode, seal, with_note
 from fabrictool.mesh.registry import Verdict
 from tests.mesh.signed_records import NOW, PROVIDERS, ROOT, SESSIONS, VERIFIER, fresh, node, sealed, service
 
@@ -203,3 +203,17 @@ def test_a_credential_survives_its_pem_form():
     again = Credential.from_pem(SESSIONS[0].key_pem(), SESSIONS[0].chain_pem())
     assert again.claims == SESSIONS[0].claims
     assert VERIFIER.verify(again.chain, now=max(NOW, time.time())).verify(again.sign(b"m"), b"m")
+
+
+@pytest.mark.parametrize("text", ["x", "é", "错", "😀"])
+@pytest.mark.parametrize("name", ["m", "m" * 190])
+def test_a_note_takes_the_room_that_its_record_has(text, name):
+    owner = SESSIONS[0]
+    body = service(owner, lifecycle=Lifecycle.DOWN, model=name, engine=name, precision=name, replica=name)
+    body = msgspec.structs.replace(body, context=2**40, tp=4096, version=2**32 - 1, accepting=False)
+    noted = with_note(body, "it was killed", [text * 400] * 8)
+    assert decode(sealed(owner, noted).envelope).body == noted
+    assert noted.note.startswith("it was killed\n")
+    assert noted.note.endswith(text)
+    assert len(with_note(body, text * 3000, []).note) > 100
+    sealed(owner, with_note(body, text * 3000, []))

@@ -30,7 +30,8 @@ RETRY_FIRST_S = 0.1
 RETRY_MAX_S = 30.0
 LEAVE_SECONDS = 2.0
 
-Load = tuple[tuple[bytes, int, int, float], ...]
+Load = tuple[tuple[bytes, int, int, float, int], ...]
+"""As in `Beat.load`."""
 
 
 class Listener(Protocol):
@@ -48,8 +49,8 @@ class Listener(Protocol):
         """A neighbour's volatile load."""
         ...
 
-    def load(self) -> Load:
-        """Our own volatile load, for the next beat."""
+    def load(self, peer: bytes) -> Load:
+        """Our own volatile load, for the next beat to this neighbour."""
         ...
 
     def stream_opened(self, stream: TunnelStream, head: StreamHead, peer: VerifiedSession) -> asyncio.Protocol | None:
@@ -173,9 +174,9 @@ class MeshNode:
         """Whether a session that was valid when it connected has ended."""
         return session.not_after < self._clock.wall()
 
-    def beat(self) -> Beat:
-        """Our root digest and load."""
-        return Beat(self.registry.root(), self._listener.load())
+    def beat(self, session: VerifiedSession) -> Beat:
+        """Our root digest and load, as this peer needs it."""
+        return Beat(self.registry.root(), self._listener.load(session.session))
 
     def tunnel_up(self, tunnel: Tunnel) -> None:
         """A peer proved itself; a second connection of the same session replaces the first."""

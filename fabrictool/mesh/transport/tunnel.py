@@ -48,8 +48,8 @@ class Host(Protocol):
         """Whether the peer's certificate has ended meanwhile."""
         ...
 
-    def beat(self) -> Beat:
-        """What to tell the peer every second."""
+    def beat(self, session: VerifiedSession) -> Beat:
+        """What to tell this peer every second."""
         ...
 
     def tunnel_up(self, tunnel: Tunnel) -> None:
@@ -216,8 +216,9 @@ class Tunnel(asyncio.Protocol):
 
     def send_beat(self) -> None:
         """Send a heartbeat now; it also acknowledges what was merged."""
-        self.mux.control(F.BEAT, msgspec.msgpack.encode(self._host.beat()))
-        self.flush()
+        if self.peer is not None:
+            self.mux.control(F.BEAT, msgspec.msgpack.encode(self._host.beat(self.peer)))
+            self.flush()
 
     def close(self, reason: str) -> None:
         """Close the connection and break its streams."""
