@@ -12,6 +12,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
 from fabrictool.gateway.openai import Answer, error_answer, error_event
 from fabrictool.gateway.upstream import Response
 from fabrictool.routing.candidates import select
@@ -30,6 +32,9 @@ HOLD_OCTETS = 8 * 1024 * 1024
 _USAGE = re.compile(rb'"usage"\s*:\s*\{[^}]*')
 _PROMPT = re.compile(rb'"prompt_tokens"\s*:\s*(\d+)')
 _COMPLETION = re.compile(rb'"completion_tokens"\s*:\s*(\d+)')
+_TOKEN = re.compile(rb'"(?:content|reasoning_content|text|arguments)"\s*:\s*"(?!")')
+"""Text in a streamed chunk: an engine sends one such chunk a token, and others for the role, the usage and the end."""
+_EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
 _RETRIED_STATUS = frozenset({502, 503, 504})
 _PASSED_HEADERS = frozenset({b"content-type", b"cache-control", b"retry-after", b"x-accel-buffering"})
 
@@ -100,8 +105,11 @@ class Exchange:
         self._passing = False
         self._event_stream = False
         self._held = bytearray()
+        self._partial = b""
+        """The beginning of an event whose end has not come."""
         self._tail = b""
-        self._events = 0
+        self._tokens = 0
+        self._first_token: float | None = None
         self._began = client.now()
         self._first_byte: float | None = None
         self._over = False
@@ -155,26 +163,31 @@ class Exchange:
         self._answer_headers = tuple(passed)
         kind = dict(passed).get("content-type", "")
         self._event_stream = kind.startswith("text/event-stream")
-        if self._event_stream:
-            self._pass()
 
     def body(self, data: bytes) -> None:
         """Pass or hold."""
         self.last_activity = self._client.now()
         if self._first_byte is None:
             self._first_byte = self.last_activity
-        if not self._passing:
+        if self._event_stream:
+            self._pass_events(data)
+        elif self._passing:
+            self._pass_on(data)
+        else:
             self._held += data
             if len(self._held) > HOLD_OCTETS:
                 self._pass()
-            return
-        self._events += data.count(b"data: ")
-        self._tail = (self._tail + data)[-2048:]
-        self._client.chunk(data)
 
     def complete(self) -> None:
-        """The replica's answer is whole."""
-        self._response = None
+        """The replica's answer is whole, or its connection ended where only that could end it."""
+        response, self._response = self._response, None
+        if response is not None and not response.sized and not self._looks_whole():
+            self._lost("FT8106", "broken", "the engine closed the connection in mid-answer", status=502)
+            return
+        if self._partial:
+            self._held += self._partial
+            self._partial = b""
+            self._pass()
         if self._passing:
             self._client.finish()
             self._measure(self._tail)
@@ -213,6 +226,7 @@ class Exchange:
         target.in_flight += 1
         target.requests += 1
         self._held.clear()
+        self._partial = b""
         self._first_byte = None
         self._response = Response(self)
         target.connector.start(*self._request, self._response)
@@ -272,13 +286,47 @@ class Exchange:
                 self._client.answer(error_answer(503, "FT8105", message, headers=(("retry-after", "2"),)))
                 self._answered(503)
 
+    def _looks_whole(self) -> bool:
+        """Whether an answer without a length or chunks came to its end."""
+        if self._event_stream:
+            return b"data: [DONE]" in self._tail + self._partial
+        if not dict(self._answer_headers).get("content-type", "").startswith("application/json") or self._passing:
+            return True
+        try:
+            msgspec.json.decode(self._held)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return False
+        return True
+
+    def _pass_events(self, data: bytes) -> None:
+        """Pass whole events only: what a lost replica leaves half said is dropped, and the error event is readable."""
+        begin = max(0, len(self._partial) - 3)
+        self._partial += data
+        found = [(self._partial.rfind(mark, begin), len(mark)) for mark in _EVENT_ENDS]
+        end = max(at + size if at >= 0 else 0 for at, size in found)
+        if not end and len(self._partial) > HOLD_OCTETS:
+            end = len(self._partial)
+        if not end:
+            return
+        whole, self._partial = self._partial[:end], self._partial[end:]
+        tokens = len(_TOKEN.findall(whole))
+        if tokens and self._first_token is None:
+            self._first_token = self.last_activity
+        self._tokens += tokens
+        self._held += whole
+        self._pass()
+
     def _pass(self) -> None:
-        self._passing = True
-        self._client.begin(self._status, self._answer_headers)
-        if self._held:
-            held = bytes(self._held)
-            self._held.clear()
-            self._client.chunk(held)
+        if not self._passing:
+            self._passing = True
+            self._client.begin(self._status, self._answer_headers)
+        held = bytes(self._held)
+        self._held.clear()
+        self._pass_on(held)
+
+    def _pass_on(self, data: bytes) -> None:
+        self._tail = (self._tail + data)[-2048:]
+        self._client.chunk(data)
 
     def _measure(self, text: bytes) -> None:
         now = self._client.now()
@@ -289,8 +337,8 @@ class Exchange:
             completion = int(completion_match[1]) if completion_match else 0
             self._metrics.used(self._model, int(prompt_match[1]) if prompt_match else 0, completion)
         if self._status == 200 and self._first_byte is not None and self._event_stream:
-            tokens = completion or self._events
-            tpot = (now - self._first_byte) / (tokens - 1) if tokens > 1 else None
+            tokens, first = completion or self._tokens, self._first_token or self._first_byte
+            tpot = (now - first) / (tokens - 1) if tokens > 1 else None
             self._metrics.timed(self._model, self._first_byte - self._began, tpot)
 
     def _drop_attempt(self) -> None:

@@ -61,7 +61,8 @@ class Response(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._head_seen = False
-        self._sized = False
+        self.sized = False
+        """Whether the answer says where it ends; otherwise the connection's end is its end, and so is a crash."""
 
     def follow(self, connecting: asyncio.Task[None]) -> None:
         """The task that is still connecting, to be cancelled by `abort`."""
@@ -106,14 +107,14 @@ class Response(asyncio.Protocol):
 
     def eof_received(self) -> None:
         """A body without a length ends here; any other was cut off."""
-        if self._head_seen and not self._sized:
+        if self._head_seen and not self.sized:
             self.on_message_complete()
         else:
             self.fail("the engine closed the connection early")
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Too early, or we would not be listening any more."""
-        if exc is None and self._head_seen and not self._sized:
+        if exc is None and self._head_seen and not self.sized:
             self.on_message_complete()
         else:
             self.fail(str(exc) if exc else "the engine closed the connection early")
@@ -124,7 +125,7 @@ class Response(asyncio.Protocol):
         """One header."""
         self._headers.append((name, value))
         if name.lower() in (b"content-length", b"transfer-encoding"):
-            self._sized = True
+            self.sized = True
 
     def on_headers_complete(self) -> None:
         """The head is whole; an interim 1xx head is skipped."""

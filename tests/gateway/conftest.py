@@ -81,6 +81,12 @@ class FakeEngine:
 
     async def stream(self, request, body):
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        if self.mode == "head-then-dies":
+            head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+            request.transport.write(head)
+            await asyncio.sleep(0.05)  # so that the head is read before the reset
+            request.transport.abort()
+            return response
         await response.prepare(request)
         for _ in range(self.FLOOD // 65536 if self.mode == "flood" else 0):
             await response.write(b"data: " + b"x" * 65528 + b"\n\n")
@@ -88,7 +94,10 @@ class FakeEngine:
         for index, word in enumerate(["from", " ", self.name]):
             choice = {"index": 0, "delta": {"content": word}, "finish_reason": None}
             await response.write(b"data: " + json.dumps(base | {"choices": [choice]}).encode() + b"\n\n")
-            if self.mode == "dies-in-stream" and index == 1:
+            if self.mode in ("dies-in-stream", "dies-in-event") and index == 1:
+                if self.mode == "dies-in-event":
+                    await response.write(b'data: {"choices": [{"delta": {"con')
+                    await self.release.wait()
                 request.transport.abort()
                 return response
             if self.mode == "stream-hang":

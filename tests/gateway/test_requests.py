@@ -7,6 +7,11 @@ import aiohttp
 import openai
 import pytest
 
+from fabrictool.gateway.directory import Directory, StaticNode, StaticRegistry, Target, static_targets
+from fabrictool.gateway.exchange import Exchange
+from fabrictool.gateway.metrics import Metrics
+from fabrictool.routing.candidates import TrustPolicy
+from fabrictool.routing.policies import RoundRobinPolicy
 from tests.gateway.conftest import until
 
 pytestmark = pytest.mark.asyncio
@@ -128,17 +133,125 @@ async def test_no_replica_is_tried_twice_and_the_error_says_who_was(bed):
     assert f":{bed.b.port}" in failed.value.message
 
 
-async def test_a_stream_that_breaks_ends_in_an_error_event(bed):
-    bed.a.mode = "dies-in-stream"
+@pytest.mark.parametrize("mode", ["dies-in-stream", "dies-in-event"])
+async def test_a_stream_that_breaks_ends_in_an_error_event(bed, mode):
+    bed.a.mode = mode
     async with (
         aiohttp.ClientSession(headers={"authorization": f"Bearer {bed.KEY}"}) as http,
         http.post(bed.url + "/v1/chat/completions", json={"model": "only-a", "stream": True}) as answer,
     ):
+        bed.a.release.set()
         text = (await answer.read()).decode()
-    events = [line.removeprefix("data: ") for line in text.split("\n") if line]
-    assert json.loads(events[-1])["error"]["code"] == "upstream_failed"
-    assert "[DONE]" not in text
+    events = [json.loads(line.removeprefix("data: ")) for line in text.split("\n") if line]
+    assert [e["choices"][0]["delta"]["content"] for e in events[:-1]] == ["from", " "]
+    assert events[-1]["error"]["code"] == "upstream_failed"
     assert bed.gateway.status().totals.failures == 1
+
+
+async def test_a_stream_whose_replica_dies_before_the_first_event_is_begun_elsewhere(bed):
+    bed.a.mode = "head-then-dies"
+    async with sdk(bed) as client:
+        for _ in range(4):
+            stream = await client.chat.completions.create(model="m", messages=HELLO, stream=True)
+            assert "".join([c.choices[0].delta.content async for c in stream if c.choices]) == "from b"
+    assert bed.gateway.status().totals.failures == 0
+    assert bed.gateway.status().totals.retries >= 1
+
+
+async def raw_server(answer):
+    """A server that says exactly `answer`, then closes."""
+
+    async def serve(reader, writer):
+        await reader.readuntil(b"}")
+        writer.write(answer)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    return server, server.sockets[0].getsockname()[1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "status", "broken"),
+    [
+        ("application/json", b'{"id": "c"}', 200, False),
+        ("application/json", b'{"id": ', 502, False),
+        ("text/event-stream", b'data: {"choices": []}\n\ndata: [DONE]\n\n', 200, False),
+        ("text/event-stream", b'data: {"choices": []}\n\n', 200, True),
+    ],
+)
+async def test_an_answer_without_a_length_counts_only_when_it_is_whole(bed, kind, body, status, broken):
+    server, port = await raw_server(b"HTTP/1.1 200 OK\r\ncontent-type: " + kind.encode() + b"\r\n\r\n" + body)
+    bed.gateway._directory.replace(
+        static_targets(StaticRegistry([StaticNode(f"http://127.0.0.1:{port}", ["m"], "alpha")]))
+    )
+    async with (
+        aiohttp.ClientSession(headers={"authorization": f"Bearer {bed.KEY}"}) as http,
+        http.post(bed.url + "/v1/chat/completions", json={"model": "m"}) as answer,
+    ):
+        text = await answer.text()
+        assert answer.status == status
+        assert ("upstream_failed" in text) == (broken or status == 502)
+    assert bed.gateway.status().totals.failures == (broken or status == 502)
+    server.close()
+
+
+class ManualClient:
+    """A client of an exchange with a clock that is set by hand."""
+
+    def __init__(self):
+        self.time = 0.0
+        self.sent = b""
+
+    def now(self):
+        return self.time
+
+    def begin(self, status, headers):
+        pass
+
+    def chunk(self, data):
+        self.sent += data
+
+    def finish(self):
+        pass
+
+
+class Silent:
+    ready = True
+
+    def start(self, method, path, headers, body, response):
+        pass
+
+
+@pytest.mark.parametrize("usage", [b"", b'data: {"choices": [], "usage": {"completion_tokens": 5}}\n\n'])
+async def test_time_per_token_counts_tokens_and_no_other_events(usage):
+    directory, metrics, client = Directory(), Metrics(), ManualClient()
+    directory.replace([Target(b"k", "m", "alpha", Silent(), "r")])
+    exchange = Exchange(
+        client,
+        directory=directory,
+        policy=RoundRobinPolicy(),
+        trust=TrustPolicy({}, {}),
+        metrics=metrics,
+        retries=0,
+        model="m",
+        method="POST",
+        path="/v1/chat/completions",
+        headers=(),
+        body=b"",
+        group=None,
+        requested=None,
+    )
+    exchange.start()
+    exchange.head(200, [(b"content-type", b"text/event-stream"), (b"transfer-encoding", b"chunked")])
+    exchange._response.sized = True
+    exchange.body(b'data: {"choices": [{"delta": {"role": "assistant", "content": ""}}]}\n\n')
+    for second in range(1, 6):
+        client.time = float(second)
+        exchange.body(b'data: {"choices": [{"delta": {"content": "x"}}]}\n\n')
+    exchange.body(b'data: {"choices": [{"delta": {}, "finish_reason": "stop"}]}\n\n' + usage + b"data: [DONE]\n\n")
+    exchange.complete()
+    assert list(metrics.models["m"].tpot) == [1.0]
 
 
 @pytest.mark.parametrize("mode", ["hang", "stream-hang"])
@@ -187,3 +300,13 @@ async def test_metrics_and_status_are_read_only_and_count(bed):
         for method, path in (("POST", "/status"), ("DELETE", "/v1/models")):
             async with http.request(method, bed.url + path) as answer:
                 assert answer.status == 405
+
+
+async def test_an_agents_report_of_the_past_is_no_load_of_others():
+    session, directory = b"s" * 16, Directory()
+    targets = [Target(session + bytes([i]) * 16, "m", "alpha", Silent(), f"m/{i}") for i in range(2)]
+    directory.replace(targets)
+    busy = (bytes([0]) * 16, 8, 0, 0.1, 0)  # eight of our own ran when the agent looked; they have ended since
+    directory.report(session, (busy, (bytes([1]) * 16, 0, 0, 0.0, 3)))
+    assert [target.load for target in targets] == [0, 3]
+    assert targets[0].running == 8
