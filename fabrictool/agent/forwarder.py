@@ -100,6 +100,7 @@ class Forwarder(asyncio.Protocol):
         self._stream: TunnelStream
         self._engine: EngineSide
         self._connecting: asyncio.Task[None] | None = None
+        self._paused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Hold the body back until the engine has accepted the connection."""
@@ -118,6 +119,8 @@ class Forwarder(asyncio.Protocol):
             return
         if self._engine.transport is not None and not self._stream.is_closing():
             self._engine.transport.write(request_head(self._head, self._port))
+            if self._paused:  # the tunnel was full before the engine was there
+                self._engine.transport.pause_reading()
             self._stream.resume_reading()
 
     def data_received(self, data: bytes) -> None:
@@ -138,10 +141,12 @@ class Forwarder(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """The gateway is slow: stop reading from the engine."""
+        self._paused = True
         if self._engine.transport is not None and not self._engine.transport.is_closing():
             self._engine.transport.pause_reading()
 
     def resume_writing(self) -> None:
         """The gateway reads again."""
+        self._paused = False
         if self._engine.transport is not None and not self._engine.transport.is_closing():
             self._engine.transport.resume_reading()

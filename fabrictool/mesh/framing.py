@@ -100,12 +100,11 @@ class _Stream:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One event from the peer. For CREDIT, `writable` says that a blocked stream may be written to again."""
+    """One event from the peer."""
 
     type: FrameType
     stream: int
     payload: bytes = b""
-    writable: bool = False
 
 
 class Mux:
@@ -267,9 +266,7 @@ class Mux:
             if len(payload) != 4:
                 raise FramingError.of("FT6201", "malformed CREDIT")
             state.send_credit += int.from_bytes(payload, "big")
-            was_blocked = bool(state.unsent)
             self._flush(stream, state)
-            return Frame(kind, stream, b"", writable=was_blocked and not state.unsent)
         else:
             raise FramingError.of("FT6201", f"{kind.name} on stream {stream}")
         return Frame(kind, stream, payload)

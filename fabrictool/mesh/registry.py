@@ -76,8 +76,6 @@ class Registry:
         self._records: dict[bytes, Record] = {}
         self._sessions: dict[bytes, VerifiedSession] = {}
         self._bucket_sums = [0] * BUCKETS
-        self.equivocations: set[bytes] = set()
-        """Keys for which two bodies with one (lifecycle, version) were seen: a cloned key, or worse."""
 
     def __len__(self) -> int:
         return len(self._records)
@@ -110,8 +108,6 @@ class Registry:
         reason = self._refusal(record, owner, current)
         if reason:
             return Merge(Verdict.REJECTED, reason=reason)
-        if current is not None and record.rank[:2] == current.rank[:2]:
-            self.equivocations.add(record.key)
         if current is not None and record.rank < current.rank:
             return Merge(Verdict.STALE, current)
         self._store(record, current)
@@ -188,7 +184,7 @@ class Registry:
             return "only the owner may write its record"
         if isinstance(body, NodeBody) and (body.provider, body.role) != (owner.claims.provider, owner.claims.role):
             return "record claims a provider or role that its certificate does not"
-        if current is not None and body.version > current.body.version + MAX_VERSION_STEP:
+        if body.version > (current.body.version if current is not None else 0) + MAX_VERSION_STEP:
             return "version jumps too far"
         return ""
 

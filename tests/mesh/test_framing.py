@@ -59,7 +59,7 @@ def test_a_sender_stops_at_the_credit_and_goes_on_when_it_is_granted():
     assert b.take() == b"", "a grant for each slice would cost a frame a token"
     b.consumed(stream, 1)
     (credit,) = a.receive(b.take())
-    assert credit.writable
+    assert credit.type is FrameType.CREDIT
     assert not a.blocked(stream)
     assert [len(f.payload) for f in b.receive(a.take())] == [5]
 

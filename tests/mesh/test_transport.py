@@ -6,7 +6,7 @@ import os
 import pytest
 
 from fabrictool.base.clock import SystemClock
-from fabrictool.mesh.framing import STREAM_CREDIT, TEXT_CHARACTERS, FrameType, FramingError, StreamHead
+from fabrictool.mesh.framing import STREAM_CREDIT, TEXT_CHARACTERS, Frame, FrameType, FramingError, StreamHead
 from fabrictool.mesh.records import Lifecycle, NodeBody, ServiceBody
 
 pytestmark = pytest.mark.asyncio
@@ -124,8 +124,8 @@ async def test_a_stream_carries_more_than_its_credit_both_ways(federation):
     assert bytes(sink.data) == payload
     assert sink.paused, "writing beyond the peer's credit must tell the writer to pause"
     assert await asyncio.wait_for(sink.lost, 10) is None
-    assert hub.tunnel(agent.session).open_streams == 0
-    await until(lambda: agent.tunnel(hub.session).open_streams == 0)
+    assert not hub.tunnel(agent.session)._streams
+    await until(lambda: not agent.tunnel(hub.session)._streams)
     for node in (agent, hub):
         await node.close()
 
@@ -226,5 +226,35 @@ async def test_a_tunnel_ends_with_its_peers_certificate(federation):
     tunnel._beat()
     await until(lambda: hub.neighbours == [])
     assert hub_listener.links[-1][:2] == (agent.session, False)
+    for node in (agent, hub):
+        await node.close()
+
+
+class Writer(asyncio.Protocol):
+    def __init__(self):
+        self.calls = []
+
+    def pause_writing(self):
+        self.calls.append("pause")
+
+    def resume_writing(self):
+        self.calls.append("resume")
+
+
+async def test_a_full_socket_pauses_streams_old_and_new_and_credit_alone_resumes_none(federation):
+    hub, _, [(agent, listener)] = await linked(federation, "a")
+    listener.accept = lambda stream, head, peer: asyncio.Protocol()
+    tunnel, old, new = hub.tunnel(agent.session), Writer(), Writer()
+    head = StreamHead(b"s" * 16, "POST", "/v1/x", (), 0)
+    stream = tunnel.open_stream(head, old)
+    tunnel.pause_writing()
+    tunnel.open_stream(head, new)
+    assert (old.calls, new.calls) == (["pause"], ["pause"])
+    tunnel._on_stream(Frame(FrameType.CREDIT, stream.id))
+    assert old.calls == ["pause"], "the socket is still full"
+    stream.write(b"x" * (STREAM_CREDIT + 1))
+    tunnel.resume_writing()
+    assert (old.calls, new.calls) == (["pause"], ["pause", "resume"]), "the old one still waits for credit"
+    await until(lambda: old.calls == ["pause", "resume"])
     for node in (agent, hub):
         await node.close()

@@ -93,9 +93,7 @@ class TunnelStream(asyncio.Transport):
             return
         self.tunnel.mux.write(self.id, bytes(data))
         self.tunnel.flush()
-        if self.protocol is not None and not self._writing_paused and self.tunnel.mux.blocked(self.id):
-            self._writing_paused = True
-            self.protocol.pause_writing()
+        self.regulate()
 
     def write_eof(self) -> None:
         """No more from us."""
@@ -175,10 +173,15 @@ class TunnelStream(asyncio.Transport):
         """Whether everything that came has been handed to the protocol."""
         return not self._held and not self._held_end
 
-    def writable(self) -> None:
-        """The peer granted credit and nothing waits any more."""
-        if self._writing_paused and self.protocol is not None:
-            self._writing_paused = False
+    def regulate(self) -> None:
+        """Let the protocol write only while the socket takes more and nothing waits for the peer's credit."""
+        full = self.tunnel.socket_full or self.tunnel.mux.blocked(self.id)
+        if self.protocol is None or self._closed or full == self._writing_paused:
+            return
+        self._writing_paused = full
+        if full:
+            self.protocol.pause_writing()
+        else:
             self.protocol.resume_writing()
 
 
@@ -197,6 +200,7 @@ class Tunnel(asyncio.Protocol):
         self._streams: dict[int, TunnelStream] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._last_heard = clock()
+        self.socket_full = False
 
     # -- for the owner ----------------------------------------------------------------------------------------
 
@@ -207,6 +211,7 @@ class Tunnel(asyncio.Protocol):
         stream.protocol = protocol
         self.flush()
         protocol.connection_made(stream)
+        stream.regulate()
         return stream
 
     def gossip(self, payload: bytes) -> None:
@@ -225,11 +230,6 @@ class Tunnel(asyncio.Protocol):
         if self._transport is not None and not self._transport.is_closing():
             _log.debug("closing tunnel: %s", reason)
             self._transport.abort()
-
-    @property
-    def open_streams(self) -> int:
-        """How many streams are open."""
-        return len(self._streams)
 
     # -- for streams ------------------------------------------------------------------------------------------
 
@@ -286,15 +286,15 @@ class Tunnel(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """The socket is full: streams stop reading their sources."""
+        self.socket_full = True
         for stream in list(self._streams.values()):
-            if stream.protocol is not None:
-                stream.protocol.pause_writing()
+            stream.regulate()
 
     def resume_writing(self) -> None:
         """The socket drained."""
+        self.socket_full = False
         for stream in list(self._streams.values()):
-            if stream.protocol is not None and not self.mux.blocked(stream.id):
-                stream.protocol.resume_writing()
+            stream.regulate()
 
     # -- frames -----------------------------------------------------------------------------------------------
 
@@ -343,6 +343,7 @@ class Tunnel(asyncio.Protocol):
         self._streams[frame.stream] = stream
         stream.protocol = handler
         handler.connection_made(stream)
+        stream.regulate()
 
     def _on_stream(self, frame: Frame) -> None:
         stream = self._streams.get(frame.stream)
@@ -358,8 +359,7 @@ class Tunnel(asyncio.Protocol):
             stream.peer_gone(ConnectionResetError(frame.payload.decode(errors="replace")))
         elif frame.type is F.CREDIT:
             self.flush()
-            if frame.writable:
-                stream.writable()
+            stream.regulate()
             self.reap(stream)
 
     def _schedule_beat(self) -> None:
