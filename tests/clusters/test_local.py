@@ -93,8 +93,9 @@ def test_after_a_reboot_of_this_machine_its_units_are_dead(tmp_path, folder, hel
     assert [unit.state for unit in observed(tmp_path).units] == ["killed"]
 
 
+@pytest.mark.usefixtures("folder")
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="makes a pid namespace: needs root")
-def test_a_process_of_another_pid_namespace_is_never_signalled(tmp_path, folder, held):
+def test_a_process_of_another_pid_namespace_is_never_signalled(tmp_path, held):
     code = f"""
 from pathlib import Path
 from fabrictool.base.errors import FabrictoolError
