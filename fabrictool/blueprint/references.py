@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from fabrictool.base.errors import Problem
 from fabrictool.blueprint.complaints import choices, meant
 from fabrictool.blueprint.tree import dotted
-from fabrictool.catalog import accelerators, engines, links, model, models
+from fabrictool.catalog import accelerators, engines, links, model, models, startable
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -82,7 +82,7 @@ class InventoryCheck(_Check):
         software = cluster.software
         for engine, install in software.engines.items():
             below = (*path, "software", "engines", engine)
-            self.refer("FT1206", below, engine, engines(), "engine")
+            self.refer("FT1206", below, engine, startable(), "engine")
             self._one_way(below, install.ways)
         self._one_way((*path, "software", "python"), software.python.ways)
         for name, partition in cluster.partitions.items():
@@ -151,7 +151,7 @@ class BlueprintCheck(_Check):
             for name, c in inventory.clusters.items()
             if c.site in inventory.sites
         }
-        self._has_engine = {name: set(c.software.engines or engines()) for name, c in inventory.clusters.items()}
+        self._has_engine = {name: set(c.software.engines or startable()) for name, c in inventory.clusters.items()}
 
     def run(self) -> list[Problem]:
         """All complaints."""
@@ -166,7 +166,7 @@ class BlueprintCheck(_Check):
         return self._found
 
     def _model(self, path: Steps, wanted: Model) -> None:
-        if self.refer("FT1206", (*path, "engine"), wanted.engine, engines(), "engine"):
+        if self.refer("FT1206", (*path, "engine"), wanted.engine, startable(), "engine"):
             self._engine(path, wanted)
         for index, provider in enumerate(wanted.trust or ()):
             self.refer("FT1201", (*path, "trust", index), provider, self._inventory.providers, "provider")

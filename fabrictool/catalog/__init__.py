@@ -10,6 +10,7 @@ from fabrictool.catalog.tables import (
     links,
     model,
     models,
+    startable,
 )
 
 __all__ = [
@@ -22,4 +23,5 @@ __all__ = [
     "links",
     "model",
     "models",
+    "startable",
 ]

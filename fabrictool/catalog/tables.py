@@ -37,6 +37,8 @@ class Accelerator(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     title: str
     kind: Kind
+    vendor: str
+    """Who makes it, in one lower-case word; empty for processors, which are not like their makers' accelerators."""
     memory: float
     """Octets; vendors' GB are decimal, devices report up to 7 % more. Of a CPU: a nominal node, overridden by the
     partition's ``memory_per_node``."""
@@ -48,6 +50,8 @@ class Accelerator(msgspec.Struct, frozen=True, kw_only=True):
     """Id of the usual link between devices of a node; empty when devices of this kind stand alone."""
     link_bandwidth: float
     """Octets/s of that link in one direction; 0 when there is none."""
+    link_devices: int = 8
+    """Devices that this link joins: those of a node, or of a rack where the vendor builds it so."""
     tdp_w: float
     """Watts that the vendor designs for."""
     source: str
@@ -77,9 +81,24 @@ class ModelArchitecture(msgspec.Struct, frozen=True, kw_only=True):
     experts: int = 0
     active_experts: int = 0
     """Routed experts per token."""
+    dense_layers: int = 0
+    """Of a mixture of experts: layers in front that have a dense feed-forward block of width `ffn`."""
     expert_ffn: int = 0
     expert_bias: bool = False
     shared_expert_ffn: int = 0
+    shared_expert_gate: bool = False
+    """The shared expert's output is weighted by a gate of its own (Qwen)."""
+    kv_rank: int = 0
+    """Latent attention: width of the compressed keys and values; `head_dim` is then that of the part without
+    rotary embedding. 0: plain attention."""
+    query_rank: int = 0
+    """Latent attention: width of the compressed query; 0: it is not compressed."""
+    rope_dim: int = 0
+    value_dim: int = 0
+    index_heads: int = 0
+    """Sparse attention's indexer: heads of width `index_dim` that choose `index_topk` tokens; 0: none."""
+    index_dim: int = 0
+    index_topk: int = 0
     full_attention_interval: int = 1
     """Every n-th layer keeps the keys and values of the whole context; the others a window or a fixed state."""
     sliding_window: int = 0
@@ -101,7 +120,7 @@ class ModelArchitecture(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def parameters(self) -> int:
         """Weights, counted from the architecture."""
-        return self._fixed() + self.layers * self._ffn_weights(self.experts)
+        return self._fixed() + self._ffn_weights(self.experts)
 
     @property
     def active_parameters(self) -> int:
@@ -109,7 +128,7 @@ class ModelArchitecture(msgspec.Struct, frozen=True, kw_only=True):
         embedding, which is only looked up.
         """
         embedding = 0 if self.tied_embeddings else self.vocab * self.hidden
-        return self._fixed() - embedding + self.layers * self._ffn_weights(self.active_experts)
+        return self._fixed() - embedding + self._ffn_weights(self.active_experts)
 
     @property
     def kv_layers(self) -> int:
@@ -124,10 +143,27 @@ class ModelArchitecture(msgspec.Struct, frozen=True, kw_only=True):
         return embeddings + norms + (self.layers - linear) * self._attention() + linear * self._linear_attention()
 
     def _attention(self) -> int:
+        if self.kv_rank:
+            return self._latent_attention()
         query, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         weights = self.hidden * (query * (2 if self.gated_query else 1) + 2 * keys) + query * self.hidden
         weights += (query + 2 * keys) * self.qkv_bias + self.hidden * self.output_bias
         return weights + 2 * self.head_dim * self.qk_norm
+
+    def _latent_attention(self) -> int:
+        """Multi-head latent attention (DeepSeek-V2), and the indexer of its sparse form where there is one."""
+        nope, rope = self.head_dim, self.rope_dim
+        queries = self.heads * (nope + rope)
+        weights = self.hidden * (self.kv_rank + rope) + self.kv_rank
+        weights += self.kv_rank * self.heads * (nope + self.value_dim) + self.heads * self.value_dim * self.hidden
+        if self.query_rank:
+            weights += self.hidden * self.query_rank + self.query_rank + self.query_rank * queries
+        else:
+            weights += self.hidden * queries
+        if self.index_heads:
+            weights += self.query_rank * self.index_heads * self.index_dim
+            weights += self.hidden * (self.index_dim + self.index_heads) + 2 * self.index_dim
+        return weights
 
     def _linear_attention(self) -> int:
         """Gated DeltaNet: projections for q, k, v, output gate, decay and write strength; a short convolution."""
@@ -137,14 +173,17 @@ class ModelArchitecture(msgspec.Struct, frozen=True, kw_only=True):
         return inputs + state + values * self.hidden
 
     def _ffn_weights(self, experts: int) -> int:
-        """Of one layer with that many of its experts."""
+        """Of all layers with that many of their experts."""
         matrices = 3 if self.gated_ffn else 2
+        dense = matrices * self.hidden * self.ffn
         if not self.experts:
-            return matrices * self.hidden * self.ffn
+            return self.layers * dense
         bias = ((matrices - 1) * self.expert_ffn + self.hidden) * self.expert_bias
         router = self.hidden * self.experts + self.experts * self.expert_bias
-        shared = (3 * self.shared_expert_ffn + 1) * self.hidden if self.shared_expert_ffn else 0
-        return experts * (matrices * self.hidden * self.expert_ffn + bias) + router + shared
+        shared = 3 * self.shared_expert_ffn * self.hidden
+        shared += self.hidden * self.shared_expert_gate
+        mixed = experts * (matrices * self.hidden * self.expert_ffn + bias) + router + shared
+        return self.dense_layers * dense + (self.layers - self.dense_layers) * mixed
 
 
 class Engine(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,6 +198,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     """Precision of the variant → octets per parameter in memory."""
     default_max_num_seqs: int
     """Requests at once when the blueprint does not say."""
+    started: bool = True
+    """Whether we can start it; of the others we only forecast what they do."""
     source: str
     sources: dict[str, str] = {}
 
@@ -187,6 +228,11 @@ def engines() -> Mapping[str, Engine]:
     return _table("engines", lambda id_, row: msgspec.convert({**row, "id": id_}, Engine))
 
 
+def startable() -> Mapping[str, Engine]:
+    """The engines that we can start, by id."""
+    return MappingProxyType({id_: engine for id_, engine in engines().items() if engine.started})
+
+
 def model(name: str) -> ModelArchitecture | None:
     """The architecture with this id or alias."""
     return _by_name().get(name)
@@ -204,15 +250,23 @@ def _accelerator(id_: str, row: dict[str, Any]) -> Accelerator:
         id=id_,
         title=row["title"],
         kind=row["kind"],
+        vendor="" if row["kind"] == "cpu" else _vendor(row["title"]),
         memory=float(Memory.parse(row["memory"])),
         memory_bandwidth=_bandwidth(row["memory_bandwidth"]),
         flops={precision: float(Compute.parse(text)) for precision, text in row["flops"].items()},
         link=link,
         link_bandwidth=links()[link].bandwidth if link else 0.0,
+        link_devices=row.get("link_devices", 8),
         tdp_w=float(Power.parse(row["tdp"])),
         source=row["source"],
         sources=row.get("sources", {}),
     )
+
+
+def _vendor(title: str) -> str:
+    """The first word of a title that names a maker; a nominal device has none."""
+    known = {"nvidia": "nvidia", "amd": "amd", "intel": "intel", "habana": "intel"}
+    return next((known[word] for word in title.lower().split() if word in known), "")
 
 
 def _bandwidth(text: str) -> float:

@@ -11,7 +11,14 @@ import typer
 
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.base.files import file_error
-from fabrictool.cli import blueprint_commands, fabric_commands, gateway_commands, help_commands, trust_commands
+from fabrictool.cli import (
+    blueprint_commands,
+    fabric_commands,
+    gateway_commands,
+    help_commands,
+    simulate_commands,
+    trust_commands,
+)
 from fabrictool.cli.output import print_problems
 
 
@@ -26,7 +33,14 @@ def build() -> typer.Typer:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    for room in (blueprint_commands, fabric_commands, gateway_commands, trust_commands, help_commands):
+    for room in (
+        blueprint_commands,
+        fabric_commands,
+        simulate_commands,
+        gateway_commands,
+        trust_commands,
+        help_commands,
+    ):
         room.register(app)
     return app
 

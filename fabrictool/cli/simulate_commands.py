@@ -1,0 +1,194 @@
+"""``simulate``, ``calibrate`` and ``trace``: what would happen, how sure that is, and what users really send."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fabrictool.cli.options import BlueprintOption, InventoryOption, JsonOption, OverlayOption
+
+if TYPE_CHECKING:
+    from fabrictool.cli.simulating import Run
+
+SeedOption = Annotated[int, typer.Option(help="Seed: the same seed gives the same bytes.")]
+OutputOption = Annotated[Path | None, typer.Option("--output", "-o", help="Write there instead of to stdout.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command("simulate")(simulate)
+    app.command("calibrate")(calibrate)
+    traces = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Import, describe and make workload traces.")
+    for name, function in (
+        ("import", trace_import),
+        ("stats", trace_stats),
+        ("generate", trace_generate),
+        ("export", trace_export),
+    ):
+        traces.command(name)(function)
+    app.add_typer(traces, name="trace")
+
+
+def simulate(
+    plan: Annotated[Path | None, typer.Argument(help="A saved plan; absent: what `plan` would place.")] = None,
+    blueprint: BlueprintOption = None,
+    inventory: InventoryOption = None,
+    overlay: OverlayOption = None,
+    scenario: Annotated[list[str] | None, typer.Option(help="Scenario of the blueprint; several are compared.")] = None,
+    status: Annotated[
+        Path | None, typer.Option(help="A running fabric's `status --json` instead of a plan: what runs is simulated.")
+    ] = None,
+    trace: Annotated[Path | None, typer.Option(help="A recorded workload instead of the declared demand.")] = None,
+    workload: Annotated[
+        str | None,
+        typer.Option(help="A made-up workload, such as `poisson,rate=5,input=512,output=128` (trace generate --help)."),
+    ] = None,
+    model: Annotated[list[str] | None, typer.Option(help="Only these models of the blueprint.")] = None,
+    requests: Annotated[int, typer.Option(min=1, help="How many requests of each model.")] = 10_000,
+    rate: Annotated[float | None, typer.Option(help="Play at this rate, req/s, instead of the declared one.")] = None,
+    seed: SeedOption = 0,
+    cases: Annotated[Path | None, typer.Option(help="A CSV of single configurations; one forecast a row.")] = None,
+    output: OutputOption = None,
+    plot: Annotated[Path | None, typer.Option(help="Write latency curves and timeline to this .svg or .png.")] = None,
+    chrome_trace: Annotated[
+        Path | None, typer.Option(help="Write requests as Chrome trace events (chrome://tracing, Perfetto).")
+    ] = None,
+    chart: Annotated[bool, typer.Option("--chart", help="Draw the latency curves in the terminal, too.")] = False,
+    as_json: JsonOption = False,
+) -> int:
+    """Play a workload on a blueprint's placement and forecast latency, goodput, utilisation, cost and energy.
+
+    With --cases it forecasts many single configurations instead. Ctrl-C ends early with what has been simulated.
+    """
+    from fabrictool.base.errors import UsageError
+    from fabrictool.cli import simulating
+    from fabrictool.cli.output import data, json_data, say
+
+    if cases is not None:
+        return simulating.answer_cases(cases, output)
+    if trace is not None and workload is not None:
+        raise UsageError.of("FT9001", "--trace and --workload exclude each other")
+    if status is not None and plan is not None:
+        raise UsageError.of("FT9001", "a plan and --status exclude each other")
+    runs: list[Run] = []
+    scenarios: list[str | None] = [*scenario] if scenario else [None]
+    for name in scenarios:
+        asked = simulating.Asked(
+            plan=plan,
+            blueprint=blueprint,
+            inventory=inventory,
+            overlay=overlay,
+            scenario=name,
+            status=status,
+            trace=trace,
+            workload=workload,
+            models=tuple(model or ()),
+            requests=requests,
+            rate=rate,
+            seed=seed,
+        )
+        runs += simulating.play(asked, samples=200 if plot or chrome_trace else 60)
+    document = simulating.document(runs, seed)
+    if output is not None:
+        simulating.write_json(output, document)
+    if as_json:
+        json_data(document)
+    else:
+        data(simulating.table_of(runs))
+        for line in simulating.notes(runs):
+            say(line)
+    if chart:
+        say(simulating.terminal_chart(runs))
+    if plot is not None:
+        simulating.write_plot(plot, runs)
+        say(f"{plot} shows the latency curves and the timeline")
+    if chrome_trace is not None:
+        simulating.write_chrome_trace(chrome_trace, runs)
+        say(f"{chrome_trace} opens in chrome://tracing or ui.perfetto.dev")
+    return 0 if all(run.report.complete for run in runs) else 130
+
+
+def calibrate(
+    measurements: Annotated[
+        Path, typer.Argument(help="CSV: the columns of `simulate --cases` plus ttft_ms, tpot_ms and/or e2e_ms.")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the calibration files.")] = Path(
+        "calibrations"
+    ),
+    as_json: JsonOption = False,
+) -> int:
+    """Fit efficiencies and overheads to your own measurements."""
+    from fabrictool.cli import calibrating
+
+    return calibrating.calibrate(measurements, output, as_json=as_json)
+
+
+def trace_import(
+    source: Annotated[Path, typer.Argument(help="A public trace, CSV, JSON or JSON lines; .gz is fine.")],
+    output: OutputOption = None,
+) -> None:
+    """Turn a public trace (Azure, BurstGPT, Mooncake, Swiss AI, ShareGPT) into our lines; broken rows are counted."""
+    from fabrictool.cli import tracing
+    from fabrictool.cli.output import say
+
+    found = tracing.load(source)
+    tracing.write(found, output)
+    dropped = ", ".join(f"{count} {why}" for why, count in sorted(found.dropped.items())) or "none"
+    say(f"{len(found)} requests over {found.span:.0f} s; dropped: {dropped}")
+
+
+def trace_stats(
+    source: Annotated[Path, typer.Argument(help="A trace in any known format.")], as_json: JsonOption = False
+) -> None:
+    """Describe a trace: rates, bursts, lengths, popularity, prefix reuse, latencies (paper 001, section 6)."""
+    from dataclasses import asdict
+
+    from fabrictool.cli import tracing
+    from fabrictool.cli.output import data, json_data
+    from fabrictool.workload.statistics import statistics
+
+    found = statistics(tracing.load(source))
+    if as_json:
+        json_data({"format_version": "1", "type": "trace-statistics", **tracing.plain(asdict(found))})
+    else:
+        data(tracing.text(found))
+
+
+def trace_generate(
+    workload: Annotated[
+        str,
+        typer.Argument(
+            help="PROCESS,rate=R[,cv=C][,on=S,off=S][,input=L][,output=L][,models=N,skew=S]; a length L is tokens"
+            " or SHAPE:MEAN:SD[:MIN:MAX]; PROCESS is poisson, gamma, weibull, constant or bursts."
+        ),
+    ],
+    requests: Annotated[int, typer.Option(min=1, help="How many requests.")] = 1000,
+    seed: SeedOption = 0,
+    output: OutputOption = None,
+) -> None:
+    """Make a workload up: `fabrictool trace generate gamma,rate=4,cv=3,input=lognormal:900:700,output=200`."""
+    from fabrictool.cli import tracing
+
+    tracing.write(tracing.generated(workload, requests, seed), output)
+
+
+def trace_export(
+    source: Annotated[Path, typer.Argument(help="A trace in any known format.")],
+    output: OutputOption = None,
+    model: Annotated[str | None, typer.Option(help="Only the requests for this model.")] = None,
+    start: Annotated[float, typer.Option(min=0, help="Seconds from the first arrival.")] = 0.0,
+    end: Annotated[float | None, typer.Option(help="Seconds from the first arrival; absent: all.")] = None,
+) -> None:
+    """Cut a piece out of a trace, in our own lines."""
+    from fabrictool.base.errors import InvalidInputError
+    from fabrictool.cli import tracing
+
+    found = tracing.load(source)
+    if model is not None:
+        found = found.of_model(model)
+    found = found.only((found.arrival >= start) & (found.arrival <= (end if end is not None else float("inf"))))
+    if not len(found):
+        raise InvalidInputError.of("FT2201", f"nothing of {source} is left")
+    tracing.write(found, output)

@@ -1,0 +1,361 @@
+"""What ``simulate`` does between its options and its output."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fabrictool.base.errors import InvalidInputError
+from fabrictool.base.files import file_error, write_atomic
+from fabrictool.cli import tracing
+from fabrictool.cli.fabrics import load
+from fabrictool.cli.output import duration, say, seconds_text, table
+from fabrictool.routing.policies import policy
+from fabrictool.simulator import fabric, sheet
+from fabrictool.simulator.calibration import shipped
+from fabrictool.simulator.fleet import simulate
+from fabrictool.simulator.report import QUANTILES, report
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from fabrictool.blueprint import Loaded
+    from fabrictool.domain.plan import ReplicaPlacement
+    from fabrictool.simulator.fabric import ModelSimulation
+    from fabrictool.simulator.fleet import Outcome, Stream
+    from fabrictool.simulator.report import Report
+    from fabrictool.workload.trace import Trace
+
+PROGRESS_EVERY_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The options of one simulation."""
+
+    plan: Path | None
+    blueprint: Path | None
+    inventory: Path | None
+    overlay: str | None
+    scenario: str | None
+    status: Path | None
+    trace: Path | None
+    workload: str | None
+    models: tuple[str, ...]
+    requests: int
+    rate: float | None
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One model, simulated."""
+
+    scenario: str
+    simulation: ModelSimulation
+    outcome: Outcome
+    report: Report
+
+    @property
+    def title(self) -> str:
+        """For tables and legends."""
+        return f"{self.scenario} · {self.simulation.name}" if self.scenario else self.simulation.name
+
+
+def answer_cases(source: Path, output: Path | None) -> int:
+    """``--cases``: one forecast a row, errors in their own column; the exit code says whether any row failed."""
+    columns, rows = sheet.read(_text(source))
+    done: list[dict[str, str]] = []
+    tell = _progress("cases")
+    try:
+        for row in sheet.answer(rows, shipped()):
+            done.append(row)
+            tell(len(done), len(rows))
+    except KeyboardInterrupt:
+        say(f"interrupted after {len(done)} of {len(rows)} cases")
+    text = sheet.write(columns, done)
+    if output is None:
+        sys.stdout.write(text)
+    else:
+        write_atomic(output, text.encode())
+    failed = sum(bool(row["error"]) for row in done)
+    say(f"{len(done)} cases, {failed} with an error")
+    return 130 if len(done) < len(rows) else 0
+
+
+def play(asked: Asked, *, samples: int) -> list[Run]:
+    """Every model of one scenario, one after the other."""
+    loaded = load(asked.blueprint, asked.inventory, overlay=asked.overlay, scenario=asked.scenario)
+    replicas = _placement(asked, loaded)
+    trace = _workload(asked)
+    names = [name for name in sorted(loaded.blueprint.models) if not asked.models or name in asked.models]
+    unknown = sorted(set(asked.models) - set(names))
+    if unknown:
+        raise InvalidInputError.of("FT2143", f"the blueprint has no model {', '.join(unknown)}")
+    runs = []
+    for name in names:
+        if asked.models == () and not any(replica.model == name for replica in replicas):
+            say(f"{name}: no replica in this placement; left out")
+            continue
+        simulation = fabric.of_model(name, loaded.blueprint, loaded.inventory, replicas)
+        stream = _stream(asked, simulation, trace)
+        if stream is None:
+            say(f"{name}: no demand is declared; left out (give --trace or --workload)")
+            continue
+        pick = policy(loaded.blueprint.routing.policy, random.Random(asked.seed))
+        tell = _progress(name)
+        outcome = simulate(simulation.specs, stream, pick, samples=samples, progress=tell)
+        found = report(outcome, simulation.specs, simulation.hardware, simulation.target, simulation.calibrations, name)
+        runs.append(Run(asked.scenario or "", simulation, outcome, found))
+        if not outcome.complete:
+            break
+    if not runs:
+        raise InvalidInputError.of("FT2144", "there is nothing to simulate: no model has both replicas and a workload")
+    return runs
+
+
+def document(runs: Sequence[Run], seed: int) -> dict[str, Any]:
+    """All figures as one JSON document."""
+    return {
+        "format_version": "1",
+        "type": "simulation",
+        "seed": seed,
+        "models": [
+            {"model": run.simulation.name, "scenario": run.scenario or None, **run.report.to_json()} for run in runs
+        ],
+    }
+
+
+def table_of(runs: Sequence[Run]) -> str:
+    """One line a model."""
+    headings = (
+        "model", "requests", "req/s", "TTFT p50", "p95", "TPOT p50", "p95", "E2E p95", "SLO met", "busy", "KV",
+        "tok/s", "cost/h", "J/token",
+    )  # fmt: skip
+    rows = []
+    for run in runs:
+        found = run.report
+        latency = found.latency
+        rows.append((
+            run.title,
+            f"{found.finished}/{found.requests}",
+            f"{found.rate:.3g}",
+            seconds_text(latency["ttft"]["p50"]),
+            seconds_text(latency["ttft"]["p95"]),
+            seconds_text(latency["tpot"]["p50"]),
+            seconds_text(latency["tpot"]["p95"]),
+            seconds_text(latency["e2e"]["p95"]),
+            f"{found.attainment:.1%}",
+            f"{max(found.utilisation):.0%}",
+            f"{max(found.kv_use):.0%}",
+            f"{found.output_tokens_per_s:.4g}",
+            f"{3600 * found.cost / found.span_s:.3g}",
+            f"{found.joules_per_token:.3g}",
+        ))  # fmt: skip
+    return table(headings, rows)
+
+
+def notes(runs: Sequence[Run]) -> Iterator[str]:
+    """What one must know to believe the table."""
+    for run in runs:
+        found = run.report
+        bands = ", ".join(f"{metric.upper()} ×{low:.2g}-{high:.2g}" for metric, (low, high) in found.bands.items())
+        yield f"{run.title}: 90 % of measurements lie within {bands}; {found.basis}"
+        if found.refused or found.lost or found.preemptions:
+            yield (
+                f"{run.title}: {found.refused} requests fit no replica, {found.lost} were lost with one,"
+                f" {found.retried} retried, {found.preemptions} preemptions"
+            )
+        if not found.complete:
+            yield f"{run.title}: interrupted; the figures are of what was simulated until then"
+
+
+def terminal_chart(runs: Sequence[Run], width: int = 60) -> str:
+    """Latency quantiles as bars."""
+    lines = []
+    for metric in ("ttft", "tpot", "e2e"):
+        longest = max(run.report.latency[metric]["p99"] for run in runs)
+        lines.append(metric.upper())
+        for run in runs:
+            for name in QUANTILES:
+                value = run.report.latency[metric][name]
+                bar = "█" * max(1, round(width * value / longest)) if longest > 0 else ""
+                lines.append(f"  {run.title[:24]:<24} {name:>4} {bar} {seconds_text(value)}")
+    return "\n".join(lines)
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """The document to a file."""
+    write_atomic(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def write_plot(path: Path, runs: Sequence[Run]) -> None:
+    """Latency CDFs, running and waiting requests, cache use. Raises InvalidInputError FT2145 without matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise InvalidInputError.of(
+            "FT2145", "plots need matplotlib", hint="pip install 'fabrictool[simulator]'"
+        ) from error
+    if path.suffix not in (".svg", ".png"):
+        raise InvalidInputError.of("FT2145", f"{path} is neither .svg nor .png")
+    figure = Figure(figsize=(11, 7), layout="constrained")
+    axes = figure.subplots(2, 3).ravel()
+    for run in runs:
+        outcome = run.outcome
+        for axis, (title, values) in zip(
+            axes, (("TTFT, s", outcome.ttft), ("TPOT, s", outcome.tpot), ("E2E, s", outcome.e2e)), strict=False
+        ):
+            known = np.sort(values[np.isfinite(values)])
+            axis.plot(known, np.linspace(0, 1, len(known)), label=run.title)
+            axis.set_xlabel(title)
+            axis.set_ylabel("share of requests")
+            axis.grid(alpha=0.3)
+        samples = outcome.samples
+        if not len(samples):
+            continue
+        for axis, (offset, title) in zip(
+            axes[3:], ((1, "running requests"), (2, "waiting requests"), (3, "KV cache in use")), strict=True
+        ):
+            series = samples[:, offset::3]
+            axis.plot(samples[:, 0], series.mean(axis=1) if offset == 3 else series.sum(axis=1), label=run.title)
+            axis.set_xlabel("time, s")
+            axis.set_ylabel(title)
+            axis.grid(alpha=0.3)
+    axes[0].legend(fontsize=8)
+    figure.suptitle("fabrictool simulate: latencies and timeline")
+    try:
+        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    except OSError as error:
+        raise file_error(error, path) from error
+
+
+def write_chrome_trace(path: Path, runs: Sequence[Run]) -> None:
+    """Each request as two slices, waiting+prefill and decode, on a row of its replica."""
+    events: list[dict[str, Any]] = []
+    for process, run in enumerate(runs):
+        outcome = run.outcome
+        events.append({"ph": "M", "pid": process, "name": "process_name", "args": {"name": run.title}})
+        for i in np.flatnonzero(np.isfinite(outcome.finish)):
+            common = {"ph": "X", "pid": process, "tid": int(outcome.replica[i]), "cat": "request"}
+            arrival, first, finish = (1e6 * float(x[i]) for x in (outcome.arrival, outcome.first, outcome.finish))
+            arguments = {"prompt": int(outcome.prompt[i]), "output": int(outcome.output[i])}
+            events.append(common | {"name": "to first token", "ts": arrival, "dur": first - arrival, "args": arguments})
+            events.append(common | {"name": "decode", "ts": first, "dur": finish - first, "args": arguments})
+    write_atomic(path, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}).encode())
+
+
+def _placement(asked: Asked, loaded: Loaded) -> Sequence[ReplicaPlacement]:
+    if asked.plan is not None:
+        from fabrictool.domain.plan import decode_plan
+
+        return decode_plan(_bytes(asked.plan)).placement.replicas
+    if asked.status is not None:
+        return _running(asked.status, loaded)
+    from fabrictool.planner.assign import assign
+    from fabrictool.planner.build import build_problem
+    from fabrictool.planner.exact import ExactSolver
+
+    usable = [name for name, cluster in loaded.inventory.clusters.items() if cluster.enabled]
+    problem, _ = build_problem(loaded.blueprint, loaded.inventory, usable=usable, unseen=(), current={})
+    *_, solution = ExactSolver().solve(problem, deadline_s=30.0, seed=asked.seed)
+    return assign(problem, solution, {}).replicas
+
+
+def _running(path: Path, loaded: Loaded) -> list[ReplicaPlacement]:
+    """The replicas of a ``status --json`` document. Raises InvalidInputError FT2146 when it is none."""
+    from fabrictool.domain.plan import ReplicaPlacement
+
+    try:
+        units = json.loads(_text(path))["units"]
+        found = []
+        for unit in units:
+            if not unit.get("model") or unit.get("state") != "running":
+                continue
+            cluster = loaded.inventory.clusters[unit["cluster"]]
+            partition = unit.get("partition") or next(iter(cluster.partitions))
+            found.append(
+                ReplicaPlacement(
+                    replica=unit["address"],
+                    model=unit["model"],
+                    provider=loaded.inventory.sites[cluster.site].provider,
+                    site=cluster.site,
+                    cluster=unit["cluster"],
+                    partition=partition,
+                    device=cluster.partitions[partition].device,
+                    tp=int(unit.get("tp") or 1),
+                )
+            )
+    except (KeyError, TypeError, ValueError, StopIteration) as error:
+        raise InvalidInputError.of("FT2146", f"{path} is not what `status --json` prints: {error!r}") from error
+    return found
+
+
+def _workload(asked: Asked) -> Trace | None:
+    if asked.trace is not None:
+        found = tracing.load(asked.trace)
+        if found.dropped:
+            dropped = ", ".join(f"{count} {why}" for why, count in sorted(found.dropped.items()))
+            say(f"{asked.trace}: dropped {dropped}")
+        return found
+    if asked.workload is not None:
+        return tracing.generated(asked.workload, asked.requests, asked.seed, asked.rate)
+    return None
+
+
+def _stream(asked: Asked, simulation: ModelSimulation, trace: Trace | None) -> Stream | None:
+    model_name = simulation.specs[0].model
+    if trace is not None:
+        mine = trace.of_model(simulation.name) if simulation.name in trace.models else trace
+        mine = mine.only(slice(asked.requests))
+        if asked.rate is not None:
+            mine = mine.at_rate(asked.rate)
+        return fabric.trace_stream(mine, model_name)
+    if asked.rate is not None:
+        from dataclasses import replace
+
+        simulation = replace(simulation, rate=asked.rate)
+    if simulation.rate <= 0 and not asked.models:
+        return None
+    return fabric.declared_stream(simulation, asked.requests, asked.seed)
+
+
+def _progress(what: str) -> Callable[[int, int], None]:
+    """A line on a terminal's stderr, with the time that is left; nothing where nobody looks."""
+    if not sys.stderr.isatty():
+        return lambda _done, _total: None
+    began = last = time.monotonic()
+
+    def tell(done: int, total: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last < PROGRESS_EVERY_S and done < total:
+            return
+        last = now
+        left = (now - began) / max(done, 1) * (total - done)
+        end = "\n" if done >= total and now - began > PROGRESS_EVERY_S else "\r"
+        sys.stderr.write(f"{what}: {done} of {total}, {duration(left)} left \x1b[K{end}")
+        sys.stderr.flush()
+
+    return tell
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise file_error(error, path) from error
+
+
+def _text(path: Path) -> str:
+    try:
+        return _bytes(path).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InvalidInputError.of("FT2130", f"{path} is not UTF-8 text: {error}") from error

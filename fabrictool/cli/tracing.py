@@ -1,0 +1,137 @@
+"""Traces on disk and in words, for the commands."""
+
+from __future__ import annotations
+
+import gzip
+import math
+from typing import TYPE_CHECKING, Any
+
+from fabrictool.base.errors import InvalidInputError, UsageError
+from fabrictool.base.files import file_error, write_atomic
+from fabrictool.cli.output import data, table
+from fabrictool.workload import formats
+from fabrictool.workload.arrivals import PROCESSES
+from fabrictool.workload.generate import Recipe, generate, popular
+from fabrictool.workload.lengths import LONGEST, SHAPES, Lengths
+from fabrictool.workload.trace import dumps
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fabrictool.workload.statistics import Statistics
+    from fabrictool.workload.trace import Trace
+
+
+def load(path: Path) -> Trace:
+    """A trace from a file, packed or not."""
+    try:
+        raw = path.read_bytes()
+        if raw[:2] == b"\x1f\x8b":
+            raw = gzip.decompress(raw)
+        text = raw.decode("utf-8")
+    except (OSError, EOFError) as error:
+        problem = error if isinstance(error, OSError) else OSError(str(error))
+        raise file_error(problem, path) from error
+    except UnicodeDecodeError as error:
+        raise InvalidInputError.of("FT2201", f"{path} is not text: {error}") from error
+    return formats.read(text, str(path))
+
+
+def write(trace: Trace, output: Path | None) -> None:
+    """Our own lines, to a file or to stdout."""
+    if output is None:
+        for line in dumps(trace):
+            data(line)
+        return
+    write_atomic(output, ("\n".join(dumps(trace)) + "\n").encode())
+
+
+def generated(text: str, count: int, seed: int, rate: float | None = None) -> Trace:
+    """A trace after a recipe such as ``gamma,rate=4,cv=3,input=lognormal:900:700,output=200``."""
+    process, *rest = [part.strip() for part in text.split(",")]
+    if process not in PROCESSES:
+        raise UsageError.of("FT9001", f"{process!r} is not an arrival process", hint=f"one of: {', '.join(PROCESSES)}")
+    given = {}
+    for part in rest:
+        name, equals, value = part.partition("=")
+        if not equals or name not in ("rate", "cv", "on", "off", "input", "output", "models", "skew"):
+            raise UsageError.of(
+                "FT9001", f"{part!r} is not part of a workload", hint="fabrictool trace generate --help"
+            )
+        given[name] = value
+    recipe = Recipe(
+        rate=rate if rate is not None else _number(given, "rate", 1.0),
+        input=_lengths(given.get("input"), 512.0),
+        output=_lengths(given.get("output"), 128.0),
+        process=process,
+        cv=_number(given, "cv", 1.0),
+        on=_number(given, "on", 10.0),
+        off=_number(given, "off", 30.0),
+    )
+    models = int(_number(given, "models", 0))
+    if models:
+        names = tuple(f"model-{i}" for i in range(models))
+        return popular(names, recipe.rate, count, seed, recipe, _number(given, "skew", 1.0))
+    return generate(recipe, count, seed)
+
+
+def text(found: Statistics) -> str:
+    """Statistics as a table."""
+
+    def numbers(values: dict[str, float]) -> str:
+        return "  ".join(f"{name} {value:.4g}" for name, value in values.items())
+
+    rows = [
+        ("requests", f"{found.requests} in {found.span_s:.0f} s, {found.rate:.4g} req/s"),
+        ("gaps", f"coefficient of variation {found.gap_cv:.3g}"),
+        ("input tokens", numbers(found.input)),
+        ("output tokens", numbers(found.output)),
+        ("busiest minute", f"{found.peak_to_mean:.3g} × the mean of active minutes, in tokens"),
+        (
+            "input/output",
+            "  ".join("–" if math.isnan(x) else f"{x:.3g}" for x in found.io_ratio) + "  by tenths of time",
+        ),
+        ("prefix reuse", f"{found.prefix_reuse:.1%} of the prompt tokens"),
+    ]
+    if len(found.popularity) > 1:
+        leading = ", ".join(f"{name} {share:.1%}" for name, share in list(found.popularity.items())[:5])
+        rows.append(("models", f"{len(found.popularity)}: {leading}; the top tenth gets {found.top_tenth:.1%}"))
+    if found.latency:
+        rows.append(("measured latency", numbers(found.latency) + "  s"))
+    rows.append(("dropped rows", ", ".join(f"{n} {why}" for why, n in sorted(found.dropped.items())) or "none"))
+    return table(("what", "value"), rows)
+
+
+def plain(value: Any) -> Any:
+    """Without NaN, for JSON."""
+    if isinstance(value, dict):
+        return {key: plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _number(given: dict[str, str], name: str, default: float) -> float:
+    try:
+        return float(given.get(name, default))
+    except ValueError as error:
+        raise UsageError.of("FT9001", f"{name} is {given[name]!r}, not a number") from error
+
+
+def _lengths(text: str | None, default: float) -> Lengths:
+    if text is None:
+        return Lengths("lognormal", default, default)
+    shape, *rest = text.split(":")
+    hint = f"tokens, or SHAPE:MEAN:SD[:MIN:MAX] with SHAPE one of {', '.join(SHAPES)}"
+    wrong = UsageError.of("FT9001", f"{text!r} is not a length", hint=hint)
+    try:
+        numbers = [float(part) for part in (rest or [shape])]
+    except ValueError as error:
+        raise wrong from error
+    if not rest:
+        return Lengths("fixed", numbers[0])
+    if shape not in SHAPES or len(numbers) not in (1, 2, 4):
+        raise wrong
+    mean, sd = numbers[0], numbers[1] if len(numbers) > 1 else 0.0
+    least, most = (int(numbers[2]), int(numbers[3])) if len(numbers) == 4 else (1, LONGEST)
+    return Lengths(shape, mean, sd, least, most)

@@ -1,0 +1,221 @@
+"""Forecasts for many single configurations: one replica (or a prefill/decode pair), one load, three latencies.
+
+Reading of a case, as serving benchmarks measure it: `agg` and `disagg` keep `concurrency` requests in flight from a
+burst at the start, ten times as many in all, with lengths uniform between 80 and 100 % of the given ones (the
+convention of the public InferenceX runs); `closed` is the same with lengths of ±10 % around the given ones; in `batch`
+all requests start together and have exactly the given lengths. Means over all requests.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from fabrictool.base.errors import InvalidInputError
+from fabrictool.routing.policies import RoundRobinPolicy
+from fabrictool.simulator.calibration import METRICS, choose
+from fabrictool.simulator.fleet import ReplicaSpec, Stream, simulate
+from fabrictool.simulator.memory import room
+from fabrictool.simulator.operators import Parallelism, kv_elements_per_token
+from fabrictool.simulator.stepmodel import KV_OCTETS, OCTETS, Machine, StepModel
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from fabrictool.catalog.tables import Accelerator, ModelArchitecture
+    from fabrictool.simulator.calibration import Calibration, Scope
+    from fabrictool.simulator.fleet import Outcome
+    from fabrictool.simulator.stepmodel import Factors
+
+Mode = Literal["batch", "closed", "agg", "disagg"]
+MODES: tuple[Mode, ...] = ("batch", "closed", "agg", "disagg")
+ROUNDS = 10
+"""Requests for each one in flight."""
+MOST_REQUESTS = 20_000
+TOKEN_BUDGET: Mapping[str, int] = {
+    "vllm": 8192,
+    "sglang": 16384,
+    "tensorrt-llm": 8192,
+    "llama.cpp": 2048,
+    "deepspeed": 8192,
+}
+LAYER_SPLIT = ("llama.cpp",)
+"""Engines whose usual way to use several devices is one after the other (``--split-mode layer``)."""
+HAND_LINK = 50e9
+"""Octets/s at which a prefill replica hands its cache over: one 400 Gbit/s port."""
+HAND_LATENCY_S = 2e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The replicas of one phase of a disaggregated case."""
+
+    cut: Parallelism
+    workers: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One configuration and its load."""
+
+    device: Accelerator
+    model: ModelArchitecture
+    engine: str
+    precision: str
+    kv_precision: str
+    cut: Parallelism
+    input_len: int
+    output_len: int
+    concurrency: int
+    mode: Mode = "agg"
+    prefill: Pool | None = None
+    decode: Pool | None = None
+
+    @property
+    def scope(self) -> Scope:
+        """Which kind of calibration holds."""
+        return "static" if self.mode == "batch" else "online"
+
+    @property
+    def devices(self) -> int:
+        """Of all replicas."""
+        if self.prefill and self.decode:
+            return self.prefill.cut.devices * self.prefill.workers + self.decode.cut.devices * self.decode.workers
+        return self.cut.devices
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Means over the requests of a case, seconds."""
+
+    ttft: float
+    tpot: float
+    e2e: float
+    tokens_per_s: float
+    """Output tokens of the whole case over its whole time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """An estimate with its 90 % band and where it comes from."""
+
+    estimate: Estimate
+    bands: Mapping[str, tuple[float, float]]
+    calibration: Calibration
+
+
+def predict(case: Case, calibrations: Sequence[Calibration]) -> Prediction:
+    """Estimate and band of one case. Raises InvalidInputError FT2110-FT2113 for what cannot run."""
+    chosen = choose(calibrations, case.device.id, case.device.vendor, case.engine, case.scope)
+    found = estimate(case, chosen.factors)
+    inside = chosen.hull.holds(
+        concurrency=case.concurrency,
+        input_len=case.input_len,
+        output_len=case.output_len,
+        devices=case.devices,
+    )
+    bands = {}
+    for metric in METRICS:
+        spread = chosen.spread(metric, case.model.id, inside=inside)
+        value = getattr(found, metric)
+        bands[metric] = (value * math.exp(spread.low), value * math.exp(spread.high))
+    return Prediction(found, bands, chosen)
+
+
+def estimate(case: Case, factors: Factors) -> Estimate:
+    """The simulation behind `predict`, with explicit factors."""
+    check(case)
+    alone = case.mode != "disagg"
+    specs = [_replica(case, factors, case.cut, case.concurrency)] if alone else _pair(case, factors)
+    stream, clients = _load(case)
+    outcome = simulate(specs, stream, RoundRobinPolicy(), clients=clients)
+    if len(outcome.refused):
+        raise InvalidInputError.of(
+            "FT2111", f"a request of {case.input_len} + {case.output_len} tokens fits no replica"
+        )
+    return _summary(outcome, factors)
+
+
+def check(case: Case) -> None:
+    """Raises InvalidInputError for lengths, loads and cuts that make no sense."""
+    for name in ("input_len", "output_len", "concurrency"):
+        if getattr(case, name) < 1:
+            raise InvalidInputError.of("FT2110", f"{name} is {getattr(case, name)}", hint="it is at least 1")
+    cuts = [p.cut for p in (case.prefill, case.decode) if p] if case.mode == "disagg" else [case.cut]
+    if case.mode == "disagg" and len(cuts) < 2:
+        raise InvalidInputError.of("FT2110", "a disagg case needs prefill and decode columns")
+    for cut in cuts:
+        if min(cut.tp, cut.pp, cut.ep, cut.dp) < 1 or cut.pp > case.model.layers:
+            raise InvalidInputError.of("FT2112", f"tp {cut.tp}, pp {cut.pp}, ep {cut.ep}, dp {cut.dp} cut nothing")
+        if cut.ep > 1 and not case.model.experts:
+            raise InvalidInputError.of("FT2112", f"{case.model.id} has no experts to deal out over ep {cut.ep}")
+
+
+def _replica(case: Case, factors: Factors, cut: Parallelism, sequences: int) -> ReplicaSpec:
+    machine = Machine.of(case.device)
+    whole = cut
+    if case.engine in LAYER_SPLIT:
+        # Several devices hold a part of the layers each and work one after the other: more memory, no more speed.
+        cut = Parallelism(pp=1)
+    if case.precision not in OCTETS or case.kv_precision not in KV_OCTETS:
+        raise InvalidInputError.of("FT2113", f"precision {case.precision!r} with KV {case.kv_precision!r} is not known")
+    space = room(case.model, whole, case.device.memory, weights=case.precision, kv=case.kv_precision)
+    if not space.fits:
+        raise InvalidInputError.of(
+            "FT2111",
+            f"{case.model.id} at {case.precision} needs {space.weights / 1e9:.0f} GB for weights alone;"
+            f" {cut.devices} × {case.device.id} have {space.usable / 1e9:.0f} GB to use",
+            hint="more devices, or a lower precision",
+        )
+    model = StepModel.of(case.model, machine, cut, factors, weights=case.precision, kv=case.kv_precision)
+    budget = TOKEN_BUDGET.get(case.engine, 8192) * cut.dp
+    slots = max(1, min(sequences, 4096))
+    if case.mode == "batch":
+        budget = max(budget, slots)
+    hand = kv_elements_per_token(case.model, cut) * KV_OCTETS[case.kv_precision] / (HAND_LINK * cut.devices)
+    return ReplicaSpec(
+        times=model.times(slots, budget, hand, HAND_LATENCY_S),
+        max_num_seqs=slots,
+        token_budget=budget,
+        kv_tokens=space.kv_tokens,
+        lanes=model.lanes,
+        frontend=factors.request,
+    )
+
+
+def _pair(case: Case, factors: Factors) -> list[ReplicaSpec]:
+    if case.prefill is None or case.decode is None:
+        raise InvalidInputError.of("FT2110", "a disagg case needs prefill and decode columns")
+    share = math.ceil(case.concurrency / case.decode.workers)
+    prefill = replace(_replica(case, factors, case.prefill.cut, case.concurrency), role="prefill")
+    decode = replace(_replica(case, factors, case.decode.cut, share), role="decode")
+    return [prefill] * case.prefill.workers + [decode] * case.decode.workers
+
+
+def _load(case: Case) -> tuple[Stream, int]:
+    if case.mode == "batch":
+        count = case.concurrency
+        fixed = np.full(count, 1, dtype=np.int64)
+        return Stream(np.zeros(count), fixed * case.input_len, fixed * case.output_len), 0
+    low, high = (0.9, 1.1) if case.mode == "closed" else (0.8, 1.0)
+    count = max(case.concurrency, min(ROUNDS * case.concurrency, MOST_REQUESTS))
+    rng = np.random.default_rng(random.Random(0).randrange(1 << 32))
+
+    def lengths(mean: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        return rng.integers(max(1, int(mean * low)), max(1, int(mean * high)) + 1, count)
+
+    return Stream(np.zeros(count), lengths(case.input_len), lengths(case.output_len)), case.concurrency
+
+
+def _summary(outcome: Outcome, factors: Factors) -> Estimate:
+    ttft = float(outcome.ttft.mean()) + factors.prompt_token * float(outcome.prompt.mean())
+    tpot = 0.0
+    if (outcome.output > 1).any():
+        tpot = float(np.nanmean(outcome.tpot))
+    e2e = float(outcome.e2e.mean()) + factors.prompt_token * float(outcome.prompt.mean())
+    length = float(np.nanmax(outcome.finish)) - float(np.nanmin(outcome.arrival))
+    return Estimate(ttft, tpot, e2e, float(outcome.output.sum()) / length)

@@ -1,0 +1,173 @@
+"""A placed fabric as a simulation: replicas with the step times of their devices, streams with the declared demand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fabrictool.base.errors import InvalidInputError
+from fabrictool.base.units import as_float
+from fabrictool.catalog import accelerators, engines, links, model
+from fabrictool.simulator.calibration import choose, shipped
+from fabrictool.simulator.fleet import ReplicaSpec, Stream
+from fabrictool.simulator.memory import room
+from fabrictool.simulator.operators import Parallelism
+from fabrictool.simulator.report import Hardware, Target
+from fabrictool.simulator.stepmodel import OCTETS, Machine, StepModel
+from fabrictool.workload.arrivals import arrivals
+from fabrictool.workload.lengths import Lengths
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fabrictool.domain.blueprint import Blueprint, Length, Model, Slo
+    from fabrictool.domain.inventory import Inventory, Partition
+    from fabrictool.domain.plan import ReplicaPlacement
+    from fabrictool.simulator.calibration import Calibration
+    from fabrictool.workload.trace import Trace
+
+TOKEN_BUDGET = {"vllm": 8192, "sglang": 16384, "tensorrt-llm": 8192, "llama.cpp": 2048, "reference": 512}
+STORED = {"q8_0": "int8", "mxfp4": "mxfp4"}
+"""How quantised files count in a step; the other GGUF mixes are near four bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSimulation:
+    """All that is needed to play one model's demand."""
+
+    name: str
+    specs: tuple[ReplicaSpec, ...]
+    hardware: Hardware
+    target: Target
+    calibrations: tuple[Calibration, ...]
+    rate: float
+    """Requests/s declared; 0 without a demand."""
+    input: Lengths
+    output: Lengths
+
+
+def of_model(
+    name: str,
+    blueprint: Blueprint,
+    inventory: Inventory,
+    replicas: Sequence[ReplicaPlacement],
+) -> ModelSimulation:
+    """The replicas of one model of the blueprint.
+
+    Raises InvalidInputError FT2141 for a model that stands nowhere, FT1411 for one whose architecture is not known.
+    """
+    wanted = blueprint.models[name]
+    mine = [replica for replica in replicas if replica.model == name]
+    if not mine:
+        raise InvalidInputError.of("FT2141", f"{name} has no replica in this placement: there is nothing to simulate")
+    specs, found, devices, tdp, price = [], [], [], [], []
+    for replica in mine:
+        spec, calibration = _spec(wanted, inventory, replica)
+        partition = inventory.clusters[replica.cluster].partitions[replica.partition]
+        specs.append(spec)
+        found.append(calibration)
+        devices.append(replica.tp)
+        node = as_float(partition.power) / partition.devices_per_node
+        tdp.append(node or accelerators()[partition.device].tdp_w)
+        share = replica.tp / partition.devices_per_node
+        price.append(share * partition.price.amount if partition.price else 0.0)
+    demand = wanted.demand
+    return ModelSimulation(
+        name=name,
+        specs=tuple(specs),
+        hardware=Hardware(tuple(devices), tuple(tdp), tuple(price)),
+        target=_target(wanted.slo),
+        calibrations=tuple(found),
+        rate=float(demand.rate) if demand and demand.rate is not None else 0.0,
+        input=_lengths(demand.input) if demand and demand.input else Lengths("lognormal", 512, 512),
+        output=_lengths(demand.output) if demand and demand.output else Lengths("lognormal", 128, 128),
+    )
+
+
+def declared_stream(simulation: ModelSimulation, count: int, seed: int) -> Stream:
+    """`count` Poisson requests after the declared demand. Raises InvalidInputError FT2142 when none is declared."""
+    if simulation.rate <= 0:
+        raise InvalidInputError.of(
+            "FT2142",
+            f"{simulation.name} declares no demand",
+            hint="add `demand: {rate: …, input: …, output: …}`, or give --trace or --workload",
+        )
+    rng = np.random.default_rng(seed)
+    times = arrivals("poisson", simulation.rate, count, rng)
+    return Stream(
+        times,
+        simulation.input.draw(count, rng),
+        simulation.output.draw(count, rng),
+        models=(simulation.specs[0].model,),
+    )
+
+
+def trace_stream(trace: Trace, model_name: str) -> Stream:
+    """A trace as the requests for one model, whatever it calls it."""
+    return Stream(
+        trace.arrival,
+        np.maximum(trace.prompt, 1),
+        np.maximum(trace.output, 1),
+        models=(model_name,),
+        chain_start=trace.chain_start,
+        chain=trace.chain,
+    )
+
+
+def _spec(wanted: Model, inventory: Inventory, replica: ReplicaPlacement) -> tuple[ReplicaSpec, Calibration]:
+    partition = inventory.clusters[replica.cluster].partitions[replica.partition]
+    architecture = model(wanted.architecture_id)
+    if architecture is None:
+        raise InvalidInputError.of("FT1411", f"the architecture {wanted.architecture_id!r} is not in the catalogue")
+    device = accelerators()[partition.device]
+    precision = wanted.variant.precision
+    weights = precision if precision in OCTETS else STORED.get(precision, "int4")
+    if wanted.engine == "reference":
+        weights = "fp32"
+    calibration = choose(shipped(), partition.device, device.vendor, wanted.engine, "online")
+    cut = Parallelism(tp=replica.tp)
+    machine = _machine(partition)
+    step = StepModel.of(architecture, machine, cut, calibration.factors, weights=weights, kv="bf16")
+    space = room(architecture, cut, machine.memory, weights=weights, kv="bf16", reserved=0.02 * device.memory)
+    slots = wanted.max_num_seqs or engines()[wanted.engine].default_max_num_seqs
+    budget = TOKEN_BUDGET.get(wanted.engine, 8192)
+    context = int(wanted.variant.context or min(4096, architecture.max_context))
+    spec = ReplicaSpec(
+        times=step.times(slots, budget),
+        max_num_seqs=slots,
+        token_budget=budget,
+        kv_tokens=max(space.kv_tokens, context + 16),
+        model=wanted.architecture_id,
+        provider=replica.provider,
+        frontend=calibration.factors.request,
+    )
+    return spec, calibration
+
+
+def _machine(partition: Partition) -> Machine:
+    device = accelerators()[partition.device]
+    link = links()[partition.link].bandwidth if partition.link else device.link_bandwidth
+    base = Machine.of(device)
+    memory = device.memory
+    if device.kind == "cpu" and partition.memory_per_node is not None:
+        memory = as_float(partition.memory_per_node)
+    return Machine(base.flops, base.bandwidth, memory, link, base.per_node, base.network)
+
+
+def _lengths(declared: Length) -> Lengths:
+    mean, sd = float(declared.mean), float(declared.sd)
+    most = int(declared.max) if declared.max is not None else 10_000_000
+    return Lengths(declared.shape if sd else "fixed", mean, sd, 1, most)
+
+
+def _target(slo: Slo | None) -> Target:
+    """The tightest target of each metric: what one request has to meet to count as good."""
+
+    def tightest(metric: str) -> float:
+        given = [getattr(slo, f"{metric}_{p}") for p in ("p50", "p95", "p99")]
+        return min((float(t) for t in given if t is not None), default=math.inf)
+
+    return Target(tightest("ttft"), tightest("tpot"), tightest("e2e")) if slo else Target()

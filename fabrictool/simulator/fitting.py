@@ -1,0 +1,168 @@
+"""Factors from measurements: robust least squares around a prior, so that few points move little.
+
+Residuals are logarithms of measured over predicted latencies, so that a millisecond and a minute count alike; their
+loss is soft (outliers of a noisy cluster pull once, not squared). What the points do not determine stays at the prior,
+and priors are themselves means over calibrated pairs: an unmeasured device borrows from its relatives.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fabrictool.base.errors import FabrictoolError
+from fabrictool.simulator.calibration import Hull, Spread
+from fabrictool.simulator.cases import estimate
+from fabrictool.simulator.stepmodel import Factors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from fabrictool.simulator.cases import Case
+
+    Floats = np.ndarray[Any, np.dtype[np.float64]]
+
+NAMES = tuple(f.name for f in fields(Factors))
+SPREAD = {
+    "compute": 0.3,
+    "narrow": 0.15,
+    "bandwidth": 0.2,
+    "expert_compute": 0.4,
+    "expert_bandwidth": 0.3,
+    "attention_compute": 0.5,
+    "attention_bandwidth": 0.4,
+    "link": 0.5,
+    "layer": 0.7,
+    "expert_layer": 0.7,
+    "eager_layer": 1.0,
+    "step": 0.8,
+    "sequence": 0.8,
+    "collective": 0.7,
+    "request": 1.0,
+    "prompt_token": 1.0,
+}
+"""How far factors differ between devices and engines: standard deviations of their logarithms."""
+LIMIT = {
+    "compute": 0.95,
+    "narrow": 1.0,
+    "bandwidth": 1.0,
+    "expert_compute": 1.2,
+    "expert_bandwidth": 1.1,
+    "attention_compute": 0.9,
+    "attention_bandwidth": 1.0,
+    "link": 1.0,
+}
+"""No efficiency beats the physics."""
+NOISE = 0.1
+"""Expected error of a prediction by a good fit; what a prior's standard deviation is weighed against."""
+WEIGHT = {"ttft": 0.5, "tpot": 1.0, "e2e": 1.0}
+"""TTFT scatters more than the others in every data set that we have."""
+WORST = 3.0
+"""|log| that a case counts when it cannot run at all: a refusal is a bad prediction, not a missing one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """A case and what was measured; seconds, NaN where it was not."""
+
+    case: Case
+    ttft: float = math.nan
+    tpot: float = math.nan
+    e2e: float = math.nan
+
+    def log_errors(self, factors: Factors) -> dict[str, float]:
+        """Metric → log(measured / predicted), of the metrics that were measured."""
+        measured = {name: getattr(self, name) for name in WEIGHT if math.isfinite(getattr(self, name))}
+        try:
+            found = estimate(self.case, factors)
+        except FabrictoolError:
+            return dict.fromkeys(measured, WORST)
+        errors = {
+            name: math.log(value / getattr(found, name)) if getattr(found, name) > 0 else WORST
+            for name, value in measured.items()
+        }
+        if "e2e" not in errors and len(errors) == 2:
+            steps = (found.e2e - found.ttft) / found.tpot if found.tpot > 0 else 0.0
+            errors["e2e"] = math.log((self.ttft + self.tpot * steps) / found.e2e)
+        return errors
+
+
+def fit(
+    observations: Sequence[Observation],
+    prior: Factors,
+    *,
+    rounds: int = 12,
+    progress: Callable[[int], None] | None = None,
+) -> Factors:
+    """The factors that explain `observations` best without leaving `prior` for nothing."""
+    from scipy.optimize import least_squares  # noqa: PLC0415 -- only calibration needs SciPy
+
+    spread = np.array([SPREAD[name] for name in NAMES])
+    upper = np.log([LIMIT.get(name, 1.0) for name in NAMES])
+    start = np.minimum(prior.vector(), upper - 1e-3)
+    calls = 0
+
+    def residuals(vector: Floats) -> Floats:
+        nonlocal calls
+        calls += 1
+        if progress:
+            progress(calls)
+        factors = Factors.of(vector)
+        errors = [
+            WEIGHT[name] * error / NOISE
+            for one in observations
+            for name, error in one.log_errors(factors).items()
+            if math.isfinite(getattr(one, name))
+        ]
+        return np.concatenate([np.array(errors), (vector - start) / spread])
+
+    found = least_squares(
+        residuals,
+        start,
+        bounds=(np.full(len(NAMES), math.log(1e-9)), upper),
+        loss="soft_l1",
+        diff_step=0.02,
+        max_nfev=rounds,
+    )
+    return Factors.of(found.x)
+
+
+def spreads(errors: Sequence[dict[str, float]]) -> dict[str, Spread]:
+    """90 % bands of log errors of unseen cases, per metric, by split conformal ranks: few points give wide bands."""
+    found = {}
+    for metric in WEIGHT:
+        values = np.sort([one[metric] for one in errors if metric in one])
+        if not len(values):
+            continue
+        count = len(values)
+        low = math.floor((count + 1) * 0.05) - 1
+        high = math.ceil((count + 1) * 0.95) - 1
+        # Beyond the sample's own extremes nothing is known: half as much again.
+        bottom = values[low] if low >= 0 else min(values[0], 0.0) * 1.5
+        top = values[high] if high < count else max(values[-1], 0.0) * 1.5
+        found[metric] = Spread(float(bottom), float(top))
+    return found
+
+
+def hull(observations: Sequence[Observation]) -> Hull:
+    """The range that the observations cover."""
+
+    def span(values: list[float]) -> tuple[float, float]:
+        return min(values), max(values)
+
+    cases = [one.case for one in observations]
+    return Hull(
+        concurrency=span([float(c.concurrency) for c in cases]),
+        input_len=span([float(c.input_len) for c in cases]),
+        output_len=span([float(c.output_len) for c in cases]),
+        devices=span([float(c.devices) for c in cases]),
+        models=tuple(sorted({c.model.id for c in cases})),
+    )
+
+
+def average(factors: Sequence[Factors]) -> Factors:
+    """The prior that several calibrated pairs suggest: the median of each factor, in logarithms."""
+    return Factors.of(np.median([one.vector() for one in factors], axis=0))

@@ -1,0 +1,518 @@
+"""Replicas behind a routing policy, a stream of requests, and what becomes of them: the serving simulation's surface.
+
+Pure: virtual time, the random source inside the policy that the caller brings. Same arguments, same result.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from fabrictool.base.errors import InvalidInputError
+from fabrictool.routing.candidates import TrustPolicy, select
+from fabrictool.simulator import kernel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from fabrictool.routing.policies import Policy
+
+    Floats = np.ndarray[Any, np.dtype[np.float64]]
+    Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+FAST_FORWARD = 1 << 30
+STEP_BY_STEP = 1
+Role = Literal["unified", "prefill", "decode"]
+_ROLES: dict[Role, int] = {"unified": kernel.UNIFIED, "prefill": kernel.PREFILL, "decode": kernel.DECODE}
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """How long a replica's steps take, seconds; index = sequences or tokens."""
+
+    decode: Floats
+    """(sequences + 1) A step that only decodes, without reading the cache."""
+    mixed: Floats
+    """(tokens + 1) A step with prompts in it, of one lane, without attention and sampling; the last one stands for
+    all longer steps."""
+    sample: Floats
+    """(sequences + 1) Logits and sampling of a mixed step."""
+    read: float = 0.0
+    """For each cached token that a decode step reads."""
+    pair: float = 0.0
+    """For each (query, key) pair of a prefill."""
+    read_window: float = 0.0
+    """`read` and `pair` of sliding-window layers, which look back `window` tokens."""
+    pair_window: float = 0.0
+    window: int = 0
+    swap: float = 0.0
+    """For each token moved to or from host memory."""
+    hand: float = 0.0
+    """For each token handed from prefill to decode, and once for each hand-over."""
+    hand_latency: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSpec:
+    """One replica: its step times and the limits of its engine."""
+
+    times: StepTimes
+    max_num_seqs: int
+    token_budget: int
+    """Tokens that one step computes at most (vLLM: ``max_num_batched_tokens``)."""
+    kv_tokens: int
+    """Tokens that the KV cache holds."""
+    model: str = ""
+    provider: str = ""
+    role: Role = "unified"
+    lanes: int = 1
+    prefill_first: bool = False
+    swap: bool = False
+    prefix_tokens: int = 0
+    """Tokens under one prefix id of the stream, a multiple of 16; 0: no prefix caching."""
+    frontend: float = 0.0
+    """Seconds that a request spends outside the engine's steps: HTTP, tokeniser, gateway."""
+    weight: float = 1.0
+    up: float = 0.0
+    """When it becomes ready (a cold start ends)."""
+    drain: float = math.inf
+    """From when on it gets no new requests (before the walltime's end)."""
+    down: float = math.inf
+    """When it is gone, with all that it still runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Requests in order of arrival. In a closed loop only the first `clients` arrival times count."""
+
+    arrival: Floats
+    """Seconds, ascending."""
+    prompt: Ints
+    """Tokens, at least 1."""
+    output: Ints
+    """Tokens, at least 1."""
+    model: Ints | None = None
+    """Index into `models`; None: all ask for ``models[0]``."""
+    models: tuple[str, ...] = ("",)
+    group: str | None = None
+    priority: Ints | None = None
+    chain_start: Ints | None = None
+    """(requests + 1) Where each request's prefix ids begin in `chain`."""
+    chain: Ints | None = None
+    """Dense ids ≥ 0; equal ids in front of two prompts mean equal tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accounts:
+    """What each replica did; arrays over replicas."""
+
+    busy: Floats
+    """Seconds in steps."""
+    steps: Floats
+    tokens: Floats
+    """Tokens computed, prompts and outputs."""
+    pairs: Floats
+    """(query, key) pairs of prefill attention."""
+    read: Floats
+    """Cached tokens read by decode steps."""
+    cache_time: Floats
+    """Blocks of 16 tokens in use × seconds of `busy`."""
+    itl: Floats
+    """(replicas, bins) Inter-token latencies; see `inter_token_latencies`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of the requests; arrays over requests, seconds of virtual time; NaN: never."""
+
+    arrival: Floats
+    first: Floats
+    finish: Floats
+    prompt: Ints
+    output: Ints
+    cached: Ints
+    preempted: Ints
+    replica: Ints
+    refused: Ints
+    """Indices of requests that fit no replica."""
+    lost: Ints
+    """Indices of requests whose replica went away in the middle of the answer."""
+    retried: int
+    """Requests that moved to another replica before their first token."""
+    end: float
+    accounts: Accounts
+    samples: Floats
+    """(times, 1 + 3 × replicas) When, then running, waiting and KV share of each replica."""
+    complete: bool = True
+    """False when it was stopped early."""
+
+    @property
+    def ttft(self) -> Floats:
+        """Time to first token."""
+        return self.first - self.arrival
+
+    @property
+    def e2e(self) -> Floats:
+        """Time to the last token."""
+        return self.finish - self.arrival
+
+    @property
+    def tpot(self) -> Floats:
+        """Mean time per output token after the first; NaN for outputs of one token."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.where(self.output > 1, (self.finish - self.first) / (self.output - 1), np.nan)
+
+
+@dataclass(slots=True)
+class _View:
+    """A replica as routing sees it."""
+
+    index: int
+    spec: ReplicaSpec
+    replicas: Any
+    ready: bool = False
+    context: int = 0
+
+    @property
+    def model(self) -> str:
+        return self.spec.model
+
+    @property
+    def provider(self) -> str:
+        return self.spec.provider
+
+    @property
+    def weight(self) -> float:
+        return self.spec.weight
+
+    @property
+    def load(self) -> float:
+        state = self.replicas[self.index]
+        return float(state.decoding + state.prefilling + state.waiting)
+
+    def __hash__(self) -> int:
+        return self.index
+
+
+@dataclass(slots=True)
+class Fleet:
+    """A simulation that can be advanced in slices; `simulate` plays it to its end."""
+
+    specs: Sequence[ReplicaSpec]
+    stream: Stream
+    policy: Policy
+    clients: int = 0
+    """Closed loop: that many requests are always in flight; 0: open loop."""
+    think: float = 0.0
+    trust: TrustPolicy = field(default_factory=lambda: TrustPolicy({}, {}))
+    limit: int = FAST_FORWARD
+    requests: Any = field(init=False)
+    replicas: Any = field(init=False)
+    lists: kernel.Lists = field(init=False)
+    tables: kernel.Tables = field(init=False)
+    cache: kernel.Cache = field(init=False)
+    clock: kernel.Clock = field(init=False)
+    _views: list[_View] = field(init=False)
+    _changes: list[tuple[float, int, str]] = field(init=False)
+    _parked: list[int] = field(init=False, default_factory=list)
+    _retried: int = field(init=False, default=0)
+    _samples: list[list[float]] = field(init=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        _check(self.specs, self.stream)
+        self.requests = _requests(self.stream, self.clients, self.specs)
+        self.tables, kinds = _tables(self.specs)
+        self.replicas = _replicas(self.specs, kinds)
+        self.lists = _lists(self.specs, self.stream, int(self.requests.priority.max(initial=0)) + 1)
+        self.cache = _cache(self.specs, self.stream)
+        self.clock = _clock(self.requests, self.clients, self.think)
+        self._views = [_View(r, spec, self.replicas) for r, spec in enumerate(self.specs)]
+        self._changes = sorted(
+            (when, r, what)
+            for r, spec in enumerate(self.specs)
+            for what, when in (("up", spec.up), ("drain", spec.drain), ("down", spec.down))
+            if when < math.inf
+        )
+        self._apply_changes(-math.inf, 0.0)
+        self._assign_only_choices()
+
+    @property
+    def done(self) -> int:
+        """Requests that are over."""
+        return len(self.requests) - int(self.clock.at[0].unfinished)
+
+    def advance(self, until: float = math.inf) -> bool:
+        """Plays up to `until`; False when nothing is left to happen."""
+        while True:
+            change = self._changes[0][0] if self._changes else math.inf
+            reason = kernel.advance(
+                self.requests,
+                self.replicas,
+                self.lists,
+                self.tables,
+                self.cache,
+                self.clock,
+                min(until, change),
+                self.limit,
+            )
+            if reason == kernel.ROUTE:
+                self._route(int(self.clock.at[0].request))
+                continue
+            if self._changes and change <= until and (reason == kernel.UNTIL or self._parked):
+                self._apply_changes(float(self.clock.at[0].now), change)
+                continue
+            return bool(reason == kernel.UNTIL)
+
+    def sample(self) -> None:
+        """Notes running, waiting and cache use of each replica now."""
+        state = self.replicas
+        row = [float(self.clock.at[0].now)]
+        for r in range(len(self.specs)):
+            one = state[r]
+            idle = one.evictable * (one.chain_tokens // kernel.BLOCK)
+            used = 1.0 - (one.free + idle) / max(1, one.blocks)
+            row += [float(one.decoding + one.prefilling), float(one.waiting), float(used)]
+        self._samples.append(row)
+
+    def outcome(self, *, complete: bool = True) -> Outcome:
+        """What happened so far."""
+        requests, state = self.requests, self.replicas
+        frontend = np.array([spec.frontend for spec in self.specs])
+        served = np.where(requests.where >= 0, requests.where, 0)
+        delay = np.where(requests.where >= 0, frontend[served], 0.0)
+        accounts = Accounts(
+            busy=state.busy.copy(),
+            steps=state.steps.copy(),
+            tokens=state.tokens.copy(),
+            pairs=state.pairs.copy(),
+            read=state.read.copy(),
+            cache_time=state.cache_time.copy(),
+            itl=self.lists.itl.copy(),
+        )
+        return Outcome(
+            arrival=requests.arrival.copy(),
+            first=requests.first + delay,
+            finish=requests.finish + delay,
+            prompt=requests.prompt,
+            output=requests.output,
+            cached=requests.cached,
+            preempted=requests.preempted,
+            replica=requests.where,
+            refused=np.flatnonzero(requests.state == kernel.REFUSED),
+            lost=np.flatnonzero(requests.state == kernel.LOST),
+            retried=self._retried,
+            end=float(self.clock.at[0].now),
+            accounts=accounts,
+            samples=np.array(self._samples, dtype=float).reshape(len(self._samples), 1 + 3 * len(self.specs)),
+            complete=complete,
+        )
+
+    def _assign_only_choices(self) -> None:
+        """A model with one replica that lives all the time needs no routing: the loop runs without coming back."""
+        for m, model in enumerate(self.stream.models):
+            for roles, target in ((("unified", "prefill"), self.requests.where), (("decode",), self.requests.whither)):
+                mine = [v for v in self._views if v.model == model and v.spec.role in roles]
+                if len(mine) == 1 and mine[0].spec.up <= 0 and mine[0].spec.drain == mine[0].spec.down == math.inf:
+                    chosen = slice(None) if self.stream.model is None else self.stream.model == m
+                    target[chosen] = mine[0].index
+
+    def _route(self, i: int) -> None:
+        handed = bool(self.requests[i].handed)
+        roles = ("decode",) if handed else ("unified", "prefill")
+        model = self.stream.models[0 if self.stream.model is None else int(self.stream.model[i])]
+        views = [view for view in self._views if view.spec.role in roles]
+        choice = select(views, model=model, trust=self.trust, group=self.stream.group)
+        target = self.requests.whither if handed else self.requests.where
+        if choice.candidates:
+            target[i] = self.policy.pick(choice.candidates).index
+        elif self._changes:
+            target[i] = kernel.PARKED
+            self._parked.append(i)
+        else:  # nobody may ever serve it
+            target[i] = kernel.PARKED
+            kernel.leave(self.requests, self.clock, i, kernel.REFUSED, float(self.clock.at[0].now))
+
+    def _apply_changes(self, now: float, until: float) -> None:
+        while self._changes and self._changes[0][0] <= until:
+            when, r, what = self._changes.pop(0)
+            self._views[r].ready = what == "up"
+            if what == "down":
+                self._take_down(r, max(now, when))
+            if what == "up":
+                self._revive(max(now, when))
+
+    def _revive(self, when: float) -> None:
+        parked, self._parked = self._parked, []
+        for i in parked:
+            target = self.requests.whither if self.requests[i].handed else self.requests.where
+            target[i] = kernel.NOWHERE
+            kernel.push(self.clock, when, i)
+
+    def _take_down(self, r: int, when: float) -> None:
+        """Replica r is gone: answers in progress are lost, the rest tries elsewhere."""
+        for i in kernel.clear(self.requests, self.replicas, self.lists, self.cache, r):
+            if self.requests[i].generated > 0 and not self.requests[i].handed:
+                kernel.leave(self.requests, self.clock, i, kernel.LOST, when)
+                continue
+            self._retried += 1
+            self.requests[i].handed = 0
+            self.requests[i].generated = 0
+            self.requests[i].where = self.requests[i].whither = kernel.NOWHERE
+            kernel.push(self.clock, when, i)
+
+
+def simulate(
+    specs: Sequence[ReplicaSpec],
+    stream: Stream,
+    policy: Policy,
+    *,
+    clients: int = 0,
+    think: float = 0.0,
+    until: float = math.inf,
+    samples: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> Outcome:
+    """Plays the stream to its end (or to virtual time `until`).
+
+    `samples` is how many points of the timeline are kept; `progress` is told (requests over, requests in all) at each
+    of them and may raise KeyboardInterrupt, which ends the simulation early with what it has: see
+    `Outcome.complete`. Raises InvalidInputError FT2101-FT2104 for streams and replicas that make no sense.
+    """
+    fleet = Fleet(specs, stream, policy, clients=clients, think=think)
+    count = len(stream.arrival)
+    horizon = float(stream.arrival[-1]) if count and not clients else math.inf
+    complete = True
+    try:
+        if samples and horizon < math.inf:
+            for at in range(1, samples + 1):
+                fleet.advance(min(until, horizon * at / samples))
+                fleet.sample()
+                if progress:
+                    progress(fleet.done, count)
+        fleet.advance(until)
+    except KeyboardInterrupt:
+        complete = False
+    if progress:
+        progress(fleet.done, count)
+    return fleet.outcome(complete=complete)
+
+
+def inter_token_latencies(accounts: Accounts, quantiles: Sequence[float]) -> Floats:
+    """Quantiles of the time between two tokens over all replicas, seconds, to 1 %; NaN without any."""
+    counts = accounts.itl.sum(axis=0)
+    total = counts.sum()
+    if total == 0:
+        return np.full(len(quantiles), np.nan)
+    slots = np.searchsorted(np.cumsum(counts), np.asarray(quantiles) * total)
+    return np.asarray(kernel.ITL_LOW * kernel.ITL_RATIO ** (slots + 0.5))
+
+
+def _check(specs: Sequence[ReplicaSpec], stream: Stream) -> None:
+    if not specs:
+        raise InvalidInputError.of("FT2101", "there is no replica to simulate")
+    count = len(stream.arrival)
+    if count and (not np.isfinite(stream.arrival).all() or (np.diff(stream.arrival) < 0).any()):
+        raise InvalidInputError.of("FT2102", "arrival times must be finite numbers in ascending order")
+    if count and (stream.prompt.min() < 1 or stream.output.min() < 1):
+        raise InvalidInputError.of("FT2103", "a request needs at least one prompt token and one output token")
+    for spec in specs:
+        times = (spec.times.decode, spec.times.mixed, spec.times.sample)
+        if any(not np.isfinite(t).all() or (t < 0).any() for t in times) or spec.kv_tokens < kernel.BLOCK:
+            raise InvalidInputError.of(
+                "FT2104", f"replica of {spec.model!r}: step times must be finite and a KV cache must hold a block"
+            )
+
+
+def _requests(stream: Stream, clients: int, specs: Sequence[ReplicaSpec]) -> Any:
+    count = len(stream.arrival)
+    requests = np.zeros(count, dtype=kernel.REQUEST).view(np.recarray)
+    requests.arrival = stream.arrival
+    if clients:
+        requests.arrival[clients:] = np.nan
+    requests.prompt, requests.output = stream.prompt, stream.output
+    if stream.priority is not None:
+        requests.priority = stream.priority
+    if stream.chain_start is not None and any(spec.prefix_tokens for spec in specs):
+        requests.chain, requests.ids = stream.chain_start[:-1], np.diff(stream.chain_start)
+    requests.first = requests.finish = np.nan
+    requests.state = kernel.FLYING
+    requests.where = requests.whither = kernel.NOWHERE
+    requests.following = -1
+    return requests
+
+
+def _tables(specs: Sequence[ReplicaSpec]) -> tuple[kernel.Tables, list[int]]:
+    """One row for each different StepTimes, and which row each replica uses."""
+    kinds: list[StepTimes] = []
+    rows: dict[int, int] = {}
+    which = []
+    for spec in specs:
+        if id(spec.times) not in rows:
+            rows[id(spec.times)] = len(kinds)
+            kinds.append(spec.times)
+        which.append(rows[id(spec.times)])
+
+    def stack(arrays: list[Floats]) -> Floats:
+        longest = max(len(array) for array in arrays)
+        return np.stack([np.concatenate([a, np.full(longest - len(a), a[-1])]) for a in arrays])
+
+    rates = np.zeros(len(kinds), dtype=kernel.RATES).view(np.recarray)
+    for name in kernel.RATES.names or ():
+        rates[name] = [getattr(times, name) for times in kinds]
+    decode, mixed, sample = (stack([getattr(t, name) for t in kinds]) for name in ("decode", "mixed", "sample"))
+    return kernel.Tables(decode, mixed, sample, rates), which
+
+
+def _replicas(specs: Sequence[ReplicaSpec], kinds: list[int]) -> Any:
+    replicas = np.zeros(len(specs), dtype=kernel.REPLICA).view(np.recarray)
+    replicas.table = kinds
+    replicas.role = [_ROLES[spec.role] for spec in specs]
+    replicas.seqs = [spec.max_num_seqs for spec in specs]
+    replicas.budget = [spec.token_budget for spec in specs]
+    replicas.blocks = replicas.free = [spec.kv_tokens // kernel.BLOCK for spec in specs]
+    replicas.lanes = [spec.lanes for spec in specs]
+    replicas.prefill_first = [spec.prefill_first for spec in specs]
+    replicas.swaps = [spec.swap for spec in specs]
+    replicas.chain_tokens = [spec.prefix_tokens for spec in specs]
+    replicas.ends = math.inf
+    replicas.soonest = kernel.NEVER
+    return replicas
+
+
+def _lists(specs: Sequence[ReplicaSpec], stream: Stream, levels: int) -> kernel.Lists:
+    count = len(specs)
+    slots = max(spec.max_num_seqs for spec in specs) + 1
+    chain = np.zeros(1, dtype=np.int64) if stream.chain is None else np.asarray(stream.chain, dtype=np.int64)
+    run, fill, chunk = (np.zeros((count, slots), dtype=np.int64) for _ in range(3))
+    return kernel.Lists(
+        chain=chain,
+        run=run,
+        fill=fill,
+        chunk=chunk,
+        phase=np.zeros((count, kernel.BLOCK), dtype=np.int64),
+        head=np.full((count, levels), -1, dtype=np.int64),
+        tail=np.full((count, levels), -1, dtype=np.int64),
+        itl=np.zeros((count, kernel.ITL_BINS)),
+    )
+
+
+def _cache(specs: Sequence[ReplicaSpec], stream: Stream) -> kernel.Cache:
+    caching = stream.chain is not None and len(stream.chain) and any(spec.prefix_tokens for spec in specs)
+    ids = int(stream.chain.max()) + 1 if caching and stream.chain is not None else 1
+    count = len(specs)
+    return kernel.Cache(
+        blocks=np.zeros((count, ids), dtype=kernel.BLOCKS).view(np.recarray),
+        ring=np.zeros((count, 2 * ids + 2), dtype=kernel.RING).view(np.recarray),
+        ends=np.zeros(count, dtype=kernel.RING_ENDS).view(np.recarray),
+    )
+
+
+def _clock(requests: Any, clients: int, think: float) -> kernel.Clock:
+    count = len(requests)
+    at = np.zeros(1, dtype=kernel.CLOCK).view(np.recarray)
+    at.think, at.unfinished, at.request = think, count, kernel.NOWHERE
+    at.opened = at.spawned = min(clients, count) if clients else count
+    return kernel.Clock(at=at, heap=np.zeros(count + 1, dtype=kernel.HEAP).view(np.recarray))

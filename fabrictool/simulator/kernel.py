@@ -1,0 +1,870 @@
+"""The event loop of the serving simulation, on arrays, with the steps between events fast-forwarded.
+
+One function, `advance`, moves a fleet of replicas from event to event on a virtual clock. It is written so that numba
+compiles it; without numba the very same code runs interpreted, some hundred times slower. Requests, replicas and
+their state are arrays, so that a million requests fit in memory and nothing is allocated on the way.
+
+An engine repeats steps. A step computes one token for each running request and, within the token budget, chunks of
+prompts (continuous batching: Orca, OSDI 2022; chunked prefill: Sarathi-Serve, OSDI 2024). Between two events (an
+arrival that can be admitted, a completion, a full cache) the batch is constant and a step's time is affine in the
+number of cached tokens, so that k steps take ``k·a + g·(k·K + D·k(k-1)/2)`` seconds: one event, not k. The result
+equals stepping one by one to rounding; the tests compare it with a plain twin that does just that.
+
+What needs judgement stays outside and in Python: routing (`advance` returns with a request that has no replica yet),
+joins, failures and walltime ends (the caller passes `until` and changes the state there).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+F = TypeVar("F", bound="Callable[..., Any]")
+
+try:
+    from numba import njit as _njit
+except ImportError:  # the base installation has no compiler
+    COMPILED = False
+
+    def compiled(function: F) -> F:
+        """Without numba: the function itself."""
+        return function
+else:
+    COMPILED = True
+
+    def compiled(function: F) -> F:
+        """Machine code, kept on disk between runs."""
+        return _njit(cache=True, error_model="numpy")(function)  # type: ignore[no-any-return]
+
+
+NEVER = 1 << 60
+BLOCK = 16
+"""Tokens in a block of the paged KV cache (vLLM's default)."""
+ITL_BINS = 2400
+ITL_LOW = 1e-5
+ITL_RATIO = 1.01
+"""Inter-token latencies are counted in bins 1 % wide from 10 µs on."""
+
+UNIFIED, PREFILL, DECODE = 0, 1, 2
+DONE, ROUTE, UNTIL = 0, 1, 2
+"""Why `advance` returned: nothing is left to do; `Clock.request` needs a replica; the clock would pass `until`."""
+WAITING, PREFILLING, DECODING, FINISHED, REFUSED, FLYING, LOST = 0, 1, 2, 3, 4, 5, 6
+NOWHERE, PARKED = -1, -2
+"""Not routed yet; taken out of the loop by the caller, who brings it back with `revive`."""
+
+
+REQUEST = np.dtype(
+    [
+        ("arrival", "f8"),
+        ("first", "f8"),  # out: when the first token left; NaN before
+        ("finish", "f8"),  # out: when the last token left; NaN before
+        ("prompt", "i8"),
+        ("output", "i8"),
+        ("priority", "i8"),  # 0 is served first
+        ("chain", "i8"),  # where its prefix ids begin in `Lists.chain`
+        ("ids", "i8"),  # how many those are
+        ("state", "i8"),
+        ("generated", "i8"),
+        ("prefilled", "i8"),  # tokens of the present prefill that are computed or were found in the cache
+        ("cached", "i8"),  # out: prompt tokens that the prefix cache held
+        ("preempted", "i8"),  # out: how often
+        ("offset", "i8"),  # cached tokens in a step are offset + step
+        ("ends", "i8"),  # the step after which it is over
+        ("admitted", "i8"),
+        ("where", "i8"),  # replica that prefills (or does all); NOWHERE until it is routed
+        ("whither", "i8"),  # replica that decodes after a hand-over; NOWHERE until it is routed
+        ("handed", "i8"),  # 1: its cache was handed over; 2: and lost again
+        ("following", "i8"),  # the next in the queue
+    ]
+)
+"""One record a request, in order of arrival; seconds and tokens."""
+
+REPLICA = np.dtype(
+    [
+        ("table", "i8"),  # row of `Tables`
+        ("role", "i8"),
+        ("seqs", "i8"),
+        ("budget", "i8"),
+        ("blocks", "i8"),
+        ("lanes", "i8"),  # micro-batches in flight: pipeline stages × data-parallel attention groups
+        ("prefill_first", "?"),  # prompts stop decoding until they are done (SGLang), instead of sharing its steps
+        ("swaps", "?"),  # preempted requests keep their cache in host memory, instead of computing it again
+        ("chain_tokens", "i8"),  # tokens under one prefix id; 0: no prefix caching
+        ("starts", "f8"),
+        ("ends", "f8"),  # infinity when idle
+        ("count", "i8"),  # steps until then
+        ("step", "i8"),  # decode steps done
+        ("soonest", "i8"),  # step at which the first of the decoding requests is over
+        ("context", "i8"),  # cached tokens that the next decode step reads
+        ("decoding", "i8"),
+        ("prefilling", "i8"),
+        ("waiting", "i8"),
+        ("free", "i8"),
+        ("evictable", "i8"),
+        ("sequence", "i8"),
+        ("touched", "i8"),
+        ("link_free", "f8"),
+        ("pending_swap", "f8"),
+        ("stall", "f8"),
+        ("busy", "f8"),
+        ("steps", "f8"),
+        ("tokens", "f8"),
+        ("pairs", "f8"),
+        ("read", "f8"),
+        ("cache_time", "f8"),
+    ]
+)
+"""One record a replica: limits, state, accounts."""
+
+RATES = np.dtype(
+    [
+        ("read", "f8"),  # seconds for each cached token that a decode step reads
+        ("read_window", "f8"),  # the same in sliding-window layers
+        ("pair", "f8"),  # seconds for each (query, key) pair of a prefill chunk
+        ("pair_window", "f8"),
+        ("window", "i8"),  # tokens that a sliding-window layer looks back; 0: none is windowed
+        ("swap", "f8"),  # seconds for each token that is moved to or from host memory
+        ("hand", "f8"),  # seconds for each token that is handed from prefill to decode
+        ("hand_latency", "f8"),
+    ]
+)
+"""One record a kind of replica."""
+
+BLOCKS = np.dtype([("resident", "?"), ("users", "i8"), ("touch", "i8")])
+"""(replica, prefix id): a prefix in the cache."""
+RING = np.dtype([("block", "i8"), ("touch", "i8")])
+"""(replica, slot): prefixes in the order in which they fell out of use; least recently used first out."""
+RING_ENDS = np.dtype([("head", "i8"), ("tail", "i8")])
+HEAP = np.dtype([("time", "f8"), ("request", "i8")])
+CLOCK = np.dtype(
+    [
+        ("now", "f8"),
+        ("think", "f8"),  # seconds between a completion and the arrival that it causes
+        ("arrived", "i8"),
+        ("opened", "i8"),  # requests with an arrival time of their own; those behind come when another is over
+        ("spawned", "i8"),
+        ("request", "i8"),  # what needs a replica, after ROUTE
+        ("queued", "i8"),  # entries of the heap
+        ("unfinished", "i8"),
+    ]
+)
+
+
+class Lists(NamedTuple):
+    """Who is where: arrays of request numbers."""
+
+    chain: Any
+    """Prefix ids of all requests, one after the other."""
+    run: Any
+    """(replica, slot) → decoding; any order."""
+    fill: Any
+    """(replica, slot) → prefilling; in order of admission."""
+    chunk: Any
+    """(replica, slot) → tokens that the step computes of `fill`."""
+    phase: Any
+    """(replica, 16) → how many decoding requests have this remainder of `offset`."""
+    head: Any
+    """(replica, priority) → first waiting request."""
+    tail: Any
+    itl: Any
+    """(replica, bin) → inter-token latencies."""
+
+
+class Tables(NamedTuple):
+    """Step times of each kind of replica, seconds. Rows are kinds."""
+
+    decode: Any
+    """(kind, sequences) → a step that only decodes, without reading the cache."""
+    mixed: Any
+    """(kind, tokens of one lane) → a step with prompts in it, without attention and sampling."""
+    sample: Any
+    """(kind, sequences) → logits and sampling of a mixed step."""
+    rates: Any
+
+
+class Cache(NamedTuple):
+    """The prefix cache of each replica."""
+
+    blocks: Any
+    ring: Any
+    ends: Any
+
+
+class Clock(NamedTuple):
+    """The loop's own state, and arrivals to come that are not in the stream's order."""
+
+    at: Any
+    """One record of CLOCK."""
+    heap: Any
+
+
+@compiled
+def push(clock: Clock, time: float, request: int) -> None:
+    """Request arrives (again) at `time`."""
+    at = clock.at[0].queued
+    clock.at[0].queued = at + 1
+    while at > 0:
+        above = (at - 1) >> 1
+        over = clock.heap[above].time
+        if over < time or (over == time and clock.heap[above].request < request):
+            break
+        clock.heap[at].time = over
+        clock.heap[at].request = clock.heap[above].request
+        at = above
+    clock.heap[at].time = time
+    clock.heap[at].request = request
+
+
+@compiled
+def _pop(clock: Clock) -> int:
+    top = clock.heap[0].request
+    size = clock.at[0].queued - 1
+    clock.at[0].queued = size
+    time, request = clock.heap[size].time, clock.heap[size].request
+    at = 0
+    while True:
+        child = 2 * at + 1
+        if child >= size:
+            break
+        other = child + 1
+        if other < size and (
+            clock.heap[other].time < clock.heap[child].time
+            or (
+                clock.heap[other].time == clock.heap[child].time
+                and clock.heap[other].request < clock.heap[child].request
+            )
+        ):
+            child = other
+        if time < clock.heap[child].time or (time == clock.heap[child].time and request < clock.heap[child].request):
+            break
+        clock.heap[at].time = clock.heap[child].time
+        clock.heap[at].request = clock.heap[child].request
+        at = child
+    clock.heap[at].time = time
+    clock.heap[at].request = request
+    return int(top)
+
+
+@compiled
+def _blocks(tokens: int) -> int:
+    return (tokens + BLOCK - 1) // BLOCK
+
+
+@compiled
+def _chain_blocks(requests: Any, replicas: Any, r: int, i: int) -> int:
+    """Blocks of request i that live under shared prefix ids; whole ids only."""
+    per_id = replicas[r].chain_tokens
+    if per_id == 0:
+        return 0
+    ids = requests[i].ids
+    return int(min(ids, requests[i].prompt // per_id) * per_id // BLOCK)
+
+
+@compiled
+def _own_blocks(requests: Any, replicas: Any, r: int, i: int, tokens: int) -> int:
+    return max(0, _blocks(tokens) - _chain_blocks(requests, replicas, r, i))
+
+
+@compiled
+def _make_room(replicas: Any, cache: Cache, r: int, need: int) -> None:
+    """Drops unused prefixes, least recently used first, until `need` blocks are free or nothing is left to drop."""
+    per_id = replicas[r].chain_tokens // BLOCK
+    size = cache.ring.shape[1]
+    while replicas[r].free < need and replicas[r].evictable > 0:
+        slot = cache.ends[r].head % size
+        cache.ends[r].head += 1
+        block = cache.ring[r, slot].block
+        stale = cache.blocks[r, block].touch != cache.ring[r, slot].touch
+        if stale or not cache.blocks[r, block].resident or cache.blocks[r, block].users > 0:
+            continue
+        cache.blocks[r, block].resident = False
+        replicas[r].evictable -= 1
+        replicas[r].free += per_id
+
+
+@compiled
+def _unuse_chain(requests: Any, replicas: Any, lists: Lists, cache: Cache, r: int, i: int) -> None:
+    """Request i no longer needs its shared prefix, which stays in the cache until room is needed."""
+    per_id = replicas[r].chain_tokens
+    if per_id == 0:
+        return
+    size = cache.ring.shape[1]
+    start = requests[i].chain
+    ids = _chain_blocks(requests, replicas, r, i) * BLOCK // per_id
+    for at in range(ids - 1, -1, -1):  # the tail of a chain goes first: it is useless without its head
+        block = lists.chain[start + at]
+        cache.blocks[r, block].users -= 1
+        if cache.blocks[r, block].users == 0:
+            replicas[r].evictable += 1
+            replicas[r].touched += 1
+            cache.blocks[r, block].touch = replicas[r].touched
+            if cache.ends[r].tail - cache.ends[r].head >= size:
+                _compact(cache, r)
+            slot = cache.ends[r].tail % size
+            cache.ring[r, slot].block = block
+            cache.ring[r, slot].touch = replicas[r].touched
+            cache.ends[r].tail += 1
+
+
+@compiled
+def _compact(cache: Cache, r: int) -> None:
+    """Forgets entries of the ring that were touched again since; as many stay as prefixes are unused."""
+    size = cache.ring.shape[1]
+    write = cache.ends[r].head
+    for read in range(cache.ends[r].head, cache.ends[r].tail):
+        block, touch = cache.ring[r, read % size].block, cache.ring[r, read % size].touch
+        if (
+            cache.blocks[r, block].resident
+            and cache.blocks[r, block].users == 0
+            and cache.blocks[r, block].touch == touch
+        ):
+            cache.ring[r, write % size].block = block
+            cache.ring[r, write % size].touch = touch
+            write += 1
+    cache.ends[r].tail = write
+
+
+@compiled
+def _release(requests: Any, replicas: Any, lists: Lists, cache: Cache, r: int, i: int, tokens: int) -> None:
+    replicas[r].free += _own_blocks(requests, replicas, r, i, tokens)
+    _unuse_chain(requests, replicas, lists, cache, r, i)
+
+
+@compiled
+def _enqueue(requests: Any, replicas: Any, lists: Lists, r: int, i: int, front: bool) -> None:
+    level = requests[i].priority
+    requests[i].state = WAITING
+    if front:
+        requests[i].following = lists.head[r, level]
+        lists.head[r, level] = i
+        if lists.tail[r, level] < 0:
+            lists.tail[r, level] = i
+    else:
+        requests[i].following = -1
+        if lists.tail[r, level] >= 0:
+            requests[lists.tail[r, level]].following = i
+        else:
+            lists.head[r, level] = i
+        lists.tail[r, level] = i
+    replicas[r].waiting += 1
+
+
+@compiled
+def _first_level(lists: Lists, r: int) -> int:
+    for level in range(lists.head.shape[1]):
+        if lists.head[r, level] >= 0:
+            return level
+    return -1
+
+
+@compiled
+def _admit(requests: Any, replicas: Any, lists: Lists, cache: Cache, r: int, i: int) -> bool:
+    """Reserves the blocks of request i; False, and nothing changed, when they are not to be had."""
+    ready = requests[i].handed == 1 or (replicas[r].swaps and requests[i].preempted > 0)
+    tokens = requests[i].prompt + requests[i].generated
+    per_id = replicas[r].chain_tokens
+    start = requests[i].chain
+    ids = _chain_blocks(requests, replicas, r, i) * BLOCK // per_id if per_id else 0
+    hits = 0
+    idle_hits = 0
+    fresh = 0
+    unbroken = True
+    for at in range(ids):
+        block = lists.chain[start + at]
+        if cache.blocks[r, block].resident:
+            if unbroken:
+                hits += 1
+            if cache.blocks[r, block].users == 0:
+                idle_hits += 1
+        else:
+            unbroken = False
+            fresh += 1
+    per_block = per_id // BLOCK
+    need = _own_blocks(requests, replicas, r, i, tokens) + fresh * per_block
+    if need > replicas[r].free + (replicas[r].evictable - idle_hits) * per_block:
+        return False
+    for at in range(ids):
+        block = lists.chain[start + at]
+        if cache.blocks[r, block].resident:
+            if cache.blocks[r, block].users == 0:
+                replicas[r].evictable -= 1
+            cache.blocks[r, block].users += 1
+    _make_room(replicas, cache, r, need)
+    for at in range(ids):
+        block = lists.chain[start + at]
+        if not cache.blocks[r, block].resident:
+            cache.blocks[r, block].resident = True
+            cache.blocks[r, block].users += 1
+    replicas[r].free -= need
+    if ready:
+        requests[i].prefilled = tokens
+    else:
+        found = min(hits * per_id, tokens - 1)
+        requests[i].prefilled = found
+        if requests[i].generated == 0:
+            requests[i].cached = min(found, requests[i].prompt)
+    replicas[r].sequence += 1
+    requests[i].admitted = replicas[r].sequence
+    return True
+
+
+@compiled
+def _join_decoding(requests: Any, replicas: Any, lists: Lists, r: int, i: int) -> None:
+    """Request i computes one token in each step from now on. Its cache holds ``offset + step`` tokens in a step."""
+    lists.run[r, replicas[r].decoding] = i
+    replicas[r].decoding += 1
+    length = requests[i].prompt + requests[i].generated
+    requests[i].offset = length - replicas[r].step
+    requests[i].ends = replicas[r].step + requests[i].output - requests[i].generated
+    lists.phase[r, requests[i].offset % BLOCK] += 1
+    replicas[r].soonest = min(replicas[r].soonest, requests[i].ends)
+    replicas[r].context += length
+    requests[i].state = DECODING
+
+
+@compiled
+def _find_soonest(requests: Any, replicas: Any, lists: Lists, r: int) -> None:
+    soonest = NEVER
+    for at in range(replicas[r].decoding):
+        soonest = min(soonest, requests[lists.run[r, at]].ends)
+    replicas[r].soonest = soonest
+
+
+@compiled
+def _preempt(requests: Any, replicas: Any, lists: Lists, tables: Tables, cache: Cache, r: int) -> None:
+    """The least urgent, last admitted request gives its blocks back and waits at the head of its queue."""
+    slot, victim = 0, lists.run[r, 0]
+    for at in range(1, replicas[r].decoding):
+        i = lists.run[r, at]
+        worse = requests[i].priority > requests[victim].priority
+        equal = requests[i].priority == requests[victim].priority
+        if worse or (equal and requests[i].admitted > requests[victim].admitted):
+            slot, victim = at, i
+    held = requests[victim].offset + replicas[r].step
+    replicas[r].decoding -= 1
+    lists.run[r, slot] = lists.run[r, replicas[r].decoding]
+    replicas[r].context -= held
+    lists.phase[r, requests[victim].offset % BLOCK] -= 1
+    _find_soonest(requests, replicas, lists, r)
+    requests[victim].generated = held - requests[victim].prompt
+    requests[victim].preempted += 1
+    if requests[victim].handed == 1:
+        requests[victim].handed = 2  # what was handed over is lost and has to be computed here
+    # The token of this step is not in the cache yet.
+    _release(requests, replicas, lists, cache, r, victim, held - 1)
+    if replicas[r].swaps:
+        replicas[r].pending_swap += held * tables.rates[replicas[r].table].swap
+    _enqueue(requests, replicas, lists, r, victim, True)
+
+
+@compiled
+def _growth(replicas: Any, lists: Lists, r: int, steps: int) -> int:
+    """Blocks that `steps` more steps of the running requests take beyond what they hold.
+
+    A request opens a block every 16 steps; when, depends on ``offset mod 16`` alone, and those are counted.
+    """
+    whole, rest = divmod(steps, BLOCK)
+    total = whole * replicas[r].decoding
+    if rest > 0:
+        for residue in range(BLOCK):
+            filled = (residue + replicas[r].step - 1) % BLOCK
+            if filled == 0 or filled + rest > BLOCK:
+                total += lists.phase[r, residue]
+    return int(total)
+
+
+@compiled
+def _affordable(replicas: Any, lists: Lists, r: int, most: int) -> int:
+    """How many steps, up to `most`, the free and droppable blocks allow."""
+    room = replicas[r].free + replicas[r].evictable * (replicas[r].chain_tokens // BLOCK)
+    if replicas[r].decoding * ((most + BLOCK - 1) // BLOCK + 1) <= room:
+        return most
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) >> 1
+        if _growth(replicas, lists, r, middle) <= room:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+@compiled
+def _windowed(requests: Any, replicas: Any, lists: Lists, r: int, window: int, most: int) -> tuple[int, int, int]:
+    """(tokens that windowed layers read, requests still inside the window, steps until one of those leaves it)."""
+    read, inside, until = 0, 0, most
+    step = replicas[r].step
+    for at in range(replicas[r].decoding):
+        length = requests[lists.run[r, at]].offset + step
+        if length < window:
+            inside += 1
+            read += length
+            until = min(until, window - length)
+        else:
+            read += window
+    return read, inside, until
+
+
+@compiled
+def _pairs(start: int, chunk: int, window: int) -> float:
+    """(query, key) pairs of `chunk` tokens behind `start`; with a window, each looks back that far at most."""
+    end = start + chunk
+    if window == 0 or end <= window:
+        return chunk * start + 0.5 * chunk * (chunk + 1)
+    inside = max(0, window - start)
+    return inside * start + 0.5 * inside * (inside + 1) + float(chunk - inside) * window
+
+
+@compiled
+def _admit_waiting(
+    requests: Any, replicas: Any, lists: Lists, tables: Tables, cache: Cache, r: int, budget: int
+) -> int:
+    """Takes requests from the queue into the batch while slots, blocks and `budget` allow; what is left of it."""
+    while replicas[r].waiting > 0 and budget > 0:
+        if replicas[r].decoding + replicas[r].prefilling >= replicas[r].seqs:
+            break
+        level = _first_level(lists, r)
+        i = lists.head[r, level]
+        if not _admit(requests, replicas, lists, cache, r, i):
+            break
+        lists.head[r, level] = requests[i].following
+        if lists.head[r, level] < 0:
+            lists.tail[r, level] = -1
+        replicas[r].waiting -= 1
+        missing = requests[i].prompt + requests[i].generated - requests[i].prefilled
+        if missing == 0:  # handed over or swapped in: nothing to compute
+            if requests[i].preempted > 0:
+                replicas[r].pending_swap += requests[i].prefilled * tables.rates[replicas[r].table].swap
+            _join_decoding(requests, replicas, lists, r, i)
+            budget -= 1
+            continue
+        requests[i].state = PREFILLING
+        at = replicas[r].prefilling
+        lists.fill[r, at] = i
+        lists.chunk[r, at] = min(missing, budget)
+        replicas[r].prefilling = at + 1
+        budget -= lists.chunk[r, at]
+    return budget
+
+
+@compiled
+def _plan_step(
+    requests: Any, replicas: Any, lists: Lists, tables: Tables, cache: Cache, r: int, now: float, limit: int
+) -> None:
+    """Decides the next step (or run of equal steps) of replica r and when it ends; idle replicas end at infinity."""
+    kind = replicas[r].table
+    while replicas[r].decoding > 0 and _affordable(replicas, lists, r, 1) < 1:
+        _preempt(requests, replicas, lists, tables, cache, r)
+    budget = replicas[r].budget
+    if not replicas[r].prefill_first:
+        budget -= replicas[r].decoding
+    for at in range(replicas[r].prefilling):
+        i = lists.fill[r, at]
+        missing = requests[i].prompt + requests[i].generated - requests[i].prefilled
+        lists.chunk[r, at] = max(0, min(missing, budget))
+        budget -= lists.chunk[r, at]
+    _admit_waiting(requests, replicas, lists, tables, cache, r, budget)
+    decoding = replicas[r].decoding
+    while decoding > 0 and _affordable(replicas, lists, r, 1) < 1:
+        # Those just admitted may have taken the running ones' last blocks.
+        _preempt(requests, replicas, lists, tables, cache, r)
+        decoding = replicas[r].decoding
+    replicas[r].starts = now
+    if decoding == 0 and replicas[r].prefilling == 0:
+        replicas[r].ends = math.inf
+        replicas[r].count = 0
+        return
+    extra = replicas[r].pending_swap
+    replicas[r].pending_swap = 0.0
+    window = tables.rates[kind].window
+    if replicas[r].prefilling == 0:
+        most = min(limit, replicas[r].soonest - replicas[r].step)
+        most = _affordable(replicas, lists, r, most)
+        read, inside = 0, 0
+        if window > 0:
+            read, inside, most = _windowed(requests, replicas, lists, r, window, most)
+        replicas[r].count = 1 if extra > 0 else most
+        base, slope, curve = _affine(replicas, tables, r, read, inside)
+        k = replicas[r].count
+        replicas[r].ends = now + extra + k * base + slope * k + curve * (0.5 * k * (k - 1))
+        return
+    prefill_only = replicas[r].prefill_first
+    tokens, sampled, pairs, pairs_window, chunks = 0, 0, 0.0, 0.0, 0
+    for at in range(replicas[r].prefilling):
+        i = lists.fill[r, at]
+        chunk = lists.chunk[r, at]
+        if chunk == 0:
+            continue
+        chunks += 1
+        tokens += chunk
+        start = requests[i].prefilled
+        pairs += _pairs(start, chunk, 0)
+        if window > 0:
+            pairs_window += _pairs(start, chunk, window)
+        sampled += start + chunk == requests[i].prompt + requests[i].generated
+    share = max(1, min(replicas[r].lanes, chunks))
+    length = (tokens + share - 1) // share
+    time = (pairs * tables.rates[kind].pair + pairs_window * tables.rates[kind].pair_window) / share
+    if not prefill_only:
+        length += (decoding + replicas[r].lanes - 1) // replicas[r].lanes
+        sampled += decoding
+        time += replicas[r].context * tables.rates[kind].read / replicas[r].lanes
+        if window > 0:
+            read, _, _ = _windowed(requests, replicas, lists, r, window, 1)
+            time += read * tables.rates[kind].read_window / replicas[r].lanes
+    time += tables.mixed[kind, min(length, tables.mixed.shape[1] - 1)]
+    time += tables.sample[kind, min(sampled, tables.sample.shape[1] - 1)]
+    replicas[r].count = 1
+    replicas[r].ends = now + extra + time
+    replicas[r].pairs += pairs
+
+
+@compiled
+def _affine(replicas: Any, tables: Tables, r: int, read: int, inside: int) -> tuple[float, float, float]:
+    """(fixed, by context, growth) seconds of a decode step: the k-th takes ``fixed + by_context + k·growth``."""
+    kind = replicas[r].table
+    lanes = replicas[r].lanes
+    slope = replicas[r].context * tables.rates[kind].read + read * tables.rates[kind].read_window
+    curve = replicas[r].decoding * tables.rates[kind].read + inside * tables.rates[kind].read_window
+    return tables.decode[kind, replicas[r].decoding], slope / lanes, curve / lanes
+
+
+@compiled
+def _interrupt(requests: Any, replicas: Any, lists: Lists, tables: Tables, r: int, now: float) -> None:
+    """An arrival cuts a run of decode steps at the end of the step that is under way."""
+    k = replicas[r].count
+    if k <= 1:
+        return
+    window = tables.rates[replicas[r].table].window
+    read, inside = 0, 0
+    if window > 0:
+        read, inside, _ = _windowed(requests, replicas, lists, r, window, 1)
+    base, slope, curve = _affine(replicas, tables, r, read, inside)
+    first = base + slope
+    passed = now - replicas[r].starts
+    if curve > 0.0:
+        linear = first - 0.5 * curve
+        j = int((math.sqrt(linear * linear + 2.0 * curve * passed) - linear) / curve)
+    else:
+        j = int(passed / first) if first > 0.0 else 0
+    # Rounding may be off by one step either way; the step under way is the last that begins before now.
+    j = max(0, min(j, k - 1))
+    while j > 0 and j * first + curve * (0.5 * j * (j - 1)) >= passed:
+        j -= 1
+    while j < k - 1 and (j + 1) * first + curve * (0.5 * (j + 1) * j) < passed:
+        j += 1
+    replicas[r].count = j + 1
+    replicas[r].ends = replicas[r].starts + (j + 1) * first + curve * (0.5 * (j + 1) * j)
+
+
+@compiled
+def leave(requests: Any, clock: Clock, i: int, state: int, now: float) -> None:
+    """Request i is over; in a closed loop its client sends the next one."""
+    if state == FINISHED:
+        requests[i].finish = now
+    requests[i].state = state
+    clock.at[0].unfinished -= 1
+    if clock.at[0].spawned < requests.shape[0]:
+        spawned = clock.at[0].spawned
+        clock.at[0].spawned += 1
+        requests[spawned].arrival = now + clock.at[0].think
+        push(clock, requests[spawned].arrival, spawned)
+
+
+@compiled
+def _count_itl(lists: Lists, r: int, seconds: float, tokens: int) -> None:
+    slot = int(math.log(max(seconds, ITL_LOW) / ITL_LOW) / math.log(ITL_RATIO))
+    lists.itl[r, min(slot, ITL_BINS - 1)] += tokens
+
+
+@compiled
+def _complete(requests: Any, replicas: Any, lists: Lists, cache: Cache, clock: Clock, r: int, now: float) -> None:
+    """Takes out the requests whose last token has just been computed."""
+    step = replicas[r].step
+    soonest = NEVER
+    at = 0
+    while at < replicas[r].decoding:
+        i = lists.run[r, at]
+        if requests[i].ends > step:
+            soonest = min(soonest, requests[i].ends)
+            at += 1
+            continue
+        held = requests[i].offset + step
+        replicas[r].decoding -= 1
+        lists.run[r, at] = lists.run[r, replicas[r].decoding]
+        replicas[r].context -= held
+        lists.phase[r, requests[i].offset % BLOCK] -= 1
+        requests[i].generated = requests[i].output
+        _release(requests, replicas, lists, cache, r, i, held - 1)
+        leave(requests, clock, i, FINISHED, now)
+    replicas[r].soonest = soonest
+
+
+@compiled
+def _end_step(requests: Any, replicas: Any, lists: Lists, tables: Tables, cache: Cache, clock: Clock, r: int) -> None:
+    """Books the steps that replica r just finished: tokens, completions, hand-overs."""
+    now = replicas[r].ends
+    k = replicas[r].count
+    decoding = replicas[r].decoding
+    stalled = replicas[r].prefill_first and replicas[r].prefilling > 0
+    length = now - replicas[r].starts
+    replicas[r].busy += length
+    replicas[r].steps += k
+    used = replicas[r].blocks - replicas[r].free - replicas[r].evictable * (replicas[r].chain_tokens // BLOCK)
+    replicas[r].cache_time += length * used
+    if decoding > 0 and not stalled:
+        need = _growth(replicas, lists, r, k)
+        if need > replicas[r].free:
+            _make_room(replicas, cache, r, need)
+        replicas[r].free -= need
+        replicas[r].tokens += k * decoding
+        replicas[r].read += k * float(replicas[r].context) + decoding * (0.5 * k * (k - 1))
+        replicas[r].step += k
+        replicas[r].context += k * decoding
+        _count_itl(lists, r, length / k, (k - 1) * decoding)
+        _count_itl(lists, r, length / k + replicas[r].stall, decoding)
+        replicas[r].stall = 0.0
+        if replicas[r].step >= replicas[r].soonest:
+            _complete(requests, replicas, lists, cache, clock, r, now)
+    elif decoding > 0:
+        replicas[r].stall += length
+    kept = 0
+    for at in range(replicas[r].prefilling):
+        i = lists.fill[r, at]
+        requests[i].prefilled += lists.chunk[r, at]
+        replicas[r].tokens += lists.chunk[r, at]
+        tokens = requests[i].prompt + requests[i].generated
+        if requests[i].prefilled < tokens:
+            lists.fill[r, kept] = i
+            kept += 1
+            continue
+        if requests[i].generated == 0:
+            requests[i].first = now
+        requests[i].generated += 1
+        if requests[i].generated >= requests[i].output:
+            _release(requests, replicas, lists, cache, r, i, tokens)
+            leave(requests, clock, i, FINISHED, now)
+        elif replicas[r].role == PREFILL:
+            _release(requests, replicas, lists, cache, r, i, tokens)
+            kind = replicas[r].table
+            replicas[r].link_free = max(replicas[r].link_free, now) + tokens * tables.rates[kind].hand
+            requests[i].handed = 1
+            requests[i].state = FLYING
+            push(clock, replicas[r].link_free + tables.rates[kind].hand_latency, i)
+        else:
+            _join_decoding(requests, replicas, lists, r, i)
+    replicas[r].prefilling = kept
+
+
+@compiled
+def _arrive(
+    requests: Any, replicas: Any, lists: Lists, tables: Tables, cache: Cache, i: int, r: int, now: float, limit: int
+) -> bool:
+    """Request i reaches replica r; False when it can never fit there."""
+    if _blocks(requests[i].prompt + requests[i].output) > replicas[r].blocks:
+        return False
+    _enqueue(requests, replicas, lists, r, i, False)
+    if replicas[r].ends == math.inf:
+        _plan_step(requests, replicas, lists, tables, cache, r, now, limit)
+    elif (
+        replicas[r].decoding + replicas[r].prefilling < replicas[r].seqs and lists.head[r, _first_level(lists, r)] == i
+    ):
+        _interrupt(requests, replicas, lists, tables, r, now)
+    return True
+
+
+@compiled
+def _earliest(replicas: Any) -> int:
+    best = 0
+    for r in range(1, replicas.shape[0]):
+        if replicas[r].ends < replicas[best].ends:
+            best = r
+    return best
+
+
+@compiled
+def advance(
+    requests: Any,
+    replicas: Any,
+    lists: Lists,
+    tables: Tables,
+    cache: Cache,
+    clock: Clock,
+    until: float,
+    limit: int,
+) -> int:
+    """Plays events up to and including `until`; `limit` bounds the decode steps of one event (1: no fast-forward).
+
+    Returns DONE, ROUTE (give ``clock.request`` a replica and call again) or UNTIL.
+    """
+    while True:
+        r = _earliest(replicas)
+        step_end = replicas[r].ends
+        arrival = math.inf
+        if clock.at[0].arrived < clock.at[0].opened:
+            arrival = requests[clock.at[0].arrived].arrival
+        queued = clock.heap[0].time if clock.at[0].queued > 0 else math.inf
+        now = min(step_end, arrival, queued)
+        if now == math.inf:
+            return DONE
+        if now > until:
+            return UNTIL
+        clock.at[0].now = max(clock.at[0].now, now)
+        if step_end < arrival and step_end < queued:
+            _end_step(requests, replicas, lists, tables, cache, clock, r)
+            _plan_step(requests, replicas, lists, tables, cache, r, now, limit)
+            continue
+        from_heap = queued < arrival
+        i = clock.heap[0].request if from_heap else clock.at[0].arrived
+        target = requests[i].whither if requests[i].handed else requests[i].where
+        if target == NOWHERE:
+            clock.at[0].request = i
+            return ROUTE
+        if from_heap:
+            _pop(clock)
+        else:
+            clock.at[0].arrived += 1
+        if target == PARKED:
+            if requests[i].state != REFUSED:
+                requests[i].state = FLYING
+            continue
+        if not _arrive(requests, replicas, lists, tables, cache, i, target, clock.at[0].now, limit):
+            leave(requests, clock, i, REFUSED, clock.at[0].now)
+
+
+@compiled
+def clear(requests: Any, replicas: Any, lists: Lists, cache: Cache, r: int) -> Any:
+    """Empties replica r, which is gone: the requests that it held, in no order of merit; its accounts stay."""
+    held = np.empty(replicas[r].decoding + replicas[r].prefilling + replicas[r].waiting, dtype=np.int64)
+    size = 0
+    for at in range(replicas[r].decoding):
+        held[size] = lists.run[r, at]
+        requests[held[size]].generated = max(
+            1, replicas[r].step + requests[held[size]].offset - requests[held[size]].prompt
+        )
+        size += 1
+    for at in range(replicas[r].prefilling):
+        held[size] = lists.fill[r, at]
+        size += 1
+    for level in range(lists.head.shape[1]):
+        i = lists.head[r, level]
+        while i >= 0:
+            held[size] = i
+            size += 1
+            i = requests[i].following
+        lists.head[r, level] = lists.tail[r, level] = -1
+    replicas[r].decoding = replicas[r].prefilling = replicas[r].waiting = 0
+    replicas[r].context = replicas[r].evictable = replicas[r].count = 0
+    lists.phase[r, :] = 0
+    replicas[r].soonest = NEVER
+    replicas[r].free = replicas[r].blocks
+    replicas[r].ends = math.inf
+    for block in range(cache.blocks.shape[1]):
+        cache.blocks[r, block].resident = False
+        cache.blocks[r, block].users = 0
+    return held

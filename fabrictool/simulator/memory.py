@@ -1,0 +1,78 @@
+"""What fits: weights, KV cache, the longest context and the largest batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fabrictool.simulator.operators import kv_elements_per_token, window_elements, work
+from fabrictool.simulator.stepmodel import KV_OCTETS, OCTETS
+
+if TYPE_CHECKING:
+    from fabrictool.catalog.tables import ModelArchitecture
+    from fabrictool.simulator.operators import Parallelism
+
+USABLE = 0.9
+"""Share of a device's memory that an engine takes (vLLM's ``gpu_memory_utilization``)."""
+USABLE_WHEN_TIGHT = 0.97
+"""What operators set when a model would not fit otherwise."""
+RESERVED_OCTETS = 3e9
+"""Activations, graphs and communication buffers on each device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Memory of one replica. Octets over all its devices, and tokens."""
+
+    weights: float
+    usable: float
+    kv_tokens: int
+    """Tokens that the cache holds; 0: the weights leave no room."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether the weights fit and at least one block of cache with them."""
+        return self.kv_tokens >= 16
+
+
+def weight_octets(model: ModelArchitecture, cut: Parallelism, precision: str) -> float:
+    """Octets of all weights of one replica; embeddings and logits are kept at 16 bits."""
+    one = work(model, cut)
+    layers = sum(
+        m.weights * (OCTETS[precision] if m.precision == "weights" else OCTETS[m.precision]) for m in one.matmuls
+    )
+    embeddings = model.vocab * model.hidden * (1 if model.tied_embeddings else 2) * min(2.0, OCTETS["bf16"])
+    return layers * cut.tp * cut.dp + embeddings * cut.dp
+
+
+def room(
+    model: ModelArchitecture,
+    cut: Parallelism,
+    device_memory: float,
+    *,
+    weights: str,
+    kv: str,
+    usable: float | None = None,
+    reserved: float = RESERVED_OCTETS,
+    requests: int = 0,
+) -> Room:
+    """Memory of a replica of `model`.
+
+    `device_memory` octets a device; `usable` is the share that the engine takes, None: the usual 0.9, or more where
+    the weights would not fit otherwise. `requests` in flight hold their windows and states.
+    """
+    held = weight_octets(model, cut, weights)
+    token = kv_elements_per_token(model, cut) * KV_OCTETS[kv] * cut.dp
+    fixed = window_elements(model, cut) * KV_OCTETS[kv] * requests
+    for share, kept in ((USABLE if usable is None else usable, reserved), (USABLE_WHEN_TIGHT, reserved / 3)):
+        total = cut.devices * (device_memory * share - kept)
+        free = total - held - fixed
+        tokens = int(free / (token / cut.dp)) if token else 1 << 40
+        if tokens >= model_minimum(model) or usable is not None:
+            break
+    return Room(held, total, max(0, tokens))
+
+
+def model_minimum(model: ModelArchitecture) -> int:
+    """Tokens of cache below which nobody would run it: a few requests of usual length."""
+    return min(8192, model.max_context)

@@ -1,0 +1,174 @@
+"""From an outcome to the figures that people ask for: latencies, goodput, utilisation, cost and energy."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fabrictool.simulator.fleet import inter_token_latencies
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from fabrictool.simulator.calibration import Calibration
+    from fabrictool.simulator.fleet import Outcome, ReplicaSpec
+
+QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+IDLE_SHARE = 0.1
+"""Of the design power that a device draws while it waits: 60-80 W of an H100's 700 W. No datasheet states it."""
+BUSY_SHARE = 0.74
+"""Of the design power while it serves: mean of 192 saturated H100 configurations of the ML.ENERGY leaderboard
+(0.33 to 0.99); 190 of B200 average 0.72."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """SLO targets, seconds; infinity where there is none."""
+
+    ttft: float = math.inf
+    tpot: float = math.inf
+    e2e: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """What the replicas of a simulation stand on."""
+
+    devices: tuple[int, ...]
+    """Of each replica."""
+    tdp_w: tuple[float, ...]
+    """Of one device of each replica."""
+    price: tuple[float, ...]
+    """Of each replica for an hour."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Figures of one simulated model. Latencies in seconds: metric → mean, p50, p90, p95, p99."""
+
+    requests: int
+    finished: int
+    refused: int
+    lost: int
+    retried: int
+    complete: bool
+    span_s: float
+    rate: float
+    """Requests/s that arrived."""
+    latency: Mapping[str, Mapping[str, float]]
+    """ttft, tpot, itl, e2e."""
+    bands: Mapping[str, tuple[float, float]]
+    """Metric → factors of its 90 % band."""
+    attainment: float
+    """Share of all requests that met every target."""
+    goodput: float
+    """Requests/s that met every target."""
+    output_tokens_per_s: float
+    input_tokens_per_s: float
+    utilisation: tuple[float, ...]
+    """Busy share of each replica."""
+    kv_use: tuple[float, ...]
+    """Mean share of the cache in use, of each replica, while busy."""
+    preemptions: int
+    prefix_hits: float
+    """Share of prompt tokens found in the prefix cache."""
+    cost: float
+    """Of the simulated span."""
+    energy_j: float
+    joules_per_token: float
+    """Energy over output tokens."""
+    basis: str
+
+    def to_json(self) -> dict[str, Any]:
+        """With plain types; what is not a number is null."""
+        return {name: _plain(getattr(self, name)) for name in self.__slots__}
+
+
+def report(
+    outcome: Outcome,
+    specs: Sequence[ReplicaSpec],
+    hardware: Hardware,
+    target: Target,
+    calibrations: Sequence[Calibration],
+    model: str,
+) -> Report:
+    """The figures of an outcome; `calibrations` are the ones behind the replicas' step times."""
+    finished = np.isfinite(outcome.finish)
+    count = int(finished.sum())
+    ttft, tpot, e2e = outcome.ttft[finished], outcome.tpot[finished], outcome.e2e[finished]
+    good = (ttft <= target.ttft) & (e2e <= target.e2e) & ~(tpot > target.tpot)
+    first = float(outcome.arrival[0]) if len(outcome.arrival) else 0.0
+    span = max(outcome.end - first, 1e-9)
+    arrived = outcome.arrival[np.isfinite(outcome.arrival)]
+    arriving = float(arrived[-1] - first) if len(arrived) > 1 else span
+    busy = np.minimum(outcome.accounts.busy / max(outcome.end, 1e-9), 1.0)
+    blocks = np.array([max(1, spec.kv_tokens // 16) for spec in specs])
+    with np.errstate(invalid="ignore", divide="ignore"):
+        kv = np.nan_to_num(outcome.accounts.cache_time / outcome.accounts.busy / blocks)
+    watts = np.array(hardware.devices) * np.array(hardware.tdp_w)
+    share = IDLE_SHARE + (BUSY_SHARE - IDLE_SHARE) * busy
+    energy = float((watts * share).sum() * span)
+    tokens = float(outcome.output[finished].sum())
+    latency = {"ttft": _summary(ttft), "tpot": _summary(tpot[np.isfinite(tpot)]), "e2e": _summary(e2e)}
+    itl = inter_token_latencies(outcome.accounts, list(QUANTILES.values()))
+    latency["itl"] = {"mean": latency["tpot"]["mean"]} | dict(zip(QUANTILES, map(float, itl), strict=True))
+    return Report(
+        requests=len(outcome.arrival),
+        finished=count,
+        refused=len(outcome.refused),
+        lost=len(outcome.lost),
+        retried=outcome.retried,
+        complete=outcome.complete,
+        span_s=span,
+        rate=(len(arrived) - 1) / arriving if len(arrived) > 1 and arriving > 0 else 0.0,
+        latency=latency,
+        bands=_bands(calibrations, model),
+        attainment=float(good.sum()) / max(1, len(outcome.arrival)),
+        goodput=float(good.sum()) / span,
+        output_tokens_per_s=tokens / span,
+        input_tokens_per_s=float(outcome.prompt[finished].sum()) / span,
+        utilisation=tuple(float(x) for x in busy),
+        kv_use=tuple(float(x) for x in kv),
+        preemptions=int(outcome.preempted.sum()),
+        prefix_hits=float(outcome.cached.sum()) / max(1.0, float(outcome.prompt.sum())),
+        cost=sum(hardware.price) * span / 3600.0,
+        energy_j=energy,
+        joules_per_token=energy / tokens if tokens else math.nan,
+        basis="; ".join(dict.fromkeys(_basis(one) for one in calibrations)),
+    )
+
+
+def _summary(values: Any) -> dict[str, float]:
+    if not len(values):
+        return dict.fromkeys(("mean", *QUANTILES), math.nan)
+    quantiles = np.quantile(values, list(QUANTILES.values()))
+    return {"mean": float(values.mean())} | {k: float(v) for k, v in zip(QUANTILES, quantiles, strict=True)}
+
+
+def _bands(calibrations: Sequence[Calibration], model: str) -> dict[str, tuple[float, float]]:
+    """The widest of the replicas' bands."""
+    found = {}
+    for metric in ("ttft", "tpot", "e2e"):
+        spreads = [one.spread(metric, model, inside=True) for one in calibrations]
+        found[metric] = (math.exp(min(s.low for s in spreads)), math.exp(max(s.high for s in spreads)))
+    return found
+
+
+def _basis(one: Calibration) -> str:
+    if not one.points:
+        return "uncalibrated: datasheet peaks and literature constants"
+    kind = "calibrated" if one.device != "*" else "priors learned on other devices"
+    return f"{kind}: {one.engine} on {one.device}, {one.points} measurements, version {one.version} ({one.source})"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, tuple):
+        return [_plain(one) for one in value]
+    return value

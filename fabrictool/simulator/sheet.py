@@ -1,0 +1,195 @@
+"""Cases as a CSV sheet: rows in, the same rows with forecasts out; a bad row is answered with a code."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from typing import TYPE_CHECKING
+
+from fabrictool.base.errors import FabrictoolError, InvalidInputError
+from fabrictool.catalog.tables import accelerators, engines, model
+from fabrictool.simulator.cases import LAYER_SPLIT, MODES, Case, Pool, predict
+from fabrictool.simulator.operators import Parallelism
+from fabrictool.simulator.stepmodel import KV_OCTETS, OCTETS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from fabrictool.simulator.calibration import Calibration
+
+REQUIRED = ("device", "model", "engine", "input_len", "output_len", "concurrency")
+OPTIONAL = ("precision", "kv_precision", "tp", "pp", "ep", "dp", "mode")
+PHASES = tuple(f"{phase}_{name}" for phase in ("prefill", "decode") for name in ("workers", "tp", "pp", "ep", "dp"))
+RESULTS = ("ttft_ms", "tpot_ms", "e2e_ms", "tokens_per_s")
+BANDS = ("ttft_lo", "ttft_hi", "tpot_lo", "tpot_hi", "e2e_lo", "e2e_hi")
+_SPELLINGS: Mapping[str, str] = {
+    "system": "device",
+    "hardware": "device",
+    "gpu": "device",
+    "backend": "engine",
+    "isl": "input_len",
+    "osl": "output_len",
+    "batch_size": "concurrency",
+    "kv_cache_precision": "kv_precision",
+}
+_ENGINES: Mapping[str, str] = {
+    "trtllm": "tensorrt-llm",
+    "trt-llm": "tensorrt-llm",
+    "tensorrt_llm": "tensorrt-llm",
+    "tensorrtllm": "tensorrt-llm",
+    "llamacpp": "llama.cpp",
+    "llama-cpp": "llama.cpp",
+    "deepspeed-mii": "deepspeed",
+}
+_PRECISIONS: Mapping[str, str] = {
+    "float16": "fp16",
+    "half": "fp16",
+    "bfloat16": "bf16",
+    "float32": "fp32",
+    "nvfp4": "fp4",
+    "w4a16": "int4",
+    "awq": "int4",
+    "gptq": "int4",
+    "fp8_block": "fp8",
+    "e4m3": "fp8",
+    "16": "bf16",
+    "8": "fp8",
+    "4": "int4",
+}
+
+
+def read(text: str) -> tuple[list[str], list[dict[str, str]]]:
+    """(columns, rows) of a sheet. Raises InvalidInputError FT2130 without the columns that every case needs."""
+    lines = csv.DictReader(io.StringIO(text))
+    columns = [name.strip() for name in lines.fieldnames or ()]
+    known = {_spelling(name) for name in columns}
+    missing = [name for name in REQUIRED if name not in known]
+    if missing:
+        raise InvalidInputError.of(
+            "FT2130",
+            f"the sheet has no column {', '.join(missing)}",
+            hint=f"needed: {', '.join(REQUIRED)}; optional: {', '.join((*OPTIONAL, *PHASES))}",
+        )
+    rows = []
+    for line in lines:
+        extra = line.pop(None, None)
+        row = {(name or "").strip(): (value or "").strip() for name, value in line.items()}
+        if extra:
+            row["error"] = "FT2131: more fields than columns"
+        rows.append(row)
+    return columns, rows
+
+
+def answer(rows: Sequence[Mapping[str, str]], calibrations: Sequence[Calibration]) -> Iterator[dict[str, str]]:
+    """Each row with `RESULTS`, `BANDS` and `error` added; one that cannot be forecast keeps them empty."""
+    for row in rows:
+        done = {**row, **dict.fromkeys((*RESULTS, *BANDS), ""), "error": row.get("error", "")}
+        if not done["error"]:
+            try:
+                done |= _forecast(case_of(row), calibrations)
+            except FabrictoolError as error:
+                problem = error.problems[0]
+                done["error"] = f"{problem.code}: {problem.message}"
+        yield done
+
+
+def write(columns: Sequence[str], rows: Sequence[Mapping[str, str]]) -> str:
+    """The sheet as text: the given columns first, then the forecasts."""
+    names = [*columns, *(name for name in (*RESULTS, *BANDS, "error") if name not in columns)]
+    out = io.StringIO()
+    writer = csv.DictWriter(out, names, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+def case_of(row: Mapping[str, str]) -> Case:
+    """One row as a case. Raises InvalidInputError FT2131-FT2134 that name the column."""
+    cells = {_spelling(name): value for name, value in row.items() if value}
+    for name in REQUIRED:
+        if name not in cells:
+            raise InvalidInputError.of("FT2131", f"{name} is empty")
+    device = accelerators().get(cells["device"])
+    if device is None:
+        raise InvalidInputError.of("FT2132", f"no device {cells['device']!r} in the catalogue")
+    found = model(cells["model"])
+    if found is None:
+        raise InvalidInputError.of("FT2133", f"no model {cells['model']!r} in the catalogue")
+    engine = _ENGINES.get(cells["engine"].lower(), cells["engine"].lower())
+    if engine not in engines() and engine != "deepspeed":
+        raise InvalidInputError.of("FT2134", f"no engine {cells['engine']!r} in the catalogue")
+    mode = cells.get("mode", "agg").lower()
+    if mode not in MODES:
+        raise InvalidInputError.of("FT2131", f"mode is {mode!r}, not one of {', '.join(MODES)}")
+    precision = _precision(cells.get("precision", ""), "bf16", OCTETS, "precision")
+    narrow = "fp8" if OCTETS[precision] <= 1 and engine not in LAYER_SPLIT and "fp8" in device.flops else "bf16"
+    pools = {}
+    if mode == "disagg":
+        pools = {
+            phase: Pool(_cut(cells, f"{phase}_"), _whole(cells, f"{phase}_workers", 1))
+            for phase in ("prefill", "decode")
+        }
+    return Case(
+        device=device,
+        model=found,
+        engine=engine,
+        precision=precision,
+        kv_precision=_precision(cells.get("kv_precision", ""), narrow, KV_OCTETS, "kv_precision"),
+        cut=_cut(cells, ""),
+        input_len=_whole(cells, "input_len"),
+        output_len=_whole(cells, "output_len"),
+        concurrency=_whole(cells, "concurrency"),
+        mode=mode,
+        **pools,
+    )
+
+
+def _forecast(case: Case, calibrations: Sequence[Calibration]) -> dict[str, str]:
+    found = predict(case, calibrations)
+    cells = {f"{metric}_ms": _figure(1e3 * getattr(found.estimate, metric)) for metric in ("ttft", "tpot", "e2e")}
+    cells["tokens_per_s"] = _figure(found.estimate.tokens_per_s)
+    for metric, (low, high) in found.bands.items():
+        cells[f"{metric}_lo"], cells[f"{metric}_hi"] = _figure(1e3 * low), _figure(1e3 * high)
+    return cells
+
+
+def _figure(value: float) -> str:
+    return f"{value:.6g}" if math.isfinite(value) else ""
+
+
+def _spelling(name: str) -> str:
+    """Our name of a column that other tools spell otherwise (``tp_size``, ``prefill_num_workers``, ``isl``)."""
+    plain = name.strip().lower()
+    plain = plain.removesuffix("_size") if plain not in _SPELLINGS else plain
+    plain = plain.replace("num_workers", "workers").replace("attention_dp", "dp").replace("moe_ep", "ep")
+    return _SPELLINGS.get(plain, _SPELLINGS.get(name.strip().lower(), plain))
+
+
+def _precision(text: str, default: str, known: Mapping[str, float], column: str) -> str:
+    plain = text.lower()
+    plain = _PRECISIONS.get(plain, plain) or default
+    if plain not in known:
+        raise InvalidInputError.of("FT2131", f"{column} is {text!r}, not one of {', '.join(known)}")
+    return plain
+
+
+def _cut(cells: Mapping[str, str], prefix: str) -> Parallelism:
+    tp, pp, ep, dp = (_whole(cells, f"{prefix}{name}", 1) for name in ("tp", "pp", "ep", "dp"))
+    if tp > 8 and 1 < ep <= 8 and tp % ep == 0 and not prefix:
+        # Some public tables write the product of tensor and expert width: 64 for eight devices with ep 8.
+        tp //= ep
+    return Parallelism(tp, pp, max(1, min(ep, tp * dp)), dp)
+
+
+def _whole(cells: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = cells.get(name, "")
+    if not text and default is not None:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value) or value != int(value) or not 1 <= value <= 1e8:
+        raise InvalidInputError.of("FT2131", f"{name} is {text!r}: a whole number of at least 1 is needed")
+    return int(value)

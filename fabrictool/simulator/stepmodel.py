@@ -1,0 +1,293 @@
+"""How long a step takes: operators over a device's peaks, efficiencies and overheads.
+
+A matrix product takes the smooth maximum of its arithmetic and its memory traffic; attention, collectives and launch
+overheads add to it. All that is not on the datasheet is in `Factors`, which calibration fits from measurements.
+Source of the form: Williams et al., "Roofline" (2009); alpha-beta collectives: Thakur et al. (2005).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fabrictool.simulator.fleet import StepTimes
+from fabrictool.simulator.operators import Work, work
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fabrictool.catalog.tables import Accelerator, ModelArchitecture
+    from fabrictool.simulator.operators import Attention, Matmul, Parallelism
+
+    Floats = np.ndarray[Any, np.dtype[np.float64]]
+
+OCTETS: Mapping[str, float] = {
+    "fp32": 4.0,
+    "bf16": 2.0,
+    "fp16": 2.0,
+    "fp8": 1.0,
+    "int8": 1.0,
+    "int4": 0.53125,
+    "fp4": 0.5625,
+    "mxfp4": 0.53125,
+}
+"""Octets of one weight, with its share of the scales: int4 in groups of 128, NVFP4 in 16, MXFP4 in 32."""
+KV_OCTETS: Mapping[str, float] = {
+    "fp32": 4.0,
+    "bf16": 2.0,
+    "fp16": 2.0,
+    "fp8": 1.0,
+    "int8": 1.0,
+    "int4": 0.5,
+    "fp4": 0.5625,
+}
+_FASTER: Mapping[str, tuple[str, ...]] = {
+    "fp4": ("fp4", "fp8", "bf16", "fp16", "fp32"),
+    "mxfp4": ("fp4", "fp8", "bf16", "fp16", "fp32"),
+    "fp8": ("fp8", "bf16", "fp16", "fp32"),
+    "int8": ("int8", "bf16", "fp16", "fp32"),
+    "int4": ("bf16", "fp16", "fp32"),
+    "bf16": ("bf16", "fp16", "fp32"),
+    "fp16": ("fp16", "bf16", "fp32"),
+    "fp32": ("fp32", "bf16", "fp16"),
+}
+"""Which unit multiplies weights of a precision: the first that the device has. int4 is unpacked to 16 bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """What datasheets do not tell. Efficiencies are shares of a peak; the rest is seconds."""
+
+    compute: float = 0.6
+    """Of the matrix units' peak, large dense products at 16 bits."""
+    narrow: float = 0.8
+    """What remains of `compute` for each halving of the width below 16 bits."""
+    bandwidth: float = 0.8
+    """Of the memory's peak, reading weights."""
+    expert_compute: float = 0.6
+    """Of `compute`, for grouped products of experts."""
+    expert_bandwidth: float = 0.8
+    """Of `bandwidth`, reading experts."""
+    attention_compute: float = 0.4
+    """Of the 16-bit peak, prefill attention."""
+    attention_bandwidth: float = 0.7
+    """Of the memory's peak, reading the cache."""
+    link: float = 0.6
+    """Of the link's peak in collectives."""
+    layer: float = 15e-6
+    """For each layer of a decode step: launches, small kernels, synchronisation."""
+    expert_layer: float = 15e-6
+    """More for each layer of experts: routing, permuting, gathering."""
+    eager_layer: float = 10e-6
+    """More for each layer when a step has prompts in it and runs outside a captured graph."""
+    step: float = 2e-3
+    """For each step: scheduler, input preparation, sampling."""
+    sequence: float = 5e-6
+    """For each sequence of a step: bookkeeping, sampling, detokenisation."""
+    collective: float = 8e-6
+    """Latency of one all-reduce between two devices of a node."""
+    request: float = 10e-3
+    """Once for each request, outside the steps: HTTP, queue hand-over, first chunk."""
+    prompt_token: float = 1e-6
+    """For each prompt token, outside the steps: tokenisation, block hashing."""
+
+    def vector(self) -> Floats:
+        """Natural logarithms, in the order of the fields."""
+        return np.log([getattr(self, f.name) for f in fields(self)])
+
+    @classmethod
+    def of(cls, vector: Floats) -> Factors:
+        """The inverse of `vector`."""
+        return cls(*(float(x) for x in np.exp(vector)))
+
+
+SMOOTH = 1.8
+"""Exponent of the smooth maximum of compute and memory time."""
+NODE_LATENCY_S = 12e-6
+"""More for one collective that leaves the node (InfiniBand round trip and NCCL's network proxy)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A device and the links around it, as far as a replica feels them."""
+
+    flops: Mapping[str, float]
+    """Precision → dense operations/s."""
+    bandwidth: float
+    """Octets/s."""
+    memory: float
+    """Octets."""
+    link: float
+    """Octets/s to the other devices of the node, one direction."""
+    per_node: int = 8
+    """Devices that share that link."""
+    network: float = 50e9
+    """Octets/s between nodes, one direction, per device."""
+
+    @classmethod
+    def of(cls, device: Accelerator, *, per_node: int | None = None, network: float = 50e9) -> Machine:
+        """From the catalogue."""
+        return cls(
+            flops=device.flops,
+            bandwidth=device.memory_bandwidth,
+            memory=device.memory,
+            link=device.link_bandwidth,
+            per_node=per_node or device.link_devices,
+            network=network,
+        )
+
+    def peak(self, precision: str) -> tuple[float, float]:
+        """(operations/s, halvings below 16 bits) of the unit that multiplies weights of `precision`."""
+        for unit in _FASTER[precision]:
+            if unit in self.flops:
+                return self.flops[unit], math.log2(2.0 / min(2.0, OCTETS[unit] if unit != "fp4" else 0.5))
+        message = f"the device has no unit for {precision}"
+        raise KeyError(message)
+
+
+@dataclass(frozen=True, slots=True)
+class StepModel:
+    """One replica's step times. `tokens`, `sequences`: of one step of one attention group and pipeline lane."""
+
+    work: Work
+    machine: Machine
+    cut: Parallelism
+    factors: Factors
+    weights: str = "bf16"
+    kv: str = "bf16"
+
+    @classmethod
+    def of(
+        cls,
+        model: ModelArchitecture,
+        machine: Machine,
+        cut: Parallelism,
+        factors: Factors,
+        *,
+        weights: str = "bf16",
+        kv: str = "bf16",
+    ) -> StepModel:
+        """For `model` cut like `cut`."""
+        return cls(work(model, cut), machine, cut, factors, weights, kv)
+
+    @property
+    def lanes(self) -> int:
+        """Micro-batches in flight."""
+        return self.cut.pp * self.cut.dp
+
+    def linear(self, tokens: Floats) -> Floats:
+        """Seconds of all matrix products, norms and collectives of a step of `tokens`, without the logits."""
+        total = np.zeros_like(tokens)
+        for matmul in self.work.matmuls:
+            total += self._matmul(matmul, tokens * (self.cut.dp if matmul.experts else 1))
+        total += tokens * self.work.elementwise * 2.0 / (self.machine.bandwidth * self.factors.bandwidth)
+        return total + self._communication(tokens)
+
+    def logits(self, sequences: Floats) -> Floats:
+        """Seconds for logits and sampling of `sequences`."""
+        return self._matmul(self.work.head, sequences) + sequences * self.factors.sequence
+
+    @property
+    def read(self) -> float:
+        """Seconds for one cached token that a decode step reads, all layers that see it."""
+        return self._read(self.work.full)
+
+    @property
+    def pair(self) -> float:
+        """Seconds for one (query, key) pair of a prefill."""
+        return self._pair(self.work.full)
+
+    def overhead(self, *, eager: bool) -> float:
+        """Seconds of a step whatever it computes."""
+        f = self.factors
+        layers = (
+            self.work.layers * (f.layer + (f.eager_layer if eager else 0.0)) + self.work.moe_layers * f.expert_layer
+        )
+        hops = (self.cut.pp - 1) * (f.collective + NODE_LATENCY_S)
+        return f.step + layers + hops
+
+    def times(self, max_num_seqs: int, token_budget: int, hand: float = 0.0, hand_latency: float = 0.0) -> StepTimes:
+        """The tables that the event loop looks up; `hand` seconds move one token's cache to a decode replica."""
+        most = token_budget + max_num_seqs
+        grid = np.unique(np.concatenate([np.arange(0, 65), np.geomspace(64, max(65, most), 60).round()]))
+        sequences = np.arange(max_num_seqs + 1, dtype=float)
+        lane_sequences = np.ceil(sequences / self.lanes)
+        linear = self.linear(grid)
+        decode = np.interp(lane_sequences, grid, linear) + self.logits(lane_sequences) + self.overhead(eager=False)
+        mixed = np.interp(np.arange(most + 1, dtype=float), grid, linear) + self.overhead(eager=True)
+        return StepTimes(
+            decode=decode,
+            mixed=mixed,
+            sample=self.logits(lane_sequences),
+            read=self._read(self.work.full),
+            pair=self._pair(self.work.full),
+            read_window=self._read(self.work.windowed),
+            pair_window=self._pair(self.work.windowed),
+            window=self.work.windowed.window if self.work.windowed.layers else 0,
+            swap=self.swap,
+            hand=hand,
+            hand_latency=hand_latency,
+        )
+
+    @property
+    def swap(self) -> float:
+        """Seconds to move one token's cache between device and host: PCIe 4 at most, one link a device."""
+        return self.work.full.kv_elements * self.work.full.layers * KV_OCTETS[self.kv] / 25e9
+
+    def _matmul(self, matmul: Matmul, tokens: Floats) -> Floats:
+        f = self.factors
+        precision = self.weights if matmul.precision == "weights" else matmul.precision
+        peak, halvings = self.machine.peak(precision)
+        compute, bandwidth = f.compute * f.narrow**halvings, f.bandwidth
+        if matmul.experts:
+            compute, bandwidth = compute * f.expert_compute, bandwidth * f.expert_bandwidth
+        arithmetic = matmul.flops(tokens) / (peak * compute)
+        octets = matmul.touched(tokens) * OCTETS[precision] + matmul.moved(tokens) * 2.0
+        memory = octets / (self.machine.bandwidth * bandwidth)
+        return np.asarray((arithmetic**SMOOTH + memory**SMOOTH) ** (1.0 / SMOOTH))
+
+    def _read(self, attention: Attention) -> float:
+        octets = attention.kv_elements * attention.layers * KV_OCTETS[self.kv]
+        memory = octets / (self.machine.bandwidth * self.factors.attention_bandwidth)
+        peak, _ = self.machine.peak("bf16")
+        arithmetic = attention.decode_flops_pair * attention.layers / (peak * self.factors.attention_compute)
+        return max(memory, arithmetic)
+
+    def _pair(self, attention: Attention) -> float:
+        peak, _ = self.machine.peak("bf16")
+        return attention.flops_pair * attention.layers / (peak * self.factors.attention_compute)
+
+    def _communication(self, tokens: Floats) -> Floats:
+        cut, f = self.cut, self.factors
+        total = np.zeros_like(tokens)
+        octets = tokens * self.work.hidden * 2.0
+        if cut.tp > 1:
+            total += self.work.reduced * self._all_reduce(octets, cut.tp)
+        if cut.dp > 1 and self.work.moe_layers:
+            group = cut.tp * cut.dp
+            link, latency = self._link(group)
+            share = (group - 1) / group
+            one = latency + octets * min(self.work.chosen, group) * share / (link * f.link)
+            total += 2 * self.work.moe_layers * one
+        if cut.pp > 1:
+            total += (cut.pp - 1) * octets / (self.machine.network * f.link)
+        return total
+
+    def _all_reduce(self, octets: Floats, devices: int) -> Floats:
+        link, latency = self._link(devices)
+        return np.asarray(latency + 2.0 * (devices - 1) / devices * octets / (link * self.factors.link))
+
+    def _link(self, devices: int) -> tuple[float, float]:
+        """(octets/s, latency) of a collective over so many devices; latency grows with the tree's depth."""
+        latency = self.factors.collective * math.log2(devices)
+        if devices <= self.machine.per_node and self.machine.link > 0:
+            return self.machine.link, latency
+        return self.machine.network, latency + NODE_LATENCY_S * math.log2(max(2.0, devices / self.machine.per_node))
+
+
+def with_factors(model: StepModel, factors: Factors) -> StepModel:
+    """The same replica with other efficiencies."""
+    return replace(model, factors=factors)

@@ -1,0 +1,1 @@
+"""Arrivals, length distributions, trace import and statistics of what users ask for."""

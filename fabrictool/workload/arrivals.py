@@ -1,0 +1,65 @@
+"""When requests arrive: renewal processes with a rate and a coefficient of variation, and bursts."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from fabrictool.base.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    Floats = np.ndarray[Any, np.dtype[np.float64]]
+
+Process = Literal["poisson", "gamma", "weibull", "constant", "bursts"]
+PROCESSES: tuple[Process, ...] = ("poisson", "gamma", "weibull", "constant", "bursts")
+
+
+def arrivals(
+    process: Process,
+    rate: float,
+    count: int,
+    rng: np.random.Generator,
+    *,
+    cv: float = 1.0,
+    on: float = 10.0,
+    off: float = 30.0,
+) -> Floats:
+    """`count` arrival times, seconds, ascending.
+
+    `rate` is the long-run mean in requests/s; `cv` the coefficient of variation of the gaps (gamma, weibull: above 1
+    is bursty). `bursts` sends all in windows of `on` seconds, `off` seconds apart, with Poisson arrivals inside.
+    Raises InvalidInputError FT2202.
+    """
+    if not (math.isfinite(rate) and rate > 0 and math.isfinite(cv) and cv > 0):
+        raise InvalidInputError.of("FT2202", f"rate {rate} and cv {cv} must be positive numbers")
+    mean = 1.0 / rate
+    match process:
+        case "poisson":
+            gaps = rng.exponential(mean, count)
+        case "constant":
+            gaps = np.full(count, mean)
+        case "gamma":
+            shape = 1.0 / cv**2
+            gaps = rng.gamma(shape, mean / shape, count)
+        case "weibull":
+            shape = weibull_shape(cv)
+            gaps = rng.weibull(shape, count) * (mean / math.gamma(1.0 + 1.0 / shape))
+        case "bursts":
+            inside = np.cumsum(rng.exponential(mean * on / (on + off), count))
+            return np.asarray(inside + np.floor(inside / on) * off)
+    return np.cumsum(gaps)
+
+
+def weibull_shape(cv: float) -> float:
+    """The shape whose coefficient of variation is `cv`, by bisection; cv falls as the shape grows."""
+    low, high = 0.1, 50.0
+    for _ in range(100):
+        middle = math.sqrt(low * high)
+        first, second = math.lgamma(1 + 1 / middle), math.lgamma(1 + 2 / middle)
+        if math.sqrt(max(0.0, math.exp(second - 2 * first) - 1)) > cv:
+            low = middle
+        else:
+            high = middle
+    return math.sqrt(low * high)

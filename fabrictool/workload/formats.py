@@ -1,0 +1,248 @@
+"""Public traces and our own, recognised by their columns. A bad row is dropped and counted, never guessed.
+
+Known: Azure LLM inference 2023 and 2024, BurstGPT 1 and 2, Mooncake, the Swiss AI serving trace, ShareGPT-style
+conversations, splitwise-sim, and our own lines (`trace.dumps`). Columns are found by name, in any order.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections import Counter
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fabrictool.base.errors import InvalidInputError
+from fabrictool.workload.trace import Trace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+CHARACTERS_PER_TOKEN = 4.0
+"""For conversations that come as text: the usual figure for English and byte-pair vocabularies."""
+LONGEST = 10_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """Where a trace keeps what. Names are compared in lower case; the first that is there counts."""
+
+    id: str
+    title: str
+    time: tuple[str, ...]
+    scale: float
+    """Seconds of one unit of `time`; 0: a date."""
+    prompt: tuple[str, ...]
+    output: tuple[str, ...]
+    model: tuple[str, ...] = ()
+    prefix: str = ""
+    block: int = 0
+    finish: tuple[str, ...] = ()
+    status: str = ""
+
+
+FORMATS = (
+    Format("own", "fabrictool", ("t",), 1.0, ("in",), ("out",), ("model",), "prefix", 0),
+    Format("azure", "Azure LLM inference trace", ("timestamp",), 0.0, ("contexttokens",), ("generatedtokens",)),
+    Format("burstgpt", "BurstGPT", ("timestamp",), 1.0, ("request tokens",), ("response tokens",), ("model",)),
+    Format("mooncake", "Mooncake", ("timestamp",), 1e-3, ("input_length",), ("output_length",), (), "hash_ids", 512),
+    Format(
+        "swiss-ai",
+        "Swiss AI serving trace",
+        ("created_at",),
+        0.0,
+        ("reported_token_input",),
+        ("reported_token_output",),
+        ("model",),
+        finish=("finished_at",),
+        status="status",
+    ),
+    Format("splitwise", "splitwise-sim", ("arrival_timestamp",), 1.0, ("prompt_size",), ("token_size",)),
+    Format("aibrix", "AIBrix lengths", ("timestamp_ms",), 1e-3, ("prompt_len",), ("output_len",)),
+)
+
+
+def read(text: str, name: str = "the trace") -> Trace:
+    """A trace from text. Raises InvalidInputError FT2201 when no known format fits or no row is usable."""
+    rows, dropped = _rows(text)
+    first = next(rows, None)
+    if first is None:
+        raise InvalidInputError.of("FT2201", f"{name} holds no request")
+    if "conversations" in first:
+        return _conversations([first, *rows], dropped, name)
+    known = _recognise(first, name)
+    return _collect(known, _chain(first, rows), dropped, name)
+
+
+def _chain(first: Mapping[str, Any], rows: Iterator[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    yield first
+    yield from rows
+
+
+def _rows(text: str) -> tuple[Iterator[Mapping[str, Any]], Counter[str]]:
+    """Rows of JSON lines, a JSON array or CSV, with lower-case names; and the counter of what could not be read."""
+    dropped: Counter[str] = Counter()
+    start = text.lstrip("\ufeff \t\r\n")
+    if start.startswith("["):
+        try:
+            found = json.loads(start)
+        except ValueError as error:
+            raise InvalidInputError.of("FT2201", f"this is not JSON: {error}") from error
+        return (_lower(row) for row in found if isinstance(row, dict)), dropped
+    if start.startswith("{"):
+        return _json_lines(start, dropped), dropped
+    return (_lower(row) for row in csv.DictReader(io.StringIO(start))), dropped
+
+
+def _json_lines(text: str, dropped: Counter[str]) -> Iterator[Mapping[str, Any]]:
+    for line in text.splitlines():
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError:
+            dropped["not JSON"] += 1
+            continue
+        if isinstance(row, dict):
+            yield _lower(row)
+        else:
+            dropped["not an object"] += 1
+
+
+def _lower(row: Mapping[Any, Any]) -> Mapping[str, Any]:
+    return {str(key).strip().lower(): value for key, value in row.items() if key is not None}
+
+
+def _recognise(row: Mapping[str, Any], name: str) -> Format:
+    for known in FORMATS:
+        if all(any(n in row for n in names) for names in (known.time, known.prompt, known.output)):
+            return known
+    raise InvalidInputError.of(
+        "FT2201",
+        f"{name} has columns {', '.join(sorted(row))}: no known trace has these",
+        hint=f"known: {', '.join(f.title for f in FORMATS)}, ShareGPT; or columns t, in, out",
+    )
+
+
+def _collect(known: Format, rows: Iterable[Mapping[str, Any]], dropped: Counter[str], name: str) -> Trace:
+    times, prompts, outputs, which, latency = [], [], [], [], []
+    chains: list[list[Any]] = []
+    models: dict[str, int] = {}
+    block = known.block
+    for row in rows:
+        if known.status and str(row.get(known.status, "")).lower() not in ("", "success", "ok", "200", "finished"):
+            dropped["failed requests"] += 1
+            continue
+        time = _time(_first(row, known.time), known.scale)
+        prompt, output = _tokens(_first(row, known.prompt)), _tokens(_first(row, known.output))
+        if time is None:
+            dropped["no time"] += 1
+            continue
+        if prompt is None or output is None:
+            dropped["no token count"] += 1
+            continue
+        times.append(time)
+        prompts.append(prompt)
+        outputs.append(output)
+        which.append(models.setdefault(str(_first(row, known.model) or ""), len(models)))
+        end = _time(_first(row, known.finish), known.scale)
+        latency.append(end - time if end is not None and end >= time else math.nan)
+        ids = row.get(known.prefix)
+        chains.append(ids if isinstance(ids, list) else [])
+        block = int(row.get("block", block) or block) if known.prefix else 0
+    if not times:
+        raise InvalidInputError.of("FT2201", f"{name}: no row is usable ({_counts(dropped)})")
+    order = np.argsort(np.array(times), kind="stable")
+    arrival = np.array(times)[order]
+    start, chain = _prefixes([chains[i] for i in order]) if any(chains) else (None, None)
+    return Trace(
+        arrival=arrival - arrival[0],
+        prompt=np.array(prompts, dtype=np.int64)[order],
+        output=np.array(outputs, dtype=np.int64)[order],
+        models=tuple(models) if len(models) > 1 or "" not in models else ("",),
+        model=np.array(which, dtype=np.int64)[order] if len(models) > 1 else None,
+        chain_start=start,
+        chain=chain,
+        block_tokens=block if chain is not None else 0,
+        latency=np.array(latency)[order] if known.finish else None,
+        dropped=dict(dropped),
+    )
+
+
+def _prefixes(chains: list[list[Any]]) -> tuple[Any, Any]:
+    """Block ids, renumbered densely in order of appearance."""
+    dense: dict[Any, int] = {}
+    flat = [dense.setdefault(json.dumps(one), len(dense)) for ids in chains for one in ids]
+    start = np.concatenate([[0], np.cumsum([len(ids) for ids in chains])]).astype(np.int64)
+    return start, np.array(flat, dtype=np.int64)
+
+
+def _conversations(rows: list[Mapping[str, Any]], dropped: Counter[str], name: str) -> Trace:
+    """ShareGPT: each turn of the assistant is a request; there are no times, so one request a second is assumed."""
+    prompts, outputs = [], []
+    for row in rows:
+        turns = row.get("conversations")
+        history = 0
+        for turn in turns if isinstance(turns, list) else []:
+            text = turn.get("value") if isinstance(turn, dict) else None
+            if not isinstance(text, str):
+                dropped["no text"] += 1
+                continue
+            tokens = max(1, round(len(text) / CHARACTERS_PER_TOKEN))
+            if str(turn.get("from", "")).lower() in ("gpt", "assistant") and history:
+                prompts.append(history)
+                outputs.append(tokens)
+            history += tokens
+    if not prompts:
+        raise InvalidInputError.of("FT2201", f"{name}: no conversation has an answer")
+    return Trace(
+        arrival=np.arange(len(prompts), dtype=float),
+        prompt=np.array(prompts, dtype=np.int64),
+        output=np.array(outputs, dtype=np.int64),
+        dropped=dict(dropped),
+    )
+
+
+def _first(row: Mapping[str, Any], names: tuple[str, ...]) -> Any:
+    return next((row[name] for name in names if row.get(name) not in (None, "")), None)
+
+
+def _tokens(value: Any) -> int | None:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return int(number) if math.isfinite(number) and 1 <= number <= LONGEST else None
+
+
+def _time(value: Any, scale: float) -> float | None:
+    if value is None:
+        return None
+    try:
+        if scale:
+            number = float(value) * scale
+            return number if math.isfinite(number) else None
+        try:
+            number = float(value)
+            # Epochs come in seconds or milliseconds; nobody served language models before 2001.
+            return number / 1e3 if number > 1e11 else number if math.isfinite(number) else None
+        except ValueError:
+            pass
+        text = str(value).strip().replace(" ", "T", 1).replace("Z", "+00:00")
+        if "." in text:  # Azure writes seven digits
+            whole, _, rest = text.partition(".")
+            digits = rest[: next((i for i, c in enumerate(rest) if not c.isdigit()), len(rest))]
+            text = f"{whole}.{digits[:6]:0<6}{rest[len(digits) :]}"
+        moment = datetime.fromisoformat(text)
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _counts(dropped: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {why}" for why, count in dropped.items()) or "nothing dropped"

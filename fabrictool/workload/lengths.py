@@ -1,0 +1,57 @@
+"""How long prompts and answers are: distributions over whole tokens."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from fabrictool.base.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+Shape = Literal["fixed", "uniform", "normal", "lognormal", "empirical"]
+SHAPES: tuple[Shape, ...] = ("fixed", "uniform", "normal", "lognormal", "empirical")
+LONGEST = 10_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """A distribution of token counts, clipped to [`least`, `most`].
+
+    `mean` and `sd` are of the distribution before clipping (paper 001's experiments clip a normal one); `uniform` runs
+    over mean ± sd; `empirical` draws from `values`.
+    """
+
+    shape: Shape = "fixed"
+    mean: float = 512.0
+    sd: float = 0.0
+    least: int = 1
+    most: int = LONGEST
+    values: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        numbers = (self.mean, self.sd)
+        if not all(math.isfinite(x) for x in numbers) or self.mean <= 0 or self.sd < 0 or self.least > self.most:
+            raise InvalidInputError.of("FT2203", f"lengths of mean {self.mean}, sd {self.sd} make no sense")
+        if self.shape == "empirical" and not self.values:
+            raise InvalidInputError.of("FT2203", "an empirical distribution of lengths needs values")
+
+    def draw(self, count: int, rng: np.random.Generator) -> Ints:
+        """`count` token counts, at least 1."""
+        match self.shape:
+            case "fixed":
+                drawn = np.full(count, self.mean)
+            case "uniform":
+                drawn = rng.uniform(self.mean - self.sd, self.mean + self.sd, count)
+            case "normal":
+                drawn = rng.normal(self.mean, self.sd, count)
+            case "lognormal":
+                variance = math.log1p((self.sd / self.mean) ** 2)
+                drawn = rng.lognormal(math.log(self.mean) - variance / 2, math.sqrt(variance), count)
+            case "empirical":
+                drawn = rng.choice(np.array(self.values, dtype=float), count)
+        return np.asarray(np.clip(np.rint(drawn), max(1, self.least), self.most), dtype=np.int64)

@@ -1,0 +1,115 @@
+"""Turns the public measurements into slices of one shape: `python tests/bench/simulator/import_measured.py FOLDER`.
+
+FOLDER holds one folder a source, as tests/data/measured/SOURCE.md lists them. Run once when a source is updated; the
+slices are committed. Only sources whose licence allows redistribution are written.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import re
+import sys
+from pathlib import Path
+
+OUT = Path(__file__).parents[2] / "data" / "measured"
+COLUMNS = (
+    "device model engine precision kv_precision tp pp ep dp input_len output_len concurrency mode"
+    " prefill_workers prefill_tp prefill_pp prefill_ep prefill_dp decode_workers decode_tp decode_pp decode_ep decode_dp"
+    " ttft_ms tpot_ms e2e_ms version"
+).split()
+DEVICES = {"b200_sxm": "b200", "b300_sxm": "b300", "h100_sxm": "h100-sxm", "h200_sxm": "h200"}
+ENGINES = {"trtllm": "tensorrt-llm", "vllm": "vllm", "sglang": "sglang"}
+ARGONNE_DEVICES = {
+    "Nvidia A100 GPU": "a100-40g",
+    "Nvidia H100 GPU": "h100-sxm",
+    "AMD MI300X GPU": "mi300x",
+    "Habana Gaudi2": "gaudi2",
+    "Intel PVC GPU": "max1550",
+}
+ARGONNE_ENGINES = {"vLLM": "vllm", "TensorRT-LLM": "tensorrt-llm", "llama.cpp": "llama.cpp"}
+ARGONNE_MODELS = re.compile(
+    r"(meta-llama/Llama-2-70b-hf|meta-llama/Llama-2-7b-hf|meta-llama/Meta-Llama-3-\d+B|mistralai/.*)"
+)
+
+
+def main(argv: list[str]) -> None:
+    folder = Path(argv[0])
+    _write("silicon", list(_silicon(folder / "aiconfigurator-silicon" / "silicon_sample.csv")))
+    _write("argonne", list(_argonne(folder / "argonne-llm-inference-bench" / "All_results.csv.gz")))
+
+
+def _silicon(path: Path):
+    for row in csv.DictReader(path.open()):
+        found = re.search(r"silicon_concurrency=(\d+)", row["silicon_data_source"])
+        if not found and not row["batch_size"]:
+            continue  # the load is not stated
+        precision = row["precision"] or "fp8"
+        line = {
+            "device": DEVICES[row["system"]],
+            "model": row["model_path"],
+            "engine": ENGINES[row["backend"]],
+            "precision": precision,
+            "kv_precision": "bf16" if precision == "bf16" else "fp8",
+            "input_len": row["isl"],
+            "output_len": row["osl"],
+            "concurrency": found.group(1) if found else row["batch_size"],
+            "mode": row["mode"],
+            "ttft_ms": f"{float(row['silicon_ttft_ms']):.4g}",
+            "tpot_ms": f"{float(row['silicon_tpot_ms']):.4g}",
+            "version": row["backend_version"],
+        }
+        if row["mode"] == "agg":
+            line |= _cut(row, "", "")
+        else:
+            line |= _cut(row, "prefill_", "prefill_") | _cut(row, "decode_", "decode_")
+            line["prefill_workers"] = row["prefill_num_workers"] or 1
+            line["decode_workers"] = row["decode_num_workers"] or 1
+        yield line
+
+
+def _cut(row: dict[str, str], prefix: str, to: str) -> dict[str, object]:
+    """Widths. Some sources multiply tensor and expert width (64 = 8 × 8): no single server has more than 8 here."""
+    tp, dp, ep = (int(row[f"{prefix}{k}_size"] or 1) for k in ("tp", "attention_dp", "moe_ep"))
+    if not prefix and tp > 8 and ep > 1 and tp % ep == 0:
+        tp //= ep
+    if not prefix and dp > 8 and ep > 1 and dp % ep == 0:
+        dp //= ep
+    pp = int(row[f"{prefix}pp_size"] or 1)
+    return {f"{to}tp": tp, f"{to}pp": pp, f"{to}ep": min(ep, tp * dp), f"{to}dp": dp}
+
+
+def _argonne(path: Path):
+    for row in csv.DictReader(gzip.open(path, "rt")):
+        engine = ARGONNE_ENGINES.get(row["Framework"], "deepspeed" if "Deepspeed" in row["Framework"] else None)
+        if row["Hardware"] not in ARGONNE_DEVICES or engine is None or not ARGONNE_MODELS.match(row["Model"]):
+            continue
+        length = int(float(row["Input Output Length"]))
+        yield {
+            "device": ARGONNE_DEVICES[row["Hardware"]],
+            "model": row["Model"],
+            "engine": engine,
+            "precision": "bf16" if row["Hardware"] == "Habana Gaudi2" else "fp16",
+            "kv_precision": "fp16",
+            "tp": row["Num of Hardware"],
+            "pp": 1,
+            "ep": 1,
+            "dp": 1,
+            "input_len": length,
+            "output_len": length,
+            "concurrency": row["Batch Size"],
+            "mode": "batch",
+            "e2e_ms": f"{1e3 * float(row['Latency']):.5g}",
+        }
+
+
+def _write(name: str, lines: list[dict[str, object]]) -> None:
+    OUT.mkdir(parents=True, exist_ok=True)
+    with gzip.GzipFile(OUT / f"{name}.csv.gz", "wb", mtime=0) as raw:
+        text = [",".join(COLUMNS)] + [",".join(str(line.get(c, "")) for c in COLUMNS) for line in lines]
+        raw.write(("\n".join(text) + "\n").encode())
+    print(name, len(lines))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

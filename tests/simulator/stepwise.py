@@ -1,0 +1,156 @@
+"""The serving engine once more, as plain objects that step one by one: slow, obvious, and the kernel's judge."""
+
+import math
+from dataclasses import dataclass, field
+
+BLOCK = 16
+
+
+@dataclass
+class Job:
+    index: int
+    arrival: float
+    prompt: int
+    output: int
+    priority: int = 0
+    generated: int = 0
+    prefilled: int = 0
+    first: float = math.nan
+    finish: float = math.nan
+    preempted: int = 0
+    admitted: int = 0
+
+    @property
+    def length(self):
+        """Tokens that the next step of this job has in the cache, its own included."""
+        return self.prompt + self.generated
+
+
+@dataclass
+class Engine:
+    """One replica, continuous batching with chunked prefill, recompute on preemption, no prefix cache."""
+
+    spec: object
+    waiting: list = field(default_factory=list)
+    running: list = field(default_factory=list)
+    filling: list = field(default_factory=list)
+    free: int = 0
+    sequence: int = 0
+
+    def __post_init__(self):
+        self.free = self.spec.kv_tokens // BLOCK
+
+    def play(self, jobs):
+        """All jobs to their end; arrivals ascending."""
+        now, todo = 0.0, list(jobs)
+        while todo or self.waiting or self.running or self.filling:
+            while todo and todo[0].arrival <= now:
+                self.enqueue(todo.pop(0))
+            length = self.step(now)
+            if length is None:
+                now = todo[0].arrival
+                continue
+            end = now + length
+            # What arrives while a step runs waits for the next one.
+            while todo and todo[0].arrival <= end:
+                self.enqueue(todo.pop(0))
+            self.book(end)
+            now = end
+
+    def enqueue(self, job):
+        at = next((i for i, other in enumerate(self.waiting) if other.priority > job.priority), len(self.waiting))
+        self.waiting.insert(at, job)
+
+    def held(self, tokens):
+        return -(-tokens // BLOCK)
+
+    def growth(self):
+        return sum(self.held(job.length) - self.held(job.length - 1) for job in self.running)
+
+    def preempt(self):
+        while self.running and self.growth() > self.free:
+            victim = max(self.running, key=lambda job: (job.priority, job.admitted))
+            self.running.remove(victim)
+            self.free += self.held(victim.length - 1)
+            victim.preempted += 1
+            victim.prefilled = 0
+            at = next(
+                (i for i, other in enumerate(self.waiting) if other.priority >= victim.priority), len(self.waiting)
+            )
+            self.waiting.insert(at, victim)
+
+    def step(self, now):
+        spec, times = self.spec, self.spec.times
+        self.preempt()
+        budget = spec.token_budget - (0 if spec.prefill_first else len(self.running))
+        self.chunks = {}
+        for job in self.filling:
+            self.chunks[job.index] = max(0, min(job.length - job.prefilled, budget))
+            budget -= self.chunks[job.index]
+        while self.waiting and budget > 0 and len(self.running) + len(self.filling) < spec.max_num_seqs:
+            job = self.waiting[0]
+            need = self.held(job.length)
+            if need > self.free:
+                break
+            self.waiting.pop(0)
+            self.free -= need
+            self.sequence += 1
+            job.admitted, job.prefilled = self.sequence, 0
+            self.filling.append(job)
+            self.chunks[job.index] = min(job.length, budget)
+            budget -= self.chunks[job.index]
+        self.preempt()
+        if not self.running and not self.filling:
+            return None
+        decoding = len(self.running)
+        read = sum(job.length for job in self.running)
+        window = times.window
+        read_window = sum(min(job.length, window) for job in self.running)
+        self.stalled = spec.prefill_first and bool(self.filling)
+        if not self.filling:
+            return times.decode[decoding] + (read * times.read + read_window * times.read_window) / spec.lanes
+        tokens, sampled, pairs, pairs_window, chunks = 0, 0, 0.0, 0.0, 0
+        for job in self.filling:
+            chunk = self.chunks[job.index]
+            if not chunk:
+                continue
+            chunks += 1
+            tokens += chunk
+            for at in range(job.prefilled, job.prefilled + chunk):
+                pairs += at + 1
+                pairs_window += min(at + 1, window)
+            sampled += job.prefilled + chunk == job.length
+        share = max(1, min(spec.lanes, chunks))
+        length = -(-tokens // share)
+        total = (pairs * times.pair + pairs_window * times.pair_window) / share
+        if not spec.prefill_first:
+            length += -(-decoding // spec.lanes)
+            sampled += decoding
+            total += (read * times.read + read_window * times.read_window) / spec.lanes
+        return (
+            total + times.mixed[min(length, len(times.mixed) - 1)] + times.sample[min(sampled, len(times.sample) - 1)]
+        )
+
+    def book(self, end):
+        if not self.stalled:
+            self.free -= self.growth()
+            for job in list(self.running):
+                job.generated += 1
+                if job.generated >= job.output:
+                    self.running.remove(job)
+                    self.free += self.held(job.length - 1)
+                    job.finish = end
+        for job in list(self.filling):
+            job.prefilled += self.chunks[job.index]
+            if job.prefilled < job.length:
+                continue
+            self.filling.remove(job)
+            if job.generated == 0:
+                job.first = end
+            length = job.length
+            job.generated += 1
+            if job.generated >= job.output:
+                job.finish = end
+                self.free += self.held(length)
+            else:
+                self.running.append(job)

@@ -1,0 +1,369 @@
+"""The event loop against its plain twin, and against what queueing theory and arithmetic know."""
+
+import importlib.util
+import math
+import random
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fabrictool.base.errors import InvalidInputError
+from fabrictool.routing.policies import policy
+from fabrictool.simulator.fleet import (
+    STEP_BY_STEP,
+    Fleet,
+    ReplicaSpec,
+    StepTimes,
+    Stream,
+    inter_token_latencies,
+    simulate,
+)
+
+_spec = importlib.util.spec_from_file_location("stepwise", Path(__file__).with_name("stepwise.py"))
+stepwise = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(stepwise)
+
+
+def times(slots=32, budget=256, **rates):
+    base = StepTimes(
+        decode=0.01 + 0.001 * np.arange(slots + 1),
+        mixed=0.012 + 1e-4 * np.arange(budget + slots + 1),
+        sample=1e-4 * np.arange(slots + 1),
+        read=2e-7,
+        pair=1e-8,
+    )
+    return replace(base, **rates)
+
+
+def spec(**changes):
+    return replace(ReplicaSpec(times(), max_num_seqs=32, token_budget=256, kv_tokens=1 << 20), **changes)
+
+
+def stream(count, rate, seed=0, prompt=(1, 400), output=(1, 60), **more):
+    rng = np.random.default_rng(seed)
+    return Stream(
+        np.cumsum(rng.exponential(1 / rate, count)),
+        rng.integers(*prompt, count, endpoint=True),
+        rng.integers(*output, count, endpoint=True),
+        **more,
+    )
+
+
+def play(specs, requests, pick="least-loaded", **more):
+    return simulate(specs, requests, policy(pick, random.Random(0)), **more)
+
+
+def service(seconds, slots=1):
+    """A server that takes `seconds` for each job: one token, computed by its prefill."""
+    flat = np.zeros(slots + 1)
+    return StepTimes(decode=flat, mixed=np.full(3, seconds), sample=flat)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    rate=st.sampled_from([0.5, 3.0, 20.0]),
+    kv=st.sampled_from([640, 1200, 1 << 20]),
+    slots=st.sampled_from([1, 4, 32]),
+    budget=st.sampled_from([16, 64, 256]),
+    lanes=st.sampled_from([1, 2, 3]),
+    prefill_first=st.booleans(),
+    window=st.sampled_from([0, 100]),
+    levels=st.sampled_from([1, 3]),
+)
+def test_the_kernel_equals_stepping_one_by_one(seed, rate, kv, slots, budget, lanes, prefill_first, window, levels):
+    requests = stream(60, rate, seed)
+    requests = replace(requests, priority=np.random.default_rng(seed + 1).integers(0, levels, 60))
+    one = spec(
+        times=times(slots, budget, window=window, read_window=1e-7 * (window > 0), pair_window=2e-8 * (window > 0)),
+        max_num_seqs=slots,
+        token_budget=max(budget, slots + 1),
+        kv_tokens=kv,
+        lanes=lanes,
+        prefill_first=prefill_first,
+    )
+    found = play([one], requests)
+    jobs = [
+        stepwise.Job(i, float(a), int(p), int(o), int(q))
+        for i, (a, p, o, q) in enumerate(
+            zip(requests.arrival, requests.prompt, requests.output, requests.priority, strict=True)
+        )
+    ]
+    stepwise.Engine(one).play(jobs)
+    assert np.allclose(found.first, [j.first for j in jobs], rtol=1e-9, atol=1e-9)
+    assert np.allclose(found.finish, [j.finish for j in jobs], rtol=1e-9, atol=1e-9)
+    assert found.preempted.tolist() == [j.preempted for j in jobs]
+
+
+@pytest.mark.parametrize("kv", [1 << 20, 6000])
+def test_fast_forward_equals_step_by_step(kv):
+    requests = stream(400, 6.0, prompt=(10, 900), output=(1, 300))
+    one = spec(kv_tokens=kv)
+    fast = play([one], requests)
+    fleet = Fleet([one], requests, policy("least-loaded", random.Random(0)), limit=STEP_BY_STEP)
+    fleet.advance()
+    slow = fleet.outcome()
+    assert np.allclose(fast.finish, slow.finish, rtol=1e-9)
+    assert fast.accounts.tokens[0] == slow.accounts.tokens[0]
+    assert np.isclose(fast.accounts.read[0], slow.accounts.read[0])
+    assert fast.accounts.steps[0] == slow.accounts.steps[0]
+
+
+def test_the_same_seed_gives_the_same_bytes():
+    outcomes = [play([spec(), spec(), spec()], stream(500, 20.0)) for _ in range(2)]
+    assert outcomes[0].finish.tobytes() == outcomes[1].finish.tobytes()
+    assert outcomes[0].replica.tobytes() == outcomes[1].replica.tobytes()
+
+
+def test_tokens_are_conserved():
+    requests = stream(300, 8.0)
+    found = play([spec(), spec()], requests)
+    # Each token but the last is computed once: prompts by prefill, answers after the first by decode steps.
+    assert found.accounts.tokens.sum() == requests.prompt.sum() + (requests.output - 1).sum()
+    assert np.isfinite(found.finish).all()
+    assert (found.first > found.arrival).all()
+    assert (found.finish >= found.first).all()
+
+
+def test_one_request_alone_takes_what_its_steps_take():
+    found = play([spec()], Stream(np.array([5.0]), np.array([300]), np.array([4])))
+    t = spec().times
+    first = t.mixed[256] + t.sample[0] + 256 * 257 / 2 * t.pair
+    second = t.mixed[44] + t.sample[1] + (44 * 256 + 44 * 45 / 2) * t.pair
+    decode = sum(t.decode[1] + length * t.read for length in (301, 302, 303))
+    assert found.first[0] == pytest.approx(5.0 + first + second, rel=1e-12)
+    assert found.finish[0] == pytest.approx(5.0 + first + second + decode, rel=1e-12)
+
+
+@pytest.mark.parametrize("load", [0.3, 0.7])
+def test_a_deterministic_server_waits_like_m_d_1(load):
+    count = 60_000
+    rng = np.random.default_rng(7)
+    ones = np.ones(count, dtype=np.int64)
+    requests = Stream(np.cumsum(rng.exponential(1 / load, count)), ones, ones)
+    one = ReplicaSpec(service(1.0), max_num_seqs=1, token_budget=1, kv_tokens=64)
+    found = play([one], requests)
+    waited = float(found.e2e.mean()) - 1.0
+    assert waited == pytest.approx(load / (2 * (1 - load)), rel=0.05)  # Pollaczek-Khinchine
+
+
+def test_a_batch_server_shares_like_m_g_1_ps():
+    """With steps in proportion to the batch, every request gets an equal share of the server: processor sharing."""
+    count, load, step = 20_000, 0.6, 1e-3
+    rng = np.random.default_rng(3)
+    output = 1 + rng.geometric(1 / 50, count)
+    slots = 200
+    batch = step * np.arange(slots + 1)
+    # A step with a prompt of one token in it serves the others as well, and costs what they cost.
+    shared = StepTimes(decode=batch, mixed=np.concatenate([[0.0], batch]), sample=np.zeros(slots + 1))
+    mean = step * 50
+    requests = Stream(np.cumsum(rng.exponential(mean / load, count)), np.ones(count, dtype=np.int64), output)
+    found = play([ReplicaSpec(shared, slots, slots + 1, 1 << 24)], requests)
+    assert float(found.e2e.mean()) == pytest.approx(mean / (1 - load), rel=0.06)
+
+
+def test_littles_law_holds():
+    requests = stream(4000, 6.0)
+    fleet = Fleet([spec()], requests, policy("least-loaded", random.Random(0)))
+    ends = float(requests.arrival[-1])
+    inside = []
+    for at in np.linspace(0, ends, 4000):
+        fleet.advance(float(at))
+        state = fleet.replicas[0]
+        inside.append(state.decoding + state.prefilling + state.waiting)
+    fleet.advance()
+    found = fleet.outcome()
+    rate = len(requests.arrival) / ends
+    assert np.mean(inside) == pytest.approx(rate * float(found.e2e.mean()), rel=0.05)
+
+
+def test_a_closed_loop_keeps_its_clients_busy():
+    requests = Stream(np.zeros(200), np.full(200, 100), np.full(200, 20))
+    found = play([spec()], requests, clients=8)
+    order = np.argsort(found.arrival, kind="stable")
+    events = sorted([(t, 1) for t in found.arrival] + [(t, -1) for t in found.finish])
+    level, most = 0, 0
+    for _, change in events:
+        level += change
+        most = max(most, level)
+    assert most == 8
+    assert found.arrival[order[8]] == pytest.approx(found.finish.min())
+
+
+def test_a_longer_prompt_and_a_slower_device_never_come_sooner():
+    means = []
+    for prompt in (100, 400, 1600):
+        means.append(float(play([spec()], stream(200, 1.0, prompt=(prompt, prompt))).e2e.mean()))
+    assert means == sorted(means)
+    slow = spec(times=replace(spec().times, decode=spec().times.decode * 2))
+    requests = stream(300, 3.0)
+    assert play([slow], requests).e2e.mean() > play([spec()], requests).e2e.mean()
+
+
+def test_shared_prefixes_are_computed_once():
+    count = 20
+    ids = np.array([[0, 1, 2, 10 + i] for i in range(count)], dtype=np.int64)
+    shared = Stream(
+        np.arange(count, dtype=float) * 5,
+        np.full(count, 256),
+        np.full(count, 4),
+        chain_start=np.arange(count + 1) * 4,
+        chain=ids.ravel(),
+    )
+    found = play([spec(prefix_tokens=64)], shared)
+    assert found.cached[0] == 0
+    assert set(found.cached[1:].tolist()) == {192}
+    assert found.ttft[1] < found.ttft[0]
+    none = play([spec()], shared)
+    assert none.cached.sum() == 0
+
+
+def test_a_small_cache_forgets_the_least_recently_used_prefix():
+    # Three prompts of 128 tokens and room for two and a bit: A B A C, then B is gone and A is not.
+    names = [0, 1, 0, 2, 0, 1]
+    requests = Stream(
+        np.arange(6, dtype=float) * 5,
+        np.full(6, 129),
+        np.full(6, 2),
+        chain_start=np.arange(7) * 1,
+        chain=np.array(names, dtype=np.int64),
+    )
+    found = play([spec(prefix_tokens=128, kv_tokens=19 * 16)], requests)
+    assert found.cached.tolist() == [0, 0, 128, 0, 128, 0]
+
+
+def test_swapping_out_costs_transfers_instead_of_computing_again():
+    requests = stream(60, 20.0, prompt=(100, 300), output=(40, 60))
+    tight = spec(kv_tokens=1600)
+    again = play([tight], requests)
+    swapped = play([replace(tight, swap=True, times=times(swap=1e-7))], requests)
+    assert again.preempted.sum() > 0
+    assert swapped.preempted.sum() > 0
+    assert swapped.accounts.tokens.sum() < again.accounts.tokens.sum()
+
+
+def test_prefill_and_decode_replicas_hand_over():
+    hand = times(hand=1e-5, hand_latency=0.05)
+    pair = [spec(times=hand, role="prefill"), spec(times=hand, role="decode")]
+    requests = Stream(np.array([0.0]), np.array([200]), np.array([3]))
+    found = play(pair, requests)
+    t = hand
+    first = t.mixed[200] + t.sample[1] + 200 * 201 / 2 * t.pair
+    decode = sum(t.decode[1] + length * t.read for length in (201, 202))
+    assert found.first[0] == pytest.approx(first)
+    assert found.finish[0] == pytest.approx(first + 200 * 1e-5 + 0.05 + decode)
+    many = play(pair, stream(300, 4.0))
+    assert np.isfinite(many.finish).all()
+
+
+def test_a_replica_that_dies_loses_answers_in_progress_and_no_other():
+    requests = stream(200, 10.0)
+    dying = spec(down=5.0, drain=5.0, max_num_seqs=2)
+    found = play([dying, spec()], requests, "round-robin")
+    assert len(found.lost) > 0
+    lost = set(found.lost.tolist())
+    assert all(np.isfinite(found.finish[i]) for i in range(200) if i not in lost)
+    assert (found.first[found.lost] < 5.0).all()
+    assert found.retried > 0
+    assert set(found.replica[requests.arrival > 5.0].tolist()) == {1}
+
+
+def test_requests_wait_at_the_gateway_for_a_cold_start():
+    found = play([spec(up=30.0)], stream(20, 10.0))
+    assert (found.first > 30.0).all()
+    assert np.isfinite(found.finish).all()
+
+
+def test_nobody_serves_what_nobody_may():
+    found = play([spec(drain=0.0, down=0.5)], stream(20, 10.0))
+    assert len(found.refused) + len(found.lost) > 0
+    assert not np.isfinite(found.finish[found.arrival > 1.0]).any()
+
+
+def test_a_request_that_fits_nowhere_is_refused_and_the_others_go_on():
+    requests = Stream(np.array([0.0, 0.1]), np.array([5000, 50]), np.array([10, 10]))
+    found = play([spec(kv_tokens=1024)], requests)
+    assert found.refused.tolist() == [0]
+    assert math.isfinite(found.finish[1])
+
+
+def test_urgent_requests_overtake():
+    count = 60
+    rng = np.random.default_rng(0)
+    levels = rng.integers(0, 2, count)
+    requests = Stream(np.zeros(count), np.full(count, 200), np.full(count, 20), priority=levels)
+    found = play([spec(max_num_seqs=4)], requests)
+    assert found.ttft[levels == 0].mean() < 0.6 * found.ttft[levels == 1].mean()
+
+
+def test_least_loaded_routing_uses_all_replicas():
+    found = play([spec() for _ in range(4)], stream(400, 20.0))
+    counts = np.bincount(found.replica, minlength=4)
+    assert counts.min() > 60
+
+
+def test_inter_token_latencies_are_those_of_the_steps():
+    flat = times(read=0.0)
+    found = play([spec(times=flat)], Stream(np.array([0.0]), np.array([10]), np.array([101])))
+    assert found.accounts.itl.sum() == 100
+    assert inter_token_latencies(found.accounts, [0.5])[0] == pytest.approx(flat.decode[1], rel=0.011)
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"arrival": np.array([1.0, 0.0])}, "FT2102"),
+        ({"arrival": np.array([0.0, math.nan])}, "FT2102"),
+        ({"prompt": np.array([0, 5])}, "FT2103"),
+    ],
+)
+def test_streams_that_make_no_sense_are_refused(change, code):
+    requests = replace(Stream(np.array([0.0, 1.0]), np.array([5, 5]), np.array([5, 5])), **change)
+    with pytest.raises(InvalidInputError) as caught:
+        play([spec()], requests)
+    assert caught.value.problems[0].code == code
+
+
+def test_replicas_that_make_no_sense_are_refused():
+    requests = stream(3, 1.0)
+    with pytest.raises(InvalidInputError, match="no replica"):
+        play([], requests)
+    with pytest.raises(InvalidInputError, match="finite"):
+        play([spec(times=replace(times(), decode=np.array([math.nan] * 33)))], requests)
+
+
+INTERPRETED = """
+import sys
+sys.modules["numba"] = None
+import random, numpy as np
+from fabrictool.routing.policies import policy
+from fabrictool.simulator.fleet import ReplicaSpec, StepTimes, Stream, simulate
+assert not kernel.COMPILED
+given = np.load(sys.argv[1])
+times = StepTimes(given["decode"], given["mixed"], given["sample"], read=2e-7, pair=1e-8)
+found = simulate(
+    [ReplicaSpec(times, 32, 256, 1600, prefix_tokens=64)] * 2,
+    Stream(given["arrival"], given["prompt"], given["output"], chain_start=given["start"], chain=given["chain"]),
+    policy("least-loaded", random.Random(0)),
+)
+np.save(sys.argv[2], found.finish)
+"""
+
+
+def test_without_a_compiler_the_times_are_the_same(tmp_path):
+    requests = stream(40, 5.0)
+    start = np.arange(41) * 2
+    chain = np.random.default_rng(5).integers(0, 6, 80)
+    arrays = {"arrival": requests.arrival, "prompt": requests.prompt, "output": requests.output}
+    tables = {"decode": times().decode, "mixed": times().mixed, "sample": times().sample}
+    np.savez(tmp_path / "given.npz", **arrays, **tables, start=start, chain=chain)
+    command = [sys.executable, "-c", INTERPRETED, str(tmp_path / "given.npz"), str(tmp_path / "found.npy")]
+    subprocess.run(command, check=True, timeout=120)
+    here = play([spec(kv_tokens=1600, prefix_tokens=64)] * 2, replace(requests, chain_start=start, chain=chain))
+    assert np.allclose(np.load(tmp_path / "found.npy"), here.finish, rtol=1e-12)
