@@ -197,9 +197,7 @@ def test_a_closed_loop_keeps_its_clients_busy():
 
 
 def test_a_longer_prompt_and_a_slower_device_never_come_sooner():
-    means = []
-    for prompt in (100, 400, 1600):
-        means.append(float(play([spec()], stream(200, 1.0, prompt=(prompt, prompt))).e2e.mean()))
+    means = [float(play([spec()], stream(200, 1.0, prompt=(p, p))).e2e.mean()) for p in (100, 400, 1600)]
     assert means == sorted(means)
     slow = spec(times=replace(spec().times, decode=spec().times.decode * 2))
     requests = stream(300, 3.0)
@@ -343,6 +341,7 @@ import sys
 sys.modules["numba"] = None
 import random, numpy as np
 from fabrictool.routing.policies import policy
+from fabrictool.simulator import kernel
 from fabrictool.simulator.fleet import ReplicaSpec, StepTimes, Stream, simulate
 assert not kernel.COMPILED
 given = np.load(sys.argv[1])

@@ -1,4 +1,4 @@
-"""Fits every calibration of the catalogue from the measured slices: `python tests/bench/simulator/calibrate_catalogue.py`.
+"""Fits every calibration of the catalogue from the measured slices: run this file.
 
 Two passes: the first starts each pair of device and engine from literature constants; the second from what the same
 engine showed on the other devices. Bands come from predictions of rows, models and devices that a fit has not seen.
@@ -13,13 +13,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[3]))
 sys.path.insert(0, str(Path(__file__).parent))
 
-from measured import groups, held_out, load, sample  # noqa: E402
+from measured import groups, held_out, load, sample
 
-from fabrictool.catalog import calibrations as catalogue  # noqa: E402
-from fabrictool.simulator import fitting  # noqa: E402
-from fabrictool.catalog import accelerators  # noqa: E402
-from fabrictool.simulator.calibration import ANY, Calibration, dumps, of_vendor  # noqa: E402
-from fabrictool.simulator.stepmodel import Factors  # noqa: E402
+from fabrictool.catalog import accelerators
+from fabrictool.catalog import calibrations as catalogue
+from fabrictool.simulator import fitting
+from fabrictool.simulator.calibration import ANY, Calibration, dumps, of_vendor
+from fabrictool.simulator.stepmodel import Factors
 
 OUT = Path(catalogue.__file__).parent
 MOST = 90
@@ -35,7 +35,7 @@ def _fit(task):
     return fitting.fit(observations, prior, rounds=rounds)
 
 
-def main(argv):
+def main():
     """Writes one file a pair, one an engine and one for all."""
     observations = [o for o in load("silicon") if o.case.mode == "agg"] + load("argonne")
     pairs = {k: v for k, v in groups(observations).items() if len(v) >= 20}
@@ -44,7 +44,7 @@ def main(argv):
     with ProcessPoolExecutor(2) as pool:
         first = dict(zip(train, pool.map(_fit, [(o, Factors(), 8) for o in train.values()]), strict=True))
         priors = {k: _prior(k, first) for k in pairs}
-        second = dict(zip(train, pool.map(_fit, [(train[k], priors[k], 8) for k in train]), strict=True))
+        second = dict(zip(train, pool.map(_fit, [(rows, priors[k], 8) for k, rows in train.items()]), strict=True))
         left = [(k, m) for k in pairs for m in sorted({o.case.model.id for o in pairs[k]})]
         left = [(k, m) for k, m in left if any(o.case.model.id != m for o in train[k])]
         tasks = [(sample([o for o in train[k] if o.case.model.id != m], 50), priors[k], 5) for k, m in left]
@@ -129,4 +129,4 @@ def _summary(errors):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -13,11 +13,12 @@ import sys
 from pathlib import Path
 
 OUT = Path(__file__).parents[2] / "data" / "measured"
-COLUMNS = (
-    "device model engine precision kv_precision tp pp ep dp input_len output_len concurrency mode"
-    " prefill_workers prefill_tp prefill_pp prefill_ep prefill_dp decode_workers decode_tp decode_pp decode_ep decode_dp"
-    " ttft_ms tpot_ms e2e_ms version"
-).split()
+COLUMNS = [
+    *("device", "model", "engine", "precision", "kv_precision", "tp", "pp", "ep", "dp"),
+    *("input_len", "output_len", "concurrency", "mode"),
+    *(f"{phase}_{name}" for phase in ("prefill", "decode") for name in ("workers", "tp", "pp", "ep", "dp")),
+    *("ttft_ms", "tpot_ms", "e2e_ms", "version"),
+]
 DEVICES = {"b200_sxm": "b200", "b300_sxm": "b300", "h100_sxm": "h100-sxm", "h200_sxm": "h200"}
 ENGINES = {"trtllm": "tensorrt-llm", "vllm": "vllm", "sglang": "sglang"}
 ARGONNE_DEVICES = {
@@ -80,7 +81,7 @@ def _cut(row: dict[str, str], prefix: str, to: str) -> dict[str, object]:
 
 
 def _argonne(path: Path):
-    for row in csv.DictReader(gzip.open(path, "rt")):
+    for row in csv.DictReader(gzip.decompress(path.read_bytes()).decode().splitlines()):
         engine = ARGONNE_ENGINES.get(row["Framework"], "deepspeed" if "Deepspeed" in row["Framework"] else None)
         if row["Hardware"] not in ARGONNE_DEVICES or engine is None or not ARGONNE_MODELS.match(row["Model"]):
             continue
