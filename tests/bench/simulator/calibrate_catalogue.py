@@ -54,8 +54,8 @@ def main():
             (sample([o for i, o in enumerate(pairs[k]) if i % FOLDS != fold], MOST), second[k], 4) for k, fold in folds
         ]
         folded = dict(zip(folds, pool.map(_fit, tasks), strict=True))
-    for k in pairs:
-        seen = [o.log_errors(folded[k, i % FOLDS]) for i, o in enumerate(pairs[k])]
+    for k, mine in pairs.items():
+        seen = [o.log_errors(folded[k, i % FOLDS]) for i, o in enumerate(mine)]
         print(k, "held-out quarter:", _summary([o.log_errors(second[k]) for o in test[k]]))
         unseen = [
             o.log_errors(blind[k, m])
@@ -63,8 +63,8 @@ def main():
             if (k, m) in blind
             for o in sample([o for o in pairs[k] if o.case.model.id == m], 40)
         ]
-        _write(k, second[k], seen, unseen, pairs[k])
-        print(k, len(pairs[k]), _summary(seen), "| other models:", _summary(unseen), flush=True)
+        _write(k, second[k], seen, unseen, mine)
+        print(k, len(mine), _summary(seen), "| other models:", _summary(unseen), flush=True)
     for scope in ("online", "static"):
         for engine in sorted({k[1] for k in pairs if k[2] == scope} | {ANY}):
             mine = [k for k in pairs if k[2] == scope and engine in (k[1], ANY)]
