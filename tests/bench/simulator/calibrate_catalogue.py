@@ -59,9 +59,9 @@ def main():
         print(k, "held-out quarter:", _summary([o.log_errors(second[k]) for o in test[k]]))
         unseen = [
             o.log_errors(blind[k, m])
-            for m in {o.case.model.id for o in pairs[k]}
+            for m in {o.case.model.id for o in mine}
             if (k, m) in blind
-            for o in sample([o for o in pairs[k] if o.case.model.id == m], 40)
+            for o in sample([o for o in mine if o.case.model.id == m], 40)
         ]
         _write(k, second[k], seen, unseen, mine)
         print(k, len(mine), _summary(seen), "| other models:", _summary(unseen), flush=True)
