@@ -179,6 +179,11 @@ def _cut(cells: Mapping[str, str], prefix: str) -> Parallelism:
     if tp > 8 and 1 < ep <= 8 and tp % ep == 0 and not prefix:
         # Some public tables write the product of tensor and expert width: 64 for eight devices with ep 8.
         tp //= ep
+    if tp > 1 and ep == tp * tp:
+        ep = tp
+    if ep > tp * dp and ep % tp == 0:
+        # More expert ranks than attention has: attention is replicated in groups, one for each `tp` of them.
+        dp = ep // tp
     return Parallelism(tp, pp, max(1, min(ep, tp * dp)), dp)
 
 

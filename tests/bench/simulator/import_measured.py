@@ -51,7 +51,8 @@ def _silicon(path: Path):
             "model": row["model_path"],
             "engine": ENGINES[row["backend"]],
             "precision": precision,
-            "kv_precision": "bf16" if precision == "bf16" else "fp8",
+            # Not stated. vLLM keeps 16 bits by default, and the loads at which its runs began to queue say so, too.
+            "kv_precision": "bf16" if precision == "bf16" or row["backend"] == "vllm" else "fp8",
             "input_len": row["isl"],
             "output_len": row["osl"],
             "concurrency": found.group(1) if found else row["batch_size"],
@@ -70,12 +71,16 @@ def _silicon(path: Path):
 
 
 def _cut(row: dict[str, str], prefix: str, to: str) -> dict[str, object]:
-    """Widths. Some sources multiply tensor and expert width (64 = 8 × 8): no single server has more than 8 here."""
+    """Widths. Some sources multiply widths (64 = 8 × 8, 16 = 4 × 4): no single server has more than 8 devices here."""
     tp, dp, ep = (int(row[f"{prefix}{k}_size"] or 1) for k in ("tp", "attention_dp", "moe_ep"))
     if not prefix and tp > 8 and ep > 1 and tp % ep == 0:
         tp //= ep
     if not prefix and dp > 8 and ep > 1 and dp % ep == 0:
         dp //= ep
+    if not prefix and tp > 1 and dp > 1 and ep == tp * dp:
+        dp, ep = 1, tp
+    if ep > tp * dp:
+        dp = ep // tp
     pp = int(row[f"{prefix}pp_size"] or 1)
     return {f"{to}tp": tp, f"{to}pp": pp, f"{to}ep": min(ep, tp * dp), f"{to}dp": dp}
 
