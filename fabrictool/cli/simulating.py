@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fabrictool.base.errors import InvalidInputError
+from fabrictool.base.errors import FabrictoolError, InvalidInputError
 from fabrictool.base.files import file_error, write_atomic
 from fabrictool.cli import tracing
 from fabrictool.cli.fabrics import load
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fabrictool.blueprint import Loaded
+    from fabrictool.catalog import ModelArchitecture
     from fabrictool.domain.plan import ReplicaPlacement
     from fabrictool.simulator.fabric import ModelSimulation
     from fabrictool.simulator.fleet import Outcome, Stream
@@ -72,10 +73,11 @@ class Run:
 def answer_cases(source: Path, output: Path | None) -> int:
     """``--cases``: one forecast a row, errors in their own column; the exit code says whether any row failed."""
     columns, rows = sheet.read(_text(source))
+    architectures = _architectures({row.get("model", "") for row in rows})
     done: list[dict[str, str]] = []
     tell = _progress("cases")
     try:
-        for row in sheet.answer(rows, shipped()):
+        for row in sheet.answer(rows, shipped(), architectures):
             done.append(row)
             tell(len(done), len(rows))
     except KeyboardInterrupt:
@@ -250,6 +252,25 @@ def write_chrome_trace(path: Path, runs: Sequence[Run]) -> None:
             events.append(common | {"name": "to first token", "ts": arrival, "dur": first - arrival, "args": arguments})
             events.append(common | {"name": "decode", "ts": first, "dur": finish - first, "args": arguments})
     write_atomic(path, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}).encode())
+
+
+def _architectures(names: set[str]) -> dict[str, ModelArchitecture]:
+    """The models that a sheet names by the path of their ``config.json``; what cannot be read stays unknown."""
+    from pathlib import Path
+
+    from fabrictool.catalog.huggingface import architecture
+
+    found = {}
+    for name in sorted(names):
+        if not name.endswith(".json"):
+            continue
+        try:
+            found[name] = architecture(json.loads(_text(Path(name))), name)
+        except ValueError as error:
+            say(f"{name} is not JSON: {error}")
+        except FabrictoolError as error:
+            say(f"{name}: {error.problems[0].code}: {error.problems[0].message}")
+    return found
 
 
 def _placement(asked: Asked, loaded: Loaded) -> Sequence[ReplicaPlacement]:

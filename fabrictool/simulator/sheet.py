@@ -16,6 +16,7 @@ from fabrictool.simulator.stepmodel import KV_OCTETS, OCTETS
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from fabrictool.catalog.tables import ModelArchitecture
     from fabrictool.simulator.calibration import Calibration
 
 REQUIRED = ("device", "model", "engine", "input_len", "output_len", "concurrency")
@@ -81,13 +82,20 @@ def read(text: str) -> tuple[list[str], list[dict[str, str]]]:
     return columns, rows
 
 
-def answer(rows: Sequence[Mapping[str, str]], calibrations: Sequence[Calibration]) -> Iterator[dict[str, str]]:
-    """Each row with `RESULTS`, `BANDS` and `error` added; one that cannot be forecast keeps them empty."""
+def answer(
+    rows: Sequence[Mapping[str, str]],
+    calibrations: Sequence[Calibration],
+    architectures: Mapping[str, ModelArchitecture] | None = None,
+) -> Iterator[dict[str, str]]:
+    """Each row with `RESULTS`, `BANDS` and `error` added; one that cannot be forecast keeps them empty.
+
+    `architectures` are further models beside the catalogue's, by what the sheet calls them.
+    """
     for row in rows:
         done = {**row, **dict.fromkeys((*RESULTS, *BANDS), ""), "error": row.get("error", "")}
         if not done["error"]:
             try:
-                done |= _forecast(case_of(row), calibrations)
+                done |= _forecast(case_of(row, architectures), calibrations)
             except FabrictoolError as error:
                 problem = error.problems[0]
                 done["error"] = f"{problem.code}: {problem.message}"
@@ -104,7 +112,7 @@ def write(columns: Sequence[str], rows: Sequence[Mapping[str, str]]) -> str:
     return out.getvalue()
 
 
-def case_of(row: Mapping[str, str]) -> Case:
+def case_of(row: Mapping[str, str], architectures: Mapping[str, ModelArchitecture] | None = None) -> Case:
     """One row as a case. Raises InvalidInputError FT2131-FT2134 that name the column."""
     cells = {_spelling(name): value for name, value in row.items() if value}
     for name in REQUIRED:
@@ -113,7 +121,7 @@ def case_of(row: Mapping[str, str]) -> Case:
     device = accelerators().get(cells["device"])
     if device is None:
         raise InvalidInputError.of("FT2132", f"no device {cells['device']!r} in the catalogue")
-    found = model(cells["model"])
+    found = (architectures or {}).get(cells["model"]) or model(cells["model"])
     if found is None:
         raise InvalidInputError.of("FT2133", f"no model {cells['model']!r} in the catalogue")
     engine = _ENGINES.get(cells["engine"].lower(), cells["engine"].lower())

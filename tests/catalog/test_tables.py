@@ -6,7 +6,7 @@ from importlib.resources import files
 import pytest
 
 from fabrictool.base.units import Memory
-from fabrictool.catalog import accelerators, engines, links, model, models
+from fabrictool.catalog import accelerators, engines, links, model, models, startable
 
 ACCELERATORS = [
     "a100-40g", "a100-80g", "h100-sxm", "h100-pcie", "h200", "gh200", "b200", "b300", "gb200", "gb300", "t4", "l4",
@@ -45,7 +45,8 @@ def test_every_entry_says_where_its_numbers_come_from(name):
 def test_all_ids_are_there():
     assert sorted(accelerators()) == sorted(ACCELERATORS)
     assert set(MODELS) <= set(models())
-    assert {"reference", "llama.cpp", "vllm", "sglang"} == set(engines())
+    assert set(engines()) == {"reference", "llama.cpp", "vllm", "sglang", "tensorrt-llm"}
+    assert set(startable()) == set(engines()) - {"tensorrt-llm"}
 
 
 @pytest.mark.parametrize("id_", MODELS)

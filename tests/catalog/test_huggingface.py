@@ -1,0 +1,76 @@
+"""config.json → architecture: parameter counts are the check that nothing was misread."""
+
+import pytest
+
+from fabrictool.base.errors import InvalidInputError
+from fabrictool.catalog import models
+from fabrictool.catalog.huggingface import architecture
+
+CONFIGS = {
+    "meta-llama/Llama-3.1-70B-Instruct": {
+        "model_type": "llama", "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80,
+        "num_attention_heads": 64, "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 131072,
+        "rope_theta": 500000.0, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+    },
+    "Qwen/Qwen2-7B": {
+        "model_type": "qwen2", "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28,
+        "num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 152064, "max_position_embeddings": 131072,
+        "tie_word_embeddings": False, "use_sliding_window": False, "sliding_window": 131072,
+    },
+    "mistralai/Mixtral-8x7B-v0.1": {
+        "model_type": "mixtral", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 32000, "max_position_embeddings": 32768,
+        "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None,
+    },
+    "Qwen/Qwen3-235B-A22B": {
+        "model_type": "qwen3_moe", "hidden_size": 4096, "intermediate_size": 12288, "moe_intermediate_size": 1536,
+        "num_hidden_layers": 94, "num_attention_heads": 64, "num_key_value_heads": 4, "head_dim": 128,
+        "vocab_size": 151936, "max_position_embeddings": 40960, "num_experts": 128, "num_experts_per_tok": 8,
+        "tie_word_embeddings": False,
+    },
+    "openai/gpt-oss-120b": {
+        "model_type": "gpt_oss", "hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 36,
+        "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 201088,
+        "max_position_embeddings": 131072, "num_local_experts": 128, "num_experts_per_tok": 4, "attention_bias": True,
+        "sliding_window": 128, "layer_types": ["sliding_attention", "full_attention"] * 18,
+    },
+    "deepseek-ai/DeepSeek-V3": {
+        "model_type": "deepseek_v3", "hidden_size": 7168, "intermediate_size": 18432, "moe_intermediate_size": 2048,
+        "num_hidden_layers": 61, "num_attention_heads": 128, "num_key_value_heads": 128, "vocab_size": 129280,
+        "max_position_embeddings": 163840, "n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8,
+        "first_k_dense_replace": 3, "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64, "v_head_dim": 128, "tie_word_embeddings": False,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(CONFIGS))
+def test_the_counted_parameters_are_the_published_ones(name):
+    found = architecture(CONFIGS[name], name)
+    known = models()[name]
+    assert found.parameters == pytest.approx(known.published_parameters, rel=2e-4)
+    assert found.kv_layers == known.kv_layers
+    assert found.active_parameters == pytest.approx(known.active_parameters, rel=2e-4)
+
+
+def test_the_text_part_of_a_multimodal_config_is_read():
+    inner = CONFIGS["meta-llama/Llama-3.1-70B-Instruct"]
+    found = architecture({"model_type": "some_vision_thing", "text_config": inner}, "x")
+    assert found.layers == 80
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"model_type": "mamba"}, "FT1420"),
+        ({"secret_new_attention": 3}, "FT1421"),
+        ({"hidden_size": "big"}, "FT1422"),
+        ({"num_hidden_layers": None}, "FT1422"),
+        ({"model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 4}, "FT1422"),
+    ],
+)
+def test_what_is_not_known_is_an_error_and_never_a_default(change, code):
+    config = CONFIGS["meta-llama/Llama-3.1-70B-Instruct"] | change
+    with pytest.raises(InvalidInputError) as caught:
+        architecture(config, "x")
+    assert caught.value.problems[0].code == code
