@@ -5,7 +5,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
   $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
 
-.PHONY: demo test check bench docs lock clean test-extended
+.PHONY: demo test check bench validate-simulator docs lock clean test-extended
 .DELETE_ON_ERROR:
 
 .venv/.ready: requirements.lock pyproject.toml .ci/setup
@@ -28,6 +28,9 @@ check: .venv/.ready ## lint, format, types, contracts
 
 bench: .venv/.ready ## print the benchmark tables
 	$(BIN)/python tests/bench/run.py $(ARGS)
+
+validate-simulator: .venv/.ready ## score the simulator on real measurements and write the page of its errors (minutes)
+	$(BIN)/python tests/bench/simulator/validate.py --refit --write docs/reference/simulator-accuracy.md
 
 docs: .venv/.ready ## write the generated reference pages and the JSON Schemas
 	$(BIN)/python -m fabrictool.cli.main schema --write-docs docs/reference

@@ -19,7 +19,7 @@ from fabrictool.base.errors import InvalidInputError
 from fabrictool.routing.policies import RoundRobinPolicy
 from fabrictool.simulator.calibration import METRICS, choose
 from fabrictool.simulator.fleet import ReplicaSpec, Stream, simulate
-from fabrictool.simulator.memory import room
+from fabrictool.simulator.memory import reported_memory, room
 from fabrictool.simulator.operators import Parallelism, kv_elements_per_token
 from fabrictool.simulator.stepmodel import KV_OCTETS, OCTETS, Machine, StepModel
 
@@ -163,7 +163,7 @@ def _replica(case: Case, factors: Factors, cut: Parallelism, sequences: int) -> 
         cut = Parallelism(pp=1)
     if case.precision not in OCTETS or case.kv_precision not in KV_OCTETS:
         raise InvalidInputError.of("FT2113", f"precision {case.precision!r} with KV {case.kv_precision!r} is not known")
-    space = room(case.model, whole, case.device.memory, weights=case.precision, kv=case.kv_precision)
+    space = room(case.model, whole, reported_memory(case.device), weights=case.precision, kv=case.kv_precision)
     if not space.fits:
         raise InvalidInputError.of(
             "FT2111",

@@ -13,7 +13,7 @@ from fabrictool.base.units import as_float
 from fabrictool.catalog import accelerators, engines, links, model
 from fabrictool.simulator.calibration import choose, shipped
 from fabrictool.simulator.fleet import ReplicaSpec, Stream
-from fabrictool.simulator.memory import room
+from fabrictool.simulator.memory import reported_memory, room
 from fabrictool.simulator.operators import Parallelism
 from fabrictool.simulator.report import Hardware, Target
 from fabrictool.simulator.stepmodel import OCTETS, Machine, StepModel
@@ -151,7 +151,7 @@ def _machine(partition: Partition) -> Machine:
     device = accelerators()[partition.device]
     link = links()[partition.link].bandwidth if partition.link else device.link_bandwidth
     base = Machine.of(device)
-    memory = device.memory
+    memory = reported_memory(device)
     if device.kind == "cpu" and partition.memory_per_node is not None:
         memory = as_float(partition.memory_per_node)
     return Machine(base.flops, base.bandwidth, memory, link, base.per_node, base.network)

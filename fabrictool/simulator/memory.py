@@ -9,7 +9,7 @@ from fabrictool.simulator.operators import kv_elements_per_token, window_element
 from fabrictool.simulator.stepmodel import KV_OCTETS, OCTETS
 
 if TYPE_CHECKING:
-    from fabrictool.catalog.tables import ModelArchitecture
+    from fabrictool.catalog.tables import Accelerator, ModelArchitecture
     from fabrictool.simulator.operators import Parallelism
 
 USABLE = 0.9
@@ -18,6 +18,18 @@ USABLE_WHEN_TIGHT = 0.97
 """What operators set when a model would not fit otherwise."""
 RESERVED_OCTETS = 3e9
 """Activations, graphs and communication buffers on each device."""
+
+
+HBM_OCTETS_PER_S = 1.5e12
+REPORTED_SHARE = 1.069
+"""Octets that devices with stacked memory report for each octet of the vendor's figure: 81,559 MiB for 80 GB
+(H100), 143,771 for 141 (H200), 183,359 for 180 (B200). Boards with in-line error correction report the figure itself."""
+
+
+def reported_memory(device: Accelerator) -> float:
+    """Octets that the driver of a device reports."""
+    stacked = device.kind != "cpu" and device.memory_bandwidth >= HBM_OCTETS_PER_S
+    return device.memory * (REPORTED_SHARE if stacked else 1.0)
 
 
 @dataclass(frozen=True, slots=True)

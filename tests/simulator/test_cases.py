@@ -1,0 +1,192 @@
+"""Forecasts of single configurations: the sheet, the choice of calibrations, the bands, the fit."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from fabrictool.base.errors import InvalidInputError
+from fabrictool.catalog import accelerators, models
+from fabrictool.simulator import fitting, sheet
+from fabrictool.simulator.calibration import Calibration, Hull, Spread, choose, dumps, loads, shipped
+from fabrictool.simulator.cases import Case, Pool, estimate, predict
+from fabrictool.simulator.operators import Parallelism
+from fabrictool.simulator.stepmodel import Factors
+
+ROW = {
+    "device": "h100-sxm",
+    "model": "meta-llama/Llama-3.1-70B-Instruct",
+    "engine": "vllm",
+    "precision": "fp8",
+    "kv_precision": "bf16",
+    "tp": "4",
+    "pp": "1",
+    "ep": "1",
+    "input_len": "1024",
+    "output_len": "256",
+    "concurrency": "16",
+    "mode": "agg",
+}
+
+
+def case(**changes):
+    return sheet.case_of(ROW | {k: str(v) for k, v in changes.items()})
+
+
+@pytest.mark.parametrize("mode", ["batch", "closed", "agg"])
+def test_every_mode_gives_consistent_latencies(mode):
+    found = predict(case(mode=mode), shipped())
+    one = found.estimate
+    assert 0 < one.tpot < one.ttft < one.e2e
+    assert one.e2e == pytest.approx(one.ttft + one.tpot * 255, rel=0.15)
+    for metric, (low, high) in found.bands.items():
+        assert low <= getattr(one, metric) <= high
+
+
+def test_a_pair_of_phases_pays_for_the_hand_over():
+    pools = {"prefill_tp": 4, "prefill_workers": 1, "decode_tp": 4, "decode_workers": 2}
+    found = estimate(case(mode="disagg", **pools), Factors())
+    assert found.ttft > 0
+    # Decoding alone is not disturbed by prompts.
+    assert found.tpot < estimate(case(concurrency=64), Factors()).tpot
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"device": "abacus"}, "FT2132"),
+        ({"model": "nobody/nothing"}, "FT2133"),
+        ({"engine": "warp"}, "FT2134"),
+        ({"mode": "sometimes"}, "FT2131"),
+        ({"precision": "fp3"}, "FT2131"),
+        ({"input_len": "NaN"}, "FT2131"),
+        ({"concurrency": "0"}, "FT2131"),
+        ({"output_len": ""}, "FT2131"),
+        ({"tp": "2.5"}, "FT2131"),
+        ({"tp": "1", "precision": "bf16"}, "FT2111"),
+        ({"pp": "500"}, "FT2112"),
+        ({"input_len": "9000000"}, "FT2111"),
+    ],
+)
+def test_a_bad_row_is_answered_with_a_code(change, code):
+    good, bad = sheet.answer([ROW, ROW | change], shipped())
+    assert good["error"] == ""
+    assert float(good["tpot_ms"]) > 0
+    assert bad["error"].startswith(code)
+    assert bad["tpot_ms"] == ""
+
+
+def test_a_sheet_keeps_its_columns_and_adds_ours():
+    text = ",".join(["note", *ROW]) + "\n" + ",".join(["hello", *ROW.values()]) + "\n"
+    columns, rows = sheet.read(text)
+    out = sheet.write(columns, list(sheet.answer(rows, shipped())))
+    head, line = out.splitlines()
+    assert head.split(",")[: len(ROW) + 1] == ["note", *ROW]
+    assert head.endswith("ttft_ms,tpot_ms,e2e_ms,tokens_per_s,ttft_lo,ttft_hi,tpot_lo,tpot_hi,e2e_lo,e2e_hi,error")
+    assert line.startswith("hello,")
+
+
+def test_a_sheet_without_the_needed_columns_is_refused():
+    with pytest.raises(InvalidInputError, match="concurrency"):
+        sheet.read("device,model,engine,input_len,output_len\n")
+
+
+def test_other_spellings_are_understood():
+    row = {"system": "b200", "model": "deepseek-ai/DeepSeek-R1", "backend": "trtllm", "isl": "1024", "osl": "1024"}
+    found = sheet.case_of(row | {"batch_size": "8", "precision": "nvfp4", "tp_size": "64", "moe_ep_size": "8"})
+    assert found.engine == "tensorrt-llm"
+    assert found.precision == "fp4"
+    assert found.cut == Parallelism(tp=8, ep=8)
+    spread = sheet.case_of(row | {"batch_size": "8", "precision": "fp8", "tp": "1", "ep": "8"})
+    assert spread.cut == Parallelism(tp=1, ep=8, dp=8)
+
+
+def test_more_load_never_makes_a_token_cheaper_to_wait_for():
+    found = [estimate(case(concurrency=c), Factors()) for c in (1, 4, 16, 64)]
+    assert [f.tpot for f in found] == sorted(f.tpot for f in found)
+    assert [f.ttft for f in found] == sorted(f.ttft for f in found)
+
+
+def test_the_nearest_calibration_is_chosen():
+    def one(device, engine, scope="online"):
+        return Calibration(device, engine, scope, Factors())
+
+    known = [
+        one("*", "*"),
+        one("*", "vllm"),
+        one("nvidia/*", "vllm"),
+        one("h100-sxm", "vllm"),
+        one("h100-sxm", "sglang"),
+    ]
+    assert choose(known, "h100-sxm", "nvidia", "vllm", "online").device == "h100-sxm"
+    assert choose(known, "l4", "nvidia", "vllm", "online").device == "nvidia/*"
+    assert choose(known, "mi300x", "amd", "vllm", "online").device == "*"
+    assert choose([], "l4", "nvidia", "vllm", "online").points == 0
+
+
+def test_bands_widen_outside_the_measured_range():
+    hull = Hull(concurrency=(1, 64), input_len=(1, 2000), output_len=(1, 2000), devices=(1, 8), models=("a",))
+    one = Calibration("d", "e", "online", Factors(), {"tpot": Spread(-0.1, 0.2)}, {"tpot": Spread(-0.3, 0.3)}, hull, 50)
+    inside, outside = (one.spread("tpot", "a", inside=x) for x in (True, False))
+    assert outside.high > inside.high
+    assert outside.low < inside.low
+    assert one.spread("tpot", "b", inside=True).high == 0.3
+    assert hull.holds(concurrency=64, input_len=100, output_len=100, devices=4)
+    assert not hull.holds(concurrency=128, input_len=100, output_len=100, devices=4)
+
+
+def test_a_calibration_survives_its_file():
+    for one in shipped():
+        again = loads(dumps(one))
+        assert again.factors.vector() == pytest.approx(one.factors.vector(), abs=1e-3)
+        assert again.hull == one.hull
+    with pytest.raises(InvalidInputError) as caught:
+        loads("device = 3")
+    assert caught.value.problems[0].code == "FT2120"
+
+
+def test_every_shipped_calibration_obeys_the_physics_and_names_its_source():
+    assert len(shipped()) > 20
+    for one in shipped():
+        assert one.source
+        assert one.points >= 20
+        for name, most in fitting.LIMIT.items():
+            assert 0 < getattr(one.factors, name) <= most * 1.001, (one.device, one.engine, name)
+
+
+def test_a_fit_finds_the_factors_that_made_the_data():
+    truth = Factors(compute=0.45, bandwidth=0.6, step=4e-3, layer=25e-6)
+    made = []
+    for concurrency in (1, 8, 64):
+        for length in (256, 2048):
+            one = case(mode="batch", concurrency=concurrency, input_len=length, output_len=64)
+            found = estimate(one, truth)
+            made.append(fitting.Observation(one, found.ttft, found.tpot, found.e2e))
+    fitted = fitting.fit(made, Factors(), rounds=10)
+    before = [abs(e) for o in made for e in o.log_errors(Factors()).values()]
+    after = [abs(e) for o in made for e in o.log_errors(fitted).values()]
+    assert max(after) < 0.1
+    assert sum(after) < 0.3 * sum(before)
+
+
+def test_few_points_give_wide_bands():
+    few = fitting.spreads([{"tpot": 0.1 * i} for i in (-1, 0, 1)])["tpot"]
+    many = fitting.spreads([{"tpot": 0.1 * math.sin(i)} for i in range(400)])["tpot"]
+    assert few.high > 0.1
+    assert few.low < -0.1
+    assert many.high < 0.1
+
+
+def test_a_pair_needs_both_pools():
+    base = case()
+    with pytest.raises(InvalidInputError, match="disagg"):
+        estimate(replace(base, mode="disagg", prefill=Pool(Parallelism(tp=4))), Factors())
+
+
+def test_layer_split_adds_memory_and_no_speed():
+    model, device = models()["meta-llama/Meta-Llama-3-8B"], accelerators()["h100-sxm"]
+    one, four = (
+        estimate(Case(device, model, "llama.cpp", "fp16", "fp16", Parallelism(tp=tp), 128, 64, 1, "batch"), Factors())
+        for tp in (1, 4)
+    )
+    assert one.e2e == pytest.approx(four.e2e)

@@ -1,0 +1,135 @@
+"""Operators, memory and step times: counts that can be checked by hand, and bounds that no figure may break."""
+
+import numpy as np
+import pytest
+
+from fabrictool.catalog import accelerators, models
+from fabrictool.simulator.memory import reported_memory, room, weight_octets
+from fabrictool.simulator.operators import Parallelism, kv_elements_per_token, work
+from fabrictool.simulator.stepmodel import OCTETS, Factors, Machine, StepModel
+
+DENSE = "meta-llama/Llama-3.1-70B-Instruct"
+PERFECT = Factors(
+    compute=1.0, narrow=1.0, bandwidth=1.0, expert_compute=1.0, expert_bandwidth=1.0, attention_compute=1.0,
+    attention_bandwidth=1.0, link=1.0, layer=1e-12, expert_layer=1e-12, eager_layer=1e-12, step=1e-12, sequence=1e-12,
+    collective=1e-12, request=1e-12, prompt_token=1e-12,
+)  # fmt: skip
+
+
+def step(model=DENSE, device="h100-sxm", cut=None, factors=None, **precision):
+    return StepModel.of(
+        models()[model], Machine.of(accelerators()[device]), cut or Parallelism(tp=8), factors or Factors(), **precision
+    )
+
+
+@pytest.mark.parametrize("name", sorted(models()))
+def test_the_operators_hold_all_weights_of_the_model(name):
+    model = models()[name]
+    one = work(model, Parallelism())
+    held = sum(m.weights for m in one.matmuls) + one.head.weights
+    embedding = 0 if model.tied_embeddings else model.vocab * model.hidden
+    # Norms, biases, convolutions and gates are not matrix products; they are below two percent everywhere.
+    assert held == pytest.approx(model.parameters - embedding, rel=0.02)
+
+
+@pytest.mark.parametrize("name", [DENSE, "deepseek-ai/DeepSeek-V3", "Qwen/Qwen3-235B-A22B", "openai/gpt-oss-120b"])
+def test_cutting_a_model_keeps_its_work(name):
+    model = models()[name]
+    tokens = np.array([64.0])
+    whole = sum(float(m.flops(tokens)[0]) for m in work(model, Parallelism()).matmuls)
+    cut = Parallelism(tp=8, ep=8 if model.experts else 1)
+    parts = 8 * sum(float(m.flops(tokens)[0]) for m in work(model, cut).matmuls)
+    # What is replicated over tensor ranks (routers, latent projections) is computed eight times.
+    assert whole <= parts * (1 + 1e-9)
+    assert parts == pytest.approx(whole, rel=0.25)
+
+
+def test_experts_are_touched_as_expected():
+    model = models()["mistralai/Mixtral-8x7B-v0.1"]
+    up = next(m for m in work(model, Parallelism()).matmuls if m.name == "experts_up")
+    one, many = up.touched(np.array([1.0, 1000.0]))
+    assert one / up.weights == pytest.approx(2 / 8)
+    assert many / up.weights == pytest.approx(1.0)
+    assert up.flops(np.array([1.0]))[0] == pytest.approx(2 * 2 / 8 * up.weights)
+
+
+def test_the_cache_of_one_token_is_what_the_papers_say():
+    assert kv_elements_per_token(models()[DENSE], Parallelism()) * 2 == 2 * 80 * 8 * 128 * 2  # 320 KiB at 16 bits
+    latent = models()["deepseek-ai/DeepSeek-V3"]
+    assert kv_elements_per_token(latent, Parallelism()) == (512 + 64) * 61
+
+
+@pytest.mark.parametrize(("tp", "published"), [(2, 264e3), (4, 959e3), (8, 2.3e6)])
+def test_the_cache_capacities_of_paper_003(tp, published):
+    """Table 2: Llama-3-70B, 16 bits, on H200. Its engine keeps communicators for all degrees: 22 GB a device."""
+    model = models()["meta-llama/Meta-Llama-3-70B"]
+    found = room(
+        model,
+        Parallelism(tp=tp),
+        reported_memory(accelerators()["h200"]),
+        weights="bf16",
+        kv="bf16",
+        usable=0.9,
+        reserved=21.9e9,
+    )
+    assert found.kv_tokens == pytest.approx(published, rel=0.04)
+
+
+def test_what_does_not_fit_says_so():
+    model = models()[DENSE]
+    assert not room(model, Parallelism(), 80e9, weights="bf16", kv="bf16").fits
+    assert room(model, Parallelism(tp=2), 80e9, weights="fp8", kv="fp8").fits
+    assert weight_octets(model, Parallelism(tp=4), "fp8") < weight_octets(model, Parallelism(tp=4), "bf16")
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp8", "int8", "int4", "fp4"])
+@pytest.mark.parametrize("device", ["a100-80g", "h100-sxm", "b200", "rtx4090"])
+def test_no_step_is_faster_than_the_physics(device, precision):
+    chip = accelerators()[device]
+    model = step(device=device, factors=PERFECT, weights=precision)
+    tokens = np.array([1.0, 8.0, 64.0, 512.0, 4096.0])
+    octets = sum(m.weights for m in model.work.matmuls if m.precision == "weights") * OCTETS[precision]
+    flops = sum(m.flops(tokens) for m in model.work.matmuls)
+    assert (model.linear(tokens) >= octets / chip.memory_bandwidth * (1 - 1e-12)).all()
+    assert (model.linear(tokens) >= flops / max(chip.flops.values()) * (1 - 1e-12)).all()
+
+
+def test_more_work_never_takes_less_time():
+    tables = step().times(256, 8192)
+    for table in (tables.decode, tables.mixed, tables.sample):
+        assert (np.diff(table) >= -1e-15).all()
+    small, large = step("meta-llama/Llama-3.1-8B-Instruct"), step(DENSE)
+    tokens = np.array([1.0, 100.0])
+    assert (small.linear(tokens) < large.linear(tokens)).all()
+    assert small.read < large.read
+
+
+def test_more_devices_make_a_large_step_shorter_and_links_matter():
+    tokens = np.array([4096.0])
+    spans = [float(step(cut=Parallelism(tp=tp)).linear(tokens)[0]) for tp in (1, 2, 4, 8)]
+    assert spans == sorted(spans, reverse=True)
+    far = Machine(**{**_fields(Machine.of(accelerators()["h100-sxm"])), "per_node": 4})
+    slow = StepModel.of(models()[DENSE], far, Parallelism(tp=8), Factors())
+    assert float(slow.linear(tokens)[0]) > spans[-1]
+
+
+def test_a_windowed_layer_reads_its_window_only():
+    tables = step("openai/gpt-oss-120b", cut=Parallelism()).times(16, 1024)
+    assert tables.window == 128
+    assert tables.read_window == pytest.approx(tables.read)  # every second layer
+
+
+def test_sparse_attention_reads_what_its_indexer_chooses():
+    tables = step("zai-org/GLM-5", device="b200", weights="fp8", kv="fp8").times(16, 1024)
+    assert tables.window == 2048
+    assert tables.read < 0.3 * tables.read_window
+
+
+def test_narrower_weights_make_decoding_faster():
+    tokens = np.array([1.0])
+    spans = [float(step(device="b200", weights=p).linear(tokens)[0]) for p in ("bf16", "fp8", "fp4")]
+    assert spans == sorted(spans, reverse=True)
+
+
+def _fields(machine):
+    return {name: getattr(machine, name) for name in machine.__slots__}
