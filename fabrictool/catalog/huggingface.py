@@ -13,20 +13,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 DENSE = (
-    "llama",
-    "mistral",
-    "qwen2",
-    "qwen3",
-    "gemma",
-    "gemma2",
-    "gemma3_text",
-    "apertus",
-    "smollm3",
-    "phi3",
-    "granite",
+    *("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"),
+    *("apertus", "smollm3", "phi3", "granite"),
 )
-MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_5_moe_text", "gpt_oss", "deepseek_v2", "deepseek_v3",
-            "glm_moe_dsa", "minimax_m2", "olmoe")  # fmt: skip
+MIXTURES = (
+    *("mixtral", "qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_5_moe_text", "gpt_oss", "olmoe"),
+    *("deepseek_v2", "deepseek_v3", "glm_moe_dsa", "minimax_m2"),
+)
 
 
 def architecture(config: Mapping[str, Any], name: str) -> ModelArchitecture:

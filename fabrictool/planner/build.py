@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections import Counter
 from dataclasses import dataclass
@@ -12,16 +11,17 @@ from fabrictool.base.canonical import digest
 from fabrictool.base.errors import InvalidInputError, Place
 from fabrictool.base.errors import Problem as Complaint
 from fabrictool.base.units import as_float
-from fabrictool.catalog import accelerators, engines, links, model
+from fabrictool.catalog import accelerators, engines, model
 from fabrictool.engines.adapter import adapter
 from fabrictool.planner.exact import PLANNING_UTILISATION
 from fabrictool.planner.problem import ModelNeed, Option, Pool, Problem
-from fabrictool.simulator.roofline import Architecture, Demand, Device, Latency, replica, under_load
+from fabrictool.simulator.capacity import Demand, Latency, replica, under_load
+from fabrictool.simulator.fabric import stand
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
 
-    from fabrictool.catalog import Accelerator, ModelArchitecture
+    from fabrictool.catalog import ModelArchitecture
     from fabrictool.domain.blueprint import Blueprint, Model, Slo
     from fabrictool.domain.inventory import Inventory, Partition
     from fabrictool.domain.plan import ReplicaPlacement
@@ -31,10 +31,6 @@ DEGREES = (1, 2, 4, 8, 16)
 DEFAULT_CONTEXT = 4096
 DEFAULT_INPUT, DEFAULT_OUTPUT = 512.0, 128.0
 """Lengths of a model without a declared demand: they only size its memory."""
-
-
-_COMPUTES_IN = {"bf16": ("bf16", "fp16", "fp32"), "fp16": ("fp16", "bf16", "fp32"), "fp32": ("fp32",)}
-"""What an engine falls back to on a device without its precision: never to one with fewer bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,35 +194,22 @@ def _options(
     inventory: Inventory,
 ) -> list[Option]:
     engine = engines()[wanted.engine]
-    octets = engine.weight_bytes.get(wanted.variant.precision)
-    if octets is None:
+    if wanted.variant.precision not in engine.weight_bytes:
         held = ", ".join(sorted(engine.weight_bytes))
         message = f"{name}: {wanted.engine} does not hold weights as {wanted.variant.precision}"
         raise InvalidInputError.of("FT1412", message, thing=f"models.{name}.variant.precision", hint=f"one of: {held}")
-    base = Architecture(
-        parameters=architecture.parameters,
-        active_parameters=architecture.active_parameters,
-        layers=architecture.layers,
-        hidden=architecture.hidden,
-        kv_heads=architecture.kv_heads,
-        head_dim=architecture.head_dim,
-        attention_layers=architecture.kv_layers,
-    )
     found = []
     for pool in pools:
         partition = inventory.clusters[pool.cluster].partitions[pool.partition]
         if not _permitted(wanted, pool, inventory):
             continue
-        device = _device(accelerators()[pool.device], partition, engine.compute_precision)
-        if device is None:
-            continue
         most = pool.devices_per_node if adapter(wanted.engine).capabilities.tensor_parallel else 1
         for tp in [degree for degree in DEGREES if degree <= most and architecture.heads % degree == 0]:
-            # With more devices than KV heads, each device holds a whole head: replicated, so counted as often.
-            shape = dataclasses.replace(base, kv_heads=max(base.kv_heads, tp))
-            sequences = wanted.max_num_seqs or engine.default_max_num_seqs
-            figures = replica(device, shape, demand, tp=tp, weight_octets=octets, max_num_seqs=sequences)
-            if not figures.fits or (architecture.kv_heads % tp and tp % architecture.kv_heads):
+            there = stand(wanted, architecture, partition, tp)
+            if there is None or (architecture.kv_heads % tp and tp % architecture.kv_heads):
+                continue
+            figures = replica(there.step, there.room, demand, there.max_num_seqs, there.calibration)
+            if not figures.fits:
                 continue
             latency = under_load(figures, demand, PLANNING_UTILISATION * figures.capacity)
             found.append(
@@ -255,25 +238,3 @@ def _preference(wanted: Model, pool: Pool) -> float:
     names = {pool.device, pool.provider, pool.site, pool.cluster}
     unwished = bool(wanted.place.prefer) and not names & set(wanted.place.prefer)
     return float(unwished) + 2.0 * bool(names & set(wanted.place.avoid))
-
-
-def _device(accelerator: Accelerator, partition: Partition, precision: str) -> Device | None:
-    """The device as the roofline sees it; None when the engine cannot compute on it.
-
-    A CPU's memory is the node's: the catalogue cannot know how much is in it.
-    """
-    memory = accelerator.memory
-    if accelerator.kind == "cpu" and partition.memory_per_node is not None:
-        memory = float(partition.memory_per_node) / partition.devices_per_node
-    link = links()[partition.link].bandwidth if partition.link else accelerator.link_bandwidth
-    flops = next((accelerator.flops[p] for p in _COMPUTES_IN[precision] if p in accelerator.flops), None)
-    if flops is None:
-        return None
-    return Device(
-        id=accelerator.id,
-        memory=memory,
-        bandwidth=accelerator.memory_bandwidth,
-        flops=flops,
-        link=link,
-        cpu=accelerator.kind == "cpu",
-    )

@@ -37,7 +37,7 @@ TOLERANCE = 1e-6
 """Slack with which a solved stage is kept, relative to its value (and absolute near zero)."""
 
 LATENCY_TOLERANCE = 0.01
-"""Slack of the latency stage; the forecast's own band is far wider (`fabrictool.simulator.roofline`)."""
+"""Slack of the latency stage; the forecast's own band is far wider (`fabrictool.simulator.calibration`)."""
 
 
 class ExactSolver:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from fabrictool.domain.plan import Band, Certificate, Forecast, ModelForecast, Stage
 from fabrictool.planner.build import slo_misses
 from fabrictool.planner.exact import PLANNING_UTILISATION
-from fabrictool.simulator.roofline import BASIS, MAX_UTILISATION, TPOT_BAND, TTFT_BAND, Latency, under_load
+from fabrictool.simulator.capacity import MAX_UTILISATION, Latency, under_load
 
 if TYPE_CHECKING:
     from fabrictool.domain.blueprint import Blueprint
@@ -23,7 +23,7 @@ def forecast(blueprint: Blueprint, problem: Problem, solution: Solution, tables:
         cost_per_hour=_tidy(sum(option.cost * count for option, count in used)),
         currency=currency,
         power_w=_tidy(sum(option.power * count for option, count in used)),
-        basis=BASIS,
+        basis="; ".join(sorted({option.figures.basis for option, _ in used})),
     )
 
 
@@ -79,12 +79,13 @@ def _model(
     capacity = sum(option.capacity * count for option, count, _ in mine)
     count = sum(count for _, count, _ in mine)
     worst = Latency(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    bands = ((1.0, 1.0),) * 3
     for option, number, _ in mine:
         # Routing spreads load in proportion to capacity; the slowest option then decides the percentile.
         rate = need.rate * option.capacity / capacity if capacity else 0.0
         latency = under_load(option.figures, demand, rate)
         if number and latency.e2e_p95 > worst.e2e_p95:
-            worst = latency
+            worst, bands = latency, option.figures.bands
     served = 1.0 if need.rate == 0 else min(1.0, MAX_UTILISATION * capacity / need.rate)
     misses = slo_misses(blueprint.models[need.model].slo, worst) if count else ["no replica"]
     if served < 1.0:
@@ -94,9 +95,9 @@ def _model(
         replicas=count,
         utilisation=_tidy(need.rate / capacity) if capacity else 0.0,
         served=_tidy(served),
-        ttft_p95_s=_band(worst.ttft_p95, TTFT_BAND),
-        tpot_p95_s=_band(worst.tpot_p95, TPOT_BAND),
-        e2e_p95_s=_band(worst.e2e_p95, TTFT_BAND),
+        ttft_p95_s=_band(worst.ttft_p95, bands[0]),
+        tpot_p95_s=_band(worst.tpot_p95, bands[1]),
+        e2e_p95_s=_band(worst.e2e_p95, bands[2]),
         misses=tuple(misses),
     )
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fabrictool.simulator.roofline import Replica
+    from fabrictool.simulator.capacity import Replica
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,1 @@
-"""Operator costs and serving forecasts; pure. This first form is a roofline with a queue on top."""
+"""Operator costs, calibrations with their error bands, and discrete-event serving; pure."""

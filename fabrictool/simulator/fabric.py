@@ -16,22 +16,26 @@ from fabrictool.simulator.fleet import ReplicaSpec, Stream
 from fabrictool.simulator.memory import reported_memory, room
 from fabrictool.simulator.operators import Parallelism
 from fabrictool.simulator.report import Hardware, Target
-from fabrictool.simulator.stepmodel import OCTETS, Machine, StepModel
+from fabrictool.simulator.stepmodel import OCTETS, Factors, Machine, StepModel
 from fabrictool.workload.arrivals import arrivals
 from fabrictool.workload.lengths import Lengths
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from fabrictool.catalog import ModelArchitecture
     from fabrictool.domain.blueprint import Blueprint, Length, Model, Slo
     from fabrictool.domain.inventory import Inventory, Partition
     from fabrictool.domain.plan import ReplicaPlacement
     from fabrictool.simulator.calibration import Calibration
+    from fabrictool.simulator.memory import Room
     from fabrictool.workload.trace import Trace
 
 TOKEN_BUDGET = {"vllm": 8192, "sglang": 16384, "tensorrt-llm": 8192, "llama.cpp": 2048, "reference": 512}
-STORED = {"q8_0": "int8", "mxfp4": "mxfp4"}
-"""How quantised files count in a step; the other GGUF mixes are near four bits."""
+ON_CPU = Factors(layer=60e-6, expert_layer=60e-6, step=1e-3, sequence=50e-6, request=5e-3)
+"""Interpreter and thread hand-over instead of kernel launches; nothing was measured on processors."""
+_COMPUTES_IN = {"bf16": ("bf16", "fp16", "fp32"), "fp32": ("fp32",)}
+"""Units that an engine can compute with, by what it computes in: never with fewer bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,34 +121,66 @@ def trace_stream(trace: Trace, model_name: str) -> Stream:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Stand:
+    """One way to run a model: on so many devices of a partition."""
+
+    step: StepModel
+    room: Room
+    calibration: Calibration
+    max_num_seqs: int
+
+
+def stand(wanted: Model, architecture: ModelArchitecture, partition: Partition, tp: int) -> Stand | None:
+    """The step times and memory of a replica; None where the engine cannot compute on the device."""
+    engine = engines()[wanted.engine]
+    precision = wanted.variant.precision
+    weights = precision if precision in OCTETS else "int4"
+    if engine.compute_precision == "fp32":
+        weights = "fp32"
+    device = accelerators()[partition.device]
+    machine = _machine(partition)
+    needed = "fp32" if weights == "fp32" else "bf16"
+    if not any(unit in device.flops for unit in _COMPUTES_IN[needed]):
+        return None
+    cut = Parallelism(tp=tp)
+    calibration = choose(shipped(), partition.device, device.vendor, wanted.engine, "online")
+    factors = ON_CPU if device.kind == "cpu" and not calibration.points else calibration.factors
+    octets = engine.weight_bytes[precision]
+    kv = "fp32" if weights == "fp32" else "bf16"
+    step = StepModel.of(architecture, machine, cut, factors, weights=weights, kv=kv, octets=octets)
+    space = room(
+        architecture,
+        cut,
+        machine.memory,
+        weights=weights,
+        kv=kv,
+        octets=octets,
+        reserved=min(3e9, 0.02 * machine.memory),
+    )
+    return Stand(step, space, calibration, wanted.max_num_seqs or engine.default_max_num_seqs)
+
+
 def _spec(wanted: Model, inventory: Inventory, replica: ReplicaPlacement) -> tuple[ReplicaSpec, Calibration]:
     partition = inventory.clusters[replica.cluster].partitions[replica.partition]
     architecture = model(wanted.architecture_id)
     if architecture is None:
         raise InvalidInputError.of("FT1411", f"the architecture {wanted.architecture_id!r} is not in the catalogue")
-    device = accelerators()[partition.device]
-    precision = wanted.variant.precision
-    weights = precision if precision in OCTETS else STORED.get(precision, "int4")
-    if wanted.engine == "reference":
-        weights = "fp32"
-    calibration = choose(shipped(), partition.device, device.vendor, wanted.engine, "online")
-    cut = Parallelism(tp=replica.tp)
-    machine = _machine(partition)
-    step = StepModel.of(architecture, machine, cut, calibration.factors, weights=weights, kv="bf16")
-    space = room(architecture, cut, machine.memory, weights=weights, kv="bf16", reserved=0.02 * device.memory)
-    slots = wanted.max_num_seqs or engines()[wanted.engine].default_max_num_seqs
+    found = stand(wanted, architecture, partition, replica.tp)
+    if found is None:
+        raise InvalidInputError.of("FT2141", f"{wanted.engine} cannot compute on {partition.device}")
     budget = TOKEN_BUDGET.get(wanted.engine, 8192)
     context = int(wanted.variant.context or min(4096, architecture.max_context))
     spec = ReplicaSpec(
-        times=step.times(slots, budget),
-        max_num_seqs=slots,
+        times=found.step.times(found.max_num_seqs, budget),
+        max_num_seqs=found.max_num_seqs,
         token_budget=budget,
-        kv_tokens=max(space.kv_tokens, context + 16),
+        kv_tokens=max(found.room.kv_tokens, context + 16),
         model=wanted.architecture_id,
         provider=replica.provider,
-        frontend=calibration.factors.request,
+        frontend=found.step.factors.request,
     )
-    return spec, calibration
+    return spec, found.calibration
 
 
 def _machine(partition: Partition) -> Machine:
@@ -153,7 +189,7 @@ def _machine(partition: Partition) -> Machine:
     base = Machine.of(device)
     memory = reported_memory(device)
     if device.kind == "cpu" and partition.memory_per_node is not None:
-        memory = as_float(partition.memory_per_node)
+        memory = as_float(partition.memory_per_node) / partition.devices_per_node
     return Machine(base.flops, base.bandwidth, memory, link, base.per_node, base.network)
 
 

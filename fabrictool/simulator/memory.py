@@ -22,8 +22,8 @@ RESERVED_OCTETS = 3e9
 
 HBM_OCTETS_PER_S = 1.5e12
 REPORTED_SHARE = 1.069
-"""Octets that devices with stacked memory report for each octet of the vendor's figure: 81,559 MiB for 80 GB
-(H100), 143,771 for 141 (H200), 183,359 for 180 (B200). Boards with in-line error correction report the figure itself."""
+"""Octets that devices with stacked memory report for each one of the vendor's figure: 81,559 MiB for 80 GB
+(H100), 143,771 for 141 (H200), 183,359 for 180 (B200). Boards with in-line error correction report less."""
 
 
 def reported_memory(device: Accelerator) -> float:
@@ -47,13 +47,15 @@ class Room:
         return self.kv_tokens >= 16
 
 
-def weight_octets(model: ModelArchitecture, cut: Parallelism, precision: str) -> float:
-    """Octets of all weights of one replica; embeddings and logits are kept at 16 bits."""
+def weight_octets(model: ModelArchitecture, cut: Parallelism, precision: str, octets: float | None = None) -> float:
+    """Octets of all weights of one replica; embeddings and logits keep 16 bits where the others have fewer.
+
+    `octets` of one weight as the engine holds it; None: what `precision` usually takes.
+    """
     one = work(model, cut)
-    layers = sum(
-        m.weights * (OCTETS[precision] if m.precision == "weights" else OCTETS[m.precision]) for m in one.matmuls
-    )
-    embeddings = model.vocab * model.hidden * (1 if model.tied_embeddings else 2) * min(2.0, OCTETS["bf16"])
+    width = octets or OCTETS[precision]
+    layers = sum(m.weights * (width if m.precision == "weights" else OCTETS[m.precision]) for m in one.matmuls)
+    embeddings = model.vocab * model.hidden * (1 if model.tied_embeddings else 2) * max(2.0, width)
     return layers * cut.tp * cut.dp + embeddings * cut.dp
 
 
@@ -64,6 +66,7 @@ def room(
     *,
     weights: str,
     kv: str,
+    octets: float | None = None,
     usable: float | None = None,
     reserved: float = RESERVED_OCTETS,
     requests: int = 0,
@@ -73,7 +76,7 @@ def room(
     `device_memory` octets a device; `usable` is the share that the engine takes, None: the usual 0.9, or more where
     the weights would not fit otherwise. `requests` in flight hold their windows and states.
     """
-    held = weight_octets(model, cut, weights)
+    held = weight_octets(model, cut, weights, octets)
     token = kv_elements_per_token(model, cut) * KV_OCTETS[kv] * cut.dp
     fixed = window_elements(model, cut) * KV_OCTETS[kv] * requests
     for share, kept in ((USABLE if usable is None else usable, reserved), (USABLE_WHEN_TIGHT, reserved / 3)):

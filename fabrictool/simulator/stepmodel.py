@@ -8,7 +8,7 @@ Source of the form: Williams et al., "Roofline" (2009); alpha-beta collectives: 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -158,6 +158,8 @@ class StepModel:
     factors: Factors
     weights: str = "bf16"
     kv: str = "bf16"
+    octets: float | None = None
+    """Octets of one weight as the engine holds it; None: what `weights` usually takes."""
 
     @classmethod
     def of(
@@ -169,9 +171,10 @@ class StepModel:
         *,
         weights: str = "bf16",
         kv: str = "bf16",
+        octets: float | None = None,
     ) -> StepModel:
         """For `model` cut like `cut`."""
-        return cls(work(model, cut), machine, cut, factors, weights, kv)
+        return cls(work(model, cut), machine, cut, factors, weights, kv, octets)
 
     @property
     def lanes(self) -> int:
@@ -195,10 +198,16 @@ class StepModel:
         """Seconds for one cached token that a decode step reads, all layers that see it."""
         return self._read(self.work.full)
 
-    @property
-    def pair(self) -> float:
-        """Seconds for one (query, key) pair of a prefill."""
-        return self._pair(self.work.full)
+    def reading(self, context: float) -> float:
+        """Seconds for reading the cache of one request of `context` tokens in a decode step."""
+        window = self.work.windowed.window
+        return context * self.read + min(context, window) * self._read(self.work.windowed)
+
+    def attending(self, tokens: float) -> float:
+        """Seconds for the attention of one prompt of `tokens`."""
+        inside = min(tokens, float(self.work.windowed.window))
+        windowed = inside * inside / 2 + (tokens - inside) * inside
+        return tokens * tokens / 2 * self._pair(self.work.full) + windowed * self._pair(self.work.windowed)
 
     def overhead(self, *, eager: bool) -> float:
         """Seconds of a step whatever it computes."""
@@ -245,7 +254,8 @@ class StepModel:
         if matmul.experts:
             compute, bandwidth = compute * f.expert_compute, bandwidth * f.expert_bandwidth
         arithmetic = matmul.flops(tokens) / (peak * compute)
-        octets = matmul.touched(tokens) * OCTETS[precision] + matmul.moved(tokens) * 2.0
+        width = self.octets if self.octets and matmul.precision == "weights" else OCTETS[precision]
+        octets = matmul.touched(tokens) * width + matmul.moved(tokens) * 2.0
         memory = octets / (self.machine.bandwidth * bandwidth)
         return np.asarray((arithmetic**SMOOTH + memory**SMOOTH) ** (1.0 / SMOOTH))
 
@@ -286,8 +296,3 @@ class StepModel:
         if devices <= self.machine.per_node and self.machine.link > 0:
             return self.machine.link, latency
         return self.machine.network, latency + NODE_LATENCY_S * math.log2(max(2.0, devices / self.machine.per_node))
-
-
-def with_factors(model: StepModel, factors: Factors) -> StepModel:
-    """The same replica with other efficiencies."""
-    return replace(model, factors=factors)

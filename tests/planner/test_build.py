@@ -17,7 +17,7 @@ from fabrictool.planner.assign import assign
 from fabrictool.planner.build import build_problem, slo_misses
 from fabrictool.planner.exact import ExactSolver
 from fabrictool.planner.forecast import forecast
-from fabrictool.simulator.roofline import Latency
+from fabrictool.simulator.capacity import Latency
 
 ROOT = Path(__file__).parents[2]
 INVENTORY = """\

@@ -10,7 +10,7 @@ import pytest
 from fabrictool.base.errors import InfeasibleError
 from fabrictool.planner.exact import PLANNING_UTILISATION, ExactSolver
 from fabrictool.planner.problem import ModelNeed, Option, Pool, Problem
-from fabrictool.simulator.roofline import Replica
+from fabrictool.simulator.capacity import Replica
 
 
 def pool(name, *, device="x", nodes=2, per_node=1, price=1.0, site=None, stable=True):

@@ -1,0 +1,90 @@
+"""Laws that the closed form must keep, and that it agrees with the event loop where both are defined."""
+
+import math
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fabrictool.catalog import accelerators, models
+from fabrictool.routing.policies import policy
+from fabrictool.simulator import capacity
+from fabrictool.simulator.calibration import NONE, choose, shipped
+from fabrictool.simulator.capacity import MAX_UTILISATION, Demand, decode_seconds, prefill_seconds, under_load
+from fabrictool.simulator.fleet import ReplicaSpec, Stream, simulate
+from fabrictool.simulator.memory import reported_memory, room
+from fabrictool.simulator.operators import Parallelism
+from fabrictool.simulator.stepmodel import Factors, Machine, StepModel
+
+CHIP = accelerators()["h100-sxm"]
+LLAMA = models()["meta-llama/Llama-3.1-8B-Instruct"]
+DEMAND = Demand(1.0, 1000.0, 200.0, 4096)
+
+
+def step(model=LLAMA, tp=1):
+    return StepModel.of(model, Machine.of(CHIP), Parallelism(tp=tp), Factors())
+
+
+def figures(model=LLAMA, tp=1, demand=DEMAND, slots=64, calibration=NONE):
+    space = room(model, Parallelism(tp=tp), reported_memory(CHIP), weights="bf16", kv="bf16")
+    return capacity.replica(step(model, tp), space, demand, slots, calibration)
+
+
+ONE = figures()
+
+
+@given(st.integers(1, 256), st.floats(1, 8000), st.sampled_from([1, 2, 4, 8]))
+def test_more_work_takes_longer(batch, context, tp):
+    one = step(tp=tp)
+    base = decode_seconds(one, batch, context)
+    assert base >= 2.0 * LLAMA.active_parameters * batch / (tp * CHIP.flops["bf16"])
+    assert base >= 2.0 * LLAMA.active_parameters / (tp * CHIP.memory_bandwidth)
+    assert decode_seconds(one, batch + 1, context) >= base
+    assert decode_seconds(one, batch, context + 100) >= base
+    assert prefill_seconds(one, context + 100) >= prefill_seconds(one, context)
+
+
+def test_a_replica_that_does_not_fit_says_so():
+    seventy = models()["meta-llama/Llama-3.1-70B-Instruct"]
+    assert not figures(seventy).fits
+    assert figures(seventy, tp=4).fits
+    assert not figures(demand=replace(DEMAND, context=10_000_000)).fits
+
+
+@given(st.floats(0.01, 0.89), st.floats(0.001, 0.1))
+def test_more_load_is_never_faster_and_p95_never_below_the_mean(share, more):
+    light = under_load(ONE, DEMAND, share * ONE.capacity)
+    heavy = under_load(ONE, DEMAND, min(MAX_UTILISATION, share + more) * ONE.capacity)
+    assert heavy.ttft_p95 >= light.ttft_p95 >= light.ttft_mean
+    assert heavy.tpot_p95 >= light.tpot_p95 >= light.tpot_mean
+    assert heavy.e2e_p95 >= light.e2e_p95
+
+
+def test_overload_is_reported_and_finite():
+    latency = under_load(ONE, DEMAND, 10 * ONE.capacity)
+    assert latency.utilisation == pytest.approx(10.0)
+    assert math.isfinite(latency.e2e_p95)
+
+
+def test_the_closed_form_agrees_with_the_event_loop():
+    """Saturated throughput and the latency of a lone request; queueing between them is an approximation."""
+    one = step()
+    spec = ReplicaSpec(one.times(64, 8192), 64, 8192, int(ONE.free))
+    count = 600
+    full = Stream(np.zeros(count), np.full(count, 1000), np.full(count, 200))
+    busy = simulate([spec], full, policy("random", random.Random(0)))
+    assert count / busy.end == pytest.approx(ONE.capacity, rel=0.15)
+    lone = Stream(np.array([0.0]), np.array([1000]), np.array([200]))
+    alone = simulate([spec], lone, policy("random", random.Random(0)))
+    assert alone.ttft[0] == pytest.approx(ONE.prefill_s, rel=0.01)
+    assert alone.tpot[0] == pytest.approx(ONE.step_alone_s, rel=0.01)
+
+
+def test_figures_say_where_they_come_from():
+    assert "uncalibrated" in ONE.basis
+    known = figures(calibration=choose(shipped(), "h100-sxm", "nvidia", "vllm", "online"))
+    assert known.basis.startswith("calibrated: vllm on h100-sxm")
+    assert known.bands[1][0] < 1 < known.bands[1][1]
