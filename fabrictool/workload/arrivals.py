@@ -14,6 +14,12 @@ if TYPE_CHECKING:
 
 Process = Literal["poisson", "gamma", "weibull", "constant", "bursts"]
 PROCESSES: tuple[Process, ...] = ("poisson", "gamma", "weibull", "constant", "bursts")
+RATES = (1e-9, 1e9)
+"""Requests/s that make sense; far beyond them arrival times are no longer finite numbers."""
+CVS = (0.03, 100.0)
+"""Coefficients of variation that gamma and Weibull gaps reproduce in double precision."""
+WINDOWS = (1e-6, 1e9)
+"""Seconds of a burst, or between two."""
 
 
 def arrivals(
@@ -32,8 +38,13 @@ def arrivals(
     is bursty). `bursts` sends all in windows of `on` seconds, `off` seconds apart, with Poisson arrivals inside.
     Raises InvalidInputError FT2202.
     """
-    if not (math.isfinite(rate) and rate > 0 and math.isfinite(cv) and cv > 0):
-        raise InvalidInputError.of("FT2202", f"rate {rate} and cv {cv} must be positive numbers")
+    _within("rate", rate, RATES)
+    _within("cv", cv, CVS)
+    if process == "bursts":
+        _within("on", on, WINDOWS)
+        _within("off", off, (0.0, WINDOWS[1]))
+    if count < 0:
+        raise InvalidInputError.of("FT2202", f"{count} requests cannot be made")
     mean = 1.0 / rate
     match process:
         case "poisson":
@@ -50,6 +61,12 @@ def arrivals(
             inside = np.cumsum(rng.exponential(mean * on / (on + off), count))
             return np.asarray(inside + np.floor(inside / on) * off)
     return np.cumsum(gaps)
+
+
+def _within(name: str, value: float, bounds: tuple[float, float]) -> None:
+    low, high = bounds
+    if not low <= value <= high:  # NaN is not either
+        raise InvalidInputError.of("FT2202", f"{name} is {value:g}: a number from {low:g} to {high:g} is needed")
 
 
 def weibull_shape(cv: float) -> float:

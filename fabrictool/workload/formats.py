@@ -13,6 +13,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +27,11 @@ if TYPE_CHECKING:
 CHARACTERS_PER_TOKEN = 4.0
 """For conversations that come as text: the usual figure for English and byte-pair vocabularies."""
 LONGEST = 10_000_000
+FURTHEST = 1e12
+"""Seconds from the epoch; what lies further away is no time."""
+LOOKED_AT = 1000
+"""Rows that are searched for known columns: the first ones may be broken."""
+FAILED = ("fail", "error", "abort", "cancel", "timeout", "reject")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +49,25 @@ class Format:
     prefix: str = ""
     block: int = 0
     finish: tuple[str, ...] = ()
+    """When the answer ended, in the unit of `time`."""
+    took: tuple[str, ...] = ()
+    """Or how long it took, seconds."""
     status: str = ""
 
 
 FORMATS = (
-    Format("own", "fabrictool", ("t",), 1.0, ("in",), ("out",), ("model",), "prefix", 0),
+    Format("own", "fabrictool", ("t",), 1.0, ("in",), ("out",), ("model",), "prefix", 16, took=("latency",)),
     Format("azure", "Azure LLM inference trace", ("timestamp",), 0.0, ("contexttokens",), ("generatedtokens",)),
-    Format("burstgpt", "BurstGPT", ("timestamp",), 1.0, ("request tokens",), ("response tokens",), ("model",)),
+    Format(
+        "burstgpt",
+        "BurstGPT",
+        ("timestamp",),
+        1.0,
+        ("request tokens",),
+        ("response tokens",),
+        ("model",),
+        took=("elapsed time",),
+    ),
     Format("mooncake", "Mooncake", ("timestamp",), 1e-3, ("input_length",), ("output_length",), (), "hash_ids", 512),
     Format(
         "swiss-ai",
@@ -70,18 +88,12 @@ FORMATS = (
 def read(text: str, name: str = "the trace") -> Trace:
     """A trace from text. Raises InvalidInputError FT2201 when no known format fits or no row is usable."""
     rows, dropped = _rows(text)
-    first = next(rows, None)
-    if first is None:
-        raise InvalidInputError.of("FT2201", f"{name} holds no request")
-    if "conversations" in first:
-        return _conversations([first, *rows], dropped, name)
-    known = _recognise(first, name)
-    return _collect(known, _chain(first, rows), dropped, name)
-
-
-def _chain(first: Mapping[str, Any], rows: Iterator[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    yield first
-    yield from rows
+    first = list(islice(rows, LOOKED_AT))
+    if not first:
+        raise InvalidInputError.of("FT2201", f"{name} holds no request ({_counts(dropped)})")
+    if any("conversations" in row for row in first):
+        return _conversations(chain(first, rows), dropped, name)
+    return _collect(_recognise(first, name), chain(first, rows), dropped, name)
 
 
 def _rows(text: str) -> tuple[Iterator[Mapping[str, Any]], Counter[str]]:
@@ -91,12 +103,37 @@ def _rows(text: str) -> tuple[Iterator[Mapping[str, Any]], Counter[str]]:
     if start.startswith("["):
         try:
             found = json.loads(start)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InvalidInputError.of("FT2201", f"this is not JSON: {error}") from error
-        return (_lower(row) for row in found if isinstance(row, dict)), dropped
+        return _objects(found, dropped), dropped
     if start.startswith("{"):
         return _json_lines(start, dropped), dropped
-    return (_lower(row) for row in csv.DictReader(io.StringIO(start))), dropped
+    return _csv_lines(start, dropped), dropped
+
+
+def _objects(found: Iterable[Any], dropped: Counter[str]) -> Iterator[Mapping[str, Any]]:
+    for row in found:
+        if isinstance(row, dict):
+            yield _lower(row)
+        else:
+            dropped["not an object"] += 1
+
+
+def _csv_lines(text: str, dropped: Counter[str]) -> Iterator[Mapping[str, Any]]:
+    lines = csv.reader(io.StringIO(text, newline=""))
+    names: list[str] | None = None
+    while True:
+        try:
+            cells = next(lines)
+        except StopIteration:
+            return
+        except csv.Error:
+            dropped["not CSV"] += 1
+            continue
+        if names is None:
+            names = cells
+        elif cells:
+            yield _lower(dict(zip(names, cells, strict=False)))
 
 
 def _json_lines(text: str, dropped: Counter[str]) -> Iterator[Mapping[str, Any]]:
@@ -105,26 +142,25 @@ def _json_lines(text: str, dropped: Counter[str]) -> Iterator[Mapping[str, Any]]
             continue
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             dropped["not JSON"] += 1
             continue
-        if isinstance(row, dict):
-            yield _lower(row)
-        else:
-            dropped["not an object"] += 1
+        yield from _objects([row], dropped)
 
 
 def _lower(row: Mapping[Any, Any]) -> Mapping[str, Any]:
     return {str(key).strip().lower(): value for key, value in row.items() if key is not None}
 
 
-def _recognise(row: Mapping[str, Any], name: str) -> Format:
-    for known in FORMATS:
-        if all(any(n in row for n in names) for names in (known.time, known.prompt, known.output)):
-            return known
+def _recognise(rows: list[Mapping[str, Any]], name: str) -> Format:
+    for row in rows:
+        for known in FORMATS:
+            if all(any(n in row for n in names) for names in (known.time, known.prompt, known.output)):
+                return known
+    columns = ", ".join(sorted(rows[0])[:20])
     raise InvalidInputError.of(
         "FT2201",
-        f"{name} has columns {', '.join(sorted(row))}: no known trace has these",
+        f"{name} has columns {columns[:200]}: no known trace has these",
         hint=f"known: {', '.join(f.title for f in FORMATS)}, ShareGPT; or columns t, in, out",
     )
 
@@ -135,7 +171,7 @@ def _collect(known: Format, rows: Iterable[Mapping[str, Any]], dropped: Counter[
     models: dict[str, int] = {}
     block = known.block
     for row in rows:
-        if known.status and str(row.get(known.status, "")).lower() not in ("", "success", "ok", "200", "finished"):
+        if known.status and _failed(row.get(known.status)):
             dropped["failed requests"] += 1
             continue
         time = _time(_first(row, known.time), known.scale)
@@ -149,17 +185,18 @@ def _collect(known: Format, rows: Iterable[Mapping[str, Any]], dropped: Counter[
         times.append(time)
         prompts.append(prompt)
         outputs.append(output)
-        which.append(models.setdefault(str(_first(row, known.model) or ""), len(models)))
-        end = _time(_first(row, known.finish), known.scale)
-        latency.append(end - time if end is not None and end >= time else math.nan)
+        which.append(models.setdefault(_name(_first(row, known.model)), len(models)))
+        end, took = _time(_first(row, known.finish), known.scale), _time(_first(row, known.took), 1.0)
+        latency.append(end - time if end is not None and end >= time else _positive(took))
         ids = row.get(known.prefix)
         chains.append(ids if isinstance(ids, list) else [])
-        block = int(row.get("block", block) or block) if known.prefix else 0
+        if known.prefix:
+            block = _tokens(row.get("block")) or block
     if not times:
         raise InvalidInputError.of("FT2201", f"{name}: no row is usable ({_counts(dropped)})")
     order = np.argsort(np.array(times), kind="stable")
     arrival = np.array(times)[order]
-    start, chain = _prefixes([chains[i] for i in order]) if any(chains) else (None, None)
+    start, blocks = _prefixes([chains[i] for i in order]) if any(chains) else (None, None)
     return Trace(
         arrival=arrival - arrival[0],
         prompt=np.array(prompts, dtype=np.int64)[order],
@@ -167,9 +204,9 @@ def _collect(known: Format, rows: Iterable[Mapping[str, Any]], dropped: Counter[
         models=tuple(models) if len(models) > 1 or "" not in models else ("",),
         model=np.array(which, dtype=np.int64)[order] if len(models) > 1 else None,
         chain_start=start,
-        chain=chain,
-        block_tokens=block if chain is not None else 0,
-        latency=np.array(latency)[order] if known.finish else None,
+        chain=blocks,
+        block_tokens=block if blocks is not None else 0,
+        latency=np.array(latency)[order] if np.isfinite(latency).any() else None,
         dropped=dict(dropped),
     )
 
@@ -182,13 +219,16 @@ def _prefixes(chains: list[list[Any]]) -> tuple[Any, Any]:
     return start, np.array(flat, dtype=np.int64)
 
 
-def _conversations(rows: list[Mapping[str, Any]], dropped: Counter[str], name: str) -> Trace:
+def _conversations(rows: Iterable[Mapping[str, Any]], dropped: Counter[str], name: str) -> Trace:
     """ShareGPT: each turn of the assistant is a request; there are no times, so one request a second is assumed."""
     prompts, outputs = [], []
     for row in rows:
         turns = row.get("conversations")
         history = 0
-        for turn in turns if isinstance(turns, list) else []:
+        if not isinstance(turns, list):
+            dropped["no conversation"] += 1
+            continue
+        for turn in turns:
             text = turn.get("value") if isinstance(turn, dict) else None
             if not isinstance(text, str):
                 dropped["no text"] += 1
@@ -199,7 +239,7 @@ def _conversations(rows: list[Mapping[str, Any]], dropped: Counter[str], name: s
                 outputs.append(tokens)
             history += tokens
     if not prompts:
-        raise InvalidInputError.of("FT2201", f"{name}: no conversation has an answer")
+        raise InvalidInputError.of("FT2201", f"{name}: no conversation has an answer ({_counts(dropped)})")
     return Trace(
         arrival=np.arange(len(prompts), dtype=float),
         prompt=np.array(prompts, dtype=np.int64),
@@ -215,7 +255,7 @@ def _first(row: Mapping[str, Any], names: tuple[str, ...]) -> Any:
 def _tokens(value: Any) -> int | None:
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
     return int(number) if math.isfinite(number) and 1 <= number <= LONGEST else None
 
@@ -225,14 +265,14 @@ def _time(value: Any, scale: float) -> float | None:
         return None
     try:
         if scale:
-            number = float(value) * scale
-            return number if math.isfinite(number) else None
+            return _near(float(value) * scale)
         try:
             number = float(value)
-            # Epochs come in seconds or milliseconds; nobody served language models before 2001.
-            return number / 1e3 if number > 1e11 else number if math.isfinite(number) else None
         except ValueError:
             pass
+        else:
+            # Epochs come in seconds or milliseconds; nobody served language models before 1973.
+            return _near(number / 1e3 if number > 1e11 else number)
         text = str(value).strip().replace(" ", "T", 1).replace("Z", "+00:00")
         if "." in text:  # Azure writes seven digits
             whole, _, rest = text.partition(".")
@@ -242,6 +282,25 @@ def _time(value: Any, scale: float) -> float | None:
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
     except (TypeError, ValueError, OverflowError):
         return None
+
+
+def _near(seconds: float) -> float | None:
+    return seconds if abs(seconds) <= FURTHEST else None  # NaN is not either
+
+
+def _positive(seconds: float | None) -> float:
+    return seconds if seconds is not None and seconds >= 0 else math.nan
+
+
+def _name(value: Any) -> str:
+    """A model's name that can be written anywhere, lone surrogates of broken JSON included."""
+    return str(value or "").encode("utf-8", "replace").decode()
+
+
+def _failed(status: Any) -> bool:
+    """Whether a status says that no answer was given; an unknown word does not."""
+    text = str(status or "").lower()
+    return (text.isdecimal() and int(text[:9]) >= 400) or any(word in text for word in FAILED)
 
 
 def _counts(dropped: Mapping[str, int]) -> str:

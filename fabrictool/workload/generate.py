@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +15,9 @@ from fabrictool.workload.trace import Trace, merge
 
 if TYPE_CHECKING:
     from fabrictool.workload.arrivals import Process
+
+STEEPEST = 10.0
+"""A skew at which the second of two models gets one request in a thousand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,31 +35,38 @@ class Recipe:
 
 
 def generate(recipe: Recipe, count: int, seed: int, model: str = "") -> Trace:
-    """`count` requests after `recipe`; the same seed gives the same bytes."""
-    rng = np.random.default_rng(seed)
-    times = arrivals(recipe.process, recipe.rate, count, rng, cv=recipe.cv, on=recipe.on, off=recipe.off)
-    return Trace(
-        arrival=times,
-        prompt=recipe.input.draw(count, rng),
-        output=recipe.output.draw(count, rng),
-        models=(model,),
-    )
+    """`count` requests after `recipe`; the same seed gives the same bytes. Raises InvalidInputError FT2202."""
+    return _drawn(recipe, count, seed, model).only(slice(None))
 
 
 def popular(models: tuple[str, ...], rate: float, count: int, seed: int, recipe: Recipe, skew: float = 1.0) -> Trace:
     """Many models whose shares fall as ``rank^-skew``.
 
     Serverless functions, whose popularity paper 004 (§8.1) borrows for models, follow such a law; 1.0 is Zipf's.
-    Each model's arrivals are bursty in its own time. Raises InvalidInputError FT2202.
+    Each model's arrivals are bursty in its own time. The first `count` of all requests are kept, so a model that is
+    asked for seldom may have none. Raises InvalidInputError FT2202.
     """
-    if not models or count < 1 or not skew >= 0:
-        raise InvalidInputError.of("FT2202", "a workload needs at least one model, one request and a skew of 0 or more")
+    if not models or count < 1 or not 0 <= skew <= STEEPEST:
+        raise InvalidInputError.of(
+            "FT2202", f"a workload needs at least one model, one request and a skew from 0 to {STEEPEST:g}"
+        )
     shares = np.arange(1, len(models) + 1, dtype=float) ** -skew
     shares /= shares.sum()
-    span = count / rate
     traces = {}
     for index, (name, share) in enumerate(zip(models, shares, strict=True)):
-        mine = Recipe(rate * share, recipe.input, recipe.output, recipe.process, recipe.cv, recipe.on, recipe.off)
-        one = generate(mine, max(1, round(count * share)), seed * 1_000_003 + index, name)
-        traces[name] = one.only(one.arrival <= span) if (one.arrival <= span).any() else one.only(slice(1))
-    return merge(traces)
+        # More than its mean number, so that none runs dry before the common end: six standard deviations.
+        enough = count * share + 6 * max(1.0, recipe.cv) * math.sqrt(count * share) + 8
+        mine = replace(recipe, rate=rate * float(share))
+        traces[name] = _drawn(mine, math.ceil(enough), seed * 1_000_003 + index, name)
+    return merge(traces).only(slice(count))
+
+
+def _drawn(recipe: Recipe, count: int, seed: int, model: str) -> Trace:
+    """Times are since the process began, so that several models' can be merged."""
+    rng = np.random.default_rng(seed)
+    return Trace(
+        arrival=arrivals(recipe.process, recipe.rate, count, rng, cv=recipe.cv, on=recipe.on, off=recipe.off),
+        prompt=recipe.input.draw(count, rng),
+        output=recipe.output.draw(count, rng),
+        models=(model,),
+    )

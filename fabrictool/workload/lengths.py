@@ -34,9 +34,14 @@ class Lengths:
     values: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        numbers = (self.mean, self.sd)
-        if not all(math.isfinite(x) for x in numbers) or self.mean <= 0 or self.sd < 0 or self.least > self.most:
-            raise InvalidInputError.of("FT2203", f"lengths of mean {self.mean}, sd {self.sd} make no sense")
+        if not (1 <= self.mean <= LONGEST and 0 <= self.sd <= LONGEST):  # NaN is not either
+            raise InvalidInputError.of(
+                "FT2203", f"lengths of mean {self.mean:g}, sd {self.sd:g} make no sense", hint=f"1 to {LONGEST} tokens"
+            )
+        if not max(1, self.least) <= self.most <= LONGEST:
+            raise InvalidInputError.of(
+                "FT2203", f"lengths from {self.least} to {self.most} make no sense", hint=f"1 to {LONGEST} tokens"
+            )
         if self.shape == "empirical" and not self.values:
             raise InvalidInputError.of("FT2203", "an empirical distribution of lengths needs values")
 

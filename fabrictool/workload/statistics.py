@@ -81,14 +81,14 @@ def _popularity(trace: Trace) -> dict[str, float]:
 
 
 def _peak_to_mean(trace: Trace) -> float:
-    minutes = (trace.arrival // 60.0).astype(np.int64)
-    tokens = np.bincount(minutes, weights=trace.prompt + trace.output)
-    active = tokens[tokens > 0]
-    return float(active.max() / active.mean())
+    # Only minutes with a request: a trace may span years.
+    _, minute = np.unique(trace.arrival // 60.0, return_inverse=True)
+    tokens = np.bincount(minute, weights=trace.prompt + trace.output)
+    return float(tokens.max() / tokens.mean())
 
 
 def _io_ratio(trace: Trace) -> tuple[float, ...]:
-    tenth = np.minimum((trace.arrival / max(trace.span, 1e-9) * 10).astype(np.int64), 9)
+    tenth = np.minimum(((trace.arrival - trace.arrival[0]) / max(trace.span, 1e-9) * 10).astype(np.int64), 9)
     inputs = np.bincount(tenth, weights=trace.prompt, minlength=10)
     outputs = np.bincount(tenth, weights=trace.output, minlength=10)
     with np.errstate(divide="ignore", invalid="ignore"):

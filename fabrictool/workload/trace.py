@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -88,7 +89,7 @@ class Trace:
 
 
 def merge(traces: Mapping[str, Trace]) -> Trace:
-    """Several models' traces as one; prefix chains are kept apart."""
+    """Several models' traces as one, by time; each trace is one model's and has no prefix chains."""
     names = tuple(traces)
     arrival = np.concatenate([t.arrival for t in traces.values()]) if names else np.zeros(0)
     order = np.argsort(arrival, kind="stable")
@@ -103,7 +104,10 @@ def merge(traces: Mapping[str, Trace]) -> Trace:
 
 
 def dumps(trace: Trace) -> Iterator[str]:
-    """Our own format, one JSON object a line: t (seconds), in and out (tokens), model, prefix (block ids), block."""
+    """Our own format, one JSON object a line: t (seconds), in and out (tokens).
+
+    Where known also model, prefix (block ids), block (tokens of one) and latency (seconds that it really took).
+    """
     for i in range(len(trace)):
         row: dict[str, Any] = {
             "t": round(float(trace.arrival[i]), 6),
@@ -115,4 +119,6 @@ def dumps(trace: Trace) -> Iterator[str]:
         if trace.chain is not None and trace.chain_start is not None:
             row["prefix"] = trace.chain[trace.chain_start[i] : trace.chain_start[i + 1]].tolist()
             row["block"] = trace.block_tokens
+        if trace.latency is not None and math.isfinite(trace.latency[i]):
+            row["latency"] = round(float(trace.latency[i]), 6)
         yield json.dumps(row, separators=(",", ":"))
