@@ -58,12 +58,15 @@ class Matmul:
         per_token = 2.0 * self.inputs * self.outputs * self.count
         return tokens * (per_token * (self.experts * self.chosen if self.experts else 1.0))
 
-    def touched(self, tokens: Floats) -> Floats:
-        """Weights read by one step of `tokens`."""
+    def touched(self, tokens: Floats, spread: float = 1.0) -> Floats:
+        """Weights read by one step of `tokens`; `spread` below 1: the tokens of a step like the same experts.
+
+        With ``tokens^spread`` independent draws; 1 is the even routing that a load-balanced training aims at.
+        """
         weights = self.inputs * self.outputs * self.count
         if not self.experts:
             return np.full_like(tokens, weights)
-        return weights * self.experts * (1.0 - (1.0 - self.chosen) ** tokens)
+        return weights * self.experts * (1.0 - (1.0 - self.chosen) ** (tokens**spread))
 
     def moved(self, tokens: Floats) -> Floats:
         """Activations in and out, elements."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fabrictool.simulator.capacity import basis
 from fabrictool.simulator.fleet import inter_token_latencies
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ def report(
         cost=sum(hardware.price) * span / 3600.0,
         energy_j=energy,
         joules_per_token=energy / tokens if tokens else math.nan,
-        basis="; ".join(dict.fromkeys(_basis(one) for one in calibrations)),
+        basis="; ".join(dict.fromkeys(f"{basis(one)} ({one.source})" for one in calibrations)),
     )
 
 
@@ -155,13 +156,6 @@ def _bands(calibrations: Sequence[Calibration], model: str) -> dict[str, tuple[f
         spreads = [one.spread(metric, model, inside=True) for one in calibrations]
         found[metric] = (math.exp(min(s.low for s in spreads)), math.exp(max(s.high for s in spreads)))
     return found
-
-
-def _basis(one: Calibration) -> str:
-    if not one.points:
-        return "uncalibrated: datasheet peaks and literature constants"
-    kind = "calibrated" if one.device != "*" else "priors learned on other devices"
-    return f"{kind}: {one.engine} on {one.device}, {one.points} measurements, version {one.version} ({one.source})"
 
 
 def _plain(value: Any) -> Any:

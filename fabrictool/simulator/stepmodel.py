@@ -71,6 +71,8 @@ class Factors:
     """Of `compute`, for grouped products of experts."""
     expert_bandwidth: float = 0.8
     """Of `bandwidth`, reading experts."""
+    expert_spread: float = 0.9
+    """Exponent of the tokens in a step as far as they choose experts of their own; 1: independent, even routing."""
     attention_compute: float = 0.4
     """Of the 16-bit peak, prefill attention."""
     attention_bandwidth: float = 0.7
@@ -255,7 +257,7 @@ class StepModel:
             compute, bandwidth = compute * f.expert_compute, bandwidth * f.expert_bandwidth
         arithmetic = matmul.flops(tokens) / (peak * compute)
         width = self.octets if self.octets and matmul.precision == "weights" else OCTETS[precision]
-        octets = matmul.touched(tokens) * width + matmul.moved(tokens) * 2.0
+        octets = matmul.touched(tokens, self.factors.expert_spread) * width + matmul.moved(tokens) * 2.0
         memory = octets / (self.machine.bandwidth * bandwidth)
         return np.asarray((arithmetic**SMOOTH + memory**SMOOTH) ** (1.0 / SMOOTH))
 

@@ -22,7 +22,7 @@ from fabrictool.simulator.calibration import ANY, Calibration, dumps, of_vendor
 from fabrictool.simulator.stepmodel import Factors
 
 OUT = Path(catalogue.__file__).parent
-MOST = 90
+MOST = 80
 FOLDS = 3
 SOURCES = {
     "online": "ai-dynamo/aiconfigurator 095f58a, silicon_sample.csv (InferenceX and NVIDIA runs of 2025-10 to 2026-04)",
@@ -42,7 +42,7 @@ def main():
     train = {k: sample([o for o in v if not held_out(o)], MOST) for k, v in pairs.items()}
     test = {k: [o for o in v if held_out(o)] for k, v in pairs.items()}
     with ProcessPoolExecutor(2) as pool:
-        first = dict(zip(train, pool.map(_fit, [(o, Factors(), 8) for o in train.values()]), strict=True))
+        first = dict(zip(train, pool.map(_fit, [(o, Factors(), 6) for o in train.values()]), strict=True))
         priors = {k: _prior(k, first) for k in pairs}
         second = dict(zip(train, pool.map(_fit, [(rows, priors[k], 8) for k, rows in train.items()]), strict=True))
         left = [(k, m) for k in pairs for m in sorted({o.case.model.id for o in pairs[k]})]
