@@ -10,6 +10,7 @@ from fabrictool.base.errors import FabrictoolError, InvalidInputError
 from fabrictool.base.files import file_error, write_atomic
 from fabrictool.catalog import accelerators
 from fabrictool.cli.output import data, json_data, say, table
+from fabrictool.cli.simulating import architectures
 from fabrictool.simulator import sheet
 from fabrictool.simulator.calibration import Calibration, choose, dumps, shipped
 from fabrictool.simulator.fitting import Observation, fit, hull, spreads
@@ -45,12 +46,10 @@ def calibrate(source: Path, output: Path, *, as_json: bool) -> int:
         prior = choose(shipped(), device, accelerators()[device].vendor, engine, scope)
         say(f"fitting {device} × {engine} ({scope}) to {len(found)} measurements …")
         # What a fold says of the others is an honest error; the file's factors then use every row.
-        errors = [
-            one.log_errors(fit([o for j, o in enumerate(found) if j % FOLDS != fold], prior.factors, rounds=6))
-            for fold in range(FOLDS)
-            for i, one in enumerate(found)
-            if i % FOLDS == fold
-        ]
+        errors = []
+        for fold in range(FOLDS):
+            others = fit([one for i, one in enumerate(found) if i % FOLDS != fold], prior.factors, rounds=6)
+            errors += [one.log_errors(others) for one in found[fold::FOLDS]]
         before = [one.log_errors(prior.factors) for one in found]
         factors = fit(found, prior.factors)
         one = Calibration(
@@ -63,7 +62,7 @@ def calibrate(source: Path, output: Path, *, as_json: bool) -> int:
             hull(found),
             len(found),
             "1",
-            f"calibrate {source.name}",
+            "calibrate " + "".join(c if c.isalnum() or c in ".-_ " else "_" for c in source.name),
         )
         path = output / f"{device}-{engine}-{scope}.toml"
         write_atomic(path, dumps(one).encode())
@@ -86,11 +85,15 @@ def calibrate(source: Path, output: Path, *, as_json: bool) -> int:
 
 def _observations(text: str) -> tuple[dict[tuple[str, str, Scope], list[Observation]], list[str]]:
     _, rows = sheet.read(text)
+    models = architectures({row.get("model", "") for row in rows})
     groups: dict[tuple[str, str, Scope], list[Observation]] = defaultdict(list)
     bad = []
     for number, row in enumerate(rows, start=2):
+        if row.get("error"):
+            bad.append(f"row {number}: {row['error']}")
+            continue
         try:
-            case = sheet.case_of(row)
+            case = sheet.case_of(row, models)
             measured = {m: _seconds(row, m) for m in ("ttft", "tpot", "e2e")}
         except FabrictoolError as error:
             bad.append(f"row {number}: {error.problems[0].code}: {error.problems[0].message}")

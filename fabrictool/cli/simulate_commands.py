@@ -50,6 +50,9 @@ def simulate(
     rate: Annotated[float | None, typer.Option(help="Play at this rate, req/s, instead of the declared one.")] = None,
     seed: SeedOption = 0,
     cases: Annotated[Path | None, typer.Option(help="A CSV of single configurations; one forecast a row.")] = None,
+    calibrations: Annotated[
+        Path | None, typer.Option(help="With --cases: a folder of your own calibrations, before the shipped ones.")
+    ] = None,
     output: OutputOption = None,
     plot: Annotated[Path | None, typer.Option(help="Write latency curves and timeline to this .svg or .png.")] = None,
     chrome_trace: Annotated[
@@ -62,16 +65,16 @@ def simulate(
 
     With --cases it forecasts many single configurations instead. Ctrl-C ends early with what has been simulated.
     """
-    from fabrictool.base.errors import UsageError
     from fabrictool.cli import simulating
     from fabrictool.cli.output import data, json_data, say
 
     if cases is not None:
-        return simulating.answer_cases(cases, output)
-    if trace is not None and workload is not None:
-        raise UsageError.of("FT9001", "--trace and --workload exclude each other")
-    if status is not None and plan is not None:
-        raise UsageError.of("FT9001", "a plan and --status exclude each other")
+        return simulating.answer_cases(cases, output, calibrations)
+    _refuse("--calibrations goes with --cases", calibrations)
+    _refuse("--trace and --workload exclude each other", trace, workload)
+    _refuse("a plan and --status exclude each other", plan, status)
+    if plot is not None:
+        simulating.plottable(plot)
     runs: list[Run] = []
     scenarios: list[str | None] = [*scenario] if scenario else [None]
     for name in scenarios:
@@ -108,6 +111,14 @@ def simulate(
         simulating.write_chrome_trace(chrome_trace, runs)
         say(f"{chrome_trace} opens in chrome://tracing or ui.perfetto.dev")
     return 0 if all(run.report.complete for run in runs) else 130
+
+
+def _refuse(why: str, *given: object) -> None:
+    """Raises UsageError FT9001 when all of these options are given."""
+    from fabrictool.base.errors import UsageError
+
+    if None not in given:
+        raise UsageError.of("FT9001", why)
 
 
 def calibrate(

@@ -7,18 +7,19 @@ import random
 import sys
 import time
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fabrictool.base.errors import FabrictoolError, InvalidInputError
-from fabrictool.base.files import file_error, write_atomic
+from fabrictool.base.files import file_error, write_output
 from fabrictool.cli import tracing
 from fabrictool.cli.fabrics import load
 from fabrictool.cli.output import duration, say, seconds_text, table
 from fabrictool.routing.policies import policy
 from fabrictool.simulator import fabric, sheet
-from fabrictool.simulator.calibration import shipped
+from fabrictool.simulator.calibration import loads, shipped
 from fabrictool.simulator.fleet import simulate
 from fabrictool.simulator.report import QUANTILES, report
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from fabrictool.blueprint import Loaded
     from fabrictool.catalog import ModelArchitecture
     from fabrictool.domain.plan import ReplicaPlacement
+    from fabrictool.simulator.calibration import Calibration
     from fabrictool.simulator.fabric import ModelSimulation
     from fabrictool.simulator.fleet import Outcome, Stream
     from fabrictool.simulator.report import Report
@@ -70,14 +72,15 @@ class Run:
         return f"{self.scenario} · {self.simulation.name}" if self.scenario else self.simulation.name
 
 
-def answer_cases(source: Path, output: Path | None) -> int:
-    """``--cases``: one forecast a row, errors in their own column; the exit code says whether any row failed."""
+def answer_cases(source: Path, output: Path | None, calibrations: Path | None = None) -> int:
+    """``--cases``: one forecast a row, errors in their own column; `calibrations` (a folder) go before the shipped."""
+    known = [*_calibrations(calibrations), *shipped()]
     columns, rows = sheet.read(_text(source))
-    architectures = _architectures({row.get("model", "") for row in rows})
+    models = architectures({row.get("model", "") for row in rows})
     done: list[dict[str, str]] = []
     tell = _progress("cases")
     try:
-        for row in sheet.answer(rows, shipped(), architectures):
+        for row in sheet.answer(rows, known, models):
             done.append(row)
             tell(len(done), len(rows))
     except KeyboardInterrupt:
@@ -86,7 +89,7 @@ def answer_cases(source: Path, output: Path | None) -> int:
     if output is None:
         sys.stdout.write(text)
     else:
-        write_atomic(output, text.encode())
+        write_output(output, text.encode())
     failed = sum(bool(row["error"]) for row in done)
     say(f"{len(done)} cases, {failed} with an error")
     return 130 if len(done) < len(rows) else 0
@@ -183,31 +186,35 @@ def terminal_chart(runs: Sequence[Run], width: int = 60) -> str:
     """Latency quantiles as bars."""
     lines = []
     for metric in ("ttft", "tpot", "e2e"):
-        longest = max(run.report.latency[metric]["p99"] for run in runs)
+        # One output token has no TPOT: NaN, which is not above anything.
+        longest = max((v for run in runs if (v := run.report.latency[metric]["p99"]) > 0), default=1.0)
         lines.append(metric.upper())
         for run in runs:
             for name in QUANTILES:
                 value = run.report.latency[metric][name]
-                bar = "█" * max(1, round(width * value / longest)) if longest > 0 else ""
+                bar = "█" * max(1, round(width * value / longest)) if value > 0 else ""
                 lines.append(f"  {run.title[:24]:<24} {name:>4} {bar} {seconds_text(value)}")
     return "\n".join(lines)
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
     """The document to a file."""
-    write_atomic(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
+    write_output(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def plottable(path: Path) -> None:
+    """Raises InvalidInputError FT2145 for a name that is no plot's, or without matplotlib."""
+    if path.suffix not in (".svg", ".png"):
+        raise InvalidInputError.of("FT2145", f"{path} is neither .svg nor .png")
+    if find_spec("matplotlib") is None:
+        raise InvalidInputError.of("FT2145", "plots need matplotlib", hint="pip install 'fabrictool[simulator]'")
 
 
 def write_plot(path: Path, runs: Sequence[Run]) -> None:
-    """Latency CDFs, running and waiting requests, cache use. Raises InvalidInputError FT2145 without matplotlib."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise InvalidInputError.of(
-            "FT2145", "plots need matplotlib", hint="pip install 'fabrictool[simulator]'"
-        ) from error
-    if path.suffix not in (".svg", ".png"):
-        raise InvalidInputError.of("FT2145", f"{path} is neither .svg nor .png")
+    """Latency CDFs, running and waiting requests, cache use. Raises as `plottable` does."""
+    plottable(path)
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(11, 7), layout="constrained")
     axes = figure.subplots(2, 3).ravel()
     for run in runs:
@@ -251,10 +258,20 @@ def write_chrome_trace(path: Path, runs: Sequence[Run]) -> None:
             arguments = {"prompt": int(outcome.prompt[i]), "output": int(outcome.output[i])}
             events.append(common | {"name": "to first token", "ts": arrival, "dur": first - arrival, "args": arguments})
             events.append(common | {"name": "decode", "ts": first, "dur": finish - first, "args": arguments})
-    write_atomic(path, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}).encode())
+    write_output(path, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}).encode())
 
 
-def _architectures(names: set[str]) -> dict[str, ModelArchitecture]:
+def _calibrations(folder: Path | None) -> list[Calibration]:
+    """The files that ``calibrate`` wrote. Raises InvalidInputError FT2120 when there is none, or one is none."""
+    if folder is None:
+        return []
+    found = [loads(_text(path)) for path in sorted(folder.glob("*.toml"))]
+    if not found:
+        raise InvalidInputError.of("FT2120", f"{folder} holds no calibration", hint="fabrictool calibrate DATA.csv")
+    return found
+
+
+def architectures(names: set[str]) -> dict[str, ModelArchitecture]:
     """The models that a sheet names by the path of their ``config.json``; what cannot be read stays unknown."""
     from pathlib import Path
 
@@ -275,9 +292,15 @@ def _architectures(names: set[str]) -> dict[str, ModelArchitecture]:
 
 def _placement(asked: Asked, loaded: Loaded) -> Sequence[ReplicaPlacement]:
     if asked.plan is not None:
-        from fabrictool.domain.plan import decode_plan
+        from fabrictool.cli.applying import read_plan
 
-        return decode_plan(_bytes(asked.plan)).placement.replicas
+        planned = read_plan(asked.plan).placement.replicas
+        for replica in planned:
+            cluster = loaded.inventory.clusters.get(replica.cluster)
+            if cluster is None or replica.partition not in cluster.partitions:
+                place = f"{replica.cluster}/{replica.partition}"
+                raise InvalidInputError.of("FT2148", f"{asked.plan} places {replica.replica} in {place}: unknown here")
+        return planned
     if asked.status is not None:
         return _running(asked.status, loaded)
     from fabrictool.planner.assign import assign
@@ -295,28 +318,41 @@ def _running(path: Path, loaded: Loaded) -> list[ReplicaPlacement]:
     from fabrictool.domain.plan import ReplicaPlacement
 
     try:
-        units = json.loads(_text(path))["units"]
+        status = json.loads(_text(path))
+        seen = _services(status.get("gateway") or {})
         found = []
-        for unit in units:
-            if not unit.get("model") or unit.get("state") != "running":
+        for unit in status["units"]:
+            kind, _, rest = unit["address"].partition("/")
+            if kind != "replica" or unit["state"] != "running":
                 continue
             cluster = loaded.inventory.clusters[unit["cluster"]]
-            partition = unit.get("partition") or next(iter(cluster.partitions))
+            device, tp = seen.get(unit["address"], ("", 1))
+            alike = [name for name, one in cluster.partitions.items() if one.device == device]
+            partition = (alike or list(cluster.partitions))[0]
             found.append(
                 ReplicaPlacement(
                     replica=unit["address"],
-                    model=unit["model"],
+                    model=rest.partition("/")[0],
                     provider=loaded.inventory.sites[cluster.site].provider,
                     site=cluster.site,
                     cluster=unit["cluster"],
                     partition=partition,
                     device=cluster.partitions[partition].device,
-                    tp=int(unit.get("tp") or 1),
+                    tp=tp,
                 )
             )
-    except (KeyError, TypeError, ValueError, StopIteration) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise InvalidInputError.of("FT2146", f"{path} is not what `status --json` prints: {error!r}") from error
     return found
+
+
+def _services(gateway: dict[str, Any]) -> dict[str, tuple[str, int]]:
+    """Replica → (device, tp), as the gateway knows them; without a gateway nothing is known."""
+    return {
+        service["replica"]: (str(node["device"]), max(1, int(service["tp"])))
+        for node in gateway.get("nodes", ())
+        for service in node["services"]
+    }
 
 
 def _workload(asked: Asked) -> Trace | None:
@@ -332,6 +368,8 @@ def _workload(asked: Asked) -> Trace | None:
 
 
 def _stream(asked: Asked, simulation: ModelSimulation, trace: Trace | None) -> Stream | None:
+    if asked.rate is not None and not asked.rate > 0:
+        raise InvalidInputError.of("FT2202", f"a rate of {asked.rate:g} requests/s cannot be played")
     model_name = simulation.specs[0].model
     if trace is not None:
         mine = trace.of_model(simulation.name) if simulation.name in trace.models else trace

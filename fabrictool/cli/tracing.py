@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import gzip
 import math
+import zlib
 from typing import TYPE_CHECKING, Any
 
 from fabrictool.base.errors import InvalidInputError, UsageError
-from fabrictool.base.files import file_error, write_atomic
+from fabrictool.base.files import file_error, write_output
 from fabrictool.cli.output import data, table
 from fabrictool.workload import formats
 from fabrictool.workload.arrivals import PROCESSES
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from fabrictool.workload.statistics import Statistics
     from fabrictool.workload.trace import Trace
 
+MOST_MODELS = 10_000
+
 
 def load(path: Path) -> Trace:
     """A trace from a file, packed or not."""
@@ -29,7 +32,7 @@ def load(path: Path) -> Trace:
         if raw[:2] == b"\x1f\x8b":
             raw = gzip.decompress(raw)
         text = raw.decode("utf-8")
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         problem = error if isinstance(error, OSError) else OSError(str(error))
         raise file_error(problem, path) from error
     except UnicodeDecodeError as error:
@@ -43,7 +46,7 @@ def write(trace: Trace, output: Path | None) -> None:
         for line in dumps(trace):
             data(line)
         return
-    write_atomic(output, ("\n".join(dumps(trace)) + "\n").encode())
+    write_output(output, ("\n".join(dumps(trace)) + "\n").encode())
 
 
 def generated(text: str, count: int, seed: int, rate: float | None = None) -> Trace:
@@ -68,9 +71,11 @@ def generated(text: str, count: int, seed: int, rate: float | None = None) -> Tr
         on=_number(given, "on", 10.0),
         off=_number(given, "off", 30.0),
     )
-    models = int(_number(given, "models", 0))
+    models = _number(given, "models", 0)
     if models:
-        names = tuple(f"model-{i}" for i in range(models))
+        if models not in range(1, MOST_MODELS + 1):
+            raise UsageError.of("FT9001", f"models is {given['models']!r}", hint=f"a whole number up to {MOST_MODELS}")
+        names = tuple(f"model-{i}" for i in range(int(models)))
         return popular(names, recipe.rate, count, seed, recipe, _number(given, "skew", 1.0))
     return generate(recipe, count, seed)
 
@@ -133,5 +138,8 @@ def _lengths(text: str | None, default: float) -> Lengths:
     if shape not in SHAPES or len(numbers) not in (1, 2, 4):
         raise wrong
     mean, sd = numbers[0], numbers[1] if len(numbers) > 1 else 0.0
-    least, most = (int(numbers[2]), int(numbers[3])) if len(numbers) == 4 else (1, LONGEST)
+    bounds = numbers[2:] or [1.0, float(LONGEST)]
+    if not all(bound.is_integer() for bound in bounds):
+        raise wrong
+    least, most = map(int, bounds)
     return Lengths(shape, mean, sd, least, most)

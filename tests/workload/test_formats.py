@@ -1,4 +1,4 @@
-"""Every known trace is read by its columns; what is broken is counted, and nothing else than a coded error comes out."""
+"""Every known trace is read by its columns; what is broken is counted, and only coded errors come out."""
 
 import json
 import random
@@ -224,7 +224,11 @@ SCALARS = (
     | st.text(max_size=8)
     | st.sampled_from(["2023-11-16 18:15:46.6805900", "1", "0.5", "1e999", "9" * 5000])
 )
-VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3), max_leaves=5)  # fmt: skip
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=5,
+)
 ROWS = st.dictionaries(st.sampled_from([*COLUMNS, "hash_ids", "prefix", "block", "status", "conversations"]), VALUES)
 
 

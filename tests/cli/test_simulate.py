@@ -1,0 +1,504 @@
+"""`simulate`, `trace` and `calibrate` from the command line: what they print, and how they refuse."""
+
+import csv
+import gzip
+import io
+import json
+import struct
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from fabrictool.cli.main import main
+from fabrictool.cli.simulating import terminal_chart
+from fabrictool.workload.formats import read
+
+INVENTORY = """\
+apiVersion: fabrictool/v1
+kind: Inventory
+providers: {alpha: {}, beta: {}}
+sites: {a: {provider: alpha}, b: {provider: beta}}
+clusters:
+  one:
+    site: a
+    kind: local
+    partitions: {cpu: {device: cpu, nodes: 1, memory_per_node: 4GiB, price: 0.02 CHF/h, power: 65 W}}
+    software: {engines: {reference: {}}}
+  two:
+    site: b
+    kind: local
+    partitions: {cpu: {device: cpu, nodes: 1, memory_per_node: 4GiB, price: 0.02 CHF/h, power: 65 W}}
+    software: {engines: {reference: {}}}
+"""
+BLUEPRINT = """\
+apiVersion: fabrictool/v1
+kind: Blueprint
+fabric: what-if
+inventory: inventory.yaml
+models:
+  tiny:
+    source: file:///nowhere/tiny.gguf
+    architecture: HuggingFaceTB/SmolLM2-135M-Instruct
+    engine: reference
+    variant: {precision: q4_1, context: 2048 tok}
+    demand: {rate: 0.5 req/s, input: 64 tok, output: 48 tok}
+    slo: {ttft_p95: 5s, tpot_p95: 250ms, attain: 95%}
+    replicas: {min: 2, max: 2}
+trust: {groups: {all: {allow: [alpha, beta]}}}
+gateway: {cluster: one, listen: 127.0.0.1:8011, mesh: 127.0.0.1:8012}
+scenarios:
+  calm: {models: {tiny: {demand: {rate: 0.1 req/s}}}}
+  rush: {models: {tiny: {demand: {rate: 1.5 req/s}}}}
+"""
+CASES = """\
+device,model,engine,precision,tp,input_len,output_len,concurrency,mode,note
+h100-sxm,meta-llama/Llama-3.1-8B,vllm,bf16,1,512,64,8,agg,good
+h100-sxm,meta-llama/Llama-3.1-8B,vllm,bf16,1,512,64,8,batch,static
+abacus,meta-llama/Llama-3.1-8B,vllm,bf16,1,512,64,8,agg,device
+h100-sxm,nobody/nothing,vllm,bf16,1,512,64,8,agg,model
+h100-sxm,meta-llama/Llama-3.1-8B,steam,bf16,1,512,64,8,agg,engine
+h100-sxm,meta-llama/Llama-3.1-8B,vllm,bf16,1,nan,64,8,agg,length
+h100-sxm,meta-llama/Llama-3.1-8B,vllm,bf16,1,512,64,-1,agg,load
+h100-sxm,meta-llama/Llama-3.1-8B,vllm,bf16,inf,512,64,8,agg,tp
+h100-sxm,meta-llama/Llama-3.1-8B,vllm,bf99,1,512,64,8,agg,precision
+h100-sxm,meta-llama/Llama-3.1-8B,vllm,bf16,1,512,64,8,never,mode
+h100-sxm,meta-llama/Llama-3.1-70B,vllm,bf16,1,512,64,8,agg,memory
+h100-sxm,meta-llama/Llama-3.1-8B,vllm,bf16,1,512,64,8,agg,good,one,too,many
+h100-sxm,meta-llama/Llama-3.1-8B
+"""
+CODES = ["", "", "FT2132", "FT2133", "FT2134", *["FT2131"] * 5, "FT2111", "FT2131", "FT2131"]
+FORECAST = ["ttft_ms", "tpot_ms", "e2e_ms", "tokens_per_s"]
+FORECAST += ["ttft_lo", "ttft_hi", "tpot_lo", "tpot_hi", "e2e_lo", "e2e_hi", "error"]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("FABRICTOOL_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("FABRICTOOL_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "inventory.yaml").write_text(INVENTORY)
+    (tmp_path / "blueprint.yaml").write_text(BLUEPRINT)
+    (tmp_path / "cases.csv").write_text(CASES)
+    return tmp_path
+
+
+@pytest.fixture
+def command(capsys):
+    """The command line: (exit code, stdout, stderr); no traceback ever."""
+
+    def run(*arguments):
+        capsys.readouterr()
+        code = main([str(one) for one in arguments])
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        assert "Traceback" not in out
+        return code, out, err
+
+    return run
+
+
+@pytest.fixture
+def simulated(command):
+    """The JSON document of ``simulate`` on the blueprint here."""
+
+    def run(*arguments):
+        code, out, err = command("simulate", "-b", "blueprint.yaml", "--requests", 200, "--json", *arguments)
+        assert code == 0, err
+        return json.loads(out)
+
+    return run
+
+
+def sheet(text):
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+# --- cases
+
+
+def test_each_row_is_answered_or_has_a_code(command):
+    code, out, err = command("simulate", "--cases", "cases.csv")
+    assert code == 0
+    rows = sheet(out)
+    assert [row["error"][:6] for row in rows] == CODES
+    assert f"{len(CODES)} cases, {sum(map(bool, CODES))} with an error" in err
+    for row in rows:
+        figures = [row[name] for name in FORECAST[:-1]]
+        assert all(figures) if not row["error"] else not any(figures)
+    for row in rows[:2]:
+        assert 0 < float(row["tpot_ms"]) < float(row["ttft_ms"]) < float(row["e2e_ms"])
+        for metric in ("ttft", "tpot", "e2e"):
+            assert float(row[f"{metric}_lo"]) < float(row[f"{metric}_ms"]) < float(row[f"{metric}_hi"])
+
+
+def test_given_columns_come_first_then_the_forecast(command, folder):
+    assert command("simulate", "--cases", "cases.csv", "-o", "out.csv")[0] == 0
+    header = (folder / "out.csv").read_text().splitlines()[0].split(",")
+    assert header == [*CASES.splitlines()[0].split(","), *FORECAST]
+    # What was written can be read and gives the same.
+    assert command("simulate", "--cases", "out.csv", "-o", "again.csv")[0] == 0
+    assert (folder / "again.csv").read_text().splitlines()[:3] == (folder / "out.csv").read_text().splitlines()[:3]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"device,model\na,b\n", "engine, input_len, output_len, concurrency"),
+        (b"", "no column"),
+        (b"\xff\xfe\x00", "UTF-8"),
+    ],
+)
+def test_a_sheet_that_is_none(command, folder, text, said):
+    (folder / "wrong.csv").write_bytes(text)
+    code, _, err = command("simulate", "--cases", "wrong.csv")
+    assert code == 65
+    assert "FT2130" in err
+    assert said in err
+
+
+# --- blueprints
+
+
+def test_the_table_says_what_to_think_of_it(command):
+    code, out, err = command("simulate", "-b", "blueprint.yaml", "--requests", 200, "--chart")
+    assert code == 0
+    assert "TTFT p50" in out.splitlines()[0]
+    assert "200/200" in out
+    assert "90 % of measurements lie within TTFT" in err
+    assert "█" in err
+
+
+def test_the_same_seed_gives_the_same_bytes(command):
+    def once(seed):
+        return command("simulate", "-b", "blueprint.yaml", "--requests", 200, "--seed", seed, "--json")[1]
+
+    first = once(4)
+    assert once(4) == first
+    assert once(5) != first
+    assert json.loads(first)["seed"] == 4
+
+
+def test_what_the_document_holds(simulated, folder):
+    document = simulated("-o", "out.json")
+    assert json.loads((folder / "out.json").read_text()) == document
+    (found,) = document["models"]
+    assert (found["model"], found["requests"], found["finished"], found["complete"]) == ("tiny", 200, 200, True)
+    assert len(found["utilisation"]) == 2
+    assert found["rate"] == pytest.approx(0.5, rel=0.2)
+    # Two nodes at 0.02 an hour each.
+    assert found["cost"] == pytest.approx(0.04 * found["span_s"] / 3600)
+    for metric, (low, high) in found["bands"].items():
+        assert low < 1 < high, metric
+
+
+def test_scenarios_are_compared(simulated, command):
+    calm, rush = simulated("--scenario", "calm", "--scenario", "rush")["models"]
+    assert (calm["scenario"], rush["scenario"]) == ("calm", "rush")
+    assert rush["rate"] == pytest.approx(15 * calm["rate"], rel=0.2)
+    assert sum(rush["utilisation"]) > sum(calm["utilisation"])
+    _, out, _ = command(
+        "simulate", "-b", "blueprint.yaml", "--requests", 50, "--scenario", "calm", "--scenario", "rush"
+    )
+    assert [line.split()[0] for line in out.splitlines()[1:]] == ["calm", "rush"]
+
+
+def test_a_trace_is_played(simulated, command, folder):
+    rows = "\n".join(f"{i},30,5" for i in range(40))
+    (folder / "trace.csv").write_text(f"t,in,out\n{rows}\nbroken,1,1\n")
+    (found,) = simulated("--trace", "trace.csv")["models"]
+    assert found["requests"] == 40
+    assert found["rate"] == pytest.approx(1.0)
+    (faster,) = simulated("--trace", "trace.csv", "--rate", 4)["models"]
+    assert faster["rate"] == pytest.approx(4.0)
+    assert "dropped 1 no time" in command("simulate", "-b", "blueprint.yaml", "--trace", "trace.csv")[2]
+
+
+def test_a_workload_is_made_up(simulated):
+    (found,) = simulated("--workload", "constant,rate=2,input=16,output=4")["models"]
+    assert found["rate"] == pytest.approx(2.0)
+    assert found["output_tokens_per_s"] == pytest.approx(8.0, rel=0.05)
+
+
+def test_answers_of_one_token_have_no_time_per_token(simulated, command):
+    workload = "constant,rate=2,input=16,output=1"
+    (found,) = simulated("--workload", workload)["models"]
+    assert found["latency"]["tpot"]["p50"] is None
+    code, _, err = command("simulate", "-b", "blueprint.yaml", "--requests", 9, "--workload", workload, "--chart")
+    assert code == 0
+    assert "█" in err
+
+
+def test_a_saved_plan_is_simulated(simulated, command):
+    assert command("plan", "-b", "blueprint.yaml", "-o", "plan.json")[0] == 0
+    assert simulated("plan.json") == simulated()
+
+
+def test_a_plan_of_another_fabric_is_refused(command, folder):
+    assert command("plan", "-b", "blueprint.yaml", "-o", "plan.json")[0] == 0
+    (folder / "inventory.yaml").write_text(INVENTORY.replace("one:", "uno:").replace("two:", "due:"))
+    (folder / "blueprint.yaml").write_text(BLUEPRINT.replace("cluster: one", "cluster: uno"))
+    code, _, err = command("simulate", "plan.json", "-b", "blueprint.yaml")
+    assert (code, "FT2148" in err) == (65, True)
+
+
+def status_of(state="running", nodes=()):
+    units = [
+        {"address": "gateway/main", "cluster": "one", "state": "running"},
+        {"address": "replica/tiny/0", "cluster": "two", "state": state},
+        {"address": "replica/tiny/1", "cluster": "one", "state": "dead"},
+    ]
+    return {"type": "status", "units": units, "gateway": {"nodes": list(nodes)} if nodes else None}
+
+
+def test_what_runs_is_simulated(simulated, folder):
+    (folder / "status.json").write_text(json.dumps(status_of()))
+    (found,) = simulated("--status", "status.json")["models"]
+    assert len(found["utilisation"]) == 1
+    service = {"replica": "replica/tiny/0", "tp": 1}
+    (folder / "status.json").write_text(json.dumps(status_of(nodes=[{"device": "cpu", "services": [service]}])))
+    assert simulated("--status", "status.json")["models"] == [found]
+
+
+def test_a_fabric_where_nothing_runs(command, folder):
+    (folder / "status.json").write_text(json.dumps(status_of("dead")))
+    code, _, err = command("simulate", "-b", "blueprint.yaml", "--status", "status.json")
+    assert (code, "FT2144" in err) == (65, True)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"units": [1]}', '{"units": [{"address": "replica/x/0"}]}', "[" * 99999]
+)
+def test_what_is_no_status(command, folder, text):
+    (folder / "status.json").write_text(text)
+    code, _, err = command("simulate", "-b", "blueprint.yaml", "--status", "status.json")
+    assert (code, "FT2146" in err) == (65, True)
+
+
+# --- pictures
+
+
+def test_plots(simulated, folder):
+    simulated("--plot", "plot.svg")
+    simulated("--plot", "plot.png")
+    root = ET.fromstring((folder / "plot.svg").read_text())  # noqa: S314 -- our own file
+    assert len(root.findall(".//{*}path")) > 30
+    png = (folder / "plot.png").read_bytes()
+    assert png.startswith(b"\x89PNG")
+    assert struct.unpack(">II", png[16:24]) == (1100, 700)
+    assert len(png) > 20_000
+
+
+def test_a_chrome_trace(simulated, folder):
+    simulated("--chrome-trace", "events.json")
+    events = json.loads((folder / "events.json").read_text())["traceEvents"]
+    slices = [event for event in events if event["ph"] == "X"]
+    assert len(slices) == 400
+    assert {event["tid"] for event in slices} == {0, 1}
+    assert all(event["dur"] >= 0 and event["ts"] >= 0 for event in slices)
+    first, decode = slices[0], slices[1]
+    assert decode["ts"] == pytest.approx(first["ts"] + first["dur"])
+    assert {event["args"]["name"] for event in events if event["ph"] == "M"} == {"tiny"}
+
+
+def test_a_device_is_written_to_and_never_replaced(simulated, folder):
+    (folder / "link").symlink_to(folder / "target")
+    simulated("-o", "link")
+    assert (folder / "link").is_symlink()
+    assert (folder / "target").exists()
+
+
+# --- mistakes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "said"),
+    [
+        (["--trace", "t.csv", "--workload", "poisson"], 64, "FT9001"),
+        (["plan.json", "--status", "s.json"], 64, "FT9001"),
+        (["--calibrations", "."], 64, "FT9001"),
+        (["--requests", "0"], 64, "FT9001"),
+        (["--workload", "sometimes"], 64, "FT9001"),
+        (["--workload", "poisson,rate"], 64, "FT9001"),
+        (["--workload", "poisson,rate=fast"], 64, "FT9001"),
+        (["--workload", "poisson,models=nan"], 64, "FT9001"),
+        (["--workload", "poisson,models=-1"], 64, "FT9001"),
+        (["--workload", "poisson,models=inf"], 64, "FT9001"),
+        (["--workload", "poisson,input=a:b"], 64, "FT9001"),
+        (["--workload", "poisson,input=normal:9:9:1:inf"], 64, "FT9001"),
+        (["--workload", "poisson,input=normal:9:9:1:nan"], 64, "FT9001"),
+        (["--workload", "poisson,input=nan"], 65, "FT2203"),
+        (["--workload", "poisson,output=empirical:9"], 65, "FT2203"),
+        (["--workload", "poisson,rate=nan"], 65, "FT2202"),
+        (["--workload", "gamma,cv=0"], 65, "FT2202"),
+        (["--workload", "bursts,on=0"], 65, "FT2202"),
+        (["--workload", "poisson,models=3,rate=0"], 65, "FT2202"),
+        (["--rate", "nan"], 65, "FT2202"),
+        (["--rate", "-1"], 65, "FT2202"),
+        (["--rate", "inf"], 65, "FT2202"),
+        (["--model", "huge"], 65, "FT2143"),
+        (["--trace", "no-such.csv"], 1, "FT4302"),
+        (["--trace", "cases.csv"], 65, "FT2201"),
+        (["--cases", "no-such.csv"], 1, "FT4302"),
+        (["--cases", "cases.csv", "--calibrations", "."], 65, "FT2120"),
+        (["--plot", "plot.jpg"], 65, "FT2145"),
+        (["-o", "no/such/folder/out.json"], 1, "FT4302"),
+        (["--scenario", "panic"], 65, "FT13"),
+        (["cases.csv"], 65, "FT4006"),
+        (["--status", "no-such.json"], 1, "FT4302"),
+    ],
+)
+def test_a_mistake_has_a_code(command, arguments, exit_code, said):
+    code, _, err = command("simulate", "-b", "blueprint.yaml", "--requests", 20, *arguments)
+    assert said in err
+    assert code == exit_code
+
+
+def test_a_model_without_demand(command, folder):
+    without = "\n".join(line for line in BLUEPRINT.splitlines() if "demand" not in line and "slo" not in line)
+    (folder / "blueprint.yaml").write_text(without.split("scenarios")[0] + "\n")
+    code, _, err = command("simulate", "-b", "blueprint.yaml")
+    assert (code, "no demand is declared" in err, "FT2144" in err) == (65, True, True)
+    code, _, err = command("simulate", "-b", "blueprint.yaml", "--model", "tiny")
+    assert (code, "FT2142" in err) == (65, True)
+    assert command("simulate", "-b", "blueprint.yaml", "--rate", 1, "--requests", 20)[0] == 0
+
+
+# --- trace
+
+
+def test_generate_import_export_and_stats(command, folder):
+    recipe = "gamma,rate=4,cv=3,input=lognormal:900:700:10:4000,output=200,models=5"
+    code, out, _ = command("trace", "generate", recipe, "--requests", 500, "--seed", 2)
+    assert code == 0
+    assert command("trace", "generate", recipe, "--requests", 500, "--seed", 2, "-o", "made.jsonl")[0] == 0
+    assert (folder / "made.jsonl").read_text() == out
+    trace = read(out)
+    assert len(trace) == 500
+    assert set(trace.output.tolist()) == {200}
+    assert trace.prompt.min() >= 10
+
+    (folder / "made.jsonl.gz").write_bytes(gzip.compress(out.encode()))
+    code, out, _ = command("trace", "stats", "made.jsonl.gz", "--json")
+    found = json.loads(out)
+    assert (code, found["requests"], next(iter(found["popularity"]))) == (0, 500, "model-0")
+    code, out, _ = command("trace", "stats", "made.jsonl")
+    assert (code, "500 in" in out, "5: model-0" in out) == (0, True, True)
+
+    code, out, _ = command("trace", "export", "made.jsonl", "--model", "model-1", "--start", 5, "--end", 40)
+    piece = read(out)
+    assert code == 0
+    assert 0 < len(piece) < 500
+    assert piece.span <= 35
+    assert piece.models == ("model-1",)
+
+
+def test_import_counts_what_it_drops(command, folder):
+    (folder / "azure.csv").write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        "2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50,x,109\nnever,396,109\n2023-11-16 18:15:51.5,879,55\n"
+    )
+    code, _, err = command("trace", "import", "azure.csv", "-o", "own.jsonl")
+    assert code == 0
+    assert "2 requests over 5 s; dropped: 1 no time, 1 no token count" in err
+    assert read((folder / "own.jsonl").read_text()).prompt.tolist() == [374, 879]
+
+
+@pytest.mark.parametrize(
+    ("content", "exit_code", "said"),
+    [
+        (b"\x1f\x8bgarbage", 1, "FT4302"),
+        (gzip.compress(b"t,in,out\n" * 99)[:-12], 1, "FT4302"),
+        (gzip.compress(b"t,in,out\n")[:10] + b"\xff\xff\xff\xff\xff\xff\xff\xff", 1, "FT4302"),
+        (b"\xff\xfe\x00\x01", 65, "FT2201"),
+        (b"", 65, "FT2201"),
+    ],
+)
+def test_a_file_that_is_no_trace(command, folder, content, exit_code, said):
+    (folder / "trace").write_bytes(content)
+    for verb in ("import", "stats", "export"):
+        code, _, err = command("trace", verb, "trace")
+        assert (code, said in err) == (exit_code, True), err
+
+
+def test_a_piece_with_nothing_in_it(command, folder):
+    (folder / "t.csv").write_text("t,in,out\n0,1,1\n1,1,1\n")
+    for piece in (["--model", "nobody"], ["--start", "9"], ["--end", "-1"], ["--end", "nan"]):
+        code, _, err = command("trace", "export", "t.csv", *piece)
+        assert (code, "FT2201" in err) == (65, True), piece
+
+
+# --- calibrate
+
+
+def measured(command, folder, factor):
+    """Forecasts of some cases, `factor` slower, as if they had been measured."""
+    lines = ["device,model,engine,input_len,output_len,concurrency,mode"]
+    lines += [
+        f"h100-sxm,meta-llama/Llama-3.1-8B,vllm,{inputs},32,{concurrency},batch"
+        for inputs in (128, 512)
+        for concurrency in (1, 8, 32)
+    ]
+    (folder / "grid.csv").write_text("\n".join(lines) + "\n")
+    assert command("simulate", "--cases", "grid.csv", "-o", "forecast.csv")[0] == 0
+    rows = sheet((folder / "forecast.csv").read_text())
+    for row in rows:
+        for metric in ("ttft_ms", "tpot_ms", "e2e_ms"):
+            row[metric] = str(factor * float(row[metric]))
+    return rows
+
+
+def save(path, rows):
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def test_own_measurements_make_forecasts_better(command, folder):
+    rows = measured(command, folder, 1.3)
+    unusable = [
+        rows[0] | {"device": "abacus"},
+        rows[0] | {"ttft_ms": "nan", "tpot_ms": "-1", "e2e_ms": "x"},
+        rows[0] | {"error": "FT2111: does not fit"},
+        rows[0] | {"input_len": ""},
+    ]
+    save(folder / 'my "data".csv', rows + unusable)
+    code, out, err = command("calibrate", 'my "data".csv', "-o", "mine", "--json")
+    assert code == 0
+    for line in ("row 8: FT2132", "row 9: FT2147", "row 10: FT2111", "row 11: FT2131"):
+        assert line in err
+    document = json.loads(out)
+    assert document["unusable_rows"] == 4
+    (one,) = document["calibrations"]
+    assert (one["device"], one["engine"], one["scope"], one["measurements"]) == ("h100-sxm", "vllm", "static", 6)
+    assert one["error_before"] == pytest.approx(1 - 1 / 1.3, abs=0.01)
+    assert one["error_after"] < one["error_before"] / 2
+
+    assert command("simulate", "--cases", "grid.csv", "-o", "better.csv", "--calibrations", "mine")[0] == 0
+    for row, better in zip(rows, sheet((folder / "better.csv").read_text()), strict=True):
+        assert float(better["e2e_ms"]) == pytest.approx(float(row["e2e_ms"]), rel=0.15)
+
+
+def test_measurements_that_are_none(command, folder):
+    rows = measured(command, folder, 1.0)
+    save(folder / "none.csv", [row | dict.fromkeys(("ttft_ms", "tpot_ms", "e2e_ms"), "") for row in rows])
+    code, _, err = command("calibrate", "none.csv")
+    assert (code, "FT2147" in err) == (65, True)
+    save(folder / "few.csv", rows[:3])
+    code, _, err = command("calibrate", "few.csv", "-o", "few")
+    assert (code, "3 measurements are too few" in err) == (65, True)
+    assert not (folder / "few").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "exit_code", "said"), [(b"a,b\n1,2\n", 65, "FT2130"), (b"\xff", 65, "FT2130"), (None, 1, "FT4302")]
+)
+def test_a_file_that_is_no_sheet_of_measurements(command, folder, content, exit_code, said):
+    if content is not None:
+        (folder / "data.csv").write_bytes(content)
+    code, _, err = command("calibrate", "data.csv")
+    assert (code, said in err) == (exit_code, True)
+
+
+def test_a_chart_of_nothing_is_empty():
+    assert terminal_chart([]).splitlines() == ["TTFT", "TPOT", "E2E"]
