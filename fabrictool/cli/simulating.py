@@ -117,7 +117,11 @@ def play(asked: Asked, *, samples: int) -> list[Run]:
         pick = policy(loaded.blueprint.routing.policy, random.Random(asked.seed))
         tell = _progress(name)
         outcome = simulate(simulation.specs, stream, pick, samples=samples, progress=tell)
-        found = report(outcome, simulation.specs, simulation.hardware, simulation.target, simulation.calibrations, name)
+        # Bands differ for models that a calibration has seen, and it knows them by their architecture.
+        seen_as = simulation.specs[0].model
+        found = report(
+            outcome, simulation.specs, simulation.hardware, simulation.target, simulation.calibrations, seen_as
+        )
         runs.append(Run(asked.scenario or "", simulation, outcome, found))
         if not outcome.complete:
             break
