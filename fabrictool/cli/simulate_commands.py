@@ -51,7 +51,7 @@ def simulate(
     seed: SeedOption = 0,
     cases: Annotated[Path | None, typer.Option(help="A CSV of single configurations; one forecast a row.")] = None,
     calibrations: Annotated[
-        Path | None, typer.Option(help="With --cases: a folder of your own calibrations, before the shipped ones.")
+        Path | None, typer.Option(help="A folder of your own calibrations, before the shipped ones.")
     ] = None,
     output: OutputOption = None,
     plot: Annotated[Path | None, typer.Option(help="Write latency curves and timeline to this .svg or .png.")] = None,
@@ -70,7 +70,6 @@ def simulate(
 
     if cases is not None:
         return simulating.answer_cases(cases, output, calibrations)
-    _refuse("--calibrations goes with --cases", calibrations)
     _refuse("--trace and --workload exclude each other", trace, workload)
     _refuse("a plan and --status exclude each other", plan, status)
     if plot is not None:
@@ -91,6 +90,7 @@ def simulate(
             requests=requests,
             rate=rate,
             seed=seed,
+            calibrations=calibrations,
         )
         runs += simulating.play(asked, samples=200 if plot or chrome_trace else 60)
     document = simulating.document(runs, seed)

@@ -55,6 +55,7 @@ class Asked:
     requests: int
     rate: float | None
     seed: int
+    calibrations: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,7 @@ def play(asked: Asked, *, samples: int) -> list[Run]:
     """Every model of one scenario, one after the other."""
     loaded = load(asked.blueprint, asked.inventory, overlay=asked.overlay, scenario=asked.scenario)
     replicas = _placement(asked, loaded)
+    own = _calibrations(asked.calibrations)
     trace = _workload(asked)
     names = [name for name in sorted(loaded.blueprint.models) if not asked.models or name in asked.models]
     unknown = sorted(set(asked.models) - set(names))
@@ -109,7 +111,7 @@ def play(asked: Asked, *, samples: int) -> list[Run]:
         if asked.models == () and not any(replica.model == name for replica in replicas):
             say(f"{name}: no replica in this placement; left out")
             continue
-        simulation = fabric.of_model(name, loaded.blueprint, loaded.inventory, replicas)
+        simulation = fabric.of_model(name, loaded.blueprint, loaded.inventory, replicas, own)
         stream = _stream(asked, simulation, trace)
         if stream is None:
             say(f"{name}: no demand is declared; left out (give --trace or --workload)")

@@ -16,7 +16,7 @@ from fabrictool.engines.adapter import adapter
 from fabrictool.planner.exact import PLANNING_UTILISATION
 from fabrictool.planner.problem import ModelNeed, Option, Pool, Problem
 from fabrictool.simulator.capacity import Demand, Latency, replica, under_load
-from fabrictool.simulator.fabric import stand
+from fabrictool.simulator.stand import stand
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence

@@ -106,7 +106,8 @@ def choose(calibrations: Iterable[Calibration], device: str, vendor: str, engine
 
     The same way of measuring comes first of all: a server under load and a lone batch have different overheads.
     """
-    places = (device, of_vendor(vendor), ANY)
+    # What accelerators have in common, processors do not share: without a maker there are no relatives.
+    places = (device, of_vendor(vendor), ANY) if vendor else (device,)
     best, best_rank = NONE, math.inf
     for one in calibrations:
         if one.device not in places or one.engine not in (engine, ANY):

@@ -10,32 +10,23 @@ import numpy as np
 
 from fabrictool.base.errors import InvalidInputError
 from fabrictool.base.units import as_float
-from fabrictool.catalog import accelerators, engines, links, model
-from fabrictool.simulator.calibration import choose, shipped
+from fabrictool.catalog import accelerators, model
 from fabrictool.simulator.fleet import ReplicaSpec, Stream
-from fabrictool.simulator.memory import reported_memory, room
-from fabrictool.simulator.operators import Parallelism
 from fabrictool.simulator.report import Hardware, Target
-from fabrictool.simulator.stepmodel import OCTETS, Factors, Machine, StepModel
+from fabrictool.simulator.stand import stand
 from fabrictool.workload.arrivals import arrivals
 from fabrictool.workload.lengths import Lengths
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fabrictool.catalog import ModelArchitecture
     from fabrictool.domain.blueprint import Blueprint, Length, Model, Slo
-    from fabrictool.domain.inventory import Inventory, Partition
+    from fabrictool.domain.inventory import Inventory
     from fabrictool.domain.plan import ReplicaPlacement
     from fabrictool.simulator.calibration import Calibration
-    from fabrictool.simulator.memory import Room
     from fabrictool.workload.trace import Trace
 
 TOKEN_BUDGET = {"vllm": 8192, "sglang": 16384, "tensorrt-llm": 8192, "llama.cpp": 2048, "reference": 512}
-ON_CPU = Factors(layer=60e-6, expert_layer=60e-6, step=1e-3, sequence=50e-6, request=5e-3)
-"""Interpreter and thread hand-over instead of kernel launches; nothing was measured on processors."""
-_COMPUTES_IN = {"bf16": ("bf16", "fp16", "fp32"), "fp32": ("fp32",)}
-"""Units that an engine can compute with, by what it computes in: never with fewer bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +49,7 @@ def of_model(
     blueprint: Blueprint,
     inventory: Inventory,
     replicas: Sequence[ReplicaPlacement],
+    calibrations: Sequence[Calibration],
 ) -> ModelSimulation:
     """The replicas of one model of the blueprint.
 
@@ -69,7 +61,7 @@ def of_model(
         raise InvalidInputError.of("FT2141", f"{name} has no replica in this placement: there is nothing to simulate")
     specs, found, devices, tdp, price = [], [], [], [], []
     for replica in mine:
-        spec, calibration = _spec(wanted, inventory, replica)
+        spec, calibration = _spec(wanted, inventory, replica, calibrations)
         partition = inventory.clusters[replica.cluster].partitions[replica.partition]
         specs.append(spec)
         found.append(calibration)
@@ -121,52 +113,14 @@ def trace_stream(trace: Trace, model_name: str) -> Stream:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Stand:
-    """One way to run a model: on so many devices of a partition."""
-
-    step: StepModel
-    room: Room
-    calibration: Calibration
-    max_num_seqs: int
-
-
-def stand(wanted: Model, architecture: ModelArchitecture, partition: Partition, tp: int) -> Stand | None:
-    """The step times and memory of a replica; None where the engine cannot compute on the device."""
-    engine = engines()[wanted.engine]
-    precision = wanted.variant.precision
-    weights = precision if precision in OCTETS else "int4"
-    if engine.compute_precision == "fp32":
-        weights = "fp32"
-    device = accelerators()[partition.device]
-    machine = _machine(partition)
-    needed = "fp32" if weights == "fp32" else "bf16"
-    if not any(unit in device.flops for unit in _COMPUTES_IN[needed]):
-        return None
-    cut = Parallelism(tp=tp)
-    calibration = choose(shipped(), partition.device, device.vendor, wanted.engine, "online")
-    factors = ON_CPU if device.kind == "cpu" and not calibration.points else calibration.factors
-    octets = engine.weight_bytes[precision]
-    kv = "fp32" if weights == "fp32" else "bf16"
-    step = StepModel.of(architecture, machine, cut, factors, weights=weights, kv=kv, octets=octets)
-    space = room(
-        architecture,
-        cut,
-        machine.memory,
-        weights=weights,
-        kv=kv,
-        octets=octets,
-        reserved=min(3e9, 0.02 * machine.memory),
-    )
-    return Stand(step, space, calibration, wanted.max_num_seqs or engine.default_max_num_seqs)
-
-
-def _spec(wanted: Model, inventory: Inventory, replica: ReplicaPlacement) -> tuple[ReplicaSpec, Calibration]:
+def _spec(
+    wanted: Model, inventory: Inventory, replica: ReplicaPlacement, calibrations: Sequence[Calibration]
+) -> tuple[ReplicaSpec, Calibration]:
     partition = inventory.clusters[replica.cluster].partitions[replica.partition]
     architecture = model(wanted.architecture_id)
     if architecture is None:
         raise InvalidInputError.of("FT1411", f"the architecture {wanted.architecture_id!r} is not in the catalogue")
-    found = stand(wanted, architecture, partition, replica.tp)
+    found = stand(wanted, architecture, partition, replica.tp, calibrations)
     if found is None:
         raise InvalidInputError.of("FT2141", f"{wanted.engine} cannot compute on {partition.device}")
     budget = TOKEN_BUDGET.get(wanted.engine, 8192)
@@ -181,16 +135,6 @@ def _spec(wanted: Model, inventory: Inventory, replica: ReplicaPlacement) -> tup
         frontend=found.step.factors.request,
     )
     return spec, found.calibration
-
-
-def _machine(partition: Partition) -> Machine:
-    device = accelerators()[partition.device]
-    link = links()[partition.link].bandwidth if partition.link else device.link_bandwidth
-    base = Machine.of(device)
-    memory = reported_memory(device)
-    if device.kind == "cpu" and partition.memory_per_node is not None:
-        memory = as_float(partition.memory_per_node) / partition.devices_per_node
-    return Machine(base.flops, base.bandwidth, memory, link, base.per_node, base.network)
 
 
 def _lengths(declared: Length) -> Lengths:

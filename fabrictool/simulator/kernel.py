@@ -38,8 +38,11 @@ else:
     COMPILED = True
 
     def compiled(function: F) -> F:
-        """Machine code, kept on disk between runs."""
-        return _njit(cache=True, error_model="numpy")(function)  # type: ignore[no-any-return]
+        """Machine code, kept on disk between runs where there is a place to keep it."""
+        try:
+            return _njit(cache=True, error_model="numpy")(function)  # type: ignore[no-any-return]
+        except RuntimeError:  # neither beside the source nor in a home can this user write
+            return _njit(error_model="numpy")(function)  # type: ignore[no-any-return]
 
 
 NEVER = 1 << 60

@@ -64,7 +64,7 @@ class Report:
     bands: Mapping[str, tuple[float, float]]
     """Metric → factors of its 90 % band."""
     attainment: float
-    """Share of all requests that met every target."""
+    """Share of all requests that met every target; of those that were over, when it was stopped early."""
     goodput: float
     """Requests/s that met every target."""
     output_tokens_per_s: float
@@ -100,6 +100,7 @@ def report(
     finished = np.isfinite(outcome.finish)
     count = int(finished.sum())
     ttft, tpot, e2e = outcome.ttft[finished], outcome.tpot[finished], outcome.e2e[finished]
+    over = len(outcome.arrival) if outcome.complete else count + len(outcome.refused) + len(outcome.lost)
     good = (ttft <= target.ttft) & (e2e <= target.e2e) & ~(tpot > target.tpot)
     first = float(outcome.arrival[0]) if len(outcome.arrival) else 0.0
     span = max(outcome.end - first, 1e-9)
@@ -127,7 +128,7 @@ def report(
         rate=(len(arrived) - 1) / arriving if len(arrived) > 1 and arriving > 0 else 0.0,
         latency=latency,
         bands=_bands(calibrations, model),
-        attainment=float(good.sum()) / max(1, len(outcome.arrival)),
+        attainment=float(good.sum()) / max(1, over),
         goodput=float(good.sum()) / span,
         output_tokens_per_s=tokens / span,
         input_tokens_per_s=float(outcome.prompt[finished].sum()) / span,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fabrictool.base.errors import FabrictoolError, InvalidInputError
 from fabrictool.catalog.tables import accelerators, engines, model
@@ -73,13 +73,20 @@ def read(text: str) -> tuple[list[str], list[dict[str, str]]]:
             hint=f"needed: {', '.join(REQUIRED)}; optional: {', '.join((*OPTIONAL, *PHASES))}",
         )
     rows = []
-    for line in lines:
+    for line in _lines(lines):
         extra = line.pop(None, None)
         row = {(name or "").strip(): (value or "").strip() for name, value in line.items()}
         if extra:
             row["error"] = "FT2131: more fields than columns"
         rows.append(row)
     return columns, rows
+
+
+def _lines(lines: csv.DictReader[str]) -> Iterator[dict[Any, Any]]:
+    try:
+        yield from lines
+    except csv.Error as error:
+        raise InvalidInputError.of("FT2130", f"line {lines.line_num} of the sheet is not CSV: {error}") from error
 
 
 def answer(

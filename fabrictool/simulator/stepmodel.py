@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fabrictool.simulator.fleet import StepTimes
 from fabrictool.simulator.operators import Work, work
+from fabrictool.simulator.steptimes import StepTimes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -315,7 +315,7 @@ def test_a_device_is_written_to_and_never_replaced(simulated, folder):
     [
         (["--trace", "t.csv", "--workload", "poisson"], 64, "FT9001"),
         (["plan.json", "--status", "s.json"], 64, "FT9001"),
-        (["--calibrations", "."], 64, "FT9001"),
+        (["--calibrations", "."], 65, "FT2120"),
         (["--requests", "0"], 64, "FT9001"),
         (["--workload", "sometimes"], 64, "FT9001"),
         (["--workload", "poisson,rate"], 64, "FT9001"),

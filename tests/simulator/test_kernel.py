@@ -19,11 +19,11 @@ from fabrictool.simulator.fleet import (
     STEP_BY_STEP,
     Fleet,
     ReplicaSpec,
-    StepTimes,
     Stream,
     inter_token_latencies,
     simulate,
 )
+from fabrictool.simulator.steptimes import StepTimes
 
 _spec = importlib.util.spec_from_file_location("stepwise", Path(__file__).with_name("stepwise.py"))
 stepwise = importlib.util.module_from_spec(_spec)
@@ -342,7 +342,8 @@ sys.modules["numba"] = None
 import random, numpy as np
 from fabrictool.routing.policies import policy
 from fabrictool.simulator import kernel
-from fabrictool.simulator.fleet import ReplicaSpec, StepTimes, Stream, simulate
+from fabrictool.simulator.fleet import ReplicaSpec, Stream, simulate
+from fabrictool.simulator.steptimes import StepTimes
 assert not kernel.COMPILED
 given = np.load(sys.argv[1])
 times = StepTimes(given["decode"], given["mixed"], given["sample"], read=2e-7, pair=1e-8)

@@ -1,0 +1,86 @@
+"""A model of a blueprint on devices of a partition: step times, memory, calibration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fabrictool.base.units import as_float
+from fabrictool.catalog import accelerators, engines, links
+from fabrictool.simulator.calibration import choose, shipped
+from fabrictool.simulator.memory import reported_memory, room
+from fabrictool.simulator.operators import Parallelism
+from fabrictool.simulator.stepmodel import OCTETS, Factors, Machine, StepModel
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fabrictool.catalog import ModelArchitecture
+    from fabrictool.domain.blueprint import Model
+    from fabrictool.domain.inventory import Partition
+    from fabrictool.simulator.calibration import Calibration
+    from fabrictool.simulator.memory import Room
+
+ON_CPU = Factors(layer=60e-6, expert_layer=60e-6, step=1e-3, sequence=50e-6, request=5e-3)
+"""Interpreter and thread hand-over instead of kernel launches; nothing was measured on processors."""
+_COMPUTES_IN = {"bf16": ("bf16", "fp16", "fp32"), "fp32": ("fp32",)}
+"""Units that an engine can compute with, by what it computes in: never with fewer bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stand:
+    """One way to run a model: on so many devices of a partition."""
+
+    step: StepModel
+    room: Room
+    calibration: Calibration
+    max_num_seqs: int
+
+
+def stand(
+    wanted: Model,
+    architecture: ModelArchitecture,
+    partition: Partition,
+    tp: int,
+    calibrations: Sequence[Calibration] = (),
+) -> Stand | None:
+    """The step times and memory of a replica; None where the engine cannot compute on the device.
+
+    `calibrations` go before those of the catalogue.
+    """
+    engine = engines()[wanted.engine]
+    precision = wanted.variant.precision
+    weights = precision if precision in OCTETS else "int4"
+    if engine.compute_precision == "fp32":
+        weights = "fp32"
+    device = accelerators()[partition.device]
+    machine = _machine(partition)
+    needed = "fp32" if weights == "fp32" else "bf16"
+    if not any(unit in device.flops for unit in _COMPUTES_IN[needed]):
+        return None
+    cut = Parallelism(tp=tp)
+    calibration = choose([*calibrations, *shipped()], partition.device, device.vendor, wanted.engine, "online")
+    factors = ON_CPU if device.kind == "cpu" and not calibration.points else calibration.factors
+    octets = engine.weight_bytes[precision]
+    kv = "fp32" if weights == "fp32" else "bf16"
+    step = StepModel.of(architecture, machine, cut, factors, weights=weights, kv=kv, octets=octets)
+    space = room(
+        architecture,
+        cut,
+        machine.memory,
+        weights=weights,
+        kv=kv,
+        octets=octets,
+        reserved=min(3e9, 0.02 * machine.memory),
+    )
+    return Stand(step, space, calibration, wanted.max_num_seqs or engine.default_max_num_seqs)
+
+
+def _machine(partition: Partition) -> Machine:
+    device = accelerators()[partition.device]
+    link = links()[partition.link].bandwidth if partition.link else device.link_bandwidth
+    base = Machine.of(device)
+    memory = reported_memory(device)
+    if device.kind == "cpu" and partition.memory_per_node is not None:
+        memory = as_float(partition.memory_per_node) / partition.devices_per_node
+    return Machine(base.flops, base.bandwidth, memory, link, base.per_node, base.network)

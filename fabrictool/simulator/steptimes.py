@@ -1,0 +1,37 @@
+"""The tables that pass from the step model to the event loop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Floats = np.ndarray[Any, np.dtype[np.float64]]
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """How long a replica's steps take, seconds; index = sequences or tokens."""
+
+    decode: Floats
+    """(sequences + 1) A step that only decodes, without reading the cache."""
+    mixed: Floats
+    """(tokens + 1) A step with prompts in it, of one lane, without attention and sampling; the last one stands for
+    all longer steps."""
+    sample: Floats
+    """(sequences + 1) Logits and sampling of a mixed step."""
+    read: float = 0.0
+    """For each cached token that a decode step reads."""
+    pair: float = 0.0
+    """For each (query, key) pair of a prefill."""
+    read_window: float = 0.0
+    """`read` and `pair` of sliding-window layers, which look back `window` tokens."""
+    pair_window: float = 0.0
+    window: int = 0
+    swap: float = 0.0
+    """For each token moved to or from host memory."""
+    hand: float = 0.0
+    """For each token handed from prefill to decode, and once for each hand-over."""
+    hand_latency: float = 0.0
