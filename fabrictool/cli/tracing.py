@@ -76,7 +76,9 @@ def generated(text: str, count: int, seed: int, rate: float | None = None) -> Tr
         if models not in range(1, MOST_MODELS + 1):
             raise UsageError.of("FT9001", f"models is {given['models']!r}", hint=f"a whole number up to {MOST_MODELS}")
         names = tuple(f"model-{i}" for i in range(int(models)))
-        return popular(names, recipe.rate, count, seed, recipe, _number(given, "skew", 1.0))
+        return popular(
+            names, recipe.rate, count, seed, recipe, _number(given, "skew", 0.0) if "skew" in given else None
+        )
     return generate(recipe, count, seed)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -39,19 +41,25 @@ def generate(recipe: Recipe, count: int, seed: int, model: str = "") -> Trace:
     return _drawn(recipe, count, seed, model).only(slice(None))
 
 
-def popular(models: tuple[str, ...], rate: float, count: int, seed: int, recipe: Recipe, skew: float = 1.0) -> Trace:
-    """Many models whose shares fall as ``rank^-skew``.
+def popular(
+    models: tuple[str, ...], rate: float, count: int, seed: int, recipe: Recipe, skew: float | None = None
+) -> Trace:
+    """Many models, few of them popular.
 
-    Serverless functions, whose popularity paper 004 (§8.1) borrows for models, follow such a law; 1.0 is Zipf's.
+    Without `skew` each model is as popular as a serverless function that is drawn from Azure's trace of 2019, as
+    paper 004 (§8.1) does it; with it shares fall as ``rank^-skew`` (1.0: Zipf's law). The first is the most popular.
     Each model's arrivals are bursty in its own time. The first `count` of all requests are kept, so a model that is
     asked for seldom may have none. Raises InvalidInputError FT2202.
     """
-    if not models or count < 1 or not 0 <= skew <= STEEPEST:
+    if not models or count < 1 or not 0 <= (skew or 0.0) <= STEEPEST:
         raise InvalidInputError.of(
             "FT2202", f"a workload needs at least one model, one request and a skew from 0 to {STEEPEST:g}"
         )
-    shares = np.arange(1, len(models) + 1, dtype=float) ** -skew
-    shares /= shares.sum()
+    if skew is None:
+        shares = np.sort(np.random.default_rng(seed).choice(_azure_functions(), len(models)))[::-1]
+    else:
+        shares = np.arange(1, len(models) + 1, dtype=float) ** -skew
+    shares = shares / shares.sum()
     traces = {}
     for index, (name, share) in enumerate(zip(models, shares, strict=True)):
         # More than its mean number, so that none runs dry before the common end: six standard deviations.
@@ -59,6 +67,13 @@ def popular(models: tuple[str, ...], rate: float, count: int, seed: int, recipe:
         mine = replace(recipe, rate=rate * float(share))
         traces[name] = _drawn(mine, math.ceil(enough), seed * 1_000_003 + index, name)
     return merge(traces).only(slice(count))
+
+
+@cache
+def _azure_functions() -> Any:
+    """Invocations a day of a thousand functions."""
+    text = files("fabrictool.catalog").joinpath("data", "azure_functions.txt").read_text("utf-8")
+    return np.array([float(n) for line in text.splitlines() if not line.startswith("#") for n in line.split()])
 
 
 def _drawn(recipe: Recipe, count: int, seed: int, model: str) -> Trace:

@@ -35,7 +35,7 @@ def test_the_same_seed_gives_the_same_bytes(make):
 
 @pytest.mark.parametrize("recipe", [Recipe(1.0), Recipe(1.0, process="gamma", cv=2.0), Recipe(1.0, process="bursts")])
 def test_popularity_follows_the_law_and_the_rate_is_kept(recipe):
-    trace = popular(NAMES, 10.0, 20_000, 3, recipe)
+    trace = popular(NAMES, 10.0, 20_000, 3, recipe, skew=1.0)
     assert len(trace) == 20_000
     assert (np.diff(trace.arrival) >= 0).all()
     assert trace.rate == pytest.approx(10.0, rel=0.05)
@@ -70,3 +70,13 @@ def test_without_skew_all_are_equal():
 def test_nonsense_is_refused(models, rate, count, skew):
     with pytest.raises(InvalidInputError, match="FT2202"):
         popular(models, rate, count, 0, Recipe(1.0), skew)
+
+
+def test_popularity_without_a_skew_is_that_of_serverless_functions():
+    names = tuple(f"m{i}" for i in range(100))
+    found = popular(names, 50.0, 20_000, 3, Recipe(1.0))
+    again = popular(names, 50.0, 20_000, 3, Recipe(1.0))
+    shares = np.bincount(found.model, minlength=100) / len(found)
+    assert found.arrival.tobytes() == again.arrival.tobytes()
+    # The trace's most popular tenth gets 93 % of all invocations; a draw of a hundred functions is near that.
+    assert 0.75 < np.sort(shares)[::-1][:10].sum() < 1.0
