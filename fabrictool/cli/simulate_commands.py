@@ -172,7 +172,8 @@ def trace_generate(
         str,
         typer.Argument(
             help="PROCESS,rate=R[,cv=C][,on=S,off=S][,input=L][,output=L][,models=N[,skew=S]]; a length L is tokens"
-            " or SHAPE:MEAN:SD[:MIN:MAX]; PROCESS is poisson, gamma, weibull, constant or bursts; without a skew, models are as popular as Azure's functions."
+            " or SHAPE:MEAN:SD[:MIN:MAX]; PROCESS is poisson, gamma, weibull, constant or bursts; without"
+            " a skew, models are as popular as Azure's functions."
         ),
     ],
     requests: Annotated[int, typer.Option(min=1, help="How many requests.")] = 1000,

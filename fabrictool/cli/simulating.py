@@ -112,6 +112,8 @@ def play(asked: Asked, *, samples: int) -> list[Run]:
             say(f"{name}: no replica in this placement; left out")
             continue
         simulation = fabric.of_model(name, loaded.blueprint, loaded.inventory, replicas, own)
+        if trace is not None:
+            simulation = simulation.with_prefixes(trace.block_tokens)
         stream = _stream(asked, simulation, trace)
         if stream is None:
             say(f"{name}: no demand is declared; left out (give --trace or --workload)")

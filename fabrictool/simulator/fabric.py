@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +12,7 @@ from fabrictool.base.errors import InvalidInputError
 from fabrictool.base.units import as_float
 from fabrictool.catalog import accelerators, model
 from fabrictool.simulator.fleet import ReplicaSpec, Stream
+from fabrictool.simulator.kernel import BLOCK
 from fabrictool.simulator.report import Hardware, Target
 from fabrictool.simulator.stand import stand
 from fabrictool.workload.arrivals import arrivals
@@ -42,6 +43,14 @@ class ModelSimulation:
     """Requests/s declared; 0 without a demand."""
     input: Lengths
     output: Lengths
+    caches_prefixes: bool = False
+    """Whether its engine keeps the cache of prompts' beginnings, as vLLM and SGLang do by default."""
+
+    def with_prefixes(self, block_tokens: int) -> ModelSimulation:
+        """The same, with prefix ids of so many tokens, when the engine caches prefixes and blocks of 16 fill an id."""
+        if not self.caches_prefixes or block_tokens < BLOCK or block_tokens % BLOCK:
+            return self
+        return replace(self, specs=tuple(replace(spec, prefix_tokens=block_tokens) for spec in self.specs))
 
 
 def of_model(
@@ -80,6 +89,7 @@ def of_model(
         rate=float(demand.rate) if demand and demand.rate is not None else 0.0,
         input=_lengths(demand.input) if demand and demand.input else Lengths("lognormal", 512, 512),
         output=_lengths(demand.output) if demand and demand.output else Lengths("lognormal", 128, 128),
+        caches_prefixes=wanted.engine in ("vllm", "sglang"),
     )
 
 
