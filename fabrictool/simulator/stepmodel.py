@@ -209,7 +209,11 @@ class StepModel:
         """Seconds for the attention of one prompt of `tokens`."""
         inside = min(tokens, float(self.work.windowed.window))
         windowed = inside * inside / 2 + (tokens - inside) * inside
-        return tokens * tokens / 2 * self._pair(self.work.full) + windowed * self._pair(self.work.windowed)
+        return float(self.attended(tokens * tokens / 2)) + windowed * self._pair(self.work.windowed)
+
+    def attended(self, pairs: Any) -> Any:
+        """Seconds for so many (query, key) pairs of a prefill in layers that see the whole context."""
+        return pairs * self._pair(self.work.full)
 
     def overhead(self, *, eager: bool) -> float:
         """Seconds of a step whatever it computes."""
