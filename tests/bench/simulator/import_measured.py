@@ -64,8 +64,9 @@ def _silicon(path: Path):
             line |= _cut(row, "", "")
         else:
             line |= _cut(row, "prefill_", "prefill_") | _cut(row, "decode_", "decode_")
-            line["prefill_workers"] = row["prefill_num_workers"] or 1
-            line["decode_workers"] = row["decode_num_workers"] or 1
+            if not row["prefill_num_workers"] or not row["decode_num_workers"]:
+                continue  # over how many replicas the load is spread is not stated
+            line["prefill_workers"], line["decode_workers"] = row["prefill_num_workers"], row["decode_num_workers"]
         yield line
 
 

@@ -1,8 +1,8 @@
 """A calibration from operator times instead of serving runs: RTX PRO 6000 with vLLM, from LLMServingSim's profiles.
 
-Efficiencies come from timings of single kernels (dense layers, experts, attention); what a step costs besides comes from
-the first hundred requests of one real run, whose other two hundred `validate` then replays. Run with the folder of that
-source; the calibration and the slice of the runs are committed.
+Efficiencies come from timings of single kernels (dense layers, experts, attention); what a step costs besides comes
+from the first hundred requests of one real run, whose other two hundred `validate` then replays. Run with the folder of
+that source; the calibration and the slice of the runs are committed.
 """
 
 from __future__ import annotations
@@ -98,11 +98,17 @@ def _operators(folder, prior):
     def residuals(vector):
         factors = replace(prior, **dict(zip(FITTED, np.exp(vector), strict=True)))
         step = StepModel.of(model, MACHINE, Parallelism(), factors)
-        return np.concatenate([
-            np.log(times / (step.linear(tokens) / model.layers)),
-            np.log(np.array([a["time_us"] for a in decode]) * 1e-6 / (read * step.read / model.layers + launch)) / 2,
-            np.log(np.array([a["time_us"] for a in prefill]) * 1e-6 / (step.attended(pairs) / model.layers + launch)) / 2,
-        ])
+        return np.concatenate(
+            [
+                np.log(times / (step.linear(tokens) / model.layers)),
+                np.log(np.array([a["time_us"] for a in decode]) * 1e-6 / (read * step.read / model.layers + launch))
+                / 2,
+                np.log(
+                    np.array([a["time_us"] for a in prefill]) * 1e-6 / (step.attended(pairs) / model.layers + launch)
+                )
+                / 2,
+            ]
+        )
 
     start = np.log([getattr(prior, name) for name in FITTED])
     bounds = (np.full(len(FITTED), -4.0), UPPER)
@@ -117,7 +123,9 @@ def _experts(folder, factors):
     model = models()["Qwen/Qwen3-30B-A3B"]
     path = folder / "profile__RTXPRO6000__Qwen__Qwen3-30B-A3B-Instruct-2507__bf16__tp1__moe.csv"
     with path.open() as lines:
-        rows = [(int(r["tokens"]), int(r["activated_experts"]), float(r["time_us"]) * 1e-6) for r in csv.DictReader(lines)]
+        rows = [
+            (int(r["tokens"]), int(r["activated_experts"]), float(r["time_us"]) * 1e-6) for r in csv.DictReader(lines)
+        ]
     shapes = [m for m in work(model, Parallelism()).matmuls if m.name.startswith("experts")]
     peak = MACHINE.flops["bf16"] * factors.compute
 
@@ -147,7 +155,9 @@ def _overheads(factors):
 
     def scaled(vector):
         share = float(np.exp(vector[0]))
-        return replace(factors, layer=factors.layer * share, step=factors.step * share, sequence=factors.sequence * share)
+        return replace(
+            factors, layer=factors.layer * share, step=factors.step * share, sequence=factors.sequence * share
+        )
 
     def residuals(vector):
         errors = play("llama-3.1-8b", scaled(vector), stop=100)
