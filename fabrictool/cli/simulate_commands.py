@@ -48,6 +48,13 @@ def simulate(
     model: Annotated[list[str] | None, typer.Option(help="Only these models of the blueprint.")] = None,
     requests: Annotated[int, typer.Option(min=1, help="How many requests of each model.")] = 10_000,
     rate: Annotated[float | None, typer.Option(help="Play at this rate, req/s, instead of the declared one.")] = None,
+    event: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="KIND:MODEL/INDEX@TIME since the start, such as `down:llama/0@60s`; KIND is up (a cold start ends),"
+            " drain (no new requests) or down (gone, with what it runs)."
+        ),
+    ] = None,
     seed: SeedOption = 0,
     cases: Annotated[Path | None, typer.Option(help="A CSV of single configurations; one forecast a row.")] = None,
     calibrations: Annotated[
@@ -74,6 +81,7 @@ def simulate(
     _refuse("a plan and --status exclude each other", plan, status)
     if plot is not None:
         simulating.plottable(plot)
+    events = tuple(simulating.event(text) for text in event or ())
     runs: list[Run] = []
     scenarios: list[str | None] = [*scenario] if scenario else [None]
     for name in scenarios:
@@ -91,6 +99,7 @@ def simulate(
             rate=rate,
             seed=seed,
             calibrations=calibrations,
+            events=events,
         )
         runs += simulating.play(asked, samples=200 if plot or chrome_trace else 60)
     document = simulating.document(runs, seed)

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fabrictool.base.errors import FabrictoolError, InvalidInputError
+from fabrictool.base.errors import FabrictoolError, InvalidInputError, UsageError
 from fabrictool.base.files import file_error, write_output
+from fabrictool.base.units import Duration, UnitError
 from fabrictool.cli import tracing
 from fabrictool.cli.fabrics import load
 from fabrictool.cli.output import duration, say, seconds_text, table
@@ -31,12 +32,14 @@ if TYPE_CHECKING:
     from fabrictool.catalog import ModelArchitecture
     from fabrictool.domain.plan import ReplicaPlacement
     from fabrictool.simulator.calibration import Calibration
-    from fabrictool.simulator.fabric import ModelSimulation
+    from fabrictool.simulator.fabric import Event, ModelSimulation
     from fabrictool.simulator.fleet import Outcome, Stream
     from fabrictool.simulator.report import Report
     from fabrictool.workload.trace import Trace
 
 PROGRESS_EVERY_S = 0.5
+EVENT_FORM = "KIND:MODEL/INDEX@TIME"
+EVENT_WORDS = {"up": "is up from {at}", "drain": "gets no new requests from {at}", "down": "is lost at {at}"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,7 @@ class Asked:
     rate: float | None
     seed: int
     calibrations: Path | None = None
+    events: tuple[Event, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +70,40 @@ class Run:
     simulation: ModelSimulation
     outcome: Outcome
     report: Report
+    events: tuple[Event, ...] = ()
+
+    @property
+    def unserved(self) -> int | None:
+        """Requests of which nothing became, neither an answer nor a refusal; None when it was stopped early."""
+        found = self.report
+        return found.requests - found.finished - found.refused - found.lost if found.complete else None
+
+    def happened(self, event: Event) -> bool:
+        """Whether the simulation got that far."""
+        return event.at <= self.outcome.end
 
     @property
     def title(self) -> str:
         """For tables and legends."""
         return f"{self.scenario} · {self.simulation.name}" if self.scenario else self.simulation.name
+
+
+def event(text: str) -> Event:
+    """``down:llama/0@60s`` as an event. Raises UsageError FT9001 for another form, kind or time."""
+    kind, colon, rest = text.partition(":")
+    replica, at, when = rest.rpartition("@")
+    replica = replica.strip().removeprefix("replica/")
+    if not (colon and at and "/" in replica):
+        hint = f"{EVENT_FORM}, such as `down:llama/0@60s`"
+        raise UsageError.of("FT9001", f"--event {text!r} is not of the form {EVENT_FORM}", hint=hint)
+    known = next((one for one in fabric.EVENT_KINDS if one == kind.strip()), None)
+    if known is None:
+        hint = f"one of: {', '.join(fabric.EVENT_KINDS)}"
+        raise UsageError.of("FT9001", f"--event {text!r}: {kind!r} is not a kind of event", hint=hint)
+    try:
+        return fabric.Event(known, replica, float(Duration.parse(when)))
+    except UnitError as error:
+        raise UsageError.of("FT9001", f"--event {text!r}: {error.message}", hint=error.hint) from error
 
 
 def answer_cases(source: Path, output: Path | None, calibrations: Path | None = None) -> int:
@@ -106,14 +139,17 @@ def play(asked: Asked, *, samples: int) -> list[Run]:
     unknown = sorted(set(asked.models) - set(names))
     if unknown:
         raise InvalidInputError.of("FT2143", f"the blueprint has no model {', '.join(unknown)}")
+    _known_models(asked.events, names)
     runs = []
     for name in names:
-        if asked.models == () and not any(replica.model == name for replica in replicas):
+        events = tuple(one for one in asked.events if one.model == name)
+        if asked.models == () and not events and not any(replica.model == name for replica in replicas):
             say(f"{name}: no replica in this placement; left out")
             continue
         simulation = fabric.of_model(name, loaded.blueprint, loaded.inventory, replicas, own)
         if trace is not None:
             simulation = simulation.with_prefixes(trace.block_tokens)
+        simulation = simulation.with_events(events)
         stream = _stream(asked, simulation, trace)
         if stream is None:
             say(f"{name}: no demand is declared; left out (give --trace or --workload)")
@@ -126,7 +162,7 @@ def play(asked: Asked, *, samples: int) -> list[Run]:
         found = report(
             outcome, simulation.specs, simulation.hardware, simulation.target, simulation.calibrations, seen_as
         )
-        runs.append(Run(asked.scenario or "", simulation, outcome, found))
+        runs.append(Run(asked.scenario or "", simulation, outcome, found, events))
         if not outcome.complete:
             break
     if not runs:
@@ -141,7 +177,17 @@ def document(runs: Sequence[Run], seed: int) -> dict[str, Any]:
         "type": "simulation",
         "seed": seed,
         "models": [
-            {"model": run.simulation.name, "scenario": run.scenario or None, **run.report.to_json()} for run in runs
+            {
+                "model": run.simulation.name,
+                "scenario": run.scenario or None,
+                "events": [
+                    {"kind": one.kind, "replica": one.replica, "at_s": one.at, "happened": run.happened(one)}
+                    for one in run.events
+                ],
+                "unserved": run.unserved,
+                **run.report.to_json(),
+            }
+            for run in runs
         ],
     }
 
@@ -181,10 +227,14 @@ def notes(runs: Sequence[Run]) -> Iterator[str]:
         found = run.report
         bands = ", ".join(f"{metric.upper()} ×{low:.2g}-{high:.2g}" for metric, (low, high) in found.bands.items())
         yield f"{run.title}: 90 % of measurements lie within {bands}; {found.basis}"
-        if found.refused or found.lost or found.preemptions:
+        for one in run.events:
+            missed = "" if run.happened(one) else ": not reached, the last answer came before"
+            yield f"{run.title}: {one.replica} {EVENT_WORDS[one.kind].format(at=Duration(one.at))}{missed}"
+        if found.refused or found.lost or found.retried or run.unserved or found.preemptions:
             yield (
-                f"{run.title}: {found.refused} requests fit no replica, {found.lost} were lost with one,"
-                f" {found.retried} retried, {found.preemptions} preemptions"
+                f"{run.title}: {found.refused} requests found no replica, {found.lost} were lost in the middle of an"
+                f" answer, {found.retried} started again elsewhere, {run.unserved or 0} waited for nothing,"
+                f" {found.preemptions} preemptions"
             )
         if not found.complete:
             yield f"{run.title}: interrupted; the figures are of what was simulated until then"
@@ -277,6 +327,15 @@ def _calibrations(folder: Path | None) -> list[Calibration]:
     if not found:
         raise InvalidInputError.of("FT2120", f"{folder} holds no calibration", hint="fabrictool calibrate DATA.csv")
     return found
+
+
+def _known_models(events: Sequence[Event], names: Sequence[str]) -> None:
+    """Raises InvalidInputError FT2149 for an event of a model that is not simulated."""
+    for one in events:
+        if one.model not in names:
+            raise InvalidInputError.of(
+                "FT2149", f"{one.replica}: no model {one.model!r} is simulated", hint=f"these are: {', '.join(names)}"
+            )
 
 
 def architectures(names: set[str]) -> dict[str, ModelArchitecture]:

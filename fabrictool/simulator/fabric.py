@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
@@ -27,7 +27,25 @@ if TYPE_CHECKING:
     from fabrictool.simulator.calibration import Calibration
     from fabrictool.workload.trace import Trace
 
+EventKind = Literal["up", "drain", "down"]
+EVENT_KINDS: tuple[EventKind, ...] = get_args(EventKind)
 TOKEN_BUDGET = {"vllm": 8192, "sglang": 16384, "tensorrt-llm": 8192, "llama.cpp": 2048, "reference": 512}
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that befalls a replica: ready only now (`up`), no new requests (`drain`), gone (`down`)."""
+
+    kind: EventKind
+    replica: str
+    """As the placement lists it, without ``replica/``: ``MODEL/INDEX``."""
+    at: float
+    """Seconds from the simulation's start."""
+
+    @property
+    def model(self) -> str:
+        """Whose replica it is."""
+        return self.replica.rpartition("/")[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +53,8 @@ class ModelSimulation:
     """All that is needed to play one model's demand."""
 
     name: str
+    replicas: tuple[str, ...]
+    """``MODEL/INDEX`` of each of `specs`."""
     specs: tuple[ReplicaSpec, ...]
     hardware: Hardware
     target: Target
@@ -51,6 +71,40 @@ class ModelSimulation:
         if not self.caches_prefixes or block_tokens < BLOCK or block_tokens % BLOCK:
             return self
         return replace(self, specs=tuple(replace(spec, prefix_tokens=block_tokens) for spec in self.specs))
+
+    def with_events(self, events: Sequence[Event]) -> ModelSimulation:
+        """The same with replicas that come and go. Raises InvalidInputError FT2149 for what no replica lives through.
+
+        A replica starts once and ends once: what comes back is another session.
+        """
+        specs = dict(zip(self.replicas, self.specs, strict=True))
+        seen: set[tuple[str, str]] = set()
+        for event in events:
+            if event.replica not in specs:
+                raise InvalidInputError.of(
+                    "FT2149",
+                    f"there is no replica {event.replica} in this placement",
+                    hint=f"it has {', '.join(self.replicas)}",
+                )
+            if (event.replica, event.kind) in seen:
+                raise InvalidInputError.of("FT2149", f"{event.replica} has two events `{event.kind}`")
+            seen.add((event.replica, event.kind))
+            spec = specs[event.replica]
+            match event.kind:
+                case "up":
+                    spec = replace(spec, up=event.at)
+                case "drain":
+                    spec = replace(spec, drain=event.at)
+                case "down":
+                    spec = replace(spec, down=event.at)
+            specs[event.replica] = spec
+        for name in dict.fromkeys(event.replica for event in events):
+            spec = specs[name]
+            if not spec.up < min(spec.drain, spec.down):
+                raise InvalidInputError.of("FT2149", f"{name} would end before it is up", hint="`up` comes first")
+            if math.inf > spec.drain > spec.down:
+                raise InvalidInputError.of("FT2149", f"{name} is down before it drains", hint="`drain` before `down`")
+        return replace(self, specs=tuple(specs.values()))
 
 
 def of_model(
@@ -82,6 +136,7 @@ def of_model(
     demand = wanted.demand
     return ModelSimulation(
         name=name,
+        replicas=tuple(replica.replica.removeprefix("replica/") for replica in mine),
         specs=tuple(specs),
         hardware=Hardware(tuple(devices), tuple(tdp), tuple(price)),
         target=_target(wanted.slo),

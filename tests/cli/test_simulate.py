@@ -274,6 +274,67 @@ def test_what_is_no_status(command, folder, text):
     assert (code, "FT2146" in err) == (65, True)
 
 
+# --- replicas that come and go
+
+CONSTANT = ("--workload", "constant,rate=3,input=64,output=48")
+
+
+def fates(found):
+    return [found[name] for name in ("finished", "refused", "lost", "unserved")]
+
+
+def test_losing_one_of_two_replicas_costs_and_loses_nothing_silently(simulated, command):
+    (whole,) = simulated(*CONSTANT)["models"]
+    (half,) = simulated(*CONSTANT, "--event", "down:tiny/0@20s")["models"]
+    assert (whole["events"], fates(whole)) == ([], [200, 0, 0, 0])
+    assert half["events"] == [{"kind": "down", "replica": "tiny/0", "at_s": 20.0, "happened": True}]
+    assert half["latency"]["ttft"]["p95"] > 1.5 * whole["latency"]["ttft"]["p95"]
+    # Answers that had begun are lost, and nothing else.
+    assert half["lost"] > 0
+    assert fates(half) == [200 - half["lost"], 0, half["lost"], 0]
+    for found in (whole, half):
+        assert found["output_tokens_per_s"] * found["span_s"] == pytest.approx(48 * found["finished"])
+        assert found["input_tokens_per_s"] * found["span_s"] == pytest.approx(64 * found["finished"])
+    assert half["attainment"] <= half["finished"] / 200
+    _, out, err = command("simulate", "-b", "blueprint.yaml", *CONSTANT, "--requests", 200, "--event",
+                          "down:tiny/0@20s")  # fmt: skip
+    assert f"{half['finished']}/200" in out
+    assert "tiny/0 is lost at 20s" in err
+    assert f"{half['lost']} were lost in the middle of an answer" in err
+
+
+def test_an_end_of_walltime_that_drains_first_loses_nothing(simulated):
+    (found,) = simulated(*CONSTANT, "--event", "drain:tiny/0@20s", "--event", "down:replica/tiny/0@2m")["models"]
+    assert fates(found) == [200, 0, 0, 0]
+    assert [one["happened"] for one in found["events"]] == [True, found["span_s"] > 120]
+    assert found["utilisation"][0] < found["utilisation"][1] / 2
+
+
+def test_a_cold_start_keeps_requests_waiting(simulated):
+    cold = [text for i in (0, 1) for text in ("--event", f"up:tiny/{i}@10s")]
+    warm, late = (
+        simulated("--workload", "constant,rate=1,input=16,output=4", *events)["models"][0] for events in ([], cold)
+    )
+    assert fates(late) == [200, 0, 0, 0]
+    # Those of the first ten seconds wait for 10, 9, … 1 seconds; the others do not.
+    waited = 200 * (late["latency"]["ttft"]["mean"] - warm["latency"]["ttft"]["mean"])
+    assert waited == pytest.approx(55, rel=0.05)
+
+
+def test_requests_that_nobody_is_left_for_are_counted(simulated):
+    gone = [text for i in (0, 1) for text in ("--event", f"drain:tiny/{i}@20s", "--event", f"down:tiny/{i}@50s")]
+    (found,) = simulated(*CONSTANT, *gone)["models"]
+    assert 0 < found["finished"] < 70
+    assert sum(fates(found)) == 200
+    late = simulated(*CONSTANT, "--event", "down:tiny/0@9h")["models"][0]
+    assert (late["events"][0]["happened"], fates(late)) == (False, [200, 0, 0, 0])
+
+
+def test_an_event_that_comes_too_late_is_said_to(command):
+    _, _, err = command("simulate", "-b", "blueprint.yaml", "--requests", 20, "--event", "down:tiny/0@9h")
+    assert "tiny/0 is lost at 9h: not reached" in err
+
+
 # --- pictures
 
 
@@ -343,6 +404,19 @@ def test_a_device_is_written_to_and_never_replaced(simulated, folder):
         (["--plot", "plot.jpg"], 65, "FT2145"),
         (["-o", "no/such/folder/out.json"], 1, "FT4302"),
         (["--scenario", "panic"], 65, "FT13"),
+        (["--event", "down:tiny/7@60s"], 65, "FT2149"),
+        (["--event", "down:huge/0@60s"], 65, "FT2149"),
+        (["--event", "down:tiny/0@0s"], 65, "FT2149"),
+        (["--event", "down:tiny/0@1s", "--event", "down:tiny/0@2s"], 65, "FT2149"),
+        (["--event", "down:tiny/0@1s", "--event", "up:tiny/0@2s"], 65, "FT2149"),
+        (["--event", "down:tiny/0@1s", "--event", "drain:tiny/0@2s"], 65, "FT2149"),
+        (["--event", "melt:tiny/0@60s"], 64, "FT9001"),
+        (["--event", "down:tiny/0"], 64, "FT9001"),
+        (["--event", "down@60s"], 64, "FT9001"),
+        (["--event", "down:tiny@60s"], 64, "FT9001"),
+        (["--event", "down:tiny/0@60"], 64, "FT9001"),
+        (["--event", "down:tiny/0@-1s"], 64, "FT9001"),
+        (["--event", "down:tiny/0@nan"], 64, "FT9001"),
         (["cases.csv"], 65, "FT4006"),
         (["--status", "no-such.json"], 1, "FT4302"),
     ],
