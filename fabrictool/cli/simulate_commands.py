@@ -12,7 +12,7 @@ from fabrictool.cli.options import BlueprintOption, InventoryOption, JsonOption,
 if TYPE_CHECKING:
     from fabrictool.cli.simulating import Run
 
-SeedOption = Annotated[int, typer.Option(help="Seed: the same seed gives the same bytes.")]
+SeedOption = Annotated[int, typer.Option(min=0, help="Seed: the same seed gives the same bytes.")]
 OutputOption = Annotated[Path | None, typer.Option("--output", "-o", help="Write there instead of to stdout.")]
 
 
@@ -146,14 +146,26 @@ def calibrate(
 
 
 def trace_import(
-    source: Annotated[Path, typer.Argument(help="A public trace, CSV, JSON or JSON lines; .gz is fine.")],
+    source: Annotated[Path, typer.Argument(help="A public trace, CSV, JSON or JSON lines, .gz is fine; or a folder.")],
     output: OutputOption = None,
+    seed: SeedOption = 0,
+    hours: Annotated[str | None, typer.Option(help="FROM:TO, hours of a folder's recording, such as 10:12.")] = None,
+    rate: Annotated[float | None, typer.Option(help="Mean requests/s that a folder's clients send together.")] = None,
 ) -> None:
-    """Turn a public trace (Azure, BurstGPT, Mooncake, Swiss AI, ShareGPT) into our lines; broken rows are counted."""
+    """Turn a public trace (Azure, BurstGPT, Mooncake, Swiss AI, ShareGPT) into our lines; broken rows are counted.
+
+    From a folder of ServeGen's clients (chunk-N-trace.csv, chunk-N-dataset.json), requests are drawn client by client.
+    """
+    from fabrictool.base.errors import UsageError
     from fabrictool.cli import tracing
     from fabrictool.cli.output import say
 
-    found = tracing.load(source)
+    if source.is_dir():
+        found = tracing.drawn(source, seed, hours, rate)
+    elif hours is not None or rate is not None:
+        raise UsageError.of("FT9001", "--hours and --rate are for folders of clients", hint="fabrictool trace export")
+    else:
+        found = tracing.load(source)
     tracing.write(found, output)
     dropped = ", ".join(f"{count} {why}" for why, count in sorted(found.dropped.items())) or "none"
     say(f"{len(found)} requests over {found.span:.0f} s; dropped: {dropped}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fabrictool.base.errors import InvalidInputError, UsageError
 from fabrictool.base.files import file_error, write_output
 from fabrictool.cli.output import data, table
-from fabrictool.workload import formats
+from fabrictool.workload import formats, servegen
 from fabrictool.workload.arrivals import PROCESSES
 from fabrictool.workload.generate import Recipe, generate, popular
 from fabrictool.workload.lengths import LONGEST, SHAPES, Lengths
@@ -38,6 +38,26 @@ def load(path: Path) -> Trace:
     except UnicodeDecodeError as error:
         raise InvalidInputError.of("FT2201", f"{path} is not text: {error}") from error
     return formats.read(text, str(path))
+
+
+def drawn(folder: Path, seed: int, hours: str | None, rate: float | None) -> Trace:
+    """Requests of the clients in a ServeGen folder."""
+    try:
+        clients = servegen.read(folder, None if hours is None else _hours(hours))
+    except OSError as error:
+        raise file_error(error, folder) from error
+    return servegen.draw(clients, seed, rate)
+
+
+def _hours(text: str) -> tuple[float, float]:
+    wrong = UsageError.of("FT9001", f"--hours is {text!r}", hint="FROM:TO, hours of the recording, such as 10:12.5")
+    try:
+        low, high = map(float, text.split(":"))
+    except ValueError as error:
+        raise wrong from error
+    if not 0 <= low < high < math.inf:
+        raise wrong
+    return low, high
 
 
 def write(trace: Trace, output: Path | None) -> None:

@@ -477,6 +477,54 @@ def test_import_counts_what_it_drops(command, folder):
     assert read((folder / "own.jsonl").read_text()).prompt.tolist() == [374, 879]
 
 
+def clients(folder, count):
+    """A ServeGen folder; every third client is broken."""
+    for number in range(count):
+        rows = "".join(f"{600 * i},0.5,2.0,Gamma,0.25,8.0\n" for i in range(12))
+        lengths = {"input_tokens": "{100: 0.5, 300: 0.5}", "output_tokens": "{20: 1.0}"}
+        folder.mkdir(exist_ok=True)
+        (folder / f"chunk-{number}-trace.csv").write_text("broken\n" if number % 3 == 2 else rows)
+        (folder / f"chunk-{number}-dataset.json").write_text(json.dumps({"0": lengths}))
+
+
+def test_clients_of_a_folder_are_drawn_from(command, folder):
+    clients(folder / "servegen", 9)
+    code, _, err = command("trace", "import", "servegen", "-o", "drawn.jsonl", "--seed", 6)
+    assert code == 0
+    assert "dropped: 3 clients with a broken trace" in err
+    text = (folder / "drawn.jsonl").read_text()
+    assert command("trace", "import", "servegen", "--seed", 6)[1] == text
+    assert command("trace", "import", "servegen", "--seed", 7)[1] != text
+    # Six clients with 0.5 req/s for two hours; three standard deviations of a cv of 2.
+    assert len(read(text)) == pytest.approx(21600, abs=3 * 2 * 21600**0.5)
+    hour = read(command("trace", "import", "servegen", "--hours", "0.5:1.5", "--rate", 1)[1])
+    assert len(hour) == pytest.approx(3600, rel=0.1)
+    assert hour.span < 3600
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "said"),
+    [
+        (["servegen", "--hours", "2"], 64, "FT9001"),
+        (["servegen", "--hours", "2:1"], 64, "FT9001"),
+        (["servegen", "--hours", "nan:1"], 64, "FT9001"),
+        (["servegen", "--hours", "0:inf"], 64, "FT9001"),
+        (["servegen", "--hours", "a:b"], 64, "FT9001"),
+        (["servegen", "--hours", "9:10"], 65, "FT2204"),
+        (["servegen", "--rate", "nan"], 65, "FT2202"),
+        (["servegen", "--rate", "1e6"], 65, "FT2204"),
+        (["servegen", "--seed", "-1"], 64, "FT9001"),
+        (["empty"], 65, "FT2204"),
+        (["cases.csv", "--hours", "1:2"], 64, "FT9001"),
+    ],
+)
+def test_mistakes_with_a_folder_of_clients(command, folder, arguments, exit_code, said):
+    clients(folder / "servegen", 2)
+    (folder / "empty").mkdir()
+    code, _, err = command("trace", "import", *arguments)
+    assert (code, said in err) == (exit_code, True), err
+
+
 @pytest.mark.parametrize(
     ("content", "exit_code", "said"),
     [
