@@ -2,10 +2,11 @@
 
 from fabrictool.catalog import accelerators, models
 from fabrictool.catalog.huggingface import architecture
+from fabrictool.simulator.calibration import NONE
 from fabrictool.simulator.capacity import decode_seconds, prefill_seconds
 from fabrictool.simulator.memory import weight_octets
 from fabrictool.simulator.operators import Parallelism
-from fabrictool.simulator.stand import ON_CPU
+from fabrictool.simulator.stand import factors_on
 from fabrictool.simulator.stepmodel import Machine, StepModel
 
 CODESTRAL = {  # not in the catalogue
@@ -25,6 +26,7 @@ MODELS = {
     "13B": models()["meta-llama/Llama-2-13b-hf"],
     "22B": architecture(CODESTRAL, "mistralai/Codestral-22B-v0.1"),
 }
+FACTORS = factors_on(accelerators()["xeon-6462c"], NONE, "bf16")
 TPOT_TARGET = 0.25
 LENGTHS = (512, 1024, 2048, 4096)
 PROMPT, ANSWER = 1187, 202  # means of the Azure conversation trace, from which the paper draws its requests
@@ -35,12 +37,12 @@ TTFT_TARGET = (("7B", MET), ("13B", MET), ("22B", MISSED))
 def step(name):
     """Step times on the paper's processor, with the factors that plans take for processors."""
     machine = Machine.of(accelerators()["xeon-6462c"])
-    return StepModel.of(MODELS[name], machine, Parallelism(), ON_CPU, weights="bf16", kv="bf16")
+    return StepModel.of(MODELS[name], machine, Parallelism(), FACTORS, weights="bf16", kv="bf16")
 
 
 def ttft(name, tokens):
     """Seconds from one prompt alone to its first token."""
-    return prefill_seconds(step(name), float(tokens)) + ON_CPU.request
+    return prefill_seconds(step(name), float(tokens)) + FACTORS.request
 
 
 def tpot(name, batch, context):

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fabrictool.simulator.calibration import UNKNOWN
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from fabrictool.simulator.calibration import Calibration
     from fabrictool.simulator.memory import Room
     from fabrictool.simulator.stepmodel import StepModel
+
+    Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 MAX_UTILISATION = 0.9
 """No forecast promises a replica loaded beyond this: queues grow without bound near 1."""
@@ -101,17 +105,46 @@ def replica(step: StepModel, room: Room, demand: Demand, max_num_seqs: int, cali
     )
 
 
+def in_system(step: StepModel, figures: Replica, demand: Demand, loads: Sequence[float]) -> list[float]:
+    """Mean number of requests in a replica, waiting or served, at each of `loads` (shares of its capacity, below 1).
+
+    A birth-death queue: with b requests in the batch they leave at the rate b / (output × step(b) + b × prefill), up to
+    the largest batch; whoever comes beyond that waits. What lies outside the engine's steps is added.
+    """
+    batch = np.arange(1, figures.max_batch + 1, dtype=float)
+    known = np.unique(np.geomspace(1, figures.max_batch, 24).round())
+    context = demand.input + demand.output / 2
+    steps = np.interp(batch, known, _decode_seconds(step, known, context))
+    leaving = np.log(batch / (demand.output * steps + batch * figures.prefill_s))
+    found = []
+    for load in loads:
+        rate = load * figures.capacity
+        weights = batch * math.log(rate) - np.cumsum(leaving)
+        top = max(0.0, float(weights.max()))
+        share = np.exp(weights - top)
+        beyond = share[-1] * load / (1 - load)
+        total = math.exp(-top) + share.sum() + beyond
+        waiting = share[-1] * load / (1 - load) ** 2
+        mean = float((batch * share).sum() + beyond * figures.max_batch + waiting) / float(total)
+        found.append(mean + rate * figures.request_s)
+    return found
+
+
 def decode_seconds(step: StepModel, batch: int, context: float) -> float:
     """One decode step of `batch` requests that hold `context` tokens each."""
-    lane = np.array([math.ceil(batch / step.lanes)], dtype=float)
-    fixed = float(step.linear(lane)[0] + step.logits(lane)[0]) + step.overhead(eager=False)
-    return fixed + batch * step.reading(context) / step.lanes
+    return float(_decode_seconds(step, np.array([batch], dtype=float), context)[0])
+
+
+def _decode_seconds(step: StepModel, batches: Floats, context: float) -> Floats:
+    lane = np.ceil(batches / step.lanes)
+    fixed = step.linear(lane) + step.logits(lane) + step.overhead(eager=False)
+    return np.asarray(fixed + batches * step.reading(context) / np.minimum(step.lanes, batches))
 
 
 def prefill_seconds(step: StepModel, tokens: float) -> float:
     """One prompt of `tokens`, alone."""
     one = np.array([1.0])
-    linear = float(step.linear(np.array([tokens]))[0] + step.logits(one)[0]) + step.overhead(eager=True)
+    linear = float(step.linear(np.array([float(tokens)]))[0] + step.logits(one)[0]) + step.overhead(eager=True)
     return linear + step.attending(tokens)
 
 

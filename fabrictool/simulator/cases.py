@@ -21,6 +21,7 @@ from fabrictool.simulator.calibration import METRICS, choose
 from fabrictool.simulator.fleet import ReplicaSpec, Stream, simulate
 from fabrictool.simulator.memory import reported_memory, room
 from fabrictool.simulator.operators import Parallelism, kv_elements_per_token
+from fabrictool.simulator.stand import factors_on
 from fabrictool.simulator.stepmodel import KV_OCTETS, OCTETS, Machine, StepModel
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ class Prediction:
 def predict(case: Case, calibrations: Sequence[Calibration]) -> Prediction:
     """Estimate and band of one case. Raises InvalidInputError FT2110-FT2113 for what cannot run."""
     chosen = choose(calibrations, case.device.id, case.device.vendor, case.engine, case.scope)
-    found = estimate(case, chosen.factors)
+    found = estimate(case, factors_on(case.device, chosen, case.precision))
     inside = chosen.hull.holds(
         concurrency=case.concurrency,
         input_len=case.input_len,

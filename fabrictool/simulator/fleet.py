@@ -239,6 +239,9 @@ class Fleet:
             if self._changes and change <= until and (reason == kernel.UNTIL or self._parked):
                 self._apply_changes(float(self.clock.at[0].now), change)
                 continue
+            if reason != kernel.UNTIL and (self.replicas.waiting + self.replicas.decoding).any():
+                message = "the simulation stopped with requests in it"
+                raise RuntimeError(message)
             return bool(reason == kernel.UNTIL)
 
     def sample(self) -> None:

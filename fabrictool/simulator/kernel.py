@@ -388,7 +388,8 @@ def _admit(requests: Any, replicas: Any, lists: Lists, cache: Cache, r: int, i: 
             unbroken = False
             fresh += 1
     per_block = per_id // BLOCK
-    need = _own_blocks(requests, replicas, r, i, tokens) + fresh * per_block
+    # A cache that is there already lacks the newest token: the next step computes it.
+    need = _own_blocks(requests, replicas, r, i, tokens - 1 if ready else tokens) + fresh * per_block
     if need > replicas[r].free + (replicas[r].evictable - idle_hits) * per_block:
         return False
     for at in range(ids):
@@ -614,12 +615,14 @@ def _plan_step(
     length = (tokens + share - 1) // share
     time = (pairs * tables.rates[kind].pair + pairs_window * tables.rates[kind].pair_window) / share
     if not prefill_only:
-        length += (decoding + replicas[r].lanes - 1) // replicas[r].lanes
+        # Requests, not lanes, when those are fewer: a lone one gains nothing from micro-batches beside it.
+        lanes = max(1, min(replicas[r].lanes, decoding))
+        length += (decoding + lanes - 1) // lanes
         sampled += decoding
-        time += replicas[r].context * tables.rates[kind].read / replicas[r].lanes
+        time += replicas[r].context * tables.rates[kind].read / lanes
         if window > 0:
             read, _, _ = _windowed(requests, replicas, lists, r, window, 1)
-            time += read * tables.rates[kind].read_window / replicas[r].lanes
+            time += read * tables.rates[kind].read_window / lanes
     time += tables.mixed[kind, min(length, tables.mixed.shape[1] - 1)]
     time += tables.sample[kind, min(sampled, tables.sample.shape[1] - 1)]
     replicas[r].count = 1
@@ -631,7 +634,7 @@ def _plan_step(
 def _affine(replicas: Any, tables: Tables, r: int, read: int, inside: int) -> tuple[float, float, float]:
     """(fixed, by context, growth) seconds of a decode step: the k-th takes ``fixed + by_context + k·growth``."""
     kind = replicas[r].table
-    lanes = replicas[r].lanes
+    lanes = max(1, min(replicas[r].lanes, replicas[r].decoding))
     slope = replicas[r].context * tables.rates[kind].read + read * tables.rates[kind].read_window
     curve = replicas[r].decoding * tables.rates[kind].read + inside * tables.rates[kind].read_window
     return tables.decode[kind, replicas[r].decoding], slope / lanes, curve / lanes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from fabrictool.base.units import as_float
@@ -15,7 +15,7 @@ from fabrictool.simulator.stepmodel import OCTETS, Factors, Machine, StepModel
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fabrictool.catalog import ModelArchitecture
+    from fabrictool.catalog import Accelerator, ModelArchitecture
     from fabrictool.domain.blueprint import Model
     from fabrictool.domain.inventory import Partition
     from fabrictool.simulator.calibration import Calibration
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 ON_CPU = Factors(layer=60e-6, expert_layer=60e-6, step=1e-3, sequence=50e-6, request=5e-3)
 """Interpreter and thread hand-over instead of kernel launches; nothing was measured on processors."""
+MATRIX_UNITS = 0.09
+"""Share of a processor's nominal matrix peak in prefill: the 14 to 23 of 216 TFLOP/s that lie between the models which
+meet their target and those which miss it in section 3.1 of LLM-Mesh (paper 004)."""
 _COMPUTES_IN = {"bf16": ("bf16", "fp16", "fp32"), "fp32": ("fp32",)}
 """Units that an engine can compute with, by what it computes in: never with fewer bits."""
 
@@ -60,7 +63,7 @@ def stand(
         return None
     cut = Parallelism(tp=tp)
     calibration = choose([*calibrations, *shipped()], partition.device, device.vendor, wanted.engine, "online")
-    factors = ON_CPU if device.kind == "cpu" and not calibration.points else calibration.factors
+    factors = factors_on(device, calibration, weights)
     octets = engine.weight_bytes[precision]
     kv = "fp32" if weights == "fp32" else "bf16"
     step = StepModel.of(architecture, machine, cut, factors, weights=weights, kv=kv, octets=octets)
@@ -74,6 +77,13 @@ def stand(
         reserved=min(3e9, 0.02 * machine.memory),
     )
     return Stand(step, space, calibration, wanted.max_num_seqs or engine.default_max_num_seqs)
+
+
+def factors_on(device: Accelerator, calibration: Calibration, weights: str) -> Factors:
+    """The calibration's factors; on a processor, for which there is none, those of processors."""
+    if device.kind != "cpu" or calibration.points:
+        return calibration.factors
+    return ON_CPU if weights == "fp32" else replace(ON_CPU, compute=MATRIX_UNITS)
 
 
 def _machine(partition: Partition) -> Machine:

@@ -108,7 +108,8 @@ class Engine:
         read_window = sum(min(job.length, window) for job in self.running)
         self.stalled = spec.prefill_first and bool(self.filling)
         if not self.filling:
-            return times.decode[decoding] + (read * times.read + read_window * times.read_window) / spec.lanes
+            lanes = min(spec.lanes, decoding)
+            return times.decode[decoding] + (read * times.read + read_window * times.read_window) / lanes
         tokens, sampled, pairs, pairs_window, chunks = 0, 0, 0.0, 0.0, 0
         for job in self.filling:
             chunk = self.chunks[job.index]
@@ -124,9 +125,10 @@ class Engine:
         length = -(-tokens // share)
         total = (pairs * times.pair + pairs_window * times.pair_window) / share
         if not spec.prefill_first:
-            length += -(-decoding // spec.lanes)
+            lanes = max(1, min(spec.lanes, decoding))
+            length += -(-decoding // lanes)
             sampled += decoding
-            total += (read * times.read + read_window * times.read_window) / spec.lanes
+            total += (read * times.read + read_window * times.read_window) / lanes
         return (
             total + times.mixed[min(length, len(times.mixed) - 1)] + times.sample[min(sampled, len(times.sample) - 1)]
         )

@@ -367,3 +367,28 @@ def test_without_a_compiler_the_times_are_the_same(tmp_path):
     subprocess.run(command, check=True, timeout=120)
     here = play([spec(kv_tokens=1600, prefix_tokens=64)] * 2, replace(requests, chain_start=start, chain=chain))
     assert np.allclose(np.load(tmp_path / "found.npy"), here.finish, rtol=1e-12)
+
+
+@pytest.mark.parametrize("prompt", [1023, 1024, 1025])
+def test_handed_over_caches_give_all_their_blocks_back(prompt):
+    pair = [spec(role="prefill", kv_tokens=100_000), spec(role="decode", kv_tokens=5840)]
+    requests = Stream(np.arange(400) * 0.05, np.full(400, prompt), np.full(400, 13))
+    fleet = Fleet(pair, requests, policy("round-robin", random.Random(0)))
+    fleet.advance()
+    assert np.isfinite(fleet.outcome().finish).all()
+    assert (fleet.replicas.free == fleet.replicas.blocks).all()
+
+
+def test_swapped_caches_give_all_their_blocks_back():
+    requests = Stream(np.zeros(100), np.full(100, 16), np.full(100, 100))
+    fleet = Fleet([spec(kv_tokens=160, swap=True)], requests, policy("round-robin", random.Random(0)))
+    fleet.advance()
+    assert fleet.outcome().preempted.sum() > 0
+    assert np.isfinite(fleet.outcome().finish).all()
+    assert (fleet.replicas.free == fleet.replicas.blocks).all()
+
+
+def test_a_lone_request_gains_nothing_from_more_lanes():
+    lone = Stream(np.zeros(1), np.array([4000]), np.array([50]))
+    one, four = (play([spec(lanes=lanes)], lone).tpot[0] for lanes in (1, 4))
+    assert four == pytest.approx(one)
