@@ -15,3 +15,8 @@ def canonical_json(value: Any) -> bytes:
 def digest(value: Any) -> str:
     """The first 16 hex digits of the SHA-256 of the canonical JSON: 64 bits, for change detection, not for security."""
     return hashlib.sha256(canonical_json(value)).hexdigest()[:16]
+
+
+def tidy(value: float) -> float:
+    """Six significant digits: the rest is noise of the last operation and would differ between machines."""
+    return float(f"{value:.6g}")

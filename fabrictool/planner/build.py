@@ -7,15 +7,14 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fabrictool.base.canonical import digest
+from fabrictool.base.canonical import digest, tidy
 from fabrictool.base.errors import InvalidInputError, Place
 from fabrictool.base.errors import Problem as Complaint
 from fabrictool.base.units import as_float
 from fabrictool.catalog import accelerators, engines, model
 from fabrictool.engines.adapter import adapter
-from fabrictool.planner.exact import PLANNING_UTILISATION
-from fabrictool.planner.problem import ModelNeed, Option, Pool, Problem
-from fabrictool.simulator.capacity import Demand, Latency, replica, under_load
+from fabrictool.planner.problem import Level, ModelNeed, Option, Pool, Problem
+from fabrictool.simulator.capacity import Demand, Latency, in_system, replica, under_load
 from fabrictool.simulator.stand import stand
 
 if TYPE_CHECKING:
@@ -25,9 +24,13 @@ if TYPE_CHECKING:
     from fabrictool.domain.blueprint import Blueprint, Model, Slo
     from fabrictool.domain.inventory import Inventory, Partition
     from fabrictool.domain.plan import ReplicaPlacement
+    from fabrictool.simulator.capacity import Replica
 
 DEGREES = (1, 2, 4, 8, 16)
 """Tensor-parallel degrees that are tried, inside one node."""
+LOADS = (0.1, 0.25, 0.4, 0.55, 0.7, 0.8)
+"""Shares of a replica's capacity at which its latency is known to the planner; the last is the most that is planned:
+the rest absorbs bursts."""
 DEFAULT_CONTEXT = 4096
 DEFAULT_INPUT, DEFAULT_OUTPUT = 512.0, 128.0
 """Lengths of a model without a declared demand: they only size its memory."""
@@ -90,7 +93,9 @@ def build_problem(
     if complaints:
         raise InvalidInputError(complaints)
     options.sort(key=lambda option: option.key)
-    tables = [[*o.key, round(o.capacity, 9), round(o.latency_s, 9), o.attains, o.cost, o.power] for o in options]
+    tables = [
+        [*o.key, o.cost, o.power, [[*map(tidy, (v.rate, v.in_system)), v.attains] for v in o.levels]] for o in options
+    ]
     problem = Problem(
         needs=tuple(needs),
         options=tuple(options),
@@ -198,6 +203,7 @@ def _options(
         held = ", ".join(sorted(engine.weight_bytes))
         message = f"{name}: {wanted.engine} does not hold weights as {wanted.variant.precision}"
         raise InvalidInputError.of("FT1412", message, thing=f"models.{name}.variant.precision", hint=f"one of: {held}")
+    tables: dict[object, tuple[Replica, tuple[Level, ...]] | None] = {}
     found = []
     for pool in pools:
         partition = inventory.clusters[pool.cluster].partitions[pool.partition]
@@ -205,25 +211,32 @@ def _options(
             continue
         most = pool.devices_per_node if adapter(wanted.engine).capabilities.tensor_parallel else 1
         for tp in [degree for degree in DEGREES if degree <= most and architecture.heads % degree == 0]:
-            there = stand(wanted, architecture, partition, tp)
-            if there is None or (architecture.kv_heads % tp and tp % architecture.kv_heads):
+            if architecture.kv_heads % tp and tp % architecture.kv_heads:
                 continue
-            figures = replica(there.step, there.room, demand, there.max_num_seqs, there.calibration)
-            if not figures.fits:
-                continue
-            latency = under_load(figures, demand, PLANNING_UTILISATION * figures.capacity)
-            found.append(
-                Option(
-                    model=name,
-                    pool=pool,
-                    tp=tp,
-                    figures=figures,
-                    latency_s=latency.ttft_mean + demand.output * latency.tpot_mean,
-                    attains=not slo_misses(wanted.slo, latency),
-                    preference=_preference(wanted, pool),
-                )
-            )
+            equal = (partition.device, partition.link, partition.memory_per_node, partition.devices_per_node, tp)
+            if equal not in tables:
+                tables[equal] = _table(wanted, architecture, demand, partition, tp)
+            table = tables[equal]
+            if table is not None:
+                found.append(Option(name, pool, tp, *table, preference=_preference(wanted, pool)))
     return found
+
+
+def _table(
+    wanted: Model, architecture: ModelArchitecture, demand: Demand, partition: Partition, tp: int
+) -> tuple[Replica, tuple[Level, ...]] | None:
+    """A replica's figures, and what it does under each load; None where it does not fit."""
+    there = stand(wanted, architecture, partition, tp)
+    if there is None:
+        return None
+    figures = replica(there.step, there.room, demand, there.max_num_seqs, there.calibration)
+    if not figures.fits:
+        return None
+    levels = []
+    for load, inside in zip(LOADS, in_system(there.step, figures, demand, LOADS), strict=True):
+        latency = under_load(figures, demand, load * figures.capacity)
+        levels.append(Level(load * figures.capacity, inside, attains=not slo_misses(wanted.slo, latency)))
+    return figures, tuple(levels)
 
 
 def _permitted(wanted: Model, pool: Pool, inventory: Inventory) -> bool:

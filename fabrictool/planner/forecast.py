@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fabrictool.base.canonical import tidy
 from fabrictool.domain.plan import Band, Certificate, Forecast, ModelForecast, Stage
-from fabrictool.planner.build import slo_misses
-from fabrictool.planner.exact import PLANNING_UTILISATION
+from fabrictool.planner.build import LOADS, slo_misses
+from fabrictool.planner.exact import TOLERANCE
 from fabrictool.simulator.capacity import MAX_UTILISATION, Latency, under_load
 
 if TYPE_CHECKING:
@@ -20,9 +21,9 @@ def forecast(blueprint: Blueprint, problem: Problem, solution: Solution, tables:
     used = [(problem.options[i], count) for i, count in sorted(solution.counts.items())]
     return Forecast(
         models=tuple(_model(blueprint, problem, solution, tables, need) for need in problem.needs),
-        cost_per_hour=_tidy(sum(option.cost * count for option, count in used)),
+        cost_per_hour=tidy(sum(option.cost * count for option, count in used)),
         currency=currency,
-        power_w=_tidy(sum(option.power * count for option, count in used)),
+        power_w=tidy(sum(option.power * count for option, count in used)),
         basis="; ".join(sorted({option.figures.basis for option, _ in used})),
     )
 
@@ -54,7 +55,7 @@ def reasons(problem: Problem, solution: Solution) -> tuple[str, ...]:
             if i in solution.counts
         ]
         count = sum(solution.counts.get(i, 0) for i in mine)
-        enough = f"{_rate(need.rate)} demanded, planned at {PLANNING_UTILISATION:.0%} of capacity"
+        enough = f"{_rate(need.rate)} demanded, planned at {LOADS[-1]:.0%} of capacity at most"
         binding = ""
         if count == need.minimum and count:
             binding = "; replicas.min decides the number"
@@ -93,8 +94,8 @@ def _model(
     return ModelForecast(
         model=need.model,
         replicas=count,
-        utilisation=_tidy(need.rate / capacity) if capacity else 0.0,
-        served=_tidy(served),
+        utilisation=tidy(need.rate / capacity) if capacity else 0.0,
+        served=tidy(served),
         ttft_p95_s=_band(worst.ttft_p95, bands[0]),
         tpot_p95_s=_band(worst.tpot_p95, bands[1]),
         e2e_p95_s=_band(worst.e2e_p95, bands[2]),
@@ -103,16 +104,13 @@ def _model(
 
 
 def _band(value: float, factors: tuple[float, float]) -> Band:
-    return Band(_tidy(value), _tidy(value * factors[0]), _tidy(value * factors[1]))
-
-
-def _tidy(value: float) -> float:
-    """Six significant digits: the rest is noise of the last operation and would differ between machines."""
-    return float(f"{value:.6g}")
+    return Band(tidy(value), tidy(value * factors[0]), tidy(value * factors[1]))
 
 
 def _gap(objective: float, bound: float) -> float:
-    return 0.0 if objective <= bound else _tidy((objective - bound) / max(abs(objective), 1e-9))
+    # A stage is kept within the solver's tolerance while later ones are solved.
+    inside = objective - bound <= 2 * TOLERANCE * max(1.0, abs(objective))
+    return 0.0 if inside else tidy((objective - bound) / max(abs(objective), 1e-9))
 
 
 def _rate(value: float) -> str:

@@ -35,6 +35,22 @@ class Pool:
         """(cluster, partition)."""
         return (self.cluster, self.partition)
 
+    def within(self, cluster: str, partition: str) -> bool:
+        """Whether this is that partition of that cluster; "": any."""
+        return self.cluster == cluster and partition in ("", self.partition)
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """A replica under one load."""
+
+    rate: float
+    """Requests/s that it gets."""
+    in_system: float
+    """Requests in it, waiting or served, on average: by Little's law the rate times the mean latency."""
+    attains: bool
+    """Whether the forecast at this load meets the model's SLO."""
+
 
 @dataclass(frozen=True, slots=True)
 class Option:
@@ -44,16 +60,14 @@ class Option:
     pool: Pool
     tp: int
     figures: Replica
-    latency_s: float
-    """Mean end-to-end latency of a request at the planning utilisation."""
-    attains: bool
-    """Whether the forecast at the planning utilisation meets the model's SLO."""
+    levels: tuple[Level, ...]
+    """Ascending; the last one is the most that a replica is planned for."""
     preference: float = 0.0
     """0 for what `place` prefers, more for what it does not; never negative, or replicas would be had for nothing."""
 
     @property
     def capacity(self) -> float:
-        """Requests/s that one replica may be planned for."""
+        """Requests/s of one replica that never waits for work."""
         return self.figures.capacity
 
     @property

@@ -1,0 +1,221 @@
+r"""The planner's mathematical program: columns for replicas at load levels, rules as rows, objectives as terms.
+
+For model m, option o (pool n, tensor parallelism t) and load level l with rate :math:`r_{ol}` and mean number of
+requests in a replica :math:`q_{ol}` (convex in the rate): :math:`x_{ol} \ge 0` replicas at that level, level 0 being
+idle, :math:`k_o = \sum_l x_{ol} \in \mathbb{N}` replicas, :math:`u_m \ge 0` requests/s unserved:
+
+* demand      :math:`\sum_{o \in m, l} r_{ol} x_{ol} + u_m = \lambda_m`
+* devices     :math:`\sum_{o \in n} t_o k_o \le D_n`, and for each size s that occurs, whole nodes:
+  :math:`\sum_{t_o \ge s} k_o \lfloor t_o / s \rfloor \le N_n \lfloor d_n / s \rfloor` (planner.md §3.6)
+* counts      :math:`k^{min}_m \le \sum k_o \le k^{max}_m`; stable pools alone reach the minimum
+* pins, and with *spread* at most :math:`\lceil \sum k_o / S \rceil` replicas a site
+* counts of clusters that do not answer are fixed
+
+In the relaxation nothing is whole and :math:`k` is not a column: the rows stand on :math:`x` alone, which makes them
+few and the program fast (planner.md §3.3).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from fabrictool.planner.program import Answer, Program, Terms
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fabrictool.planner.problem import ModelNeed, Problem
+
+INFINITY = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Where the rows stand whose prices matter."""
+
+    demand: dict[str, int] = field(default_factory=dict)
+    """By model."""
+    devices: dict[tuple[str, str], int] = field(default_factory=dict)
+    """By pool."""
+
+
+class Formulation:
+    """See the module's docstring; over the options `chosen`, by index."""
+
+    def __init__(self, problem: Problem, chosen: Sequence[int], *, whole: bool) -> None:
+        self.problem = problem
+        self.chosen = list(chosen)
+        self.rows = Rows()
+        self._program = Program(whole=whole)
+        self._whole = whole
+        self._limit = {need.model: need.maximum for need in problem.needs}
+        self._idle: dict[int, int] = {}
+        self._levels: dict[int, list[int]] = {}
+        self._count: dict[int, int] = {}
+        self._unserved: dict[str, int] = {}
+        self._moves: Terms | None = None
+        by_model: dict[str, list[int]] = defaultdict(list)
+        by_pool: dict[tuple[str, str], list[int]] = defaultdict(list)
+        for i in self.chosen:
+            self._add_option(i)
+            by_model[problem.options[i].model].append(i)
+            by_pool[problem.options[i].pool.key].append(i)
+        for need in problem.needs:
+            self._demand_rows(need, by_model[need.model])
+        for pool in problem.pools:
+            self._device_rows(pool.key, pool.nodes, pool.devices_per_node, by_pool[pool.key])
+
+    # -- solving ----------------------------------------------------------------------------------------------
+
+    def minimise(
+        self, name: str, *, seconds: float, seed: int, gap: float = 0.0, start: Answer | None = None
+    ) -> Answer | None:
+        """The best answer of one stage; None when the rules contradict each other."""
+        return self._program.minimise(
+            self.terms(name), seconds=seconds, seed=seed, gap=gap, start=None if start is None else start.values
+        )
+
+    def keep(self, name: str, limit: float) -> None:
+        """From now on the stage's value may not exceed `limit`."""
+        self._program.row(-INFINITY, limit, self.terms(name))
+
+    def value(self, name: str, answer: Answer) -> float:
+        """The stage's objective of an answer, in floating point."""
+        return math.fsum(weight * self._at(answer, column) for column, weight in self.terms(name))
+
+    def counts(self, answer: Answer) -> dict[int, int]:
+        """Replicas by option."""
+        found = {i: round(sum(w * self._at(answer, c) for c, w in self.count(i))) for i in self.chosen}
+        return {i: k for i, k in found.items() if k}
+
+    def loads(self, answer: Answer) -> dict[int, float]:
+        """Requests/s by option."""
+        found = {i: sum(w * self._at(answer, c) for c, w in self._load(i)) for i in self.chosen}
+        return {i: y for i, y in found.items() if y > 1e-6}
+
+    def usage(self, answer: Answer) -> dict[int, float]:
+        """Replicas by option, not whole ones: of a relaxation."""
+        return {i: sum(w * self._at(answer, c) for c, w in self.count(i)) for i in self.chosen}
+
+    def distance(self, answer: Answer, i: int) -> float:
+        """What one replica of an option would cost the objective of a relaxation at least."""
+        return min(float(answer.reduced[column]) for column in (*self._levels[i], self._idle[i]))
+
+    @staticmethod
+    def _at(answer: Answer, column: int) -> float:
+        # Columns that came after the answer, of later stages, are not in it.
+        return float(answer.values[column]) if column < len(answer.values) else 0.0
+
+    # -- columns and rows -------------------------------------------------------------------------------------
+
+    def count(self, i: int) -> Terms:
+        """The number of an option's replicas."""
+        if self._whole:
+            return [(self._count[i], 1.0)]
+        return [(column, 1.0) for column in (self._idle[i], *self._levels[i])]
+
+    def _load(self, i: int) -> Terms:
+        levels = self.problem.options[i].levels
+        return [(column, level.rate) for column, level in zip(self._levels[i], levels, strict=True)]
+
+    def _add_option(self, i: int) -> None:
+        option, program = self.problem.options[i], self._program
+        self._idle[i] = program.column(0, INFINITY)
+        self._levels[i] = [program.column(0, INFINITY) for _ in option.levels]
+        fixed = self.problem.fixed.get(option.key)
+        low, high = (0, self._limit[option.model]) if fixed is None else (fixed, fixed)
+        parts = [(column, 1.0) for column in (self._idle[i], *self._levels[i])]
+        if self._whole:
+            self._count[i] = program.column(low, high, whole=True)
+            program.row(0, 0, [*parts, (self._count[i], -1.0)])
+        elif fixed is not None:
+            program.row(fixed, fixed, parts)
+
+    def _demand_rows(self, need: ModelNeed, mine: list[int]) -> None:
+        program, problem = self._program, self.problem
+        self._unserved[need.model] = program.column(0, need.rate)
+        served = [term for i in mine for term in self._load(i)]
+        self.rows.demand[need.model] = program.row(need.rate, need.rate, [*served, (self._unserved[need.model], 1.0)])
+        if not mine:
+            return
+        total = [term for i in mine for term in self.count(i)]
+        fixed = {i: problem.fixed[problem.options[i].key] for i in mine if problem.options[i].key in problem.fixed}
+        program.row(-INFINITY, max(need.maximum, sum(fixed.values())), total)
+        if need.minimum:
+            stable = [term for i in mine if problem.options[i].pool.stable for term in self.count(i)]
+            program.row(need.minimum, INFINITY, stable)
+        for (cluster, partition), wanted in sorted(need.pins.items()):
+            there = [i for i in mine if problem.options[i].pool.within(cluster, partition)]
+            program.row(wanted, wanted, [term for i in there for term in self.count(i)])
+        sites = sorted({problem.options[i].pool.site for i in mine})
+        if need.spread_sites and len(sites) > 1:
+            for site in sites:
+                here = [i for i in mine if problem.options[i].pool.site == site]
+                # count <= ceil(total / S), in whole numbers; what cannot be seen cannot be moved, so it may exceed that
+                stuck = sum(fixed.get(i, 0) for i in here)
+                excess = max(0, stuck - math.ceil(need.minimum / len(sites)))
+                terms = [(column, len(sites) * weight) for i in here for column, weight in self.count(i)]
+                terms += [(column, -weight) for column, weight in total]
+                program.row(-INFINITY, len(sites) * excess + len(sites) - 1, terms)
+
+    def _device_rows(self, key: tuple[str, str], nodes: int, per_node: int, here: list[int]) -> None:
+        degree = {i: self.problem.options[i].tp for i in here}
+        terms = [(column, degree[i] * weight) for i in here for column, weight in self.count(i)]
+        self.rows.devices[key] = self._program.row(-INFINITY, nodes * per_node, terms)
+        for size in sorted({tp for tp in degree.values() if tp > 1}):
+            large = [i for i in here if degree[i] >= size]
+            terms = [(column, degree[i] // size * weight) for i in large for column, weight in self.count(i)]
+            self._program.row(-INFINITY, nodes * (per_node // size), terms)
+
+    # -- objectives -------------------------------------------------------------------------------------------
+
+    def terms(self, name: str) -> Terms:
+        """What a stage minimises."""
+        options = self.problem.options
+        match name:
+            case "served":
+                return [(self._unserved[need.model], need.priority) for need in self.problem.needs]
+            case "slo":
+                return [
+                    (column, level.rate)
+                    for i in self.chosen
+                    for column, level in zip(self._levels[i], options[i].levels, strict=True)
+                    if not level.attains
+                ]
+            case "latency":
+                return [
+                    (column, level.in_system)
+                    for i in self.chosen
+                    for column, level in zip(self._levels[i], options[i].levels, strict=True)
+                ]
+            case "cost":
+                weights = {i: options[i].cost for i in self.chosen}
+            case "energy":
+                weights = {i: options[i].power for i in self.chosen}
+            case "preference":
+                weights = {i: options[i].preference for i in self.chosen}
+            case "moves":
+                return self._moved()
+            case "replicas":
+                weights = dict.fromkeys(self.chosen, 1.0)
+            case _:  # any fixed order will do, as long as it is the same everywhere: the first of the sorted options
+                weights = {i: float(i) for i in self.chosen}
+        return [(column, weights[i] * weight) for i in self.chosen if weights[i] for column, weight in self.count(i)]
+
+    def _moved(self) -> Terms:
+        """Replicas to be started or stopped against what runs: |k - k_now|."""
+        if self._moves is None:
+            self._moves = []
+            for i in self.chosen:
+                now = self.problem.current.get(self.problem.options[i].key, 0)
+                if not now:  # all of them are new
+                    self._moves += self.count(i)
+                    continue
+                move = self._program.column(0, INFINITY)
+                self._program.row(now, INFINITY, [*self.count(i), (move, 1.0)])
+                self._program.row(-INFINITY, now, [*self.count(i), (move, -1.0)])
+                self._moves.append((move, 1.0))
+        return self._moves

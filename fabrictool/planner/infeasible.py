@@ -1,0 +1,66 @@
+"""Why no placement keeps all rules: the models whose rules cannot hold, each with its smallest relaxation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fabrictool.base.errors import InfeasibleError, Place
+from fabrictool.base.errors import Problem as Complaint
+
+if TYPE_CHECKING:
+    from fabrictool.planner.problem import Option, Problem
+
+
+def explain_infeasible(problem: Problem) -> InfeasibleError:
+    """The models whose rules cannot hold, each with the smallest relaxation that would let it."""
+    complaints = []
+    for need in problem.needs:
+        options = [problem.options[i] for i in problem.of(need.model)]
+        place = Place(thing=f"models.{need.model}")
+        if not options:
+            complaints.append(
+                Complaint(
+                    "FT2002",
+                    f"{need.model}: no partition can hold a replica",
+                    place,
+                    "every partition is too small, not allowed by trust or placement, or its cluster is unknown",
+                )
+            )
+            continue
+        most = sum(_room(option) for option in _largest_per_pool(options) if option.pool.stable)
+        if most < need.minimum:
+            hint = f"lower replicas.min to {most}, or add devices, or widen trust and place"
+            message = f"{need.model}: at least {need.minimum} replicas are wanted, {most} fit"
+            complaints.append(Complaint("FT2003", message, place, hint))
+        for (cluster, partition), wanted in sorted(need.pins.items()):
+            there = [o for o in _largest_per_pool(options) if o.pool.within(cluster, partition)]
+            room = sum(_room(option) for option in there)
+            if room < wanted:
+                message = f"{need.model}: {wanted} replicas are pinned to {cluster}, {room} fit"
+                complaints.append(Complaint("FT2004", message, place, f"pin {room}, or another cluster"))
+        pinned = sum(need.pins.values())
+        if pinned > need.maximum:
+            message = f"{need.model}: {pinned} replicas are pinned, replicas.max is {need.maximum}"
+            complaints.append(Complaint("FT2004", message, place, f"raise replicas.max to {pinned}"))
+    if not complaints:
+        models = ", ".join(need.model for need in problem.needs)
+        message = f"the minimum replicas of {models} do not fit together"
+        complaints.append(
+            Complaint("FT2001", message, Place(), "lower replicas.min of one of them, or add devices to a partition")
+        )
+    return InfeasibleError(complaints)
+
+
+def _largest_per_pool(options: list[Option]) -> list[Option]:
+    """Per pool the option with the smallest degree: the one of which most fit."""
+    best: dict[tuple[str, str], Option] = {}
+    for option in options:
+        if option.pool.key not in best or option.tp < best[option.pool.key].tp:
+            best[option.pool.key] = option
+    return list(best.values())
+
+
+def _room(option: Option) -> int:
+    pool = option.pool
+    free = pool.nodes * pool.devices_per_node
+    return min(free // option.tp, pool.nodes * (pool.devices_per_node // option.tp))

@@ -1,0 +1,146 @@
+"""A linear program in arrays, and the engines inside the OR-Tools wheel that solve it.
+
+GLOP for relaxations (with prices), SCIP for whole numbers. OR-Tools' HiGHS forgets its best solution when its time is
+up (9.14 and 9.15), so it is not used.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fabrictool.base.errors import FabrictoolError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    Floats = np.ndarray[Any, np.dtype[np.float64]]
+
+Terms = list[tuple[int, float]]
+"""(column, weight) pairs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What an engine found."""
+
+    values: Floats
+    """By column."""
+    objective: float
+    """Recomputed here in floating point."""
+    bound: float
+    """No solution can be better; the engine's own claim."""
+    optimal: bool
+    prices: Floats
+    """By row: what one unit more of its limit would change (relaxations only)."""
+    reduced: Floats
+    """By column: what one unit of it would cost (relaxations only)."""
+
+
+class Program:
+    """Columns and rows, to be minimised for one objective after another."""
+
+    def __init__(self, *, whole: bool) -> None:
+        """`whole`: whether columns that are asked to be whole numbers have to be, or this is the relaxation."""
+        from ortools.linear_solver.python import model_builder_helper  # noqa: PLC0415 - --help must not pay for it
+
+        self._engines = model_builder_helper
+        self._model = model_builder_helper.ModelBuilderHelper()
+        self._whole = whole
+        self._costs: Terms = []
+
+    @property
+    def columns(self) -> int:
+        """How many there are."""
+        return int(self._model.num_variables())
+
+    def column(self, low: float, high: float, *, whole: bool = False) -> int:
+        """A new variable between `low` and `high`."""
+        index = int(self._model.add_var())
+        self._model.set_var_lower_bound(index, low)
+        self._model.set_var_upper_bound(index, high)
+        self._model.set_var_integrality(index, whole and self._whole)
+        return index
+
+    def row(self, low: float, high: float, terms: Iterable[tuple[int, float]]) -> int:
+        """A new constraint: `low` <= sum of `terms` <= `high`; a column may occur more than once."""
+        index = int(self._model.add_linear_constraint())
+        self._model.set_constraint_lower_bound(index, low)
+        self._model.set_constraint_upper_bound(index, high)
+        for column, weight in terms:
+            self._model.safe_add_term_to_constraint(index, column, weight)
+        return index
+
+    def minimise(
+        self,
+        terms: Sequence[tuple[int, float]],
+        *,
+        seconds: float,
+        seed: int,
+        gap: float = 0.0,
+        start: Floats | None = None,
+    ) -> Answer | None:
+        """The best values for an objective; None when the rows contradict each other.
+
+        `gap` is the relative one at which the search may end; `start` are values, of the first columns, to start from.
+
+        Raises
+        ------
+        FabrictoolError
+            FT2902 when nothing was found in time, FT2901 when the engine is missing.
+        KeyboardInterrupt
+            At once; the engine's thread ends with the process.
+        """
+        costs = np.zeros(self.columns)
+        for column, weight in terms:
+            costs[column] += weight
+        self._model.clear_objective()
+        used = np.flatnonzero(costs).tolist()
+        for column in used:
+            self._model.set_var_objective_coefficient(column, float(costs[column]))
+        self._model.clear_hints()
+        for column, value in enumerate(start if start is not None else ()):
+            self._model.add_hint(column, float(value))
+        engine = self._engine(seconds, seed, gap)
+        status = engine.status()
+        codes = self._engines.SolveStatus
+        if status == codes.INFEASIBLE:
+            return None
+        if status not in (codes.OPTIMAL, codes.FEASIBLE) or not engine.has_solution():
+            raise FabrictoolError.of(
+                "FT2902",
+                "the solver found nothing in time",
+                hint="more time: `fabrictool plan --time-limit SECONDS -o FILE`",
+            )
+        values = np.asarray(engine.variable_values(), dtype=float)
+        found = math.fsum(costs[column] * values[column] for column in used)
+        bound = float(engine.best_objective_bound()) if self._whole else found
+        none = np.zeros(0)
+        return Answer(
+            values=values,
+            objective=found,
+            bound=min(bound, found) if used else found,
+            optimal=status == codes.OPTIMAL,
+            prices=none if self._whole else np.asarray(engine.dual_values(), dtype=float),
+            reduced=none if self._whole else np.asarray(engine.reduced_costs(), dtype=float),
+        )
+
+    def _engine(self, seconds: float, seed: int, gap: float) -> Any:
+        engine = self._engines.ModelSolverHelper("scip" if self._whole else "glop")
+        if not engine.solver_is_supported():
+            raise FabrictoolError.of("FT2901", "the MIP engine is missing from the installed ortools", hint="reinstall")
+        engine.set_time_limit_in_seconds(seconds)
+        if self._whole:
+            engine.set_solver_specific_parameters(
+                f"randomization/randomseedshift = {seed % 2**31}\nparallel/maxnthreads = 1\nlimits/gap = {gap}\n"
+            )
+        # The engine answers no signal; a thread of its own lets Ctrl-C end the wait at once.
+        thread = threading.Thread(target=engine.solve, args=(self._model,), daemon=True)
+        thread.start()
+        while thread.is_alive():
+            thread.join(0.2)
+        return engine
