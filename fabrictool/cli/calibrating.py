@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from typing import TYPE_CHECKING
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING, Any
 
-from fabrictool.base.errors import FabrictoolError, InvalidInputError
+import numpy as np
+
+from fabrictool.base.errors import FabrictoolError, InvalidInputError, UsageError
 from fabrictool.base.files import file_error, write_atomic
 from fabrictool.catalog import accelerators
+from fabrictool.cli import tracing
 from fabrictool.cli.output import data, json_data, say, table
 from fabrictool.cli.simulating import architectures
-from fabrictool.simulator import sheet
+from fabrictool.simulator import replay, sheet
 from fabrictool.simulator.calibration import Calibration, choose, dumps, shipped
 from fabrictool.simulator.fitting import Observation, fit, hull, spreads
 
@@ -19,10 +22,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fabrictool.simulator.calibration import Scope
+    from fabrictool.workload.trace import Trace
+
+    Row = tuple[str, str, str, int, float, float, str]
 
 LEAST = 4
 """Measurements of one device and engine below which a fit would only repeat them."""
 FOLDS = 4
+LEAST_REQUESTS = 50
+"""Compared requests of a run below which a fit would say little: a quarter of them has to judge the others."""
+MOST_REQUESTS = 20_000
+"""Requests of a run that are played; a fit plays them some hundred times."""
 
 
 def calibrate(source: Path, output: Path, *, as_json: bool) -> int:
@@ -62,25 +72,110 @@ def calibrate(source: Path, output: Path, *, as_json: bool) -> int:
             hull(found),
             len(found),
             "1",
-            "calibrate " + "".join(c if c.isalnum() or c in ".-_ " else "_" for c in source.name),
+            _source(source),
         )
-        path = output / f"{device}-{engine}-{scope}.toml"
-        write_atomic(path, dumps(one).encode())
-        summary.append((device, engine, scope, len(found), _mean(before), _mean(errors), str(path)))
+        summary.append(_written(one, output, before, errors))
+    _tell(summary, as_json, {"unusable_rows": len(bad)})
+    return 0 if summary else 65
+
+
+def calibrate_records(
+    source: Path,
+    output: Path,
+    configuration: dict[str, str],
+    *,
+    max_num_seqs: int | None,
+    token_budget: int | None,
+    as_json: bool,
+) -> int:
+    """One file from the requests of a running replica; `configuration` are cells of a sheet (device, engine, …)."""
+    cells = {"input_len": "1", "output_len": "1", "concurrency": "1", **configuration}
+    case = sheet.case_of(cells, architectures({cells["model"]}))
+    trace = _of_one_model(tracing.load(source), case.model.id, source)
+    cut_off = max(0, len(trace) - MOST_REQUESTS)
+    dropped = Counter(trace.dropped)
+    if cut_off:
+        trace = trace.only(slice(MOST_REQUESTS))
+    run = replay.recorded(case, trace, max_num_seqs, token_budget)
+    late = int((run.usable & ~run.kept_up).sum())
+    without = len(trace) - int(run.usable.sum())
+    if without:
+        dropped["no ttft and latency to compare with"] += without
+    used = len(run.compared)
+    reasons = ", ".join(f"{count} {why}" for why, count in sorted(dropped.items())) or "none"
+    counted = f"{late} came while it did not keep up; dropped: {reasons}"
+    if used < LEAST_REQUESTS:
+        raise InvalidInputError.of("FT2150", f"{source}: {used} requests can be compared, {counted}")
+    prior = choose(shipped(), case.device.id, case.device.vendor, case.engine, "online")
+    stretches = run.stretches()
+    before = run.mean_errors(prior.factors, stretches)
+    if cut_off:
+        say(f"the first {MOST_REQUESTS} requests are played, {cut_off} are not")
+    say(f"fitting {case.device.id} × {case.engine} to {used} of {len(trace) + sum(trace.dropped.values())} requests …")
+    say(counted)
+    # As with rows, the error is that of parts which the fit had not seen; the file's factors use all.
+    errors = []
+    for fold in range(FOLDS):
+        others = np.concatenate([one for i, one in enumerate(stretches) if i % FOLDS != fold])
+        errors += run.mean_errors(replay.fit(run, others, prior.factors), stretches[fold::FOLDS])
+    one = Calibration(
+        case.device.id,
+        case.engine,
+        "online",
+        replay.fit(run, run.compared, prior.factors),
+        spreads(errors),
+        {},
+        run.hull(),
+        used,
+        "1",
+        _source(source),
+    )
+    _tell([_written(one, output, before, errors)], as_json, {"dropped": dict(dropped), "overloaded": late})
+    return 0
+
+
+def _of_one_model(trace: Trace, model: str, source: Path) -> Trace:
+    """The requests for one model, whatever the service calls it; the architecture's own name goes before."""
+    if len(trace.models) == 1:
+        return trace
+    if model not in trace.models:
+        several = ", ".join(trace.models[:5])
+        raise InvalidInputError.of(
+            "FT2150", f"{source} has requests for {several}, none for {model}", hint="fabrictool trace export --model"
+        )
+    return trace.of_model(model)
+
+
+def configured(device: str | None, engine: str | None, model: str | None, tp: int, precision: str) -> dict[str, str]:
+    """What the records were measured on; empty for a sheet, whose rows say so. Raises UsageError FT9001 for a part."""
+    given = {"device": device, "engine": engine, "model": model}
+    missing = [f"--{name}" for name, value in given.items() if not value]
+    if len(missing) == len(given):
+        return {}
+    if missing:
+        raise UsageError.of("FT9001", f"records of requests need {', '.join(missing)}, too")
+    known = {name: value for name, value in given.items() if value}
+    return {**known, "tp": str(tp), "precision": precision}
+
+
+def _source(path: Path) -> str:
+    return "calibrate " + "".join(c if c.isalnum() or c in ".-_ " else "_" for c in path.name)
+
+
+def _written(one: Calibration, output: Path, before: list[dict[str, float]], after: list[dict[str, float]]) -> Row:
+    path = output / f"{one.device}-{one.engine}-{one.scope}.toml"
+    write_atomic(path, dumps(one).encode())
+    return one.device, one.engine, one.scope, one.points, _mean(before), _mean(after), str(path)
+
+
+def _tell(summary: list[Row], as_json: bool, more: dict[str, Any]) -> None:
     if as_json:
         names = ("device", "engine", "scope", "measurements", "error_before", "error_after", "file")
-        json_data(
-            {
-                "format_version": "1",
-                "type": "calibration",
-                "calibrations": [dict(zip(names, row, strict=True)) for row in summary],
-                "unusable_rows": len(bad),
-            }
-        )
+        calibrations = [dict(zip(names, row, strict=True)) for row in summary]
+        json_data({"format_version": "1", "type": "calibration", "calibrations": calibrations, **more})
     else:
         headings = ("device", "engine", "scope", "rows", "error before", "after (unseen)", "file")
         data(table(headings, [[*map(str, r[:4]), f"{r[4]:.1%}", f"{r[5]:.1%}", r[6]] for r in summary]))
-    return 0 if summary else 65
 
 
 def _observations(text: str) -> tuple[dict[tuple[str, str, Scope], list[Observation]], list[str]]:

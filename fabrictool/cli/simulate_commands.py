@@ -132,16 +132,42 @@ def _refuse(why: str, *given: object) -> None:
 
 def calibrate(
     measurements: Annotated[
-        Path, typer.Argument(help="CSV: the columns of `simulate --cases` plus ttft_ms, tpot_ms and/or e2e_ms.")
+        Path,
+        typer.Argument(
+            help="CSV: the columns of `simulate --cases` plus ttft_ms, tpot_ms and/or e2e_ms; or, with --device,"
+            " records of single requests: JSON lines with t, in, out, ttft, latency."
+        ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the calibration files.")] = Path(
         "calibrations"
     ),
+    device: Annotated[str | None, typer.Option(help="Records: what they were measured on, such as h100-sxm.")] = None,
+    engine: Annotated[str | None, typer.Option(help="Records: the engine, such as vllm.")] = None,
+    model: Annotated[str | None, typer.Option(help="Records: the model's Hugging Face id.")] = None,
+    tp: Annotated[int, typer.Option(min=1, help="Records: devices of the replica.")] = 1,
+    precision: Annotated[str, typer.Option(help="Records: of the weights.")] = "bf16",
+    max_num_seqs: Annotated[
+        int | None,
+        typer.Option(min=1, max=4096, help="Records: most requests in a step; absent: the engine's default."),
+    ] = None,
+    max_num_batched_tokens: Annotated[
+        int | None, typer.Option(min=1, max=131_072, help="Records: most tokens in a step; absent: the usual.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Fit efficiencies and overheads to your own measurements."""
+    """Fit efficiencies and overheads to your own measurements, or to what a running replica's requests took."""
     from fabrictool.cli import calibrating
 
+    records = calibrating.configured(device, engine, model, tp, precision)
+    if records:
+        return calibrating.calibrate_records(
+            measurements,
+            output,
+            records,
+            max_num_seqs=max_num_seqs,
+            token_budget=max_num_batched_tokens,
+            as_json=as_json,
+        )
     return calibrating.calibrate(measurements, output, as_json=as_json)
 
 

@@ -53,10 +53,14 @@ class Format:
     took: tuple[str, ...] = ()
     """Or how long it took, seconds."""
     status: str = ""
+    ttft: tuple[str, ...] = ()
+    """How long the first token took, seconds."""
 
 
 FORMATS = (
-    Format("own", "fabrictool", ("t",), 1.0, ("in",), ("out",), ("model",), "prefix", 16, took=("latency",)),
+    Format(
+        "own", "fabrictool", ("t",), 1.0, ("in",), ("out",), ("model",), "prefix", 16, took=("latency",), ttft=("ttft",)
+    ),
     Format("azure", "Azure LLM inference trace", ("timestamp",), 0.0, ("contexttokens",), ("generatedtokens",)),
     Format(
         "burstgpt",
@@ -166,7 +170,7 @@ def _recognise(rows: list[Mapping[str, Any]], name: str) -> Format:
 
 
 def _collect(known: Format, rows: Iterable[Mapping[str, Any]], dropped: Counter[str], name: str) -> Trace:
-    times, prompts, outputs, which, latency = [], [], [], [], []
+    times, prompts, outputs, which, latency, ttft = [], [], [], [], [], []
     chains: list[list[Any]] = []
     models: dict[str, int] = {}
     block = known.block
@@ -188,6 +192,7 @@ def _collect(known: Format, rows: Iterable[Mapping[str, Any]], dropped: Counter[
         which.append(models.setdefault(_name(_first(row, known.model)), len(models)))
         end, took = _time(_first(row, known.finish), known.scale), _time(_first(row, known.took), 1.0)
         latency.append(end - time if end is not None and end >= time else _positive(took))
+        ttft.append(_positive(_time(_first(row, known.ttft), 1.0)))
         ids = row.get(known.prefix)
         chains.append(ids if isinstance(ids, list) else [])
         if known.prefix:
@@ -207,6 +212,7 @@ def _collect(known: Format, rows: Iterable[Mapping[str, Any]], dropped: Counter[
         chain=blocks,
         block_tokens=block if blocks is not None else 0,
         latency=np.array(latency)[order] if np.isfinite(latency).any() else None,
+        ttft=np.array(ttft)[order] if np.isfinite(ttft).any() else None,
         dropped=dict(dropped),
     )
 

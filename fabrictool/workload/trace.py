@@ -37,6 +37,8 @@ class Trace:
     block_tokens: int = 0
     latency: Floats | None = None
     """Seconds that the request really took, where the source says so; NaN where it does not."""
+    ttft: Floats | None = None
+    """Seconds to its first token, likewise."""
     dropped: Mapping[str, int] = field(default_factory=dict)
     """Why rows of the source were left out → how many."""
 
@@ -72,6 +74,7 @@ class Trace:
             chain_start=start,
             chain=chain,
             latency=None if self.latency is None else self.latency[index],
+            ttft=None if self.ttft is None else self.ttft[index],
         )
 
     def of_model(self, name: str) -> Trace:
@@ -106,7 +109,8 @@ def merge(traces: Mapping[str, Trace]) -> Trace:
 def dumps(trace: Trace) -> Iterator[str]:
     """Our own format, one JSON object a line: t (seconds), in and out (tokens).
 
-    Where known also model, prefix (block ids), block (tokens of one) and latency (seconds that it really took).
+    Where known also model, prefix (block ids), block (tokens of one), ttft and latency (seconds until its first and
+    its last token).
     """
     for i in range(len(trace)):
         row: dict[str, Any] = {
@@ -119,6 +123,8 @@ def dumps(trace: Trace) -> Iterator[str]:
         if trace.chain is not None and trace.chain_start is not None:
             row["prefix"] = trace.chain[trace.chain_start[i] : trace.chain_start[i + 1]].tolist()
             row["block"] = trace.block_tokens
+        if trace.ttft is not None and math.isfinite(trace.ttft[i]):
+            row["ttft"] = round(float(trace.ttft[i]), 6)
         if trace.latency is not None and math.isfinite(trace.latency[i]):
             row["latency"] = round(float(trace.latency[i]), 6)
         yield json.dumps(row, separators=(",", ":"))

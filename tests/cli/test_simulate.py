@@ -6,12 +6,18 @@ import io
 import json
 import struct
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 
 import pytest
 
 from fabrictool.cli.main import main
 from fabrictool.cli.simulating import terminal_chart
+from fabrictool.simulator.calibration import choose, loads, shipped
+from fabrictool.simulator.replay import recorded
+from fabrictool.simulator.sheet import case_of
 from fabrictool.workload.formats import read
+from fabrictool.workload.generate import Recipe, generate
+from fabrictool.workload.trace import dumps
 
 INVENTORY = """\
 apiVersion: fabrictool/v1
@@ -620,6 +626,104 @@ def test_a_file_that_is_no_sheet_of_measurements(command, folder, content, exit_
         (folder / "data.csv").write_bytes(content)
     code, _, err = command("calibrate", "data.csv")
     assert (code, said in err) == (exit_code, True)
+
+
+# --- calibrate, from records of requests
+
+SERVICE = ("--device", "h100-sxm", "--engine", "vllm", "--model", "meta-llama/Llama-3.1-8B")
+
+
+def records(count=300):
+    """What a service that is much slower per step than others would have recorded."""
+    sheet_row = {"device": "h100-sxm", "model": SERVICE[-1], "engine": "vllm"}
+    case = case_of(sheet_row | dict.fromkeys(("input_len", "output_len", "concurrency"), "1"))
+    factors = choose(shipped(), "h100-sxm", "nvidia", "vllm", "online").factors
+    slow = replace(factors, step=2 * factors.step, layer=2 * factors.layer, bandwidth=0.75 * factors.bandwidth)
+    trace = generate(Recipe(8.0), count, 1)
+    found = recorded(case, trace).play(slow)
+    return [json.loads(line) for line in dumps(replace(trace, ttft=found["ttft"], latency=found["e2e"]))]
+
+
+def lines(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_a_running_service_calibrates_its_own_forecasts(command, folder):
+    rows = records()
+    spoilt = [
+        rows[9] | {"latency": -1.0},
+        rows[19] | {"ttft": float("nan")},
+        rows[29] | {"ttft": rows[29]["latency"] + 1},
+        {name: value for name, value in rows[39].items() if name != "latency"},
+        {name: value for name, value in rows[49].items() if name != "out"},
+        rows[59] | {"t": None},
+        "text",
+    ]
+    for at, row in zip((9, 19, 29, 39, 49, 59, 69), spoilt, strict=True):
+        rows[at] = row
+    lines(folder / "service.jsonl", rows)
+    code, out, err = command("calibrate", "service.jsonl", *SERVICE, "-o", "mine", "--json")
+    assert code == 0, err
+    document = json.loads(out)
+    assert document["dropped"] == {
+        "no ttft and latency to compare with": 4, "no token count": 1, "no time": 1, "not an object": 1
+    }  # fmt: skip
+    assert document["overloaded"] == 0
+    (one,) = document["calibrations"]
+    assert (one["device"], one["engine"], one["scope"], one["measurements"]) == ("h100-sxm", "vllm", "online", 293)
+    assert one["error_before"] > 0.25
+    assert one["error_after"] < 0.05
+    assert "293 of 300 requests" in err
+
+    # The file is what `--calibrations` takes, with a band and the range that was seen.
+    written = loads((folder / "mine" / "h100-sxm-vllm-online.toml").read_text())
+    assert (written.points, written.source) == (293, "calibrate service.jsonl")
+    assert all(-0.2 < spread.low <= spread.high < 0.2 for spread in written.spreads.values())
+    row = "h100-sxm,meta-llama/Llama-3.1-8B,vllm,512,128,8\n"
+    (folder / "one.csv").write_text("device,model,engine,input_len,output_len,concurrency\n" + row)
+    (before,), (after,) = (
+        sheet(command("simulate", "--cases", "one.csv", *own)[1]) for own in ((), ("--calibrations", "mine"))
+    )
+    assert float(after["tpot_ms"]) == pytest.approx(float(before["tpot_ms"]) * 1.6, rel=0.15)
+
+
+def test_an_overloaded_service_is_no_measure(command, folder):
+    rows = records(400)
+    lines(folder / "over.jsonl", [row | {"ttft": 0.3 * i, "latency": 0.3 * i + 1} for i, row in enumerate(rows)])
+    code, _, err = command("calibrate", "over.jsonl", *SERVICE)
+    assert (code, "FT2150" in err, "came while it did not keep up" in err) == (65, True, True)
+
+
+def test_records_that_are_none(command, folder):
+    rows = records(100)
+    lines(folder / "all-bad.jsonl", [row | {"latency": -1} for row in rows])
+    lines(folder / "few.jsonl", rows[:20])
+    lines(folder / "several.jsonl", [row | {"model": "ab"[i % 2]} for i, row in enumerate(rows)])
+    lines(folder / "no-trace.jsonl", [{"latency": 1}])
+    for name, said in (("all-bad", "FT2150"), ("few", "FT2150"), ("several", "FT2150"), ("no-trace", "FT2201")):
+        code, _, err = command("calibrate", f"{name}.jsonl", *SERVICE, "-o", "mine")
+        assert (code, said in err) == (65, True), err
+    assert not (folder / "mine").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "said"),
+    [
+        (SERVICE[:4], 64, "FT9001"),
+        (SERVICE[2:], 64, "FT9001"),
+        ((*SERVICE, "--tp", "0"), 64, "FT9001"),
+        ((*SERVICE, "--max-num-seqs", "0"), 64, "FT9001"),
+        ((*SERVICE, "--precision", "bf99"), 65, "FT2131"),
+        ((*SERVICE[:-1], "nobody/nothing"), 65, "FT2133"),
+        (("--device", "abacus", *SERVICE[2:]), 65, "FT2132"),
+        ((*SERVICE[:2], "--engine", "steam", *SERVICE[4:]), 65, "FT2134"),
+        ((*SERVICE[:-1], "meta-llama/Llama-3.1-70B"), 65, "FT2111"),
+    ],
+)
+def test_mistakes_about_a_running_service(command, folder, arguments, exit_code, said):
+    lines(folder / "service.jsonl", records(60))
+    code, _, err = command("calibrate", "service.jsonl", *arguments)
+    assert (code, said in err) == (exit_code, True), err
 
 
 def test_a_chart_of_nothing_is_empty():

@@ -56,6 +56,11 @@ request_id,request_type,application_id,arrival_timestamp,batch_size,prompt_size,
 1,2,0,3,1,2048,8
 """
 AIBRIX = "timestamp_ms,prompt_len,output_len\n6011,178,8\n6917,258,40\n"
+RECORDS = """\
+{"t": 1, "in": 30, "out": 5, "ttft": 0.125, "latency": 0.5}
+{"t": 0, "in": 20, "out": 4, "ttft": NaN, "latency": -1}
+{"t": 2, "in": 10, "out": 3, "latency": 0.25}
+"""
 SHAREGPT = json.dumps([
     {"id": "a", "conversations": [
         {"from": "human", "value": "x" * 40},
@@ -261,3 +266,13 @@ def test_any_csv_is_a_trace_or_a_coded_error(known, rows, rng):
     header = [*known.time, *known.prompt, *known.output, *known.model, *known.finish, rng.choice(string.ascii_letters)]
     rng.shuffle(header)
     survives("\n".join([",".join(header), *(",".join(row) for row in rows)]))
+
+
+def test_records_of_a_service_keep_their_latencies():
+    trace = read(RECORDS)
+    np.testing.assert_array_equal(trace.ttft, [np.nan, 0.125, np.nan])
+    np.testing.assert_array_equal(trace.latency, [np.nan, 0.5, 0.25])
+    again = read("\n".join(dumps(trace)))
+    np.testing.assert_array_equal(again.ttft, trace.ttft)
+    np.testing.assert_array_equal(trace.only(slice(1, 2)).ttft, [0.125])
+    assert read(AIBRIX).ttft is None

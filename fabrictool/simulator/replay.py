@@ -1,0 +1,245 @@
+"""A recorded run played again: the same arrivals and lengths, each request's latencies beside what it really had.
+
+That is how a running service calibrates its own forecasts, without a benchmark. What is compared is the latency of each
+request; what errors are told of is the mean over stretches of the run, as reports forecast means and not requests.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fabrictool.base.errors import InvalidInputError
+from fabrictool.catalog import engines
+from fabrictool.routing.policies import RoundRobinPolicy
+from fabrictool.simulator.calibration import METRICS, Hull
+from fabrictool.simulator.cases import LAYER_SPLIT, TOKEN_BUDGET
+from fabrictool.simulator.fitting import LIMIT, NAMES, NOISE, SPREAD, WEIGHT, WORST
+from fabrictool.simulator.fleet import ReplicaSpec, Stream, simulate
+from fabrictool.simulator.kernel import BLOCK
+from fabrictool.simulator.memory import reported_memory, room
+from fabrictool.simulator.operators import Parallelism
+from fabrictool.simulator.stepmodel import Factors, Machine, StepModel
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from fabrictool.simulator.cases import Case
+    from fabrictool.workload.trace import Trace
+
+    Floats = np.ndarray[Any, np.dtype[np.float64]]
+    Ints = np.ndarray[Any, np.dtype[np.int64]]
+    Bools = np.ndarray[Any, np.dtype[np.bool_]]
+
+INDEPENDENT = 200
+"""Requests that a fit counts as so many measurements at most: those of one run share their errors, and must not
+outweigh the prior by their mere number."""
+WINDOW_REQUESTS = 50
+WINDOW_TTFTS = 100
+"""A window to judge overload by has at least so many requests, and lasts at least so many short TTFTs (a tenth are
+shorter): by Little's law one request in twenty waits then for its first token where TTFTs are five times as long on
+average."""
+WAITING_SHARE = 0.1
+WAITING = 5
+"""Share of a window's requests, or number, that may wait for their first token where it begins and ends."""
+PROBE = 0.15
+"""How far, in logarithms, a fit looks for where to go. A request that joins a step earlier moves others by whole steps:
+forecasts jump by half a per cent, in which the effect of a small change is lost."""
+RADIUS, SMALLEST = 0.7, 0.02
+"""How far a step goes at most, and the size below which no step is tried."""
+STRETCH = 25
+STRETCHES = (4, 40)
+"""Requests of a stretch whose mean errors are told; and how many stretches there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one replica was sent and how long it took; arrays over requests, in order of arrival."""
+
+    case: Case
+    """Device, model, engine, precision and cut; its lengths and load do not count."""
+    max_num_seqs: int
+    token_budget: int
+    stream: Stream
+    prefix_tokens: int
+    measured: Mapping[str, Floats]
+    """ttft, tpot, e2e in seconds; NaN where there is none to compare with."""
+    usable: Bools
+    """Has both a TTFT and an E2E to compare with."""
+    kept_up: Bools
+    """Came while the service kept up."""
+
+    @property
+    def compared(self) -> Ints:
+        """Indices of the requests that are compared."""
+        return np.flatnonzero(self.usable & self.kept_up)
+
+    def stretches(self) -> list[Ints]:
+        """The compared requests in so many parts, one after the other in time."""
+        count = min(max(len(self.compared) // STRETCH, STRETCHES[0]), STRETCHES[1])
+        return np.array_split(self.compared, count)
+
+    def play(self, factors: Factors) -> Mapping[str, Floats]:
+        """The same metrics as forecast; NaN for requests that fit no replica. Raises InvalidInputError FT2111."""
+        case = self.case
+        cut = Parallelism(pp=1) if case.engine in LAYER_SPLIT else case.cut
+        space = room(case.model, case.cut, reported_memory(case.device), weights=case.precision, kv=case.kv_precision)
+        if not space.fits:
+            raise InvalidInputError.of(
+                "FT2111", f"{case.model.id} at {case.precision} does not fit on {case.cut.devices} × {case.device.id}"
+            )
+        step = StepModel.of(
+            case.model, Machine.of(case.device), cut, factors, weights=case.precision, kv=case.kv_precision
+        )
+        spec = ReplicaSpec(
+            times=step.times(self.max_num_seqs, self.token_budget),
+            max_num_seqs=self.max_num_seqs,
+            token_budget=self.token_budget,
+            kv_tokens=space.kv_tokens,
+            lanes=step.lanes,
+            prefix_tokens=self.prefix_tokens,
+            frontend=factors.request,
+        )
+        found = simulate([spec], self.stream, RoundRobinPolicy())
+        read = factors.prompt_token * found.prompt
+        return {"ttft": found.ttft + read, "tpot": found.tpot, "e2e": found.e2e + read}
+
+    def mean_errors(self, factors: Factors, stretches: Sequence[Ints]) -> list[dict[str, float]]:
+        """Metric → log of the mean measured over the mean forecast, of each stretch."""
+        found = self.play(factors)
+        errors = []
+        for chosen in stretches:
+            one = {}
+            for metric in METRICS:
+                both = chosen[np.isfinite(self.measured[metric][chosen]) & np.isfinite(found[metric][chosen])]
+                if len(both):
+                    one[metric] = math.log(self.measured[metric][both].mean() / found[metric][both].mean())
+            errors.append(one)
+        return errors
+
+    def hull(self) -> Hull:
+        """Where nine tenths of the compared requests lie."""
+        chosen = self.compared
+        arrival = self.stream.arrival
+        finish = np.sort((arrival + self.measured["e2e"])[np.isfinite(self.measured["e2e"])])
+        flying = np.arange(1, len(arrival) + 1) - np.searchsorted(finish, arrival)
+
+        def span(values: Any) -> tuple[float, float]:
+            low, high = np.quantile(values[chosen], (0.05, 0.95))
+            return float(low), float(high)
+
+        devices = float(self.case.devices)
+        return Hull(
+            concurrency=span(np.maximum(flying, 1)),
+            input_len=span(self.stream.prompt),
+            output_len=span(self.stream.output),
+            devices=(devices, devices),
+            models=(self.case.model.id,),
+        )
+
+
+def recorded(case: Case, trace: Trace, max_num_seqs: int | None = None, token_budget: int | None = None) -> Run:
+    """A run from the records of one replica, with the engine's own limits unless others are given.
+
+    A request whose latencies are not known is load all the same.
+    """
+    count = len(trace)
+    unknown = np.full(count, np.nan)
+    ttft = unknown if trace.ttft is None else trace.ttft
+    e2e = unknown if trace.latency is None else trace.latency
+    with np.errstate(invalid="ignore", divide="ignore"):
+        usable = (ttft > 0) & (e2e >= ttft)
+        usable &= np.isfinite(e2e)
+        tpot = np.where(usable & (trace.output > 1) & (e2e > ttft), (e2e - ttft) / (trace.output - 1), np.nan)
+    caches = case.engine in ("vllm", "sglang") and trace.block_tokens and not trace.block_tokens % BLOCK
+    usual = engines()[case.engine].default_max_num_seqs if case.engine in engines() else 256
+    return Run(
+        case=case,
+        max_num_seqs=max_num_seqs or usual,
+        token_budget=token_budget or TOKEN_BUDGET.get(case.engine, 8192),
+        stream=Stream(
+            trace.arrival,
+            np.maximum(trace.prompt, 1),
+            np.maximum(trace.output, 1),
+            chain_start=trace.chain_start if caches else None,
+            chain=trace.chain if caches else None,
+        ),
+        prefix_tokens=trace.block_tokens if caches else 0,
+        measured={"ttft": np.where(usable, ttft, np.nan), "tpot": tpot, "e2e": np.where(usable, e2e, np.nan)},
+        usable=usable,
+        kept_up=keeping_up(trace.arrival, np.where(usable, ttft, np.nan)),
+    )
+
+
+def keeping_up(arrival: Floats, ttft: Floats) -> Bools:
+    """Which requests came while the service gave first tokens as fast as requests arrived.
+
+    Time is cut into windows. Where many wait for their first token when a window begins or ends, a queue grows or is
+    still there: its length says more of the load than of the service, and a small error of speed becomes a large one.
+    """
+    known = np.isfinite(ttft)
+    if not known.any():
+        return np.zeros(len(arrival), dtype=bool)
+    span = max(float(arrival[-1] - arrival[0]), 1e-9)
+    long_enough = max(WINDOW_REQUESTS * span / len(arrival), WINDOW_TTFTS * float(np.quantile(ttft[known], 0.1)))
+    edges = np.linspace(arrival[0], arrival[-1], max(1, int(span / long_enough)) + 1)
+    begun, answered = arrival[known], np.sort(arrival[known] + ttft[known])
+    waiting = np.searchsorted(begun, edges) - np.searchsorted(answered, edges)
+    window = np.clip(np.searchsorted(edges, arrival, side="right") - 1, 0, len(edges) - 2)
+    allowed = np.maximum(WAITING, WAITING_SHARE * np.bincount(window, minlength=len(edges) - 1))
+    calm = (waiting[:-1] <= allowed) & (waiting[1:] <= allowed)
+    return np.asarray(calm[window])
+
+
+def fit(run: Run, chosen: Ints, prior: Factors, rounds: int = 12) -> Factors:
+    """The factors that explain the latencies of the `chosen` requests best without leaving `prior` for nothing.
+
+    Gauss-Newton steps, each weighted anew so that outliers pull once and not squared, within bounds and a trust region:
+    SciPy's own soft losses got stuck where most residuals are large.
+    """
+    from scipy.optimize import lsq_linear  # noqa: PLC0415 -- only calibration needs SciPy
+
+    spread = np.array([SPREAD[name] for name in NAMES])
+    lower, upper = np.full(len(NAMES), math.log(1e-9)), np.log([LIMIT.get(name, 1.0) for name in NAMES])
+    start = np.minimum(prior.vector(), upper)
+    share = min(1.0, INDEPENDENT / max(1, len(chosen)))
+
+    def errors(vector: Floats) -> Floats:
+        found = run.play(Factors.of(vector))
+        parts = []
+        for metric in METRICS:
+            measured = run.measured[metric][chosen]
+            known = np.isfinite(measured)
+            with np.errstate(invalid="ignore", divide="ignore"):
+                error = np.log(measured[known] / found[metric][chosen][known])
+            parts.append(WEIGHT[metric] / NOISE * np.where(np.isfinite(error), error, WORST))
+        return np.concatenate(parts)
+
+    def cost(error: Floats, vector: Floats) -> float:
+        soft = 2.0 * (np.sqrt(1.0 + error**2) - 1.0)
+        return float(share * soft.sum() + (((vector - start) / spread) ** 2).sum())
+
+    point, radius = start, RADIUS
+    error = errors(point)
+    for _ in range(rounds):
+        probe = np.where(point + PROBE > upper, -PROBE, PROBE)
+        slopes = np.stack(
+            [(errors(point + h * axis) - error) / h for h, axis in zip(probe, np.eye(len(NAMES)), strict=True)], axis=1
+        )
+        weight = np.sqrt(share / np.sqrt(1.0 + error**2))
+        matrix = np.concatenate([weight[:, None] * slopes, np.diag(1.0 / spread)])
+        target = np.concatenate([-weight * error, (start - point) / spread])
+        while radius > SMALLEST:
+            bounds = (np.maximum(lower - point, -radius), np.minimum(upper - point, radius))
+            trial = np.clip(point + lsq_linear(matrix, target, bounds).x, lower, upper)
+            new = errors(trial)
+            if cost(new, trial) < cost(error, point):
+                point, error, radius = trial, new, min(RADIUS, 1.5 * radius)
+                break
+            radius *= 0.4
+        else:
+            break
+    return Factors.of(point)
