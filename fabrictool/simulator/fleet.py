@@ -306,7 +306,7 @@ class Fleet:
         target = self.requests.whither if handed else self.requests.where
         if choice.candidates:
             target[i] = self.policy.pick(choice.candidates).index
-        elif self._changes:
+        elif any(what == "up" and self.specs[r].model == model for _, r, what in self._changes):
             target[i] = kernel.PARKED
             self._parked.append(i)
         else:  # nobody may ever serve it

@@ -17,7 +17,7 @@ from fabrictool.catalog import engines
 from fabrictool.routing.policies import RoundRobinPolicy
 from fabrictool.simulator.calibration import METRICS, Hull
 from fabrictool.simulator.cases import LAYER_SPLIT, TOKEN_BUDGET
-from fabrictool.simulator.fitting import LIMIT, NAMES, NOISE, SPREAD, WEIGHT, WORST
+from fabrictool.simulator.fitting import NOISE, WEIGHT, WORST, explain
 from fabrictool.simulator.fleet import ReplicaSpec, Stream, simulate
 from fabrictool.simulator.kernel import BLOCK
 from fabrictool.simulator.memory import reported_memory, room
@@ -45,11 +45,6 @@ average."""
 WAITING_SHARE = 0.1
 WAITING = 5
 """Share of a window's requests, or number, that may wait for their first token where it begins and ends."""
-PROBE = 0.15
-"""How far, in logarithms, a fit looks for where to go. A request that joins a step earlier moves others by whole steps:
-forecasts jump by half a per cent, in which the effect of a small change is lost."""
-RADIUS, SMALLEST = 0.7, 0.02
-"""How far a step goes at most, and the size below which no step is tried."""
 STRETCH = 25
 STRETCHES = (4, 40)
 """Requests of a stretch whose mean errors are told; and how many stretches there are."""
@@ -195,19 +190,9 @@ def keeping_up(arrival: Floats, ttft: Floats) -> Bools:
 
 
 def fit(run: Run, chosen: Ints, prior: Factors, rounds: int = 12) -> Factors:
-    """The factors that explain the latencies of the `chosen` requests best without leaving `prior` for nothing.
+    """The factors that explain the latencies of the `chosen` requests best without leaving `prior` for nothing."""
 
-    Gauss-Newton steps, each weighted anew so that outliers pull once and not squared, within bounds and a trust region:
-    SciPy's own soft losses got stuck where most residuals are large.
-    """
-    from scipy.optimize import lsq_linear  # noqa: PLC0415 -- only calibration needs SciPy
-
-    spread = np.array([SPREAD[name] for name in NAMES])
-    lower, upper = np.full(len(NAMES), math.log(1e-9)), np.log([LIMIT.get(name, 1.0) for name in NAMES])
-    start = np.minimum(prior.vector(), upper)
-    share = min(1.0, INDEPENDENT / max(1, len(chosen)))
-
-    def errors(vector: Floats) -> Floats:
+    def residuals(vector: Floats) -> Floats:
         found = run.play(Factors.of(vector))
         parts = []
         for metric in METRICS:
@@ -218,28 +203,4 @@ def fit(run: Run, chosen: Ints, prior: Factors, rounds: int = 12) -> Factors:
             parts.append(WEIGHT[metric] / NOISE * np.where(np.isfinite(error), error, WORST))
         return np.concatenate(parts)
 
-    def cost(error: Floats, vector: Floats) -> float:
-        soft = 2.0 * (np.sqrt(1.0 + error**2) - 1.0)
-        return float(share * soft.sum() + (((vector - start) / spread) ** 2).sum())
-
-    point, radius = start, RADIUS
-    error = errors(point)
-    for _ in range(rounds):
-        probe = np.where(point + PROBE > upper, -PROBE, PROBE)
-        slopes = np.stack(
-            [(errors(point + h * axis) - error) / h for h, axis in zip(probe, np.eye(len(NAMES)), strict=True)], axis=1
-        )
-        weight = np.sqrt(share / np.sqrt(1.0 + error**2))
-        matrix = np.concatenate([weight[:, None] * slopes, np.diag(1.0 / spread)])
-        target = np.concatenate([-weight * error, (start - point) / spread])
-        while radius > SMALLEST:
-            bounds = (np.maximum(lower - point, -radius), np.minimum(upper - point, radius))
-            trial = np.clip(point + lsq_linear(matrix, target, bounds).x, lower, upper)
-            new = errors(trial)
-            if cost(new, trial) < cost(error, point):
-                point, error, radius = trial, new, min(RADIUS, 1.5 * radius)
-                break
-            radius *= 0.4
-        else:
-            break
-    return Factors.of(point)
+    return explain(residuals, prior, rounds=rounds, share=min(1.0, INDEPENDENT / max(1, len(chosen))))

@@ -111,8 +111,10 @@ def report(
     with np.errstate(invalid="ignore", divide="ignore"):
         kv = np.nan_to_num(outcome.accounts.cache_time / outcome.accounts.busy / blocks)
     watts = np.array(hardware.devices) * np.array(hardware.tdp_w)
-    share = IDLE_SHARE + (BUSY_SHARE - IDLE_SHARE) * busy
-    energy = float((watts * share).sum() * span)
+    # A replica holds its devices until it is gone, also while it starts.
+    held = np.clip(np.array([min(spec.down, outcome.end) for spec in specs]) - first, 0.0, span)
+    computing = np.minimum(outcome.accounts.busy, held)
+    energy = float((watts * (IDLE_SHARE * held + (BUSY_SHARE - IDLE_SHARE) * computing)).sum())
     tokens = float(outcome.output[finished].sum())
     latency = {"ttft": _summary(ttft), "tpot": _summary(tpot[np.isfinite(tpot)]), "e2e": _summary(e2e)}
     itl = inter_token_latencies(outcome.accounts, list(QUANTILES.values()))
@@ -136,7 +138,7 @@ def report(
         kv_use=tuple(float(x) for x in kv),
         preemptions=int(outcome.preempted.sum()),
         prefix_hits=float(outcome.cached.sum()) / max(1.0, float(outcome.prompt.sum())),
-        cost=sum(hardware.price) * span / 3600.0,
+        cost=float((np.array(hardware.price) * held).sum()) / 3600.0,
         energy_j=energy,
         joules_per_token=energy / tokens if tokens else math.nan,
         basis="; ".join(dict.fromkeys(f"{basis(one)} ({one.source})" for one in calibrations)),

@@ -278,6 +278,14 @@ def test_requests_wait_at_the_gateway_for_a_cold_start():
     assert np.isfinite(found.finish).all()
 
 
+def test_requests_that_nobody_will_ever_serve_again_are_refused():
+    requests = stream(400, 10.0)
+    found = play([spec(drain=20.0, down=30.0)], requests)
+    assert len(found.refused) > 0
+    over = np.isfinite(found.finish).sum() + len(found.refused) + len(found.lost)
+    assert over == len(requests.arrival)
+
+
 def test_nobody_serves_what_nobody_may():
     found = play([spec(drain=0.0, down=0.5)], stream(20, 10.0))
     assert len(found.refused) + len(found.lost) > 0

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import yaml
-from scipy.optimize import least_squares
 
 from fabrictool.catalog import accelerators, models
 from fabrictool.routing.policies import policy
@@ -60,22 +59,18 @@ def _models(every):
 
 
 def _fit(every, prior):
-    spread = np.array([fitting.SPREAD[name] for name in fitting.NAMES])
-    upper = np.log([fitting.LIMIT.get(name, 1.0) for name in fitting.NAMES])
-    start = np.minimum(prior.vector(), upper - 1e-3)
-
     def residuals(vector):
         factors = Factors.of(vector)
-        errors = [
-            fitting.WEIGHT[metric] * np.clip(np.log(real / found), -fitting.WORST, fitting.WORST) / fitting.NOISE
-            for _, described, profile, stages in every
-            for stage in play(described, profile, stages, factors)
-            for metric, (found, real) in stage.items()
-        ]
-        return np.concatenate([errors, (vector - start) / spread])
+        return np.array(
+            [
+                fitting.WEIGHT[metric] * np.clip(np.log(real / found), -fitting.WORST, fitting.WORST) / fitting.NOISE
+                for _, described, profile, stages in every
+                for stage in play(described, profile, stages, factors)
+                for metric, (found, real) in stage.items()
+            ]
+        )
 
-    bounds = (np.full(len(start), np.log(1e-9)), upper)
-    return Factors.of(least_squares(residuals, start, bounds=bounds, loss="soft_l1", diff_step=0.02, max_nfev=12).x)
+    return fitting.explain(residuals, prior, rounds=8)
 
 
 def _percent(value):

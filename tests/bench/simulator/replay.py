@@ -18,24 +18,33 @@ from fabrictool.simulator.stepmodel import Machine, StepModel
 
 DATA = Path(__file__).parents[2] / "data" / "measured"
 RUNS = {
-    "llama-3.1-8b": ("vllm_run__RTXPRO6000__Llama-3.1-8B__vllm__requests.jsonl", "meta-llama/Llama-3.1-8B-Instruct"),
+    "llama-3.1-8b": (
+        "vllm_run__RTXPRO6000__Llama-3.1-8B__vllm__requests.jsonl",
+        "meta-llama/Llama-3.1-8B-Instruct",
+        Parallelism(),
+    ),
     "qwen3-30b-a3b": (
         "vllm_run__RTXPRO6000__Qwen3-30B-A3B-Instruct-2507__vllm__requests.jsonl",
         "Qwen/Qwen3-30B-A3B",
+        Parallelism(dp=2, ep=2),
     ),
 }
+"""Slice → (the source's file, model, how it was cut: the runs' own configuration)."""
 SLOTS, BUDGET = 128, 2048
+"""Of each attention group."""
 
 
 def play(name, factors, start=0, stop=None):
-    """Metric → (forecast, measured) of requests `start` to `stop` of a run on RTX PRO 6000, one device."""
+    """Metric → (forecast, measured) of requests `start` to `stop` of a run on RTX PRO 6000."""
     with gzip.open(DATA / f"replay-{name}.csv.gz", "rt") as lines:
         rows = list(csv.DictReader(lines))
     column = {key: np.array([float(row[key]) for row in rows]) for key in rows[0]}
     device, model = accelerators()["rtxpro6000"], models()[RUNS[name][1]]
-    step = StepModel.of(model, Machine.of(device), Parallelism(), factors)
-    space = room(model, Parallelism(), reported_memory(device), weights="bf16", kv="bf16")
-    spec = ReplicaSpec(step.times(SLOTS, BUDGET), SLOTS, BUDGET, space.kv_tokens)
+    cut = RUNS[name][2]
+    slots, budget = SLOTS * cut.dp, BUDGET * cut.dp
+    step = StepModel.of(model, Machine.of(device), cut, factors)
+    space = room(model, cut, reported_memory(device), weights="bf16", kv="bf16")
+    spec = ReplicaSpec(step.times(slots, budget), slots, budget, space.kv_tokens, lanes=step.lanes)
     prompt, output = column["prompt"].astype(np.int64), column["output"].astype(np.int64)
     found = simulate([spec], Stream(column["arrival_s"], prompt, output), policy("random", random.Random(0)))
     measured = {

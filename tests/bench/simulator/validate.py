@@ -196,8 +196,8 @@ def _overall(pairs):
 
 def _replays():
     yield "RTX PRO 6000, vLLM 0.19, calibrated from kernel times and the first hundred requests of the Llama run; the"
-    yield "other two hundred of each run are compared. The mixture of experts queues in the forecast and did not in"
-    yield "truth: its tokens share more experts than even routing says."
+    yield "other two hundred of each run are compared. Qwen3-30B-A3B ran on two devices with data-parallel attention;"
+    yield "nothing was fitted to that run, nor to any other that deals experts out over two such devices."
     yield ""
     yield "| run | metric | mean: forecast, measured | error of the mean | of the 99th percentile | per request |"
     yield "|---|---|---|---|---|---|"
