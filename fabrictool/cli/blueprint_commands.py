@@ -106,6 +106,13 @@ def schema(
 
 def init(
     folder: Annotated[Path, typer.Argument(help="Where to write blueprint.yaml and inventory.yaml.")] = Path(),
+    synthetic: Annotated[
+        str, typer.Option(metavar="SIZE", help="A made-up fabric of MODELSxTYPESxGPUS, such as `50x8x5000`.")
+    ] = "",
+    seed: Annotated[int, typer.Option(help="Of the made-up fabric: the same seed, the same files.")] = 0,
+    load: Annotated[
+        float, typer.Option(min=0.01, max=10, help="Its demand, as a share of what it could serve at best.")
+    ] = 0.7,
 ) -> None:
     """Write a starter blueprint and inventory; never overwrites."""
     from fabrictool.base.errors import InvalidInputError
@@ -113,7 +120,8 @@ def init(
     from fabrictool.blueprint.starter import starter_files
     from fabrictool.cli.output import say
 
-    files = {folder / name: text for name, text in starter_files().items()}
+    texts = _synthetic(synthetic, seed, load) if synthetic else starter_files()
+    files = {folder / name: text for name, text in texts.items()}
     taken = [path for path in files if path.exists()]
     if taken:
         raise InvalidInputError.of("FT9007", f"{taken[0]} exists", file=str(taken[0]), hint="choose another folder")
@@ -121,3 +129,17 @@ def init(
         write_atomic(path, text.encode())
         say(f"wrote {path}")
     say(f"next: fabrictool validate -b {folder / 'blueprint.yaml'}")
+
+
+def _synthetic(size: str, seed: int, load: float) -> dict[str, str]:
+    import math
+
+    import yaml
+
+    from fabrictool.planner.synthetic import documents, parse
+
+    if math.isnan(load):
+        raise typer.BadParameter("nan is no share", param_hint="--load")
+    found = documents(parse(size), seed, load)
+    line = f"# Made up by `fabrictool init --synthetic {size} --seed {seed} --load {load:g}`.\n"
+    return {name: line + yaml.safe_dump(document, sort_keys=False) for name, document in found.items()}

@@ -13,14 +13,16 @@ part in the integer program, which then stops a little before the proof; the rel
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fabrictool.planner.formulation import Formulation
 from fabrictool.planner.infeasible import explain_infeasible
 from fabrictool.planner.problem import Problem, Solution, StageResult
+from fabrictool.planner.rounding import rounded
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from fabrictool.planner.program import Answer
 
@@ -44,39 +46,83 @@ class ExactSolver:
     def solve(
         self, problem: Problem, *, deadline_s: float, seed: int, warm: Solution | None = None
     ) -> Iterator[Solution]:
-        """Yields a solution after each stage, the last one is the answer; a stage has `deadline_s` seconds at most."""
+        """Yields ever better solutions, the last one is the answer; a stage has `deadline_s` seconds at most."""
         for need in problem.needs:
             if not problem.of(need.model) and (need.minimum or any(need.pins.values())):
                 raise explain_infeasible(problem)
+        search = _Search(problem, deadline_s, seed)
+        for name in stage_names(problem):
+            if search.whole.terms(name):
+                yield from search.stage(name)
+
+
+class _Search:
+    """One run: the integer program, its relaxation, and what is known so far."""
+
+    def __init__(self, problem: Problem, deadline_s: float, seed: int) -> None:
         every = range(len(problem.options))
+        self._problem, self._seconds, self._seed = problem, deadline_s, seed
+        self._complete = len(every) <= SMALL
         names = stage_names(problem)
-        chosen = every if len(every) <= SMALL else _core(problem, names, deadline_s, seed)
-        complete = len(chosen) == len(every)
-        relaxed, whole = Formulation(problem, every, whole=False), Formulation(problem, chosen, whole=True)
-        answer: Answer | None = None
-        bounds: dict[str, float] = {}
-        optimal = complete
-        for name in names:
-            if not whole.terms(name):
-                continue
-            below = relaxed.minimise(name, seconds=deadline_s, seed=seed)
-            if below is None:
-                raise explain_infeasible(problem)
-            bounds[name] = below.objective
-            if answer is None or whole.value(name, answer) > below.objective + _slack(name, below.objective):
-                found = whole.minimise(
-                    name, seconds=deadline_s, seed=seed, gap=0.0 if complete else CLOSE, start=answer
-                )
-                if found is None:
-                    raise explain_infeasible(problem)
-                answer = found
-                optimal = optimal and found.optimal
-                if complete:
-                    bounds[name] = max(bounds[name], found.bound)
-            value = whole.value(name, answer)
-            for formulation in (whole, relaxed):
-                formulation.keep(name, value + _slack(name, value))
-            yield _solution(whole, answer, bounds, optimal=optimal)
+        self._core = _Core(every, {}, {}) if self._complete else _core(problem, names, deadline_s, seed)
+        self._relaxed = Formulation(problem, every, whole=False)
+        self.whole = Formulation(problem, self._core.options, whole=True)
+        self._answer: Answer | None = None
+        self._bounds: dict[str, float] = {}
+        self._optimal = self._complete
+        self._searched = False
+
+    def stage(self, name: str) -> Iterator[Solution]:
+        """Minimises one objective, and keeps it from then on."""
+        self._bounds[name] = self._bound(name)
+        if self._core.rounded and not self._searched:
+            near = self.whole.minimise(name, seconds=self._seconds, seed=self._seed, counts=self._core.rounded)
+            if near is not None:
+                self._answer = near
+                yield self._solution(near)
+        answer = self._answer
+        if answer is None or self.whole.value(name, answer) > self._bounds[name] + _slack(name, self._bounds[name]):
+            answer = self._improve(name)
+        self._answer = answer
+        value = self.whole.value(name, answer)
+        for formulation in (self.whole, self._relaxed):
+            formulation.keep(name, value + _slack(name, value))
+        yield self._solution(answer)
+
+    def _bound(self, name: str) -> float:
+        """What no solution can be better than, with the earlier stages where they are."""
+        known = name in self._core.lowest and all(
+            self._answer is not None and self.whole.value(n, self._answer) <= low + _slack(n, low)
+            for n, low in self._bounds.items()
+        )
+        if known:  # each stage before is at its own least
+            return self._core.lowest[name]
+        below = self._relaxed.minimise(name, seconds=self._seconds, seed=self._seed)
+        if below is None:
+            raise explain_infeasible(self._problem)
+        return below.objective
+
+    def _improve(self, name: str) -> Answer:
+        self._searched = True
+        gap = 0.0 if self._complete else CLOSE
+        found = self.whole.minimise(name, seconds=self._seconds, seed=self._seed, gap=gap, start=self._answer)
+        if found is None:
+            raise explain_infeasible(self._problem)
+        self._optimal = self._optimal and found.optimal
+        if self._complete:
+            self._bounds[name] = max(self._bounds[name], found.bound)
+        return found
+
+    def _solution(self, answer: Answer) -> Solution:
+        """Objectives of all stages so far, as the answer stands now: a later one may have used a tolerance."""
+        values = {name: self.whole.value(name, answer) for name in self._bounds}
+        return Solution(
+            self.whole.counts(answer),
+            self.whole.loads(answer),
+            tuple(StageResult(n, _clean(v), _clean(min(v, self._bounds[n]))) for n, v in values.items()),
+            "exact (SCIP and GLOP in OR-Tools)",
+            self._optimal,
+        )
 
 
 def stage_names(problem: Problem) -> list[str]:
@@ -91,38 +137,45 @@ def _slack(name: str, value: float) -> float:
     return max(slack, LATENCY_TOLERANCE * value) if name == "latency" else slack
 
 
-def _core(problem: Problem, names: list[str], deadline_s: float, seed: int) -> list[int]:
-    """The options that the relaxation uses in any stage, those it nearly uses, and those that rules or habit name."""
+@dataclass(frozen=True, slots=True)
+class _Core:
+    """What the relaxation says of a large problem."""
+
+    options: Sequence[int]
+    """Those that it uses in any stage, those that it nearly uses, and those that rules or habit name."""
+    lowest: dict[str, float]
+    """By stage: what it reaches at best when each stage before is at its own least."""
+    rounded: dict[int, int]
+    """By option: whole counts near those of its last stage."""
+
+
+def _core(problem: Problem, names: list[str], deadline_s: float, seed: int) -> _Core:
     relaxed = Formulation(problem, range(len(problem.options)), whole=False)
     core = {i for i, o in enumerate(problem.options) if o.key in problem.fixed or o.key in problem.current}
     for need in problem.needs:
         core |= {i for i in problem.of(need.model) if any(problem.options[i].pool.within(*pin) for pin in need.pins)}
-    nearest: dict[tuple[str, str], list[tuple[float, int]]] = defaultdict(list)
-    for name in names[:-1]:
-        if not relaxed.terms(name):
+    lowest: dict[str, float] = {}
+    distance: dict[int, float] = {}
+    answer: Answer | None = None
+    for name in names:
+        if name == "tie-break" or not relaxed.terms(name):
             continue
         answer = relaxed.minimise(name, seconds=deadline_s, seed=seed)
         if answer is None:
             raise explain_infeasible(problem)
+        lowest[name] = answer.objective
         core |= {i for i, used in relaxed.usage(answer).items() if used > TOLERANCE}
+        distance = {i: relaxed.distance(answer, i) for i in relaxed.chosen}
+        nearest: dict[str, list[tuple[float, int]]] = defaultdict(list)
         for i, option in enumerate(problem.options):
-            nearest[name, option.model].append((relaxed.distance(answer, i), i))
+            nearest[option.model].append((distance[i], i))
+        for options in nearest.values():
+            core |= {i for _, i in sorted(options)[:NEAREST]}
         relaxed.keep(name, answer.objective + _slack(name, answer.objective))
-    for options in nearest.values():
-        core |= {i for _, i in sorted(options)[:NEAREST]}
-    return sorted(core)
-
-
-def _solution(whole: Formulation, answer: Answer, bounds: dict[str, float], *, optimal: bool) -> Solution:
-    """Objectives of all stages so far, as the answer stands now: a later one may have used a tolerance."""
-    values = {name: whole.value(name, answer) for name in bounds}
-    return Solution(
-        whole.counts(answer),
-        whole.loads(answer),
-        tuple(StageResult(n, _clean(v), _clean(min(v, bounds[n]))) for n, v in values.items()),
-        "exact (SCIP and GLOP in OR-Tools)",
-        optimal,
-    )
+    chosen = sorted(core)
+    usage = relaxed.usage(answer) if answer is not None else {}
+    near = rounded(problem, {i: usage.get(i, 0.0) for i in chosen}, distance)
+    return _Core(chosen, lowest, near)
 
 
 def _clean(value: float) -> float:

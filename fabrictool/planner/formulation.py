@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from fabrictool.planner.program import Answer, Program, Terms
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from fabrictool.planner.problem import ModelNeed, Problem
 
@@ -71,11 +71,23 @@ class Formulation:
     # -- solving ----------------------------------------------------------------------------------------------
 
     def minimise(
-        self, name: str, *, seconds: float, seed: int, gap: float = 0.0, start: Answer | None = None
+        self,
+        name: str,
+        *,
+        seconds: float,
+        seed: int,
+        gap: float = 0.0,
+        start: Answer | None = None,
+        counts: Mapping[int, int] | None = None,
     ) -> Answer | None:
-        """The best answer of one stage; None when the rules contradict each other."""
+        """The best answer of one stage, with just these `counts` when they are given; None when there is none."""
         return self._program.minimise(
-            self.terms(name), seconds=seconds, seed=seed, gap=gap, start=None if start is None else start.values
+            self.terms(name),
+            seconds=seconds,
+            seed=seed,
+            gap=gap,
+            start=None if start is None else start.values,
+            fixed=None if counts is None else {self._count[i]: k for i, k in counts.items()},
         )
 
     def keep(self, name: str, limit: float) -> None:
@@ -101,8 +113,9 @@ class Formulation:
         return {i: sum(w * self._at(answer, c) for c, w in self.count(i)) for i in self.chosen}
 
     def distance(self, answer: Answer, i: int) -> float:
-        """What one replica of an option would cost the objective of a relaxation at least."""
-        return min(float(answer.reduced[column]) for column in (*self._levels[i], self._idle[i]))
+        """What one request/s on an option would cost the objective of a relaxation at least."""
+        levels = zip(self._levels[i], self.problem.options[i].levels, strict=True)
+        return min(float(answer.reduced[column]) / level.rate for column, level in levels)
 
     @staticmethod
     def _at(answer: Answer, column: int) -> float:
@@ -206,7 +219,9 @@ class Formulation:
         return [(column, weights[i] * weight) for i in self.chosen if weights[i] for column, weight in self.count(i)]
 
     def _moved(self) -> Terms:
-        """Replicas to be started or stopped against what runs: |k - k_now|."""
+        """Replicas to be started or stopped against what runs: |k - k_now|; nothing when nothing runs."""
+        if not self.problem.current:
+            return []
         if self._moves is None:
             self._moves = []
             for i in self.chosen:

@@ -16,7 +16,7 @@ import numpy as np
 from fabrictool.base.errors import FabrictoolError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     Floats = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -61,18 +61,20 @@ class Program:
     def column(self, low: float, high: float, *, whole: bool = False) -> int:
         """A new variable between `low` and `high`."""
         index = int(self._model.add_var())
-        self._model.set_var_lower_bound(index, low)
-        self._model.set_var_upper_bound(index, high)
+        self._bound(index, low, high)
         self._model.set_var_integrality(index, whole and self._whole)
         return index
 
     def row(self, low: float, high: float, terms: Iterable[tuple[int, float]]) -> int:
-        """A new constraint: `low` <= sum of `terms` <= `high`; a column may occur more than once."""
+        """A new constraint: `low` <= sum of `terms` <= `high`; a column that occurs again is added to itself."""
         index = int(self._model.add_linear_constraint())
         self._model.set_constraint_lower_bound(index, low)
         self._model.set_constraint_upper_bound(index, high)
+        once: dict[int, float] = {}
         for column, weight in terms:
-            self._model.safe_add_term_to_constraint(index, column, weight)
+            once[column] = once.get(column, 0.0) + weight
+        for column, weight in once.items():
+            self._model.add_term_to_constraint(index, column, weight)
         return index
 
     def minimise(
@@ -83,10 +85,12 @@ class Program:
         seed: int,
         gap: float = 0.0,
         start: Floats | None = None,
+        fixed: Mapping[int, float] | None = None,
     ) -> Answer | None:
         """The best values for an objective; None when the rows contradict each other.
 
-        `gap` is the relative one at which the search may end; `start` are values, of the first columns, to start from.
+        `gap` is the relative one at which the search may end; `start` are values, of the first columns, to start from;
+        `fixed` columns have to take these values, this time.
 
         Raises
         ------
@@ -105,7 +109,14 @@ class Program:
         self._model.clear_hints()
         for column, value in enumerate(start if start is not None else ()):
             self._model.add_hint(column, float(value))
-        engine = self._engine(seconds, seed, gap)
+        bounds = {c: (self._model.var_lower_bound(c), self._model.var_upper_bound(c)) for c in fixed or {}}
+        for column, value in (fixed or {}).items():
+            self._bound(column, value, value)
+        try:
+            engine = self._engine(seconds, seed, gap)
+        finally:
+            for column, (low, high) in bounds.items():
+                self._bound(column, low, high)
         status = engine.status()
         codes = self._engines.SolveStatus
         if status == codes.INFEASIBLE:
@@ -128,6 +139,10 @@ class Program:
             prices=none if self._whole else np.asarray(engine.dual_values(), dtype=float),
             reduced=none if self._whole else np.asarray(engine.reduced_costs(), dtype=float),
         )
+
+    def _bound(self, column: int, low: float, high: float) -> None:
+        self._model.set_var_lower_bound(column, low)
+        self._model.set_var_upper_bound(column, high)
 
     def _engine(self, seconds: float, seed: int, gap: float) -> Any:
         engine = self._engines.ModelSolverHelper("scip" if self._whole else "glop")

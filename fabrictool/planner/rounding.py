@@ -1,0 +1,116 @@
+"""Whole replicas near a relaxation's fractions: a first placement in no time, to start the integer solver from."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fabrictool.planner.problem import ModelNeed, Pool, Problem
+
+CLOSE = 1e-6
+
+
+def rounded(problem: Problem, usage: Mapping[int, float], distance: Mapping[int, float]) -> dict[int, int]:
+    """Counts by option: fractions rounded down, then what the demand and the minima lack, nearest options first.
+
+    `distance` is what a request/s on an option costs more than the relaxation's optimum. Devices are never exceeded;
+    pins and spreading are not looked at: the caller finds out whether they hold.
+    """
+    state = _State(problem, usage)
+    fraction = {i: usage[i] - math.floor(usage[i] + CLOSE) for i in usage}
+    for i in usage:
+        if problem.options[i].key not in problem.fixed:
+            for _ in range(math.floor(usage[i] + CLOSE)):
+                state.add(i)
+    for need in sorted(problem.needs, key=lambda need: (-need.priority, need.model)):
+        mine = [i for i in state.by_model[need.model] if problem.options[i].key not in problem.fixed]
+        mine.sort(key=lambda i: (fraction[i] <= CLOSE, distance[i], i))
+        for make_room in (False, True):
+            for i in mine:
+                while state.lacks(need, i) and (state.add(i) or (make_room and state.displace(i))):
+                    pass
+    return state.counts
+
+
+class _State:
+    """Counts, and what is left."""
+
+    def __init__(self, problem: Problem, usage: Mapping[int, float]) -> None:
+        self._problem = problem
+        self._need = {need.model: need for need in problem.needs}
+        self._free = {pool.key: _Free(pool) for pool in problem.pools}
+        self.counts = {i: problem.fixed.get(problem.options[i].key, 0) for i in usage}
+        self.by_model: dict[str, list[int]] = defaultdict(list)
+        self._by_pool: dict[tuple[str, str], list[int]] = defaultdict(list)
+        for i in usage:
+            self.by_model[problem.options[i].model].append(i)
+            self._by_pool[problem.options[i].pool.key].append(i)
+
+    def lacks(self, need: ModelNeed, i: int) -> bool:
+        """Whether one more replica of option i would help its model."""
+        if self._total(need.model) >= need.maximum:
+            return False
+        return self._surplus(need) < -CLOSE or (
+            self._problem.options[i].pool.stable and self._stable(need) < need.minimum
+        )
+
+    def add(self, i: int) -> bool:
+        """One replica more, if there are devices for it."""
+        option = self._problem.options[i]
+        pool = self._free.get(option.pool.key)
+        if pool is None or not pool.take(option.tp):
+            return False
+        self.counts[i] += 1
+        return True
+
+    def displace(self, i: int) -> bool:
+        """One replica more, in the place of one that its own model can do without."""
+        option = self._problem.options[i]
+        for j in self._by_pool[option.pool.key]:
+            other = self._problem.options[j]
+            need = self._need[other.model]
+            spare = self._surplus(need) >= other.levels[-1].rate and self._stable(need) > need.minimum
+            if other.model != option.model and self.counts[j] and other.tp >= option.tp and spare:
+                self.counts[j] -= 1
+                self._free[other.pool.key].give(other.tp)
+                return self.add(i)
+        return False
+
+    def _total(self, model: str) -> int:
+        return sum(self.counts[i] for i in self.by_model[model])
+
+    def _stable(self, need: ModelNeed) -> int:
+        return sum(self.counts[i] for i in self.by_model[need.model] if self._problem.options[i].pool.stable)
+
+    def _surplus(self, need: ModelNeed) -> float:
+        rates = (self.counts[i] * self._problem.options[i].levels[-1].rate for i in self.by_model[need.model])
+        return sum(rates) - need.rate
+
+
+class _Free:
+    """What is left of a pool: devices, and for each size whole blocks of nodes (the rows of `formulation`)."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._devices = pool.nodes * pool.devices_per_node
+        self._blocks = {size: pool.nodes * (pool.devices_per_node // size) for size in (2, 4, 8, 16)}
+
+    def take(self, tp: int) -> bool:
+        """The devices of one replica; False when they are not there."""
+        blocks = {size: tp // size for size in self._blocks if size <= tp}
+        if self._devices < tp or any(self._blocks[size] < count for size, count in blocks.items()):
+            return False
+        self._move(tp, -1)
+        return True
+
+    def give(self, tp: int) -> None:
+        """Gives them back."""
+        self._move(tp, 1)
+
+    def _move(self, tp: int, sign: int) -> None:
+        self._devices += sign * tp
+        for size in self._blocks:
+            self._blocks[size] += sign * (tp // size)
