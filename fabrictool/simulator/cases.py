@@ -141,7 +141,7 @@ def estimate(case: Case, factors: Factors) -> Estimate:
         raise InvalidInputError.of(
             "FT2111", f"a request of {case.input_len} + {case.output_len} tokens fits no replica"
         )
-    return _summary(outcome, factors)
+    return _summary(outcome)
 
 
 def check(case: Case) -> None:
@@ -188,6 +188,7 @@ def _replica(case: Case, factors: Factors, cut: Parallelism, sequences: int) -> 
         kv_tokens=space.kv_tokens,
         lanes=model.lanes,
         frontend=factors.request,
+        frontend_token=factors.prompt_token,
     )
 
 
@@ -217,11 +218,11 @@ def _load(case: Case) -> tuple[Stream, int]:
     return Stream(np.zeros(count), lengths(case.input_len), lengths(case.output_len)), case.concurrency
 
 
-def _summary(outcome: Outcome, factors: Factors) -> Estimate:
-    ttft = float(outcome.ttft.mean()) + factors.prompt_token * float(outcome.prompt.mean())
+def _summary(outcome: Outcome) -> Estimate:
+    ttft = float(outcome.ttft.mean())
     tpot = 0.0
     if (outcome.output > 1).any():
         tpot = float(np.nanmean(outcome.tpot))
-    e2e = float(outcome.e2e.mean()) + factors.prompt_token * float(outcome.prompt.mean())
+    e2e = float(outcome.e2e.mean())
     length = float(np.nanmax(outcome.finish)) - float(np.nanmin(outcome.arrival))
     return Estimate(ttft, tpot, e2e, float(outcome.output.sum()) / length)

@@ -50,7 +50,7 @@ LIMIT = {
     "compute": 0.95,
     "narrow": 1.0,
     "bandwidth": 1.0,
-    "expert_compute": 1.2,
+    "expert_compute": 1.0,
     "expert_bandwidth": 1.0,
     "expert_spread": 1.0,
     "attention_compute": 0.9,

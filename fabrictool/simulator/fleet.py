@@ -50,6 +50,8 @@ class ReplicaSpec:
     """Tokens under one prefix id of the stream, a multiple of 16; 0: no prefix caching."""
     frontend: float = 0.0
     """Seconds that a request spends outside the engine's steps: HTTP, tokeniser, gateway."""
+    frontend_token: float = 0.0
+    """And for each token of its prompt."""
     weight: float = 1.0
     up: float = 0.0
     """When it becomes ready (a cold start ends)."""
@@ -258,9 +260,9 @@ class Fleet:
     def outcome(self, *, complete: bool = True) -> Outcome:
         """What happened so far."""
         requests, state = self.requests, self.replicas
-        frontend = np.array([spec.frontend for spec in self.specs])
         served = np.where(requests.where >= 0, requests.where, 0)
-        delay = np.where(requests.where >= 0, frontend[served], 0.0)
+        outside = state.outside[served] + state.outside_token[served] * requests.prompt
+        delay = np.where(requests.where >= 0, outside, 0.0)
         accounts = Accounts(
             busy=state.busy.copy(),
             steps=state.steps.copy(),
@@ -311,7 +313,7 @@ class Fleet:
             self._parked.append(i)
         else:  # nobody may ever serve it
             target[i] = kernel.PARKED
-            kernel.leave(self.requests, self.clock, i, kernel.REFUSED, float(self.clock.at[0].now))
+            kernel.leave(self.requests, self.replicas, self.clock, i, kernel.REFUSED, float(self.clock.at[0].now))
 
     def _apply_changes(self, now: float, until: float) -> None:
         while self._changes and self._changes[0][0] <= until:
@@ -332,8 +334,8 @@ class Fleet:
     def _take_down(self, r: int, when: float) -> None:
         """Replica r is gone: answers in progress are lost, the rest tries elsewhere."""
         for i in kernel.clear(self.requests, self.replicas, self.lists, self.cache, r):
-            if self.requests[i].generated > 0 and not self.requests[i].handed:
-                kernel.leave(self.requests, self.clock, i, kernel.LOST, when)
+            if self.requests[i].generated > 0:
+                kernel.leave(self.requests, self.replicas, self.clock, i, kernel.LOST, when)
                 continue
             self._retried += 1
             self.requests[i].handed = 0
@@ -355,24 +357,29 @@ def simulate(
 ) -> Outcome:
     """Plays the stream to its end (or to virtual time `until`).
 
-    `samples` is how many points of the timeline are kept; `progress` is told (requests over, requests in all) at each
-    of them and may raise KeyboardInterrupt, which ends the simulation early with what it has: see
-    `Outcome.complete`. Raises InvalidInputError FT2101-FT2104 for streams and replicas that make no sense.
+    `samples` is how many points of the timeline are kept until the last arrival, and then at the same pace;
+    `progress` is told (requests over, requests in all) at each of them. With it, a KeyboardInterrupt ends the
+    simulation early with what it has: see `Outcome.complete`. A prefill replica keeps what it hands over in a buffer
+    without limit. Raises InvalidInputError FT2101-FT2104 for streams and replicas that make no sense.
     """
     fleet = Fleet(specs, stream, policy, clients=clients, think=think)
     count = len(stream.arrival)
     horizon = float(stream.arrival[-1]) if count and not clients else math.inf
     complete = True
     try:
-        if samples and horizon < math.inf:
-            for at in range(1, samples + 1):
-                fleet.advance(min(until, horizon * at / samples))
+        if samples and 0 < horizon < math.inf:
+            at, goes_on = 0, True
+            while goes_on and (at < samples or fleet.done < count):
+                at += 1
+                goes_on = fleet.advance(min(until, horizon * at / samples)) or at < samples
                 fleet.sample()
                 if progress:
                     progress(fleet.done, count)
         fleet.advance(until)
     except KeyboardInterrupt:
-        complete = False
+        if progress is None:
+            raise
+        complete = fleet.done == count
     if progress:
         progress(fleet.done, count)
     return fleet.outcome(complete=complete)
@@ -419,6 +426,7 @@ def _requests(stream: Stream, clients: int, specs: Sequence[ReplicaSpec]) -> Any
     requests.state = kernel.FLYING
     requests.where = requests.whither = kernel.NOWHERE
     requests.following = -1
+    requests.paused = -1.0
     return requests
 
 
@@ -455,6 +463,8 @@ def _replicas(specs: Sequence[ReplicaSpec], kinds: list[int]) -> Any:
     replicas.prefill_first = [spec.prefill_first for spec in specs]
     replicas.swaps = [spec.swap for spec in specs]
     replicas.chain_tokens = [spec.prefix_tokens for spec in specs]
+    replicas.outside = [spec.frontend for spec in specs]
+    replicas.outside_token = [spec.frontend_token for spec in specs]
     replicas.ends = math.inf
     replicas.soonest = kernel.NEVER
     return replicas

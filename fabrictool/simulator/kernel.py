@@ -83,6 +83,7 @@ REQUEST = np.dtype(
         ("whither", "i8"),  # replica that decodes after a hand-over; NOWHERE until it is routed
         ("handed", "i8"),  # 1: its cache was handed over; 2: and lost again
         ("following", "i8"),  # the next in the queue
+        ("paused", "f8"),  # when its last token came before it was handed over or preempted; negative: it is not
     ]
 )
 """One record a request, in order of arrival; seconds and tokens."""
@@ -98,6 +99,9 @@ REPLICA = np.dtype(
         ("prefill_first", "?"),  # prompts stop decoding until they are done (SGLang), instead of sharing its steps
         ("swaps", "?"),  # preempted requests keep their cache in host memory, instead of computing it again
         ("chain_tokens", "i8"),  # tokens under one prefix id; 0: no prefix caching
+        ("outside", "f8"),  # seconds of a request before and after its steps
+        ("outside_token", "f8"),  # and for each prompt token
+        ("rejoined", "i8"),  # requests that decode again since the last step
         ("starts", "f8"),
         ("ends", "f8"),  # infinity when idle
         ("count", "i8"),  # steps until then
@@ -457,6 +461,7 @@ def _preempt(requests: Any, replicas: Any, lists: Lists, tables: Tables, cache: 
     _find_soonest(requests, replicas, lists, r)
     requests[victim].generated = held - requests[victim].prompt
     requests[victim].preempted += 1
+    requests[victim].paused = replicas[r].ends
     if requests[victim].handed == 1:
         requests[victim].handed = 2  # what was handed over is lost and has to be computed here
     # The token of this step is not in the cache yet.
@@ -545,6 +550,7 @@ def _admit_waiting(
             if requests[i].preempted > 0:
                 replicas[r].pending_swap += requests[i].prefilled * tables.rates[replicas[r].table].swap
             _join_decoding(requests, replicas, lists, r, i)
+            replicas[r].rejoined += 1
             budget -= 1
             continue
         requests[i].state = PREFILLING
@@ -669,16 +675,19 @@ def _interrupt(requests: Any, replicas: Any, lists: Lists, tables: Tables, r: in
 
 
 @compiled
-def leave(requests: Any, clock: Clock, i: int, state: int, now: float) -> None:
-    """Request i is over; in a closed loop its client sends the next one."""
+def leave(requests: Any, replicas: Any, clock: Clock, i: int, state: int, now: float) -> None:
+    """Request i is over; in a closed loop its client sends the next one when it has the whole answer."""
+    outside = 0.0
     if state == FINISHED:
         requests[i].finish = now
+        r = requests[i].where
+        outside = replicas[r].outside + replicas[r].outside_token * requests[i].prompt
     requests[i].state = state
     clock.at[0].unfinished -= 1
     if clock.at[0].spawned < requests.shape[0]:
         spawned = clock.at[0].spawned
         clock.at[0].spawned += 1
-        requests[spawned].arrival = now + clock.at[0].think
+        requests[spawned].arrival = now + outside + clock.at[0].think
         push(clock, requests[spawned].arrival, spawned)
 
 
@@ -686,6 +695,14 @@ def leave(requests: Any, clock: Clock, i: int, state: int, now: float) -> None:
 def _count_itl(lists: Lists, r: int, seconds: float, tokens: int) -> None:
     slot = int(math.log(max(seconds, ITL_LOW) / ITL_LOW) / math.log(ITL_RATIO))
     lists.itl[r, min(slot, ITL_BINS - 1)] += tokens
+
+
+@compiled
+def _count_pause(requests: Any, lists: Lists, r: int, i: int, now: float) -> None:
+    """The first token of request i since it was handed over or preempted."""
+    if requests[i].paused >= 0.0:
+        _count_itl(lists, r, now - requests[i].paused, 1)
+        requests[i].paused = -1.0
 
 
 @compiled
@@ -707,7 +724,7 @@ def _complete(requests: Any, replicas: Any, lists: Lists, cache: Cache, clock: C
         lists.phase[r, requests[i].offset % BLOCK] -= 1
         requests[i].generated = requests[i].output
         _release(requests, replicas, lists, cache, r, i, held - 1)
-        leave(requests, clock, i, FINISHED, now)
+        leave(requests, replicas, clock, i, FINISHED, now)
     replicas[r].soonest = soonest
 
 
@@ -733,8 +750,12 @@ def _end_step(requests: Any, replicas: Any, lists: Lists, tables: Tables, cache:
         replicas[r].step += k
         replicas[r].context += k * decoding
         _count_itl(lists, r, length / k, (k - 1) * decoding)
-        _count_itl(lists, r, length / k + replicas[r].stall, decoding)
+        _count_itl(lists, r, length / k + replicas[r].stall, decoding - replicas[r].rejoined)
         replicas[r].stall = 0.0
+        if replicas[r].rejoined > 0:
+            for at in range(decoding):
+                _count_pause(requests, lists, r, lists.run[r, at], replicas[r].starts + length / k)
+            replicas[r].rejoined = 0
         if replicas[r].step >= replicas[r].soonest:
             _complete(requests, replicas, lists, cache, clock, r, now)
     elif decoding > 0:
@@ -751,15 +772,17 @@ def _end_step(requests: Any, replicas: Any, lists: Lists, tables: Tables, cache:
             continue
         if requests[i].generated == 0:
             requests[i].first = now
+        _count_pause(requests, lists, r, i, now)
         requests[i].generated += 1
         if requests[i].generated >= requests[i].output:
             _release(requests, replicas, lists, cache, r, i, tokens)
-            leave(requests, clock, i, FINISHED, now)
+            leave(requests, replicas, clock, i, FINISHED, now)
         elif replicas[r].role == PREFILL:
             _release(requests, replicas, lists, cache, r, i, tokens)
             kind = replicas[r].table
             replicas[r].link_free = max(replicas[r].link_free, now) + tokens * tables.rates[kind].hand
             requests[i].handed = 1
+            requests[i].paused = now
             requests[i].state = FLYING
             push(clock, replicas[r].link_free + tables.rates[kind].hand_latency, i)
         else:
@@ -840,7 +863,7 @@ def advance(
                 requests[i].state = FLYING
             continue
         if not _arrive(requests, replicas, lists, tables, cache, i, target, clock.at[0].now, limit):
-            leave(requests, clock, i, REFUSED, clock.at[0].now)
+            leave(requests, replicas, clock, i, REFUSED, clock.at[0].now)
 
 
 @compiled

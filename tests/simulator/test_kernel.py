@@ -400,3 +400,55 @@ def test_a_lone_request_gains_nothing_from_more_lanes():
     lone = Stream(np.zeros(1), np.array([4000]), np.array([50]))
     one, four = (play([spec(lanes=lanes)], lone).tpot[0] for lanes in (1, 4))
     assert four == pytest.approx(one)
+
+
+def test_a_closed_loop_counts_what_its_clients_wait_for_outside_the_steps():
+    """Little's law over the whole answer: never more in flight than there are clients."""
+    requests = stream(300, 1.0)
+    found = play([spec(frontend=0.3, frontend_token=1e-4)], requests, clients=4)
+    span = float(found.finish.max() - found.arrival.min())
+    assert float(found.e2e.sum()) / span <= 4 + 1e-9
+    assert found.e2e.min() > 0.3
+
+
+def test_the_gap_of_a_hand_over_is_a_gap_between_tokens():
+    hand = times(hand_latency=1.0)
+    pair = [spec(times=hand, role="prefill"), spec(times=hand, role="decode")]
+    found = play(pair, Stream(np.array([0.0]), np.array([64]), np.array([3])))
+    assert found.accounts.itl.sum() == 2
+    (longest,) = inter_token_latencies(found.accounts, [1.0])
+    assert longest > 1.0
+
+
+def test_the_gap_of_a_preemption_is_a_gap_between_tokens():
+    found = play([spec(kv_tokens=800)], stream(60, 20.0, prompt=(100, 300), output=(40, 60)))
+    assert found.preempted.sum() > 0
+    tokens = found.output.sum() - len(found.output)
+    assert found.accounts.itl.sum() == tokens
+    (longest,) = inter_token_latencies(found.accounts, [1.0])
+    assert longest > np.nanmax(found.tpot) * 0.99
+
+
+def test_a_decode_replica_that_dies_loses_the_answers_that_had_begun():
+    hand = times(hand=1e-5)
+    pair = [
+        spec(times=hand, role="prefill"),
+        spec(times=hand, role="decode", down=5.0, drain=5.0),
+        spec(times=hand, role="decode"),
+    ]
+    found = play(pair, stream(200, 10.0), "round-robin")
+    begun = (found.first < 5.0) & ~np.isfinite(found.finish)
+    assert begun.any()
+    assert set(np.flatnonzero(begun)) <= set(found.lost.tolist())
+    assert found.retried == 0
+
+
+def test_an_interruption_without_anybody_to_show_progress_to_goes_through():
+    class Stop(type(policy("round-robin", random.Random(0)))):
+        def pick(self, candidates):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        simulate([spec(), spec()], stream(10, 1.0), Stop())
+    partial = simulate([spec(), spec()], stream(10, 1.0), Stop(), progress=lambda done, count: None)
+    assert not partial.complete
