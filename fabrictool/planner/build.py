@@ -14,7 +14,7 @@ from fabrictool.base.units import as_float
 from fabrictool.catalog import accelerators, engines, model
 from fabrictool.engines.adapter import adapter
 from fabrictool.planner.problem import Level, ModelNeed, Option, Pool, Problem
-from fabrictool.simulator.capacity import Demand, Latency, in_system, replica, under_load
+from fabrictool.simulator.capacity import Demand, Latency, replica, under_load
 from fabrictool.simulator.stand import stand
 
 if TYPE_CHECKING:
@@ -233,9 +233,9 @@ def _table(
     if not figures.fits:
         return None
     levels = []
-    for load, inside in zip(LOADS, in_system(there.step, figures, demand, LOADS), strict=True):
-        latency = under_load(figures, demand, load * figures.capacity)
-        levels.append(Level(load * figures.capacity, inside, attains=not slo_misses(wanted.slo, latency)))
+    for rate in (load * figures.capacity for load in LOADS):
+        latency = under_load(figures, demand, rate)
+        levels.append(Level(rate, latency.in_system, attains=not slo_misses(wanted.slo, latency)))
     return figures, tuple(levels)
 
 

@@ -79,7 +79,7 @@ def _model(
     demand = tables.demands[need.model]
     capacity = sum(option.capacity * count for option, count, _ in mine)
     count = sum(count for _, count, _ in mine)
-    worst = Latency(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    worst = Latency(*[0.0] * 7)
     bands = ((1.0, 1.0),) * 3
     for option, number, _ in mine:
         # Routing spreads load in proportion to capacity; the slowest option then decides the percentile.

@@ -15,8 +15,6 @@ import numpy as np
 from fabrictool.simulator.calibration import UNKNOWN
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from fabrictool.simulator.calibration import Calibration
     from fabrictool.simulator.memory import Room
     from fabrictool.simulator.stepmodel import StepModel
@@ -25,6 +23,9 @@ if TYPE_CHECKING:
 
 MAX_UTILISATION = 0.9
 """No forecast promises a replica loaded beyond this: queues grow without bound near 1."""
+GRID = 24
+"""Batch sizes at which a replica's step is computed; between them it is interpolated."""
+NORMAL_P95 = 1.645
 Factors = tuple[float, float]
 """(low, high) by which a measured value may differ from a forecast."""
 
@@ -59,6 +60,12 @@ class Replica:
     """One decode step of one request."""
     step_full_s: float
     """One decode step of a full batch."""
+    marginal_s: float = 0.0
+    """What one mean prompt adds to a step that decodes a full batch."""
+    batches: tuple[float, ...] = (1.0,)
+    """Batch sizes from 1 to `max_batch` ..."""
+    steps_s: tuple[float, ...] = (0.0,)
+    """... and a decode step of each."""
     request_s: float = 0.0
     """What a request spends outside the engine's steps."""
     bands: tuple[Factors, Factors, Factors] = ((0.4, 2.5), (0.4, 2.5), (0.4, 2.5))
@@ -72,6 +79,8 @@ class Latency:
     """Under load, point estimates in seconds."""
 
     utilisation: float
+    in_system: float
+    """Requests in the replica, waiting or served, on average: by Little's law the rate times the mean latency."""
     ttft_mean: float
     ttft_p95: float
     tpot_mean: float
@@ -86,48 +95,27 @@ def replica(step: StepModel, room: Room, demand: Demand, max_num_seqs: int, cali
     tokens = demand.input + demand.output
     batch = max(1, min(max_num_seqs, int(room.kv_tokens // tokens)))
     mean_context = demand.input + demand.output / 2
-    alone = decode_seconds(step, 1, mean_context)
-    full = decode_seconds(step, batch, mean_context)
-    prefill = prefill_seconds(step, demand.input)
-    # Of a batch that decodes and reads prompts in turn, each request costs its prompt and its share of the steps.
+    batches = np.unique(np.geomspace(1, batch, GRID).round())
+    steps = _decode_seconds(step, batches, mean_context)
+    full = float(steps[-1])
+    marginal = _marginal_seconds(step, batch, demand.input)
+    # A request costs what its prompt adds to a step, and its share of the steps that decode a full batch.
     return Replica(
         fits=True,
         weights=room.weights,
         free=room.kv_tokens,
         max_batch=batch,
-        capacity=1.0 / (prefill + demand.output * full / batch),
-        prefill_s=prefill,
-        step_alone_s=alone,
+        capacity=1.0 / (marginal + demand.output * full / batch),
+        prefill_s=prefill_seconds(step, demand.input),
+        step_alone_s=float(steps[0]),
         step_full_s=full,
+        marginal_s=marginal,
+        batches=tuple(batches.tolist()),
+        steps_s=tuple(steps.tolist()),
         request_s=calibration.factors.request + calibration.factors.prompt_token * demand.input,
         bands=_bands(calibration),
         basis=basis(calibration),
     )
-
-
-def in_system(step: StepModel, figures: Replica, demand: Demand, loads: Sequence[float]) -> list[float]:
-    """Mean number of requests in a replica, waiting or served, at each of `loads` (shares of its capacity, below 1).
-
-    A birth-death queue: with b requests in the batch they leave at the rate b / (output × step(b) + b × prefill), up to
-    the largest batch; whoever comes beyond that waits. What lies outside the engine's steps is added.
-    """
-    batch = np.arange(1, figures.max_batch + 1, dtype=float)
-    known = np.unique(np.geomspace(1, figures.max_batch, 24).round())
-    context = demand.input + demand.output / 2
-    steps = np.interp(batch, known, _decode_seconds(step, known, context))
-    leaving = np.log(batch / (demand.output * steps + batch * figures.prefill_s))
-    found = []
-    for load in loads:
-        rate = load * figures.capacity
-        weights = batch * math.log(rate) - np.cumsum(leaving)
-        top = max(0.0, float(weights.max()))
-        share = np.exp(weights - top)
-        beyond = share[-1] * load / (1 - load)
-        total = math.exp(-top) + share.sum() + beyond
-        waiting = share[-1] * load / (1 - load) ** 2
-        mean = float((batch * share).sum() + beyond * figures.max_batch + waiting) / float(total)
-        found.append(mean + rate * figures.request_s)
-    return found
 
 
 def decode_seconds(step: StepModel, batch: int, context: float) -> float:
@@ -141,6 +129,14 @@ def _decode_seconds(step: StepModel, batches: Floats, context: float) -> Floats:
     return np.asarray(fixed + batches * step.reading(context) / np.minimum(step.lanes, batches))
 
 
+def _marginal_seconds(step: StepModel, batch: int, tokens: float) -> float:
+    """What a prompt adds to a step that decodes `batch` requests; prompts share the lanes as requests do."""
+    lane = math.ceil(batch / step.lanes)
+    without, beside = step.linear(np.array([float(lane), lane + float(tokens)]))
+    eager = step.overhead(eager=True) - step.overhead(eager=False)
+    return float(beside - without + step.attending(tokens) + eager) / step.lanes
+
+
 def prefill_seconds(step: StepModel, tokens: float) -> float:
     """One prompt of `tokens`, alone."""
     one = np.array([1.0])
@@ -149,30 +145,101 @@ def prefill_seconds(step: StepModel, tokens: float) -> float:
 
 
 def under_load(figures: Replica, demand: Demand, rate: float) -> Latency:
-    """Latency of one replica that gets `rate` requests/s.
+    """Latency of one replica that gets `rate` requests/s, Poisson.
 
-    The batch in flight follows Little's law on the decode time; the wait is that of an M/M/1 queue for prefill slots,
-    and its tail exponential, so p95 = mean × ln 20. Beyond `MAX_UTILISATION` the figures of that point are returned:
-    overload has no stationary latency, and the caller reports what is not served.
+    A birth-death queue: with b requests in the batch, steps of t(b) seconds to which each arriving prompt adds p, they
+    leave at the rate b / (output × t(b) + b × p), up to the largest batch; whoever comes beyond that waits. A request's
+    own time per token is an average over its stay, in which the batch changes: so it varies by 1/√2 of what the batch
+    does, and with how many prompts it meets. A prompt waits for the end of the step under way, and for prompts before
+    it. Beyond `MAX_UTILISATION` the
+    figures of that point are returned: overload has no stationary latency, and the caller reports what is not served.
     """
     utilisation = rate / figures.capacity if figures.capacity > 0 else math.inf
-    rho = min(utilisation, MAX_UTILISATION)
-    share = rho if figures.max_batch > 1 else 1.0
-    tpot = figures.step_alone_s + (figures.step_full_s - figures.step_alone_s) * share
-    interference = rho * figures.prefill_s / max(1.0, demand.output) * figures.max_batch
-    service = figures.prefill_s + demand.output * figures.step_full_s / figures.max_batch
-    wait = rho / (1.0 - rho) * service
-    fixed = figures.prefill_s + tpot + figures.request_s
-    ttft_p95 = fixed + wait * math.log(20.0)
-    tpot_p95 = tpot + interference
+    load = min(utilisation, MAX_UTILISATION)
+    rate = load * figures.capacity
+    stay = _stay(figures, demand, rate, load)
+    slower = 1.0 / (1.0 - min(rate * figures.marginal_s, MAX_UTILISATION))
+    typical = _step(figures, stay.batch)
+    own = max(figures.prefill_s, typical + figures.marginal_s)
+    behind = stay.busy * typical * slower
+    prompts = rate * figures.marginal_s
+    queue = prompts * figures.marginal_s / (2.0 * (1.0 - min(prompts, MAX_UTILISATION)))
+    ttft_mean = figures.request_s + own + behind / 2 + queue + stay.wait_mean
+    others = _poisson_p95(1.5 * rate * typical * slower) * figures.marginal_s
+    ttft_p95 = max(ttft_mean, figures.request_s + own + behind + max(3.0 * queue, others) + stay.wait_p95)
+    tpot_mean = stay.step * slower
+    decode = max(0.0, demand.output - 1.0)
+    crowded = _step(figures, stay.batch + NORMAL_P95 * stay.spread / math.sqrt(2.0)) * slower
+    prompts_met = NORMAL_P95 * math.sqrt(rate * decode * tpot_mean) * figures.marginal_s * slower / max(1.0, decode)
+    tpot_p95 = max(tpot_mean, crowded) + prompts_met
     return Latency(
         utilisation=utilisation,
-        ttft_mean=fixed + wait,
+        in_system=rate * (ttft_mean + decode * tpot_mean),
+        ttft_mean=ttft_mean,
         ttft_p95=ttft_p95,
-        tpot_mean=tpot + interference / 2,
+        tpot_mean=tpot_mean,
         tpot_p95=tpot_p95,
-        e2e_p95=ttft_p95 + demand.output * tpot_p95,
+        e2e_p95=(ttft_mean + ttft_p95) / 2 + decode * tpot_p95,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Stay:
+    """Means over the stationary queue."""
+
+    batch: float
+    spread: float
+    """Standard deviation of the batch."""
+    step: float
+    """Seconds of a decode step as requests see it: larger batches count by their size."""
+    busy: float
+    """Share of time with a request in it."""
+    wait_mean: float
+    """Seconds for a place in the batch."""
+    wait_p95: float
+
+
+def _stay(figures: Replica, demand: Demand, rate: float, load: float) -> _Stay:
+    batch = np.arange(1, figures.max_batch + 1, dtype=float)
+    steps = np.interp(batch, figures.batches, figures.steps_s)
+    leaving = np.log(batch / (demand.output * steps + batch * figures.marginal_s))
+    if rate <= 0:
+        return _Stay(0.0, 0.0, float(steps[0]), 0.0, 0.0, 0.0)
+    weights = batch * math.log(rate) - np.cumsum(leaving)
+    top = max(0.0, float(weights.max()))
+    share = np.exp(weights - top)
+    last = float(share[-1])
+    total = math.exp(-top) + float(share.sum()) + last * load / (1.0 - load)
+    share = share / total
+    full = last / total / (1.0 - load)
+    share[-1] = full  # whatever waits beyond, the batch is full
+    mean = float((batch * share).sum())
+    spread = math.sqrt(max(0.0, float((batch**2 * share).sum()) - mean**2))
+    drain = figures.capacity * (1.0 - load)
+    tail = math.log(max(1.0, full / 0.05)) / drain
+    return _Stay(
+        batch=mean,
+        spread=spread,
+        step=float((batch * share * steps).sum()) / max(mean, 1e-300),
+        busy=1.0 - math.exp(-top) / total,
+        wait_mean=full * load / drain,
+        wait_p95=tail,
+    )
+
+
+def _poisson_p95(mean: float) -> int:
+    """The number that is not exceeded in 95 of 100 cases."""
+    chance = below = math.exp(-mean)
+    number = 0
+    while below < 0.95 and number < 1000:
+        number += 1
+        chance *= mean / number
+        below += chance
+    return number
+
+
+def _step(figures: Replica, batch: float) -> float:
+    return float(np.interp(batch, figures.batches, figures.steps_s))
 
 
 def basis(calibration: Calibration) -> str:

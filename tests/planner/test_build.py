@@ -161,7 +161,7 @@ def test_heads_bound_the_degree(tmp_path):
 
 
 def test_quantiles_grow_with_the_tail_alone():
-    flat = Latency(0.5, ttft_mean=2.0, ttft_p95=2.0, tpot_mean=0.1, tpot_p95=0.1, e2e_p95=12.0)
+    flat = Latency(0.5, 1.0, ttft_mean=2.0, ttft_p95=2.0, tpot_mean=0.1, tpot_p95=0.1, e2e_p95=12.0)
     assert slo_misses(Slo(ttft_p50="1.9 s", ttft_p99="2.1 s", e2e_p99="12.1 s"), flat) == [
         "TTFT p50 2 s is over the target of 1.9s"
     ]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fabrictool.catalog import accelerators, models
-from fabrictool.routing.policies import policy
+from fabrictool.routing.policies import RoundRobinPolicy, policy
 from fabrictool.simulator import capacity
 from fabrictool.simulator.calibration import NONE, choose, shipped
 from fabrictool.simulator.capacity import MAX_UTILISATION, Demand, decode_seconds, prefill_seconds, under_load
@@ -21,6 +21,7 @@ from fabrictool.simulator.stepmodel import Factors, Machine, StepModel
 
 CHIP = accelerators()["h100-sxm"]
 LLAMA = models()["meta-llama/Llama-3.1-8B-Instruct"]
+SEVENTY = models()["meta-llama/Llama-3.1-70B-Instruct"]
 DEMAND = Demand(1.0, 1000.0, 200.0, 4096)
 
 
@@ -48,9 +49,8 @@ def test_more_work_takes_longer(batch, context, tp):
 
 
 def test_a_replica_that_does_not_fit_says_so():
-    seventy = models()["meta-llama/Llama-3.1-70B-Instruct"]
-    assert not figures(seventy).fits
-    assert figures(seventy, tp=4).fits
+    assert not figures(SEVENTY).fits
+    assert figures(SEVENTY, tp=4).fits
     assert not figures(demand=replace(DEMAND, context=10_000_000)).fits
 
 
@@ -69,18 +69,42 @@ def test_overload_is_reported_and_finite():
     assert math.isfinite(latency.e2e_p95)
 
 
-def test_the_closed_form_agrees_with_the_event_loop():
-    """Saturated throughput and the latency of a lone request; queueing between them is an approximation."""
+def test_saturation_and_a_lone_request_are_those_of_the_event_loop():
     one = step()
     spec = ReplicaSpec(one.times(64, 8192), 64, 8192, int(ONE.free))
     count = 600
     full = Stream(np.zeros(count), np.full(count, 1000), np.full(count, 200))
     busy = simulate([spec], full, policy("random", random.Random(0)))
-    assert count / busy.end == pytest.approx(ONE.capacity, rel=0.15)
+    assert count / busy.end == pytest.approx(ONE.capacity, rel=0.1)
     lone = Stream(np.array([0.0]), np.array([1000]), np.array([200]))
     alone = simulate([spec], lone, policy("random", random.Random(0)))
     assert alone.ttft[0] == pytest.approx(ONE.prefill_s, rel=0.01)
     assert alone.tpot[0] == pytest.approx(ONE.step_alone_s, rel=0.01)
+
+
+@pytest.mark.parametrize("load", [0.1, 0.3, 0.5, 0.7, 0.8])
+@pytest.mark.parametrize(
+    ("model", "tp", "prompt", "answer", "slots"),
+    [(LLAMA, 1, 512, 128, 256), (LLAMA, 1, 2000, 400, 256), (SEVENTY, 4, 1000, 200, 256), (LLAMA, 1, 200, 900, 32)],
+)
+def test_latency_under_load_is_that_of_the_event_loop(model, tp, prompt, answer, slots, load):
+    known = choose(shipped(), "h100-sxm", "nvidia", "vllm", "online")
+    one = StepModel.of(model, Machine.of(CHIP), Parallelism(tp=tp), known.factors)
+    space = room(model, Parallelism(tp=tp), reported_memory(CHIP), weights="bf16", kv="bf16")
+    demand = Demand(1.0, prompt, answer, 4096)
+    found = capacity.replica(one, space, demand, slots, known)
+    rate, count = load * found.capacity, 6000
+    arrival = np.cumsum(np.random.default_rng(0).exponential(1 / rate, count))
+    spec = ReplicaSpec(one.times(slots, 8192), slots, 8192, int(space.kv_tokens), frontend=found.request_s)
+    played = simulate([spec], Stream(arrival, np.full(count, prompt), np.full(count, answer)), RoundRobinPolicy())
+    forecast = under_load(found, demand, rate)
+    assert forecast.tpot_mean == pytest.approx(np.nanmean(played.tpot), rel=0.1)
+    assert forecast.tpot_p95 == pytest.approx(np.nanquantile(played.tpot, 0.95), rel=0.15)
+    assert forecast.e2e_p95 == pytest.approx(np.quantile(played.e2e, 0.95), rel=0.15)
+    assert forecast.in_system == pytest.approx(rate * played.e2e.mean(), rel=0.1)
+    if played.ttft.mean() < 3 * found.prefill_s + found.request_s:  # a queue for places has a longer tail than that
+        assert forecast.ttft_mean == pytest.approx(played.ttft.mean(), rel=0.2)
+        assert forecast.ttft_p95 == pytest.approx(np.quantile(played.ttft, 0.95), rel=0.45)
 
 
 def test_figures_say_where_they_come_from():
