@@ -165,7 +165,7 @@ def test_quantiles_grow_with_the_tail_alone():
     assert slo_misses(Slo(ttft_p50="1.9 s", ttft_p99="2.1 s", e2e_p99="12.1 s"), flat) == [
         "TTFT p50 2 s is over the target of 1.9s"
     ]
-    tail = Latency(0.5, ttft_mean=1.0, ttft_p95=math.log(20), tpot_mean=0.0, tpot_p95=0.0, e2e_p95=math.log(20))
+    tail = Latency(0.5, 1.0, ttft_mean=1.0, ttft_p95=math.log(20), tpot_mean=0.0, tpot_p95=0.0, e2e_p95=math.log(20))
     assert slo_misses(Slo(ttft_p50="0.69 s", ttft_p99="4.60 s"), tail) == [
         "TTFT p50 0.693 s is over the target of 690ms",
         "TTFT p99 4.61 s is over the target of 4.6s",
