@@ -16,7 +16,7 @@ from fabrictool.cli.output import data, json_data, say, table
 from fabrictool.cli.simulating import architectures
 from fabrictool.simulator import replay, sheet
 from fabrictool.simulator.calibration import Calibration, choose, dumps, shipped
-from fabrictool.simulator.fitting import Observation, fit, hull, spreads
+from fabrictool.simulator.fitting import WORST, Observation, fit, hull, spreads
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,6 +31,8 @@ LEAST = 4
 FOLDS = 4
 LEAST_REQUESTS = 50
 """Compared requests of a run below which a fit would say little: a quarter of them has to judge the others."""
+WORST_ERROR = 1.0
+"""Mean error on unseen measurements above which a fit says nothing: forecasts of zero would be no worse."""
 MOST_REQUESTS = 20_000
 """Requests of a run that are played; a fit plays them some hundred times."""
 
@@ -48,7 +50,7 @@ def calibrate(source: Path, output: Path, *, as_json: bool) -> int:
         say(line)
     if not groups:
         raise InvalidInputError.of("FT2147", f"no row of {source} is a usable measurement ({len(bad)} are not)")
-    summary = []
+    made: list[tuple[Calibration, list[dict[str, float]], list[dict[str, float]]]] = []
     for (device, engine, scope), found in sorted(groups.items()):
         if len(found) < LEAST:
             say(f"{device} × {engine}: {len(found)} measurements are too few ({LEAST} at least); left out")
@@ -60,6 +62,10 @@ def calibrate(source: Path, output: Path, *, as_json: bool) -> int:
         for fold in range(FOLDS):
             others = fit([one for i, one in enumerate(found) if i % FOLDS != fold], prior.factors, rounds=6)
             errors += [one.log_errors(others) for one in found[fold::FOLDS]]
+        useless = _useless(errors)
+        if useless:
+            say(f"{device} × {engine}: FT2152: {useless}; left out")
+            continue
         before = [one.log_errors(prior.factors) for one in found]
         factors = fit(found, prior.factors)
         one = Calibration(
@@ -74,9 +80,9 @@ def calibrate(source: Path, output: Path, *, as_json: bool) -> int:
             "1",
             _source(source),
         )
-        summary.append(_written(one, output, before, errors))
-    _tell(summary, as_json, {"unusable_rows": len(bad)})
-    return 0 if summary else 65
+        made.append((one, before, errors))
+    _tell([_written(one, output, *both) for one, *both in made], as_json, {"unusable_rows": len(bad)})
+    return 0 if made else 65
 
 
 def calibrate_records(
@@ -96,11 +102,18 @@ def calibrate_records(
     dropped = Counter(trace.dropped)
     if cut_off:
         trace = trace.only(slice(MOST_REQUESTS))
+    given = len(trace) + sum(trace.dropped.values())
     run = replay.recorded(case, trace, max_num_seqs, token_budget)
+    if len(run.refused):
+        dropped["longer than the cache of the replica"] += len(run.refused)
+        trace = trace.only(np.setdiff1d(np.arange(len(trace)), run.refused))
+        run = replay.recorded(case, trace, max_num_seqs, token_budget)
     late = int((run.usable & ~run.kept_up).sum())
-    without = len(trace) - int(run.usable.sum())
-    if without:
-        dropped["no ttft and latency to compare with"] += without
+    absurd = int(run.absurd.sum())
+    without = len(trace) - int(run.usable.sum()) - absurd
+    for why, count in (("no ttft and latency to compare with", without), ("an absurd ttft or latency", absurd)):
+        if count:
+            dropped[why] += count
     used = len(run.compared)
     reasons = ", ".join(f"{count} {why}" for why, count in sorted(dropped.items())) or "none"
     counted = f"{late} came while it did not keep up; dropped: {reasons}"
@@ -111,13 +124,16 @@ def calibrate_records(
     before = run.mean_errors(prior.factors, stretches)
     if cut_off:
         say(f"the first {MOST_REQUESTS} requests are played, {cut_off} are not")
-    say(f"fitting {case.device.id} × {case.engine} to {used} of {len(trace) + sum(trace.dropped.values())} requests …")
+    say(f"fitting {case.device.id} × {case.engine} to {used} of {given} requests …")
     say(counted)
     # As with rows, the error is that of parts which the fit had not seen; the file's factors use all.
     errors = []
     for fold in range(FOLDS):
         others = np.concatenate([one for i, one in enumerate(stretches) if i % FOLDS != fold])
         errors += run.mean_errors(replay.fit(run, others, prior.factors), stretches[fold::FOLDS])
+    useless = _useless(errors)
+    if useless:
+        raise InvalidInputError.of("FT2152", f"{source}: {useless}")
     one = Calibration(
         case.device.id,
         case.engine,
@@ -168,6 +184,12 @@ def _written(one: Calibration, output: Path, before: list[dict[str, float]], aft
     return one.device, one.engine, one.scope, one.points, _mean(before), _mean(after), str(path)
 
 
+def _useless(errors: list[dict[str, float]]) -> str:
+    """Why a fit with these errors must not be written; empty when it may."""
+    error = _mean(errors)
+    return "" if error <= WORST_ERROR else f"forecasts of what the fit had not seen are {error:.0%} off"
+
+
 def _tell(summary: list[Row], as_json: bool, more: dict[str, Any]) -> None:
     if as_json:
         names = ("device", "engine", "scope", "measurements", "error_before", "error_after", "file")
@@ -209,5 +231,6 @@ def _seconds(row: dict[str, str], metric: str) -> float:
 
 
 def _mean(errors: list[dict[str, float]]) -> float:
-    every = [abs(math.exp(-value) - 1) for one in errors for value in one.values()]
-    return sum(every) / max(1, len(every))
+    """Mean relative error; a refusal counts as 100 %."""
+    every = [1.0 if value >= WORST else abs(math.exp(-value) - 1) for one in errors for value in one.values()]
+    return sum(every) / len(every) if every else math.inf

@@ -46,7 +46,12 @@ def simulate(
         typer.Option(help="A made-up workload, such as `poisson,rate=5,input=512,output=128` (trace generate --help)."),
     ] = None,
     model: Annotated[list[str] | None, typer.Option(help="Only these models of the blueprint.")] = None,
-    requests: Annotated[int, typer.Option(min=1, help="How many requests of each model.")] = 10_000,
+    requests: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=10_000_000, help="How many requests of each model; absent: all of a trace, 10,000 made-up ones."
+        ),
+    ] = None,
     rate: Annotated[float | None, typer.Option(help="Play at this rate, req/s, instead of the declared one.")] = None,
     event: Annotated[
         list[str] | None,
@@ -70,12 +75,20 @@ def simulate(
 ) -> int:
     """Play a workload on a blueprint's placement and forecast latency, goodput, utilisation, cost and energy.
 
-    With --cases it forecasts many single configurations instead. Ctrl-C ends early with what has been simulated.
+    With --cases it forecasts many single configurations instead, and takes --calibrations and --output only. Ctrl-C
+    ends a play early with what has been simulated.
     """
     from fabrictool.cli import simulating
     from fabrictool.cli.output import data, json_data, say
 
     if cases is not None:
+        for option, value in {
+            "PLAN": plan, "--blueprint": blueprint, "--inventory": inventory, "--overlay": overlay,
+            "--scenario": scenario or None, "--status": status, "--trace": trace, "--workload": workload,
+            "--model": model or None, "--requests": requests, "--rate": rate, "--event": event or None,
+            "--plot": plot, "--chrome-trace": chrome_trace, "--chart": chart or None, "--json": as_json or None,
+        }.items():  # fmt: skip
+            _refuse(f"--cases has no use for {option}", cases, value)
         return simulating.answer_cases(cases, output, calibrations)
     _refuse("--trace and --workload exclude each other", trace, workload)
     _refuse("a plan and --status exclude each other", plan, status)
@@ -102,6 +115,11 @@ def simulate(
             events=events,
         )
         runs += simulating.play(asked, samples=200 if plot or chrome_trace else 60)
+        if not runs[-1].report.complete:
+            rest = scenarios[scenarios.index(name) + 1 :]
+            if rest:
+                say(f"interrupted; not played: {', '.join(map(str, rest))}")
+            break
     document = simulating.document(runs, seed)
     if output is not None:
         simulating.write_json(output, document)

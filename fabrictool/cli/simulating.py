@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from fabrictool.blueprint import Loaded
     from fabrictool.catalog import ModelArchitecture
+    from fabrictool.domain.inventory import Cluster
     from fabrictool.domain.plan import ReplicaPlacement
     from fabrictool.simulator.calibration import Calibration
     from fabrictool.simulator.fabric import Event, ModelSimulation
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from fabrictool.workload.trace import Trace
 
 PROGRESS_EVERY_S = 0.5
+MADE_UP = 10_000
+"""Requests of each model when neither their number nor a trace says how many."""
 EVENT_FORM = "KIND:MODEL/INDEX@TIME"
 EVENT_WORDS = {"up": "is up from {at}", "drain": "gets no new requests from {at}", "down": "is lost at {at}"}
 
@@ -55,7 +58,8 @@ class Asked:
     trace: Path | None
     workload: str | None
     models: tuple[str, ...]
-    requests: int
+    requests: int | None
+    """Of each model; None: all of a trace, 10,000 made-up ones."""
     rate: float | None
     seed: int
     calibrations: Path | None = None
@@ -113,12 +117,9 @@ def answer_cases(source: Path, output: Path | None, calibrations: Path | None = 
     models = architectures({row.get("model", "") for row in rows})
     done: list[dict[str, str]] = []
     tell = _progress("cases")
-    try:
-        for row in sheet.answer(rows, known, models):
-            done.append(row)
-            tell(len(done), len(rows))
-    except KeyboardInterrupt:
-        say(f"interrupted after {len(done)} of {len(rows)} cases")
+    for row in sheet.answer(rows, known, models):
+        done.append(row)
+        tell(len(done), len(rows))
     text = sheet.write(columns, done)
     if output is None:
         sys.stdout.write(text)
@@ -126,11 +127,11 @@ def answer_cases(source: Path, output: Path | None, calibrations: Path | None = 
         write_output(output, text.encode())
     failed = sum(bool(row["error"]) for row in done)
     say(f"{len(done)} cases, {failed} with an error")
-    return 130 if len(done) < len(rows) else 0
+    return 0
 
 
 def play(asked: Asked, *, samples: int) -> list[Run]:
-    """Every model of one scenario, one after the other."""
+    """Every model of one scenario, one after the other; Ctrl-C ends it with the model that is being played."""
     loaded = load(asked.blueprint, asked.inventory, overlay=asked.overlay, scenario=asked.scenario)
     replicas = _placement(asked, loaded)
     own = _calibrations(asked.calibrations)
@@ -140,17 +141,23 @@ def play(asked: Asked, *, samples: int) -> list[Run]:
     if unknown:
         raise InvalidInputError.of("FT2143", f"the blueprint has no model {', '.join(unknown)}")
     _known_models(asked.events, names)
+    traces = None if trace is None else _shared_out(trace, names, sorted(loaded.blueprint.models), asked)
     runs = []
     for name in names:
         events = tuple(one for one in asked.events if one.model == name)
         if asked.models == () and not events and not any(replica.model == name for replica in replicas):
             say(f"{name}: no replica in this placement; left out")
             continue
+        if traces is not None and name not in traces:
+            say(f"{name}: the trace has no request for it; left out")
+            continue
         simulation = fabric.of_model(name, loaded.blueprint, loaded.inventory, replicas, own)
+        for replica in simulation.untrusted:
+            say(f"{replica}: trust does not let it serve {name}; left out")
         if trace is not None:
             simulation = simulation.with_prefixes(trace.block_tokens)
         simulation = simulation.with_events(events)
-        stream = _stream(asked, simulation, trace)
+        stream = _stream(asked, simulation, None if traces is None else traces[name])
         if stream is None:
             say(f"{name}: no demand is declared; left out (give --trace or --workload)")
             continue
@@ -164,6 +171,9 @@ def play(asked: Asked, *, samples: int) -> list[Run]:
         )
         runs.append(Run(asked.scenario or "", simulation, outcome, found, events))
         if not outcome.complete:
+            rest = names[names.index(name) + 1 :]
+            if rest:
+                say(f"interrupted; not played: {', '.join(rest)}")
             break
     if not runs:
         raise InvalidInputError.of("FT2144", "there is nothing to simulate: no model has both replicas and a workload")
@@ -196,7 +206,7 @@ def table_of(runs: Sequence[Run]) -> str:
     """One line a model."""
     headings = (
         "model", "requests", "req/s", "TTFT p50", "p95", "TPOT p50", "p95", "E2E p95", "SLO met", "busy", "KV",
-        "tok/s", "cost/h", "J/token",
+        "tok/s", "cost/Mtok", "J/token",
     )  # fmt: skip
     rows = []
     for run in runs:
@@ -215,7 +225,7 @@ def table_of(runs: Sequence[Run]) -> str:
             f"{max(found.utilisation):.0%}",
             f"{max(found.kv_use):.0%}",
             f"{found.output_tokens_per_s:.4g}",
-            f"{3600 * found.cost / found.span_s:.3g}",
+            f"{found.cost_per_million_tokens:.3g}",
             f"{found.joules_per_token:.3g}",
         ))  # fmt: skip
     return table(headings, rows)
@@ -305,17 +315,22 @@ def write_plot(path: Path, runs: Sequence[Run]) -> None:
 
 
 def write_chrome_trace(path: Path, runs: Sequence[Run]) -> None:
-    """Each request as two slices, waiting+prefill and decode, on a row of its replica."""
+    """Each request as two asynchronous slices, waiting+prefill and decode, on a track of its own.
+
+    Slices of one thread would have to nest; those of requests that run together do not.
+    """
     events: list[dict[str, Any]] = []
     for process, run in enumerate(runs):
         outcome = run.outcome
         events.append({"ph": "M", "pid": process, "name": "process_name", "args": {"name": run.title}})
         for i in np.flatnonzero(np.isfinite(outcome.finish)):
-            common = {"ph": "X", "pid": process, "tid": int(outcome.replica[i]), "cat": "request"}
+            mark = f"{process}.{i}"
+            common = {"pid": process, "tid": int(outcome.replica[i]), "cat": "request", "id": mark}
             arrival, first, finish = (1e6 * float(x[i]) for x in (outcome.arrival, outcome.first, outcome.finish))
             arguments = {"prompt": int(outcome.prompt[i]), "output": int(outcome.output[i])}
-            events.append(common | {"name": "to first token", "ts": arrival, "dur": first - arrival, "args": arguments})
-            events.append(common | {"name": "decode", "ts": first, "dur": finish - first, "args": arguments})
+            for name, begin, end in (("to first token", arrival, first), ("decode", first, finish)):
+                events.append(common | {"name": name, "ph": "b", "ts": begin, "args": arguments})
+                events.append(common | {"name": name, "ph": "e", "ts": end})
     write_output(path, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}).encode())
 
 
@@ -381,7 +396,10 @@ def _placement(asked: Asked, loaded: Loaded) -> Sequence[ReplicaPlacement]:
 
 
 def _running(path: Path, loaded: Loaded) -> list[ReplicaPlacement]:
-    """The replicas of a ``status --json`` document. Raises InvalidInputError FT2146 when it is none."""
+    """The replicas of a ``status --json`` document.
+
+    Raises InvalidInputError FT2146 when it is none, FT2151 when it does not say what a replica stands on.
+    """
     from fabrictool.domain.plan import ReplicaPlacement
 
     try:
@@ -393,9 +411,7 @@ def _running(path: Path, loaded: Loaded) -> list[ReplicaPlacement]:
             if kind != "replica" or unit["state"] != "running":
                 continue
             cluster = loaded.inventory.clusters[unit["cluster"]]
-            device, tp = seen.get(unit["address"], ("", 1))
-            alike = [name for name, one in cluster.partitions.items() if one.device == device]
-            partition = (alike or list(cluster.partitions))[0]
+            partition, tp = _stands_on(unit["address"], unit["cluster"], cluster, seen)
             found.append(
                 ReplicaPlacement(
                     replica=unit["address"],
@@ -413,10 +429,32 @@ def _running(path: Path, loaded: Loaded) -> list[ReplicaPlacement]:
     return found
 
 
+def _stands_on(address: str, cluster_name: str, cluster: Cluster, seen: dict[str, tuple[str, int]]) -> tuple[str, int]:
+    """Partition and tp of a running replica. Raises InvalidInputError FT2151 where they would have to be guessed."""
+    if address in seen:
+        device, tp = seen[address]
+        alike = [name for name, one in cluster.partitions.items() if one.device == device]
+        if not alike:
+            raise InvalidInputError.of(
+                "FT2151",
+                f"{address} runs on {device}, which no partition of {cluster_name} has",
+                hint="give the inventory of this fabric with -i",
+            )
+        return alike[0], tp
+    only = list(cluster.partitions.items())
+    if len(only) == 1 and only[0][1].devices_per_node == 1:
+        return only[0][0], 1
+    raise InvalidInputError.of(
+        "FT2151",
+        f"{address} runs, but the status does not say on how many devices: its gateway does not know the replica",
+        hint="`fabrictool status --json` again while the gateway answers, or simulate the saved plan",
+    )
+
+
 def _services(gateway: dict[str, Any]) -> dict[str, tuple[str, int]]:
     """Replica → (device, tp), as the gateway knows them; without a gateway nothing is known."""
     return {
-        service["replica"]: (str(node["device"]), max(1, int(service["tp"])))
+        service["replica"]: (str(node["device"]), int(service["tp"]))
         for node in gateway.get("nodes", ())
         for service in node["services"]
     }
@@ -430,8 +468,41 @@ def _workload(asked: Asked) -> Trace | None:
             say(f"{asked.trace}: dropped {dropped}")
         return found
     if asked.workload is not None:
-        return tracing.generated(asked.workload, asked.requests, asked.seed, asked.rate)
+        return tracing.generated(asked.workload, asked.requests or MADE_UP, asked.seed, asked.rate)
     return None
+
+
+def _shared_out(trace: Trace, names: Sequence[str], known: Sequence[str], asked: Asked) -> dict[str, Trace]:
+    """Model → its requests, of those `names` that get any; `known` are all models of the blueprint.
+
+    A trace goes to the models that it names, one that names none of them to the only model that it can be for; a
+    workload that is made up without names is made up for each. Raises InvalidInputError FT2153 where several could be
+    meant, or none is.
+    """
+    what = asked.trace or f"--workload {asked.workload}"
+    if not set(trace.models) & set(known):
+        named = trace.models != ("",)
+        if asked.trace is None and not named:
+            return dict.fromkeys(names, trace)
+        if len(names) == 1 and (asked.models or not named):
+            return {names[0]: trace}
+        several = f"requests for {_some(trace.models)}" if named else "requests without a model"
+        raise InvalidInputError.of(
+            "FT2153",
+            f"{what} has {several}; the blueprint has {_some(known)}",
+            hint="say with --model which one gets them all",
+        )
+    strangers = {name: len(trace.of_model(name)) for name in trace.models if name not in known}
+    if strangers:
+        count = sum(strangers.values())
+        verb = "request for {} is" if count == 1 else "requests for {} are"
+        say(f"{what}: {count} {verb.format(_some([name or 'no model' for name in strangers]))} not played")
+    return {name: trace.of_model(name) for name in names if name in trace.models}
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first few, for a message."""
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def _stream(asked: Asked, simulation: ModelSimulation, trace: Trace | None) -> Stream | None:
@@ -439,8 +510,9 @@ def _stream(asked: Asked, simulation: ModelSimulation, trace: Trace | None) -> S
         raise InvalidInputError.of("FT2202", f"a rate of {asked.rate:g} requests/s cannot be played")
     model_name = simulation.specs[0].model
     if trace is not None:
-        mine = trace.of_model(simulation.name) if simulation.name in trace.models else trace
-        mine = mine.only(slice(asked.requests))
+        mine = trace.only(slice(asked.requests))
+        if len(mine) < len(trace):
+            say(f"{simulation.name}: {len(trace) - len(mine)} of {len(trace)} requests are not played (--requests)")
         if asked.rate is not None:
             mine = mine.at_rate(asked.rate)
         return fabric.trace_stream(mine, model_name)
@@ -450,7 +522,7 @@ def _stream(asked: Asked, simulation: ModelSimulation, trace: Trace | None) -> S
         simulation = replace(simulation, rate=asked.rate)
     if simulation.rate <= 0 and not asked.models:
         return None
-    return fabric.declared_stream(simulation, asked.requests, asked.seed)
+    return fabric.declared_stream(simulation, asked.requests or MADE_UP, asked.seed)
 
 
 def _progress(what: str) -> Callable[[int, int], None]:

@@ -11,6 +11,7 @@ import numpy as np
 from fabrictool.base.errors import InvalidInputError
 from fabrictool.base.units import as_float
 from fabrictool.catalog import accelerators, model
+from fabrictool.routing.candidates import TrustPolicy
 from fabrictool.simulator.fleet import ReplicaSpec, Stream
 from fabrictool.simulator.kernel import BLOCK
 from fabrictool.simulator.report import Hardware, Target
@@ -65,6 +66,8 @@ class ModelSimulation:
     output: Lengths
     caches_prefixes: bool = False
     """Whether its engine keeps the cache of prompts' beginnings, as vLLM and SGLang do by default."""
+    untrusted: tuple[str, ...] = ()
+    """Replicas of the placement that may not serve these requests: ``MODEL/INDEX``; not among `replicas`."""
 
     def with_prefixes(self, block_tokens: int) -> ModelSimulation:
         """The same, with prefix ids of so many tokens, when the engine caches prefixes and blocks of 16 fill an id."""
@@ -114,14 +117,25 @@ def of_model(
     replicas: Sequence[ReplicaPlacement],
     calibrations: Sequence[Calibration],
 ) -> ModelSimulation:
-    """The replicas of one model of the blueprint.
+    """The replicas of one model of the blueprint that may serve its requests.
 
-    Raises InvalidInputError FT2141 for a model that stands nowhere, FT1411 for one whose architecture is not known.
+    Raises InvalidInputError FT2141 for a model that stands nowhere or that trust lets nobody serve, FT2111 for one
+    that does not fit, FT2112 for a replica of more devices than its node has, FT1411 for an unknown architecture.
     """
     wanted = blueprint.models[name]
-    mine = [replica for replica in replicas if replica.model == name]
-    if not mine:
+    placed = [replica for replica in replicas if replica.model == name]
+    if not placed:
         raise InvalidInputError.of("FT2141", f"{name} has no replica in this placement: there is nothing to simulate")
+    # All requests of a demand are alike to the gateway, so whom it excludes for one it excludes for all.
+    trust, group = _trust(blueprint, name), _group(blueprint)
+    mine = [replica for replica in placed if trust.permits(replica.provider, name, group, None)]
+    if not mine:
+        providers = ", ".join(sorted({replica.provider for replica in placed}))
+        raise InvalidInputError.of(
+            "FT2141",
+            f"{name} stands with {providers} only, who may not serve its requests",
+            hint="widen `trust` of the model or of the consumer group, or place it elsewhere",
+        )
     specs, found, devices, tdp, price = [], [], [], [], []
     for replica in mine:
         spec, calibration = _spec(wanted, inventory, replica, calibrations)
@@ -145,6 +159,7 @@ def of_model(
         input=_lengths(demand.input) if demand and demand.input else Lengths("lognormal", 512, 512),
         output=_lengths(demand.output) if demand and demand.output else Lengths("lognormal", 128, 128),
         caches_prefixes=wanted.engine in ("vllm", "sglang"),
+        untrusted=tuple(replica.replica.removeprefix("replica/") for replica in placed if replica not in mine),
     )
 
 
@@ -182,24 +197,52 @@ def _spec(
     wanted: Model, inventory: Inventory, replica: ReplicaPlacement, calibrations: Sequence[Calibration]
 ) -> tuple[ReplicaSpec, Calibration]:
     partition = inventory.clusters[replica.cluster].partitions[replica.partition]
+    if not 1 <= replica.tp <= partition.devices_per_node:
+        raise InvalidInputError.of(
+            "FT2112",
+            f"{replica.replica} would stand on {replica.tp} devices;"
+            f" a node of {replica.cluster}/{replica.partition} has {partition.devices_per_node}",
+        )
     architecture = model(wanted.architecture_id)
     if architecture is None:
         raise InvalidInputError.of("FT1411", f"the architecture {wanted.architecture_id!r} is not in the catalogue")
     found = stand(wanted, architecture, partition, replica.tp, calibrations)
     if found is None:
         raise InvalidInputError.of("FT2141", f"{wanted.engine} cannot compute on {partition.device}")
+    if not found.room.fits:
+        raise InvalidInputError.of(
+            "FT2111",
+            f"{replica.replica}: the weights of {wanted.architecture_id} at {wanted.variant.precision} take"
+            f" {found.room.weights / 1e9:.0f} GB; {replica.tp} × {partition.device} have"
+            f" {found.room.usable / 1e9:.0f} GB to use",
+        )
     budget = TOKEN_BUDGET.get(wanted.engine, 8192)
-    context = int(wanted.variant.context or min(4096, architecture.max_context))
     spec = ReplicaSpec(
         times=found.step.times(found.max_num_seqs, budget),
         max_num_seqs=found.max_num_seqs,
         token_budget=budget,
-        kv_tokens=max(found.room.kv_tokens, context + 16),
+        kv_tokens=found.room.kv_tokens,
         model=wanted.architecture_id,
         provider=replica.provider,
         frontend=found.step.factors.request,
+        frontend_token=found.step.factors.prompt_token,
     )
     return spec, found.calibration
+
+
+def _trust(blueprint: Blueprint, name: str) -> TrustPolicy:
+    """Who may serve whom, as the gateway has it, of one model."""
+    providers = blueprint.models[name].trust
+    return TrustPolicy(
+        {group: frozenset(one.allow) for group, one in blueprint.trust.groups.items()},
+        {} if providers is None else {name: frozenset(providers)},
+    )
+
+
+def _group(blueprint: Blueprint) -> str | None:
+    """Whose requests a demand counts: the tenants' group when all are of one; a demand does not tell several apart."""
+    groups = {tenant.group for tenant in blueprint.tenants.values()}
+    return groups.pop() if len(groups) == 1 else None
 
 
 def _lengths(declared: Length) -> Lengths:

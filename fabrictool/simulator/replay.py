@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from fabrictool.simulator.cases import Case
+    from fabrictool.simulator.memory import Room
     from fabrictool.workload.trace import Trace
 
     Floats = np.ndarray[Any, np.dtype[np.float64]]
@@ -48,6 +49,8 @@ WAITING = 5
 STRETCH = 25
 STRETCHES = (4, 40)
 """Requests of a stretch whose mean errors are told; and how many stretches there are."""
+SOONEST, LATEST = 1e-6, 86_400.0
+"""Seconds that no first token comes before, and that no answer takes: clocks and units are wrong beyond."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +67,27 @@ class Run:
     """ttft, tpot, e2e in seconds; NaN where there is none to compare with."""
     usable: Bools
     """Has both a TTFT and an E2E to compare with."""
+    absurd: Bools
+    """Has both, and they cannot be true."""
     kept_up: Bools
     """Came while the service kept up."""
+
+    @property
+    def room(self) -> Room:
+        """Memory of the replica. Raises InvalidInputError FT2111 when the model does not fit."""
+        case = self.case
+        found = room(case.model, case.cut, reported_memory(case.device), weights=case.precision, kv=case.kv_precision)
+        if not found.fits:
+            raise InvalidInputError.of(
+                "FT2111", f"{case.model.id} at {case.precision} does not fit on {case.cut.devices} × {case.device.id}"
+            )
+        return found
+
+    @property
+    def refused(self) -> Ints:
+        """Indices of the requests that are longer than the cache. Raises InvalidInputError FT2111."""
+        tokens = self.stream.prompt + self.stream.output
+        return np.flatnonzero(tokens > BLOCK * (self.room.kv_tokens // BLOCK))
 
     @property
     def compared(self) -> Ints:
@@ -81,11 +103,6 @@ class Run:
         """The same metrics as forecast; NaN for requests that fit no replica. Raises InvalidInputError FT2111."""
         case = self.case
         cut = Parallelism(pp=1) if case.engine in LAYER_SPLIT else case.cut
-        space = room(case.model, case.cut, reported_memory(case.device), weights=case.precision, kv=case.kv_precision)
-        if not space.fits:
-            raise InvalidInputError.of(
-                "FT2111", f"{case.model.id} at {case.precision} does not fit on {case.cut.devices} × {case.device.id}"
-            )
         step = StepModel.of(
             case.model, Machine.of(case.device), cut, factors, weights=case.precision, kv=case.kv_precision
         )
@@ -93,25 +110,27 @@ class Run:
             times=step.times(self.max_num_seqs, self.token_budget),
             max_num_seqs=self.max_num_seqs,
             token_budget=self.token_budget,
-            kv_tokens=space.kv_tokens,
+            kv_tokens=self.room.kv_tokens,
             lanes=step.lanes,
             prefix_tokens=self.prefix_tokens,
             frontend=factors.request,
+            frontend_token=factors.prompt_token,
         )
         found = simulate([spec], self.stream, RoundRobinPolicy())
-        read = factors.prompt_token * found.prompt
-        return {"ttft": found.ttft + read, "tpot": found.tpot, "e2e": found.e2e + read}
+        return {"ttft": found.ttft, "tpot": found.tpot, "e2e": found.e2e}
 
     def mean_errors(self, factors: Factors, stretches: Sequence[Ints]) -> list[dict[str, float]]:
-        """Metric → log of the mean measured over the mean forecast, of each stretch."""
+        """Metric → log of the mean measured over the mean forecast, of each stretch; a refused request counts as 0."""
         found = self.play(factors)
         errors = []
         for chosen in stretches:
             one = {}
             for metric in METRICS:
-                both = chosen[np.isfinite(self.measured[metric][chosen]) & np.isfinite(found[metric][chosen])]
-                if len(both):
-                    one[metric] = math.log(self.measured[metric][both].mean() / found[metric][both].mean())
+                known = chosen[np.isfinite(self.measured[metric][chosen])]
+                if len(known):
+                    forecast = float(np.nan_to_num(found[metric][known]).mean())
+                    error = math.log(self.measured[metric][known].mean() / forecast) if forecast > 0 else WORST
+                    one[metric] = min(error, WORST)
             errors.append(one)
         return errors
 
@@ -148,6 +167,8 @@ def recorded(case: Case, trace: Trace, max_num_seqs: int | None = None, token_bu
     with np.errstate(invalid="ignore", divide="ignore"):
         usable = (ttft > 0) & (e2e >= ttft)
         usable &= np.isfinite(e2e)
+        absurd = usable & ((ttft < SOONEST) | (e2e > LATEST))
+        usable &= ~absurd
         tpot = np.where(usable & (trace.output > 1) & (e2e > ttft), (e2e - ttft) / (trace.output - 1), np.nan)
     caches = case.engine in ("vllm", "sglang") and trace.block_tokens and not trace.block_tokens % BLOCK
     usual = engines()[case.engine].default_max_num_seqs if case.engine in engines() else 256
@@ -165,6 +186,7 @@ def recorded(case: Case, trace: Trace, max_num_seqs: int | None = None, token_bu
         prefix_tokens=trace.block_tokens if caches else 0,
         measured={"ttft": np.where(usable, ttft, np.nan), "tpot": tpot, "e2e": np.where(usable, e2e, np.nan)},
         usable=usable,
+        absurd=absurd,
         kept_up=keeping_up(trace.arrival, np.where(usable, ttft, np.nan)),
     )
 

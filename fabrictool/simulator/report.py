@@ -77,10 +77,12 @@ class Report:
     prefix_hits: float
     """Share of prompt tokens found in the prefix cache."""
     cost: float
-    """Of the simulated span."""
+    """Of the devices for as long as replicas held them in the simulated span."""
     energy_j: float
     joules_per_token: float
     """Energy over output tokens."""
+    cost_per_million_tokens: float
+    """Cost over output tokens."""
     basis: str
 
     def to_json(self) -> dict[str, Any]:
@@ -113,6 +115,7 @@ def report(
     watts = np.array(hardware.devices) * np.array(hardware.tdp_w)
     # A replica holds its devices until it is gone, also while it starts.
     held = np.clip(np.array([min(spec.down, outcome.end) for spec in specs]) - first, 0.0, span)
+    cost = float((np.array(hardware.price) * held).sum()) / 3600.0
     computing = np.minimum(outcome.accounts.busy, held)
     energy = float((watts * (IDLE_SHARE * held + (BUSY_SHARE - IDLE_SHARE) * computing)).sum())
     tokens = float(outcome.output[finished].sum())
@@ -138,9 +141,10 @@ def report(
         kv_use=tuple(float(x) for x in kv),
         preemptions=int(outcome.preempted.sum()),
         prefix_hits=float(outcome.cached.sum()) / max(1.0, float(outcome.prompt.sum())),
-        cost=float((np.array(hardware.price) * held).sum()) / 3600.0,
+        cost=cost,
         energy_j=energy,
         joules_per_token=energy / tokens if tokens else math.nan,
+        cost_per_million_tokens=1e6 * cost / tokens if tokens else math.nan,
         basis="; ".join(dict.fromkeys(f"{basis(one)} ({one.source})" for one in calibrations)),
     )
 

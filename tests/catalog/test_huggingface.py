@@ -74,3 +74,76 @@ def test_what_is_not_known_is_an_error_and_never_a_default(change, code):
     with pytest.raises(InvalidInputError) as caught:
         architecture(config, "x")
     assert caught.value.problems[0].code == code
+
+
+LLAMA = CONFIGS["meta-llama/Llama-3.1-70B-Instruct"]
+QWEN = CONFIGS["Qwen/Qwen3-235B-A22B"]
+DEEPSEEK = CONFIGS["deepseek-ai/DeepSeek-V3"]
+NEXT = QWEN | {
+    "model_type": "qwen3_next", "linear_num_value_heads": 32, "linear_num_key_heads": 16,
+    "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4,
+}  # fmt: skip
+WINDOWED = LLAMA | {"model_type": "mistral", "sliding_window": 4096}
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ([1], "list"),
+        ("text", "str"),
+        *((LLAMA | {field: 0}, field) for field in (
+            "num_attention_heads", "hidden_size", "num_hidden_layers", "num_key_value_heads", "intermediate_size",
+            "vocab_size", "head_dim", "max_position_embeddings",
+        )),
+        (LLAMA | {"num_hidden_layers": 10**9}, "num_hidden_layers"),
+        (LLAMA | {"num_attention_heads": 16384}, "head_dim"),
+        (LLAMA | {"num_key_value_heads": 128}, "num_key_value_heads"),
+        (LLAMA | {"num_key_value_heads": 7}, "num_key_value_heads"),
+        (NEXT | {"full_attention_interval": 0}, "full_attention_interval"),
+        (WINDOWED | {"sliding_window_pattern": 0}, "sliding_window_pattern"),
+        (WINDOWED | {"sliding_window": 0}, "sliding_window"),
+        (WINDOWED | {"layer_types": "full_attention"}, "layer_types"),
+        (WINDOWED | {"layer_types": ["full_attention"]}, "layer_types"),
+        (QWEN | {"num_experts": 0}, "experts"),
+        (QWEN | {"moe_intermediate_size": 0}, "moe_intermediate_size"),
+        (QWEN | {"decoder_sparse_step": 0}, "decoder_sparse_step"),
+        (QWEN | {"mlp_only_layers": 3}, "mlp_only_layers"),
+        (QWEN | {"mlp_only_layers": [94]}, "mlp_only_layers"),
+        (QWEN | {"mlp_only_layers": [True]}, "mlp_only_layers"),
+        (QWEN | {"mlp_only_layers": [0], "intermediate_size": 0}, "intermediate_size"),
+        (DEEPSEEK | {"first_k_dense_replace": 62}, "first_k_dense_replace"),
+        (DEEPSEEK | {"moe_layer_freq": 0}, "moe_layer_freq"),
+        (DEEPSEEK | {"moe_layer_freq": [0, 1]}, "moe_layer_freq"),
+        (DEEPSEEK | {"mlp_layer_types": ["dense"]}, "mlp_layer_types"),
+        (DEEPSEEK | {"mlp_layer_types": ["odd"] * 61}, "mlp_layer_types"),
+        (DEEPSEEK | {"kv_lora_rank": 0}, "kv_lora_rank"),
+    ],
+)  # fmt: skip
+def test_what_is_impossible_names_its_field(config, named):
+    with pytest.raises(InvalidInputError, match=named) as caught:
+        architecture(config, "x")
+    assert caught.value.problems[0].code == "FT1422"
+
+
+@pytest.mark.parametrize(
+    ("config", "dense"),
+    [
+        (QWEN | {"decoder_sparse_step": 1, "mlp_only_layers": []}, 0),
+        (QWEN | {"decoder_sparse_step": 2}, 47),
+        # The first three, and of the others every one with an odd number of layers up to it: 5, 7, ..., 93.
+        (QWEN | {"decoder_sparse_step": 2, "mlp_only_layers": [0, 1, 2]}, 48),
+        (DEEPSEEK | {"moe_layer_freq": 1}, 3),
+        (DEEPSEEK | {"moe_layer_freq": 2}, 3 + 29),
+        (DEEPSEEK | {"mlp_layer_types": ["dense"] * 3 + ["sparse"] * 58}, 3),
+        (DEEPSEEK | {"first_k_dense_replace": 0, "mlp_layer_types": ["dense"] * 5 + ["sparse"] * 56}, 5),
+    ],
+)
+def test_layers_without_experts_are_counted_wherever_they_are(config, dense):
+    found = architecture(config, "x")
+    assert found.dense_layers == dense
+    assert found.ffn == (config["intermediate_size"] if dense else 0)
+
+
+def test_without_a_stated_context_there_is_no_limit():
+    unstated = {key: value for key, value in LLAMA.items() if key != "max_position_embeddings"}
+    assert architecture(unstated, "x").max_context > 1_000_000

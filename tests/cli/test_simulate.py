@@ -4,7 +4,12 @@ import csv
 import gzip
 import io
 import json
+import os
+import pty
+import signal
 import struct
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 
@@ -13,6 +18,7 @@ import pytest
 from fabrictool.cli.main import main
 from fabrictool.cli.simulating import terminal_chart
 from fabrictool.simulator.calibration import choose, loads, shipped
+from fabrictool.simulator.calibration import dumps as calibration_text
 from fabrictool.simulator.replay import recorded
 from fabrictool.simulator.sheet import case_of
 from fabrictool.workload.formats import read
@@ -162,6 +168,41 @@ def test_a_sheet_that_is_none(command, folder, text, said):
     assert said in err
 
 
+def test_mistakes_with_a_sheet(command):
+    code, _, err = command("simulate", "--cases", "no-such.csv")
+    assert (code, "FT4302" in err) == (1, True)
+    code, _, err = command("simulate", "--cases", "cases.csv", "--calibrations", ".")
+    assert (code, "FT2120" in err) == (65, True)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["plan.json"],
+        ["-b", "blueprint.yaml"],
+        ["-i", "inventory.yaml"],
+        ["--overlay", "x"],
+        ["--scenario", "calm"],
+        ["--status", "s.json"],
+        ["--trace", "t.csv"],
+        ["--workload", "poisson"],
+        ["--model", "tiny"],
+        ["--requests", "7"],
+        ["--rate", "1"],
+        ["--event", "down:tiny/0@1s"],
+        ["--plot", "p.svg"],
+        ["--chrome-trace", "c.json"],
+        ["--chart"],
+        ["--json"],
+    ],
+)
+def test_what_a_sheet_would_ignore_is_refused(command, folder, given):
+    code, out, err = command("simulate", "--cases", "cases.csv", "-o", "out.csv", *given)
+    option = given[0] if given[0].startswith("--") else {"-b": "--blueprint", "-i": "--inventory"}.get(given[0], "PLAN")
+    assert (code, "FT9001" in out + err, option in out + err) == (64, True, True)
+    assert not (folder / "out.csv").exists()
+
+
 # --- blueprints
 
 
@@ -265,6 +306,171 @@ def test_what_runs_is_simulated(simulated, folder):
     assert simulated("--status", "status.json")["models"] == [found]
 
 
+ACCELERATED = """\
+apiVersion: fabrictool/v1
+kind: Inventory
+providers: {alpha: {}, beta: {}}
+sites: {a: {provider: alpha}, b: {provider: beta}}
+clusters:
+  one:
+    site: a
+    kind: local
+    partitions: {gpu: {device: h100-sxm, devices_per_node: 8, nodes: 2, price: 16 USD/h, power: 8 kW}}
+    software: {engines: {vllm: {}}}
+  two:
+    site: b
+    kind: local
+    partitions: {gpu: {device: h100-sxm, devices_per_node: 8, nodes: 2}}
+    software: {engines: {vllm: {}}}
+"""
+TWO_MODELS = """\
+apiVersion: fabrictool/v1
+kind: Blueprint
+fabric: two
+inventory: inventory.yaml
+models:
+  llama:
+    source: hf://meta-llama/Llama-3.1-8B
+    variant: {precision: bf16, context: 8192 tok}
+    demand: {rate: 10 req/s, input: 512 tok, output: 128 tok}
+    replicas: {min: 1, max: 1}
+  big:
+    source: hf://meta-llama/Llama-3.3-70B-Instruct
+    variant: {precision: bf16, context: 8192 tok}
+    demand: {rate: 1 req/s, input: 512 tok, output: 128 tok}
+    replicas: {min: 1, max: 1}
+"""
+
+
+@pytest.fixture
+def two_models(folder):
+    """A fabric with H100s and two models, and a function that writes what of it runs: replica → (cluster, tp)."""
+    (folder / "inventory.yaml").write_text(ACCELERATED)
+    (folder / "blueprint.yaml").write_text(TWO_MODELS)
+
+    def runs(replicas, device="h100-sxm"):
+        units = [
+            {"address": f"replica/{name}", "cluster": at, "state": "running"} for name, (at, _) in replicas.items()
+        ]
+        services = [{"replica": f"replica/{name}", "tp": tp} for name, (_, tp) in replicas.items() if tp]
+        status = {"units": units, "gateway": {"nodes": [{"device": device, "services": services}]}}
+        (folder / "status.json").write_text(json.dumps(status))
+
+    return runs
+
+
+@pytest.mark.parametrize(
+    ("tp", "device", "said"),
+    [
+        (1, "h100-sxm", "FT2111"),
+        (9, "h100-sxm", "FT2112"),
+        (1000, "h100-sxm", "FT2112"),
+        (None, "h100-sxm", "FT2151"),
+        (4, "a100-80gb", "FT2151"),
+    ],
+)
+def test_what_cannot_run_so_is_refused(command, two_models, tp, device, said):
+    two_models({"big/0": ("one", tp)}, device)
+    code, _, err = command("simulate", "-b", "blueprint.yaml", "--status", "status.json", "--requests", 20)
+    assert (code, said in err) == (65, True), err
+    two_models({"big/0": ("one", 4)})
+    assert command("simulate", "-b", "blueprint.yaml", "--status", "status.json", "--requests", 20)[0] == 0
+
+
+def test_replicas_that_trust_excludes_get_nothing(command, two_models, folder):
+    two_models({"llama/0": ("one", 1), "llama/1": ("two", 1)})
+    run = ("simulate", "-b", "blueprint.yaml", "--status", "status.json", "--requests", 50, "--model", "llama")
+
+    def devices(text):
+        (folder / "blueprint.yaml").write_text(text)
+        code, out, err = command(*run, "--json")
+        assert code == 0, err
+        return len(json.loads(out)["models"][0]["utilisation"]), err
+
+    tenants = "trust: {groups: {ours: {allow: [alpha]}, all: {allow: [alpha, beta]}}}\ntenants:\n"
+    ours, everyone = "  {}: {{group: ours, key: env:A}}\n", "  {}: {{group: all, key: env:B}}\n"
+    assert devices(TWO_MODELS)[0] == 2
+    found, err = devices(TWO_MODELS.replace("  big:", "    trust: [beta]\n  big:"))
+    assert (found, "llama/0" in err) == (1, True)
+    found, err = devices(TWO_MODELS + tenants + ours.format("a") + ours.format("b"))
+    assert (found, "llama/1" in err) == (1, True)
+    # Whose requests a demand counts is not declared, so several groups exclude nobody.
+    found, err = devices(TWO_MODELS + tenants + ours.format("a") + everyone.format("b"))
+    assert (found, "ours" in err) == (2, True)
+    two_models({"llama/1": ("two", 1)})
+    (folder / "blueprint.yaml").write_text(TWO_MODELS + tenants + ours.format("a"))
+    code, _, err = command(*run)
+    assert (code, "FT2141" in err) == (65, True)
+
+
+@pytest.mark.usefixtures("two_models")
+def test_a_trace_goes_to_the_models_that_it_names(command, folder):
+    def run(*arguments):
+        code, out, err = command("simulate", "-b", "blueprint.yaml", "--trace", "t.jsonl", "--json", *arguments)
+        return code, {one["model"]: one["requests"] for one in json.loads(out)["models"]} if code == 0 else out, err
+
+    def trace(*names):
+        rows = [{"t": i, "in": 50, "out": 5} | ({"model": name} if name else {}) for i, name in enumerate(names)]
+        lines(folder / "t.jsonl", rows)
+
+    trace("llama", "other", "llama", "llama")
+    code, found, err = run()
+    assert (code, found) == (0, {"llama": 3})
+    assert "big: the trace has no request for it" in err
+    assert "1 request for other is not played" in err
+    trace("llama", "big", "llama")
+    assert run()[1] == {"llama": 2, "big": 1}
+    assert run("--model", "big")[1] == {"big": 1}
+    # Without names, or with others, it is said which model is meant.
+    for names in (("", "", ""), ("gpt", "gpt", "x")):
+        trace(*names)
+        code, said, err = run()
+        assert (code, "FT2153" in said + err, "--model" in said + err) == (65, True, True)
+        assert run("--model", "big")[1] == {"big": 3}
+        assert run("--model", "big", "--model", "llama")[0] == 65
+    made = "poisson,models=3"
+    code, _, err = command("simulate", "-b", "blueprint.yaml", "--workload", made, "--requests", 30)
+    assert (code, "FT2153" in err) == (65, True)
+
+
+def test_a_trace_without_names_is_the_only_models(simulated, command, folder):
+    lines(folder / "t.jsonl", [{"t": i, "in": 50, "out": 5} for i in range(9)])
+    assert [one["requests"] for one in simulated("--trace", "t.jsonl")["models"]] == [9]
+    lines(folder / "t.jsonl", [{"t": i, "in": 50, "out": 5, "model": "gpt"} for i in range(9)])
+    code, _, err = command("simulate", "-b", "blueprint.yaml", "--trace", "t.jsonl")
+    assert (code, "FT2153" in err) == (65, True)
+
+
+def test_a_trace_is_played_to_its_end_unless_cut(command, folder):
+    lines(folder / "t.jsonl", [{"t": i / 100, "in": 5, "out": 1} for i in range(10_050)])
+    given = ("simulate", "-b", "blueprint.yaml", "--trace", "t.jsonl", "--json")
+    code, out, err = command(*given)
+    assert (code, json.loads(out)["models"][0]["requests"], "not played" in err) == (0, 10_050, False)
+    code, out, err = command(*given, "--requests", 50)
+    assert (code, json.loads(out)["models"][0]["requests"]) == (0, 50)
+    assert "10000 of 10050 requests are not played" in err
+
+
+@pytest.mark.usefixtures("two_models")
+def test_a_request_takes_time_for_each_token_of_its_prompt(command, folder):
+    """Of two calibrations that differ in nothing else, prompts of 4,000 tokens tell the difference, answers do not."""
+    one = choose(shipped(), "h100-sxm", "nvidia", "vllm", "online")
+    found = []
+    for seconds in (1e-9, 1e-4):
+        (folder / f"own{seconds}").mkdir()
+        own = replace(one, factors=replace(one.factors, prompt_token=seconds))
+        (folder / f"own{seconds}" / "h100.toml").write_text(calibration_text(own))
+        workload = "constant,rate=1,input=4000,output=9"
+        code, out, err = command("simulate", "-b", "blueprint.yaml", "--model", "llama", "--workload", workload,
+                                 "--requests", 20, "--calibrations", f"own{seconds}", "--json")  # fmt: skip
+        assert code == 0, err
+        found.append(json.loads(out)["models"][0]["latency"])
+    fast, slow = found
+    assert slow["ttft"]["mean"] - fast["ttft"]["mean"] == pytest.approx(0.4, rel=0.01)
+    assert slow["e2e"]["mean"] - fast["e2e"]["mean"] == pytest.approx(0.4, rel=0.01)
+    assert slow["tpot"]["mean"] == pytest.approx(fast["tpot"]["mean"])
+
+
 def test_a_fabric_where_nothing_runs(command, folder):
     (folder / "status.json").write_text(json.dumps(status_of("dead")))
     code, _, err = command("simulate", "-b", "blueprint.yaml", "--status", "status.json")
@@ -356,15 +562,26 @@ def test_plots(simulated, folder):
 
 
 def test_a_chrome_trace(simulated, folder):
-    simulated("--chrome-trace", "events.json")
+    (found,) = simulated("--chrome-trace", "events.json")["models"]
     events = json.loads((folder / "events.json").read_text())["traceEvents"]
-    slices = [event for event in events if event["ph"] == "X"]
-    assert len(slices) == 400
-    assert {event["tid"] for event in slices} == {0, 1}
-    assert all(event["dur"] >= 0 and event["ts"] >= 0 for event in slices)
-    first, decode = slices[0], slices[1]
-    assert decode["ts"] == pytest.approx(first["ts"] + first["dur"])
+    # Requests overlap, which "X" slices of one thread must not: each has an id and a track of its own.
+    assert {event["ph"] for event in events} == {"M", "b", "e"}
     assert {event["args"]["name"] for event in events if event["ph"] == "M"} == {"tiny"}
+    tracks = {}
+    for event in events:
+        if event["ph"] != "M":
+            tracks.setdefault((event["cat"], event["id"]), []).append(event)
+    assert len(tracks) == 200
+    total = 0.0
+    for track in tracks.values():
+        assert [(one["name"], one["ph"]) for one in track] == [
+            ("to first token", "b"), ("to first token", "e"), ("decode", "b"), ("decode", "e")
+        ]  # fmt: skip
+        begun, first, again, done = (one["ts"] for one in track)
+        assert 0 <= begun <= first == again <= done
+        assert {one["tid"] for one in track} < {0, 1}
+        total += done - begun
+    assert total / 200 / 1e6 == pytest.approx(found["latency"]["e2e"]["mean"])
 
 
 def test_a_device_is_written_to_and_never_replaced(simulated, folder):
@@ -405,8 +622,7 @@ def test_a_device_is_written_to_and_never_replaced(simulated, folder):
         (["--model", "huge"], 65, "FT2143"),
         (["--trace", "no-such.csv"], 1, "FT4302"),
         (["--trace", "cases.csv"], 65, "FT2201"),
-        (["--cases", "no-such.csv"], 1, "FT4302"),
-        (["--cases", "cases.csv", "--calibrations", "."], 65, "FT2120"),
+        (["--requests", "10000001"], 64, "FT9001"),
         (["--plot", "plot.jpg"], 65, "FT2145"),
         (["-o", "no/such/folder/out.json"], 1, "FT4302"),
         (["--scenario", "panic"], 65, "FT13"),
@@ -687,6 +903,39 @@ def test_a_running_service_calibrates_its_own_forecasts(command, folder):
     assert float(after["tpot_ms"]) == pytest.approx(float(before["tpot_ms"]) * 1.6, rel=0.15)
 
 
+def test_records_that_cannot_be_true_are_dropped_and_counted(command, folder):
+    rows = records(100)
+    rows[3] |= {"in": 9_000_000}
+    rows[5] |= {"latency": 1e11}
+    rows[7] |= {"ttft": 1e-300}
+    lines(folder / "some.jsonl", rows)
+    code, out, err = command("calibrate", "some.jsonl", *SERVICE, "-o", "mine", "--json")
+    assert code == 0, err
+    document = json.loads(out)
+    assert document["dropped"] == {"longer than the cache of the replica": 1, "an absurd ttft or latency": 2}
+    assert document["calibrations"][0]["measurements"] == 97
+    assert document["calibrations"][0]["error_after"] < 0.1
+    for name, spoilt in (("big", {"in": 9_000_000}), ("late", {"latency": 1e11}), ("soon", {"ttft": 1e-300})):
+        lines(folder / f"{name}.jsonl", [row | spoilt for row in rows])
+        code, _, err = command("calibrate", f"{name}.jsonl", *SERVICE, "-o", name)
+        assert (code, "FT2150" in err, (folder / name).exists()) == (65, True, False), err
+
+
+def test_a_fit_that_explains_nothing_is_not_written(command, folder):
+    """A tenth of a token a second: nothing that a replica of this device could be."""
+    rows = records(60)
+    for i, row in enumerate(rows):
+        row |= {"t": 1e5 * i, "ttft": 1e-5, "latency": 40_000.0 if i % 2 else 1e-4}
+    lines(folder / "wild.jsonl", rows)
+    code, _, err = command("calibrate", "wild.jsonl", *SERVICE, "-o", "mine")
+    assert (code, "FT2152" in err, (folder / "mine").exists()) == (65, True, False), err
+    rows = measured(command, folder, 1.0)
+    wild = [row | {"e2e_ms": "" if i % 2 else "1e12", "tpot_ms": "1e-9", "ttft_ms": ""} for i, row in enumerate(rows)]
+    save(folder / "wild.csv", wild)
+    code, _, err = command("calibrate", "wild.csv", "-o", "mine")
+    assert (code, "FT2152" in err, (folder / "mine").exists()) == (65, True, False), err
+
+
 def test_an_overloaded_service_is_no_measure(command, folder):
     rows = records(400)
     lines(folder / "over.jsonl", [row | {"ttft": 0.3 * i, "latency": 0.3 * i + 1} for i, row in enumerate(rows)])
@@ -728,3 +977,71 @@ def test_mistakes_about_a_running_service(command, folder, arguments, exit_code,
 
 def test_a_chart_of_nothing_is_empty():
     assert terminal_chart([]).splitlines() == ["TTFT", "TPOT", "E2E"]
+
+
+# --- Ctrl-C
+
+
+INTERRUPTIBLE = """\
+import signal, sys
+from fabrictool.cli.main import main
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+sys.exit(main())
+"""
+
+
+def interrupted(said, *arguments):
+    """Runs the command on a terminal, sends SIGINT when `said` stands there: (exit code, stdout, the terminal)."""
+    terminal, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTIBLE, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    text = ""
+    try:
+        while True:
+            before = said in text
+            try:
+                text += os.read(terminal, 4096).decode(errors="replace")
+            except OSError:  # the other end is closed
+                break
+            if said in text and not before:
+                process.send_signal(signal.SIGINT)
+        out = process.communicate(timeout=60)[0].decode()
+    finally:
+        process.kill()
+        os.close(terminal)
+    assert said in text
+    assert "Traceback" not in text
+    return process.returncode, out, text
+
+
+def test_interrupting_a_sheet_writes_nothing(folder):
+    lines_ = CASES.splitlines()
+    rows = [lines_[1].replace(",8,agg", f",{100 + i},agg") for i in range(3000)]
+    (folder / "many.csv").write_text("\n".join([lines_[0], *rows]) + "\n")
+    code, out, _ = interrupted("cases: ", "simulate", "--cases", "many.csv", "-o", "out.csv")
+    assert (code, out, (folder / "out.csv").exists()) == (130, "", False)
+
+
+def test_interrupting_a_fit_writes_nothing(command, folder):
+    lines(folder / "service.jsonl", records(3000))
+    code, out, _ = interrupted("fitting", "calibrate", "service.jsonl", *SERVICE, "-o", "mine")
+    assert (code, out, (folder / "mine").exists()) == (130, "", False)
+    rows = measured(command, folder, 1.3)
+    slow = [row | {"device": "h200-sxm", "concurrency": str(64 + i)} for row in rows for i in range(30)]
+    save(folder / "data.csv", rows + slow)
+    # One device is fitted already.
+    code, out, _ = interrupted("h200-sxm", "calibrate", "data.csv", "-o", "mine")
+    assert (code, out, (folder / "mine").exists()) == (130, "", False)
+
+
+def test_interrupting_a_play_shows_what_there_is():
+    given = ("simulate", "-b", "blueprint.yaml", "--scenario", "calm", "--scenario", "rush", "--json")
+    code, out, text = interrupted("tiny: ", *given, "--requests", 300_000)
+    assert (code, "rush" in text) == (130, True)
+    (found,) = json.loads(out)["models"]
+    assert (found["scenario"], found["complete"], found["unserved"]) == ("calm", False, None)
+    assert 0 < found["finished"] < 300_000

@@ -65,7 +65,17 @@ def test_a_pair_of_phases_pays_for_the_hand_over():
         ({"tp": "2.5"}, "FT2131"),
         ({"tp": "1", "precision": "bf16"}, "FT2111"),
         ({"pp": "500"}, "FT2112"),
-        ({"input_len": "9000000"}, "FT2111"),
+        ({"tp": "1", "precision": "fp8", "input_len": "100000"}, "FT2111"),
+        ({"input_len": "130900"}, "FT2110"),
+        ({"concurrency": "100000000"}, "FT2110"),
+        ({"tp": "7"}, "FT2112"),
+        ({"tp": "10000000"}, "FT2112"),
+        ({"dp": "10000000"}, "FT2112"),
+        ({"ep": "2"}, "FT2112"),
+        ({"model": "deepseek-ai/DeepSeek-R1", "tp": "8", "ep": "3"}, "FT2112"),
+        ({"model": "deepseek-ai/DeepSeek-R1", "tp": "2", "ep": "8", "dp": "2"}, "FT2112"),
+        ({"mode": "disagg", "prefill_tp": "3", "decode_tp": "4"}, "FT2112"),
+        ({"mode": "disagg", "prefill_tp": "4", "decode_tp": "4", "decode_workers": "100000000"}, "FT2110"),
     ],
 )
 def test_a_bad_row_is_answered_with_a_code(change, code):
@@ -93,12 +103,74 @@ def test_a_sheet_without_the_needed_columns_is_refused():
 
 def test_other_spellings_are_understood():
     row = {"system": "b200", "model": "deepseek-ai/DeepSeek-R1", "backend": "trtllm", "isl": "1024", "osl": "1024"}
-    found = sheet.case_of(row | {"batch_size": "8", "precision": "nvfp4", "tp_size": "64", "moe_ep_size": "8"})
+    found = sheet.case_of(row | {"batch_size": "8", "precision": "nvfp4", "tp_size": "8", "moe_ep_size": "8"})
     assert found.engine == "tensorrt-llm"
     assert found.precision == "fp4"
     assert found.cut == Parallelism(tp=8, ep=8)
-    spread = sheet.case_of(row | {"batch_size": "8", "precision": "fp8", "tp": "1", "ep": "8"})
-    assert spread.cut == Parallelism(tp=1, ep=8, dp=8)
+
+
+@pytest.mark.parametrize(
+    ("widths", "cut"),
+    [
+        ({"tp": 16, "ep": 8}, Parallelism(tp=16, ep=8)),
+        ({"tp": 64, "ep": 8}, Parallelism(tp=64, ep=8)),
+        ({"tp": 8, "ep": 64, "dp": 8}, Parallelism(tp=8, ep=64, dp=8)),
+        ({"tp": 8, "ep": 4, "dp": 2}, Parallelism(tp=8, ep=4, dp=2)),
+        ({"tp": 4, "ep": 3}, Parallelism(tp=4, ep=3)),
+        # Only what is left out is filled in: as many groups as the experts' devices need.
+        ({"tp": 1, "ep": 8}, Parallelism(tp=1, ep=8, dp=8)),
+        ({"tp": 4, "ep": 16}, Parallelism(tp=4, ep=16, dp=4)),
+        ({"tp": 4, "ep": 16, "dp": 1}, Parallelism(tp=4, ep=16, dp=1)),
+    ],
+)
+def test_widths_are_taken_as_they_are_written(widths, cut):
+    assert case(**widths).cut == cut
+    pools = case(mode="disagg", **{f"{phase}_{k}": v for phase in ("prefill", "decode") for k, v in widths.items()})
+    assert pools.prefill == pools.decode == Pool(cut)
+
+
+def test_an_answer_of_one_token_has_no_time_per_token():
+    one, two = sheet.answer([ROW | {"output_len": "1"}, ROW | {"output_len": "8"}], shipped())
+    assert one["error"] == ""
+    assert [one[name] for name in ("tpot_ms", "tpot_lo", "tpot_hi")] == ["", "", ""]
+    assert float(one["ttft_lo"]) < float(one["ttft_ms"]) < float(one["ttft_hi"])
+    assert float(two["tpot_ms"]) > 0
+
+
+SHEET = ",".join([*ROW, "note"]) + "\n" + "".join(",".join([*ROW.values(), f"{n}\n"]) for n in ("a", '"b', "c", "d"))
+
+
+def test_a_stray_quote_costs_its_own_row_only():
+    columns, rows = sheet.read(SHEET)
+    assert [row["note"] for row in rows] == ["a", "b", "c", "d"]
+    assert [row.get("error", "")[:6] for row in rows] == ["", "FT2131", "", ""]
+    assert {row["model"] for row in rows} == {ROW["model"]}
+    # A second one does not hide the rows between them, which would give a cell too few.
+    _, rows = sheet.read(SHEET + ",".join(ROW.values()) + ',x",y\n')
+    assert [row.get("error", "")[:6] for row in rows] == ["", "FT2131", "", "", "FT2131"]
+
+
+def test_cells_may_hold_quotes_and_line_breaks():
+    text = ",".join([*ROW, "note"]) + "\n" + "".join(
+        ",".join([*ROW.values(), f"{note}\n"]) for note in ('"8" rack', '"two\nlines, ""quoted"""', "last")
+    )  # fmt: skip
+    columns, rows = sheet.read(text)
+    assert [row["note"] for row in rows] == ["8 rack", 'two\nlines, "quoted"', "last"]
+    assert not any("error" in row for row in rows)
+    assert sheet.read(sheet.write(columns, rows))[1][1]["note"] == rows[1]["note"]
+
+
+@pytest.mark.parametrize("end", ["\r", "\r\n", "\n\n"])
+def test_every_kind_of_line_end_is_one(end):
+    _, rows = sheet.read(end.join([",".join(ROW), ",".join(ROW.values()), ",".join(ROW.values()), ""]))
+    assert rows == [ROW, ROW]
+
+
+@pytest.mark.parametrize("text", ["x" * 200_000, '"' * 9, '"a\n"b'])
+def test_a_header_that_is_none(text):
+    with pytest.raises(InvalidInputError) as caught:
+        sheet.read(text)
+    assert caught.value.problems[0].code == "FT2130"
 
 
 def test_more_load_never_makes_a_token_cheaper_to_wait_for():

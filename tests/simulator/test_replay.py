@@ -12,6 +12,8 @@ import pytest
 from fabrictool.catalog import accelerators, model
 from fabrictool.simulator.calibration import choose, shipped
 from fabrictool.simulator.cases import Case
+from fabrictool.simulator.fitting import WORST
+from fabrictool.simulator.fleet import Fleet
 from fabrictool.simulator.operators import Parallelism
 from fabrictool.simulator.replay import fit, keeping_up, recorded
 from fabrictool.workload.generate import Recipe, generate
@@ -153,3 +155,39 @@ def test_keeping_up():
     assert not keeping_up(calm, np.full(1000, np.nan)).any()
     assert keeping_up(calm[:1], np.array([0.1])).all()
     assert keeping_up(np.zeros(3), np.full(3, 0.1)).all()
+
+
+def test_a_refusal_counts_as_a_whole_error():
+    trace = generate(Recipe(8.0), 200, 3)
+    found = recorded(CASE, trace).play(PRIOR)
+    known = replace(trace, ttft=found["ttft"], latency=found["e2e"])
+    refused = recorded(CASE, replace(known, prompt=np.where(np.arange(200) < 100, 9_000_000, trace.prompt)))
+    assert refused.refused.tolist() == list(range(100))
+    assert not recorded(CASE, known).refused.any()
+    stretches = [np.arange(100), np.arange(50, 150)]
+    every, half = refused.mean_errors(PRIOR, stretches)
+    assert set(every.values()) == {WORST}
+    assert all(0.4 < 1 - math.exp(-value) < 0.7 for value in half.values())
+
+
+def test_latencies_that_cannot_be_true_are_not_compared():
+    trace = generate(Recipe(8.0), 200, 3)
+    found = recorded(CASE, trace).play(PRIOR)
+    ttft, latency = found["ttft"].copy(), found["e2e"].copy()
+    ttft[0] = 1e-300
+    latency[1] = 1e11
+    latency[2] = math.nan
+    one = recorded(CASE, replace(trace, ttft=ttft, latency=latency))
+    assert np.flatnonzero(one.absurd).tolist() == [0, 1]
+    assert one.compared.tolist() == list(range(3, 200))
+
+
+def test_interrupting_a_fit_ends_it(monkeypatch):
+    measured = run(8.0, count=100)
+
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Fleet, "advance", stop)
+    with pytest.raises(KeyboardInterrupt):
+        fit(measured, measured.compared, PRIOR)

@@ -276,3 +276,49 @@ def test_records_of_a_service_keep_their_latencies():
     np.testing.assert_array_equal(again.ttft, trace.ttft)
     np.testing.assert_array_equal(trace.only(slice(1, 2)).ttft, [0.125])
     assert read(AIBRIX).ttft is None
+
+
+def test_a_stray_quote_costs_its_own_line_only():
+    trace = read('t,in,out\n0,10,10\n"1,10,10\n2,10,10\n3,"10,10\n4,10,10\n5,1,1\n')
+    assert trace.arrival.tolist() == [0, 2, 4, 5]
+    assert trace.dropped == {"not CSV": 2}
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_quotes_that_close_are_read(end):
+    trace = read(end.join(["t,in,out,model", '0,10,10,"a, ""b"""', '1,"20",10,c', ""]))
+    assert trace.models == ('a, "b"', "c")
+    assert trace.dropped == {}
+
+
+@pytest.mark.parametrize("odd", ["\u2028", "\u0085", "\u2029", "\x1c"])
+def test_only_a_line_feed_ends_a_line_of_json(odd):
+    name = json.dumps(f"a{odd}b", ensure_ascii=odd < " ")
+    trace = read(f'{{"t": 0, "in": 1, "out": 1, "model": {name}}}\n{{"t": 1, "in": 1, "out": 1, "model": {name}}}')
+    assert len(trace) == 2
+    assert trace.models == (f"a{odd}b",)
+    assert trace.dropped == {}
+
+
+def test_one_size_of_block_holds_for_a_whole_trace():
+    def line(t, ids, block):
+        return json.dumps({"t": t, "in": 2000, "out": 1, "prefix": ids} | block)
+
+    trace = read("\n".join([
+        line(0, [0, 1], {"block": 512}),
+        line(1, [0, 1], {"block": 16}),
+        line(2, [0, 2], {}),
+        line(3, [], {"block": 16}),
+    ]))  # fmt: skip
+    assert trace.arrival.tolist() == [0, 2, 3]
+    assert trace.block_tokens == 512
+    assert trace.dropped == {"another size of block": 1}
+
+
+def test_a_chain_of_prefixes_ends_where_an_id_comes_again():
+    rows = [[7, 7, 8], [7, 9, 10, 9, 11], [7, 9]]
+    trace = read("\n".join(json.dumps({"t": t, "in": 99, "out": 1, "prefix": ids}) for t, ids in enumerate(rows)))
+    assert trace.chain_start.tolist() == [0, 1, 4, 6]
+    assert trace.chain.tolist() == [0, 0, 1, 2, 0, 1]
+    assert len(trace) == 3
+    assert trace.dropped == {"ends of prefix chains with an id twice": 2}
