@@ -1,7 +1,6 @@
 """Made-up fabrics: what they contain, and that large ones are solved near their bound by the restricted program."""
 
 import itertools
-from dataclasses import replace
 
 import pytest
 import yaml
@@ -57,13 +56,14 @@ def test_sizes_that_make_no_sense(size):
         synthetic.parse(size)
 
 
-def test_a_restricted_program_comes_near_the_bound(small, monkeypatch):
-    problem = replace(problem_of(small), objective=("latency",))
+def test_a_rounded_relaxation_serves_all_near_the_bound(tmp_path, monkeypatch):
+    assert main(["init", "--synthetic", "20x4x2000", "--seed", "7", str(tmp_path)]) == 0
+    problem = problem_of(tmp_path)
     monkeypatch.setattr(exact, "SMALL", 0)
-    stream = exact.ExactSolver().solve(problem, deadline_s=3, seed=0)  # two solutions a stage: rounded, and searched
-    first, *_, found = itertools.islice(stream, 4)
-    assert first.stages[0].objective == pytest.approx(0.0, abs=1e-4), "already the rounded relaxation serves all"
+    stream = exact.ExactSolver().solve(problem, deadline_s=60, seed=0)  # up to the rounded one of the second stage
+    first, *_, found = itertools.islice(stream, 3)
+    assert len(first.stages) == 1
     served, latency = found.stages[:2]
     assert served.objective == pytest.approx(0.0, abs=1e-4)
-    assert latency.bound <= latency.objective <= 1.05 * latency.bound
+    assert latency.bound <= latency.objective <= 1.2 * latency.bound
     assert not found.optimal
