@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fabrictool.applier.fabric import next_operation
-from fabrictool.base.errors import InfeasibleError, Place, Problem
+from fabrictool.base.errors import FabrictoolError, InfeasibleError, Place, Problem
 from fabrictool.domain.plan import Action, Certificate, Forecast, Placement, Plan, ReplicaPlacement
 from fabrictool.domain.specs import AgentSpec, GatewaySpec
 from fabrictool.planner.assign import assign
@@ -14,6 +14,7 @@ from fabrictool.planner.diff import actions, delete
 from fabrictool.planner.exact import ExactSolver
 from fabrictool.planner.forecast import certificate, forecast, reasons
 from fabrictool.planner.units import GATEWAY, wanted_units
+from fabrictool.planner.verify import violations
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -77,6 +78,11 @@ def plan_fabric(
         if address.startswith("replica/") and placed.cluster not in observed.clusters
     }  # nothing can be said of those on a cluster that is not enabled, but their names are taken
     placement = assign(problem, solution, out_of_sight | running, unseen)
+    blind = {name for name, facts in observed.clusters.items() if not facts.known}
+    broken = violations(blueprint, inventory, placement, blind | {replica.cluster for replica in unseen})
+    if broken:
+        hint = "this is a bug of the planner: report it with blueprint and inventory"
+        raise FabrictoolError.of("FT2903", f"the placement breaks a rule: {'; '.join(broken)}", hint=hint)
     wanted = wanted_units(
         blueprint,
         inventory,
