@@ -63,12 +63,16 @@ def make_plan(
     *,
     seed: int,
     time_limit: float = 60.0,
+    solver: str = "exact",
 ) -> tuple[Plan, Observed]:
     """Load, observe, solve."""
     from fabrictool.applier.planning import plan_fabric
     from fabrictool.applier.tenantkeys import tenant_keys
     from fabrictool.cli.fabrics import load, open_fabric
+    from fabrictool.planner.solvers import SOLVERS
 
+    if solver not in SOLVERS:
+        raise UsageError.of("FT9001", f"there is no solver {solver!r}", hint=f"one of: {', '.join(SOLVERS)}")
     loaded = load(blueprint, inventory, overlay=overlay, scenario=scenario)
     try:
         found = tenant_keys(loaded.blueprint, os.environ)
@@ -76,7 +80,9 @@ def make_plan(
     except FabrictoolError:
         keys = None  # a plan can be made and reviewed where the secrets are not; it says so
     fabric = open_fabric(loaded)
-    return plan_fabric(fabric, loaded, seed=seed, now=time.time(), time_limit_s=time_limit, keys=keys)
+    return plan_fabric(
+        fabric, loaded, seed=seed, now=time.time(), time_limit_s=time_limit, solver=SOLVERS[solver](), keys=keys
+    )
 
 
 def destroy_fabric(blueprint: Path | None, inventory: Path | None, *, yes: bool, as_json: bool) -> int:

@@ -34,6 +34,9 @@ def plan(
     detailed_exitcode: Annotated[bool, typer.Option(help="Exit with 2 when there are changes.")] = False,
     explain: Annotated[bool, typer.Option(help="Say why, line by line.")] = False,
     seed: Annotated[int, typer.Option(help="Of the solver: same inputs, same seed, same plan.")] = 0,
+    solver: Annotated[
+        str, typer.Option(help="exact: proved, or with its gap; memp: devices by rate and size, the papers' baseline.")
+    ] = "exact",
     time_limit: Annotated[float, typer.Option(min=0.1, max=86400, help="Seconds for each stage of the solver.")] = 60.0,
     verbose: Annotated[int, typer.Option("--verbose", "-v", count=True, help="More: -v fields, -vv operations.")] = 0,
 ) -> int:
@@ -45,7 +48,7 @@ def plan(
 
     if math.isnan(time_limit):
         raise typer.BadParameter("nan is no number of seconds", param_hint="--time-limit")
-    made, observed = make_plan(blueprint, inventory, overlay, scenario, seed=seed, time_limit=time_limit)
+    made, observed = make_plan(blueprint, inventory, overlay, scenario, seed=seed, time_limit=time_limit, solver=solver)
     encoded = encode_plan(made)
     if out is not None:
         write_output(out, encoded)

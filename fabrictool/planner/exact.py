@@ -56,6 +56,30 @@ class ExactSolver:
                 yield from search.stage(name)
 
 
+def appraise(problem: Problem, counts: dict[int, int], solver: str, deadline_s: float, seed: int) -> Solution:
+    """What given counts are worth: loads and stages as the exact solver would have them, beside the same bounds.
+
+    Raises InfeasibleError FT2001 when they break a rule.
+    """
+    relaxed = Formulation(problem, range(len(problem.options)), whole=False)
+    whole = Formulation(problem, range(len(problem.options)), whole=True)
+    stages: list[StageResult] = []
+    answer: Answer | None = None
+    for name in stage_names(problem):
+        if not whole.terms(name):
+            continue
+        answer = whole.minimise(name, seconds=deadline_s, seed=seed, counts=counts)
+        below = relaxed.minimise(name, seconds=deadline_s, seed=seed)
+        if answer is None or below is None:
+            raise explain_infeasible(problem)
+        value = whole.value(name, answer)
+        stages.append(StageResult(name, _clean(value), _clean(min(value, below.objective))))
+        for formulation in (whole, relaxed):
+            formulation.keep(name, value + _slack(name, value))
+    loads = whole.loads(answer) if answer is not None else {}
+    return Solution({i: k for i, k in counts.items() if k}, loads, tuple(stages), solver, optimal=False)
+
+
 class _Search:
     """One run: the integer program, its relaxation, and what is known so far."""
 

@@ -7,9 +7,9 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
-    from fabrictool.planner.problem import ModelNeed, Pool, Problem
+    from fabrictool.planner.problem import ModelNeed, Option, Pool, Problem
 
 CLOSE = 1e-6
 
@@ -42,7 +42,7 @@ class _State:
     def __init__(self, problem: Problem, usage: Mapping[int, float]) -> None:
         self._problem = problem
         self._need = {need.model: need for need in problem.needs}
-        self._free = {pool.key: _Free(pool) for pool in problem.pools}
+        self._room = Room(problem.pools)
         self.counts = {i: problem.fixed.get(problem.options[i].key, 0) for i in usage}
         self.by_model: dict[str, list[int]] = defaultdict(list)
         self._by_pool: dict[tuple[str, str], list[int]] = defaultdict(list)
@@ -60,9 +60,7 @@ class _State:
 
     def add(self, i: int) -> bool:
         """One replica more, if there are devices for it."""
-        option = self._problem.options[i]
-        pool = self._free.get(option.pool.key)
-        if pool is None or not pool.take(option.tp):
+        if not self._room.take(self._problem.options[i]):
             return False
         self.counts[i] += 1
         return True
@@ -76,7 +74,7 @@ class _State:
             spare = self._surplus(need) >= other.levels[-1].rate and self._stable(need) > need.minimum
             if other.model != option.model and self.counts[j] and other.tp >= option.tp and spare:
                 self.counts[j] -= 1
-                self._free[other.pool.key].give(other.tp)
+                self._room.give(other)
                 return self.add(i)
         return False
 
@@ -91,26 +89,30 @@ class _State:
         return sum(rates) - need.rate
 
 
-class _Free:
-    """What is left of a pool: devices, and for each size whole blocks of nodes (the rows of `formulation`)."""
+class Room:
+    """What is left of each pool: devices, and for each size whole blocks of nodes (the rows of `formulation`)."""
 
-    def __init__(self, pool: Pool) -> None:
-        self._devices = pool.nodes * pool.devices_per_node
-        self._blocks = {size: pool.nodes * (pool.devices_per_node // size) for size in (2, 4, 8, 16)}
+    def __init__(self, pools: Iterable[Pool]) -> None:
+        sizes = (1, 2, 4, 8, 16)
+        self._left = {
+            pool.key: {1: pool.nodes * pool.devices_per_node}
+            | {size: pool.nodes * (pool.devices_per_node // size) for size in sizes[1:]}
+            for pool in pools
+        }
 
-    def take(self, tp: int) -> bool:
+    def take(self, option: Option) -> bool:
         """The devices of one replica; False when they are not there."""
-        blocks = {size: tp // size for size in self._blocks if size <= tp}
-        if self._devices < tp or any(self._blocks[size] < count for size, count in blocks.items()):
+        left = self._left.get(option.pool.key)
+        if left is None or any(left[size] < option.tp // size for size in left):
             return False
-        self._move(tp, -1)
+        self._move(option, -1)
         return True
 
-    def give(self, tp: int) -> None:
+    def give(self, option: Option) -> None:
         """Gives them back."""
-        self._move(tp, 1)
+        self._move(option, 1)
 
-    def _move(self, tp: int, sign: int) -> None:
-        self._devices += sign * tp
-        for size in self._blocks:
-            self._blocks[size] += sign * (tp // size)
+    def _move(self, option: Option, sign: int) -> None:
+        left = self._left[option.pool.key]
+        for size in left:
+            left[size] += sign * (option.tp // size)
