@@ -13,7 +13,7 @@ from fabrictool.base.files import file_error, write_atomic
 from fabrictool.catalog import accelerators
 from fabrictool.cli import tracing
 from fabrictool.cli.output import data, json_data, say, table
-from fabrictool.cli.simulating import architectures
+from fabrictool.cli.simulating import Interrupts, architectures
 from fabrictool.simulator import replay, sheet
 from fabrictool.simulator.calibration import Calibration, choose, dumps, shipped
 from fabrictool.simulator.fitting import WORST, Observation, fit, hull, spreads
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fabrictool.simulator.calibration import Scope
     from fabrictool.workload.trace import Trace
 
+    Errors = list[dict[str, float]]
     Row = tuple[str, str, str, int, float, float, str]
 
 LEAST = 4
@@ -38,7 +39,12 @@ MOST_REQUESTS = 20_000
 
 
 def calibrate(source: Path, output: Path, *, as_json: bool) -> int:
-    """One file for each device, engine and way of measuring that has enough rows."""
+    """One file for each device, engine and way of measuring that has enough rows; Ctrl-C writes none."""
+    with Interrupts(at_once=True) as stop:
+        return _calibrate(source, output, stop, as_json=as_json)
+
+
+def _calibrate(source: Path, output: Path, stop: Interrupts, *, as_json: bool) -> int:
     try:
         text = source.read_text("utf-8-sig")
     except OSError as error:
@@ -50,7 +56,8 @@ def calibrate(source: Path, output: Path, *, as_json: bool) -> int:
         say(line)
     if not groups:
         raise InvalidInputError.of("FT2147", f"no row of {source} is a usable measurement ({len(bad)} are not)")
-    made: list[tuple[Calibration, list[dict[str, float]], list[dict[str, float]]]] = []
+    useless: list[str] = []
+    made: list[tuple[Calibration, Errors, Errors]] = []
     for (device, engine, scope), found in sorted(groups.items()):
         if len(found) < LEAST:
             say(f"{device} × {engine}: {len(found)} measurements are too few ({LEAST} at least); left out")
@@ -60,14 +67,15 @@ def calibrate(source: Path, output: Path, *, as_json: bool) -> int:
         # What a fold says of the others is an honest error; the file's factors then use every row.
         errors = []
         for fold in range(FOLDS):
-            others = fit([one for i, one in enumerate(found) if i % FOLDS != fold], prior.factors, rounds=6)
+            seen = [one for i, one in enumerate(found) if i % FOLDS != fold]
+            others = fit(seen, prior.factors, rounds=6, progress=lambda _: stop.check())
             errors += [one.log_errors(others) for one in found[fold::FOLDS]]
-        useless = _useless(errors)
-        if useless:
-            say(f"{device} × {engine}: FT2152: {useless}; left out")
+        if why := _useless(errors):
+            useless.append(f"{device} × {engine}: {why}")
+            say(f"{useless[-1]}; left out")
             continue
         before = [one.log_errors(prior.factors) for one in found]
-        factors = fit(found, prior.factors)
+        factors = fit(found, prior.factors, progress=lambda _: stop.check())
         one = Calibration(
             device,
             engine,
@@ -81,6 +89,8 @@ def calibrate(source: Path, output: Path, *, as_json: bool) -> int:
             _source(source),
         )
         made.append((one, before, errors))
+    if useless and not made:
+        raise InvalidInputError.of("FT2152", "; ".join(useless))
     _tell([_written(one, output, *both) for one, *both in made], as_json, {"unusable_rows": len(bad)})
     return 0 if made else 65
 
@@ -94,7 +104,20 @@ def calibrate_records(
     token_budget: int | None,
     as_json: bool,
 ) -> int:
-    """One file from the requests of a running replica; `configuration` are cells of a sheet (device, engine, …)."""
+    """One file from the requests of a running replica; `configuration` are cells of a sheet (device, engine, …).
+
+    Ctrl-C writes none.
+    """
+    with Interrupts(at_once=True) as stop:
+        one, before, errors, told = _of_records(source, configuration, max_num_seqs, token_budget, stop)
+    _tell([_written(one, output, before, errors)], as_json, told)
+    return 0
+
+
+def _of_records(
+    source: Path, configuration: dict[str, str], max_num_seqs: int | None, token_budget: int | None, stop: Interrupts
+) -> tuple[Calibration, Errors, Errors, dict[str, Any]]:
+    """The calibration, the errors before it and those of unseen stretches, and what else to tell."""
     cells = {"input_len": "1", "output_len": "1", "concurrency": "1", **configuration}
     case = sheet.case_of(cells, architectures({cells["model"]}))
     trace = _of_one_model(tracing.load(source), case.model.id, source)
@@ -130,15 +153,14 @@ def calibrate_records(
     errors = []
     for fold in range(FOLDS):
         others = np.concatenate([one for i, one in enumerate(stretches) if i % FOLDS != fold])
-        errors += run.mean_errors(replay.fit(run, others, prior.factors), stretches[fold::FOLDS])
-    useless = _useless(errors)
-    if useless:
-        raise InvalidInputError.of("FT2152", f"{source}: {useless}")
+        errors += run.mean_errors(replay.fit(run, others, prior.factors, progress=stop.check), stretches[fold::FOLDS])
+    if why := _useless(errors):
+        raise InvalidInputError.of("FT2152", f"{source}: {why}")
     one = Calibration(
         case.device.id,
         case.engine,
         "online",
-        replay.fit(run, run.compared, prior.factors),
+        replay.fit(run, run.compared, prior.factors, progress=stop.check),
         spreads(errors),
         {},
         run.hull(),
@@ -146,8 +168,7 @@ def calibrate_records(
         "1",
         _source(source),
     )
-    _tell([_written(one, output, before, errors)], as_json, {"dropped": dict(dropped), "overloaded": late})
-    return 0
+    return one, before, errors, {"dropped": dict(dropped), "overloaded": late}
 
 
 def _of_one_model(trace: Trace, model: str, source: Path) -> Trace:

@@ -82,13 +82,12 @@ def simulate(
     from fabrictool.cli.output import data, json_data, say
 
     if cases is not None:
-        for option, value in {
+        _alone({
             "PLAN": plan, "--blueprint": blueprint, "--inventory": inventory, "--overlay": overlay,
             "--scenario": scenario or None, "--status": status, "--trace": trace, "--workload": workload,
             "--model": model or None, "--requests": requests, "--rate": rate, "--event": event or None,
             "--plot": plot, "--chrome-trace": chrome_trace, "--chart": chart or None, "--json": as_json or None,
-        }.items():  # fmt: skip
-            _refuse(f"--cases has no use for {option}", cases, value)
+        })  # fmt: skip
         return simulating.answer_cases(cases, output, calibrations)
     _refuse("--trace and --workload exclude each other", trace, workload)
     _refuse("a plan and --status exclude each other", plan, status)
@@ -114,7 +113,7 @@ def simulate(
             calibrations=calibrations,
             events=events,
         )
-        runs += simulating.play(asked, samples=200 if plot or chrome_trace else 60)
+        runs += simulating.play(asked, samples=200)
         if not runs[-1].report.complete:
             rest = scenarios[scenarios.index(name) + 1 :]
             if rest:
@@ -138,6 +137,12 @@ def simulate(
         simulating.write_chrome_trace(chrome_trace, runs)
         say(f"{chrome_trace} opens in chrome://tracing or ui.perfetto.dev")
     return 0 if all(run.report.complete for run in runs) else 130
+
+
+def _alone(others: dict[str, object]) -> None:
+    """Raises UsageError FT9001 when --cases comes with an option that it would ignore."""
+    for option, value in others.items():
+        _refuse(f"--cases has no use for {option}", value)
 
 
 def _refuse(why: str, *given: object) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import random
+import signal
 import sys
 import time
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -66,6 +67,39 @@ class Asked:
     events: tuple[Event, ...] = ()
 
 
+class Interrupts:
+    """Ctrl-C that is not lost: compiled code calls Python while it looks at arrays, and drops what that raises.
+
+    Within the context Ctrl-C is noted, and raised by `check`; `at_once` or the second time it is raised on the spot,
+    too. A process that ignores SIGINT, such as a shell's background job, goes on ignoring it.
+    """
+
+    def __init__(self, *, at_once: bool) -> None:
+        self.pressed = False
+        self._at_once = at_once
+
+    def __enter__(self) -> Self:
+        self._before = signal.getsignal(signal.SIGINT)
+        if self._before is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self._press)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self._before)
+
+    def _press(self, *_: object) -> None:
+        again, self.pressed = self.pressed, True
+        if again or self._at_once:
+            raise KeyboardInterrupt
+
+    def check(self) -> None:
+        """Raises KeyboardInterrupt when Ctrl-C was pressed, once."""
+        if self.pressed:
+            self.pressed = False
+            raise KeyboardInterrupt
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """One model, simulated."""
@@ -117,9 +151,11 @@ def answer_cases(source: Path, output: Path | None, calibrations: Path | None = 
     models = architectures({row.get("model", "") for row in rows})
     done: list[dict[str, str]] = []
     tell = _progress("cases")
-    for row in sheet.answer(rows, known, models):
-        done.append(row)
-        tell(len(done), len(rows))
+    with Interrupts(at_once=True) as stop:
+        for row in sheet.answer(rows, known, models):
+            stop.check()
+            done.append(row)
+            tell(len(done), len(rows))
     text = sheet.write(columns, done)
     if output is None:
         sys.stdout.write(text)
@@ -142,6 +178,9 @@ def play(asked: Asked, *, samples: int) -> list[Run]:
         raise InvalidInputError.of("FT2143", f"the blueprint has no model {', '.join(unknown)}")
     _known_models(asked.events, names)
     traces = None if trace is None else _shared_out(trace, names, sorted(loaded.blueprint.models), asked)
+    groups = fabric.consumer_groups(loaded.blueprint)
+    if len(groups) > 1:
+        say(f"a demand does not say whose requests it counts: what {_some(groups)} allow is not looked at")
     runs = []
     for name in names:
         events = tuple(one for one in asked.events if one.model == name)
@@ -154,24 +193,25 @@ def play(asked: Asked, *, samples: int) -> list[Run]:
         simulation = fabric.of_model(name, loaded.blueprint, loaded.inventory, replicas, own)
         for replica in simulation.untrusted:
             say(f"{replica}: trust does not let it serve {name}; left out")
-        if trace is not None:
-            simulation = simulation.with_prefixes(trace.block_tokens)
-        simulation = simulation.with_events(events)
+        simulation = simulation.with_prefixes(trace.block_tokens if trace else 0).with_events(events)
         stream = _stream(asked, simulation, None if traces is None else traces[name])
         if stream is None:
             say(f"{name}: no demand is declared; left out (give --trace or --workload)")
             continue
         pick = policy(loaded.blueprint.routing.policy, random.Random(asked.seed))
-        tell = _progress(name)
-        outcome = simulate(simulation.specs, stream, pick, samples=samples, progress=tell)
+        with Interrupts(at_once=False) as stop:
+            tell = _stoppable(_progress(name), stop)
+            outcome = simulate(simulation.specs, stream, pick, samples=samples, progress=tell)
         # Bands differ for models that a calibration has seen, and it knows them by their architecture.
         seen_as = simulation.specs[0].model
         found = report(
             outcome, simulation.specs, simulation.hardware, simulation.target, simulation.calibrations, seen_as
         )
         runs.append(Run(asked.scenario or "", simulation, outcome, found, events))
+        rest = names[names.index(name) + 1 :]
+        if stop.pressed and rest:  # as this model's last request ended
+            raise KeyboardInterrupt
         if not outcome.complete:
-            rest = names[names.index(name) + 1 :]
             if rest:
                 say(f"interrupted; not played: {', '.join(rest)}")
             break
@@ -523,6 +563,17 @@ def _stream(asked: Asked, simulation: ModelSimulation, trace: Trace | None) -> S
     if simulation.rate <= 0 and not asked.models:
         return None
     return fabric.declared_stream(simulation, asked.requests or MADE_UP, asked.seed)
+
+
+def _stoppable(tell: Callable[[int, int], None], stop: Interrupts) -> Callable[[int, int], None]:
+    """`tell`, at which Ctrl-C ends the play unless all is over."""
+
+    def progress(done: int, total: int) -> None:
+        tell(done, total)
+        if done < total:
+            stop.check()
+
+    return progress
 
 
 def _progress(what: str) -> Callable[[int, int], None]:

@@ -127,7 +127,8 @@ def of_model(
     if not placed:
         raise InvalidInputError.of("FT2141", f"{name} has no replica in this placement: there is nothing to simulate")
     # All requests of a demand are alike to the gateway, so whom it excludes for one it excludes for all.
-    trust, group = _trust(blueprint, name), _group(blueprint)
+    trust, groups = _trust(blueprint, name), consumer_groups(blueprint)
+    group = groups[0] if len(groups) == 1 else None
     mine = [replica for replica in placed if trust.permits(replica.provider, name, group, None)]
     if not mine:
         providers = ", ".join(sorted({replica.provider for replica in placed}))
@@ -161,6 +162,11 @@ def of_model(
         caches_prefixes=wanted.engine in ("vllm", "sglang"),
         untrusted=tuple(replica.replica.removeprefix("replica/") for replica in placed if replica not in mine),
     )
+
+
+def consumer_groups(blueprint: Blueprint) -> list[str]:
+    """Of all tenants. A demand does not say whose requests it counts, so only a single group is known to be theirs."""
+    return sorted({tenant.group for tenant in blueprint.tenants.values()})
 
 
 def declared_stream(simulation: ModelSimulation, count: int, seed: int) -> Stream:
@@ -237,12 +243,6 @@ def _trust(blueprint: Blueprint, name: str) -> TrustPolicy:
         {group: frozenset(one.allow) for group, one in blueprint.trust.groups.items()},
         {} if providers is None else {name: frozenset(providers)},
     )
-
-
-def _group(blueprint: Blueprint) -> str | None:
-    """Whose requests a demand counts: the tenants' group when all are of one; a demand does not tell several apart."""
-    groups = {tenant.group for tenant in blueprint.tenants.values()}
-    return groups.pop() if len(groups) == 1 else None
 
 
 def _lengths(declared: Length) -> Lengths:

@@ -25,7 +25,7 @@ from fabrictool.simulator.operators import Parallelism
 from fabrictool.simulator.stepmodel import Factors, Machine, StepModel
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from fabrictool.simulator.cases import Case
     from fabrictool.simulator.memory import Room
@@ -211,10 +211,17 @@ def keeping_up(arrival: Floats, ttft: Floats) -> Bools:
     return np.asarray(calm[window])
 
 
-def fit(run: Run, chosen: Ints, prior: Factors, rounds: int = 12) -> Factors:
-    """The factors that explain the latencies of the `chosen` requests best without leaving `prior` for nothing."""
+def fit(
+    run: Run, chosen: Ints, prior: Factors, rounds: int = 12, *, progress: Callable[[], None] | None = None
+) -> Factors:
+    """The factors that explain the latencies of the `chosen` requests best without leaving `prior` for nothing.
+
+    `progress` is called before each play and may raise what ends the fit.
+    """
 
     def residuals(vector: Floats) -> Floats:
+        if progress:
+            progress()
         found = run.play(Factors.of(vector))
         parts = []
         for metric in METRICS:

@@ -388,7 +388,7 @@ def test_replicas_that_trust_excludes_get_nothing(command, two_models, folder):
         return len(json.loads(out)["models"][0]["utilisation"]), err
 
     tenants = "trust: {groups: {ours: {allow: [alpha]}, all: {allow: [alpha, beta]}}}\ntenants:\n"
-    ours, everyone = "  {}: {{group: ours, key: env:A}}\n", "  {}: {{group: all, key: env:B}}\n"
+    ours, everyone = "  {}: {{group: ours, key: secret://env/A}}\n", "  {}: {{group: all, key: secret://env/B}}\n"
     assert devices(TWO_MODELS)[0] == 2
     found, err = devices(TWO_MODELS.replace("  big:", "    trust: [beta]\n  big:"))
     assert (found, "llama/0" in err) == (1, True)
