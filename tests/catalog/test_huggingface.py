@@ -130,7 +130,7 @@ def test_what_is_impossible_names_its_field(config, named):
     [
         (QWEN | {"decoder_sparse_step": 1, "mlp_only_layers": []}, 0),
         (QWEN | {"decoder_sparse_step": 2}, 47),
-        # The first three, and of the others every one with an odd number of layers up to it: 5, 7, ..., 93.
+        # The first and the third have none anyway.
         (QWEN | {"decoder_sparse_step": 2, "mlp_only_layers": [0, 1, 2]}, 48),
         (DEEPSEEK | {"moe_layer_freq": 1}, 3),
         (DEEPSEEK | {"moe_layer_freq": 2}, 3 + 29),
