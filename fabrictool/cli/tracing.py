@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from fabrictool.workload.trace import Trace
 
 MOST_MODELS = 10_000
+MOST_REQUESTS = 5_000_000
+"""Of a trace that is made up: about as many as the longest public one has; they are held in memory."""
 
 
 def load(path: Path) -> Trace:
@@ -74,6 +76,8 @@ def generated(text: str, count: int, seed: int, rate: float | None = None) -> Tr
     process, *rest = [part.strip() for part in text.split(",")]
     if process not in PROCESSES:
         raise UsageError.of("FT9001", f"{process!r} is not an arrival process", hint=f"one of: {', '.join(PROCESSES)}")
+    if count > MOST_REQUESTS:
+        raise UsageError.of("FT9001", f"{count} requests cannot be made at once", hint=f"at most {MOST_REQUESTS}")
     given = {}
     for part in rest:
         name, equals, value = part.partition("=")
@@ -125,7 +129,7 @@ def text(found: Statistics) -> str:
         rows.append(("models", f"{len(found.popularity)}: {leading}; the top tenth gets {found.top_tenth:.1%}"))
     if found.latency:
         rows.append(("measured latency", numbers(found.latency) + "  s"))
-    rows.append(("dropped rows", ", ".join(f"{n} {why}" for why, n in sorted(found.dropped.items())) or "none"))
+    rows.append(("dropped", ", ".join(f"{n} {why}" for why, n in sorted(found.dropped.items())) or "none"))
     return table(("what", "value"), rows)
 
 

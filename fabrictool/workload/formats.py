@@ -124,24 +124,26 @@ def _objects(found: Iterable[Any], dropped: Counter[str]) -> Iterator[Mapping[st
 
 
 def _csv_lines(text: str, dropped: Counter[str]) -> Iterator[Mapping[str, Any]]:
-    lines = csv.reader(io.StringIO(text, newline=""))
+    """A line is a row: no known trace has line breaks in a cell, and a stray quote must not swallow what follows."""
     names: list[str] | None = None
-    while True:
+    for line in io.StringIO(text, newline=""):
         try:
-            cells = next(lines)
-        except StopIteration:
-            return
+            alone = csv.reader([line, "\n"])
+            cells = next(alone)
         except csv.Error:
             dropped["not CSV"] += 1
             continue
-        if names is None:
+        if alone.line_num > 1:  # a quote that is still open takes the next line, too
+            dropped["not CSV"] += 1
+        elif names is None:
             names = cells
         elif cells:
             yield _lower(dict(zip(names, cells, strict=False)))
 
 
 def _json_lines(text: str, dropped: Counter[str]) -> Iterator[Mapping[str, Any]]:
-    for line in text.splitlines():
+    # Not splitlines: JSON may have U+2028 and its like within strings.
+    for line in text.split("\n"):
         if not line.strip():
             continue
         try:
@@ -173,7 +175,7 @@ def _collect(known: Format, rows: Iterable[Mapping[str, Any]], dropped: Counter[
     times, prompts, outputs, which, latency, ttft = [], [], [], [], [], []
     chains: list[list[Any]] = []
     models: dict[str, int] = {}
-    block = known.block
+    block = None
     for row in rows:
         if known.status and _failed(row.get(known.status)):
             dropped["failed requests"] += 1
@@ -186,6 +188,13 @@ def _collect(known: Format, rows: Iterable[Mapping[str, Any]], dropped: Counter[
         if prompt is None or output is None:
             dropped["no token count"] += 1
             continue
+        ids = row.get(known.prefix)
+        ids = ids if isinstance(ids, list) else []
+        if ids and (size := _tokens(row.get("block"))):
+            block = block or size
+            if size != block:
+                dropped["another size of block"] += 1
+                continue
         times.append(time)
         prompts.append(prompt)
         outputs.append(output)
@@ -193,15 +202,12 @@ def _collect(known: Format, rows: Iterable[Mapping[str, Any]], dropped: Counter[
         end, took = _time(_first(row, known.finish), known.scale), _time(_first(row, known.took), 1.0)
         latency.append(end - time if end is not None and end >= time else _positive(took))
         ttft.append(_positive(_time(_first(row, known.ttft), 1.0)))
-        ids = row.get(known.prefix)
-        chains.append(ids if isinstance(ids, list) else [])
-        if known.prefix:
-            block = _tokens(row.get("block")) or block
+        chains.append(ids)
     if not times:
         raise InvalidInputError.of("FT2201", f"{name}: no row is usable ({_counts(dropped)})")
     order = np.argsort(np.array(times), kind="stable")
     arrival = np.array(times)[order]
-    start, blocks = _prefixes([chains[i] for i in order]) if any(chains) else (None, None)
+    start, blocks = _prefixes([chains[i] for i in order], dropped) if any(chains) else (None, None)
     return Trace(
         arrival=arrival - arrival[0],
         prompt=np.array(prompts, dtype=np.int64)[order],
@@ -210,19 +216,39 @@ def _collect(known: Format, rows: Iterable[Mapping[str, Any]], dropped: Counter[
         model=np.array(which, dtype=np.int64)[order] if len(models) > 1 else None,
         chain_start=start,
         chain=blocks,
-        block_tokens=block if blocks is not None else 0,
+        block_tokens=(block or known.block) if blocks is not None else 0,
         latency=np.array(latency)[order] if np.isfinite(latency).any() else None,
         ttft=np.array(ttft)[order] if np.isfinite(ttft).any() else None,
-        dropped=dict(dropped),
+        dropped=dict(+dropped),
     )
 
 
-def _prefixes(chains: list[list[Any]]) -> tuple[Any, Any]:
-    """Block ids, renumbered densely in order of appearance."""
+def _prefixes(chains: list[list[Any]], dropped: Counter[str]) -> tuple[Any, Any]:
+    """Block ids, renumbered densely in order of appearance.
+
+    Equal ids mean equal text up to there, so no request has one twice: where one comes again, its chain ends, which is
+    counted, and the rest of its prompt is its own. The request itself is as good as any other.
+    """
     dense: dict[Any, int] = {}
-    flat = [dense.setdefault(json.dumps(one), len(dense)) for ids in chains for one in ids]
-    start = np.concatenate([[0], np.cumsum([len(ids) for ids in chains])]).astype(np.int64)
-    return start, np.array(flat, dtype=np.int64)
+    flat: list[int] = []
+    start = [0]
+    for ids in chains:
+        numbers = [dense.setdefault(json.dumps(one), len(dense)) for one in ids]
+        unique = _until_repeated(numbers)
+        dropped["ends of prefix chains with an id twice"] += len(unique) < len(numbers)
+        flat += unique
+        start.append(len(flat))
+    chain = np.unique(np.array(flat, dtype=np.int64), return_inverse=True)[1]
+    return np.array(start, dtype=np.int64), chain.astype(np.int64)
+
+
+def _until_repeated(numbers: list[int]) -> list[int]:
+    seen: set[int] = set()
+    for at, number in enumerate(numbers):
+        if number in seen:
+            return numbers[:at]
+        seen.add(number)
+    return numbers
 
 
 def _conversations(rows: Iterable[Mapping[str, Any]], dropped: Counter[str], name: str) -> Trace:

@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from fabrictool.base.errors import InvalidInputError
+from fabrictool.base.errors import InvalidInputError, UsageError
+from fabrictool.cli import tracing
 from fabrictool.workload.generate import Recipe, generate, popular
 from fabrictool.workload.lengths import Lengths
 from fabrictool.workload.statistics import statistics
@@ -80,3 +81,9 @@ def test_popularity_without_a_skew_is_that_of_serverless_functions():
     assert found.arrival.tobytes() == again.arrival.tobytes()
     # The trace's most popular tenth gets 93 % of all invocations; a draw of a hundred functions is near that.
     assert 0.75 < np.sort(shares)[::-1][:10].sum() < 1.0
+
+
+def test_more_requests_than_memory_holds_are_refused():
+    assert len(tracing.generated("poisson", 10, 0)) == 10
+    with pytest.raises(UsageError, match="10000000000"):
+        tracing.generated("poisson", 10_000_000_000, 0)
