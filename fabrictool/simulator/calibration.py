@@ -11,7 +11,7 @@ import math
 import tomllib
 from dataclasses import dataclass, field, fields
 from functools import cache
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from fabrictool.base.errors import InvalidInputError
 from fabrictool.catalog.calibrations import texts
@@ -24,6 +24,10 @@ Scope = Literal["online", "static"]
 """`online`: a server under concurrent requests; `static`: one batch that starts and ends together."""
 METRICS = ("ttft", "tpot", "e2e")
 ANY = "*"
+MOST = {"compute": 0.95, "attention_compute": 0.9, "expert_compute": 1.2}
+"""What a file's factors may be at most, where it is not 1: the whole of a peak, or a second, which is beyond all that
+was ever measured. No fit goes further (`fitting.LIMIT`); experts' is a share of `compute`, and fits once let it be 1.2.
+"""
 EXTRAPOLATION = 1.5
 """By how much the logarithmic band widens outside the measured range."""
 
@@ -159,34 +163,111 @@ def dumps(one: Calibration) -> str:
     return "\n".join(lines) + "\n"
 
 
-def loads(text: str) -> Calibration:
-    """The inverse of `dumps`. Raises InvalidInputError FT2120 for a file that is not a calibration."""
+def loads(text: str, name: str = "the file") -> Calibration:
+    """The inverse of `dumps`; complaints call the text `name`.
+
+    Raises InvalidInputError FT2120 for a file that is not a calibration, or in which a field is missing or impossible.
+    """
     try:
-        row = tomllib.loads(text)
-        hull = row["hull"]
-        return Calibration(
-            device=str(row["device"]),
-            engine=str(row["engine"]),
-            scope="static" if row["scope"] == "static" else "online",
-            factors=Factors(**{name: float(value) for name, value in row["factors"].items()}),
-            spreads={metric: Spread(*map(float, pair)) for metric, pair in row["spreads"].items()},
-            unseen={metric: Spread(*map(float, pair)) for metric, pair in row["unseen"].items()},
-            hull=Hull(
-                models=tuple(hull["models"]),
-                **{name: (float(hull[name][0]), float(hull[name][1])) for name in _RANGES},
-            ),
-            points=int(row["points"]),
-            version=str(row["version"]),
-            source=str(row["source"]),
-        )
-    except (tomllib.TOMLDecodeError, KeyError, TypeError, ValueError) as error:
-        raise InvalidInputError.of("FT2120", f"this is not a calibration: {error!r}") from error
+        return _calibration(tomllib.loads(text))
+    except (tomllib.TOMLDecodeError, RecursionError, _WrongError) as error:
+        raise InvalidInputError.of("FT2120", f"{name}: {error}"[:300]) from error
+
+
+class _WrongError(Exception):
+    """Which field of a calibration cannot be used, and why."""
 
 
 _RANGES = ("concurrency", "input_len", "output_len", "devices")
+_WIDEST = math.log(1000.0)
+"""A band that reaches further says nothing; shipped ones reach as far as a factor of fifty."""
+_ROUNDED = 1.001
+"""Figures are written with four digits."""
+
+
+def _calibration(row: Mapping[str, Any]) -> Calibration:
+    scope, points, hull = row.get("scope"), row.get("points"), _table(row, "hull")
+    if scope not in ("online", "static"):
+        raise _WrongError(f"scope is {scope!r}, not online or static")
+    if not isinstance(points, int) or isinstance(points, bool) or points < 0:
+        raise _WrongError(f"points is {points!r}, not a whole number")
+    models = hull.get("models")
+    if not isinstance(models, list) or not all(isinstance(model, str) for model in models):
+        raise _WrongError(f"hull.models is {models!r}, not a list of names")
+    return Calibration(
+        device=_word(row, "device"),
+        engine=_word(row, "engine"),
+        scope=scope,
+        factors=_factors(_table(row, "factors")),
+        spreads=_spreads(row, "spreads"),
+        unseen=_spreads(row, "unseen"),
+        hull=Hull(models=tuple(models), **{name: _range(hull, name) for name in _RANGES}),
+        points=points,
+        version=_word(row, "version"),
+        source=_word(row, "source"),
+    )
+
+
+def _factors(given: Mapping[str, Any]) -> Factors:
+    names = [f.name for f in fields(Factors)]
+    odd = sorted(set(given) ^ set(names))
+    if odd:
+        raise _WrongError(f"factors.{odd[0]} is {'unknown' if odd[0] in given else 'missing'}")
+    found = {name: _number(given[name], f"factors.{name}") for name in names}
+    for name, value in found.items():
+        most = MOST.get(name, 1.0)
+        if not 0 < value <= most * _ROUNDED:
+            raise _WrongError(f"factors.{name} is {value:g}, not above 0 and at most {most:g}")
+    return Factors(**found)
+
+
+def _spreads(row: Mapping[str, Any], table: str) -> dict[str, Spread]:
+    found = {}
+    for metric, pair in _table(row, table).items():
+        place = f"{table}.{metric}"
+        if metric not in METRICS:
+            raise _WrongError(f"{place} is none of {', '.join(METRICS)}")
+        low, high = _pair(pair, place)
+        if not -_WIDEST <= low <= high <= _WIDEST:
+            raise _WrongError(f"{place} is {pair!r}: logarithms, in order, of a thousandth to a thousand")
+        found[metric] = Spread(low, high)
+    return found
+
+
+def _range(hull: Mapping[str, Any], name: str) -> tuple[float, float]:
+    low, high = _pair(hull.get(name), f"hull.{name}")
+    if not 0 <= low <= high:
+        raise _WrongError(f"hull.{name} is {hull[name]!r}: two numbers of at least 0 in order")
+    return low, high
+
+
+def _pair(value: Any, place: str) -> tuple[float, float]:
+    if not isinstance(value, list) or len(value) != 2:
+        raise _WrongError(f"{place} is {value!r}, not two numbers")
+    return _number(value[0], place), _number(value[1], place)
+
+
+def _number(value: Any, place: str) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or (abs(value) > 1e300 and value != math.inf):
+        raise _WrongError(f"{place} is {value!r}, not a number")
+    return float(value)
+
+
+def _word(row: Mapping[str, Any], name: str) -> str:
+    value = row.get(name)
+    if not isinstance(value, str):
+        raise _WrongError(f"{name} is {value!r}, not a text")
+    return value
+
+
+def _table(row: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = row.get(name)
+    if not isinstance(value, dict):
+        raise _WrongError(f"{name} is {value!r}, not a table")
+    return value
 
 
 @cache
 def shipped() -> tuple[Calibration, ...]:
     """The calibrations of the catalogue."""
-    return tuple(loads(text) for text in texts().values())
+    return tuple(loads(text, name) for name, text in texts().items())
