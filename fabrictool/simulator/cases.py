@@ -37,6 +37,10 @@ MODES: tuple[Mode, ...] = ("batch", "closed", "agg", "disagg")
 ROUNDS = 10
 """Requests for each one in flight."""
 MOST_REQUESTS = 20_000
+MOST_IN_FLIGHT = 100_000
+"""And thus of requests of one case; with the two below it keeps a slip of the pen from filling the memory."""
+MOST_WORKERS = 1_000
+MOST_DEVICES = 1_024
 TOKEN_BUDGET: Mapping[str, int] = {
     "vllm": 8192,
     "sglang": 16384,
@@ -145,18 +149,41 @@ def estimate(case: Case, factors: Factors) -> Estimate:
 
 
 def check(case: Case) -> None:
-    """Raises InvalidInputError for lengths, loads and cuts that make no sense."""
+    """Raises InvalidInputError FT2110 for lengths and loads, FT2112 for cuts that make no sense."""
     for name in ("input_len", "output_len", "concurrency"):
         if getattr(case, name) < 1:
             raise InvalidInputError.of("FT2110", f"{name} is {getattr(case, name)}", hint="it is at least 1")
+    if case.concurrency > MOST_IN_FLIGHT:
+        raise InvalidInputError.of("FT2110", f"concurrency is {case.concurrency}: at most {MOST_IN_FLIGHT}")
+    if case.input_len + case.output_len > case.model.max_context:
+        asked = f"{case.input_len} + {case.output_len} tokens"
+        raise InvalidInputError.of("FT2110", f"{asked}: {case.model.id} has a context of {case.model.max_context}")
     cuts = [p.cut for p in (case.prefill, case.decode) if p] if case.mode == "disagg" else [case.cut]
     if case.mode == "disagg" and len(cuts) < 2:
         raise InvalidInputError.of("FT2110", "a disagg case needs prefill and decode columns")
+    for pool in (case.prefill, case.decode):
+        if pool and pool.workers > MOST_WORKERS:
+            raise InvalidInputError.of("FT2110", f"{pool.workers} workers in one pool: at most {MOST_WORKERS}")
     for cut in cuts:
-        if min(cut.tp, cut.pp, cut.ep, cut.dp) < 1 or cut.pp > case.model.layers:
-            raise InvalidInputError.of("FT2112", f"tp {cut.tp}, pp {cut.pp}, ep {cut.ep}, dp {cut.dp} cut nothing")
-        if cut.ep > 1 and not case.model.experts:
-            raise InvalidInputError.of("FT2112", f"{case.model.id} has no experts to deal out over ep {cut.ep}")
+        wrong = _impossible(case, cut)
+        if wrong:
+            raise InvalidInputError.of("FT2112", wrong)
+
+
+def _impossible(case: Case, cut: Parallelism) -> str:
+    """Why a replica of the case's model cannot be cut like this; empty when it can."""
+    model = case.model
+    if min(cut.tp, cut.pp, cut.ep, cut.dp) < 1 or cut.pp > model.layers:
+        return f"tp {cut.tp}, pp {cut.pp}, ep {cut.ep}, dp {cut.dp} cut nothing"
+    if model.heads % cut.tp and case.engine not in LAYER_SPLIT:
+        return f"tp {cut.tp} does not divide the {model.heads} attention heads of {model.id}"
+    if cut.devices > MOST_DEVICES:
+        return f"{cut.devices} devices in one replica: at most {MOST_DEVICES}"
+    if cut.ep > 1 and not model.experts:
+        return f"{model.id} has no experts to deal out over ep {cut.ep}"
+    if cut.tp * cut.dp % cut.ep:
+        return f"ep {cut.ep} does not divide tp {cut.tp} × dp {cut.dp}"
+    return f"ep {cut.ep} for the {model.experts} experts of {model.id}" if cut.ep > max(1, model.experts) else ""
 
 
 def _replica(case: Case, factors: Factors, cut: Parallelism, sequences: int) -> ReplicaSpec:

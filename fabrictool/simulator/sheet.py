@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import math
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError, InvalidInputError
 from fabrictool.catalog.tables import accelerators, engines, model
@@ -62,8 +63,11 @@ _PRECISIONS: Mapping[str, str] = {
 
 def read(text: str) -> tuple[list[str], list[dict[str, str]]]:
     """(columns, rows) of a sheet. Raises InvalidInputError FT2130 without the columns that every case needs."""
-    lines = csv.DictReader(io.StringIO(text))
-    columns = [name.strip() for name in lines.fieldnames or ()]
+    records = _records(text)
+    header, whole = next(records, ([], True))
+    if not whole:
+        raise InvalidInputError.of("FT2130", "the first line of the sheet is not CSV")
+    columns = [name.strip() for name in header]
     known = {_spelling(name) for name in columns}
     missing = [name for name in REQUIRED if name not in known]
     if missing:
@@ -73,20 +77,47 @@ def read(text: str) -> tuple[list[str], list[dict[str, str]]]:
             hint=f"needed: {', '.join(REQUIRED)}; optional: {', '.join((*OPTIONAL, *PHASES))}",
         )
     rows = []
-    for line in _lines(lines):
-        extra = line.pop(None, None)
-        row = {(name or "").strip(): (value or "").strip() for name, value in line.items()}
-        if extra:
+    for cells, whole in records:
+        row = dict.fromkeys(columns, "") | {name: cell.strip() for name, cell in zip(columns, cells, strict=False)}
+        if not whole:
+            row["error"] = "FT2131: the line is not CSV: a quote that does not close, or a very long cell"
+        elif len(cells) > len(columns):
             row["error"] = "FT2131: more fields than columns"
         rows.append(row)
     return columns, rows
 
 
-def _lines(lines: csv.DictReader[str]) -> Iterator[dict[Any, Any]]:
+def _records(text: str) -> Iterator[tuple[list[str], bool]]:
+    """(cells, whether the line can be read) of each line that is not empty; cells may hold line breaks.
+
+    A quote that never closes, or closes where the number of cells shows that it is another's, costs its own line only.
+    """
+    # With an empty line at the end, a quote that is still open there takes that line, too.
+    lines = [*io.StringIO(text, newline=""), "\n"]
+    at, width = 0, 0
+    while at < len(lines) - 1:
+        try:
+            reader = csv.reader(islice(lines, at, None))
+            cells, used, whole = next(reader), reader.line_num, True
+            if used > 1:
+                strict = next(csv.reader(islice(lines, at, len(lines) - 1), strict=True))
+                whole = len(strict) == (width or len(strict))
+        except csv.Error:  # also for a cell of more than 128 KiB, which keeps the search for the other quote short
+            whole = False
+        if not whole:
+            cells, used = _alone(lines[at]), 1
+        if cells:
+            yield cells, whole
+            width = width or len(cells)
+        at += used
+
+
+def _alone(line: str) -> list[str]:
+    """What can be told of the cells of a broken line."""
     try:
-        yield from lines
-    except csv.Error as error:
-        raise InvalidInputError.of("FT2130", f"line {lines.line_num} of the sheet is not CSV: {error}") from error
+        return next(csv.reader([line]))
+    except csv.Error:
+        return [""]
 
 
 def answer(
@@ -166,6 +197,8 @@ def _forecast(case: Case, calibrations: Sequence[Calibration]) -> dict[str, str]
     cells["tokens_per_s"] = _figure(found.estimate.tokens_per_s)
     for metric, (low, high) in found.bands.items():
         cells[f"{metric}_lo"], cells[f"{metric}_hi"] = _figure(1e3 * low), _figure(1e3 * high)
+    if not found.estimate.tpot:  # no answer has a second token
+        cells |= dict.fromkeys(("tpot_ms", "tpot_lo", "tpot_hi"), "")
     return cells
 
 
@@ -190,16 +223,12 @@ def _precision(text: str, default: str, known: Mapping[str, float], column: str)
 
 
 def _cut(cells: Mapping[str, str], prefix: str) -> Parallelism:
-    tp, pp, ep, dp = (_whole(cells, f"{prefix}{name}", 1) for name in ("tp", "pp", "ep", "dp"))
-    if tp > 8 and 1 < ep <= 8 and tp % ep == 0 and not prefix:
-        # Some public tables write the product of tensor and expert width: 64 for eight devices with ep 8.
-        tp //= ep
-    if tp > 1 and ep == tp * tp:
-        ep = tp
-    if ep > tp * dp and ep % tp == 0:
-        # More expert ranks than attention has: attention is replicated in groups, one for each `tp` of them.
-        dp = ep // tp
-    return Parallelism(tp, pp, max(1, min(ep, tp * dp)), dp)
+    """Widths as they are written. Only a `dp` that is left out is filled in: with more expert ranks than `tp`,
+    attention is replicated in groups, one for each `tp` of them.
+    """
+    tp, pp, ep = (_whole(cells, f"{prefix}{name}", 1) for name in ("tp", "pp", "ep"))
+    groups = ep // tp if ep > tp and ep % tp == 0 else 1
+    return Parallelism(tp, pp, ep, _whole(cells, f"{prefix}dp", groups))
 
 
 def _whole(cells: Mapping[str, str], name: str, default: int | None = None) -> int:

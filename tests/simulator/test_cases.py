@@ -141,11 +141,11 @@ SHEET = ",".join([*ROW, "note"]) + "\n" + "".join(",".join([*ROW.values(), f"{n}
 
 
 def test_a_stray_quote_costs_its_own_row_only():
-    columns, rows = sheet.read(SHEET)
+    _, rows = sheet.read(SHEET)
     assert [row["note"] for row in rows] == ["a", "b", "c", "d"]
     assert [row.get("error", "")[:6] for row in rows] == ["", "FT2131", "", ""]
     assert {row["model"] for row in rows} == {ROW["model"]}
-    # A second one does not hide the rows between them, which would give a cell too few.
+    # A second one does not hide the rows between them, which would give a cell too many.
     _, rows = sheet.read(SHEET + ",".join(ROW.values()) + ',x",y\n')
     assert [row.get("error", "")[:6] for row in rows] == ["", "FT2131", "", "", "FT2131"]
 
