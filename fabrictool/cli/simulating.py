@@ -200,7 +200,7 @@ def play(asked: Asked, *, samples: int) -> list[Run]:
             continue
         pick = policy(loaded.blueprint.routing.policy, random.Random(asked.seed))
         with Interrupts(at_once=False) as stop:
-            tell = _stoppable(_progress(name), stop)
+            tell = stoppable(_progress(name), stop)
             outcome = simulate(simulation.specs, stream, pick, samples=samples, progress=tell)
         # Bands differ for models that a calibration has seen, and it knows them by their architecture.
         seen_as = simulation.specs[0].model
@@ -565,7 +565,7 @@ def _stream(asked: Asked, simulation: ModelSimulation, trace: Trace | None) -> S
     return fabric.declared_stream(simulation, asked.requests or MADE_UP, asked.seed)
 
 
-def _stoppable(tell: Callable[[int, int], None], stop: Interrupts) -> Callable[[int, int], None]:
+def stoppable(tell: Callable[[int, int], None], stop: Interrupts) -> Callable[[int, int], None]:
     """`tell`, at which Ctrl-C ends the play unless all is over."""
 
     def progress(done: int, total: int) -> None:

@@ -16,7 +16,7 @@ from dataclasses import replace
 import pytest
 
 from fabrictool.cli.main import main
-from fabrictool.cli.simulating import terminal_chart
+from fabrictool.cli.simulating import Interrupts, stoppable, terminal_chart
 from fabrictool.simulator.calibration import choose, loads, shipped
 from fabrictool.simulator.calibration import dumps as calibration_text
 from fabrictool.simulator.replay import recorded
@@ -1045,3 +1045,34 @@ def test_interrupting_a_play_shows_what_there_is():
     (found,) = json.loads(out)["models"]
     assert (found["scenario"], found["complete"], found["unserved"]) == ("calm", False, None)
     assert 0 < found["finished"] < 300_000
+
+
+def test_ctrl_c_is_raised_where_it_cannot_be_lost():
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    told = []
+    try:
+        with Interrupts(at_once=False) as stop:
+            tell = stoppable(lambda *given: told.append(given), stop)
+            os.kill(os.getpid(), signal.SIGINT)
+            assert stop.pressed
+            tell(9, 9)  # all is over: nothing is interrupted
+            with pytest.raises(KeyboardInterrupt):
+                tell(5, 9)
+            tell(5, 9)
+            os.kill(os.getpid(), signal.SIGINT)
+            with pytest.raises(KeyboardInterrupt):  # who presses twice does not want to wait
+                os.kill(os.getpid(), signal.SIGINT)
+        assert told == [(9, 9), (5, 9), (5, 9)]
+        with Interrupts(at_once=True) as stop:
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGINT)
+            # Had it been dropped on its way, the next look would raise it.
+            with pytest.raises(KeyboardInterrupt):
+                stop.check()
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        with Interrupts(at_once=True) as stop:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert not stop.pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
