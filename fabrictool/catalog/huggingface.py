@@ -61,7 +61,7 @@ def architecture(config: Any, name: str) -> ModelArchitecture:
     heads, hidden = read.positive("num_attention_heads"), read.positive("hidden_size")
     kv_heads = read.positive("num_key_value_heads", heads)
     if heads % kv_heads:
-        raise read.wrong("num_key_value_heads", f"{heads} attention heads cannot share {kv_heads}")
+        raise read.wrong("num_key_value_heads", f"{kv_heads}, which does not divide {heads} attention heads")
     if hidden < heads and not latent and config.get("head_dim") is None:
         raise read.wrong("head_dim", f"missing, and {heads} heads do not fit in a hidden_size of {hidden}")
     head_dim = read.positive("qk_nope_head_dim") if latent else read.positive("head_dim", hidden // heads)
