@@ -378,7 +378,7 @@ def _calibrations(folder: Path | None) -> list[Calibration]:
     """The files that ``calibrate`` wrote. Raises InvalidInputError FT2120 when there is none, or one is none."""
     if folder is None:
         return []
-    found = [loads(_text(path)) for path in sorted(folder.glob("*.toml"))]
+    found = [loads(_text(path), str(path)) for path in sorted(folder.glob("*.toml"))]
     if not found:
         raise InvalidInputError.of("FT2120", f"{folder} holds no calibration", hint="fabrictool calibrate DATA.csv")
     return found
@@ -405,7 +405,7 @@ def architectures(names: set[str]) -> dict[str, ModelArchitecture]:
             continue
         try:
             found[name] = architecture(json.loads(_text(Path(name))), name)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             say(f"{name} is not JSON: {error}")
         except FabrictoolError as error:
             say(f"{name}: {error.problems[0].code}: {error.problems[0].message}")
