@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     Floats = np.ndarray[Any, np.dtype[np.float64]]
     Ints = np.ndarray[Any, np.dtype[np.int64]]
 
+ANYBODY = TrustPolicy({}, {})
+"""Trust is kept where replicas are chosen (`fabric`): whoever is in a fleet may serve."""
 FAST_FORWARD = 1 << 30
 STEP_BY_STEP = 1
 Role = Literal["unified", "prefill", "decode"]
@@ -74,7 +76,6 @@ class Stream:
     model: Ints | None = None
     """Index into `models`; None: all ask for ``models[0]``."""
     models: tuple[str, ...] = ("",)
-    group: str | None = None
     priority: Ints | None = None
     chain_start: Ints | None = None
     """(requests + 1) Where each request's prefix ids begin in `chain`."""
@@ -184,7 +185,6 @@ class Fleet:
     clients: int = 0
     """Closed loop: that many requests are always in flight; 0: open loop."""
     think: float = 0.0
-    trust: TrustPolicy = field(default_factory=lambda: TrustPolicy({}, {}))
     limit: int = FAST_FORWARD
     requests: Any = field(init=False)
     replicas: Any = field(init=False)
@@ -304,7 +304,7 @@ class Fleet:
         roles = ("decode",) if handed else ("unified", "prefill")
         model = self.stream.models[0 if self.stream.model is None else int(self.stream.model[i])]
         views = [view for view in self._views if view.spec.role in roles]
-        choice = select(views, model=model, trust=self.trust, group=self.stream.group)
+        choice = select(views, model=model, trust=ANYBODY, group=None)
         target = self.requests.whither if handed else self.requests.where
         if choice.candidates:
             target[i] = self.policy.pick(choice.candidates).index
