@@ -17,7 +17,7 @@ from fabrictool.planner.units import GATEWAY, wanted_units
 from fabrictool.planner.verify import violations
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from fabrictool.applier.fabric import Fabric
     from fabrictool.applier.state import State
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fabrictool.domain.inventory import Inventory
     from fabrictool.domain.observed import Observed, ObservedUnit
     from fabrictool.domain.specs import UnitSpec
-    from fabrictool.planner.problem import Solver
+    from fabrictool.planner.problem import Solution, Solver
 
 ABSENT = "absent"
 RENEW_BEFORE_S = 4 * 3600.0
@@ -44,10 +44,12 @@ def plan_fabric(
     time_limit_s: float = 60.0,
     solver: Solver | None = None,
     keys: str | None = None,
+    progress: Callable[[Solution], None] | None = None,
 ) -> tuple[Plan, Observed]:
     """The plan, with the observation that it was made from.
 
     `keys` is the digest of the tenants' keys; None when they cannot be had here: the plan then takes them as unchanged.
+    `progress` is told each better placement; with it, Ctrl-C ends the search and keeps the last one.
 
     Raises
     ------
@@ -68,7 +70,8 @@ def plan_fabric(
     unseen = _unseen_replicas(state, observed, inventory)
     problem, tables = build_problem(blueprint, inventory, usable=usable, unseen=unseen, current=current)
     try:
-        *_, solution = (solver or ExactSolver()).solve(problem, deadline_s=time_limit_s, seed=seed)
+        found = (solver or ExactSolver()).solve(problem, deadline_s=time_limit_s, seed=seed)
+        solution, stopped = _last(found, progress)
     except InfeasibleError as error:
         raise InfeasibleError([*error.problems, *_unknown_clusters(observed)]) from error
     expiring = {unit.operation for _, unit in observed.running().values() if expires_soon(unit, now)}
@@ -109,6 +112,7 @@ def plan_fabric(
         certificate=certificate(problem, solution, seed),
         reasons=reasons(problem, solution),
         warnings=(
+            *(("the search was stopped early: this is the best placement until then",) if stopped else ()),
             *(f"{problem.code} {problem.message}" for problem in loaded.warnings),
             *_unread_traces(blueprint),
             *_unread_keys(blueprint, keys),
@@ -116,6 +120,22 @@ def plan_fabric(
         ),
     )
     return plan, observed
+
+
+def _last(found: Iterator[Solution], progress: Callable[[Solution], None] | None) -> tuple[Solution, bool]:
+    """The last solution, and whether Ctrl-C made it the last."""
+    solution = None
+    try:
+        for solution in found:
+            if progress is not None:
+                progress(solution)
+    except KeyboardInterrupt:
+        if solution is None or progress is None:
+            raise
+        return solution, True
+    if solution is None:
+        raise FabrictoolError.of("FT2902", "the solver found nothing")
+    return solution, False
 
 
 def expires_soon(unit: ObservedUnit, now: float) -> bool:

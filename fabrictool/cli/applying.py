@@ -19,13 +19,17 @@ from fabrictool.base.errors import (
 from fabrictool.cli.output import data, json_line, paint, print_problems, say
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
     from types import FrameType
 
     from fabrictool.applier.apply import Interrupt
     from fabrictool.domain.observed import Observed
     from fabrictool.domain.plan import Action, Plan
+    from fabrictool.planner.problem import Solution
 
+PATIENCE_S = 2.0
+"""A search that takes longer tells how far it is."""
 _MARKS = {"intent": "…", "started": "·", "waiting": "·", "done": "✓", "failed": "✗"}
 
 
@@ -64,8 +68,9 @@ def make_plan(
     seed: int,
     time_limit: float = 60.0,
     solver: str = "exact",
+    keep_best: bool = False,
 ) -> tuple[Plan, Observed]:
-    """Load, observe, solve."""
+    """Load, observe, solve. With `keep_best`, Ctrl-C ends the search and not the command."""
     from fabrictool.applier.planning import plan_fabric
     from fabrictool.applier.tenantkeys import tenant_keys
     from fabrictool.cli.fabrics import load, open_fabric
@@ -81,8 +86,30 @@ def make_plan(
         keys = None  # a plan can be made and reviewed where the secrets are not; it says so
     fabric = open_fabric(loaded)
     return plan_fabric(
-        fabric, loaded, seed=seed, now=time.time(), time_limit_s=time_limit, solver=SOLVERS[solver](), keys=keys
+        fabric,
+        loaded,
+        seed=seed,
+        now=time.time(),
+        time_limit_s=time_limit,
+        solver=SOLVERS[solver](),
+        keys=keys,
+        progress=_search_progress() if keep_best else None,
     )
+
+
+def _search_progress() -> Callable[[Solution], None]:
+    """A line a better placement on a terminal's stderr, once a search takes long enough to wonder."""
+    began = time.monotonic()
+
+    def show(solution: Solution) -> None:
+        passed = time.monotonic() - began
+        if not sys.stderr.isatty() or passed < PATIENCE_S:
+            return
+        stage = solution.stages[-1]
+        gap = f", at most {stage.objective - stage.bound:.3g} from the best" if stage.objective > stage.bound else ""
+        say(f"{passed:4.0f} s  {stage.name} {stage.objective:.6g}{gap}; Ctrl-C takes the best so far")
+
+    return show
 
 
 def destroy_fabric(blueprint: Path | None, inventory: Path | None, *, yes: bool, as_json: bool) -> int:

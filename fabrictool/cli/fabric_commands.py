@@ -48,7 +48,9 @@ def plan(
 
     if math.isnan(time_limit):
         raise typer.BadParameter("nan is no number of seconds", param_hint="--time-limit")
-    made, observed = make_plan(blueprint, inventory, overlay, scenario, seed=seed, time_limit=time_limit, solver=solver)
+    made, observed = make_plan(
+        blueprint, inventory, overlay, scenario, seed=seed, time_limit=time_limit, solver=solver, keep_best=True
+    )
     encoded = encode_plan(made)
     if out is not None:
         write_output(out, encoded)

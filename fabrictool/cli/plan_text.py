@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from fabrictool.domain.observed import Observed
     from fabrictool.domain.plan import Action, Band, ModelForecast, Plan
 
+TIDYING = ("moves", "replicas", "tie-break")
+"""Stages that choose among placements which are equally good to their users."""
 SYMBOLS = {"create": "+", "replace": "~", "delete": "-", "keep": "=", "unknown": "?"}
 
 
@@ -73,8 +75,10 @@ def _forecast_lines(plan: Plan) -> list[str]:
     lines.append(f"cost {cost}   power {power}")
     lines.append(f"basis: {forecast.basis}")
     certificate = plan.certificate
-    gap = max((stage.gap for stage in certificate.stages), default=0.0)
-    word = f"optimal (gap {gap:.1%})" if certificate.optimal else f"gap {gap:.1%}"
+    stages = [stage for stage in certificate.stages if stage.name not in TIDYING]
+    worst = max(stages, key=lambda stage: stage.gap, default=None)
+    gap = f"gap {worst.gap:.2%} in {worst.name}" if worst is not None and worst.gap else "no gap"
+    word = f"optimal ({gap})" if certificate.optimal else gap
     lines.append(f"solver {certificate.solver}: {word}, seed {certificate.seed}")
     return lines
 

@@ -38,6 +38,9 @@ CLOSE = 0.002
 """On larger problems: relative gap at which the integer solver stops."""
 
 
+TIE_BREAK = "tie-break"
+
+
 class ExactSolver:
     """See the module's docstring."""
 
@@ -52,7 +55,8 @@ class ExactSolver:
                 raise explain_infeasible(problem)
         search = _Search(problem, deadline_s, seed)
         for name in stage_names(problem):
-            if search.whole.terms(name):
+            # Equals are settled for good where that can be proved; on large problems it would only take time.
+            if search.whole.terms(name) and (search.complete or name != TIE_BREAK):
                 yield from search.stage(name)
 
 
@@ -86,14 +90,14 @@ class _Search:
     def __init__(self, problem: Problem, deadline_s: float, seed: int) -> None:
         every = range(len(problem.options))
         self._problem, self._seconds, self._seed = problem, deadline_s, seed
-        self._complete = len(every) <= SMALL
+        self.complete = len(every) <= SMALL
         names = stage_names(problem)
-        self._core = _Core(every, {}, {}) if self._complete else _core(problem, names, deadline_s, seed)
+        self._core = _Core(every, {}, {}) if self.complete else _core(problem, names, deadline_s, seed)
         self._relaxed = Formulation(problem, every, whole=False)
         self.whole = Formulation(problem, self._core.options, whole=True)
         self._answer: Answer | None = None
         self._bounds: dict[str, float] = {}
-        self._optimal = self._complete
+        self._optimal = self.complete
         self._searched = False
 
     def stage(self, name: str) -> Iterator[Solution]:
@@ -128,12 +132,12 @@ class _Search:
 
     def _improve(self, name: str) -> Answer:
         self._searched = True
-        gap = 0.0 if self._complete else CLOSE
+        gap = 0.0 if self.complete else CLOSE
         found = self.whole.minimise(name, seconds=self._seconds, seed=self._seed, gap=gap, start=self._answer)
         if found is None:
             raise explain_infeasible(self._problem)
         self._optimal = self._optimal and found.optimal
-        if self._complete:
+        if self.complete:
             self._bounds[name] = max(self._bounds[name], found.bound)
         return found
 
@@ -153,7 +157,7 @@ def stage_names(problem: Problem) -> list[str]:
     """The objectives, first things first."""
     objective = list(problem.objective)
     objective.insert(1 if objective[:1] == ["slo"] else 0, "preference")
-    return ["served", *objective, "moves", "replicas", "tie-break"]
+    return ["served", *objective, "moves", "replicas", TIE_BREAK]
 
 
 def _slack(name: str, value: float) -> float:
@@ -182,7 +186,7 @@ def _core(problem: Problem, names: list[str], deadline_s: float, seed: int) -> _
     distance: dict[int, float] = {}
     answer: Answer | None = None
     for name in names:
-        if name == "tie-break" or not relaxed.terms(name):
+        if name == TIE_BREAK or not relaxed.terms(name):
             continue
         answer = relaxed.minimise(name, seconds=deadline_s, seed=seed)
         if answer is None:

@@ -152,6 +152,7 @@ class Program:
         if self._whole:
             engine.set_solver_specific_parameters(
                 f"randomization/randomseedshift = {seed % 2**31}\nparallel/maxnthreads = 1\nlimits/gap = {gap}\n"
+                "misc/catchctrlc = FALSE\n"
             )
         # The engine answers no signal; a thread of its own lets Ctrl-C end the wait at once.
         thread = threading.Thread(target=engine.solve, args=(self._model,), daemon=True)
