@@ -26,6 +26,8 @@ MAX_UTILISATION = 0.9
 GRID = 24
 """Batch sizes at which a replica's step is computed; between them it is interpolated."""
 NORMAL_P95 = 1.645
+MOST_EARLY = 0.9
+"""Share of the time between tokens that a late first token can hide at most."""
 Factors = tuple[float, float]
 """(low, high) by which a measured value may differ from a forecast."""
 
@@ -66,7 +68,9 @@ class Replica:
     """Batch sizes from 1 to `max_batch` ..."""
     steps_s: tuple[float, ...] = (0.0,)
     """... and a decode step of each."""
-    request_s: float = 0.0
+    first_s: float = 0.0
+    """By which the first token comes later to its client; later ones make up for it."""
+    read_s: float = 0.0
     """What a request spends outside the engine's steps."""
     bands: tuple[Factors, Factors, Factors] = ((0.4, 2.5), (0.4, 2.5), (0.4, 2.5))
     """Of TTFT, TPOT and E2E."""
@@ -112,7 +116,8 @@ def replica(step: StepModel, room: Room, demand: Demand, max_num_seqs: int, cali
         marginal_s=marginal,
         batches=tuple(batches.tolist()),
         steps_s=tuple(steps.tolist()),
-        request_s=calibration.factors.request + calibration.factors.prompt_token * demand.input,
+        first_s=calibration.factors.request,
+        read_s=calibration.factors.prompt_token * demand.input,
         bands=_bands(calibration),
         basis=basis(calibration),
     )
@@ -164,14 +169,18 @@ def under_load(figures: Replica, demand: Demand, rate: float) -> Latency:
     behind = stay.busy * typical * slower
     prompts = rate * figures.marginal_s
     queue = prompts * figures.marginal_s / (2.0 * (1.0 - min(prompts, MAX_UTILISATION)))
-    ttft_mean = figures.request_s + own + behind / 2 + queue + stay.wait_mean
+    outside = figures.first_s + figures.read_s
+    ttft_mean = outside + own + behind / 2 + queue + stay.wait_mean
     others = _poisson_p95(1.5 * rate * typical * slower) * figures.marginal_s
-    ttft_p95 = max(ttft_mean, figures.request_s + own + behind + max(3.0 * queue, others) + stay.wait_p95)
-    tpot_mean = stay.step * slower
+    ttft_p95 = max(ttft_mean, outside + own + behind + max(3.0 * queue, others) + stay.wait_p95)
     decode = max(0.0, demand.output - 1.0)
+    early = min(figures.first_s / max(1.0, decode), MOST_EARLY * stay.step * slower)
+    tpot_mean = stay.step * slower - early
     crowded = _step(figures, stay.batch + NORMAL_P95 * stay.spread / math.sqrt(2.0)) * slower
-    prompts_met = NORMAL_P95 * math.sqrt(rate * decode * tpot_mean) * figures.marginal_s * slower / max(1.0, decode)
-    tpot_p95 = max(tpot_mean, crowded) + prompts_met
+    prompts_met = (
+        NORMAL_P95 * math.sqrt(rate * decode * stay.step * slower) * figures.marginal_s * slower / max(1.0, decode)
+    )
+    tpot_p95 = max(stay.step * slower, crowded) + prompts_met - early
     return Latency(
         utilisation=utilisation,
         in_system=rate * (ttft_mean + decode * tpot_mean),

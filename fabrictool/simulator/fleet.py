@@ -51,9 +51,9 @@ class ReplicaSpec:
     prefix_tokens: int = 0
     """Tokens under one prefix id of the stream, a multiple of 16; 0: no prefix caching."""
     frontend: float = 0.0
-    """Seconds that a request spends outside the engine's steps: HTTP, tokeniser, gateway."""
+    """Seconds by which a first token comes later to its client than a step computed it; later tokens make up for it."""
     frontend_token: float = 0.0
-    """And for each token of its prompt."""
+    """Seconds outside the engine's steps for each token of the prompt."""
     weight: float = 1.0
     up: float = 0.0
     """When it becomes ready (a cold start ends)."""
@@ -261,8 +261,9 @@ class Fleet:
         """What happened so far."""
         requests, state = self.requests, self.replicas
         served = np.where(requests.where >= 0, requests.where, 0)
-        outside = state.outside[served] + state.outside_token[served] * requests.prompt
-        delay = np.where(requests.where >= 0, outside, 0.0)
+        known = requests.where >= 0
+        outside = np.where(known, state.outside_token[served] * requests.prompt, 0.0)
+        first = requests.first + outside + np.where(known, state.first_delay[served], 0.0)
         accounts = Accounts(
             busy=state.busy.copy(),
             steps=state.steps.copy(),
@@ -274,8 +275,8 @@ class Fleet:
         )
         return Outcome(
             arrival=requests.arrival.copy(),
-            first=requests.first + delay,
-            finish=requests.finish + delay,
+            first=first,
+            finish=np.maximum(requests.finish + outside, first),
             prompt=requests.prompt,
             output=requests.output,
             cached=requests.cached,
@@ -463,7 +464,7 @@ def _replicas(specs: Sequence[ReplicaSpec], kinds: list[int]) -> Any:
     replicas.prefill_first = [spec.prefill_first for spec in specs]
     replicas.swaps = [spec.swap for spec in specs]
     replicas.chain_tokens = [spec.prefix_tokens for spec in specs]
-    replicas.outside = [spec.frontend for spec in specs]
+    replicas.first_delay = [spec.frontend for spec in specs]
     replicas.outside_token = [spec.frontend_token for spec in specs]
     replicas.ends = math.inf
     replicas.soonest = kernel.NEVER

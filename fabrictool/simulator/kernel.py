@@ -99,8 +99,8 @@ REPLICA = np.dtype(
         ("prefill_first", "?"),  # prompts stop decoding until they are done (SGLang), instead of sharing its steps
         ("swaps", "?"),  # preempted requests keep their cache in host memory, instead of computing it again
         ("chain_tokens", "i8"),  # tokens under one prefix id; 0: no prefix caching
-        ("outside", "f8"),  # seconds of a request before and after its steps
-        ("outside_token", "f8"),  # and for each prompt token
+        ("first_delay", "f8"),  # seconds by which the first token comes later to its client
+        ("outside_token", "f8"),  # seconds of a request outside its steps, for each prompt token
         ("rejoined", "i8"),  # requests that decode again since the last step
         ("starts", "f8"),
         ("ends", "f8"),  # infinity when idle
@@ -681,7 +681,8 @@ def leave(requests: Any, replicas: Any, clock: Clock, i: int, state: int, now: f
     if state == FINISHED:
         requests[i].finish = now
         r = requests[i].where
-        outside = replicas[r].outside + replicas[r].outside_token * requests[i].prompt
+        outside = replicas[r].outside_token * requests[i].prompt
+        outside += max(0.0, requests[i].first + replicas[r].first_delay - now)
     requests[i].state = state
     clock.at[0].unfinished -= 1
     if clock.at[0].spawned < requests.shape[0]:

@@ -92,7 +92,9 @@ class Factors:
     collective: float = 8e-6
     """Latency of one all-reduce between two devices of a node."""
     request: float = 10e-3
-    """Once for each request, outside the steps: HTTP, queue hand-over, first chunk."""
+    """By which a first token comes later to its client than a step computed it: hand-over, stream set-up, first chunk.
+    Later tokens make up for it: as a delay of the whole answer it would keep clients waiting who did not wait, by what
+    runs with a constant number in flight show."""
     prompt_token: float = 1e-6
     """For each prompt token, outside the steps: tokenisation, block hashing."""
 

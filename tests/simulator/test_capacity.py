@@ -95,14 +95,15 @@ def test_latency_under_load_is_that_of_the_event_loop(model, tp, prompt, answer,
     found = capacity.replica(one, space, demand, slots, known)
     rate, count = load * found.capacity, 6000
     arrival = np.cumsum(np.random.default_rng(0).exponential(1 / rate, count))
-    spec = ReplicaSpec(one.times(slots, 8192), slots, 8192, int(space.kv_tokens), frontend=found.request_s)
+    outside = {"frontend": known.factors.request, "frontend_token": known.factors.prompt_token}
+    spec = ReplicaSpec(one.times(slots, 8192), slots, 8192, int(space.kv_tokens), **outside)
     played = simulate([spec], Stream(arrival, np.full(count, prompt), np.full(count, answer)), RoundRobinPolicy())
     forecast = under_load(found, demand, rate)
     assert forecast.tpot_mean == pytest.approx(np.nanmean(played.tpot), rel=0.1)
     assert forecast.tpot_p95 == pytest.approx(np.nanquantile(played.tpot, 0.95), rel=0.15)
     assert forecast.e2e_p95 == pytest.approx(np.quantile(played.e2e, 0.95), rel=0.15)
     assert forecast.in_system == pytest.approx(rate * played.e2e.mean(), rel=0.1)
-    if played.ttft.mean() < 3 * found.prefill_s + found.request_s:  # a queue for places has a longer tail than that
+    if played.ttft.mean() < 3 * found.prefill_s + found.first_s:  # a queue for places has a longer tail than that
         assert forecast.ttft_mean == pytest.approx(played.ttft.mean(), rel=0.2)
         assert forecast.ttft_p95 == pytest.approx(np.quantile(played.ttft, 0.95), rel=0.45)
 

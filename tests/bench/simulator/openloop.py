@@ -115,7 +115,8 @@ def play(described, profile, stages, factors):
         budget,
         space.kv_tokens,
         prefix_tokens=BLOCK,
-        frontend=factors.request + factors.prompt_token * float(prompt[0]),
+        frontend=factors.request,
+        frontend_token=factors.prompt_token,
     )
     found = simulate([spec], stream, policy("random", random.Random(0)))
     at = np.concatenate([[0], np.cumsum(counts)])
