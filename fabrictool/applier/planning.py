@@ -110,7 +110,7 @@ def plan_fabric(
         placement=placement,
         forecast=forecast(blueprint, problem, solution, tables, _currency(inventory)),
         certificate=certificate(problem, solution, seed),
-        reasons=reasons(problem, solution),
+        reasons=reasons(problem, solution, _currency(inventory)),
         warnings=(
             *(("the search was stopped early: this is the best placement until then",) if stopped else ()),
             *(f"{problem.code} {problem.message}" for problem in loaded.warnings),

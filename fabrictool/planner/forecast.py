@@ -8,12 +8,16 @@ from fabrictool.base.canonical import tidy
 from fabrictool.domain.plan import Band, Certificate, Forecast, ModelForecast, Stage
 from fabrictool.planner.build import LOADS, slo_misses
 from fabrictool.planner.exact import TOLERANCE
+from fabrictool.planner.prices import device_prices
 from fabrictool.simulator.capacity import MAX_UTILISATION, Latency, under_load
 
 if TYPE_CHECKING:
     from fabrictool.domain.blueprint import Blueprint
     from fabrictool.planner.build import Tables
     from fabrictool.planner.problem import ModelNeed, Problem, Solution
+
+MOST_PRICES = 5
+"""Partitions whose shadow prices are told, the dearest first."""
 
 
 def forecast(blueprint: Blueprint, problem: Problem, solution: Solution, tables: Tables, currency: str) -> Forecast:
@@ -43,8 +47,8 @@ def certificate(problem: Problem, solution: Solution, seed: int) -> Certificate:
     )
 
 
-def reasons(problem: Problem, solution: Solution) -> tuple[str, ...]:
-    """One sentence for each model and what binds it."""
+def reasons(problem: Problem, solution: Solution, currency: str) -> tuple[str, ...]:
+    """One sentence for each model and what binds it; and what one device more would be worth."""
     found = []
     for need in problem.needs:
         mine = problem.of(need.model)
@@ -69,6 +73,21 @@ def reasons(problem: Problem, solution: Solution) -> tuple[str, ...]:
         total = pool.nodes * pool.devices_per_node
         if taken >= total:
             found.append(f"{pool.cluster}/{pool.partition}: all {total} {pool.device} are in use")
+    prices = device_prices(problem, solution)
+    if prices is not None:
+        unit = {
+            "served": "req/s more served",
+            "slo": "req/s less beside the SLO",
+            "latency": "requests less in the system on average",
+            "cost": f"{currency}/h less" if currency else "less",
+            "energy": "W less",
+        }[prices.stage]
+        device = {pool.key: pool.device for pool in problem.pools}
+        best = sorted(prices.devices.items(), key=lambda item: (-item[1], item[0]))[:MOST_PRICES]
+        found += [
+            f"one {device[key]} more in {'/'.join(key)}: {value:.3g} {unit} (marginal, by the relaxation)"
+            for key, value in best
+        ]
     return tuple(found)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from fabrictool.base.errors import InfeasibleError
 from fabrictool.planner.exact import ExactSolver
+from fabrictool.planner.prices import device_prices
 from fabrictool.planner.problem import Level, ModelNeed, Option, Pool, Problem
 from fabrictool.simulator.capacity import Replica
 
@@ -306,3 +307,35 @@ def test_spread_counts_replicas_that_cannot_be_seen(unseen, there, elsewhere):
     assert found[("m", "far", "p", 1)] == unseen
     assert found[("m", "far", "p", 1)] + found.get(("m", "a", "p", 1), 0) == there
     assert found.get(("m", "b", "p", 1), 0) == elsewhere
+
+
+# -- shadow prices: what binds has one, what is left over has none ----------------------------------------------------
+
+
+def overloaded(nodes):
+    a, b = pool("a", nodes=nodes), pool("b", nodes=5)
+    need = ModelNeed("m", 10.0, 0, 50)
+    return problem([need], [option("m", a, capacity=2.0)], [a, b])
+
+
+def test_a_price_is_what_one_device_more_serves():
+    short, more = overloaded(2), overloaded(3)
+    found = device_prices(short, solve(short))
+    assert found is not None
+    assert found.stage == "served"
+    gained = solve(short).stages[0].objective - solve(more).stages[0].objective
+    assert found.devices == {("a", "p"): pytest.approx(gained, rel=1e-6)}
+
+
+def test_what_is_left_over_has_no_price():
+    plenty = replace(overloaded(40), objective=("cost",))
+    assert device_prices(plenty, solve(plenty)) is None
+
+
+def test_cheaper_devices_are_priced_by_what_they_save():
+    cheap, dear = pool("cheap", nodes=1, price=1.0), pool("dear", nodes=9, price=3.0)
+    options = [option("m", where, capacity=1.0) for where in (cheap, dear)]
+    instance = problem([ModelNeed("m", 2.0, 0, 9)], options, [cheap, dear], objective=("cost",))
+    found = device_prices(instance, solve(instance))
+    assert found is not None
+    assert (found.stage, found.devices) == ("cost", {("cheap", "p"): pytest.approx(2.0)})

@@ -1,0 +1,47 @@
+"""What one device more of each partition would be worth: the shadow prices of the linear relaxation.
+
+They are marginal and of the relaxation: good to compare partitions with, not to extrapolate from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fabrictool.planner.exact import TIE_BREAK, TOLERANCE, stage_names
+from fabrictool.planner.formulation import Formulation
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fabrictool.planner.problem import Problem, Solution
+
+INDIFFERENT = ("preference", "moves", "replicas", TIE_BREAK)
+"""Stages whose values nobody pays for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Of the first objective that more devices could improve."""
+
+    stage: str
+    devices: Mapping[tuple[str, str], float]
+    """(cluster, partition) → by how much that objective would fall per device; only what would help."""
+
+
+def device_prices(problem: Problem, solution: Solution, *, seconds: float = 60.0, seed: int = 0) -> Prices | None:
+    """The prices behind a solution; None when more devices would improve nothing."""
+    relaxed = Formulation(problem, range(len(problem.options)), whole=False)
+    values = {stage.name: stage.objective for stage in solution.stages}
+    for name in stage_names(problem):
+        if name not in values or name in INDIFFERENT or not relaxed.terms(name):
+            continue
+        answer = relaxed.minimise(name, seconds=seconds, seed=seed)
+        if answer is None:
+            return None
+        worth = {key: -float(answer.prices[row]) for key, row in relaxed.rows.devices.items()}
+        helpful = {key: value for key, value in worth.items() if value > TOLERANCE}
+        if helpful:
+            return Prices(name, helpful)
+        relaxed.keep(name, values[name] + TOLERANCE * max(1.0, abs(values[name])))
+    return None
