@@ -56,7 +56,6 @@ class Formulation:
         self._levels: dict[int, list[int]] = {}
         self._count: dict[int, int] = {}
         self._unserved: dict[str, int] = {}
-        self._moves: Terms | None = None
         by_model: dict[str, list[int]] = defaultdict(list)
         by_pool: dict[tuple[str, str], list[int]] = defaultdict(list)
         for i in self.chosen:
@@ -67,6 +66,7 @@ class Formulation:
             self._demand_rows(need, by_model[need.model])
         for pool in problem.pools:
             self._device_rows(pool.key, pool.nodes, pool.devices_per_node, by_pool[pool.key])
+        self._moves = self._move_rows()
 
     # -- solving ----------------------------------------------------------------------------------------------
 
@@ -96,31 +96,26 @@ class Formulation:
 
     def value(self, name: str, answer: Answer) -> float:
         """The stage's objective of an answer, in floating point."""
-        return math.fsum(weight * self._at(answer, column) for column, weight in self.terms(name))
+        return math.fsum(weight * float(answer.values[column]) for column, weight in self.terms(name))
 
     def counts(self, answer: Answer) -> dict[int, int]:
         """Replicas by option."""
-        found = {i: round(sum(w * self._at(answer, c) for c, w in self.count(i))) for i in self.chosen}
+        found = {i: round(sum(w * float(answer.values[c]) for c, w in self.count(i))) for i in self.chosen}
         return {i: k for i, k in found.items() if k}
 
     def loads(self, answer: Answer) -> dict[int, float]:
         """Requests/s by option."""
-        found = {i: sum(w * self._at(answer, c) for c, w in self._load(i)) for i in self.chosen}
+        found = {i: sum(w * float(answer.values[c]) for c, w in self._load(i)) for i in self.chosen}
         return {i: y for i, y in found.items() if y > 1e-6}
 
     def usage(self, answer: Answer) -> dict[int, float]:
         """Replicas by option, not whole ones: of a relaxation."""
-        return {i: sum(w * self._at(answer, c) for c, w in self.count(i)) for i in self.chosen}
+        return {i: sum(w * float(answer.values[c]) for c, w in self.count(i)) for i in self.chosen}
 
     def distance(self, answer: Answer, i: int) -> float:
         """What one request/s on an option would cost the objective of a relaxation at least."""
         levels = zip(self._levels[i], self.problem.options[i].levels, strict=True)
         return min(float(answer.reduced[column]) / level.rate for column, level in levels)
-
-    @staticmethod
-    def _at(answer: Answer, column: int) -> float:
-        # Columns that came after the answer, of later stages, are not in it.
-        return float(answer.values[column]) if column < len(answer.values) else 0.0
 
     # -- columns and rows -------------------------------------------------------------------------------------
 
@@ -211,26 +206,23 @@ class Formulation:
             case "preference":
                 weights = {i: options[i].preference for i in self.chosen}
             case "moves":
-                return self._moved()
+                return self._moves
             case "replicas":
                 weights = dict.fromkeys(self.chosen, 1.0)
             case _:  # any fixed order will do, as long as it is the same everywhere: the first of the sorted options
                 weights = {i: float(i) for i in self.chosen}
         return [(column, weights[i] * weight) for i in self.chosen if weights[i] for column, weight in self.count(i)]
 
-    def _moved(self) -> Terms:
+    def _move_rows(self) -> Terms:
         """Replicas to be started or stopped against what runs: |k - k_now|; nothing when nothing runs."""
-        if not self.problem.current:
-            return []
-        if self._moves is None:
-            self._moves = []
-            for i in self.chosen:
-                now = self.problem.current.get(self.problem.options[i].key, 0)
-                if not now:  # all of them are new
-                    self._moves += self.count(i)
-                    continue
-                move = self._program.column(0, INFINITY)
-                self._program.row(now, INFINITY, [*self.count(i), (move, 1.0)])
-                self._program.row(-INFINITY, now, [*self.count(i), (move, -1.0)])
-                self._moves.append((move, 1.0))
-        return self._moves
+        moves: Terms = []
+        for i in self.chosen if self.problem.current else ():
+            now = self.problem.current.get(self.problem.options[i].key, 0)
+            if not now:  # all of them are new
+                moves += self.count(i)
+                continue
+            move = self._program.column(0, INFINITY)
+            self._program.row(now, INFINITY, [*self.count(i), (move, 1.0)])
+            self._program.row(-INFINITY, now, [*self.count(i), (move, -1.0)])
+            moves.append((move, 1.0))
+        return moves

@@ -309,6 +309,16 @@ def test_spread_counts_replicas_that_cannot_be_seen(unseen, there, elsewhere):
     assert found.get(("m", "b", "p", 1), 0) == elsewhere
 
 
+def test_what_runs_too_much_is_stopped():
+    a, b = pool("a", nodes=3), pool("b", nodes=3)
+    current = {("m", "a", "p", 1): 2, ("m", "b", "p", 1): 1}
+    instance = problem([ModelNeed("m", 0.5, 1, 1)], [option("m", a), option("m", b)], [a, b], current=current)
+    found = solve(instance)
+    assert sum(found.counts.values()) == 1
+    moves = next(stage for stage in found.stages if stage.name == "moves")
+    assert moves.objective == moves.bound == pytest.approx(2.0)
+
+
 # -- shadow prices: what binds has one, what is left over has none ----------------------------------------------------
 
 
