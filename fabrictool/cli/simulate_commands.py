@@ -78,7 +78,7 @@ def simulate(
     With --cases it forecasts many single configurations instead, and takes --calibrations and --output only. Ctrl-C
     ends a play early with what has been simulated.
     """
-    from fabrictool.cli import simulating
+    from fabrictool.cli import simulating, simulation_output
     from fabrictool.cli.output import data, json_data, say
 
     if cases is not None:
@@ -92,7 +92,7 @@ def simulate(
     _refuse("--trace and --workload exclude each other", trace, workload)
     _refuse("a plan and --status exclude each other", plan, status)
     if plot is not None:
-        simulating.plottable(plot)
+        simulation_output.plottable(plot)
     events = tuple(simulating.event(text) for text in event or ())
     runs: list[Run] = []
     scenarios: list[str | None] = [*scenario] if scenario else [None]
@@ -119,22 +119,22 @@ def simulate(
             if rest:
                 say(f"interrupted; not played: {', '.join(map(str, rest))}")
             break
-    document = simulating.document(runs, seed)
+    document = simulation_output.document(runs, seed)
     if output is not None:
-        simulating.write_json(output, document)
+        simulation_output.write_json(output, document)
     if as_json:
         json_data(document)
     else:
-        data(simulating.table_of(runs))
-        for line in simulating.notes(runs):
+        data(simulation_output.table_of(runs))
+        for line in simulation_output.notes(runs):
             say(line)
     if chart:
-        say(simulating.terminal_chart(runs))
+        say(simulation_output.terminal_chart(runs))
     if plot is not None:
-        simulating.write_plot(plot, runs)
+        simulation_output.write_plot(plot, runs)
         say(f"{plot} shows the latency curves and the timeline")
     if chrome_trace is not None:
-        simulating.write_chrome_trace(chrome_trace, runs)
+        simulation_output.write_chrome_trace(chrome_trace, runs)
         say(f"{chrome_trace} opens in chrome://tracing or ui.perfetto.dev")
     return 0 if all(run.report.complete for run in runs) else 130
 

@@ -16,7 +16,8 @@ from dataclasses import replace
 import pytest
 
 from fabrictool.cli.main import main
-from fabrictool.cli.simulating import Interrupts, stoppable, terminal_chart
+from fabrictool.cli.simulating import Interrupts, stoppable
+from fabrictool.cli.simulation_output import terminal_chart
 from fabrictool.simulator.calibration import choose, loads, shipped
 from fabrictool.simulator.calibration import dumps as calibration_text
 from fabrictool.simulator.replay import recorded

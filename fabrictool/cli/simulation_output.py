@@ -1,0 +1,177 @@
+"""What ``simulate`` played, as a person or a program reads it: table, notes, JSON, bars, plots, Chrome traces."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fabrictool.base.errors import InvalidInputError
+from fabrictool.base.files import file_error, write_output
+from fabrictool.base.units import Duration
+from fabrictool.cli.output import seconds_text, table
+from fabrictool.simulator.report import QUANTILES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from fabrictool.cli.simulating import Run
+
+EVENT_WORDS = {"up": "is up from {at}", "drain": "gets no new requests from {at}", "down": "is lost at {at}"}
+
+
+def document(runs: Sequence[Run], seed: int) -> dict[str, Any]:
+    """All figures as one JSON document."""
+    return {
+        "format_version": "1",
+        "type": "simulation",
+        "seed": seed,
+        "models": [
+            {
+                "model": run.simulation.name,
+                "scenario": run.scenario or None,
+                "events": [
+                    {"kind": one.kind, "replica": one.replica, "at_s": one.at, "happened": run.happened(one)}
+                    for one in run.events
+                ],
+                "unserved": run.unserved,
+                **run.report.to_json(),
+            }
+            for run in runs
+        ],
+    }
+
+
+def table_of(runs: Sequence[Run]) -> str:
+    """One line a model."""
+    headings = (
+        "model", "requests", "req/s", "TTFT p50", "p95", "TPOT p50", "p95", "E2E p95", "SLO met", "busy", "KV",
+        "tok/s", "cost/Mtok", "J/token",
+    )  # fmt: skip
+    rows = []
+    for run in runs:
+        found = run.report
+        latency = found.latency
+        rows.append((
+            run.title,
+            f"{found.finished}/{found.requests}",
+            f"{found.rate:.3g}",
+            seconds_text(latency["ttft"]["p50"]),
+            seconds_text(latency["ttft"]["p95"]),
+            seconds_text(latency["tpot"]["p50"]),
+            seconds_text(latency["tpot"]["p95"]),
+            seconds_text(latency["e2e"]["p95"]),
+            f"{found.attainment:.1%}",
+            f"{max(found.utilisation):.0%}",
+            f"{max(found.kv_use):.0%}",
+            f"{found.output_tokens_per_s:.4g}",
+            f"{found.cost_per_million_tokens:.3g}",
+            f"{found.joules_per_token:.3g}",
+        ))  # fmt: skip
+    return table(headings, rows)
+
+
+def notes(runs: Sequence[Run]) -> Iterator[str]:
+    """What one must know to believe the table."""
+    for run in runs:
+        found = run.report
+        bands = ", ".join(f"{metric.upper()} ×{low:.2g}-{high:.2g}" for metric, (low, high) in found.bands.items())
+        yield f"{run.title}: 90 % of measurements lie within {bands}; {found.basis}"
+        for one in run.events:
+            missed = "" if run.happened(one) else ": not reached, the last answer came before"
+            yield f"{run.title}: {one.replica} {EVENT_WORDS[one.kind].format(at=Duration(one.at))}{missed}"
+        if found.refused or found.lost or found.retried or run.unserved or found.preemptions:
+            yield (
+                f"{run.title}: {found.refused} requests found no replica, {found.lost} were lost in the middle of an"
+                f" answer, {found.retried} started again elsewhere, {run.unserved or 0} waited for nothing,"
+                f" {found.preemptions} preemptions"
+            )
+        if not found.complete:
+            yield f"{run.title}: interrupted; the figures are of what was simulated until then"
+
+
+def terminal_chart(runs: Sequence[Run], width: int = 60) -> str:
+    """Latency quantiles as bars."""
+    lines = []
+    for metric in ("ttft", "tpot", "e2e"):
+        # One output token has no TPOT: NaN, which is not above anything.
+        longest = max((v for run in runs if (v := run.report.latency[metric]["p99"]) > 0), default=1.0)
+        lines.append(metric.upper())
+        for run in runs:
+            for name in QUANTILES:
+                value = run.report.latency[metric][name]
+                bar = "█" * max(1, round(width * value / longest)) if value > 0 else ""
+                lines.append(f"  {run.title[:24]:<24} {name:>4} {bar} {seconds_text(value)}")
+    return "\n".join(lines)
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """The document to a file."""
+    write_output(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def plottable(path: Path) -> None:
+    """Raises InvalidInputError FT2145 for a name that is no plot's, or without matplotlib."""
+    if path.suffix not in (".svg", ".png"):
+        raise InvalidInputError.of("FT2145", f"{path} is neither .svg nor .png")
+    if find_spec("matplotlib") is None:
+        raise InvalidInputError.of("FT2145", "plots need matplotlib", hint="pip install 'fabrictool[simulator]'")
+
+
+def write_plot(path: Path, runs: Sequence[Run]) -> None:
+    """Latency CDFs, running and waiting requests, cache use. Raises as `plottable` does."""
+    plottable(path)
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 7), layout="constrained")
+    axes = figure.subplots(2, 3).ravel()
+    for run in runs:
+        outcome = run.outcome
+        for axis, (title, values) in zip(
+            axes, (("TTFT, s", outcome.ttft), ("TPOT, s", outcome.tpot), ("E2E, s", outcome.e2e)), strict=False
+        ):
+            known = np.sort(values[np.isfinite(values)])
+            axis.plot(known, np.linspace(0, 1, len(known)), label=run.title)
+            axis.set_xlabel(title)
+            axis.set_ylabel("share of requests")
+            axis.grid(alpha=0.3)
+        samples = outcome.samples
+        if not len(samples):
+            continue
+        for axis, (offset, title) in zip(
+            axes[3:], ((1, "running requests"), (2, "waiting requests"), (3, "KV cache in use")), strict=True
+        ):
+            series = samples[:, offset::3]
+            axis.plot(samples[:, 0], series.mean(axis=1) if offset == 3 else series.sum(axis=1), label=run.title)
+            axis.set_xlabel("time, s")
+            axis.set_ylabel(title)
+            axis.grid(alpha=0.3)
+    axes[0].legend(fontsize=8)
+    figure.suptitle("fabrictool simulate: latencies and timeline")
+    try:
+        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    except OSError as error:
+        raise file_error(error, path) from error
+
+
+def write_chrome_trace(path: Path, runs: Sequence[Run]) -> None:
+    """Each request as two asynchronous slices, waiting+prefill and decode, on a track of its own.
+
+    Slices of one thread would have to nest; those of requests that run together do not.
+    """
+    events: list[dict[str, Any]] = []
+    for process, run in enumerate(runs):
+        outcome = run.outcome
+        events.append({"ph": "M", "pid": process, "name": "process_name", "args": {"name": run.title}})
+        for i in np.flatnonzero(np.isfinite(outcome.finish)):
+            mark = f"{process}.{i}"
+            common = {"pid": process, "tid": int(outcome.replica[i]), "cat": "request", "id": mark}
+            arrival, first, finish = (1e6 * float(x[i]) for x in (outcome.arrival, outcome.first, outcome.finish))
+            arguments = {"prompt": int(outcome.prompt[i]), "output": int(outcome.output[i])}
+            for name, begin, end in (("to first token", arrival, first), ("decode", first, finish)):
+                events.append(common | {"name": name, "ph": "b", "ts": begin, "args": arguments})
+                events.append(common | {"name": name, "ph": "e", "ts": end})
+    write_output(path, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}).encode())
