@@ -1,7 +1,7 @@
 """A linear program in arrays, and the engines inside the OR-Tools wheel that solve it.
 
-GLOP for relaxations (with prices), SCIP for whole numbers. OR-Tools' HiGHS forgets its best solution when its time is
-up (9.14 and 9.15), so it is not used.
+GLOP for relaxations (with prices), SCIP for whole numbers. The HiGHS inside OR-Tools 9.15 forgets its best solution
+when its time is up, and crashed on our programs: it is not used.
 """
 
 from __future__ import annotations
