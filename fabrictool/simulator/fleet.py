@@ -54,7 +54,6 @@ class ReplicaSpec:
     """Seconds by which a first token comes later to its client than a step computed it; later tokens make up for it."""
     frontend_token: float = 0.0
     """Seconds outside the engine's steps for each token of the prompt."""
-    weight: float = 1.0
     up: float = 0.0
     """When it becomes ready (a cold start ends)."""
     drain: float = math.inf
@@ -164,7 +163,7 @@ class _View:
 
     @property
     def weight(self) -> float:
-        return self.spec.weight
+        return 1.0
 
     @property
     def load(self) -> float:
@@ -184,7 +183,6 @@ class Fleet:
     policy: Policy
     clients: int = 0
     """Closed loop: that many requests are always in flight; 0: open loop."""
-    think: float = 0.0
     limit: int = FAST_FORWARD
     requests: Any = field(init=False)
     replicas: Any = field(init=False)
@@ -205,7 +203,7 @@ class Fleet:
         self.replicas = _replicas(self.specs, kinds)
         self.lists = _lists(self.specs, self.stream, int(self.requests.priority.max(initial=0)) + 1)
         self.cache = _cache(self.specs, self.stream)
-        self.clock = _clock(self.requests, self.clients, self.think)
+        self.clock = _clock(self.requests, self.clients)
         self._views = [_View(r, spec, self.replicas) for r, spec in enumerate(self.specs)]
         self._changes = sorted(
             (when, r, what)
@@ -351,19 +349,17 @@ def simulate(
     policy: Policy,
     *,
     clients: int = 0,
-    think: float = 0.0,
-    until: float = math.inf,
     samples: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Outcome:
-    """Plays the stream to its end (or to virtual time `until`).
+    """Plays the stream to its end .
 
     `samples` is how many points of the timeline are kept until the last arrival, and then at the same pace;
     `progress` is told (requests over, requests in all) at each of them. With it, a KeyboardInterrupt ends the
     simulation early with what it has: see `Outcome.complete`. A prefill replica keeps what it hands over in a buffer
     without limit. Raises InvalidInputError FT2101-FT2104 for streams and replicas that make no sense.
     """
-    fleet = Fleet(specs, stream, policy, clients=clients, think=think)
+    fleet = Fleet(specs, stream, policy, clients=clients)
     count = len(stream.arrival)
     horizon = float(stream.arrival[-1]) if count and not clients else math.inf
     complete = True
@@ -372,11 +368,11 @@ def simulate(
             at, goes_on = 0, True
             while goes_on and (at < samples or fleet.done < count):
                 at += 1
-                goes_on = fleet.advance(min(until, horizon * at / samples)) or at < samples
+                goes_on = fleet.advance(horizon * at / samples) or at < samples
                 fleet.sample()
                 if progress:
                     progress(fleet.done, count)
-        fleet.advance(until)
+        fleet.advance()
     except KeyboardInterrupt:
         if progress is None:
             raise
@@ -384,16 +380,6 @@ def simulate(
     if progress:
         progress(fleet.done, count)
     return fleet.outcome(complete=complete)
-
-
-def inter_token_latencies(accounts: Accounts, quantiles: Sequence[float]) -> Floats:
-    """Quantiles of the time between two tokens over all replicas, seconds, to 1 %; NaN without any."""
-    counts = accounts.itl.sum(axis=0)
-    total = counts.sum()
-    if total == 0:
-        return np.full(len(quantiles), np.nan)
-    slots = np.searchsorted(np.cumsum(counts), np.asarray(quantiles) * total)
-    return np.asarray(kernel.ITL_LOW * kernel.ITL_RATIO ** (slots + 0.5))
 
 
 def _check(specs: Sequence[ReplicaSpec], stream: Stream) -> None:
@@ -499,9 +485,9 @@ def _cache(specs: Sequence[ReplicaSpec], stream: Stream) -> kernel.Cache:
     )
 
 
-def _clock(requests: Any, clients: int, think: float) -> kernel.Clock:
+def _clock(requests: Any, clients: int) -> kernel.Clock:
     count = len(requests)
     at = np.zeros(1, dtype=kernel.CLOCK).view(np.recarray)
-    at.think, at.unfinished, at.request = think, count, kernel.NOWHERE
+    at.unfinished, at.request = count, kernel.NOWHERE
     at.opened = at.spawned = min(clients, count) if clients else count
     return kernel.Clock(at=at, heap=np.zeros(count + 1, dtype=kernel.HEAP).view(np.recarray))

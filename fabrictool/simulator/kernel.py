@@ -12,6 +12,9 @@ equals stepping one by one to rounding; the tests compare it with a plain twin t
 
 What needs judgement stays outside and in Python: routing (`advance` returns with a request that has no replica yet),
 joins, failures and walltime ends (the caller passes `until` and changes the state there).
+
+One module, longer than others, because it is one compiled loop: its functions share these records, numba compiles and
+caches them together, and none has a meaning without the others.
 """
 
 from __future__ import annotations
@@ -151,7 +154,6 @@ HEAP = np.dtype([("time", "f8"), ("request", "i8")])
 CLOCK = np.dtype(
     [
         ("now", "f8"),
-        ("think", "f8"),  # seconds between a completion and the arrival that it causes
         ("arrived", "i8"),
         ("opened", "i8"),  # requests with an arrival time of their own; those behind come when another is over
         ("spawned", "i8"),
@@ -688,7 +690,7 @@ def leave(requests: Any, replicas: Any, clock: Clock, i: int, state: int, now: f
     if clock.at[0].spawned < requests.shape[0]:
         spawned = clock.at[0].spawned
         clock.at[0].spawned += 1
-        requests[spawned].arrival = now + outside + clock.at[0].think
+        requests[spawned].arrival = now + outside
         push(clock, requests[spawned].arrival, spawned)
 
 

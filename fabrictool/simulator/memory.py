@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fabrictool.simulator.operators import kv_elements_per_token, window_elements, work
+from fabrictool.simulator.operators import kv_elements_per_token, work
 from fabrictool.simulator.stepmodel import KV_OCTETS, OCTETS
 
 if TYPE_CHECKING:
@@ -69,19 +69,17 @@ def room(
     octets: float | None = None,
     usable: float | None = None,
     reserved: float = RESERVED_OCTETS,
-    requests: int = 0,
 ) -> Room:
     """Memory of a replica of `model`.
 
     `device_memory` octets a device; `usable` is the share that the engine takes, None: the usual 0.9, or more where
-    the weights would not fit otherwise. `requests` in flight hold their windows and states.
+    the weights would not fit otherwise.
     """
     held = weight_octets(model, cut, weights, octets)
     token = kv_elements_per_token(model, cut) * KV_OCTETS[kv] * cut.dp
-    fixed = window_elements(model, cut) * KV_OCTETS[kv] * requests
     for share, kept in ((USABLE if usable is None else usable, reserved), (USABLE_WHEN_TIGHT, reserved / 3)):
         total = cut.devices * (device_memory * share - kept)
-        free = total - held - fixed
+        free = total - held
         tokens = int(free / (token / cut.dp)) if token else 1 << 40
         if tokens >= model_minimum(model) or usable is not None:
             break

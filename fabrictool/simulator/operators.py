@@ -227,12 +227,3 @@ def kv_elements_per_token(model: ModelArchitecture, cut: Parallelism) -> float:
     """Elements that one cached token holds on all devices of a replica, in layers that keep the whole context."""
     one = _attention(model, cut, model.kv_layers, 0)
     return one.kv_elements * one.layers * cut.tp
-
-
-def window_elements(model: ModelArchitecture, cut: Parallelism) -> float:
-    """Elements that one request holds on all devices however long it is: windows and linear-attention states."""
-    if model.linear_key_heads:
-        layers = model.layers - model.kv_layers
-        return 2.0 * layers * model.linear_value_heads * model.linear_head_dim**2
-    windowed = _attention(model, cut, model.layers - model.kv_layers, model.sliding_window)
-    return windowed.kv_elements * windowed.layers * cut.tp * model.sliding_window

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fabrictool.simulator import kernel
 from fabrictool.simulator.capacity import basis
-from fabrictool.simulator.fleet import inter_token_latencies
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from fabrictool.simulator.calibration import Calibration
-    from fabrictool.simulator.fleet import Outcome, ReplicaSpec
+    from fabrictool.simulator.fleet import Accounts, Floats, Outcome, ReplicaSpec
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 IDLE_SHARE = 0.1
@@ -121,7 +121,7 @@ def report(
     tokens = float(outcome.output[finished].sum())
     latency = {"ttft": _summary(ttft), "tpot": _summary(tpot[np.isfinite(tpot)]), "e2e": _summary(e2e)}
     itl = inter_token_latencies(outcome.accounts, list(QUANTILES.values()))
-    latency["itl"] = {"mean": latency["tpot"]["mean"]} | dict(zip(QUANTILES, map(float, itl), strict=True))
+    latency["itl"] = {"mean": inter_token_mean(outcome.accounts)} | dict(zip(QUANTILES, map(float, itl), strict=True))
     return Report(
         requests=len(outcome.arrival),
         finished=count,
@@ -147,6 +147,23 @@ def report(
         cost_per_million_tokens=1e6 * cost / tokens if tokens else math.nan,
         basis="; ".join(dict.fromkeys(f"{basis(one)} ({one.source})" for one in calibrations)),
     )
+
+
+def inter_token_mean(accounts: Accounts) -> float:
+    """Mean time between two tokens over all replicas, seconds, to 1 %: long answers count by their tokens."""
+    counts = accounts.itl.sum(axis=0)
+    middle = kernel.ITL_LOW * kernel.ITL_RATIO ** (np.arange(len(counts)) + 0.5)
+    return float((counts * middle).sum() / counts.sum()) if counts.sum() else math.nan
+
+
+def inter_token_latencies(accounts: Accounts, quantiles: Sequence[float]) -> Floats:
+    """Quantiles of the time between two tokens over all replicas, seconds, to 1 %; NaN without any."""
+    counts = accounts.itl.sum(axis=0)
+    total = counts.sum()
+    if total == 0:
+        return np.full(len(quantiles), np.nan)
+    slots = np.searchsorted(np.cumsum(counts), np.asarray(quantiles) * total)
+    return np.asarray(kernel.ITL_LOW * kernel.ITL_RATIO ** (slots + 0.5))
 
 
 def _summary(values: Any) -> dict[str, float]:

@@ -20,9 +20,9 @@ from fabrictool.simulator.fleet import (
     Fleet,
     ReplicaSpec,
     Stream,
-    inter_token_latencies,
     simulate,
 )
+from fabrictool.simulator.report import inter_token_latencies, inter_token_mean
 from fabrictool.simulator.steptimes import StepTimes
 
 _spec = importlib.util.spec_from_file_location("stepwise", Path(__file__).with_name("stepwise.py"))
@@ -151,6 +151,20 @@ def test_a_deterministic_server_waits_like_m_d_1(load):
     found = play([one], requests)
     waited = float(found.e2e.mean()) - 1.0
     assert waited == pytest.approx(load / (2 * (1 - load)), rel=0.05)  # Pollaczek-Khinchine
+
+
+def test_an_exponential_server_waits_like_m_m_1():
+    """One slot and answers of geometric length, which are exponential but for the step's own size."""
+    count, load, step, mean = 60_000, 0.6, 1e-3, 50
+    rng = np.random.default_rng(5)
+    requests = Stream(
+        np.cumsum(rng.exponential(step * mean / load, count)),
+        np.ones(count, dtype=np.int64),
+        rng.geometric(1 / mean, count),
+    )
+    each = StepTimes(decode=np.full(2, step), mixed=np.full(3, step), sample=np.zeros(2))
+    found = play([ReplicaSpec(each, max_num_seqs=1, token_budget=1, kv_tokens=1 << 20)], requests)
+    assert float(found.e2e.mean()) == pytest.approx(step * mean / (1 - load), rel=0.05)
 
 
 def test_a_batch_server_shares_like_m_g_1_ps():
@@ -410,6 +424,14 @@ def test_a_closed_loop_counts_what_its_clients_wait_for_outside_the_steps():
     assert float(found.e2e.sum()) / span <= 4 + 1e-9
     assert found.ttft.min() > 0.3
     assert (found.finish >= found.first).all()
+
+
+def test_the_mean_gap_counts_tokens_and_not_answers():
+    found = play([spec()], Stream(np.zeros(31), np.full(31, 50), np.array([400] + [2] * 30)))
+    tokens = found.output - 1
+    gaps = float((found.finish - found.first).sum()) / float(tokens.sum())
+    assert inter_token_mean(found.accounts) == pytest.approx(gaps, rel=0.02)
+    assert float(np.nanmean(found.tpot)) > 1.2 * gaps, "the mean over answers is another figure"
 
 
 def test_the_gap_of_a_hand_over_is_a_gap_between_tokens():
