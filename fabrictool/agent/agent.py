@@ -194,6 +194,7 @@ class Agent:
                 host="127.0.0.1",
                 port=port,
                 tp=self.spec.tp,
+                pp=self.spec.pp,
                 context=self.spec.context or None,
                 max_num_seqs=self.spec.max_num_seqs,
                 precision=self.spec.precision or None,

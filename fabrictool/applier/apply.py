@@ -230,8 +230,9 @@ class Applier:
                 files["keys.json"] = self.keys.file
                 spec = msgspec.structs.replace(spec, keys=self.keys.digest)
             cluster.prepare(operation, spec, files)
-        tp = spec.tp if isinstance(spec, AgentSpec) else 1
-        placed = Placed(cluster=action.cluster, node=spec.node, tp=tp, operation=operation)
+        placed = Placed(cluster=action.cluster, node=spec.node, operation=operation)
+        if isinstance(spec, AgentSpec):
+            placed = msgspec.structs.replace(placed, tp=spec.tp, pp=spec.pp, phase=spec.phase)
         self._save_start(action.address, placed)  # first: whatever runs is remembered
         cluster.start(operation)
         journal.write("started", address=action.address, action=action.kind, operation=operation)

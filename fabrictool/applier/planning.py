@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from fabrictool.applier.fabric import next_operation
@@ -13,6 +14,7 @@ from fabrictool.planner.build import build_problem
 from fabrictool.planner.diff import actions, delete
 from fabrictool.planner.exact import ExactSolver
 from fabrictool.planner.forecast import certificate, forecast, reasons
+from fabrictool.planner.problem import unit_key
 from fabrictool.planner.units import GATEWAY, wanted_units
 from fabrictool.planner.verify import violations
 
@@ -20,13 +22,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from fabrictool.applier.fabric import Fabric
-    from fabrictool.applier.state import State
+    from fabrictool.applier.state import Placed, State
     from fabrictool.blueprint import Loaded
     from fabrictool.domain.blueprint import Blueprint
     from fabrictool.domain.inventory import Inventory
     from fabrictool.domain.observed import Observed, ObservedUnit
     from fabrictool.domain.specs import UnitSpec
-    from fabrictool.planner.problem import Solution, Solver
+    from fabrictool.planner.problem import OptionKey, Solution, Solver
 
 ABSENT = "absent"
 RENEW_BEFORE_S = 4 * 3600.0
@@ -61,14 +63,11 @@ def plan_fabric(
     specs = running_specs(fabric, observed)
     youngest = [specs[unit.operation] for _, unit in observed.running().values()]
     agents = {spec.replica: spec for spec in youngest if isinstance(spec, AgentSpec)}
-    running = {replica: (spec.cluster, spec.node, spec.tp) for replica, spec in agents.items()}
+    running = {replica: _key(replica, spec) for replica, spec in agents.items()}
     usable = [name for name, facts in observed.clusters.items() if facts.known]
-    current: dict[tuple[str, str, str, int], int] = {}
-    for replica, (cluster, partition, tp) in running.items():
-        key = (replica.rsplit("/", 1)[0], cluster, partition, tp)
-        current[key] = current.get(key, 0) + 1
+    current = Counter(running.values())
     unseen = _unseen_replicas(state, observed, inventory)
-    problem, tables = build_problem(blueprint, inventory, usable=usable, unseen=unseen, current=current)
+    problem, tables = build_problem(blueprint, inventory, usable=usable, unseen=unseen, current=current, now=now)
     try:
         found = (solver or ExactSolver()).solve(problem, deadline_s=time_limit_s, seed=seed)
         solution, stopped = _last(found, progress)
@@ -76,13 +75,13 @@ def plan_fabric(
         raise InfeasibleError([*error.problems, *_unknown_clusters(observed)]) from error
     expiring = {unit.operation for _, unit in observed.running().values() if expires_soon(unit, now)}
     out_of_sight = {
-        address.removeprefix("replica/"): (placed.cluster, placed.node, placed.tp)
+        address.removeprefix("replica/"): _key(address.removeprefix("replica/"), placed)
         for address, placed in state.units.items()
         if address.startswith("replica/") and placed.cluster not in observed.clusters
     }  # nothing can be said of those on a cluster that is not enabled, but their names are taken
     placement = assign(problem, solution, out_of_sight | running, unseen)
     blind = {name for name, facts in observed.clusters.items() if not facts.known}
-    broken = violations(blueprint, inventory, placement, blind | {replica.cluster for replica in unseen})
+    broken = violations(blueprint, inventory, placement, blind | {replica.cluster for replica in unseen}, now)
     if broken:
         hint = "this is a bug of the planner: report it with blueprint and inventory"
         raise FabrictoolError.of("FT2903", f"the placement breaks a rule: {'; '.join(broken)}", hint=hint)
@@ -243,6 +242,10 @@ def running_specs(fabric: Fabric, observed: Observed) -> dict[str, UnitSpec]:
     }
 
 
+def _key(replica: str, where: AgentSpec | Placed) -> OptionKey:
+    return unit_key(replica.rsplit("/", 1)[0], (where.cluster, where.node), where.tp, where.pp, where.phase)
+
+
 def _unseen_replicas(state: State, observed: Observed, inventory: Inventory) -> tuple[ReplicaPlacement, ...]:
     """Replicas that we started on clusters that do not answer now: unknown is not absent, so they count as there."""
     found = []
@@ -263,6 +266,8 @@ def _unseen_replicas(state: State, observed: Observed, inventory: Inventory) -> 
                 partition=placed.node,
                 device=partition.device if partition is not None else "cpu",
                 tp=placed.tp,
+                pp=placed.pp,
+                phase=placed.phase,
             )
         )
     return tuple(found)

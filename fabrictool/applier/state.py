@@ -19,6 +19,7 @@ import msgspec
 from fabrictool.base.errors import FabrictoolError, InvalidInputError, StaleError
 from fabrictool.base.files import file_error, write_atomic
 from fabrictool.base.ids import random_id
+from fabrictool.domain.specs import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,6 +36,8 @@ class Placed(msgspec.Struct, frozen=True, kw_only=True):
     cluster: str
     node: str
     tp: int = 1
+    pp: int = 1
+    phase: Phase = "unified"
     operation: str = ""
 
 

@@ -15,6 +15,7 @@ class         base unit       written as
 `Share`       0 to 1          ``95%``
 `Compute`     operations/s    ``989.4 TFLOP/s``
 `Price`       currency/hour   ``1.20 CHF/h``
+`Instant`     s since 1970    ``2026-12-01T06:00Z``
 ============= =============== ====================================================
 
 Longer than other modules because one family in one file is what keeps its members alike.
@@ -24,6 +25,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from decimal import Context, Decimal, InvalidOperation
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, ClassVar, Self, SupportsFloat, cast
@@ -366,6 +368,37 @@ class Price:
     def __float__(self) -> float:
         """The amount."""
         return self.amount
+
+
+@dataclass(frozen=True, slots=True)
+class Instant:
+    """A point in time, in UTC."""
+
+    seconds: float
+    """Since 1970."""
+
+    NOUN: ClassVar[str] = "a point in time"
+    EXAMPLES: ClassVar[tuple[str, ...]] = ("2026-12-01T06:00Z",)
+    PATTERN: ClassVar[str] = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}(:[0-9]{2})?(Z|[+\-][0-9]{2}:[0-9]{2})$"
+
+    @classmethod
+    def parse(cls, text: str) -> Instant:
+        """Read ``YYYY-MM-DDTHH:MM`` with ``Z`` or an offset. Raises UnitError FT1112 for anything else."""
+        such = f"such as `{cls.EXAMPLES[0]}`, or with an offset: `2026-12-01T07:00+01:00`"
+        if not re.fullmatch(cls.PATTERN, text):
+            raise UnitError("FT1112", f"`{text[:_LONGEST]}` is not {cls.NOUN}", such)
+        try:
+            return cls(datetime.fromisoformat(text).timestamp())
+        except (ValueError, OverflowError) as error:
+            raise UnitError("FT1112", f"`{text}` is not {cls.NOUN}: {error}", such) from error
+
+    def __str__(self) -> str:
+        """``2026-12-01T06:00:00Z``."""
+        return datetime.fromtimestamp(self.seconds, UTC).isoformat().replace("+00:00", "Z")
+
+    def __float__(self) -> float:
+        """Seconds since 1970."""
+        return self.seconds
 
 
 def as_float(value: SupportsFloat | None, default: float = 0.0) -> float:

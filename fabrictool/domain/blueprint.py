@@ -186,6 +186,10 @@ class ModelDefaults(Document):
     """Bounds on their number."""
     place: Place = Place()
     """Preferences and pins."""
+    phases: Literal["unified", "split", "any"] = "unified"
+    """``split``: prompts are read and answers made by different replicas; ``any``: what is better."""
+    handover: Literal["bf16", "fp8", "int4"] = "bf16"
+    """Precision of the cache on its way from prefill to decode."""
     trust: tuple[Name, ...] | None = None
     """Providers that may serve this model at all; absent: all."""
     tier: Literal["owned", "scavenger"] = "scavenger"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from fabrictool.domain.quantities import (
     Bandwidth,
     Document,
     Duration,
     HostKey,
+    Instant,
     Latency,
     Memory,
     Name,
@@ -18,9 +19,22 @@ from fabrictool.domain.quantities import (
     Price,
     Text,
     UserName,
+    problem,
 )
 
-__all__ = ["Cluster", "Install", "Inventory", "Jump", "Link", "Login", "Partition", "Provider", "Site", "Software"]
+__all__ = [
+    "Cluster",
+    "Install",
+    "Inventory",
+    "Jump",
+    "Link",
+    "Login",
+    "Partition",
+    "Provider",
+    "Site",
+    "Software",
+    "Window",
+]
 
 Tier = Literal["owned", "scavenger"]
 ClusterKind = Literal["local", "ssh", "slurm"]
@@ -97,6 +111,23 @@ class Software(Document):
     """Engines that can run here; empty way: in the environment of `python`."""
 
 
+class Window(Document):
+    """A time in which a partition is away."""
+
+    begin: Instant
+    """From then on nothing runs on it."""
+    end: Instant
+    """Until then."""
+    title: Text | None = None
+    """What for."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Window:
+        if not float(self.begin) < float(self.end):
+            raise problem("FT1124", f"the window ends at {self.end}, before it begins", "`begin` comes first")
+        return self
+
+
 class Partition(Document):
     """Equal nodes behind one name of the batch scheduler, or of ours on a local cluster."""
 
@@ -112,6 +143,8 @@ class Partition(Document):
     """Main memory; on CPU partitions this is what replicas share."""
     walltime: Duration | None = None
     """Longest allocation; absent: none ends by itself."""
+    maintenance: tuple[Window, ...] = ()
+    """When it is away: the minimum of replicas is then held by others."""
     tier: Tier = "owned"
     """``scavenger`` capacity may be taken away at any time."""
     price: Price | None = None

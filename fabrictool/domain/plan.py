@@ -11,15 +11,24 @@ from typing import Literal
 import msgspec
 
 from fabrictool.base.canonical import digest
-from fabrictool.domain.specs import AgentSpec, GatewaySpec
+from fabrictool.domain.specs import AgentSpec, GatewaySpec, Phase
 
 PLAN_API = "fabrictool/plan/v1"
 
 ActionKind = Literal["create", "replace", "delete", "keep", "unknown"]
 
 
-class ReplicaPlacement(msgspec.Struct, frozen=True, kw_only=True):
-    """One replica on some devices of one partition."""
+class StagePlacement(msgspec.Struct, frozen=True, kw_only=True):
+    """One stage of a pipeline."""
+
+    cluster: str
+    partition: str
+    device: str
+    tp: int
+
+
+class ReplicaPlacement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One replica: devices of one node, or a pipeline over several."""
 
     replica: str
     model: str
@@ -29,7 +38,23 @@ class ReplicaPlacement(msgspec.Struct, frozen=True, kw_only=True):
     partition: str
     device: str
     tp: int
-    phase: Literal["unified"] = "unified"
+    """Devices; of a pipeline: of its first stage."""
+    pp: int = 1
+    """Pipeline stages."""
+    phase: Phase = "unified"
+    stages: tuple[StagePlacement, ...] = ()
+    """All stages, where they are not alike; else empty."""
+
+    @property
+    def every_stage(self) -> tuple[StagePlacement, ...]:
+        """One entry a stage, also for what is no pipeline."""
+        one = StagePlacement(cluster=self.cluster, partition=self.partition, device=self.device, tp=self.tp)
+        return self.stages or (one,) * self.pp
+
+    @property
+    def devices(self) -> int:
+        """Of all stages."""
+        return sum(stage.tp for stage in self.every_stage)
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,6 +133,13 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
     optimal: bool
     stages: tuple[Stage, ...]
     tables_sha256: str
+    stage: str = ""
+    """The one with the largest gap of those that users feel; the next three figures are its."""
+    objective: float = 0.0
+    bound: float = 0.0
+    gap: float = 0.0
+    version: str = ""
+    """Of OR-Tools: another one may find another placement that is as good."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):

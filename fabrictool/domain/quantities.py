@@ -28,6 +28,7 @@ __all__ = [
     "Duration",
     "Endpoint",
     "HostKey",
+    "Instant",
     "Latency",
     "Memory",
     "Name",
@@ -108,6 +109,9 @@ Bandwidth = Annotated[
 Power = Annotated[units.Power, PlainValidator(_reader(units.Power)), _AS_TEXT, _text_schema(units.Power, "power")]
 Attainment = Annotated[
     units.Share, PlainValidator(_reader(units.Share, zero=False)), _AS_TEXT, _text_schema(units.Share, "share")
+]
+Instant = Annotated[
+    units.Instant, PlainValidator(_reader(units.Instant)), _AS_TEXT, _text_schema(units.Instant, "point in time")
 ]
 Price = Annotated[units.Price, PlainValidator(_reader(units.Price)), _AS_TEXT, _text_schema(units.Price, "price")]
 

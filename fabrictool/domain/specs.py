@@ -6,6 +6,9 @@ from typing import Literal
 
 import msgspec
 
+Phase = Literal["unified", "prefill", "decode"]
+"""What a replica does of serving: all of it, or reading prompts, or making answers."""
+
 
 class Address(msgspec.Struct, frozen=True, array_like=True):
     """A host and a port."""
@@ -36,6 +39,9 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, tag="agent", tag_fiel
     precision: str = ""
     context: int = 0
     tp: int = 1
+    pp: int = 1
+    """Pipeline stages of `tp` devices each."""
+    phase: Phase = "unified"
     max_num_seqs: int = 8
     device: str = "cpu"
     devices: int = 1

@@ -87,11 +87,16 @@ def _field_problems(launch: EngineLaunch, can: Capabilities) -> Iterator[Problem
     for field, number, least, most in (
         ("port", launch.port, 1, 65535),
         ("tp", launch.tp, 1, 1024),
+        ("pp", launch.pp, 1, 1024),
         ("context", launch.context, 1, 1 << 30),
         ("max_num_seqs", launch.max_num_seqs, 1, 1 << 20),
     ):
         if number is not None and not least <= number <= most:
             yield Problem("FT7007", f"{field} is {number}, not within {least} to {most}", place)
+    if launch.pp > 1 and not can.pipeline_parallel:
+        yield Problem(
+            "FT7005", f"engine {launch.engine} has no pipeline parallelism, pp is {launch.pp}", place, "set pp to 1"
+        )
     if launch.tp > 1 and not can.tensor_parallel:
         yield Problem(
             "FT7005", f"engine {launch.engine} has no tensor parallelism, tp is {launch.tp}", place, "set tp to 1"

@@ -43,6 +43,7 @@ class LlamaCpp:
     name = "llama.cpp"
     capabilities = Capabilities(
         tensor_parallel=True,
+        pipeline_parallel=False,
         hub_models=True,
         gguf=True,
         precisions=frozenset({"bf16", "f16", "f32", "fp16", "fp32"}),

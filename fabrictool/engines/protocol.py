@@ -19,6 +19,8 @@ class EngineLaunch(msgspec.Struct, frozen=True, kw_only=True):
     port: int
     tp: int = 1
     """Tensor-parallel degree, in devices."""
+    pp: int = 1
+    """Pipeline stages of `tp` devices each."""
     context: int | None = None
     """Tokens that one request may hold; None: the model's own limit, as far as the engine goes."""
     max_num_seqs: int | None = None
@@ -68,6 +70,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     """What the engine can be asked for. Policies ask capabilities, never engine names."""
 
     tensor_parallel: bool
+    pipeline_parallel: bool
     hub_models: bool
     """Takes a Hugging Face id and fetches it; otherwise only a file or folder."""
     gguf: bool

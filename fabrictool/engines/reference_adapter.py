@@ -30,6 +30,7 @@ class Reference:
     name = "reference"
     capabilities = Capabilities(
         tensor_parallel=False,
+        pipeline_parallel=False,
         hub_models=False,
         gguf=True,
         precisions=frozenset({"bf16", "f16", "f32", "fp16", "fp32"}),

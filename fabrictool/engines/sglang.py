@@ -18,7 +18,9 @@ _FIELDS = {
     "max-running-requests": "max_num_seqs",
     "model": "model",
     "model-path": "model",
+    "pipeline-parallel-size": "pp",
     "port": "port",
+    "pp-size": "pp",
     "served-model-name": "served_name",
     "tensor-parallel-size": "tp",
     "tp": "tp",
@@ -36,6 +38,7 @@ class SGLang:
     name = "sglang"
     capabilities = Capabilities(
         tensor_parallel=True,
+        pipeline_parallel=True,
         hub_models=True,
         gguf=False,
         precisions=frozenset({*_DTYPES, "fp8", *_IN_CHECKPOINT}),
@@ -50,6 +53,8 @@ class SGLang:
         argv = [launch.python, "-m", "sglang.launch_server", "--model-path", launch.model]
         argv += ["--served-model-name", launch.served_name, "--host", launch.host, "--port", str(launch.port)]
         argv += ["--tp-size", str(launch.tp)]
+        if launch.pp > 1:
+            argv += ["--pp-size", str(launch.pp)]
         if launch.context is not None:
             argv += ["--context-length", str(launch.context)]
         if launch.max_num_seqs is not None:

@@ -17,6 +17,7 @@ _FIELDS = {
     "max-model-len": "context",
     "max-num-seqs": "max_num_seqs",
     "model": "model",
+    "pipeline-parallel-size": "pp",
     "port": "port",
     "served-model-name": "served_name",
     "tensor-parallel-size": "tp",
@@ -34,6 +35,7 @@ class Vllm:
     name = "vllm"
     capabilities = Capabilities(
         tensor_parallel=True,
+        pipeline_parallel=True,
         hub_models=True,
         gguf=False,
         precisions=frozenset({*_DTYPES, "fp8", *_IN_CHECKPOINT}),
@@ -51,6 +53,8 @@ class Vllm:
         argv = [launch.python, "-m", "vllm.entrypoints.openai.api_server", "--model", launch.model]
         argv += ["--served-model-name", launch.served_name, "--host", launch.host, "--port", str(launch.port)]
         argv += ["--tensor-parallel-size", str(launch.tp)]
+        if launch.pp > 1:
+            argv += ["--pipeline-parallel-size", str(launch.pp)]
         if launch.context is not None:
             argv += ["--max-model-len", str(launch.context)]
         if launch.max_num_seqs is not None:

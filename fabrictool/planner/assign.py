@@ -5,24 +5,24 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
-from fabrictool.domain.plan import Placement, ReplicaPlacement
+from fabrictool.domain.plan import Placement, ReplicaPlacement, StagePlacement
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from fabrictool.planner.problem import Option, Problem, Solution
+    from fabrictool.planner.problem import Option, OptionKey, Pool, Problem, Solution
 
 
 def assign(
     problem: Problem,
     solution: Solution,
-    running: Mapping[str, tuple[str, str, int]],
+    running: Mapping[str, OptionKey],
     unseen: Sequence[ReplicaPlacement] = (),
 ) -> Placement:
     """Name each replica ``MODEL/N`` with the smallest free N.
 
-    `running` maps living replicas to (cluster, partition, tp); one of those keeps its name where its option still has
-    a count for it. `unseen` replicas, on clusters that do not answer, stay as they are.
+    `running` maps living replicas to the key of their option; one of those keeps its name where that option still has a
+    count for it. `unseen` replicas, on clusters that do not answer, stay as they are.
     """
     placed: list[ReplicaPlacement] = list(unseen)
     taken = {replica.replica for replica in unseen} | set(running)
@@ -30,11 +30,11 @@ def assign(
         model = need.model
         mine = {name: at for name, at in running.items() if name.rsplit("/", 1)[0] == model}
         free = {
-            problem.options[i].key[1:]: count
+            problem.options[i].key: count
             for i, count in solution.counts.items()
             if problem.options[i].model == model and problem.options[i].key not in problem.fixed
         }
-        options = {problem.options[i].key[1:]: problem.options[i] for i in problem.of(model)}
+        options = {problem.options[i].key: problem.options[i] for i in problem.of(model)}
         for name in sorted(mine, key=_number):
             place = mine[name]
             if free.get(place, 0) > 0:
@@ -57,7 +57,14 @@ def _placement(name: str, option: Option) -> ReplicaPlacement:
         partition=pool.partition,
         device=pool.device,
         tp=option.tp,
+        pp=len(option.stages),
+        phase=option.phase,
+        stages=tuple(_stage(pool, tp) for pool, tp in option.stages) if option.others else (),
     )
+
+
+def _stage(pool: Pool, tp: int) -> StagePlacement:
+    return StagePlacement(cluster=pool.cluster, partition=pool.partition, device=pool.device, tp=tp)
 
 
 def _number(replica: str) -> int:

@@ -12,25 +12,20 @@ from fabrictool.base.errors import InvalidInputError, Place
 from fabrictool.base.errors import Problem as Complaint
 from fabrictool.base.units import as_float
 from fabrictool.catalog import accelerators, engines, model
-from fabrictool.engines.adapter import adapter
-from fabrictool.planner.problem import Level, ModelNeed, Option, Pool, Problem
-from fabrictool.simulator.capacity import Demand, Latency, replica, under_load
-from fabrictool.simulator.stand import stand
+from fabrictool.planner.columns import Columns
+from fabrictool.planner.handover import ordered, transfers
+from fabrictool.planner.problem import ModelNeed, Option, Pool, Problem, unit_key
+from fabrictool.simulator.capacity import Demand
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
 
     from fabrictool.catalog import ModelArchitecture
-    from fabrictool.domain.blueprint import Blueprint, Model, Slo
+    from fabrictool.domain.blueprint import Blueprint, Model
     from fabrictool.domain.inventory import Inventory, Partition
     from fabrictool.domain.plan import ReplicaPlacement
-    from fabrictool.simulator.capacity import Replica
+    from fabrictool.planner.problem import OptionKey, PoolKey
 
-DEGREES = (1, 2, 4, 8, 16)
-"""Tensor-parallel degrees that are tried, inside one node."""
-LOADS = (0.1, 0.25, 0.4, 0.55, 0.7, 0.8)
-"""Shares of a replica's capacity at which its latency is known to the planner; the last is the most that is planned:
-the rest absorbs bursts."""
 DEFAULT_CONTEXT = 4096
 DEFAULT_INPUT, DEFAULT_OUTPUT = 512.0, 128.0
 """Lengths of a model without a declared demand: they only size its memory."""
@@ -41,6 +36,8 @@ class Tables:
     """What the problem was built from, for the forecast."""
 
     demands: dict[str, Demand]
+    columns: dict[str, Columns]
+    """By model; for columns that the problem does not have yet."""
 
 
 def build_problem(
@@ -49,9 +46,12 @@ def build_problem(
     *,
     usable: Iterable[str],
     unseen: Sequence[ReplicaPlacement],
-    current: Mapping[tuple[str, str, str, int], int],
+    current: Mapping[OptionKey, int],
+    now: float = -math.inf,
 ) -> tuple[Problem, Tables]:
     """The problem over the clusters in `usable`; those are the ones that answered.
+
+    Maintenance windows that end before `now` (seconds since 1970) are over.
 
     `unseen` replicas stand on clusters that did not: columns with a fixed count, which serve and count towards the
     bounds. One for which there is no column any more, such as of a partition that is gone, counts towards the bounds.
@@ -64,12 +64,13 @@ def build_problem(
     complaints: list[Complaint] = []
     every = pools_of(inventory)
     pools = [pool for pool in every if pool.cluster in set(usable)]
-    there = Counter((r.model, r.cluster, r.partition, r.tp) for r in unseen)
+    there = Counter(unit_key(r.model, (r.cluster, r.partition), r.tp, r.pp, r.phase) for r in unseen)
     unseen_pools = {key[1:3] for key in there} - {pool.key for pool in pools}
     considered = [*pools, *(pool for pool in every if pool.key in unseen_pools)]
     options: list[Option] = []
     needs: list[ModelNeed] = []
     demands: dict[str, Demand] = {}
+    columns: dict[str, Columns] = {}
     for name in sorted(blueprint.models):
         wanted = blueprint.models[name]
         architecture = model(wanted.architecture_id)
@@ -79,11 +80,14 @@ def build_problem(
             complaints.append(Complaint("FT1411", message, Place(thing=f"models.{name}"), hint))
             continue
         demands[name] = demand_of(wanted, architecture)
-        try:
-            found = _options(name, wanted, architecture, demands[name], considered, inventory)
-        except InvalidInputError as error:
-            complaints += error.problems
+        if wanted.variant.precision not in engines()[wanted.engine].weight_bytes:
+            held = ", ".join(sorted(engines()[wanted.engine].weight_bytes))
+            message = f"{name}: {wanted.engine} does not hold weights as {wanted.variant.precision}"
+            place = Place(thing=f"models.{name}.variant.precision")
+            complaints.append(Complaint("FT1412", message, place, f"one of: {held}"))
             continue
+        columns[name] = Columns(name, wanted, architecture, demands[name], inventory)
+        found = list(columns[name].everywhere(considered))
         mine = [option for option in found if option.pool.key not in unseen_pools or option.key in there]
         options += mine
         seen = {option.key for option in mine}
@@ -104,8 +108,11 @@ def build_problem(
         fixed={option.key: there[option.key] for option in options if option.pool.key in unseen_pools},
         objective=tuple(dict.fromkeys([*blueprint.objective, "latency"])),
         tables_sha256=digest(tables),
+        transfers=transfers(blueprint, inventory, demands, columns, pools),
+        links={ordered(*link.between): float(link.bandwidth) for link in inventory.links},
+        outages=outages(inventory, pools, now),
     )
-    return problem, Tables(demands)
+    return problem, Tables(demands, columns)
 
 
 def pools_of(inventory: Inventory) -> list[Pool]:
@@ -118,6 +125,21 @@ def pools_of(inventory: Inventory) -> list[Pool]:
     ]
 
 
+def outages(inventory: Inventory, pools: Sequence[Pool], now: float) -> tuple[frozenset[PoolKey], ...]:
+    """The sets of pools that maintenance will take away at the same time; a set inside another one says nothing new."""
+    windows = [
+        (float(window.begin), float(window.end), pool.key)
+        for pool in pools
+        for window in inventory.clusters[pool.cluster].partitions[pool.partition].maintenance
+        if float(window.end) > now
+    ]
+    # What is away together with a window is away at some window's beginning.
+    sets = {
+        frozenset(pool for begin, end, pool in windows if begin <= start < end) for start in {w[0] for w in windows}
+    }
+    return tuple(sorted((one for one in sets if not any(one < other for other in sets)), key=sorted))
+
+
 def demand_of(wanted: Model, architecture: ModelArchitecture) -> Demand:
     """Mean lengths and rate, with the context that a replica must hold."""
     context = int(wanted.variant.context or min(DEFAULT_CONTEXT, architecture.max_context))
@@ -126,35 +148,6 @@ def demand_of(wanted: Model, architecture: ModelArchitecture) -> Demand:
         longest = float(context)
         return Demand(0.0, min(DEFAULT_INPUT, longest * 0.8), min(DEFAULT_OUTPUT, longest * 0.2), context)
     return Demand(float(declared.rate), float(declared.input.mean), float(declared.output.mean), context)
-
-
-def slo_misses(slo: Slo | None, latency: Latency) -> list[str]:
-    """The targets that a latency does not meet, in words."""
-    if slo is None:
-        return []
-    misses = []
-    for metric in ("ttft", "tpot", "e2e"):
-        for percentile in (50, 95, 99):
-            target = getattr(slo, f"{metric}_p{percentile}")
-            value = _quantile(latency, metric, percentile / 100)
-            if target is not None and value > float(target):
-                misses.append(f"{metric.upper()} p{percentile} {value:.3g} s is over the target of {target}")
-    return misses
-
-
-def _quantile(latency: Latency, metric: str, share: float) -> float:
-    """Read off mean and p95: a constant part and an exponential tail, so that only the tail grows with the quantile."""
-    p95 = getattr(latency, f"{metric}_p95")
-    if metric == "e2e":
-        mean = latency.ttft_mean + (latency.e2e_p95 - latency.ttft_p95) * _ratio(latency.tpot_mean, latency.tpot_p95)
-    else:
-        mean = getattr(latency, f"{metric}_mean")
-    tail = max(0.0, p95 - mean) / (math.log(20.0) - 1.0)
-    return float(p95 + tail * (math.log(1.0 / (1.0 - share)) - math.log(20.0)))
-
-
-def _ratio(part: float, whole: float) -> float:
-    return part / whole if whole > 0 else 1.0
 
 
 def _need(name: str, wanted: Model, demand: Demand, *, lost: int, elsewhere: Container[str]) -> ModelNeed:
@@ -188,66 +181,3 @@ def _pool(inventory: Inventory, cluster: str, name: str, partition: Partition) -
         power_per_node_w=power,
         stable=partition.tier == "owned",
     )
-
-
-def _options(
-    name: str,
-    wanted: Model,
-    architecture: ModelArchitecture,
-    demand: Demand,
-    pools: list[Pool],
-    inventory: Inventory,
-) -> list[Option]:
-    engine = engines()[wanted.engine]
-    if wanted.variant.precision not in engine.weight_bytes:
-        held = ", ".join(sorted(engine.weight_bytes))
-        message = f"{name}: {wanted.engine} does not hold weights as {wanted.variant.precision}"
-        raise InvalidInputError.of("FT1412", message, thing=f"models.{name}.variant.precision", hint=f"one of: {held}")
-    tables: dict[object, tuple[Replica, tuple[Level, ...]] | None] = {}
-    found = []
-    for pool in pools:
-        partition = inventory.clusters[pool.cluster].partitions[pool.partition]
-        if not _permitted(wanted, pool, inventory):
-            continue
-        most = pool.devices_per_node if adapter(wanted.engine).capabilities.tensor_parallel else 1
-        for tp in [degree for degree in DEGREES if degree <= most and architecture.heads % degree == 0]:
-            if architecture.kv_heads % tp and tp % architecture.kv_heads:
-                continue
-            equal = (partition.device, partition.link, partition.memory_per_node, partition.devices_per_node, tp)
-            if equal not in tables:
-                tables[equal] = _table(wanted, architecture, demand, partition, tp)
-            table = tables[equal]
-            if table is not None:
-                found.append(Option(name, pool, tp, *table, preference=_preference(wanted, pool)))
-    return found
-
-
-def _table(
-    wanted: Model, architecture: ModelArchitecture, demand: Demand, partition: Partition, tp: int
-) -> tuple[Replica, tuple[Level, ...]] | None:
-    """A replica's figures, and what it does under each load; None where it does not fit."""
-    there = stand(wanted, architecture, partition, tp)
-    if there is None:
-        return None
-    figures = replica(there.step, there.room, demand, there.max_num_seqs, there.calibration)
-    if not figures.fits:
-        return None
-    levels = []
-    for rate in (load * figures.capacity for load in LOADS):
-        latency = under_load(figures, demand, rate)
-        levels.append(Level(rate, latency.in_system, attains=not slo_misses(wanted.slo, latency)))
-    return figures, tuple(levels)
-
-
-def _permitted(wanted: Model, pool: Pool, inventory: Inventory) -> bool:
-    """Trust, tier and installed engines."""
-    installed = inventory.clusters[pool.cluster].software.engines
-    trusted = wanted.trust is None or pool.provider in wanted.trust
-    stable_enough = pool.stable or wanted.tier == "scavenger"
-    return trusted and stable_enough and (not installed or wanted.engine in installed)
-
-
-def _preference(wanted: Model, pool: Pool) -> float:
-    names = {pool.device, pool.provider, pool.site, pool.cluster}
-    unwished = bool(wanted.place.prefer) and not names & set(wanted.place.prefer)
-    return float(unwished) + 2.0 * bool(names & set(wanted.place.avoid))

@@ -93,7 +93,8 @@ def _kept(
         if now is None or spec.replica in renewed or msgspec.structs.replace(now, device_indices=()) != spec:
             continue
         mine = set(now.device_indices)
-        if len(mine) == spec.tp and not mine & taken and any(mine <= set(node) for node in nodes):
+        inside = spec.pp > 1 or any(mine <= set(node) for node in nodes)
+        if len(mine) == spec.devices and not mine & taken and inside:
             kept[spec.replica] = now.device_indices
             taken |= mine
     return kept
@@ -106,7 +107,7 @@ def _choose(
     held: set[int],
     nodes: list[list[int]],
 ) -> dict[str, tuple[int, ...]] | None:
-    """Largest first, each into the fullest node that has room; None when something does not fit."""
+    """Largest first, each stage into the fullest node that has room; None when something does not fit."""
     chosen = dict(kept)
     taken = {index for indices in kept.values() for index in indices}
     for spec in sorted(specs, key=lambda spec: (-spec.tp, spec.replica)):
@@ -116,7 +117,7 @@ def _choose(
         here = now is not None and (now.cluster, now.node) == (spec.cluster, spec.node)
         own = set(now.device_indices) if now is not None and here else set()
         for blocked in (taken | held, taken | (held - own), taken):
-            indices = _block(spec.tp, nodes, blocked)
+            indices = _blocks(spec.pp, spec.tp, nodes, blocked)
             if indices:
                 break
         else:
@@ -124,6 +125,17 @@ def _choose(
         chosen[spec.replica] = indices
         taken |= set(indices)
     return chosen
+
+
+def _blocks(stages: int, size: int, nodes: list[list[int]], blocked: set[int]) -> tuple[int, ...]:
+    """Devices for all stages, or none."""
+    found: tuple[int, ...] = ()
+    for _ in range(stages):
+        block = _block(size, nodes, blocked | set(found))
+        if not block:
+            return ()
+        found += block
+    return found
 
 
 def _block(size: int, nodes: list[list[int]], blocked: set[int]) -> tuple[int, ...]:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, get_args
 
 from fabrictool.base.canonical import tidy
 from fabrictool.domain.plan import Band, Certificate, Forecast, ModelForecast, Stage
-from fabrictool.planner.build import LOADS, slo_misses
+from fabrictool.domain.specs import Phase
+from fabrictool.planner.columns import LOADS, slo_misses
 from fabrictool.planner.exact import TOLERANCE
 from fabrictool.planner.prices import device_prices
 from fabrictool.simulator.capacity import MAX_UTILISATION, Latency, under_load
+from fabrictool.simulator.phases import prefill_under_load
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from fabrictool.domain.blueprint import Blueprint
     from fabrictool.planner.build import Tables
-    from fabrictool.planner.problem import ModelNeed, Problem, Solution
+    from fabrictool.planner.problem import ModelNeed, Option, Problem, Solution
+    from fabrictool.simulator.capacity import Demand, Factors
 
+PHASES: tuple[Phase, ...] = get_args(Phase)
 MOST_PRICES = 5
 """Partitions whose shadow prices are told, the dearest first."""
 
@@ -95,17 +102,22 @@ def _model(
     blueprint: Blueprint, problem: Problem, solution: Solution, tables: Tables, need: ModelNeed
 ) -> ModelForecast:
     mine = [(problem.options[i], solution.counts[i], i) for i in problem.of(need.model) if i in solution.counts]
-    demand = tables.demands[need.model]
-    capacity = sum(option.capacity * count for option, count, _ in mine)
+    room = {phase: sum(o.capacity * k for o, k, _ in mine if o.phase == phase) for phase in PHASES}
+    capacity = room["unified"] + min(room["prefill"], room["decode"])
     count = sum(count for _, count, _ in mine)
-    worst = Latency(*[0.0] * 7)
-    bands = ((1.0, 1.0),) * 3
-    for option, number, _ in mine:
+    split = sum(solution.loads.get(i, 0.0) for option, _, i in mine if option.phase == "prefill")
+    rates = {"unified": max(0.0, need.rate - split), "prefill": split, "decode": split}
+    if not split:
+        rates["unified"] = need.rate
+    slowest: dict[Phase, tuple[Latency, Sequence[Factors]]] = {}
+    for option, _, _ in mine:
         # Routing spreads load in proportion to capacity; the slowest option then decides the percentile.
-        rate = need.rate * option.capacity / capacity if capacity else 0.0
-        latency = under_load(option.figures, demand, rate)
-        if number and latency.e2e_p95 > worst.e2e_p95:
-            worst, bands = latency, option.figures.bands
+        latency = _latency(
+            option, tables.demands[need.model], rates[option.phase] * option.capacity / room[option.phase]
+        )
+        if option.phase not in slowest or latency.e2e_p95 > slowest[option.phase][0].e2e_p95:
+            slowest[option.phase] = (latency, option.figures.bands)
+    worst, bands = _slower(slowest, _moving(problem, mine))
     served = 1.0 if need.rate == 0 else min(1.0, MAX_UTILISATION * capacity / need.rate)
     misses = slo_misses(blueprint.models[need.model].slo, worst) if count else ["no replica"]
     if served < 1.0:
@@ -120,6 +132,39 @@ def _model(
         e2e_p95_s=_band(worst.e2e_p95, bands[2]),
         misses=tuple(misses),
     )
+
+
+def _latency(option: Option, demand: Demand, rate: float) -> Latency:
+    return (
+        prefill_under_load(option.figures, rate)
+        if option.phase == "prefill"
+        else under_load(option.figures, demand, rate)
+    )
+
+
+def _slower(
+    slowest: Mapping[Phase, tuple[Latency, Sequence[Factors]]], moving: float
+) -> tuple[Latency, Sequence[Factors]]:
+    """Of those that do all and of the pairs, who take `moving` seconds between them."""
+    worst = slowest.get("unified", (Latency(*[0.0] * 7), ((1.0, 1.0),) * 3))
+    if "prefill" not in slowest or "decode" not in slowest:
+        return worst
+    (first, bands), (then, after) = slowest["prefill"], slowest["decode"]
+    pair = replace(
+        first, tpot_mean=then.tpot_mean, tpot_p95=then.tpot_p95, e2e_p95=first.e2e_p95 + moving + then.e2e_p95
+    )
+    return (pair, (bands[0], after[1], after[2])) if pair.e2e_p95 > worst[0].e2e_p95 else worst
+
+
+def _moving(problem: Problem, mine: Sequence[tuple[Option, int, int]]) -> float:
+    """Seconds of the slowest hand-over between the places of a model."""
+    ways = [
+        problem.transfers.get((sender.model, sender.pool.key, receiver.pool.key))
+        for sender, _, _ in mine
+        for receiver, _, _ in mine
+        if sender.phase == "prefill" and receiver.phase == "decode"
+    ]
+    return max((way.seconds for way in ways if way is not None), default=0.0)
 
 
 def _band(value: float, factors: tuple[float, float]) -> Band:

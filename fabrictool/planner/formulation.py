@@ -6,8 +6,12 @@ idle, :math:`k_o = \sum_l x_{ol} \in \mathbb{N}` replicas, :math:`u_m \ge 0` req
 
 * demand      :math:`\sum_{o \in m, l} r_{ol} x_{ol} + u_m = \lambda_m`
 * devices     :math:`\sum_{o \in n} t_o k_o \le D_n`, and for each size s that occurs, whole nodes:
-  :math:`\sum_{t_o \ge s} k_o \lfloor t_o / s \rfloor \le N_n \lfloor d_n / s \rfloor` (planner.md §3.6)
-* counts      :math:`k^{min}_m \le \sum k_o \le k^{max}_m`; stable pools alone reach the minimum
+  :math:`\sum_{t_o \ge s} k_o \lfloor t_o / s \rfloor \le N_n \lfloor d_n / s \rfloor` (planner.md §3.6); each stage
+  of a pipeline is a block of its own
+* counts      :math:`k^{min}_m \le \sum k_o \le k^{max}_m`; stable pools alone reach the minimum, also without the
+  pools of any outage; prefill replicas do not count towards it
+* phases      what prefill options of a pool get is handed to decode options of the pools that it reaches, and all that
+  crosses the link between two sites fits it
 * pins, and with *spread* at most :math:`\lceil \sum k_o / S \rceil` replicas a site
 * counts of clusters that do not answer are fixed
 
@@ -27,7 +31,8 @@ from fabrictool.planner.program import Answer, Program, Terms
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from fabrictool.planner.problem import ModelNeed, Problem
+    from fabrictool.domain.specs import Phase
+    from fabrictool.planner.problem import ModelNeed, PoolKey, Problem
 
 INFINITY = math.inf
 
@@ -38,7 +43,7 @@ class Rows:
 
     demand: dict[str, int] = field(default_factory=dict)
     """By model."""
-    devices: dict[tuple[str, str], int] = field(default_factory=dict)
+    devices: dict[PoolKey, int] = field(default_factory=dict)
     """By pool."""
 
 
@@ -56,16 +61,20 @@ class Formulation:
         self._levels: dict[int, list[int]] = {}
         self._count: dict[int, int] = {}
         self._unserved: dict[str, int] = {}
+        self._handed: dict[tuple[str, PoolKey, PoolKey], int] = {}
         by_model: dict[str, list[int]] = defaultdict(list)
-        by_pool: dict[tuple[str, str], list[int]] = defaultdict(list)
+        blocks: dict[PoolKey, list[tuple[int, int, int]]] = defaultdict(list)
         for i in self.chosen:
             self._add_option(i)
             by_model[problem.options[i].model].append(i)
-            by_pool[problem.options[i].pool.key].append(i)
+            for (key, size), number in problem.options[i].blocks.items():
+                blocks[key].append((i, size, number))
         for need in problem.needs:
             self._demand_rows(need, by_model[need.model])
+            self._phase_rows(need.model, by_model[need.model])
+        self._link_rows()
         for pool in problem.pools:
-            self._device_rows(pool.key, pool.nodes, pool.devices_per_node, by_pool[pool.key])
+            self._device_rows(pool.key, pool.nodes, pool.devices_per_node, blocks[pool.key])
         self._moves = self._move_rows()
 
     # -- solving ----------------------------------------------------------------------------------------------
@@ -145,16 +154,19 @@ class Formulation:
     def _demand_rows(self, need: ModelNeed, mine: list[int]) -> None:
         program, problem = self._program, self.problem
         self._unserved[need.model] = program.column(0, need.rate)
-        served = [term for i in mine for term in self._load(i)]
+        # Each request has its prompt read once: by a replica that does both, or by one for prefill.
+        served = [term for i in mine if problem.options[i].phase != "decode" for term in self._load(i)]
         self.rows.demand[need.model] = program.row(need.rate, need.rate, [*served, (self._unserved[need.model], 1.0)])
         if not mine:
             return
         total = [term for i in mine for term in self.count(i)]
         fixed = {i: problem.fixed[problem.options[i].key] for i in mine if problem.options[i].key in problem.fixed}
         program.row(-INFINITY, max(need.maximum, sum(fixed.values())), total)
-        if need.minimum:
-            stable = [term for i in mine if problem.options[i].pool.stable for term in self.count(i)]
-            program.row(need.minimum, INFINITY, stable)
+        stable = [i for i in mine if problem.options[i].stable and problem.options[i].serves]
+        for away in (frozenset(), *problem.outages) if need.minimum else ():
+            left = [i for i in stable if away.isdisjoint(pool.key for pool in problem.options[i].pools)]
+            if not away or len(left) < len(stable):
+                program.row(need.minimum, INFINITY, [term for i in left for term in self.count(i)])
         for (cluster, partition), wanted in sorted(need.pins.items()):
             there = [i for i in mine if problem.options[i].pool.within(cluster, partition)]
             program.row(wanted, wanted, [term for i in there for term in self.count(i)])
@@ -169,14 +181,46 @@ class Formulation:
                 terms += [(column, -weight) for column, weight in total]
                 program.row(-INFINITY, len(sites) * excess + len(sites) - 1, terms)
 
-    def _device_rows(self, key: tuple[str, str], nodes: int, per_node: int, here: list[int]) -> None:
-        degree = {i: self.problem.options[i].tp for i in here}
-        terms = [(column, degree[i] * weight) for i in here for column, weight in self.count(i)]
+    def _phase_rows(self, model: str, mine: list[int]) -> None:
+        """What prefill replicas of a pool hand over goes to decode replicas of pools that it can reach."""
+        program, options = self._program, self.problem.options
+        loads: dict[Phase, dict[PoolKey, Terms]] = {"prefill": defaultdict(list), "decode": defaultdict(list)}
+        for i in mine:
+            if options[i].phase != "unified":
+                loads[options[i].phase][options[i].pool.key] += self._load(i)
+        if not loads["prefill"] and not loads["decode"]:
+            return
+        for key in self.problem.transfers:
+            if key[0] == model and key[1] in loads["prefill"] and key[2] in loads["decode"]:
+                self._handed[key] = program.column(0, INFINITY)
+        for side, load_by_pool in ((1, loads["prefill"]), (2, loads["decode"])):
+            for pool, load in load_by_pool.items():
+                handed = [(c, -1.0) for key, c in self._handed.items() if key[0] == model and key[side] == pool]
+                program.row(0, 0, [*load, *handed])
+        # Without a demand nothing flows, and still neither phase is of use without the other.
+        total = {phase: [term for i in mine if options[i].phase == phase for term in self.count(i)] for phase in loads}
+        most = float(self._limit[model])
+        for one, other in ((total["prefill"], total["decode"]), (total["decode"], total["prefill"])):
+            program.row(-INFINITY, 0, [*one, *[(c, -most * w) for c, w in other]])
+
+    def _link_rows(self) -> None:
+        shared: dict[tuple[str, str], Terms] = defaultdict(list)
+        for key, column in self._handed.items():
+            transfer = self.problem.transfers[key]
+            if transfer.link is not None:
+                shared[transfer.link].append((column, transfer.octets))
+        for link, terms in shared.items():
+            # In megabytes: a solver's tolerances are absolute.
+            self._program.row(-INFINITY, self.problem.links[link] / 1e6, [(c, w / 1e6) for c, w in terms])
+
+    def _device_rows(self, key: PoolKey, nodes: int, per_node: int, here: list[tuple[int, int, int]]) -> None:
+        """`here`: (option, size of a block of devices inside a node, how many of them a replica takes)."""
+        terms = [(column, size * number * weight) for i, size, number in here for column, weight in self.count(i)]
         self.rows.devices[key] = self._program.row(-INFINITY, nodes * per_node, terms)
-        for size in sorted({tp for tp in degree.values() if tp > 1}):
-            large = [i for i in here if degree[i] >= size]
-            terms = [(column, degree[i] // size * weight) for i in large for column, weight in self.count(i)]
-            self._program.row(-INFINITY, nodes * (per_node // size), terms)
+        for limit in sorted({size for _, size, _ in here if size > 1}):
+            large = [(i, size // limit * number) for i, size, number in here if size >= limit]
+            parts = [(column, blocks * weight) for i, blocks in large for column, weight in self.count(i)]
+            self._program.row(-INFINITY, nodes * (per_node // limit), parts)
 
     # -- objectives -------------------------------------------------------------------------------------------
 
@@ -194,7 +238,8 @@ class Formulation:
                     if not level.attains
                 ]
             case "latency":
-                return [
+                moving = [(column, self.problem.transfers[key].seconds) for key, column in self._handed.items()]
+                return moving + [
                     (column, level.in_system)
                     for i in self.chosen
                     for column, level in zip(self._levels[i], options[i].levels, strict=True)

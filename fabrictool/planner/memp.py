@@ -42,9 +42,9 @@ def _counts(problem: Problem) -> dict[int, int]:
         left[need.model] = devices * weight[need.model] / whole if whole else 0.0
         for i in _order(problem, need):
             option = problem.options[i]
-            while _may(problem, need, counts, left[need.model] / option.tp) and room.take(option):
+            while _may(problem, need, counts, left[need.model] / option.devices) and room.take(option):
                 counts[i] += 1
-                left[need.model] -= option.tp
+                left[need.model] -= option.devices
     # What is left goes to those who got least of their share, one replica each.
     for need in sorted(problem.needs, key=lambda need: (-left[need.model] / _fewest(problem, need), need.model)):
         for i in _order(problem, need):
@@ -56,18 +56,18 @@ def _counts(problem: Problem) -> dict[int, int]:
 
 def _order(problem: Problem, need: ModelNeed) -> list[int]:
     """Devices with the most memory first, and on each the fewest that hold the model."""
-    mine = [i for i in problem.of(need.model) if problem.options[i].key not in problem.fixed]
+    options = problem.options
+    mine = [i for i in problem.of(need.model) if options[i].key not in problem.fixed and options[i].phase == "unified"]
     fewest = {
         i
         for i in mine
-        if problem.options[i].tp
-        == min(problem.options[j].tp for j in mine if problem.options[j].pool.key == problem.options[i].pool.key)
+        if options[i].devices == min(options[j].devices for j in mine if options[j].pool.key == options[i].pool.key)
     }
-    return sorted(fewest, key=lambda i: (-_memory(problem, i), problem.options[i].tp, i))
+    return sorted(fewest, key=lambda i: (-_memory(problem, i), options[i].devices, i))
 
 
 def _fewest(problem: Problem, need: ModelNeed) -> int:
-    return min((problem.options[i].tp for i in problem.of(need.model)), default=1)
+    return min((problem.options[i].devices for i in problem.of(need.model)), default=1)
 
 
 def _may(problem: Problem, need: ModelNeed, counts: dict[int, int], share: float) -> bool:

@@ -5,13 +5,21 @@ Counts, not device ids: identical devices make symmetric solutions, which a coun
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from fabrictool.domain.specs import Phase
     from fabrictool.simulator.capacity import Replica
+
+
+PoolKey = tuple[str, str]
+"""(cluster, partition)."""
+OptionKey = tuple[str, str, str, int, int, str]
+"""(model, cluster, partition, tp, pp, phase and the places of further stages): what a count stands for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +39,7 @@ class Pool:
     """False for scavenger capacity, which never counts towards a minimum."""
 
     @property
-    def key(self) -> tuple[str, str]:
+    def key(self) -> PoolKey:
         """(cluster, partition)."""
         return (self.cluster, self.partition)
 
@@ -54,16 +62,53 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A column: replicas of one model on one pool with one tensor-parallel degree."""
+    """A column: replicas of one model, all alike, in one phase of serving."""
 
     model: str
     pool: Pool
+    """Where its devices are; those of its first stage."""
     tp: int
+    """Devices a stage; of the first stage."""
     figures: Replica
     levels: tuple[Level, ...]
     """Ascending; the last one is the most that a replica is planned for."""
     preference: float = 0.0
     """0 for what `place` prefers, more for what it does not; never negative, or replicas would be had for nothing."""
+    pp: int = 1
+    """Pipeline stages."""
+    phase: Phase = "unified"
+    others: tuple[tuple[Pool, int], ...] = ()
+    """(pool, tp) of the stages after the first, when they are not all alike."""
+
+    @property
+    def stages(self) -> tuple[tuple[Pool, int], ...]:
+        """(pool, tp) of each pipeline stage."""
+        return ((self.pool, self.tp), *self.others) if self.others else ((self.pool, self.tp),) * self.pp
+
+    @property
+    def blocks(self) -> Counter[tuple[PoolKey, int]]:
+        """How many blocks of so many devices of one node it takes, by pool and size."""
+        return Counter((pool.key, tp) for pool, tp in self.stages)
+
+    @property
+    def pools(self) -> tuple[Pool, ...]:
+        """Those that it stands on."""
+        return tuple(dict.fromkeys(pool for pool, _ in self.stages))
+
+    @property
+    def devices(self) -> int:
+        """Of one replica."""
+        return sum(tp for _, tp in self.stages)
+
+    @property
+    def stable(self) -> bool:
+        """Whether no part of it may be taken away at any time."""
+        return all(pool.stable for pool in self.pools)
+
+    @property
+    def serves(self) -> bool:
+        """Whether answers come from it: prefill replicas alone give none."""
+        return self.phase != "prefill"
 
     @property
     def capacity(self) -> float:
@@ -72,18 +117,36 @@ class Option:
 
     @property
     def cost(self) -> float:
-        """Per replica and hour: its share of the node's price."""
-        return self.pool.price_per_node_hour * self.tp / self.pool.devices_per_node
+        """Per replica and hour: its share of the nodes' prices."""
+        return sum(pool.price_per_node_hour * tp / pool.devices_per_node for pool, tp in self.stages)
 
     @property
     def power(self) -> float:
-        """Watts per replica: its share of the node's."""
-        return self.pool.power_per_node_w * self.tp / self.pool.devices_per_node
+        """Watts per replica: its share of the nodes'."""
+        return sum(pool.power_per_node_w * tp / pool.devices_per_node for pool, tp in self.stages)
 
     @property
-    def key(self) -> tuple[str, str, str, int]:
-        """(model, cluster, partition, tp): what a count stands for."""
-        return (self.model, self.pool.cluster, self.pool.partition, self.tp)
+    def key(self) -> OptionKey:
+        """What a count stands for."""
+        further = "".join(f"+{'/'.join(pool.key)}:{tp}" for pool, tp in self.others)
+        return (self.model, self.pool.cluster, self.pool.partition, self.tp, len(self.stages), self.phase + further)
+
+
+def unit_key(model: str, place: PoolKey, tp: int, pp: int, phase: str) -> OptionKey:
+    """The key of the option that a running replica is one of."""
+    return (model, *place, tp, pp, phase)
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """What handing a request's key-value cache from one pool to another takes."""
+
+    seconds: float
+    """Mean, with nothing else on the link."""
+    octets: float
+    """Of one request."""
+    link: tuple[str, str] | None = None
+    """The two sites, where the link between them is shared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +172,19 @@ class Problem:
     needs: tuple[ModelNeed, ...]
     options: tuple[Option, ...]
     pools: tuple[Pool, ...]
-    current: dict[tuple[str, str, str, int], int]
+    current: dict[OptionKey, int]
     """What runs now, by option key: the last objective keeps it where nothing is lost by that."""
     objective: tuple[str, ...]
     """Stages after ``served``: of ``slo``, ``latency``, ``cost``, ``energy``."""
     tables_sha256: str
-    fixed: dict[tuple[str, str, str, int], int] = field(default_factory=dict)
+    fixed: dict[OptionKey, int] = field(default_factory=dict)
     """Option key → its count, of replicas on clusters that do not answer: neither more nor fewer of them can be had."""
+    transfers: dict[tuple[str, PoolKey, PoolKey], Transfer] = field(default_factory=dict)
+    """(model, pool of prefill, pool of decode) → hand-over; a pair that is not here cannot work together."""
+    links: dict[tuple[str, str], float] = field(default_factory=dict)
+    """Two sites → octets/s that all hand-overs between them may use together."""
+    outages: tuple[frozenset[PoolKey], ...] = ()
+    """Pools that will be away at the same time, each once: minima have to hold without them."""
 
     def of(self, model: str) -> list[int]:
         """Indices of a model's options."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from fabrictool.planner.problem import ModelNeed, Option, Pool, Problem
+    from fabrictool.planner.problem import ModelNeed, Option, Pool, PoolKey, Problem
 
 CLOSE = 1e-6
 
@@ -48,15 +48,14 @@ class _State:
         self._by_pool: dict[tuple[str, str], list[int]] = defaultdict(list)
         for i in usage:
             self.by_model[problem.options[i].model].append(i)
-            self._by_pool[problem.options[i].pool.key].append(i)
+            for pool in problem.options[i].pools:
+                self._by_pool[pool.key].append(i)
 
     def lacks(self, need: ModelNeed, i: int) -> bool:
         """Whether one more replica of option i would help its model."""
         if self._total(need.model) >= need.maximum:
             return False
-        return self._surplus(need) < -CLOSE or (
-            self._problem.options[i].pool.stable and self._stable(need) < need.minimum
-        )
+        return self._surplus(need) < -CLOSE or (self._problem.options[i].stable and self._stable(need) < need.minimum)
 
     def add(self, i: int) -> bool:
         """One replica more, if there are devices for it."""
@@ -82,7 +81,7 @@ class _State:
         return sum(self.counts[i] for i in self.by_model[model])
 
     def _stable(self, need: ModelNeed) -> int:
-        return sum(self.counts[i] for i in self.by_model[need.model] if self._problem.options[i].pool.stable)
+        return sum(self.counts[i] for i in self.by_model[need.model] if self._problem.options[i].stable)
 
     def _surplus(self, need: ModelNeed) -> float:
         rates = (self.counts[i] * self._problem.options[i].levels[-1].rate for i in self.by_model[need.model])
@@ -102,17 +101,23 @@ class Room:
 
     def take(self, option: Option) -> bool:
         """The devices of one replica; False when they are not there."""
-        left = self._left.get(option.pool.key)
-        if left is None or any(left[size] < option.tp // size for size in left):
+        need = self._need(option)
+        if any(self._left.get(key, {}).get(size, 0) < blocks for (key, size), blocks in need.items()):
             return False
-        self._move(option, -1)
+        self._move(need, -1)
         return True
 
     def give(self, option: Option) -> None:
         """Gives them back."""
-        self._move(option, 1)
+        self._move(self._need(option), 1)
 
-    def _move(self, option: Option, sign: int) -> None:
-        left = self._left[option.pool.key]
-        for size in left:
-            left[size] += sign * (option.tp // size)
+    def _need(self, option: Option) -> Counter[tuple[PoolKey, int]]:
+        found: Counter[tuple[PoolKey, int]] = Counter()
+        for (key, tp), number in option.blocks.items():
+            for size in self._left.get(key, (tp,)):
+                found[key, size] += number * (tp // size)
+        return found
+
+    def _move(self, need: Counter[tuple[PoolKey, int]], sign: int) -> None:
+        for (key, size), blocks in need.items():
+            self._left[key][size] += sign * blocks

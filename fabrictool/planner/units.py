@@ -57,9 +57,11 @@ def _agent(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement
         precision=model.variant.precision,
         context=int(model.variant.context or 0),
         tp=replica.tp,
+        pp=replica.pp,
+        phase=replica.phase,
         max_num_seqs=model.max_num_seqs or engines()[model.engine].default_max_num_seqs,
         device=replica.device,
-        devices=replica.tp,
+        devices=replica.devices,
         visibility_variable=visibility_variable(replica.device),
         memory=int(memory),
         options={name: _flag(value) for name, value in model.options.items()},
@@ -70,7 +72,10 @@ def _agent(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement
 
 def _wanted(spec: AgentSpec) -> Wanted:
     which = f" {','.join(map(str, spec.device_indices))}" if spec.device_indices else ""
-    summary = f"{spec.cluster}/{spec.node}  {spec.tp}×{spec.device}{which}  {spec.engine}, {spec.precision}"
+    stages = f"{spec.pp}×" if spec.pp > 1 else ""
+    part = f", {spec.phase}" if spec.phase != "unified" else ""
+    where = f"{spec.cluster}/{spec.node}  {stages}{spec.tp}×{spec.device}{which}"
+    summary = f"{where}  {spec.engine}, {spec.precision}{part}"
     return Wanted(f"replica/{spec.replica}", spec.cluster, spec, summary)
 
 

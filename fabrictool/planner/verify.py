@@ -17,16 +17,21 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Sequence
 
     from fabrictool.domain.blueprint import Blueprint, Model
-    from fabrictool.domain.inventory import Inventory, Partition
-    from fabrictool.domain.plan import Placement, ReplicaPlacement
+    from fabrictool.domain.inventory import Inventory
+    from fabrictool.domain.plan import Placement, ReplicaPlacement, StagePlacement
 
 
 def violations(
-    blueprint: Blueprint, inventory: Inventory, placement: Placement, unseen: Container[str] = ()
+    blueprint: Blueprint,
+    inventory: Inventory,
+    placement: Placement,
+    unseen: Container[str] = (),
+    now: float = -math.inf,
 ) -> list[str]:
     """The rules that the placement breaks, in words; none when all is well.
 
     `unseen` are clusters that do not answer: what stands there was placed earlier and is not judged, but counts.
+    Maintenance windows that end before `now` are over.
     """
     found: list[str] = []
     by_model: dict[str, list[ReplicaPlacement]] = defaultdict(list)
@@ -35,13 +40,14 @@ def violations(
         if replica.cluster in unseen:
             by_model[replica.model].append(replica)
             continue
-        there = inventory.clusters.get(replica.cluster)
-        if replica.model not in blueprint.models or there is None or replica.partition not in there.partitions:
-            place = f"{replica.cluster}/{replica.partition}"
+        nowhere = [f"{s.cluster}/{s.partition}" for s in replica.every_stage if not _exists(inventory, s)]
+        if replica.model not in blueprint.models or nowhere:
+            place = ", ".join(nowhere) or f"{replica.cluster}/{replica.partition}"
             found.append(f"{replica.replica}: there is no such model or place ({replica.model} in {place})")
             continue
         by_model[replica.model].append(replica)
-        by_partition[replica.cluster, replica.partition].append(replica.tp)
+        for stage in replica.every_stage:
+            by_partition[stage.cluster, stage.partition].append(stage.tp)
         found += [f"{replica.replica}: {complaint}" for complaint in _misplaced(blueprint, inventory, replica)]
     for name, count in Counter(replica.replica for replica in placement.replicas).items():
         if count > 1:
@@ -51,44 +57,66 @@ def violations(
         if not _packs(sizes, partition.nodes, partition.devices_per_node):
             found.append(f"{cluster}/{name}: {sum(sizes)} devices in parts of {sorted(sizes)} do not fit its nodes")
     for name, wanted in blueprint.models.items():
-        found += [f"{name}: {complaint}" for complaint in _counts(wanted, inventory, by_model[name], unseen)]
+        found += [f"{name}: {complaint}" for complaint in _counts(wanted, inventory, by_model[name], unseen, now)]
     return found
 
 
+def _exists(inventory: Inventory, stage: StagePlacement) -> bool:
+    cluster = inventory.clusters.get(stage.cluster)
+    return cluster is not None and stage.partition in cluster.partitions
+
+
 def _misplaced(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement) -> Iterable[str]:
-    wanted, cluster = blueprint.models[replica.model], inventory.clusters[replica.cluster]
-    partition = cluster.partitions[replica.partition]
-    provider = inventory.sites[cluster.site].provider
-    if not cluster.enabled:
-        yield f"{replica.cluster} is not enabled"
-    if (replica.provider, replica.site, replica.device) != (provider, cluster.site, partition.device):
-        yield "its provider, site or device is not that of its partition"
-    if wanted.trust is not None and provider not in wanted.trust:
-        yield f"{provider} is not trusted with it"
-    if partition.tier == "scavenger" and wanted.tier != "scavenger":
-        yield f"{replica.cluster}/{replica.partition} is scavenger capacity"
-    if cluster.software.engines and wanted.engine not in cluster.software.engines:
-        yield f"{wanted.engine} is not installed on {replica.cluster}"
-    if replica.tp > partition.devices_per_node:
-        yield f"{replica.tp} devices are more than a node has"
-    yield from _too_large(wanted, partition, replica.tp)
+    wanted = blueprint.models[replica.model]
+    first = inventory.clusters[replica.cluster]
+    if (replica.provider, replica.site) != (inventory.provider_of(replica.cluster), first.site):
+        yield "its provider or site is not that of its partition"
+    for stage in dict.fromkeys(replica.every_stage):
+        cluster = inventory.clusters[stage.cluster]
+        partition = cluster.partitions[stage.partition]
+        provider = inventory.sites[cluster.site].provider
+        if not cluster.enabled:
+            yield f"{stage.cluster} is not enabled"
+        if stage.device != partition.device:
+            yield f"{stage.cluster}/{stage.partition} has no {stage.device}"
+        if wanted.trust is not None and provider not in wanted.trust:
+            yield f"{provider} is not trusted with it"
+        if partition.tier == "scavenger" and wanted.tier != "scavenger":
+            yield f"{stage.cluster}/{stage.partition} is scavenger capacity"
+        if cluster.software.engines and wanted.engine not in cluster.software.engines:
+            yield f"{wanted.engine} is not installed on {stage.cluster}"
+        if stage.tp > partition.devices_per_node:
+            yield f"{stage.tp} devices are more than a node has"
+    if replica.pp > 1 and wanted.engine not in PIPELINES:
+        yield f"{wanted.engine} has no pipeline"
+    if (replica.phase == "unified") == (wanted.phases == "split") and wanted.phases != "any":
+        yield f"its phase is {replica.phase}, the blueprint says {wanted.phases}"
+    yield from _too_large(wanted, inventory, replica)
 
 
-def _too_large(wanted: Model, partition: Partition, tp: int) -> Iterable[str]:
+PIPELINES = ("vllm", "sglang")
+"""Engines that cut a model into stages, by their documentation."""
+
+
+def _too_large(wanted: Model, inventory: Inventory, replica: ReplicaPlacement) -> Iterable[str]:
     """The plainest account of memory: the published number of parameters, and one context of cache."""
     architecture = model(wanted.architecture_id)
     if architecture is None:
         return
-    device = accelerators()[partition.device]
-    memory = device.memory
-    if device.kind == "cpu" and partition.memory_per_node is not None:
-        memory = as_float(partition.memory_per_node) / partition.devices_per_node
+    memory = 0.0
+    for stage in replica.every_stage:
+        partition = inventory.clusters[stage.cluster].partitions[stage.partition]
+        device = accelerators()[partition.device]
+        each = device.memory
+        if device.kind == "cpu" and partition.memory_per_node is not None:
+            each = as_float(partition.memory_per_node) / partition.devices_per_node
+        memory += stage.tp * each
+        if architecture.heads % stage.tp:
+            yield f"{architecture.heads} heads are not dealt out evenly over {stage.tp} devices"
     width = engines()[wanted.engine].weight_bytes[wanted.variant.precision]
     weights = architecture.published_parameters * min(width, 4.0) * PLAIN_SHARE
-    if weights > tp * memory * DRIVER_SHARE:
-        yield f"{weights / 1e9:.0f} GB of weights do not fit {tp} × {partition.device}"
-    if architecture.heads % tp:
-        yield f"{architecture.heads} heads are not dealt out evenly over {tp} devices"
+    if weights > memory * DRIVER_SHARE:
+        yield f"{weights / 1e9:.0f} GB of weights do not fit {replica.devices} × {replica.device}"
 
 
 PLAIN_SHARE = 0.95
@@ -98,14 +126,28 @@ DRIVER_SHARE = 1.08
 
 
 def _counts(
-    wanted: Model, inventory: Inventory, mine: Sequence[ReplicaPlacement], unseen: Container[str]
+    wanted: Model, inventory: Inventory, mine: Sequence[ReplicaPlacement], unseen: Container[str], now: float
 ) -> Iterable[str]:
-    stable = [
-        r for r in mine if r.cluster in unseen or inventory.clusters[r.cluster].partitions[r.partition].tier == "owned"
-    ]
+    stable = [r for r in mine if r.phase != "prefill" and (r.cluster in unseen or _owned(inventory, r))]
     least = max(wanted.replicas.min, int(wanted.protect))
     if len(stable) < least:
         yield f"{len(stable)} replicas on owned capacity, at least {least} are wanted"
+    for when in sorted(
+        {
+            float(w.begin)
+            for c in inventory.clusters.values()
+            for p in c.partitions.values()
+            for w in p.maintenance
+            if float(w.end) > now
+        }
+    ):
+        left = [r for r in stable if r.cluster in unseen or not _away(inventory, r, when)]
+        if len(left) < min(least, len(stable)):
+            yield f"{len(left)} replicas are left in a maintenance window, at least {least} are wanted"
+            break
+    phases = Counter(r.phase for r in mine if r.cluster not in unseen)
+    if bool(phases["prefill"]) != bool(phases["decode"]):
+        yield f"{phases['prefill']} replicas for prefill and {phases['decode']} for decode are of no use"
     if len([r for r in mine if r.cluster not in unseen]) > wanted.replicas.max:
         yield f"{len(mine)} replicas, at most {wanted.replicas.max} are wanted"
     for pin in wanted.place.pin:
@@ -118,6 +160,18 @@ def _counts(
         for site, count in sites.items():
             if count > even:
                 yield f"{count} of {len(mine)} replicas at {site}, spread over {len(sites)} sites"
+
+
+def _owned(inventory: Inventory, replica: ReplicaPlacement) -> bool:
+    return all(inventory.clusters[s.cluster].partitions[s.partition].tier == "owned" for s in replica.every_stage)
+
+
+def _away(inventory: Inventory, replica: ReplicaPlacement, when: float) -> bool:
+    return any(
+        float(window.begin) <= when < float(window.end)
+        for stage in replica.every_stage
+        for window in inventory.clusters[stage.cluster].partitions[stage.partition].maintenance
+    )
 
 
 def _packs(sizes: Sequence[int], nodes: int, per_node: int) -> bool:

@@ -17,7 +17,7 @@ from fabrictool.simulator.calibration import UNKNOWN
 if TYPE_CHECKING:
     from fabrictool.simulator.calibration import Calibration
     from fabrictool.simulator.memory import Room
-    from fabrictool.simulator.stepmodel import StepModel
+    from fabrictool.simulator.stepmodel import Steps
 
     Floats = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -92,7 +92,7 @@ class Latency:
     e2e_p95: float
 
 
-def replica(step: StepModel, room: Room, demand: Demand, max_num_seqs: int, calibration: Calibration) -> Replica:
+def replica(step: Steps, room: Room, demand: Demand, max_num_seqs: int, calibration: Calibration) -> Replica:
     """Figures of a replica whose steps take what `step` says and whose memory is `room`."""
     if room.kv_tokens < demand.context:
         return Replica(False, room.weights, room.kv_tokens, 0, 0.0, math.inf, math.inf, math.inf)
@@ -123,18 +123,18 @@ def replica(step: StepModel, room: Room, demand: Demand, max_num_seqs: int, cali
     )
 
 
-def decode_seconds(step: StepModel, batch: int, context: float) -> float:
+def decode_seconds(step: Steps, batch: int, context: float) -> float:
     """One decode step of `batch` requests that hold `context` tokens each."""
     return float(_decode_seconds(step, np.array([batch], dtype=float), context)[0])
 
 
-def _decode_seconds(step: StepModel, batches: Floats, context: float) -> Floats:
+def _decode_seconds(step: Steps, batches: Floats, context: float) -> Floats:
     lane = np.ceil(batches / step.lanes)
     fixed = step.linear(lane) + step.logits(lane) + step.overhead(eager=False)
     return np.asarray(fixed + batches * step.reading(context) / np.minimum(step.lanes, batches))
 
 
-def _marginal_seconds(step: StepModel, batch: int, tokens: float) -> float:
+def _marginal_seconds(step: Steps, batch: float, tokens: float) -> float:
     """What a prompt adds to a step that decodes `batch` requests; prompts share the lanes as requests do."""
     lane = math.ceil(batch / step.lanes)
     without, beside = step.linear(np.array([float(lane), lane + float(tokens)]))
@@ -142,7 +142,7 @@ def _marginal_seconds(step: StepModel, batch: int, tokens: float) -> float:
     return float(beside - without + step.attending(tokens) + eager) / step.lanes
 
 
-def prefill_seconds(step: StepModel, tokens: float) -> float:
+def prefill_seconds(step: Steps, tokens: float) -> float:
     """One prompt of `tokens`, alone."""
     one = np.array([1.0])
     linear = float(step.linear(np.array([float(tokens)]))[0] + step.logits(one)[0]) + step.overhead(eager=True)

@@ -20,6 +20,7 @@ from fabrictool.routing.policies import RoundRobinPolicy
 from fabrictool.simulator.calibration import METRICS, choose
 from fabrictool.simulator.fleet import ReplicaSpec, Stream, simulate
 from fabrictool.simulator.memory import reported_memory, room
+from fabrictool.simulator.network import HAND_LATENCY_S
 from fabrictool.simulator.operators import Parallelism, kv_elements_per_token
 from fabrictool.simulator.stand import factors_on
 from fabrictool.simulator.stepmodel import KV_OCTETS, OCTETS, Machine, StepModel
@@ -52,10 +53,6 @@ LAYER_SPLIT = ("llama.cpp",)
 """Engines whose usual way to use several devices is one after the other (``--split-mode layer``)."""
 HAND_LINK = 50e9
 """Octets/s at which a prefill replica hands its cache over: one 400 Gbit/s port."""
-HAND_LATENCY_S = 2e-3
-PAIR_STEP = 1.25
-"""A decode step of a disaggregated pair over that of a server of its own: medians of 1.23 to 1.32 on 93 runs of five
-pairs of device and engine; the runtime between the phases costs that much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,8 +222,7 @@ def _pair(case: Case, factors: Factors) -> list[ReplicaSpec]:
     share = math.ceil(case.concurrency / case.decode.workers)
     prefill = replace(_replica(case, factors, case.prefill.cut, case.concurrency), role="prefill")
     alone = _replica(case, factors, case.decode.cut, share)
-    slower = replace(alone.times, decode=alone.times.decode * PAIR_STEP, read=alone.times.read * PAIR_STEP)
-    decode = replace(alone, role="decode", times=slower)
+    decode = replace(alone, role="decode", times=alone.times.of_a_pair)
     return [prefill] * case.prefill.workers + [decode] * case.decode.workers
 
 

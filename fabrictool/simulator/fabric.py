@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
@@ -14,18 +15,24 @@ from fabrictool.catalog import accelerators, model
 from fabrictool.routing.candidates import TrustPolicy
 from fabrictool.simulator.fleet import ReplicaSpec, Stream
 from fabrictool.simulator.kernel import BLOCK
+from fabrictool.simulator.mixed import MixedSteps, pipeline
+from fabrictool.simulator.network import HAND_LATENCY_S, hop
+from fabrictool.simulator.operators import Parallelism, kv_elements_per_token
 from fabrictool.simulator.report import Hardware, Target
-from fabrictool.simulator.stand import stand
+from fabrictool.simulator.stand import Stand, stand
+from fabrictool.simulator.stepmodel import KV_OCTETS, StepModel
 from fabrictool.workload.arrivals import arrivals
 from fabrictool.workload.lengths import Lengths
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from fabrictool.catalog import ModelArchitecture
     from fabrictool.domain.blueprint import Blueprint, Length, Model, Slo
-    from fabrictool.domain.inventory import Inventory
+    from fabrictool.domain.inventory import Inventory, Partition
     from fabrictool.domain.plan import ReplicaPlacement
     from fabrictool.simulator.calibration import Calibration
+    from fabrictool.simulator.memory import Room
     from fabrictool.workload.trace import Trace
 
 EventKind = Literal["up", "drain", "down"]
@@ -139,15 +146,16 @@ def of_model(
         )
     specs, found, devices, tdp, price = [], [], [], [], []
     for replica in mine:
-        spec, calibration = _spec(wanted, inventory, replica, calibrations)
-        partition = inventory.clusters[replica.cluster].partitions[replica.partition]
+        receivers = [other for other in mine if other.phase == "decode"] if replica.phase == "prefill" else []
+        spec, calibration = _spec(wanted, inventory, replica, calibrations, receivers)
         specs.append(spec)
         found.append(calibration)
-        devices.append(replica.tp)
-        node = as_float(partition.power) / partition.devices_per_node
-        tdp.append(node or accelerators()[partition.device].tdp_w)
-        share = replica.tp / partition.devices_per_node
-        price.append(share * partition.price.amount if partition.price else 0.0)
+        devices.append(replica.devices)
+        stages = [(inventory.clusters[s.cluster].partitions[s.partition], s.tp) for s in replica.every_stage]
+        power = sum(tp * _watts(partition) for partition, tp in stages)
+        tdp.append(power / replica.devices)
+        shares = [(partition.price, tp / partition.devices_per_node) for partition, tp in stages]
+        price.append(sum(share * paid.amount for paid, share in shares if paid is not None))
     demand = wanted.demand
     return ModelSimulation(
         name=name,
@@ -199,41 +207,98 @@ def trace_stream(trace: Trace, model_name: str) -> Stream:
     )
 
 
+def _watts(partition: Partition) -> float:
+    return as_float(partition.power) / partition.devices_per_node or accelerators()[partition.device].tdp_w
+
+
 def _spec(
-    wanted: Model, inventory: Inventory, replica: ReplicaPlacement, calibrations: Sequence[Calibration]
+    wanted: Model,
+    inventory: Inventory,
+    replica: ReplicaPlacement,
+    calibrations: Sequence[Calibration],
+    receivers: Sequence[ReplicaPlacement],
 ) -> tuple[ReplicaSpec, Calibration]:
-    partition = inventory.clusters[replica.cluster].partitions[replica.partition]
-    if not 1 <= replica.tp <= partition.devices_per_node:
-        raise InvalidInputError.of(
-            "FT2112",
-            f"{replica.replica} would stand on {replica.tp} devices;"
-            f" a node of {replica.cluster}/{replica.partition} has {partition.devices_per_node}",
-        )
+    """`receivers` are the decode replicas that a prefill replica hands its caches to."""
+    for stage in replica.every_stage:
+        partition = inventory.clusters[stage.cluster].partitions[stage.partition]
+        if not 1 <= stage.tp <= partition.devices_per_node:
+            raise InvalidInputError.of(
+                "FT2112",
+                f"{replica.replica} would stand on {stage.tp} devices;"
+                f" a node of {stage.cluster}/{stage.partition} has {partition.devices_per_node}",
+            )
     architecture = model(wanted.architecture_id)
     if architecture is None:
         raise InvalidInputError.of("FT1411", f"the architecture {wanted.architecture_id!r} is not in the catalogue")
-    found = stand(wanted, architecture, partition, replica.tp, calibrations)
+    found = _standing(wanted, architecture, inventory, replica, calibrations)
     if found is None:
-        raise InvalidInputError.of("FT2141", f"{wanted.engine} cannot compute on {partition.device}")
-    if not found.room.fits:
+        raise InvalidInputError.of("FT2141", f"{wanted.engine} cannot compute on {replica.device}")
+    steps, room, stood = found
+    if not room.fits:
         raise InvalidInputError.of(
             "FT2111",
             f"{replica.replica}: the weights of {wanted.architecture_id} at {wanted.variant.precision} take"
-            f" {found.room.weights / 1e9:.0f} GB; {replica.tp} × {partition.device} have"
-            f" {found.room.usable / 1e9:.0f} GB to use",
+            f" {room.weights / 1e9:.0f} GB; {replica.devices} × {replica.device} have"
+            f" {room.usable / 1e9:.0f} GB to use",
         )
+    hand, latency = _hand(wanted, architecture, inventory, replica, receivers)
     budget = TOKEN_BUDGET.get(wanted.engine, 8192)
+    times = steps.times(stood.max_num_seqs, budget, hand, latency)
     spec = ReplicaSpec(
-        times=found.step.times(found.max_num_seqs, budget),
-        max_num_seqs=found.max_num_seqs,
+        times=times.of_a_pair if replica.phase == "decode" else times,
+        max_num_seqs=stood.max_num_seqs,
         token_budget=budget,
-        kv_tokens=found.room.kv_tokens,
+        kv_tokens=room.kv_tokens,
         model=wanted.architecture_id,
         provider=replica.provider,
-        frontend=found.step.factors.request,
-        frontend_token=found.step.factors.prompt_token,
+        role=replica.phase,
+        lanes=max(1, round(steps.lanes)),
+        frontend=stood.step.factors.request,
+        frontend_token=stood.step.factors.prompt_token,
     )
-    return spec, found.calibration
+    return spec, stood.calibration
+
+
+def _standing(
+    wanted: Model,
+    architecture: ModelArchitecture,
+    inventory: Inventory,
+    replica: ReplicaPlacement,
+    calibrations: Sequence[Calibration],
+) -> tuple[StepModel | MixedSteps, Room, Stand] | None:
+    """Step times and memory of a replica, and how its first stage stands."""
+    places = [inventory.clusters[s.cluster].partitions[s.partition] for s in replica.every_stage]
+    if not replica.stages:
+        found = stand(wanted, architecture, places[0], replica.tp, calibrations, pp=replica.pp)
+        return None if found is None else (found.step, found.room, found)
+    parts = [
+        stand(wanted, architecture, place, stage.tp, calibrations, part=True)
+        for place, stage in zip(places, replica.stages, strict=True)
+    ]
+    usable = [part for part in parts if part is not None]
+    hops = [hop(inventory, (a.cluster, a.partition), (b.cluster, b.partition)) for a, b in pairwise(replica.stages)]
+    known = [one for one in hops if one is not None]
+    if len(usable) < len(parts) or len(known) < len(hops):
+        return None
+    made = pipeline(usable, architecture.layers, known, int(wanted.variant.context or architecture.max_context))
+    return None if made is None else (*made, usable[0])
+
+
+def _hand(
+    wanted: Model,
+    architecture: ModelArchitecture,
+    inventory: Inventory,
+    replica: ReplicaPlacement,
+    receivers: Sequence[ReplicaPlacement],
+) -> tuple[float, float]:
+    """(seconds a token, seconds) of a hand-over: the mean over those who may receive it."""
+    ways = [hop(inventory, (replica.cluster, replica.partition), (r.cluster, r.partition)) for r in receivers]
+    known = [way for way in ways if way is not None]
+    if not known:
+        return 0.0, 0.0
+    octets = kv_elements_per_token(architecture, Parallelism()) * KV_OCTETS[wanted.handover]
+    seconds = sum(octets / bandwidth for _, bandwidth in known) / len(known)
+    return seconds, HAND_LATENCY_S + sum(latency for latency, _ in known) / len(known)
 
 
 def _trust(blueprint: Blueprint, name: str) -> TrustPolicy:

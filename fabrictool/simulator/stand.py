@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from fabrictool.base.units import as_float
 from fabrictool.catalog import accelerators, engines, links
 from fabrictool.simulator.calibration import choose, shipped
-from fabrictool.simulator.memory import reported_memory, room
-from fabrictool.simulator.operators import Parallelism
-from fabrictool.simulator.stepmodel import OCTETS, Factors, Machine, StepModel
+from fabrictool.simulator.memory import USABLE, reported_memory, room
+from fabrictool.simulator.operators import Parallelism, kv_elements_per_token
+from fabrictool.simulator.stepmodel import KV_OCTETS, OCTETS, Factors, Machine, StepModel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,6 +38,8 @@ class Stand:
     room: Room
     calibration: Calibration
     max_num_seqs: int
+    kv_octets: float
+    """Of the cache of one token, over all devices."""
 
 
 def stand(
@@ -46,10 +48,14 @@ def stand(
     partition: Partition,
     tp: int,
     calibrations: Sequence[Calibration] = (),
+    pp: int = 1,
+    *,
+    part: bool = False,
 ) -> Stand | None:
-    """The step times and memory of a replica; None where the engine cannot compute on the device.
+    """The step times and memory of a replica of `pp` stages; None where the engine cannot compute on the device.
 
-    `calibrations` go before those of the catalogue.
+    `calibrations` go before those of the catalogue. A `part` is to hold some of the layers only: its memory is not
+    stretched so that all of them fit.
     """
     engine = engines()[wanted.engine]
     precision = wanted.variant.precision
@@ -61,7 +67,7 @@ def stand(
     needed = "fp32" if weights == "fp32" else "bf16"
     if not any(unit in device.flops for unit in _COMPUTES_IN[needed]):
         return None
-    cut = Parallelism(tp=tp)
+    cut = Parallelism(tp=tp, pp=pp)
     calibration = choose([*calibrations, *shipped()], partition.device, device.vendor, wanted.engine, "online")
     factors = factors_on(device, calibration, weights)
     octets = engine.weight_bytes[precision]
@@ -74,9 +80,11 @@ def stand(
         weights=weights,
         kv=kv,
         octets=octets,
+        usable=USABLE if part else None,
         reserved=min(3e9, 0.02 * machine.memory),
     )
-    return Stand(step, space, calibration, wanted.max_num_seqs or engine.default_max_num_seqs)
+    token = kv_elements_per_token(architecture, cut) * KV_OCTETS[kv]
+    return Stand(step, space, calibration, wanted.max_num_seqs or engine.default_max_num_seqs, token)
 
 
 def factors_on(device: Accelerator, calibration: Calibration, weights: str) -> Factors:
@@ -93,4 +101,5 @@ def _machine(partition: Partition) -> Machine:
     memory = reported_memory(device)
     if device.kind == "cpu" and partition.memory_per_node is not None:
         memory = as_float(partition.memory_per_node) / partition.devices_per_node
-    return Machine(base.flops, base.bandwidth, memory, link, base.per_node, base.network)
+    network = links()[partition.network].bandwidth if partition.network else base.network
+    return Machine(base.flops, base.bandwidth, memory, link, base.per_node, network)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -150,6 +150,35 @@ class Machine:
                 return self.flops[unit], math.log2(2.0 / min(2.0, OCTETS[unit] if unit != "fp4" else 0.5))
         message = f"the device has no unit for {precision}"
         raise KeyError(message)
+
+
+class Steps(Protocol):
+    """Step times, whatever the devices behind them. `tokens`, `sequences`: of one step of one pipeline lane."""
+
+    @property
+    def lanes(self) -> float:
+        """Micro-batches in flight."""
+        ...
+
+    def linear(self, tokens: Floats) -> Floats:
+        """Seconds of all matrix products, norms and collectives, without the logits."""
+        ...
+
+    def logits(self, sequences: Floats) -> Floats:
+        """Seconds for logits and sampling."""
+        ...
+
+    def reading(self, context: float) -> float:
+        """Seconds for reading one request's cache."""
+        ...
+
+    def attending(self, tokens: float) -> float:
+        """Seconds for the attention of one prompt."""
+        ...
+
+    def overhead(self, *, eager: bool) -> float:
+        """Seconds of a step whatever it computes."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

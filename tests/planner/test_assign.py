@@ -19,12 +19,12 @@ def test_new_replicas_get_the_smallest_numbers():
 
 
 def test_running_replicas_keep_name_and_place():
-    running = {"m/3": ("a", "p", 1), "m/7": ("b", "p", 1)}
+    running = {"m/3": ("m", "a", "p", 1, 1, "unified"), "m/7": ("m", "b", "p", 1, 1, "unified")}
     assert placed({0: 2, 1: 1}, running) == {"m/3": "a", "m/7": "b", "m/0": "a"}
 
 
 def test_a_replica_that_must_move_gives_its_number_to_nobody():
-    assert placed({1: 1}, {"m/0": ("a", "p", 1)}) == {"m/1": "b"}
+    assert placed({1: 1}, {"m/0": ("m", "a", "p", 1, 1, "unified")}) == {"m/1": "b"}
 
 
 def test_unseen_replicas_stay():

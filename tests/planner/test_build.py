@@ -14,7 +14,8 @@ from fabrictool.blueprint import load
 from fabrictool.domain.blueprint import Slo
 from fabrictool.domain.plan import ReplicaPlacement, decode_plan, encode_plan
 from fabrictool.planner.assign import assign
-from fabrictool.planner.build import build_problem, slo_misses
+from fabrictool.planner.build import build_problem
+from fabrictool.planner.columns import slo_misses
 from fabrictool.planner.exact import ExactSolver
 from fabrictool.planner.forecast import forecast
 from fabrictool.simulator.capacity import Latency
@@ -59,7 +60,7 @@ def options(tmp_path, engine="vllm", precision="bf16", extra="", usable=("gpus",
     (tmp_path / "blueprint.yaml").write_text(text)
     loaded = load(tmp_path / "blueprint.yaml", environment={})
     problem, _ = build_problem(loaded.blueprint, loaded.inventory, usable=usable, unseen=(), current={})
-    return {(o.pool.partition, o.tp) for o in problem.options}
+    return {(o.pool.partition, o.tp) for o in problem.options if o.pp == 1}
 
 
 def test_a_model_goes_where_it_fits_and_degrees_stay_inside_a_node(tmp_path):
@@ -126,7 +127,7 @@ def test_replicas_on_a_cluster_that_does_not_answer_carry_their_load(tmp_path):
     )
     problem, tables = build_problem(loaded.blueprint, loaded.inventory, usable=["other"], unseen=[unseen], current={})
     *_, solution = ExactSolver().solve(problem, deadline_s=30, seed=0)
-    assert {problem.options[i].key: k for i, k in solution.counts.items()} == {("m", "gpus", "big", 8): 1}
+    assert {problem.options[i].key: k for i, k in solution.counts.items()} == {("m", "gpus", "big", 8, 1, "unified"): 1}
     (line,) = forecast(loaded.blueprint, problem, solution, tables, "").models
     assert line.replicas == 1
     assert line.served == 1.0

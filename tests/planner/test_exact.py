@@ -167,14 +167,14 @@ def equals_brute_force(instance):
 def test_load_is_planned_below_capacity():
     a = pool("a", nodes=9)
     instance = problem([ModelNeed("m", 4.0, 0, 9)], [option("m", a)], [a])
-    assert counts(instance, solve(instance)) == {("m", "a", "p", 1): math.ceil(4.0 / MOST)}
+    assert counts(instance, solve(instance)) == {("m", "a", "p", 1, 1, "unified"): math.ceil(4.0 / MOST)}
 
 
 def test_unserved_demand_goes_to_the_lower_priority():
     a = pool("a", nodes=1)
     needs = [ModelNeed("gold", 0.8, 0, 1, priority=9.0), ModelNeed("bronze", 0.8, 0, 1)]
     instance = problem(needs, [option("gold", a), option("bronze", a)], [a])
-    assert counts(instance, solve(instance)) == {("gold", "a", "p", 1): 1}
+    assert counts(instance, solve(instance)) == {("gold", "a", "p", 1, 1, "unified"): 1}
 
 
 def test_slo_comes_before_cost_when_the_blueprint_says_so():
@@ -182,7 +182,7 @@ def test_slo_comes_before_cost_when_the_blueprint_says_so():
     options = [option("m", cheap, attains=False), option("m", dear)]
     for objective, wanted in ((("slo", "cost"), "dear"), (("cost", "slo"), "cheap")):
         instance = problem([ModelNeed("m", 0.5, 1, 1)], options, [cheap, dear], objective=objective)
-        assert counts(instance, solve(instance)) == {("m", wanted, "p", 1): 1}
+        assert counts(instance, solve(instance)) == {("m", wanted, "p", 1, 1, "unified"): 1}
 
 
 def test_a_wish_outweighs_cost_but_not_the_slo():
@@ -190,21 +190,24 @@ def test_a_wish_outweighs_cost_but_not_the_slo():
     for attains, wanted in ((True, "far"), (False, "near")):
         options = [replace(option("m", near), preference=1.0), option("m", far, attains=attains)]
         instance = problem([ModelNeed("m", 0.5, 1, 2)], options, [near, far], objective=("slo", "cost"))
-        assert counts(instance, solve(instance)) == {("m", wanted, "p", 1): 1}
+        assert counts(instance, solve(instance)) == {("m", wanted, "p", 1, 1, "unified"): 1}
 
 
 def test_spread_keeps_every_site_at_its_even_share():
     a, b = pool("a", nodes=4), pool("b", nodes=4)
     options = [option("m", a, latency=1.0), option("m", b, latency=9.0)]
     instance = problem([ModelNeed("m", 0.1, 2, 2, spread_sites=True)], options, [a, b])
-    assert counts(instance, solve(instance)) == {("m", "a", "p", 1): 1, ("m", "b", "p", 1): 1}
+    assert counts(instance, solve(instance)) == {
+        ("m", "a", "p", 1, 1, "unified"): 1,
+        ("m", "b", "p", 1, 1, "unified"): 1,
+    }
 
 
 def test_pins_are_exact():
     a, b = pool("a", nodes=4), pool("b", nodes=4)
     options = [option("m", a), option("m", b, latency=9.0)]
     instance = problem([ModelNeed("m", 0.1, 0, 4, pins={("b", ""): 2})], options, [a, b])
-    assert counts(instance, solve(instance))["m", "b", "p", 1] == 2
+    assert counts(instance, solve(instance))["m", "b", "p", 1, 1, "unified"] == 2
 
 
 def test_scavenger_capacity_never_counts_towards_the_minimum():
@@ -219,7 +222,10 @@ def test_whole_nodes_are_respected():
     a = pool("a", nodes=3, per_node=2)
     needs = [ModelNeed("big", 0.1, 2, 2), ModelNeed("small", 0.1, 2, 2)]
     instance = problem(needs, [option("big", a, tp=2), option("small", a, tp=1)], [a])
-    assert counts(instance, solve(instance)) == {("big", "a", "p", 2): 2, ("small", "a", "p", 1): 2}
+    assert counts(instance, solve(instance)) == {
+        ("big", "a", "p", 2, 1, "unified"): 2,
+        ("small", "a", "p", 1, 1, "unified"): 2,
+    }
     with pytest.raises(InfeasibleError):
         solve(problem([ModelNeed("big", 0.1, 4, 4)], [option("big", a, tp=2)], [a]))
 
@@ -228,14 +234,14 @@ def test_what_runs_stays_where_it_is_when_nothing_is_lost_by_that():
     a, b = pool("a"), pool("b")
     options = [option("m", a), option("m", b)]
     for where in ("a", "b"):
-        current = {("m", where, "p", 1): 1}
+        current = {("m", where, "p", 1, 1, "unified"): 1}
         instance = problem([ModelNeed("m", 0.1, 1, 1)], options, [a, b], current=current)
         assert counts(instance, solve(instance)) == current
 
 
 def test_nothing_that_runs_is_moved_for_a_hair_of_latency():
     a, b = pool("a"), pool("b")
-    current = {("m", "a", "p", 1): 2}
+    current = {("m", "a", "p", 1, 1, "unified"): 2}
     for faster, stays in ((0.9999, True), (0.9, False)):
         options = [option("m", a, capacity=9.0), option("m", b, capacity=9.0, latency=faster)]
         instance = problem([ModelNeed("m", 1.0, 2, 2)], options, [a, b], current=current)
@@ -246,7 +252,7 @@ def test_fewer_replicas_are_preferred_however_many_options_there_are():
     pools = [pool(f"x{i:04}", nodes=2, price=0.0) for i in range(1100)]
     options = [option("m", where, capacity=1.0 if i < 1099 else 2.0) for i, where in enumerate(pools)]
     instance = problem([ModelNeed("m", 1.6, 0, 8)], options, pools, objective=("cost",))
-    assert counts(instance, solve(instance)) == {("m", "x1099", "p", 1): 1}
+    assert counts(instance, solve(instance)) == {("m", "x1099", "p", 1, 1, "unified"): 1}
 
 
 @pytest.mark.parametrize(
@@ -278,7 +284,7 @@ def test_spread_holds_whatever_the_number_is(least, most):
     need = ModelNeed("m", 1.0, least, most, spread_sites=True)
     instance = problem([need], [option("m", a), option("m", b)], [a, b])
     found = counts(instance, solve(instance))
-    on_a, on_b = found.get(("m", "a", "p", 1), 0), found.get(("m", "b", "p", 1), 0)
+    on_a, on_b = found.get(("m", "a", "p", 1, 1, "unified"), 0), found.get(("m", "b", "p", 1, 1, "unified"), 0)
     assert on_a + on_b >= max(2, least)
     assert abs(on_a - on_b) <= 1
 
@@ -291,10 +297,12 @@ def test_fixed_counts_serve_and_are_neither_raised_nor_lowered():
         (ModelNeed("m", 3.2, 0, 8), 2),
         (ModelNeed("m", 0.1, 0, 1), 0),
     ):
-        instance = replace(problem([need], options, [a], objective=("cost",)), fixed={("m", "far", "p", 1): 2})
+        instance = replace(
+            problem([need], options, [a], objective=("cost",)), fixed={("m", "far", "p", 1, 1, "unified"): 2}
+        )
         found = counts(instance, solve(instance))
-        assert found.pop(("m", "far", "p", 1)) == 2
-        assert found.get(("m", "a", "p", 1), 0) == expected
+        assert found.pop(("m", "far", "p", 1, 1, "unified")) == 2
+        assert found.get(("m", "a", "p", 1, 1, "unified"), 0) == expected
 
 
 @pytest.mark.parametrize(("unseen", "there", "elsewhere"), [(1, 2, 2), (3, 3, 1), (5, 5, 0)])
@@ -302,16 +310,18 @@ def test_spread_counts_replicas_that_cannot_be_seen(unseen, there, elsewhere):
     a, far, b = pool("a", nodes=8, site="s"), pool("far", nodes=1, site="s"), pool("b", nodes=8, price=9.0)
     need = ModelNeed("m", 0.1, 4, 8, spread_sites=True)
     options = [option("m", where) for where in (a, far, b)]
-    instance = replace(problem([need], options, [a, b], objective=("cost",)), fixed={("m", "far", "p", 1): unseen})
+    instance = replace(
+        problem([need], options, [a, b], objective=("cost",)), fixed={("m", "far", "p", 1, 1, "unified"): unseen}
+    )
     found = counts(instance, solve(instance))
-    assert found[("m", "far", "p", 1)] == unseen
-    assert found[("m", "far", "p", 1)] + found.get(("m", "a", "p", 1), 0) == there
-    assert found.get(("m", "b", "p", 1), 0) == elsewhere
+    assert found[("m", "far", "p", 1, 1, "unified")] == unseen
+    assert found[("m", "far", "p", 1, 1, "unified")] + found.get(("m", "a", "p", 1, 1, "unified"), 0) == there
+    assert found.get(("m", "b", "p", 1, 1, "unified"), 0) == elsewhere
 
 
 def test_what_runs_too_much_is_stopped():
     a, b = pool("a", nodes=3), pool("b", nodes=3)
-    current = {("m", "a", "p", 1): 2, ("m", "b", "p", 1): 1}
+    current = {("m", "a", "p", 1, 1, "unified"): 2, ("m", "b", "p", 1, 1, "unified"): 1}
     instance = problem([ModelNeed("m", 0.5, 1, 1)], [option("m", a), option("m", b)], [a, b], current=current)
     found = solve(instance)
     assert sum(found.counts.values()) == 1

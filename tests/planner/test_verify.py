@@ -97,7 +97,7 @@ def test_what_the_solver_makes_is_in_order(loaded, placed):
         ((GOOD[0], at("big/0", "big", tp=4)), "are pinned there"),
         ((*GOOD, at("m/1", cluster="nowhere")), "no such model or place"),
         ((*GOOD, at("n/0", "n")), "no such model or place"),
-        ((*GOOD, at("m/1", device="a100-80g")), "not that of its partition"),
+        ((*GOOD, at("m/1", device="a100-80g")), "ours/big has no a100-80g"),
     ],
 )
 def test_each_broken_rule_is_found(loaded, replicas, complaint):

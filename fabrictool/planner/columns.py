@@ -1,0 +1,237 @@
+"""A model's columns: what a replica of it would do in each place, cut in each way; made on demand and remembered."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from fabrictool.catalog import accelerators
+from fabrictool.engines.adapter import adapter
+from fabrictool.planner.problem import Level, Option
+from fabrictool.simulator.capacity import replica, under_load
+from fabrictool.simulator.mixed import pipeline
+from fabrictool.simulator.network import hop
+from fabrictool.simulator.phases import decode_only, prefill_only, prefill_under_load
+from fabrictool.simulator.stand import stand
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from fabrictool.catalog import ModelArchitecture
+    from fabrictool.domain.blueprint import Model, Slo
+    from fabrictool.domain.inventory import Inventory, Partition
+    from fabrictool.domain.specs import Phase
+    from fabrictool.planner.problem import Pool
+    from fabrictool.simulator.capacity import Demand, Latency, Replica
+    from fabrictool.simulator.stand import Stand
+    from fabrictool.simulator.stepmodel import Steps
+
+    Figures = tuple[Replica, tuple[Level, ...]]
+
+DEGREES = (1, 2, 4, 8, 16)
+"""Tensor-parallel degrees that are tried, inside one node."""
+STAGES = (2, 3, 4, 6, 8, 12, 16)
+"""Pipeline stages that are tried where no node holds the model: the first `PIPELINES` numbers that do."""
+PIPELINES = 2
+LOADS = (0.1, 0.25, 0.4, 0.55, 0.7, 0.8)
+"""Shares of a replica's capacity at which its latency is known to the planner; the last is the most that is planned:
+the rest absorbs bursts."""
+LOAD_OCTETS_PER_S = 0.37e9
+LOAD_S = 106.0
+"""From start to serving: 106 + 379/tp s of a 70B model at 16 bits in published measurements of vLLM."""
+
+
+class Columns:
+    """Of one model. Options are asked for by place and cut; None: it does not fit or must not stand there."""
+
+    def __init__(
+        self, name: str, wanted: Model, architecture: ModelArchitecture, demand: Demand, inventory: Inventory
+    ) -> None:
+        self._name, self._wanted, self._architecture = name, wanted, architecture
+        self._demand, self._inventory = demand, inventory
+        self._tables: dict[object, Figures | None] = {}
+        self._capabilities = adapter(wanted.engine).capabilities
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """That its replicas may be in."""
+        split: tuple[Phase, ...] = ("prefill", "decode")
+        return {"unified": ("unified",), "split": split, "any": ("unified", *split)}[self._wanted.phases]
+
+    def everywhere(self, pools: Sequence[Pool]) -> Iterator[Option]:
+        """All columns on these pools but mixed pipelines: inside one node, or over several where none holds it."""
+        for pool in pools:
+            for phase in self.phases:
+                inside = [self.option(pool, tp, 1, phase) for tp in self.degrees(pool)]
+                found = [option for option in inside if option is not None]
+                yield from found or self._across(pool, phase)
+
+    def _across(self, pool: Pool, phase: Phase) -> Iterator[Option]:
+        if not self._capabilities.pipeline_parallel or not self.degrees(pool):
+            return
+        tp = self.degrees(pool)[-1]
+        numbers = (pp for pp in STAGES if pp <= pool.nodes * (pool.devices_per_node // tp))
+        found = (option for pp in numbers if (option := self.option(pool, tp, pp, phase)) is not None)
+        for option, _ in zip(found, range(PIPELINES), strict=False):
+            yield option
+
+    def degrees(self, pool: Pool) -> list[int]:
+        """Tensor-parallel degrees inside a node of a pool; none where the model must not stand."""
+        if not permitted(self._wanted, pool, self._inventory):
+            return []
+        most = pool.devices_per_node if self._capabilities.tensor_parallel else 1
+        heads, kv_heads = self._architecture.heads, self._architecture.kv_heads
+        return [tp for tp in DEGREES if tp <= most and heads % tp == 0 and (kv_heads % tp == 0 or tp % kv_heads == 0)]
+
+    def option(self, pool: Pool, tp: int, pp: int, phase: Phase) -> Option | None:
+        """Replicas of `pp` stages of `tp` devices each, all in one pool."""
+        place = self._partition(pool)
+        equal = (place.device, place.link, place.network, place.memory_per_node, place.devices_per_node)
+        key = (*equal, place.walltime, tp, pp, phase)
+        if key not in self._tables:
+            there = stand(self._wanted, self._architecture, place, tp, pp=pp)
+            self._tables[key] = None if there is None else self._figures(there, phase, [place])
+        table = self._tables[key]
+        if table is None:
+            return None
+        return Option(self._name, pool, tp, *table, preference=preference(self._wanted, pool), pp=pp, phase=phase)
+
+    def mixed(self, stages: Sequence[tuple[Pool, int]], phase: Phase) -> Option | None:
+        """Replicas of unlike stages, (pool, tp) each."""
+        if len(set(stages)) == 1:
+            return self.option(*stages[0], len(stages), phase)
+        hops = [hop(self._inventory, a.key, b.key) for (a, _), (b, _) in pairwise(stages)]
+        if any(found is None for found in hops) or any(tp not in self.degrees(pool) for pool, tp in stages):
+            return None
+        key = (*((*pool.key, tp) for pool, tp in stages), phase)
+        if key not in self._tables:
+            self._tables[key] = self._mixed(stages, phase, [found for found in hops if found is not None])
+        table = self._tables[key]
+        if table is None:
+            return None
+        (pool, tp), *others = stages
+        disliked = max(preference(self._wanted, pool) for pool, _ in stages)
+        return Option(
+            self._name, pool, tp, *table, preference=disliked, pp=len(stages), phase=phase, others=tuple(others)
+        )
+
+    def _mixed(
+        self, stages: Sequence[tuple[Pool, int]], phase: Phase, hops: Sequence[tuple[float, float]]
+    ) -> Figures | None:
+        places = [self._partition(pool) for pool, _ in stages]
+        stands = [
+            stand(self._wanted, self._architecture, place, tp, part=True)
+            for place, (_, tp) in zip(places, stages, strict=True)
+        ]
+        usable = [one for one in stands if one is not None]
+        if len(usable) < len(stages):
+            return None
+        made = pipeline(usable, self._architecture.layers, hops, self._demand.context)
+        if made is None:
+            return None
+        steps, room = made
+        figures = replica(steps, room, self._demand, usable[0].max_num_seqs, usable[0].calibration)
+        return self._levels(figures, steps, phase, places, room.weights / sum(tp for _, tp in stages))
+
+    def _figures(self, there: Stand, phase: Phase, places: Sequence[Partition]) -> Figures | None:
+        figures = replica(there.step, there.room, self._demand, there.max_num_seqs, there.calibration)
+        share = there.room.weights / there.step.cut.devices
+        return self._levels(figures, there.step, phase, places, share)
+
+    def _levels(
+        self, figures: Replica, step: Steps, phase: Phase, places: Sequence[Partition], weights: float
+    ) -> Figures | None:
+        """What a replica does under each load; `weights` are octets a device, which take time to load."""
+        promise = min(promised(place, weights) for place in places)
+        if not figures.fits or promise <= 0.0:
+            return None
+        demand, slo = self._demand, self._wanted.slo
+        alone = figures.prefill_s + figures.first_s + figures.read_s
+        if phase == "prefill":
+            figures = prefill_only(figures, step, demand)
+        elif phase == "decode":
+            figures = decode_only(figures, demand)
+        levels = []
+        for load in LOADS:
+            rate = load * figures.capacity
+            if phase == "prefill":
+                latency = prefill_under_load(figures, rate)
+                attains = not slo_misses(slo, latency, ("ttft",))
+            elif phase == "decode":
+                latency = under_load(figures, demand, rate)
+                attains = not slo_misses(slo, latency, ("tpot", "e2e"), before=alone)
+            else:
+                latency = under_load(figures, demand, rate)
+                attains = not slo_misses(slo, latency)
+            levels.append(Level(rate * promise, latency.in_system, attains))
+        return figures, tuple(levels)
+
+    def _partition(self, pool: Pool) -> Partition:
+        return self._inventory.clusters[pool.cluster].partitions[pool.partition]
+
+
+def promised(place: Partition, weights: float) -> float:
+    """The share of its time in which a replica of a partition with a walltime serves; 0 where it hardly does.
+
+    `weights`: octets on each device. Its successor gets other devices only where some are free, so a start counts as
+    lost whenever the walltime ends.
+    """
+    if place.walltime is None:
+        return 1.0
+    if accelerators()[place.device].kind == "cpu":
+        start = weights / LOAD_OCTETS_PER_S
+    else:
+        start = LOAD_S + weights / LOAD_OCTETS_PER_S
+    share = 1.0 - start / float(place.walltime)
+    return share if share >= WORTH_STARTING else 0.0
+
+
+WORTH_STARTING = 0.5
+"""A partition whose walltime goes by half in starting is not used."""
+
+
+def permitted(wanted: Model, pool: Pool, inventory: Inventory) -> bool:
+    """Trust, tier and installed engines."""
+    installed = inventory.clusters[pool.cluster].software.engines
+    trusted = wanted.trust is None or pool.provider in wanted.trust
+    stable_enough = pool.stable or wanted.tier == "scavenger"
+    return trusted and stable_enough and (not installed or wanted.engine in installed)
+
+
+def preference(wanted: Model, pool: Pool) -> float:
+    """0 where `place` has the model, more where it does not."""
+    names = {pool.device, pool.provider, pool.site, pool.cluster}
+    unwished = bool(wanted.place.prefer) and not names & set(wanted.place.prefer)
+    return float(unwished) + 2.0 * bool(names & set(wanted.place.avoid))
+
+
+def slo_misses(
+    slo: Slo | None, latency: Latency, metrics: Sequence[str] = ("ttft", "tpot", "e2e"), before: float = 0.0
+) -> list[str]:
+    """The targets of some metrics that a latency does not meet, in words; `before`: seconds that E2E has on top."""
+    if slo is None:
+        return []
+    misses = []
+    for metric in metrics:
+        for percentile in (50, 95, 99):
+            target = getattr(slo, f"{metric}_p{percentile}")
+            value = _quantile(latency, metric, percentile / 100) + (before if metric == "e2e" else 0.0)
+            if target is not None and value > float(target):
+                misses.append(f"{metric.upper()} p{percentile} {value:.3g} s is over the target of {target}")
+    return misses
+
+
+def _quantile(latency: Latency, metric: str, share: float) -> float:
+    """Read off mean and p95: a constant part and an exponential tail, so that only the tail grows with the quantile."""
+    p95 = getattr(latency, f"{metric}_p95")
+    if metric == "e2e":
+        mean = latency.ttft_mean + (latency.e2e_p95 - latency.ttft_p95) * _ratio(latency.tpot_mean, latency.tpot_p95)
+    else:
+        mean = getattr(latency, f"{metric}_mean")
+    tail = max(0.0, p95 - mean) / (math.log(20.0) - 1.0)
+    return float(p95 + tail * (math.log(1.0 / (1.0 - share)) - math.log(20.0)))
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else 1.0

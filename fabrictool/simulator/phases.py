@@ -1,0 +1,64 @@
+"""Replicas that only read prompts, or only make answers: figures and latency of either phase, in closed form.
+
+Prefill is a queue of fixed service times (M/D/1), decode the batches of `capacity.under_load` without prompts in them.
+Between them a request's cache is handed over; what that takes is up to the link (`fabrictool.planner.handover`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from fabrictool.simulator.capacity import MAX_UTILISATION, Latency, prefill_seconds
+from fabrictool.simulator.steptimes import PAIR_STEP
+
+if TYPE_CHECKING:
+    from fabrictool.simulator.capacity import Demand, Replica
+    from fabrictool.simulator.stepmodel import Steps
+
+ENOUGH = 2048.0
+"""Prompt tokens in one step from which on devices compute as fast as they can; shorter prompts share a step."""
+
+
+def prefill_only(figures: Replica, step: Steps, demand: Demand) -> Replica:
+    """The same replica when all that it does is to read prompts: its capacity is prompts/s."""
+    together = max(1, int(ENOUGH // demand.input))
+    whole = prefill_seconds(step, together * demand.input)
+    # Prompts of one step do not attend to each other.
+    apart = whole - step.attending(together * demand.input) + together * step.attending(demand.input)
+    return replace(figures, capacity=step.lanes * together / apart)
+
+
+def decode_only(figures: Replica, demand: Demand) -> Replica:
+    """The same replica when prompts come with their cache: its capacity is answers/s."""
+    steps = [PAIR_STEP * step for step in figures.steps_s]
+    return replace(
+        figures,
+        steps_s=tuple(steps),
+        step_full_s=steps[-1],
+        step_alone_s=steps[0],
+        capacity=figures.max_batch / (max(1.0, demand.output - 1.0) * steps[-1]),
+        prefill_s=0.0,
+        marginal_s=0.0,
+        first_s=0.0,
+        read_s=0.0,
+    )
+
+
+def prefill_under_load(figures: Replica, rate: float) -> Latency:
+    """Until the first token, of a replica of `prefill_only` that gets `rate` prompts/s, Poisson."""
+    utilisation = rate / figures.capacity if figures.capacity > 0 else math.inf
+    load = min(utilisation, MAX_UTILISATION)
+    wait = load / (2.0 * (1.0 - load)) / figures.capacity
+    first = figures.first_s + figures.read_s + figures.prefill_s
+    mean, p95 = first + wait, first + 3.0 * wait
+    return Latency(
+        utilisation=utilisation,
+        in_system=load * figures.capacity * mean,
+        ttft_mean=mean,
+        ttft_p95=p95,
+        tpot_mean=0.0,
+        tpot_p95=0.0,
+        e2e_p95=p95,
+    )
