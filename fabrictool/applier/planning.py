@@ -10,16 +10,18 @@ from fabrictool.base.errors import FabrictoolError, InfeasibleError, Place, Prob
 from fabrictool.domain.plan import Action, Certificate, Forecast, Placement, Plan, ReplicaPlacement
 from fabrictool.domain.specs import AgentSpec, GatewaySpec
 from fabrictool.planner.assign import assign
-from fabrictool.planner.build import build_problem
 from fabrictool.planner.diff import actions, delete
 from fabrictool.planner.exact import ExactSolver
-from fabrictool.planner.forecast import certificate, forecast, reasons
+from fabrictool.planner.explain import explanation, reasons
+from fabrictool.planner.forecast import certificate, forecast
 from fabrictool.planner.problem import unit_key
+from fabrictool.planner.relaxations import explain_conflict
+from fabrictool.planner.situation import Situation
 from fabrictool.planner.units import GATEWAY, wanted_units
 from fabrictool.planner.verify import violations
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from fabrictool.applier.fabric import Fabric
     from fabrictool.applier.state import Placed, State
@@ -46,12 +48,15 @@ def plan_fabric(
     time_limit_s: float = 60.0,
     solver: Solver | None = None,
     keys: str | None = None,
+    explain: bool = False,
     progress: Callable[[Solution], None] | None = None,
 ) -> tuple[Plan, Observed]:
     """The plan, with the observation that it was made from.
 
     `keys` is the digest of the tenants' keys; None when they cannot be had here: the plan then takes them as unchanged.
-    `progress` is told each better placement; with it, Ctrl-C ends the search and keeps the last one.
+    `explain` adds what rules cost and what was not chosen to the reasons: it solves again, and takes longer.
+    `progress` is told each better placement; with it, Ctrl-C ends the search and keeps the last one, and ends the
+    explaining and keeps what was said.
 
     Raises
     ------
@@ -61,18 +66,17 @@ def plan_fabric(
     observed, state = fabric.observe(), fabric.folder.read_state()
     blueprint, inventory = loaded.blueprint, loaded.inventory
     specs = running_specs(fabric, observed)
-    youngest = [specs[unit.operation] for _, unit in observed.running().values()]
-    agents = {spec.replica: spec for spec in youngest if isinstance(spec, AgentSpec)}
+    agents = _running_agents(specs, observed)
     running = {replica: _key(replica, spec) for replica, spec in agents.items()}
-    usable = [name for name, facts in observed.clusters.items() if facts.known]
-    current = Counter(running.values())
-    unseen = _unseen_replicas(state, observed, inventory)
-    problem, tables = build_problem(blueprint, inventory, usable=usable, unseen=unseen, current=current, now=now)
+    situation = _situation(loaded, observed, state, running, now)
+    unseen = situation.unseen
+    problem, tables = situation.build()
     try:
         found = (solver or ExactSolver()).solve(problem, deadline_s=time_limit_s, seed=seed)
         solution, stopped = _last(found, progress)
     except InfeasibleError as error:
-        raise InfeasibleError([*error.problems, *_unknown_clusters(observed)]) from error
+        why = [*error.problems, *explain_conflict(situation), *_unknown_clusters(observed)]
+        raise InfeasibleError(why) from error
     expiring = {unit.operation for _, unit in observed.running().values() if expires_soon(unit, now)}
     out_of_sight = {
         address.removeprefix("replica/"): _key(address.removeprefix("replica/"), placed)
@@ -94,6 +98,9 @@ def plan_fabric(
         living=[spec for spec in specs.values() if isinstance(spec, AgentSpec)],
         renewed={a.removeprefix("replica/") for a, (_, u) in observed.running().items() if u.operation in expiring},
     )
+    currency = currency_of(inventory)
+    sentences = explanation(situation, problem, solution, currency, seed) if explain else ()
+    said, cut = _said(sentences, patient=progress is None)
     plan = Plan(
         fabric=fabric.name,
         lineage=state.lineage,
@@ -107,11 +114,15 @@ def plan_fabric(
             expiring=expiring,
         ),
         placement=placement,
-        forecast=forecast(blueprint, problem, solution, tables, _currency(inventory)),
+        forecast=forecast(blueprint, problem, solution, tables, currency),
         certificate=certificate(problem, solution, seed),
-        reasons=reasons(problem, solution, _currency(inventory)),
+        reasons=(
+            *reasons(problem, solution, currency),
+            *said,
+        ),
         warnings=(
             *(("the search was stopped early: this is the best placement until then",) if stopped else ()),
+            *(("the explaining was stopped early",) if cut else ()),
             *(f"{problem.code} {problem.message}" for problem in loaded.warnings),
             *_unread_traces(blueprint),
             *_unread_keys(blueprint, keys),
@@ -119,6 +130,32 @@ def plan_fabric(
         ),
     )
     return plan, observed
+
+
+def situation_of(fabric: Fabric, loaded: Loaded, now: float) -> Situation:
+    """What the planner would start from."""
+    observed, state = fabric.observe(), fabric.folder.read_state()
+    agents = _running_agents(running_specs(fabric, observed), observed)
+    running = {replica: _key(replica, spec) for replica, spec in agents.items()}
+    return _situation(loaded, observed, state, running, now)
+
+
+def _situation(
+    loaded: Loaded, observed: Observed, state: State, running: Mapping[str, OptionKey], now: float
+) -> Situation:
+    return Situation(
+        loaded.blueprint,
+        loaded.inventory,
+        usable=tuple(name for name, facts in observed.clusters.items() if facts.known),
+        unseen=_unseen_replicas(state, observed, loaded.inventory),
+        current=Counter(running.values()),
+        now=now,
+    )
+
+
+def _running_agents(specs: Mapping[str, UnitSpec], observed: Observed) -> dict[str, AgentSpec]:
+    youngest = [specs[unit.operation] for _, unit in observed.running().values()]
+    return {spec.replica: spec for spec in youngest if isinstance(spec, AgentSpec)}
 
 
 def _last(found: Iterator[Solution], progress: Callable[[Solution], None] | None) -> tuple[Solution, bool]:
@@ -135,6 +172,19 @@ def _last(found: Iterator[Solution], progress: Callable[[Solution], None] | None
     if solution is None:
         raise FabrictoolError.of("FT2902", "the solver found nothing")
     return solution, False
+
+
+def _said(sentences: Iterable[str], *, patient: bool) -> tuple[list[str], bool]:
+    """All sentences, and whether Ctrl-C cut them short; the `patient` let it through."""
+    said: list[str] = []
+    try:
+        for sentence in sentences:
+            said.append(sentence)  # noqa: PERF402 - what was said before Ctrl-C counts
+    except KeyboardInterrupt:
+        if patient:
+            raise
+        return said, True
+    return said, False
 
 
 def expires_soon(unit: ObservedUnit, now: float) -> bool:
@@ -304,6 +354,7 @@ def _unknown_clusters(observed: Observed) -> list[Problem]:
     ]
 
 
-def _currency(inventory: Inventory) -> str:
+def currency_of(inventory: Inventory) -> str:
+    """Of all prices; "" without any."""
     prices = [p.price for c in inventory.clusters.values() for p in c.partitions.values() if p.price is not None]
     return prices[0].currency if prices else ""

@@ -1,4 +1,4 @@
-"""What the placement is expected to do, with bands; and why it looks as it does."""
+"""What the placement is expected to do, with bands, and how good the solver proved it to be."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, get_args
 from fabrictool.base.canonical import tidy
 from fabrictool.domain.plan import Band, Certificate, Forecast, ModelForecast, Stage
 from fabrictool.domain.specs import Phase
-from fabrictool.planner.columns import LOADS, slo_misses
+from fabrictool.planner.columns import slo_misses
 from fabrictool.planner.exact import TOLERANCE
-from fabrictool.planner.prices import device_prices
+from fabrictool.planner.stages import TIDYING
 from fabrictool.simulator.capacity import MAX_UTILISATION, Latency, under_load
 from fabrictool.simulator.phases import prefill_under_load
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from fabrictool.simulator.capacity import Demand, Factors
 
 PHASES: tuple[Phase, ...] = get_args(Phase)
-MOST_PRICES = 5
-"""Partitions whose shadow prices are told, the dearest first."""
 
 
 def forecast(blueprint: Blueprint, problem: Problem, solution: Solution, tables: Tables, currency: str) -> Forecast:
@@ -40,62 +38,28 @@ def forecast(blueprint: Blueprint, problem: Problem, solution: Solution, tables:
 
 
 def certificate(problem: Problem, solution: Solution, seed: int) -> Certificate:
-    """The solver's claim, stage by stage."""
+    """The solver's claim, stage by stage, and of the stage where it is farthest from proved."""
+    import ortools  # noqa: PLC0415 - --help must not pay for it
+
     stages = tuple(
         Stage(name=s.name, objective=s.objective, bound=s.bound, gap=_gap(s.objective, s.bound))
         for s in solution.stages
     )
+    felt = [stage for stage in stages if stage.name not in TIDYING]
+    # Among equals the first after ``served``, which is 0 of 0 in any fabric that is large enough.
+    worst = max([*felt[1:], *felt[:1]], key=lambda stage: stage.gap)
     return Certificate(
         solver=solution.solver,
         seed=seed,
         optimal=solution.optimal,
         stages=stages,
         tables_sha256=problem.tables_sha256,
+        stage=worst.name,
+        objective=worst.objective,
+        bound=worst.bound,
+        gap=worst.gap,
+        version=ortools.__version__,
     )
-
-
-def reasons(problem: Problem, solution: Solution, currency: str) -> tuple[str, ...]:
-    """One sentence for each model and what binds it; and what one device more would be worth."""
-    found = []
-    for need in problem.needs:
-        mine = problem.of(need.model)
-        parts = [
-            f"{solution.counts[i]} on {problem.options[i].pool.cluster}/{problem.options[i].pool.partition}"
-            f" (tp {problem.options[i].tp}, {_rate(problem.options[i].capacity)} each)"
-            for i in mine
-            if i in solution.counts
-        ]
-        count = sum(solution.counts.get(i, 0) for i in mine)
-        enough = f"{_rate(need.rate)} demanded, planned at {LOADS[-1]:.0%} of capacity at most"
-        binding = ""
-        if count == need.minimum and count:
-            binding = "; replicas.min decides the number"
-        elif count == need.maximum:
-            binding = "; replicas.max is reached"
-        if need.spread_sites:
-            binding += "; spread over sites"
-        found.append(f"{need.model}: {', '.join(parts) or 'no replica'}; {enough}{binding}")
-    for pool in problem.pools:
-        taken = sum(problem.options[i].tp * c for i, c in solution.counts.items() if problem.options[i].pool == pool)
-        total = pool.nodes * pool.devices_per_node
-        if taken >= total:
-            found.append(f"{pool.cluster}/{pool.partition}: all {total} {pool.device} are in use")
-    prices = device_prices(problem, solution)
-    if prices is not None:
-        unit = {
-            "served": "req/s more served",
-            "slo": "req/s less beside the SLO",
-            "latency": "requests less in the system on average",
-            "cost": f"{currency}/h less" if currency else "less",
-            "energy": "W less",
-        }[prices.stage]
-        device = {pool.key: pool.device for pool in problem.pools}
-        best = sorted(prices.devices.items(), key=lambda item: (-item[1], item[0]))[:MOST_PRICES]
-        found += [
-            f"one {device[key]} more in {'/'.join(key)}: {value:.3g} {unit} (marginal, by the relaxation)"
-            for key, value in best
-        ]
-    return tuple(found)
 
 
 def _model(
@@ -175,7 +139,3 @@ def _gap(objective: float, bound: float) -> float:
     # A stage is kept within the solver's tolerance while later ones are solved.
     inside = objective - bound <= 2 * TOLERANCE * max(1.0, abs(objective))
     return 0.0 if inside else tidy((objective - bound) / max(abs(objective), 1e-9))
-
-
-def _rate(value: float) -> str:
-    return f"{value:.3g} req/s"

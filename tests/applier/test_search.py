@@ -30,3 +30,10 @@ def test_a_search_that_ends_by_itself_was_not_stopped():
     assert planning._last(iter([FIRST]), None) == (FIRST, False)
     with pytest.raises(FabrictoolError, match="FT2902"):
         planning._last(iter([]), None)
+
+
+def test_what_was_explained_before_ctrl_c_is_kept():
+    assert planning._said(cut_off("because"), patient=False) == (["because"], True)
+    assert planning._said(["because", "and"], patient=False) == (["because", "and"], False)
+    with pytest.raises(KeyboardInterrupt):
+        planning._said(cut_off("because"), patient=True)

@@ -1,0 +1,143 @@
+"""What was not chosen: for each model the nearest option that stays empty, and the second-best placement."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fabrictool.base.errors import FabrictoolError
+from fabrictool.planner.exact import TIE_BREAK, TOLERANCE, stage_names
+from fabrictool.planner.formulation import INFINITY, Formulation
+from fabrictool.planner.stages import NOUNS, amount, first_change, in_order, tolerance, user_stages, values_of, where
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from fabrictool.planner.problem import Option, Problem, Solution
+
+MOST_MODELS = 20
+"""For so many models the nearest unused option is told, those with the largest demand first."""
+FEW = 200
+"""Options up to which the second-best placement is looked for."""
+SECONDS = 5.0
+"""For each of its stages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unused:
+    """The nearest option of a model without a replica."""
+
+    option: int
+    stage: str
+    """The first that it would make worse; "" when it would do as well."""
+    worse: float
+    """By how much, for each request/s there; for each replica when the model has no demand."""
+
+
+def nearest_unused(problem: Problem, solution: Solution, seed: int) -> dict[str, Unused]:
+    """Model → its nearest unused option, by the reduced costs of the relaxation, stage after stage."""
+    relaxed = Formulation(problem, range(len(problem.options)), whole=False)
+    asked = sorted(problem.needs, key=lambda need: (-need.rate, need.model))[:MOST_MODELS]
+    # Each unused option with its distance in the stages so far. A fixed count cannot grow, and what is like a used
+    # option in all that matters, such as the same devices elsewhere, says nothing.
+    used = {_likeness(problem.options[i]) for i in solution.counts}
+    candidates: dict[str, dict[int, list[float]]] = {
+        need.model: {
+            i: []
+            for i in problem.of(need.model)
+            if problem.options[i].key not in problem.fixed and _likeness(problem.options[i]) not in used
+        }
+        for need in asked
+    }
+    rate = {need.model: need.rate for need in asked}
+    names = [name for name in stage_names(problem) if name != TIE_BREAK and relaxed.terms(name)]
+    for name in names:
+        answer = relaxed.minimise(name, seconds=60.0, seed=seed)
+        if answer is None:
+            return {}
+        for model, options in candidates.items():
+            for i, distances in options.items():
+                if rate[model]:
+                    distance = relaxed.distance(answer, i)
+                else:
+                    distance = min(float(answer.reduced[column]) for column, _ in relaxed.count(i))
+                distances.append(distance if distance > TOLERANCE else 0.0)
+        relaxed.keep(name, answer.objective + tolerance(name, answer.objective))
+    found = {}
+    for model, options in candidates.items():
+        if options:
+            distances, i = min((distances, i) for i, distances in options.items())
+            at = next((at for at, distance in enumerate(distances) if distance), None)
+            found[model] = Unused(i, "", 0.0) if at is None else Unused(i, names[at], distances[at])
+    return found
+
+
+def _likeness(option: Option) -> tuple[object, ...]:
+    return option.model, option.levels, option.cost, option.power, option.preference, option.stable, option.phase
+
+
+def runner_up(problem: Problem, solution: Solution, seed: int) -> tuple[dict[int, int], dict[str, float]] | None:
+    """(counts, values) of the best placement with another count of at least one option.
+
+    None when there is no other, when there are more than `FEW` options, or when it could not be found in time.
+    """
+    if len(problem.options) > FEW:
+        return None
+    other = _Other(problem, solution.counts)
+    names = [name for name in stage_names(problem) if name != TIE_BREAK]
+    try:
+        found = in_order(other, names, seconds=SECONDS, seed=seed)
+    except FabrictoolError:
+        return None
+    if found is None:
+        return None
+    values, answer = found
+    return other.counts(answer), {name: other.value(name, answer) for name in values}
+
+
+def alternative_sentences(problem: Problem, solution: Solution, currency: str, seed: int) -> Iterator[str]:
+    """A sentence for each model, and one for the second-best placement."""
+    rate = {need.model: need.rate for need in problem.needs}
+    for model, unused in nearest_unused(problem, solution, seed).items():
+        there = where(problem.options[unused.option])
+        if unused.stage:
+            worse = f"{amount(unused.stage, unused.worse, currency)} more {NOUNS[unused.stage]}"
+            each = "each request/s" if rate[model] else "a replica"
+            yield f"{model}: not on {there}: {each} there would mean {worse} (marginal, by the relaxation)"
+        else:
+            yield f"{model}: {there} would do as well (by the relaxation)"
+    second = runner_up(problem, solution, seed)
+    if second is not None:
+        counts, values = second
+        names = [*user_stages(problem), "moves", "replicas"]
+        change = first_change(values_of(solution), values, names)
+        loss = "as good" if change is None else f"{amount(change[0], change[1], currency)} more {NOUNS[change[0]]}"
+        yield f"second best: {_differences(problem, solution.counts, counts)}: {loss}"
+
+
+def _differences(problem: Problem, chosen: Mapping[int, int], other: Mapping[int, int]) -> str:
+    changes = {i: other.get(i, 0) - chosen.get(i, 0) for i in sorted({*chosen, *other})}
+    words = [
+        f"{problem.options[i].model} {change:+d} on {where(problem.options[i])}"
+        for i, change in changes.items()
+        if change
+    ]
+    return ", ".join(words)
+
+
+class _Other(Formulation):
+    """The whole program with one rule more: not these counts."""
+
+    def __init__(self, problem: Problem, counts: Mapping[int, int]) -> None:
+        super().__init__(problem, range(len(problem.options)), whole=True)
+        most = {need.model: need.maximum for need in problem.needs}
+        differs: list[tuple[int, float]] = []
+        for i, option in enumerate(problem.options):
+            count, room = counts.get(i, 0), max(most[option.model], counts.get(i, 0)) + 1
+            # One of `more` and `fewer` may be 1 if the count is above, or below, what was chosen.
+            more, fewer = (self._program.column(0, 1, whole=True) for _ in range(2))
+            term = self.count(i)
+            self._program.row(count + 1 - room, INFINITY, [*term, (more, -float(room))])
+            self._program.row(-INFINITY, count - 1 + room, [*term, (fewer, float(room))])
+            differs += [(more, 1.0), (fewer, 1.0)]
+        self._program.row(1, INFINITY, differs)

@@ -1,0 +1,205 @@
+"""Why no placement keeps all rules: an irreducible set of rules that conflict.
+
+Every rule has a name and can be left out. The set is found by divide and conquer (Junker, "QuickXplain", AAAI 2004): a
+rule stays in it when the others of the set can be kept without it. Whole programs decide what can be kept.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from fabrictool.base.errors import FabrictoolError
+from fabrictool.planner.formulation import Formulation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from fabrictool.planner.problem import ModelNeed, PoolKey, Problem
+    from fabrictool.planner.situation import Situation
+
+SECONDS = 10.0
+"""For each question whether a placement exists; what cannot be said by then counts as possible."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Rule:
+    """One thing that is demanded."""
+
+    kind: str
+    """``trust``, ``tier``, ``min``, ``pin``, ``max``, ``spread``, ``unseen``, ``outage`` or ``devices``."""
+    subject: str
+    """The model, or ``CLUSTER/PARTITION``."""
+    where: tuple[str, str] = ("", "")
+    """Of a pin."""
+    words: str = ""
+
+    @property
+    def place(self) -> str:
+        """Of a pin: ``CLUSTER`` or ``CLUSTER/PARTITION``."""
+        return "/".join(filter(None, self.where))
+
+    @property
+    def thing(self) -> str:
+        """Its place in blueprint or inventory."""
+        return {
+            "trust": f"models.{self.subject}.trust",
+            "tier": f"models.{self.subject}.tier",
+            "min": f"models.{self.subject}.replicas.min",
+            "max": f"models.{self.subject}.replicas.max",
+            "pin": f"models.{self.subject}.place.pin",
+            "spread": f"models.{self.subject}.place.spread",
+            "unseen": f"models.{self.subject}",
+            "outage": f"{self.subject}.maintenance",
+        }.get(self.kind, self.subject)
+
+
+class Rules:
+    """The rules of a problem, each of which can be left out."""
+
+    def __init__(self, problem: Problem, barred: Mapping[int, frozenset[Rule]] | None = None) -> None:
+        """`barred`: option → the rules of trust and tier that forbid it; `problem` has those options as well."""
+        self.problem = problem
+        self._barred = barred or {}
+        self._need = {need.model: need for need in problem.needs}
+        stuck = Counter[str]()
+        for option in problem.options:
+            stuck[option.model] += problem.fixed.get(option.key, 0)
+        self._sites = len({option.pool.site for option in problem.options})
+        asked = sum(need.minimum + sum(need.pins.values()) + stuck[need.model] for need in problem.needs)
+        self.enough = max(1, asked) * 2 * max(1, self._sites)
+        """More replicas, or nodes, than any rule can make necessary."""
+        self.all = [*sorted({rule for rules in self._barred.values() for rule in rules}), *self._stated(stuck)]
+
+    def _stated(self, stuck: Mapping[str, int]) -> Iterator[Rule]:
+        for need in self.problem.needs:
+            name = need.model
+            if need.minimum:
+                yield Rule("min", name, words=f"at least {_replicas(need.minimum, name)} on owned capacity")
+            for (cluster, partition), count in sorted(need.pins.items()):
+                rule = Rule("pin", name, (cluster, partition))
+                yield replace(rule, words=f"just {_replicas(count, name)} on {rule.place}")
+            if stuck[name]:
+                yield Rule("unseen", name, words=f"{_replicas(stuck[name], name)} on clusters that do not answer")
+            if need.minimum or need.pins:
+                yield Rule("max", name, words=f"at most {_replicas(need.maximum, name)}")
+                if need.spread_sites:
+                    yield Rule("spread", name, words=f"{name} spread over sites")
+        for away in self.problem.outages if any(need.minimum for need in self.problem.needs) else ():
+            there = _together(away)
+            yield Rule("outage", there, words=f"minima also while {there} is under maintenance")
+        for pool in self.problem.pools:
+            size = pool.nodes * pool.devices_per_node
+            yield Rule("devices", "/".join(pool.key), words=f"{size} {pool.device} in {'/'.join(pool.key)}")
+
+    def with_only(self, kept: Iterable[Rule]) -> Problem:
+        """The problem with these rules and no others."""
+        active = set(kept)
+        gone = {rule.subject for rule in self.all if rule.kind == "unseen"} - {
+            rule.subject for rule in active if rule.kind == "unseen"
+        }
+        problem = self.problem
+        options = tuple(
+            option
+            for i, option in enumerate(problem.options)
+            if active.isdisjoint(self._barred.get(i, frozenset()))
+            and not (option.model in gone and option.key in problem.fixed)
+        )
+        there = {option.key for option in options}
+        of = {(rule.kind, rule.subject) for rule in active}
+        pinned = {(rule.subject, rule.where) for rule in active if rule.kind == "pin"}
+        return replace(
+            problem,
+            options=options,
+            fixed={key: count for key, count in problem.fixed.items() if key in there},
+            outages=tuple(away for away in problem.outages if ("outage", _together(away)) in of),
+            needs=tuple(self._without(need, of, pinned) for need in problem.needs),
+            pools=tuple(
+                pool if ("devices", "/".join(pool.key)) in of else replace(pool, nodes=pool.nodes + self.enough)
+                for pool in problem.pools
+            ),
+        )
+
+    def _without(
+        self, need: ModelNeed, of: set[tuple[str, str]], pinned: set[tuple[str, tuple[str, str]]]
+    ) -> ModelNeed:
+        name = need.model
+        return replace(
+            need,
+            minimum=need.minimum if ("min", name) in of else 0,
+            maximum=need.maximum if ("max", name) in of else need.maximum + self.enough,
+            pins={where: count for where, count in need.pins.items() if (name, where) in pinned},
+            spread_sites=need.spread_sites and ("spread", name) in of,
+        )
+
+
+def _together(pools: Iterable[PoolKey]) -> str:
+    return ", ".join(sorted("/".join(key) for key in pools))
+
+
+def _replicas(count: int, model: str) -> str:
+    return f"{count} replica{'' if count == 1 else 's'} of {model}"
+
+
+def possible(problem: Problem) -> bool:
+    """Whether a placement exists; True also when it cannot be said in time."""
+    asked = {need.model: need for need in problem.needs if need.minimum or any(need.pins.values())}
+    held = {option.model for option in problem.options if option.key in problem.fixed}
+    # Nobody asks for replicas of the others; and one load level is enough to know whether a replica can be had.
+    options = [
+        replace(option, levels=option.levels[-1:])
+        for option in problem.options
+        if option.model in asked or option.model in held
+    ]
+    if set(asked) - {option.model for option in options}:
+        return False
+    needs = tuple(need for need in problem.needs if need.model in asked or need.model in held)
+    bare = replace(problem, needs=needs, options=tuple(options), current={})
+    whole = Formulation(bare, range(len(options)), whole=True)
+    try:
+        return whole.minimise("moves", seconds=SECONDS, seed=0) is not None  # of nothing: any placement will do
+    except FabrictoolError:
+        return True
+
+
+def conflict_of(rules: Rules) -> list[Rule]:
+    """An irreducible set of rules that cannot be kept together; none when all can."""
+    if possible(rules.with_only(rules.all)):
+        return []
+
+    def kept(some: Sequence[Rule]) -> bool:
+        return possible(rules.with_only(some))
+
+    return _irreducible(kept, [], [], rules.all)
+
+
+def _irreducible(
+    kept: Callable[[Sequence[Rule]], bool], base: list[Rule], added: list[Rule], rest: list[Rule]
+) -> list[Rule]:
+    """What of `rest` conflicts with `base`; `added` are those that base has just got."""
+    if added and not kept(base):
+        return []
+    if len(rest) == 1:
+        return rest
+    first, second = rest[: len(rest) // 2], rest[len(rest) // 2 :]
+    of_second = _irreducible(kept, [*base, *first], first, second)
+    of_first = _irreducible(kept, [*base, *of_second], of_second, first)
+    return [*of_first, *of_second]
+
+
+def rules_of(situation: Situation) -> Rules:
+    """With the options that trust and tier rule out, and by which of them."""
+    models = situation.blueprint.models
+    loose, _ = situation.with_models({name: {"trust": None, "tier": "scavenger"} for name in models}).build()
+    barred: dict[int, frozenset[Rule]] = {}
+    for i, option in enumerate(loose.options):
+        model, reasons = models[option.model], set()
+        if model.trust is not None and not {pool.provider for pool in option.pools} <= set(model.trust):
+            words = f"{option.model} on {', '.join(model.trust) or 'nobody'} alone"
+            reasons.add(Rule("trust", option.model, words=words))
+        if model.tier == "owned" and not option.stable:
+            reasons.add(Rule("tier", option.model, words=f"{option.model} on owned capacity alone"))
+        if reasons:
+            barred[i] = frozenset(reasons)
+    return Rules(loose, barred)

@@ -1,0 +1,78 @@
+"""Why a placement looks as it does, in sentences."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fabrictool.planner.alternatives import alternative_sentences
+from fabrictool.planner.columns import LOADS
+from fabrictool.planner.prices import device_prices
+from fabrictool.planner.rules import rule_sentences
+from fabrictool.planner.stages import where
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fabrictool.planner.problem import Problem, Solution
+    from fabrictool.planner.situation import Situation
+
+MOST_PRICES = 5
+"""Partitions whose shadow prices are told, the dearest first."""
+
+
+def reasons(problem: Problem, solution: Solution, currency: str) -> tuple[str, ...]:
+    """One sentence for each model and what binds it; and what one device more would be worth."""
+    found = []
+    for need in problem.needs:
+        mine = problem.of(need.model)
+        parts = [
+            f"{solution.counts[i]} on {where(problem.options[i])}, {_rate(problem.options[i].capacity)} each"
+            for i in mine
+            if i in solution.counts
+        ]
+        count = sum(solution.counts.get(i, 0) for i in mine)
+        enough = f"{_rate(need.rate)} demanded, planned at {LOADS[-1]:.0%} of capacity at most"
+        binding = ""
+        if count == need.minimum and count:
+            binding = "; replicas.min decides the number"
+        elif count == need.maximum:
+            binding = "; replicas.max is reached"
+        if need.spread_sites:
+            binding += "; spread over sites"
+        found.append(f"{need.model}: {'; '.join(parts) or 'no replica'}; {enough}{binding}")
+    for pool in problem.pools:
+        taken = sum(
+            size * number * count
+            for i, count in solution.counts.items()
+            for (key, size), number in problem.options[i].blocks.items()
+            if key == pool.key
+        )
+        total = pool.nodes * pool.devices_per_node
+        if taken >= total:
+            found.append(f"{pool.cluster}/{pool.partition}: all {total} {pool.device} are in use")
+    prices = device_prices(problem, solution)
+    if prices is not None:
+        unit = {
+            "served": "req/s more served",
+            "slo": "req/s less beside the SLO",
+            "latency": "requests less in the system on average",
+            "cost": f"{currency}/h less" if currency else "less",
+            "energy": "W less",
+        }[prices.stage]
+        device = {pool.key: pool.device for pool in problem.pools}
+        best = sorted(prices.devices.items(), key=lambda item: (-item[1], item[0]))[:MOST_PRICES]
+        found += [
+            f"one {device[key]} more in {'/'.join(key)}: {value:.3g} {unit} (marginal, by the relaxation)"
+            for key, value in best
+        ]
+    return tuple(found)
+
+
+def explanation(situation: Situation, problem: Problem, solution: Solution, currency: str, seed: int) -> Iterator[str]:
+    """What rules cost and what was not chosen; the problem is solved again for it, which takes a while."""
+    yield from rule_sentences(situation, problem, solution, currency, seed)
+    yield from alternative_sentences(problem, solution, currency, seed)
+
+
+def _rate(value: float) -> str:
+    return f"{value:.3g} req/s"

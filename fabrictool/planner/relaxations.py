@@ -1,0 +1,201 @@
+"""What would resolve a conflict: each of its rules, changed as little as is enough.
+
+Only what makes the whole problem possible is offered. Where no single rule is enough, several minima are lowered
+together, by as few replicas as possible.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from fabrictool.base.errors import FabrictoolError, Place
+from fabrictool.base.errors import Problem as Complaint
+from fabrictool.planner.conflict import SECONDS, Rule, Rules, conflict_of, possible, rules_of
+from fabrictool.planner.formulation import Formulation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from fabrictool.planner.problem import ModelNeed, Option, Pool, Problem
+    from fabrictool.planner.situation import Situation
+
+MOST_HINTS = 8
+"""Relaxations that are told."""
+LOOSER = {
+    "trust": ("{} on any provider", "remove `trust`, or name more providers"),
+    "tier": ("{} on scavenger capacity as well", "tier: scavenger"),
+    "spread": ("{} not spread over sites", "spread: none"),
+}
+"""What there is instead of a rule that holds or does not: in words, and what to write."""
+
+
+@dataclass(frozen=True, slots=True)
+class Relaxation:
+    """Changed rules with which the whole problem can be solved."""
+
+    rules: tuple[Rule, ...]
+    words: str
+    """What would be enough."""
+    hint: str
+    """What to write."""
+    problem: Problem
+    """With the changes."""
+
+
+def relaxations(rules: Rules, conflict: Sequence[Rule]) -> list[Relaxation]:
+    """Each rule of the conflict, changed as little as is enough; several minima together when none alone is."""
+    found = [one for rule in conflict for one in _alone(rules, rule)]
+    if not found:
+        together = _lowered(rules)
+        found = [together] if together is not None else []
+    return found
+
+
+def _alone(rules: Rules, rule: Rule) -> Iterator[Relaxation]:
+    problem, name = rules.with_only(rules.all), rule.subject
+    need = next((need for need in problem.needs if need.model == name), None)
+    pool = next((pool for pool in problem.pools if "/".join(pool.key) == name), None)
+    if rule.kind in LOOSER:
+        changed = rules.with_only([other for other in rules.all if other != rule])
+        if possible(changed):
+            words, hint = LOOSER[rule.kind]
+            yield Relaxation((rule,), words.format(name), hint, changed)
+    elif rule.kind == "devices" and pool is not None:
+        more = _least(1, rules.enough, lambda n: possible(_with_pool(problem, replace(pool, nodes=pool.nodes + n))))
+        if more is not None:
+            changed = _with_pool(problem, replace(pool, nodes=pool.nodes + more))
+            words = f"{more * pool.devices_per_node} more {pool.device} in {name}"
+            yield Relaxation((rule,), words, f"nodes: {pool.nodes + more}", changed)
+    elif need is not None:
+        yield from _of_need(rules, problem, rule, need)
+
+
+def _of_need(rules: Rules, problem: Problem, rule: Rule, need: ModelNeed) -> Iterator[Relaxation]:
+    low, high = need.minimum, need.maximum
+    if rule.kind == "min":
+        least = _least(1, low, lambda n: possible(_with_need(problem, replace(need, minimum=low - n))))
+        if least is not None:
+            changed = _with_need(problem, replace(need, minimum=low - least))
+            words = f"at least {low - least} instead of {low} replicas of {need.model}"
+            yield Relaxation((rule,), words, f"replicas: {{min: {low - least}}}", changed)
+    elif rule.kind == "max":
+        least = _least(1, rules.enough, lambda n: possible(_with_need(problem, replace(need, maximum=high + n))))
+        if least is not None:
+            changed = _with_need(problem, replace(need, maximum=high + least))
+            words = f"at most {high + least} instead of {high} replicas of {need.model}"
+            yield Relaxation((rule,), words, f"replicas: {{max: {high + least}}}", changed)
+    elif rule.kind == "pin":
+        found = _fewer_pinned(problem, need, rule.where)
+        changed = _with_need(problem, replace(need, pins=need.pins | {rule.where: found or 0}))
+        if found is not None and possible(changed):
+            words = f"{found} instead of {need.pins[rule.where]} replicas of {need.model} pinned to {rule.place}"
+            yield Relaxation((rule,), words, f"pin: {{replicas: {found}}}", changed)
+
+
+def _fewer_pinned(problem: Problem, need: ModelNeed, where: tuple[str, str]) -> int | None:
+    """The largest number below the pin's with which a placement exists: fewer still may be too few for a minimum."""
+    others = {place: count for place, count in need.pins.items() if place != where}
+    elastic = _Fewer(_with_need(replace(problem, current={}), replace(need, pins=others)), need.model, where)
+    found = elastic.most(need.pins[where])
+    return found if found is not None and found < need.pins[where] else None
+
+
+class _Fewer(Formulation):
+    """The whole program with a column for what a place lacks of a pin."""
+
+    def __init__(self, problem: Problem, model: str, where: tuple[str, str]) -> None:
+        super().__init__(problem, range(len(problem.options)), whole=True)
+        mine = (i for i in problem.of(model) if problem.options[i].pool.within(*where))
+        self._there = [term for i in mine for term in self.count(i)]
+
+    def most(self, wanted: int) -> int | None:
+        """How many can be there, up to `wanted`; None when there is no placement, or none was found in time."""
+        short = self._program.column(0, wanted, whole=True)
+        self._program.row(wanted, wanted, [*self._there, (short, 1.0)])
+        try:
+            answer = self._program.minimise([(short, 1.0)], seconds=SECONDS, seed=0)
+        except FabrictoolError:
+            return None
+        return None if answer is None else wanted - round(answer.objective)
+
+
+def _least(low: int, high: int, enough: Callable[[int], bool]) -> int | None:
+    """The smallest number from `low` to `high` that is enough, if what is larger is enough as well."""
+    if high < low or not enough(high):
+        return None
+    while low < high:
+        middle = (low + high) // 2
+        if enough(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _with_need(problem: Problem, changed: ModelNeed) -> Problem:
+    return replace(problem, needs=tuple(changed if n.model == changed.model else n for n in problem.needs))
+
+
+def _with_pool(problem: Problem, changed: Pool) -> Problem:
+    return replace(problem, pools=tuple(changed if pool.key == changed.key else pool for pool in problem.pools))
+
+
+def _lowered(rules: Rules) -> Relaxation | None:
+    """Minima lowered by as few replicas in all as possible.
+
+    An elastic program: each model gets an option without devices that counts as a replica, and as few of those as
+    possible are used.
+    """
+    problem = rules.with_only(rules.all)
+    short = [need for need in problem.needs if need.minimum]
+    spare = {need.model: _unreal(problem, need.model) for need in short}
+    plain = [replace(option, preference=0.0) for option in problem.options]
+    options = [*plain, *(option for option in spare.values() if option is not None)]
+    elastic = replace(problem, options=tuple(options), current={})
+    whole = Formulation(elastic, range(len(options)), whole=True)
+    try:
+        answer = whole.minimise("preference", seconds=SECONDS, seed=0)
+    except FabrictoolError:
+        return None
+    if answer is None:
+        return None
+    lacking = {options[i].model: k for i, k in whole.counts(answer).items() if options[i].preference}
+    changed = problem
+    for need in short:
+        changed = _with_need(changed, replace(need, minimum=need.minimum - lacking.get(need.model, 0)))
+    if not lacking or not possible(changed):
+        return None
+    lowered = [
+        (need.model, need.minimum, need.minimum - lacking[need.model]) for need in short if need.model in lacking
+    ]
+    words = "at least " + " and ".join(f"{now} instead of {was} replicas of {model}" for model, was, now in lowered)
+    hint = ", ".join(f"{model}: {{replicas: {{min: {now}}}}}" for model, _, now in lowered)
+    named = tuple(rule for rule in rules.all if rule.kind == "min" and rule.subject in lacking)
+    return Relaxation(named, words, hint, changed)
+
+
+def _unreal(problem: Problem, model: str) -> Option | None:
+    """Stable, on nothing that has an end."""
+    option = next((option for option in problem.options if option.model == model), None)
+    if option is None:
+        return None
+    pool = replace(option.pool, cluster="", partition="", stable=True)
+    return replace(option, pool=pool, preference=1.0, tp=1, pp=1, phase="unified", others=())
+
+
+def explain_conflict(situation: Situation) -> list[Complaint]:
+    """FT2006 with the rules that conflict, and FT2007 with each of the least relaxations; none without a conflict."""
+    rules = rules_of(situation)
+    conflict = conflict_of(rules)
+    if not conflict:
+        return []
+    named = "; ".join(rule.words for rule in conflict)
+    also = tuple(Place(thing=rule.thing) for rule in conflict[1:])
+    message = f"these cannot hold together: {named}" if len(conflict) > 1 else f"this cannot hold: {named}"
+    hint = "any one of them given up would resolve this conflict"
+    found = [Complaint("FT2006", message, Place(thing=conflict[0].thing), hint, also=also)]
+    for one in relaxations(rules, conflict)[:MOST_HINTS]:
+        place = Place(thing=one.rules[0].thing)
+        found.append(Complaint("FT2007", f"enough would be: {one.words}", place, one.hint, severity="warning"))
+    return found

@@ -1,0 +1,157 @@
+"""What each rule that a blueprint states costs: the problem is solved again without it.
+
+Within `SMALL` options, and where the placement is proved, by the exact solver; else by the linear relaxation, which
+says less, as whole replicas can make a rule dearer than it says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fabrictool.base.errors import FabrictoolError
+from fabrictool.domain.blueprint import Replicas
+from fabrictool.planner.exact import SMALL, ExactSolver
+from fabrictool.planner.formulation import Formulation
+from fabrictool.planner.situation import with_model
+from fabrictool.planner.stages import NOUNS, TIDYING, amount, first_change, in_order, proved, user_stages, values_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fabrictool.domain.blueprint import Blueprint, Model
+    from fabrictool.planner.problem import Problem, Solution
+    from fabrictool.planner.situation import Situation
+
+MOST_RULES = 20
+"""So many are priced, those of the models with the largest demand first."""
+SECONDS = 2.0
+"""For each stage of solving again; what takes longer is told by the relaxation."""
+NO_MAXIMUM = 100_000
+"""The largest `replicas.max` that a blueprint can state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Something that the blueprint states of one model."""
+
+    model: str
+    words: str
+    """After "without"."""
+    without: Model
+    """The model's part of the blueprint without it."""
+    wish: bool = False
+    """Whether it is kept by a stage, so that this stage says nothing about its price."""
+
+
+@dataclass(frozen=True, slots=True)
+class RulePrice:
+    """What would be better without a rule."""
+
+    rule: Rule
+    stage: str
+    """The first that would improve; "" when none would."""
+    gain: float
+    """By how much its value would fall."""
+    exact: bool
+    """Solved again as an integer program, not by the relaxation."""
+
+
+def rules_of(blueprint: Blueprint, problem: Problem, solution: Solution) -> list[Rule]:
+    """The rules that may cost something, those of the models with the largest demand first."""
+    found: list[Rule] = []
+    for need in sorted(problem.needs, key=lambda need: (-need.rate, need.model)):
+        name, mine = need.model, problem.of(need.model)
+        counts = [(problem.options[i].stable and problem.options[i].serves, solution.counts.get(i, 0)) for i in mine]
+        total, stable = sum(k for _, k in counts), sum(k for on_stable, k in counts if on_stable)
+        found += [Rule(name, *rest) for rest in _rules(blueprint.models[name], need.rate, total, stable)]
+    return found
+
+
+def _rules(model: Model, rate: float, total: int, stable: int) -> Iterator[tuple[str, Model] | tuple[str, Model, bool]]:
+    """(words, the model without it, whether it is a wish); `total` replicas are placed, `stable` on owned capacity."""
+    place, replicas = model.place, model.replicas
+
+    def but(**changes: object) -> Model:
+        return model.model_copy(update=changes)
+
+    def placed(**changes: object) -> Model:
+        return but(place=place.model_copy(update=changes))
+
+    if model.trust is not None:
+        yield "its trust allowlist", but(trust=None)
+    if model.tier == "owned":
+        yield "`tier: owned`", but(tier="scavenger")
+    for pin in place.pin:
+        there = pin.cluster + (f"/{pin.partition}" if pin.partition else "")
+        others = tuple(other for other in place.pin if other != pin)
+        yield f"its pin of {pin.replicas} to {there}", placed(pin=others)
+    if place.spread != "none":
+        yield f"`spread: {place.spread}`", placed(spread="none")
+    if place.avoid:
+        yield "`avoid`", placed(avoid=()), True
+    if place.prefer:
+        yield "`prefer`", placed(prefer=()), True
+    # A demand needs one replica in any case.
+    if replicas.min == stable > (1 if rate else 0):
+        yield f"`replicas.min: {replicas.min}`", but(replicas=Replicas(min=0, max=replicas.max))
+    if replicas.max == total:
+        yield f"`replicas.max: {replicas.max}`", but(replicas=Replicas(min=replicas.min, max=NO_MAXIMUM))
+    if model.protect and replicas.min == 0 and stable == 1 and not rate:
+        yield "`protect`", but(protect=False)
+
+
+def price_rules(situation: Situation, problem: Problem, solution: Solution, seed: int) -> Iterator[RulePrice]:
+    """The first `MOST_RULES` rules with what they cost, one after another."""
+    relaxed: dict[str, float] = {}
+    for rule in rules_of(situation.blueprint, problem, solution)[:MOST_RULES]:
+        without = with_model(situation, problem, rule.model, rule.without)
+        names = [name for name in user_stages(problem) if not (rule.wish and name == "preference")]
+        after = exact = _exactly(without, seed) if proved(solution) else None
+        before = values_of(solution)
+        if after is None:
+            relaxed = relaxed or _relaxed(problem, seed)
+            before, after = relaxed, _relaxed(without, seed)
+        change = first_change(before, after, names)
+        stage, gain = (change[0], -change[1]) if change is not None and change[1] < 0 else ("", 0.0)
+        yield RulePrice(rule, stage, gain, exact is not None)
+
+
+def rule_sentences(
+    situation: Situation, problem: Problem, solution: Solution, currency: str, seed: int
+) -> Iterator[str]:
+    """A sentence for each rule that costs something, and one for those that do not."""
+    free: list[str] = []
+    for price in price_rules(situation, problem, solution, seed):
+        rule, how = price.rule, "solved again" if price.exact else "by the relaxation"
+        if price.stage:
+            gain = amount(price.stage, price.gain, currency)
+            yield f"{rule.model}: without {rule.words} {NOUNS[price.stage]} would fall by {gain} ({how})"
+        else:
+            free.append(f"{rule.model} {rule.words}")
+    if free:
+        yield f"rules that cost nothing: {'; '.join(free)}"
+    left = len(rules_of(situation.blueprint, problem, solution)) - MOST_RULES
+    if left > 0:
+        yield f"{left} more rules, of models with less demand, are not priced"
+
+
+def _exactly(problem: Problem, seed: int) -> dict[str, float] | None:
+    """Proved values of the users' stages, if they can be had soon."""
+    if len(problem.options) > SMALL:
+        return None
+    last: Solution | None = None
+    try:
+        for found in ExactSolver().solve(problem, deadline_s=SECONDS, seed=seed):
+            last = found
+            if found.stages[-1].name in TIDYING or not proved(found):
+                break
+    except FabrictoolError:  # nothing was found in time
+        return None
+    return values_of(last) if last is not None and proved(last) else None
+
+
+def _relaxed(problem: Problem, seed: int) -> dict[str, float]:
+    relaxed = Formulation(problem, range(len(problem.options)), whole=False)
+    found = in_order(relaxed, user_stages(problem), seconds=60.0, seed=seed)
+    return found[0] if found is not None else {}

@@ -1,0 +1,112 @@
+"""The objectives one after another, of any program: which of them users feel, how they compare, how they are named."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fabrictool.planner.exact import LATENCY_TOLERANCE, TIE_BREAK, TOLERANCE, stage_names
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from fabrictool.planner.formulation import Formulation
+    from fabrictool.planner.problem import Option, Problem, Solution
+    from fabrictool.planner.program import Answer
+
+TIDYING = ("moves", "replicas", TIE_BREAK)
+"""Stages that choose among placements which are equally good to their users."""
+NOUNS = {
+    "served": "unserved demand",
+    "slo": "load that misses the SLO",
+    "preference": "what `place` does not wish",
+    "latency": "requests in the system",
+    "cost": "cost",
+    "energy": "power",
+    "moves": "started or stopped",
+    "replicas": "in all",
+}
+"""What a stage keeps small."""
+
+
+def user_stages(problem: Problem) -> list[str]:
+    """Those that users feel, first things first."""
+    return [name for name in stage_names(problem) if name not in TIDYING]
+
+
+def values_of(solution: Solution) -> dict[str, float]:
+    """Stage → value."""
+    return {stage.name: stage.objective for stage in solution.stages}
+
+
+def proved(solution: Solution) -> bool:
+    """Whether nothing that users feel can be better."""
+    felt = [stage for stage in solution.stages if stage.name not in TIDYING]
+    return all(stage.objective - stage.bound <= 2 * tolerance(stage.name, stage.objective) for stage in felt)
+
+
+def tolerance(name: str, value: float) -> float:
+    """Differences up to this are none: the slack with which the stage is kept while later ones are solved."""
+    slack = TOLERANCE * max(1.0, abs(value))
+    return max(slack, LATENCY_TOLERANCE * value) if name == "latency" else slack
+
+
+def in_order(
+    formulation: Formulation, names: Iterable[str], *, seconds: float, seed: int
+) -> tuple[dict[str, float], Answer] | None:
+    """One stage after another, each kept at its least: their values, and the last answer.
+
+    None when the rows contradict each other. Raises FabrictoolError FT2902 when a stage found nothing in `seconds`.
+    """
+    values: dict[str, float] = {}
+    answer: Answer | None = None
+    for name in names:
+        if not formulation.terms(name):
+            continue
+        answer = formulation.minimise(name, seconds=seconds, seed=seed)
+        if answer is None:
+            return None
+        values[name] = formulation.value(name, answer)
+        formulation.keep(name, values[name] + tolerance(name, values[name]))
+    return None if answer is None else (values, answer)
+
+
+def first_change(
+    before: Mapping[str, float], after: Mapping[str, float], names: Sequence[str]
+) -> tuple[str, float] | None:
+    """The first of the stages that differs, and by how much it is larger after; None when all are the same."""
+    for name in names:
+        was = before.get(name, 0.0)
+        change = after.get(name, 0.0) - was
+        # Twice: both may have used their slack.
+        if abs(change) > 2 * tolerance(name, was):
+            return name, change
+    return None
+
+
+def amount(name: str, value: float, currency: str) -> str:
+    """A stage's value with its unit, such as ``3.1 CHF/h``."""
+    units = {
+        "served": "req/s",
+        "slo": "req/s",
+        "preference": "replicas",
+        "cost": f"{currency}/h" if currency else "",
+        "energy": "W",
+        "moves": "replicas",
+        "replicas": "replicas",
+    }
+    return f"{number(value)} {units.get(name, '')}".rstrip()
+
+
+def number(value: float) -> str:
+    """Three digits, or all before the point; the solver's dust is 0."""
+    return "0" if abs(value) < 2 * TOLERANCE else f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def where(option: Option) -> str:
+    """``CLUSTER/PARTITION (tp 2)``."""
+    parts = [
+        f"tp {option.tp}",
+        *([f"pp {option.pp}"] if option.pp > 1 else []),
+        *([option.phase] if option.phase != "unified" else []),
+    ]
+    return f"{'/'.join(option.pool.key)} ({', '.join(parts)})"

@@ -1,0 +1,69 @@
+"""A small fabric in YAML, for tests of what is built from blueprint and inventory."""
+
+from fabrictool.blueprint import load
+from fabrictool.planner.exact import ExactSolver
+from fabrictool.planner.situation import Situation
+
+INVENTORY = """\
+apiVersion: fabrictool/v1
+kind: Inventory
+providers: {alpha: {}, beta: {}}
+sites: {a: {provider: alpha}, b: {provider: beta}}
+clusters:
+  dear:
+    site: a
+    kind: local
+    partitions: {gpu: {device: h100-sxm, devices_per_node: 8, nodes: 2, price: 80 CHF/h}}
+  cheap:
+    site: b
+    kind: local
+    partitions: {gpu: {device: h100-sxm, devices_per_node: 8, nodes: 2, price: 8 CHF/h}}
+  spot:
+    site: b
+    kind: local
+    partitions: {gpu: {device: h100-sxm, devices_per_node: 8, nodes: 2, price: 4 CHF/h, tier: scavenger}}
+"""
+BLUEPRINT = """\
+apiVersion: fabrictool/v1
+kind: Blueprint
+fabric: f
+inventory: inventory.yaml
+objective: [cost]
+models:
+  m:
+    source: hf://meta-llama/Llama-3.1-8B-Instruct
+    engine: vllm
+    variant: {precision: bf16, context: 4096 tok}
+    demand: {rate: 200 req/s, input: 500 tok, output: 100 tok}
+    replicas: {min: 1, max: 40}
+    RULES
+  other:
+    source: hf://meta-llama/Llama-3.1-8B-Instruct
+    engine: vllm
+    variant: {precision: bf16, context: 4096 tok}
+    demand: {rate: 1 req/s, input: 500 tok, output: 100 tok}
+    replicas: {min: 1, max: 40}
+    OTHER
+"""
+
+
+def write_fabric(folder, rules="", other=""):
+    text = BLUEPRINT.replace("RULES", rules.replace("\n", "\n    ")).replace("OTHER", other)
+    (folder / "inventory.yaml").write_text(INVENTORY)
+    (folder / "blueprint.yaml").write_text(text)
+    return folder / "blueprint.yaml"
+
+
+def situation(folder, rules="", *, other="", old="", new=""):
+    """The situation of the fabric with `rules` for its first model, `other` for its second, and `new` for `old`."""
+    file = write_fabric(folder, rules, other)
+    if old:
+        assert old in file.read_text()
+        file.write_text(file.read_text().replace(old, new, 1))
+    loaded = load(file, environment={})
+    return Situation(loaded.blueprint, loaded.inventory, ("dear", "cheap", "spot"), (), {}, 0.0)
+
+
+def solved(instance):
+    *_, solution = ExactSolver().solve(instance, deadline_s=30, seed=0)
+    return solution
