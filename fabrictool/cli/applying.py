@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fabrictool.applier.apply import Interrupt
     from fabrictool.domain.observed import Observed
     from fabrictool.domain.plan import Action, Plan
-    from fabrictool.planner.problem import Solution
+    from fabrictool.planner.problem import Solution, Solver
 
 PATIENCE_S = 2.0
 """A search that takes longer tells how far it is."""
@@ -67,17 +67,15 @@ def make_plan(
     *,
     seed: int,
     time_limit: float = 60.0,
-    solver: str = "exact",
+    solver: Solver | None = None,
+    explain: bool = False,
     keep_best: bool = False,
 ) -> tuple[Plan, Observed]:
     """Load, observe, solve. With `keep_best`, Ctrl-C ends the search and not the command."""
     from fabrictool.applier.planning import plan_fabric
     from fabrictool.applier.tenantkeys import tenant_keys
     from fabrictool.cli.fabrics import load, open_fabric
-    from fabrictool.planner.solvers import SOLVERS
 
-    if solver not in SOLVERS:
-        raise UsageError.of("FT9001", f"there is no solver {solver!r}", hint=f"one of: {', '.join(SOLVERS)}")
     loaded = load(blueprint, inventory, overlay=overlay, scenario=scenario)
     try:
         found = tenant_keys(loaded.blueprint, os.environ)
@@ -91,10 +89,20 @@ def make_plan(
         seed=seed,
         now=time.time(),
         time_limit_s=time_limit,
-        solver=SOLVERS[solver](),
+        solver=solver,
         keys=keys,
+        explain=explain,
         progress=_search_progress() if keep_best else None,
     )
+
+
+def solver_named(name: str) -> Solver:
+    """Raises UsageError FT9001 when there is none."""
+    from fabrictool.planner.solvers import SOLVERS
+
+    if name not in SOLVERS:
+        raise UsageError.of("FT9001", f"there is no solver {name!r}", hint=f"one of: {', '.join(SOLVERS)}")
+    return SOLVERS[name]()
 
 
 def _search_progress() -> Callable[[Solution], None]:

@@ -32,34 +32,78 @@ def plan(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Save the plan, for review and `apply PLAN`.")] = None,
     as_json: JsonOption = False,
     detailed_exitcode: Annotated[bool, typer.Option(help="Exit with 2 when there are changes.")] = False,
-    explain: Annotated[bool, typer.Option(help="Say why, line by line.")] = False,
+    explain: Annotated[
+        bool, typer.Option(help="Say why, what each rule costs, and what was not chosen; solves again for it.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Of the solver: same inputs, same seed, same plan.")] = 0,
     solver: Annotated[
         str, typer.Option(help="exact: proved, or with its gap; memp: devices by rate and size, the papers' baseline.")
     ] = "exact",
     time_limit: Annotated[float, typer.Option(min=0.1, max=86400, help="Seconds for each stage of the solver.")] = 60.0,
     verbose: Annotated[int, typer.Option("--verbose", "-v", count=True, help="More: -v fields, -vv operations.")] = 0,
+    chart: Annotated[bool, typer.Option(help="Draw who gets which devices in the terminal.")] = False,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw that, and the search, into FILE.svg or .png.")
+    ] = None,
+    what_if: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="EXPRESSION",
+            help="Compare with the plan, instead of making one: gpus.DEVICE+=8, gpus.CLUSTER/PARTITION-=8,"
+            " rate.MODEL*=1.5, rate.*=2, replicas.MODEL.min=3, trust.MODEL=*, price.CLUSTER/PARTITION*=0.5;"
+            " repeatable.",
+        ),
+    ] = None,
+    executor: Annotated[
+        str, typer.Option(help="Who tries the what-ifs: here, processes, dask://HOST:PORT; default: here for one.")
+    ] = "",
+    workers: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="Processes for the what-ifs; default: one a core.")
+    ] = None,
 ) -> int:
     """Show what would change and what it forecasts; changes nothing."""
     from fabrictool.base.files import write_output
-    from fabrictool.cli.applying import make_plan
+    from fabrictool.cli.applying import make_plan, solver_named
     from fabrictool.cli.output import data, say
+    from fabrictool.cli.solve_watch import Watch
     from fabrictool.domain.plan import encode_plan
 
     if math.isnan(time_limit):
         raise typer.BadParameter("nan is no number of seconds", param_hint="--time-limit")
+    if what_if:
+        if out or plot or chart or explain or detailed_exitcode:
+            message = "--what-if makes no plan: no --out, --plot, --chart, --explain or --detailed-exitcode with it"
+            raise typer.BadParameter(message)
+        from fabrictool.cli.whatif import show_sweep
+
+        return show_sweep(
+            what_if, blueprint, inventory, overlay, scenario,
+            solver=solver_named(solver), time_limit=time_limit, seed=seed,
+            executor=executor, workers=workers, as_json=as_json,
+        )  # fmt: skip
+    if plot is not None:
+        from fabrictool.cli.simulation_output import plottable
+
+        plottable(plot)
+    watch = Watch(solver_named(solver))
     made, observed = make_plan(
-        blueprint, inventory, overlay, scenario, seed=seed, time_limit=time_limit, solver=solver, keep_best=True
-    )
-    encoded = encode_plan(made)
+        blueprint, inventory, overlay, scenario,
+        seed=seed, time_limit=time_limit, solver=watch, explain=explain, keep_best=True,
+    )  # fmt: skip
     if out is not None:
-        write_output(out, encoded)
+        write_output(out, encode_plan(made))
     if as_json:
-        data(encoded.decode().rstrip())
+        from fabrictool.cli.plan_text import as_document
+
+        data(as_document(made, watch.seconds))
     else:
         from fabrictool.cli.plan_text import render
 
         data(render(made, observed, verbosity=verbose, explain=explain))
+    if chart or plot is not None:
+        from fabrictool.cli.plan_plots import draw
+
+        draw(made, watch.moments, blueprint, inventory, overlay, scenario, chart=chart and not as_json, path=plot)
     if out is not None:
         say(f"saved {out} (id {made.id[:8]}, valid while {len(made.read_set)} facts hold)")
         if made.changes:

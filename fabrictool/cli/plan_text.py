@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from fabrictool.cli.output import seconds_text
+from fabrictool.domain.plan import encode_plan
 
 if TYPE_CHECKING:
     from fabrictool.domain.observed import Observed
     from fabrictool.domain.plan import Action, Band, ModelForecast, Plan
 
-TIDYING = ("moves", "replicas", "tie-break")
-"""Stages that choose among placements which are equally good to their users."""
 SYMBOLS = {"create": "+", "replace": "~", "delete": "-", "keep": "=", "unknown": "?"}
 
 
@@ -36,6 +37,13 @@ def render(plan: Plan, observed: Observed, *, verbosity: int = 0, explain: bool 
         lines += ["", "Why:", *[f"  · {reason}" for reason in plan.reasons]]
     lines += ["", _verdict(plan)]
     return "\n".join(lines)
+
+
+def as_document(plan: Plan, seconds: float) -> str:
+    """The saved plan's JSON, and what the search took: no part of the plan, which is the same on any machine."""
+    document = msgspec.json.decode(encode_plan(plan))
+    document["certificate"]["seconds"] = round(seconds, 3)
+    return msgspec.json.format(msgspec.json.encode(document, order="sorted"), indent=1).decode()
 
 
 def action_lines(plan: Plan, verbosity: int) -> list[str]:
@@ -75,9 +83,7 @@ def _forecast_lines(plan: Plan) -> list[str]:
     lines.append(f"cost {cost}   power {power}")
     lines.append(f"basis: {forecast.basis}")
     certificate = plan.certificate
-    stages = [stage for stage in certificate.stages if stage.name not in TIDYING]
-    worst = max(stages, key=lambda stage: stage.gap, default=None)
-    gap = f"gap {worst.gap:.2%} in {worst.name}" if worst is not None and worst.gap else "no gap"
+    gap = f"gap {certificate.gap:.2%} in {certificate.stage}" if certificate.gap else "no gap"
     word = f"optimal ({gap})" if certificate.optimal else gap
     lines.append(f"solver {certificate.solver}: {word}, seed {certificate.seed}")
     return lines

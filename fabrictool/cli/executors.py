@@ -1,0 +1,113 @@
+"""Who does the work of a sweep: this process, processes beside it, or a Dask cluster; all as `concurrent.futures`."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from fabrictool.base.errors import FabrictoolError, UnreachableError, UsageError
+from fabrictool.cli.gateway_commands import split_address
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+DASK = "dask://"
+PATIENCE_S = 5
+"""A Dask scheduler that does not answer for so long is not there."""
+FORMS = "here, processes, dask://HOST:PORT"
+
+
+class Here(Executor):
+    """One task after another, in this process, at once."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """A future that is done."""
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:  # noqa: BLE001 - it goes to whoever asks the future
+            future.set_exception(error)
+        return future
+
+
+@contextmanager
+def executor_named(name: str, tasks: int, workers: int | None) -> Iterator[Executor]:
+    """By its name on the command line; "": this process for one of the `tasks`, processes for more.
+
+    However the block ends, by Ctrl-C as well, no task is running any more and no process is left.
+
+    Raises
+    ------
+    UsageError
+        FT2013 no such executor, `workers` that nobody asks for; FT9002 no HOST:PORT.
+    FabrictoolError
+        FT2013 the extra `dask` is missing; exit code 69 when the scheduler does not answer.
+    """
+    chosen = name or ("here" if tasks == 1 and workers is None else "processes")
+    if chosen.startswith(DASK):
+        if workers is not None:
+            raise UsageError.of("FT2013", "--workers has no say over a Dask cluster", hint="leave it out")
+        with _dask(chosen.removeprefix(DASK)) as cluster:
+            yield cluster
+    elif chosen == "processes":
+        with _processes(workers if workers is not None else multiprocessing.cpu_count(), tasks) as pool:
+            yield pool
+    elif chosen == "here":
+        if workers is not None:
+            raise UsageError.of("FT2013", "--workers has no say in this process", hint="--executor processes")
+        yield Here()
+    else:
+        raise UsageError.of("FT2013", f"there is no executor {name!r}", hint=f"one of: {FORMS}")
+
+
+@contextmanager
+def _processes(workers: int, tasks: int) -> Iterator[Executor]:
+    # Not forked: the solver's threads would be copied in the middle of what they do.
+    number = min(workers, tasks)
+    pool = ProcessPoolExecutor(number, mp_context=multiprocessing.get_context("spawn"))
+    # Ctrl-C reaches a terminal's whole group. What starts while it is ignored ignores it for good; we end it ourselves.
+    former = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        for _ in range(number):
+            pool.submit(int)
+    finally:
+        signal.signal(signal.SIGINT, former)
+    try:
+        yield pool
+    except BaseException:
+        for child in multiprocessing.active_children():
+            child.terminate()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+        for child in multiprocessing.active_children():
+            child.join()
+
+
+@contextmanager
+def _dask(address: str) -> Iterator[Executor]:
+    if find_spec("distributed") is None:
+        raise FabrictoolError.of(
+            "FT2013", "a Dask cluster needs the package distributed", hint="pip install 'fabrictool[dask]'"
+        )
+    split_address(address)
+    distributed: Any = import_module("distributed")
+    try:
+        client = distributed.Client(f"tcp://{address}", timeout=PATIENCE_S, set_as_default=False)
+    except (OSError, TimeoutError, ValueError) as error:
+        hint = "start one with `dask scheduler --host HOST --port PORT`, and workers with `dask worker`"
+        message = f"no Dask scheduler answers at {address}: {error}"
+        raise UnreachableError.of("FT2013", message, hint=hint) from error
+    try:
+        executor = client.get_executor(pure=False)
+        try:
+            yield executor
+        finally:
+            executor.shutdown(wait=False)
+    finally:
+        client.close()

@@ -1,0 +1,122 @@
+"""``plan --what-if``: a table of what would be, beside what is."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from fabrictool.cli.executors import executor_named
+from fabrictool.cli.fabrics import load, open_fabric
+from fabrictool.cli.output import data, json_data, say, table
+from fabrictool.planner.stages import amount, number, tolerance
+from fabrictool.planner.whatif import Outcome, Sweep, started, stopped, sweep
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from fabrictool.planner.problem import Solver
+
+PATIENCE_S = 2.0
+"""A sweep that takes longer tells how far it is."""
+AS_IT_IS = "as it is"
+
+
+def show_sweep(
+    expressions: Sequence[str],
+    blueprint: Path | None,
+    inventory: Path | None,
+    overlay: str | None,
+    scenario: str | None,
+    *,
+    solver: Solver,
+    time_limit: float,
+    seed: int,
+    executor: str,
+    workers: int | None,
+    as_json: bool,
+) -> int:
+    """Try each expression and print what it would change; returns the exit code."""
+    from fabrictool.applier.planning import currency_of, situation_of
+
+    loaded = load(blueprint, inventory, overlay=overlay, scenario=scenario)
+    situation = situation_of(open_fabric(loaded), loaded, time.time())
+    with executor_named(executor, len(expressions), workers) as doer:
+        found = sweep(
+            doer, situation, expressions, solver,
+            deadline_s=time_limit, seed=seed, done=_progress(len(expressions)),
+        )  # fmt: skip
+    if as_json:
+        json_data(document(found))
+    else:
+        data(text(found, currency_of(loaded.inventory)))
+    return 0
+
+
+def _progress(every: int) -> Callable[[int], None]:
+    began = time.monotonic()
+
+    def show(count: int) -> None:
+        passed = time.monotonic() - began
+        if sys.stderr.isatty() and passed > PATIENCE_S and count < every:
+            say(f"{passed:4.0f} s  {count} of {every} tried")
+
+    return show
+
+
+def document(found: Sweep) -> dict[str, Any]:
+    """All figures as one JSON document."""
+
+    def one(outcome: Outcome) -> dict[str, Any]:
+        both = outcome.feasible and found.base.feasible
+        return {
+            "feasible": outcome.feasible,
+            "problem": outcome.problem or None,
+            "optimal": outcome.optimal,
+            "stages": dict(outcome.values),
+            "differences": {name: outcome.values[name] - found.base.values[name] for name in found.stages if both},
+            "started": started(found.base, outcome) if both else None,
+            "stopped": stopped(found.base, outcome) if both else None,
+        }
+
+    return {
+        "format_version": "1",
+        "type": "what-if",
+        "base": one(found.base),
+        "outcomes": [{"expression": outcome.expression} | one(outcome) for outcome in found.outcomes],
+    }
+
+
+def text(found: Sweep, currency: str) -> str:
+    """A line an expression; below it, why one has no placement."""
+    every = [found.base, *found.outcomes]
+    shown = [name for name in found.stages if any(outcome.values.get(name) for outcome in every)] or ["served"]
+    rows = []
+    for outcome in every:
+        title = outcome.expression or AS_IT_IS
+        if not outcome.feasible:
+            rows.append([title, *["–"] * len(shown), "–", "infeasible"])
+            continue
+        moved = f"+{started(found.base, outcome)} −{stopped(found.base, outcome)}" if found.base.feasible else "–"
+        proved = "" if outcome.optimal else "not proved"
+        rows.append([title, *[_cell(name, outcome, found.base, currency) for name in shown], moved, proved])
+    headings = ["what if", *[HEADINGS.get(name, name) for name in shown], "replicas", ""]
+    lines = [table(headings, rows)]
+    lines += [f"  ▲ {o.expression or AS_IT_IS}: {o.problem}" for o in every if not o.feasible]
+    return "\n".join(lines)
+
+
+HEADINGS = {"served": "unserved", "slo": "misses SLO", "latency": "in system", "preference": "unwished"}
+"""Where a stage's name does not say what its value is."""
+
+
+def _cell(name: str, outcome: Outcome, base: Outcome, currency: str) -> str:
+    """``46.7 USD/h (−3.1)``."""
+    value = outcome.values[name]
+    shown = amount(name, value, currency)
+    if outcome is base or not base.feasible:
+        return shown
+    change = value - base.values[name]
+    same = abs(change) <= 2 * tolerance(name, base.values[name])
+    return shown + (" (=)" if same else f" ({'+' if change > 0 else '−'}{number(abs(change))})")

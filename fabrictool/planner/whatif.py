@@ -1,0 +1,266 @@
+"""What a changed fabric would be worth: expressions such as ``gpus.a100-80g+=8``, each planned for and compared.
+
+=================================== ==================================================================================
+``gpus.DEVICE+=8``, ``-=8``         so many devices more or fewer in the largest partition with this device: whole nodes
+``gpus.CLUSTER/PARTITION+=8``       in this one
+``rate.MODEL*=1.5``, ``rate.*=2``   demand of one model, of all
+``replicas.MODEL.min=3``, ``.max=`` bounds
+``trust.MODEL=*``, ``=alpha,beta``  every provider, or just these
+``price.CLUSTER/PARTITION*=0.5``    price of its nodes
+=================================== ==================================================================================
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from concurrent.futures import as_completed
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from fabrictool.base.errors import FabrictoolError, InfeasibleError, UsageError
+from fabrictool.base.units import Price, Rate
+from fabrictool.domain.blueprint import Replicas
+from fabrictool.planner.rules import NO_MAXIMUM
+from fabrictool.planner.stages import user_stages, values_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from concurrent.futures import Executor
+
+    from fabrictool.domain.inventory import Inventory, Partition
+    from fabrictool.planner.problem import OptionKey, Solver
+    from fabrictool.planner.situation import Situation
+
+FORMS = "gpus.DEVICE+=8, rate.MODEL*=1.5, rate.*=2, replicas.MODEL.min=3, trust.MODEL=*, price.CLUSTER/PARTITION*=0.5"
+_EXPRESSION = re.compile(r"\s*(?P<what>[a-z]+)\.(?P<of>[^=\s]*?)\s*(?P<sign>[-+*]?=)\s*(?P<value>\S(?:.*\S)?)\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one expression leads to."""
+
+    expression: str
+    """"" for the plan as it is."""
+    values: Mapping[str, float] = field(default_factory=dict)
+    """User's stage → value; none when it is infeasible."""
+    counts: Mapping[OptionKey, int] = field(default_factory=dict)
+    """Replicas by option key."""
+    optimal: bool = False
+    problem: str = ""
+    """Why there is no placement; "" when there is one."""
+
+    @property
+    def feasible(self) -> bool:
+        """Whether there is a placement."""
+        return not self.problem
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """All outcomes, in the order of the expressions."""
+
+    base: Outcome
+    outcomes: tuple[Outcome, ...]
+    stages: tuple[str, ...]
+    """Those that users feel."""
+
+
+def started(base: Outcome, other: Outcome) -> int:
+    """Replicas that the other placement has where the base has none."""
+    return sum(max(0, count - base.counts.get(key, 0)) for key, count in other.counts.items())
+
+
+def stopped(base: Outcome, other: Outcome) -> int:
+    """Replicas that the base has where the other placement has none."""
+    return started(other, base)
+
+
+def evaluate(situation: Situation, expression: str, solver: Solver, deadline_s: float, seed: int) -> Outcome:
+    """Plan for a situation that was changed already; `expression` is only its name."""
+    problem, _ = situation.build()
+    try:
+        *_, solution = solver.solve(problem, deadline_s=deadline_s, seed=seed)
+    except InfeasibleError as error:
+        return Outcome(expression, problem="; ".join(one.message for one in error.problems))
+    except FabrictoolError as error:  # such as FT2902: one that takes too long must not cost the others
+        return Outcome(expression, problem="; ".join(f"{one.code} {one.message}" for one in error.problems))
+    known = values_of(solution)
+    values = {name: known.get(name, 0.0) for name in user_stages(problem)}
+    counts = {problem.options[i].key: count for i, count in solution.counts.items()}
+    return Outcome(expression, values, counts, solution.optimal)
+
+
+def sweep(
+    executor: Executor,
+    situation: Situation,
+    expressions: Sequence[str],
+    solver: Solver,
+    *,
+    deadline_s: float,
+    seed: int,
+    done: Callable[[int], None] | None = None,
+) -> Sweep:
+    """Every expression against the plan as it is; the same whatever executor does the work.
+
+    What the plan places counts as running for the others, so that nothing differs from it without a reason. `done` is
+    told how many are.
+
+    Raises
+    ------
+    UsageError
+        FT2011 an expression that is none, FT2012 one that names what is not there or cannot be.
+    """
+    changed = [changed_by(situation, expression) for expression in expressions]
+    problem, _ = situation.build()
+    base = executor.submit(evaluate, situation, "", solver, deadline_s, seed).result()
+    current = base.counts if base.feasible else situation.current
+    futures = {
+        executor.submit(evaluate, replace(one, current=dict(current)), expression, solver, deadline_s, seed): at
+        for at, (one, expression) in enumerate(zip(changed, expressions, strict=True))
+    }
+    outcomes: dict[int, Outcome] = {}
+    for future in as_completed(futures):
+        outcomes[futures[future]] = future.result()
+        if done is not None:
+            done(len(outcomes))
+    return Sweep(base, tuple(outcomes[at] for at in range(len(expressions))), tuple(user_stages(problem)))
+
+
+def changed_by(situation: Situation, expression: str) -> Situation:
+    """The situation that an expression describes. Raises as `sweep`."""
+    found = _EXPRESSION.fullmatch(expression)
+    if found is None:
+        raise UsageError.of("FT2011", f"{expression!r} is no expression", hint=f"such as {FORMS}")
+    what, of, sign, value = (found[name] for name in ("what", "of", "sign", "value"))
+    match what, sign:
+        case "gpus", "+=" | "-=":
+            return _with_devices(situation, of, _count(value, expression) * (1 if sign == "+=" else -1), expression)
+        case "rate", "*=":
+            return _with_rates(situation, of, _factor(value, expression), expression)
+        case "replicas", "=":
+            return _with_bound(situation, of, value, expression)
+        case "trust", "=":
+            return _with_trust(situation, of, value, expression)
+        case "price", "*=":
+            return _with_price(situation, of, _factor(value, expression), expression)
+        case _:
+            raise UsageError.of("FT2011", f"{expression!r} is no expression", hint=f"such as {FORMS}")
+
+
+def _count(text: str, expression: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,7}", text):
+        raise UsageError.of("FT2011", f"{expression}: {text!r} is no whole number", hint="such as 8")
+    return int(text)
+
+
+def _factor(text: str, expression: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise UsageError.of("FT2011", f"{expression}: {text!r} is no factor", hint="a number from 0 on, such as 1.5")
+    return value
+
+
+def _unknown(expression: str, what: str, name: str, known: Iterable[str]) -> FabrictoolError:
+    names = sorted(known)
+    hint = f"one of: {', '.join(names[:12])}{', …' if len(names) > 12 else ''}"
+    return UsageError.of("FT2012", f"{expression}: there is no {what} {name!r}", hint=hint)
+
+
+def _partitions(inventory: Inventory) -> dict[str, Partition]:
+    """``CLUSTER/PARTITION`` → partition, of enabled clusters."""
+    return {
+        f"{name}/{part}": partition
+        for name, cluster in inventory.clusters.items()
+        if cluster.enabled
+        for part, partition in cluster.partitions.items()
+    }
+
+
+def _with_partition(situation: Situation, key: str, changed: Partition) -> Situation:
+    name, part = key.split("/")
+    inventory = situation.inventory
+    cluster = inventory.clusters[name]
+    cluster = cluster.model_copy(update={"partitions": {**cluster.partitions, part: changed}})
+    return replace(
+        situation, inventory=inventory.model_copy(update={"clusters": {**inventory.clusters, name: cluster}})
+    )
+
+
+def _with_devices(situation: Situation, of: str, devices: int, expression: str) -> Situation:
+    there = _partitions(situation.inventory)
+    if "/" in of:
+        found = [of] if of in there else []
+    else:
+        found = sorted(
+            (key for key, one in there.items() if one.device == of and key.split("/")[0] in situation.usable),
+            key=lambda key: (-there[key].nodes, key),
+        )
+    if not found:
+        raise _unknown(expression, "device or partition", of, [*there, *{one.device for one in there.values()}])
+    key = found[0]
+    partition = there[key]
+    each = partition.devices_per_node
+    if devices % each:
+        near = each * max(1, round(abs(devices) / each))
+        message = f"{expression}: a node of {key} has {each} devices, and nodes come whole"
+        raise UsageError.of("FT2012", message, hint=f"a multiple of {each}, such as {near}")
+    nodes = partition.nodes + devices // each
+    if nodes < 0:
+        message = f"{expression}: {key} has only {partition.nodes * each} devices"
+        raise UsageError.of("FT2012", message, hint=f"{partition.nodes * each} at most")
+    return _with_partition(situation, key, partition.model_copy(update={"nodes": nodes}))
+
+
+def _with_rates(situation: Situation, of: str, factor: float, expression: str) -> Situation:
+    models = situation.blueprint.models
+    if of and of != "*" and of not in models:
+        raise _unknown(expression, "model", of, models)
+    changes = {}
+    for name in models if of in ("", "*") else [of]:
+        demand = models[name].demand
+        if demand is not None and demand.rate is not None:
+            changes[name] = {"demand": demand.model_copy(update={"rate": Rate(demand.rate * factor)})}
+    if not changes:
+        raise UsageError.of("FT2012", f"{expression}: no rate is declared there", hint="`demand.rate` of the blueprint")
+    return situation.with_models(changes)
+
+
+def _with_bound(situation: Situation, of: str, value: str, expression: str) -> Situation:
+    name, _, bound = of.rpartition(".")
+    models = situation.blueprint.models
+    if bound not in ("min", "max"):
+        raise UsageError.of("FT2011", f"{expression}: which bound?", hint="replicas.MODEL.min=3, replicas.MODEL.max=3")
+    if name not in models:
+        raise _unknown(expression, "model", name, models)
+    was, count = models[name].replicas, _count(value, expression)
+    low, high = (count, was.max) if bound == "min" else (was.min, count)
+    if low > high or high < 1 or high > NO_MAXIMUM:
+        message = f"{expression}: {low} to {high} replicas are no bounds"
+        raise UsageError.of("FT2012", message, hint=f"now {was.min} to {was.max}; change the other one first")
+    return situation.with_models({name: {"replicas": Replicas(min=low, max=high)}})
+
+
+def _with_trust(situation: Situation, of: str, value: str, expression: str) -> Situation:
+    models, providers = situation.blueprint.models, situation.inventory.providers
+    if of not in models:
+        raise _unknown(expression, "model", of, models)
+    names = tuple(name.strip() for name in value.split(","))
+    for name in names if value != "*" else ():
+        if name not in providers:
+            raise _unknown(expression, "provider", name, providers)
+    return situation.with_models({of: {"trust": None if value == "*" else names}})
+
+
+def _with_price(situation: Situation, of: str, factor: float, expression: str) -> Situation:
+    there = _partitions(situation.inventory)
+    if of not in there:
+        raise _unknown(expression, "partition", of, there)
+    price = there[of].price
+    if price is None:
+        raise UsageError.of("FT2012", f"{expression}: {of} has no price", hint="`price` of the inventory's partition")
+    changed = Price(price.amount * factor, price.currency)
+    return _with_partition(situation, of, there[of].model_copy(update={"price": changed}))

@@ -1,0 +1,180 @@
+"""``plan --what-if`` on this process, on processes and on a real Dask cluster."""
+
+import json
+import multiprocessing
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fabrictool.cli import executors, whatif
+from fabrictool.cli.executors import executor_named
+from fabrictool.cli.main import main
+from tests.planner.fabrics import write_fabric
+from tests.planner.test_whatif import EVERYTHING
+
+
+@pytest.fixture
+def fabric(tmp_path, monkeypatch):
+    monkeypatch.setenv("FABRICTOOL_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("FABRICTOOL_CACHE_DIR", str(tmp_path / "cache"))
+    return write_fabric(tmp_path, "trust: [alpha]")
+
+
+def ask(fabric, *arguments):
+    expressions = [word for expression in EVERYTHING for word in ("--what-if", expression)]
+    return main(["plan", "-b", str(fabric), *expressions, *arguments])
+
+
+def answer(capsys, fabric, *arguments):
+    assert ask(fabric, "--json", *arguments) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.fixture
+def dask_cluster():
+    """A scheduler and two worker processes on loopback, without a dashboard; ended whatever happens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    quiet = ["--no-dashboard", "--host", "127.0.0.1"]
+    dask = [sys.executable, "-m", "distributed.cli.dask_scheduler"]
+    commands = [[*dask, *quiet, "--port", address.partition(":")[2]]]
+    worker = [sys.executable, "-m", "distributed.cli.dask_worker", f"tcp://{address}", *quiet]
+    commands += [[*worker, "--nthreads", "1", "--no-nanny", "--name", name] for name in ("one", "two")]
+    started = []
+    try:
+        for command in commands:
+            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            started.append(process)
+        yield address, started
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+def test_all_executors_agree(fabric, capsys, dask_cluster):
+    address, processes = dask_cluster
+    here = answer(capsys, fabric, "--executor", "here")
+    assert [one["expression"] for one in here["outcomes"]] == EVERYTHING
+    assert answer(capsys, fabric, "--executor", "processes", "--workers", "2") == here
+    assert not multiprocessing.active_children()
+    assert answer(capsys, fabric, "--executor", f"dask://{address}") == here
+    assert all(process.poll() is None for process in processes), "the cluster is not ours to end"
+
+
+def test_both_dask_workers_are_used(dask_cluster):
+    address, processes = dask_cluster
+    with executor_named(f"dask://{address}", 2, None) as cluster:
+        deadline = time.monotonic() + 60
+        seen = set()
+        while len(seen) < 2 and time.monotonic() < deadline:
+            seen |= set(cluster.map(slow_pid, range(4)))
+    assert seen == {process.pid for process in processes[1:]}
+
+
+def slow_pid(_):
+    time.sleep(0.2)
+    return os.getpid()
+
+
+def test_the_table_has_a_line_an_expression(fabric, capsys):
+    assert ask(fabric, "--executor", "here") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["what", "if", "unserved", "cost", "in", "system", "replicas"]
+    assert lines[1].startswith("as it is")
+    assert [line.split("  ")[0] for line in lines[2 : 2 + len(EVERYTHING)]] == EVERYTHING
+    assert re.search(r"CHF/h \(−[0-9.]+\)", next(line for line in lines if line.startswith("price.")))
+    assert "infeasible" in next(line for line in lines if line.startswith("replicas.m.min"))
+    assert lines[-1].startswith("  ▲ replicas.m.min=20: ")
+
+
+def test_it_changes_nothing(fabric, tmp_path):
+    before = sorted(path for path in tmp_path.rglob("*"))
+    assert main(["plan", "-b", str(fabric), "--what-if", "rate.*=2"]) == 0
+    assert [path for path in sorted(tmp_path.rglob("*")) if path not in before and path.is_file()] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["-o", "plan.json"], 64, "FT9001"),
+        (["--plot", "plan.png"], 64, "FT9001"),
+        (["--chart"], 64, "FT9001"),
+        (["--explain"], 64, "FT9001"),
+        (["--executor", "cloud"], 64, "FT2013"),
+        (["--executor", "here", "--workers", "2"], 64, "FT2013"),
+        (["--executor", "dask://127.0.0.1:9", "--workers", "2"], 64, "FT2013"),
+        (["--executor", "dask://nowhere"], 64, "FT9002"),
+        (["--workers", "0"], 64, "FT9001"),
+        (["--what-if", "more"], 64, "FT2011"),
+    ],
+)
+def test_misuse_has_a_code(fabric, capsys, arguments, code, said):
+    assert main(["plan", "-b", str(fabric), "--what-if", "rate.*=2", *arguments]) == code
+    assert said in capsys.readouterr().err
+
+
+def test_a_scheduler_that_does_not_answer(fabric, capsys, monkeypatch):
+    monkeypatch.setattr(executors, "PATIENCE_S", 1)
+    assert main(["plan", "-b", str(fabric), "--what-if", "rate.*=2", "--executor", "dask://127.0.0.1:9"]) == 69
+    assert "FT2013" in capsys.readouterr().err
+
+
+def test_without_the_extra(fabric, capsys, monkeypatch):
+    monkeypatch.setattr(executors, "find_spec", lambda name: None)
+    assert main(["plan", "-b", str(fabric), "--what-if", "rate.*=2", "--executor", "dask://127.0.0.1:9"]) == 1
+    assert "fabrictool[dask]" in capsys.readouterr().err
+
+
+def test_one_expression_starts_no_process(monkeypatch):
+    monkeypatch.setattr(executors, "_processes", None)
+    with executor_named("", 1, None) as doer:
+        assert doer.submit(os.getpid).result() == os.getpid()
+
+
+def test_an_interrupted_sweep_leaves_no_process():
+    with pytest.raises(KeyboardInterrupt), executor_named("processes", 4, 2) as pool:
+        futures = [pool.submit(time.sleep, 600) for _ in range(4)]
+        while not multiprocessing.active_children():
+            time.sleep(0.05)
+        assert not any(future.done() for future in futures)
+        raise KeyboardInterrupt
+    assert not multiprocessing.active_children()
+
+
+def test_ctrl_c_ends_the_command_and_its_processes(fabric):
+    many = [word for i in range(400) for word in ("--what-if", f"rate.*={i + 1}")]
+    command = [sys.executable, "-m", "fabrictool.cli.main", "plan", "-b", str(fabric), *many, "--workers", "2"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True, text=True)
+    try:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        deadline = time.monotonic() + 60
+        while len(children.read_text().split()) < 3 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        below = [int(pid) for pid in children.read_text().split()]
+        assert len(below) >= 2
+        os.killpg(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 130
+    assert "Traceback" not in said
+    while any(Path(f"/proc/{pid}").exists() for pid in below):
+        assert time.monotonic() < deadline, "a process is left"
+        time.sleep(0.1)
+
+
+def test_long_sweeps_tell_how_far_they_are(monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr(whatif, "PATIENCE_S", -1.0)
+    whatif._progress(3)(1)
+    assert "1 of 3 tried" in capsys.readouterr().err
