@@ -101,6 +101,7 @@ class Applier:
         """
         with self.folder.lease(f"apply {plan.id}", now=self.clock.wall()):
             self._check_sound(plan)
+            self._check_startable(plan)
             state = self.folder.read_state()
             journal = Journal(self.folder.journal, plan.id, self.clock)
             if state.applied_plan == plan.id:
@@ -145,6 +146,18 @@ class Applier:
                 message = f"no plan of this fabric says {action.kind} {action.address} on {action.cluster} like this"
                 hint = "a plan is not edited; change the blueprint and run `fabrictool plan` again"
                 raise InvalidInputError.of("FT4006", message, thing=action.address, hint=hint)
+
+    def _check_startable(self, plan: Plan) -> None:
+        """Refuse what this release plans and cannot start."""
+        for replica in plan.placement.replicas:
+            if replica.phase != "unified" or replica.stages:
+                what = f"a {replica.phase} replica" if replica.phase != "unified" else "a pipeline over partitions"
+                raise InvalidInputError.of(
+                    "FT4008",
+                    f"{replica.replica} is {what}: that is planned and forecast, and not started by this release",
+                    thing=f"replica/{replica.replica}",
+                    hint="leave `phases` of the model at `unified`, and plan with another solver than tabu",
+                )
 
     def _check_fresh(self, plan: Plan, now: Mapping[str, str], journal: Journal, state: State) -> None:
         """Refuse when a fact of the read set changed, but for what our own unfinished run can have changed."""

@@ -77,6 +77,7 @@ def plan_fabric(
     except InfeasibleError as error:
         why = [*error.problems, *explain_conflict(situation), *_unknown_clusters(observed)]
         raise InfeasibleError(why) from error
+    problem = solution.whole(problem)
     expiring = {unit.operation for _, unit in observed.running().values() if expires_soon(unit, now)}
     out_of_sight = {
         address.removeprefix("replica/"): _key(address.removeprefix("replica/"), placed)

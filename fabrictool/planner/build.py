@@ -16,6 +16,7 @@ from fabrictool.planner.columns import Columns
 from fabrictool.planner.handover import ordered, transfers
 from fabrictool.planner.problem import ModelNeed, Option, Pool, Problem, unit_key
 from fabrictool.simulator.capacity import Demand
+from fabrictool.simulator.network import hop
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
@@ -36,8 +37,6 @@ class Tables:
     """What the problem was built from, for the forecast."""
 
     demands: dict[str, Demand]
-    columns: dict[str, Columns]
-    """By model; for columns that the problem does not have yet."""
 
 
 def build_problem(
@@ -100,6 +99,9 @@ def build_problem(
     tables = [
         [*o.key, o.cost, o.power, [[*map(tidy, (v.rate, v.in_system)), v.attains] for v in o.levels]] for o in options
     ]
+    ways = {
+        (a.key, b.key): way for a in pools for b in pools if (way := hop(inventory, a.key, b.key)) is not None
+    }
     problem = Problem(
         needs=tuple(needs),
         options=tuple(options),
@@ -108,11 +110,14 @@ def build_problem(
         fixed={option.key: there[option.key] for option in options if option.pool.key in unseen_pools},
         objective=tuple(dict.fromkeys([*blueprint.objective, "latency"])),
         tables_sha256=digest(tables),
-        transfers=transfers(blueprint, inventory, demands, columns, pools),
+        ways=ways,
+        columns=columns,
+        phases={name: one.phases for name, one in columns.items()},
+        transfers=transfers(blueprint, demands, columns, pools, ways),
         links={ordered(*link.between): float(link.bandwidth) for link in inventory.links},
         outages=outages(inventory, pools, now),
     )
-    return problem, Tables(demands, columns)
+    return problem, Tables(demands)
 
 
 def pools_of(inventory: Inventory) -> list[Pool]:

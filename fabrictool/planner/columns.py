@@ -51,6 +51,7 @@ class Columns:
         self._name, self._wanted, self._architecture = name, wanted, architecture
         self._demand, self._inventory = demand, inventory
         self._tables: dict[object, Figures | None] = {}
+        self._parts: dict[object, Stand | None] = {}
         self._capabilities = adapter(wanted.engine).capabilities
 
     @property
@@ -87,8 +88,7 @@ class Columns:
     def option(self, pool: Pool, tp: int, pp: int, phase: Phase) -> Option | None:
         """Replicas of `pp` stages of `tp` devices each, all in one pool."""
         place = self._partition(pool)
-        equal = (place.device, place.link, place.network, place.memory_per_node, place.devices_per_node)
-        key = (*equal, place.walltime, tp, pp, phase)
+        key = (*_kind(place), place.walltime, tp, pp, phase)
         if key not in self._tables:
             there = stand(self._wanted, self._architecture, place, tp, pp=pp)
             self._tables[key] = None if there is None else self._figures(there, phase, [place])
@@ -120,11 +120,8 @@ class Columns:
         self, stages: Sequence[tuple[Pool, int]], phase: Phase, hops: Sequence[tuple[float, float]]
     ) -> Figures | None:
         places = [self._partition(pool) for pool, _ in stages]
-        stands = [
-            stand(self._wanted, self._architecture, place, tp, part=True)
-            for place, (_, tp) in zip(places, stages, strict=True)
-        ]
-        usable = [one for one in stands if one is not None]
+        parts = [self._part(place, tp) for place, (_, tp) in zip(places, stages, strict=True)]
+        usable = [one for one in parts if one is not None]
         if len(usable) < len(stages):
             return None
         made = pipeline(usable, self._architecture.layers, hops, self._demand.context)
@@ -133,6 +130,12 @@ class Columns:
         steps, room = made
         figures = replica(steps, room, self._demand, usable[0].max_num_seqs, usable[0].calibration)
         return self._levels(figures, steps, phase, places, room.weights / sum(tp for _, tp in stages))
+
+    def _part(self, place: Partition, tp: int) -> Stand | None:
+        key = (*_kind(place), tp)
+        if key not in self._parts:
+            self._parts[key] = stand(self._wanted, self._architecture, place, tp, part=True)
+        return self._parts[key]
 
     def _figures(self, there: Stand, phase: Phase, places: Sequence[Partition]) -> Figures | None:
         figures = replica(there.step, there.room, self._demand, there.max_num_seqs, there.calibration)
@@ -169,6 +172,11 @@ class Columns:
 
     def _partition(self, pool: Pool) -> Partition:
         return self._inventory.clusters[pool.cluster].partitions[pool.partition]
+
+
+def _kind(place: Partition) -> tuple[object, ...]:
+    """Partitions of the same kind have the same tables."""
+    return (place.device, place.link, place.network, place.memory_per_node, place.devices_per_node)
 
 
 def promised(place: Partition, weights: float) -> float:

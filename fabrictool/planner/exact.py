@@ -66,22 +66,24 @@ def appraise(problem: Problem, counts: dict[int, int], solver: str, deadline_s: 
     Raises InfeasibleError FT2001 when they break a rule.
     """
     relaxed = Formulation(problem, range(len(problem.options)), whole=False)
-    whole = Formulation(problem, range(len(problem.options)), whole=True)
+    known = problem.current.keys() | problem.fixed.keys()
+    chosen = [i for i, option in enumerate(problem.options) if counts.get(i) or option.key in known]
+    loads = Formulation(problem, chosen, whole=False, given=counts)
     stages: list[StageResult] = []
     answer: Answer | None = None
     for name in stage_names(problem):
-        if not whole.terms(name):
+        if name == TIE_BREAK or not loads.terms(name):
             continue
-        answer = whole.minimise(name, seconds=deadline_s, seed=seed, counts=counts)
+        answer = loads.minimise(name, seconds=deadline_s, seed=seed)
         below = relaxed.minimise(name, seconds=deadline_s, seed=seed)
         if answer is None or below is None:
             raise explain_infeasible(problem)
-        value = whole.value(name, answer)
+        value = loads.value(name, answer)
         stages.append(StageResult(name, _clean(value), _clean(min(value, below.objective))))
-        for formulation in (whole, relaxed):
+        for formulation in (loads, relaxed):
             formulation.keep(name, value + _slack(name, value))
-    loads = whole.loads(answer) if answer is not None else {}
-    return Solution({i: k for i, k in counts.items() if k}, loads, tuple(stages), solver, optimal=False)
+    served = loads.loads(answer) if answer is not None else {}
+    return Solution({i: k for i, k in counts.items() if k}, served, tuple(stages), solver, optimal=False)
 
 
 class _Search:

@@ -50,12 +50,15 @@ class Rows:
 class Formulation:
     """See the module's docstring; over the options `chosen`, by index."""
 
-    def __init__(self, problem: Problem, chosen: Sequence[int], *, whole: bool) -> None:
+    def __init__(
+        self, problem: Problem, chosen: Sequence[int], *, whole: bool, given: Mapping[int, int] | None = None
+    ) -> None:
+        """`given` counts, by option, leave only the loads to be found."""
         self.problem = problem
         self.chosen = list(chosen)
         self.rows = Rows()
         self._program = Program(whole=whole)
-        self._whole = whole
+        self._whole, self._given = whole, given
         self._limit = {need.model: need.maximum for need in problem.needs}
         self._idle: dict[int, int] = {}
         self._levels: dict[int, list[int]] = {}
@@ -142,7 +145,7 @@ class Formulation:
         option, program = self.problem.options[i], self._program
         self._idle[i] = program.column(0, INFINITY)
         self._levels[i] = [program.column(0, INFINITY) for _ in option.levels]
-        fixed = self.problem.fixed.get(option.key)
+        fixed = self.problem.fixed.get(option.key) if self._given is None else self._given.get(i, 0)
         low, high = (0, self._limit[option.model]) if fixed is None else (fixed, fixed)
         parts = [(column, 1.0) for column in (self._idle[i], *self._levels[i])]
         if self._whole:
@@ -157,7 +160,7 @@ class Formulation:
         # Each request has its prompt read once: by a replica that does both, or by one for prefill.
         served = [term for i in mine if problem.options[i].phase != "decode" for term in self._load(i)]
         self.rows.demand[need.model] = program.row(need.rate, need.rate, [*served, (self._unserved[need.model], 1.0)])
-        if not mine:
+        if not mine and self._given is None:
             return
         total = [term for i in mine for term in self.count(i)]
         fixed = {i: problem.fixed[problem.options[i].key] for i in mine if problem.options[i].key in problem.fixed}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from fabrictool.catalog import model
 from fabrictool.planner.problem import Transfer
-from fabrictool.simulator.network import HAND_LATENCY_S, hop
+from fabrictool.simulator.network import HAND_LATENCY_S
 from fabrictool.simulator.operators import Parallelism, kv_elements_per_token
 from fabrictool.simulator.stepmodel import KV_OCTETS
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from fabrictool.domain.blueprint import Blueprint
-    from fabrictool.domain.inventory import Inventory
     from fabrictool.planner.columns import Columns
     from fabrictool.planner.problem import Pool, PoolKey
     from fabrictool.simulator.capacity import Demand
@@ -26,10 +25,10 @@ if TYPE_CHECKING:
 
 def transfers(
     blueprint: Blueprint,
-    inventory: Inventory,
     demands: Mapping[str, Demand],
     columns: Mapping[str, Columns],
     pools: Sequence[Pool],
+    ways: Mapping[tuple[PoolKey, PoolKey], tuple[float, float]],
 ) -> dict[tuple[str, PoolKey, PoolKey], Transfer]:
     """All pairs of pools of each model that is served in two phases, where a network between them is described.
 
@@ -45,7 +44,7 @@ def transfers(
         usable = [pool for pool in pools if of_model.degrees(pool)]
         for sender in usable:
             for receiver in usable:
-                way = hop(inventory, sender.key, receiver.key)
+                way = ways.get((sender.key, receiver.key))
                 if way is None:
                     continue
                 latency, bandwidth = way

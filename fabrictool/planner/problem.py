@@ -6,11 +6,11 @@ Counts, not device ids: identical devices make symmetric solutions, which a coun
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
     from fabrictool.domain.specs import Phase
     from fabrictool.simulator.capacity import Replica
@@ -137,6 +137,14 @@ def unit_key(model: str, place: PoolKey, tp: int, pp: int, phase: str) -> Option
     return (model, *place, tp, pp, phase)
 
 
+class Columns(Protocol):
+    """Makes further columns of one model, on demand."""
+
+    def mixed(self, stages: Sequence[tuple[Pool, int]], phase: Phase) -> Option | None:
+        """Replicas with these stages, (pool, tp) each; None where they do not fit."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Transfer:
     """What handing a request's key-value cache from one pool to another takes."""
@@ -179,6 +187,12 @@ class Problem:
     tables_sha256: str
     fixed: dict[OptionKey, int] = field(default_factory=dict)
     """Option key → its count, of replicas on clusters that do not answer: neither more nor fewer of them can be had."""
+    ways: dict[tuple[PoolKey, PoolKey], tuple[float, float]] = field(default_factory=dict)
+    """Two pools → (seconds, octets/s) between them; absent: no network joins them."""
+    columns: Mapping[str, Columns] = field(default_factory=dict)
+    """By model, for solvers that look beyond `options`."""
+    phases: Mapping[str, tuple[Phase, ...]] = field(default_factory=dict)
+    """By model; absent: unified."""
     transfers: dict[tuple[str, PoolKey, PoolKey], Transfer] = field(default_factory=dict)
     """(model, pool of prefill, pool of decode) → hand-over; a pair that is not here cannot work together."""
     links: dict[tuple[str, str], float] = field(default_factory=dict)
@@ -210,6 +224,12 @@ class Solution:
     stages: tuple[StageResult, ...]
     solver: str
     optimal: bool
+    added: tuple[Option, ...] = ()
+    """Columns that the solver made; their indices follow those of the problem's own."""
+
+    def whole(self, problem: Problem) -> Problem:
+        """The problem with the columns that this solution speaks of."""
+        return replace(problem, options=problem.options + self.added) if self.added else problem
 
 
 class Solver(Protocol):

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from fabrictool.planner.problem import ModelNeed, Option, Pool, PoolKey, Problem
 
 CLOSE = 1e-6
+SIZES = (1, 2, 4, 8, 16)
+"""Of the blocks of devices inside a node that replicas take."""
 
 
 def rounded(problem: Problem, usage: Mapping[int, float], distance: Mapping[int, float]) -> dict[int, int]:
@@ -92,12 +94,18 @@ class Room:
     """What is left of each pool: devices, and for each size whole blocks of nodes (the rows of `formulation`)."""
 
     def __init__(self, pools: Iterable[Pool]) -> None:
-        sizes = (1, 2, 4, 8, 16)
+        sizes = SIZES
         self._left = {
             pool.key: {1: pool.nodes * pool.devices_per_node}
             | {size: pool.nodes * (pool.devices_per_node // size) for size in sizes[1:]}
             for pool in pools
         }
+
+    def copy(self) -> Room:
+        """One that changes by itself."""
+        other = Room(())
+        other._left = {key: dict(left) for key, left in self._left.items()}
+        return other
 
     def take(self, option: Option) -> bool:
         """The devices of one replica; False when they are not there."""

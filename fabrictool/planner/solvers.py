@@ -6,11 +6,18 @@ from typing import TYPE_CHECKING
 
 from fabrictool.planner.exact import ExactSolver
 from fabrictool.planner.memp import MempSolver
+from fabrictool.planner.reschedule import RescheduleSolver
+from fabrictool.planner.tabu import TabuSolver
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from fabrictool.planner.problem import Solver
 
-SOLVERS: Mapping[str, type[Solver]] = {"exact": ExactSolver, "memp": MempSolver}
+SOLVERS: Mapping[str, type[Solver]] = {
+    "exact": ExactSolver,
+    "memp": MempSolver,
+    "reschedule": RescheduleSolver,
+    "tabu": TabuSolver,
+}
 """The first one is the default."""

@@ -28,52 +28,47 @@ REFERENCE_BATCH, REFERENCE_CONTEXT = 32.0, 1024.0
 
 @dataclass(frozen=True, slots=True)
 class MixedSteps:
-    """The `Steps` of a pipeline; `shares` of the layers by stage, which sum to 1."""
+    """The `Steps` of a pipeline."""
 
-    stages: tuple[StepModel, ...]
-    shares: tuple[float, ...]
+    kinds: tuple[tuple[StepModel, float], ...]
+    """Each kind of stage, and the share of the layers that all stages of this kind hold; shares sum to 1."""
+    last: StepModel
+    """Of the last stage, which has the logits."""
     hops: tuple[tuple[float, float], ...]
     """(seconds, octets/s) between each stage and the next."""
-
-    @property
-    def lanes(self) -> float:
-        """As many passes at once as the slowest stage lets through."""
-        each = _weights(self.stages) * np.array(self.shares)
-        return float(each.sum() / each.max())
+    lanes: float
+    """As many passes at once as the slowest stage lets through."""
 
     def linear(self, tokens: Floats) -> Floats:
         """See `Steps`."""
-        octets = tokens * self.stages[0].work.hidden * 2.0
-        moved = sum((octets / bandwidth for _, bandwidth in self.hops), np.zeros_like(tokens))
-        return np.asarray(moved + self._mix([stage.linear(tokens) for stage in self.stages]))
+        octets = tokens * self.last.work.hidden * 2.0
+        moved = octets * sum(1.0 / bandwidth for _, bandwidth in self.hops)
+        return np.asarray(moved + sum(share * stage.linear(tokens) for stage, share in self.kinds))
 
     def logits(self, sequences: Floats) -> Floats:
-        """Of the last stage."""
-        return self.stages[-1].logits(sequences)
+        """See `Steps`."""
+        return self.last.logits(sequences)
 
     def reading(self, context: float) -> float:
         """See `Steps`."""
-        return float(self._mix([stage.reading(context) for stage in self.stages]))
+        return sum(share * stage.reading(context) for stage, share in self.kinds)
 
     def attending(self, tokens: float) -> float:
         """See `Steps`."""
-        return float(self._mix([stage.attending(tokens) for stage in self.stages]))
+        return sum(share * stage.attending(tokens) for stage, share in self.kinds)
 
     def overhead(self, *, eager: bool) -> float:
         """See `Steps`."""
-        own = float(self._mix([stage.overhead(eager=eager) for stage in self.stages]))
+        own = sum(share * stage.overhead(eager=eager) for stage, share in self.kinds)
         return own + sum(seconds for seconds, _ in self.hops)
 
     def times(self, max_num_seqs: int, token_budget: int, hand: float = 0.0, hand_latency: float = 0.0) -> StepTimes:
         """The tables for the event loop: of the stages, by their shares."""
-        each = [stage.times(max_num_seqs, token_budget, hand, hand_latency) for stage in self.stages]
-        mean = {f.name: self._mix([getattr(one, f.name) for one in each]) for f in fields(StepTimes)}
+        each = [(stage.times(max_num_seqs, token_budget, hand, hand_latency), share) for stage, share in self.kinds]
+        mean = {f.name: sum(share * getattr(one, f.name) for one, share in each) for f in fields(StepTimes)}
         hops = sum(seconds for seconds, _ in self.hops)
-        more = {"decode": mean["decode"] + hops, "mixed": mean["mixed"] + hops, "window": each[0].window}
+        more = {"decode": mean["decode"] + hops, "mixed": mean["mixed"] + hops, "window": each[0][0].window}
         return StepTimes(**mean | more)
-
-    def _mix(self, values: Sequence[Any]) -> Any:
-        return sum(share * value for share, value in zip(self.shares, values, strict=True))
 
 
 def pipeline(
@@ -87,13 +82,19 @@ def pipeline(
     most = np.floor(usable / need * layers)
     if most.sum() < layers or (most < 1).any():
         return None
-    dealt = _deal(1.0 / _weights([stand.step for stand in stands]), most, layers)
+    seconds = np.array([_reference_seconds(stand.step) for stand in stands])
+    dealt = _deal(1.0 / seconds, most, layers)
     shares = dealt / layers
     # The cache is cut like the layers: the fullest stage decides.
     tokens = int(((usable - weights * shares) / (token * shares)).min())
     if tokens < largest_context:
         return None
-    steps = MixedSteps(tuple(stand.step for stand in stands), tuple(shares.tolist()), tuple(hops))
+    kinds: dict[int, tuple[StepModel, float]] = {}
+    for stand, share in zip(stands, shares.tolist(), strict=True):
+        kinds[id(stand)] = (stand.step, kinds.get(id(stand), (stand.step, 0.0))[1] + share)
+    busy = seconds * shares
+    lanes = float(busy.sum() / busy.max())
+    steps = MixedSteps(tuple(kinds.values()), stands[-1].step, tuple(hops), lanes)
     return steps, Room(weights, float(usable.sum()), tokens)
 
 
@@ -107,8 +108,8 @@ def _deal(speed: Floats, most: Floats, layers: int) -> Floats:
     return dealt
 
 
-def _weights(stages: Sequence[StepModel]) -> Floats:
-    """Seconds of a reference decode step of all layers, on each stage's devices."""
+def _reference_seconds(stage: StepModel) -> float:
+    """A decode step of all layers on a stage's devices."""
     one = np.array([REFERENCE_BATCH])
-    read = [REFERENCE_BATCH * stage.reading(REFERENCE_CONTEXT) + stage.overhead(eager=False) for stage in stages]
-    return np.asarray(np.array([float(stage.linear(one)[0]) for stage in stages]) + np.array(read))
+    read = REFERENCE_BATCH * stage.reading(REFERENCE_CONTEXT)
+    return float(stage.linear(one)[0]) + read + stage.overhead(eager=False)

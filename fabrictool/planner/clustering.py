@@ -1,0 +1,52 @@
+"""Hierarchical clustering of nodes by the bandwidth between them: where the tabu search may start from.
+
+Average linkage over bandwidths: the two clusters with the fastest link between them become one, as long as one of them
+cannot hold the model alone (ThunderServe, paper 002, section 3.2).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fabrictool.planner.groups import Blocks
+    from fabrictool.planner.problem import Problem
+
+
+def clusters(problem: Problem, holds: Callable[[Blocks], bool], most: int) -> Counter[Blocks]:
+    """Blocks of whole nodes, each set of which `holds` a replica; of at most `most` nodes. What holds none is left out.
+
+    Nodes of one partition are alike: those that hold a replica alone are counted, not compared.
+    """
+    ready: Counter[Blocks] = Counter()
+    small: list[Blocks] = []
+    for number, pool in enumerate(problem.pools):
+        block = ((number, pool.devices_per_node),)
+        if holds(block):
+            ready[block] += pool.nodes
+        else:
+            small += [block] * pool.nodes
+    while len(small) > 1:
+        pairs = [(_linkage(problem, a, b), -i, -j) for i, a in enumerate(small) for j, b in enumerate(small[:i])]
+        bandwidth, i, j = max(pairs)
+        if bandwidth <= 0:
+            break
+        joined = tuple(sorted(small[-i] + small[-j]))
+        small = [one for k, one in enumerate(small) if k not in (-i, -j)]
+        if len(joined) > most:
+            continue
+        if holds(joined):
+            ready[joined] += 1
+        else:
+            small.append(joined)
+    return ready
+
+
+def _linkage(problem: Problem, one: Blocks, other: Blocks) -> float:
+    """Mean bandwidth between the nodes of two clusters, octets/s."""
+    pools = problem.pools
+    found = [problem.ways.get((pools[a].key, pools[b].key), (0.0, 0.0))[1] for a, _ in one for b, _ in other]
+    return sum(found) / len(found)

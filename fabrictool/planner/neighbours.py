@@ -1,0 +1,135 @@
+"""The steps of the tabu search: flip, split, merge and move (ThunderServe, paper 002, section 3.2), and with several
+models or idle devices hand over, begin and dissolve.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fabrictool.planner.groups import MOST_BLOCKS, Group
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fabrictool.domain.specs import Phase
+    from fabrictool.planner.groups import Blocks
+    from fabrictool.planner.search import Change, Search, State
+
+
+def neighbours(search: Search, state: State) -> Iterator[Change]:
+    """Random changes without end."""
+    kinds = [_begin, _split, _merge, _move, _dissolve]
+    if any(len(phases) > 1 for phases in search.problem.phases.values()):
+        kinds += [_flip, _flip]
+    if len(search.needs) > 1:
+        kinds += [_hand_over, _hand_over]
+    present = sorted(state.groups)
+    while True:
+        change = search.rng.choice(kinds)(search, present)
+        yield ([], []) if change is None else change
+
+
+def flips(search: Search, state: State) -> Iterator[Change]:
+    """Only changes of phase, of each kind of group one: devices and cuts stay as they are."""
+    for group in sorted(state.groups):
+        for phase in search.problem.phases.get(group.model, ()):
+            if phase != group.phase:
+                yield [group], [Group(group.model, group.blocks, phase)]
+
+
+def _flip(search: Search, present: list[Group]) -> Change | None:
+    if not present:
+        return None
+    group = search.rng.choice(present)
+    return [group], [Group(group.model, group.blocks, _phase(search, group.model))]
+
+
+def _split(search: Search, present: list[Group]) -> Change | None:
+    large = [group for group in present if group.devices > 1]
+    if not large:
+        return None
+    group = search.rng.choice(large)
+    first, second = _parted(search, group.blocks)
+    return [group], [Group(group.model, blocks, _phase(search, group.model)) for blocks in (first, second)]
+
+
+def _parted(search: Search, blocks: Blocks) -> tuple[Blocks, Blocks]:
+    """Some blocks here and some there, or one block in halves."""
+    if len(blocks) > 1:
+        order = search.rng.sample(blocks, len(blocks))
+        at = search.rng.randrange(1, len(blocks))
+        return tuple(sorted(order[:at])), tuple(sorted(order[at:]))
+    ((pool, size),) = blocks
+    return ((pool, size // 2),), ((pool, size - size // 2),)
+
+
+def _merge(search: Search, present: list[Group]) -> Change | None:
+    if not present:
+        return None
+    one = search.rng.choice(present)
+    alike = [group for group in present if group.model == one.model]
+    other = search.rng.choice(alike)
+    blocks = _joined(search, one.blocks + other.blocks)
+    if len(blocks) > MOST_BLOCKS:
+        return None
+    return [one, other], [Group(one.model, blocks, _phase(search, one.model))]
+
+
+def _joined(search: Search, blocks: Blocks) -> Blocks:
+    """Equal blocks of a partition become one of twice the size where a node has as many devices."""
+    left = sorted(blocks)
+    for i, (pool, size) in enumerate(left[:-1]):
+        if left[i + 1] == (pool, size) and 2 * size <= search.problem.pools[pool].devices_per_node:
+            return _joined(search, (*left[:i], (pool, 2 * size), *left[i + 2 :]))
+    return tuple(left)
+
+
+def _move(search: Search, present: list[Group]) -> Change | None:
+    """A block, or half of one, from one group to another."""
+    if not present:
+        return None
+    giver = search.rng.choice(present)
+    taker = search.rng.choice([group for group in present if group.model == giver.model])
+    at = search.rng.randrange(len(giver.blocks))
+    pool, size = giver.blocks[at]
+    rest = giver.blocks[:at] + giver.blocks[at + 1 :]
+    moved = size
+    if size > 1 and search.rng.random() < 0.5:
+        moved = size // 2
+        rest = (*rest, (pool, size - moved))
+    larger = _joined(search, (*taker.blocks, (pool, moved)))
+    if not rest or len(larger) > MOST_BLOCKS:
+        return None
+    smaller = Group(giver.model, tuple(sorted(rest)), giver.phase)
+    return [giver, taker], [smaller, Group(taker.model, larger, taker.phase)]
+
+
+def _hand_over(search: Search, present: list[Group]) -> Change | None:
+    """A group to another model, one that lacks something when there is one."""
+    if not present:
+        return None
+    group = search.rng.choice(present)
+    model = search.rng.choice(sorted(search.needs))
+    return [group], [Group(model, group.blocks, _phase(search, model))]
+
+
+def _begin(search: Search, present: list[Group]) -> Change | None:
+    """One replica more, in the place of idle devices or of some group."""
+    model = search.rng.choice(sorted(search.needs))
+    if not search.columns[model]:
+        return None
+    group = search.deduction.group_of(search.rng.choice(search.columns[model]))
+    if group is None:
+        return None
+    pools = {pool for pool, _ in group.blocks}
+    beside = [one for one in present if pools & {pool for pool, _ in one.blocks}]
+    gone = [search.rng.choice(beside)] if beside and search.rng.random() < 0.5 else []
+    return gone, [group]
+
+
+def _dissolve(search: Search, present: list[Group]) -> Change | None:
+    return ([search.rng.choice(present)], []) if present else None
+
+
+def _phase(search: Search, model: str) -> Phase:
+    return search.rng.choice(search.problem.phases.get(model, ("unified",)))

@@ -1,0 +1,45 @@
+"""Lightweight rescheduling: who reads prompts, who makes answers, and who serves how much; nothing else changes.
+
+For a shift of the workload, or when nodes are lost: devices, cuts and weights stay, only phases are flipped, one group
+at a time as long as that helps, and loads are dealt out anew (ThunderServe, paper 002, section 3.4).
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+from fabrictool.base.errors import InfeasibleError
+from fabrictool.planner.neighbours import flips
+from fabrictool.planner.search import Search
+from fabrictool.planner.tabu import EVALUATIONS_PER_SECOND
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fabrictool.planner.problem import Problem, Solution
+
+
+class RescheduleSolver:
+    """See the module's docstring. Starts from `warm`, or from what runs now."""
+
+    name = "reschedule"
+
+    def solve(
+        self, problem: Problem, *, deadline_s: float, seed: int, warm: Solution | None = None
+    ) -> Iterator[Solution]:
+        """Yields the one answer. Raises InfeasibleError FT2006 when nothing runs."""
+        if warm is None:
+            counts = {i: problem.current.get(option.key, 0) for i, option in enumerate(problem.options)}
+        else:
+            counts = warm.counts
+        search = Search(problem, random.Random(f"reschedule {seed}"))
+        start = search.of_counts(counts)
+        if not start.groups:
+            raise InfeasibleError.of(
+                "FT2006",
+                "nothing runs that could be rescheduled",
+                hint="`fabrictool plan` without --solver reschedule places replicas",
+            )
+        best, _ = search.run(start, flips, evaluations=int(EVALUATIONS_PER_SECOND * deadline_s))
+        yield search.solution(best, self.name, deadline_s, seed)

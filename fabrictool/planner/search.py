@@ -1,0 +1,211 @@
+"""Solutions of the tabu search: groups of devices, what they are worth, and walking from one to a better one.
+
+What a group can do is `groups`, what groups do together `orchestration`; both are remembered. Nodes of a partition are
+alike, so groups are counted and not numbered.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict, deque
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from fabrictool.planner.clustering import clusters
+from fabrictool.planner.exact import appraise, stage_names
+from fabrictool.planner.groups import MOST_BLOCKS, Deduction, Group
+from fabrictool.planner.orchestration import FIELDS, Worth, worth
+from fabrictool.planner.rounding import Room
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from fabrictool.planner.groups import Blocks
+    from fabrictool.planner.problem import Option, Problem, Solution
+
+STEPS, NEIGHBOURS, MEMORY = 200, 16, 50
+"""Of the search; the paper's are 100, 10 and 5."""
+PATIENCE = 60
+"""Steps without a better solution after which the search ends."""
+
+WHOLE = 1e-6
+
+Change = tuple[list[Group], list[Group]]
+"""(groups that go, groups that come)."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """One solution."""
+
+    groups: Counter[Group]
+    room: Room
+    values: dict[str, Worth]
+    rank: tuple[float, ...]
+    """What they are worth together, in the order of the objectives; less is better."""
+
+
+class Search:
+    """One problem's groups, and what they are worth."""
+
+    def __init__(self, problem: Problem, rng: random.Random) -> None:
+        self.problem, self.rng = problem, rng
+        self.deduction = Deduction(problem)
+        self.needs = {need.model: need for need in problem.needs}
+        self.columns = {
+            need.model: [i for i in problem.of(need.model) if problem.options[i].key not in problem.fixed]
+            for need in problem.needs
+        }
+        self._order = ["broken", *(name for name in stage_names(problem) if name in FIELDS)]
+        self._worths: dict[tuple[str, frozenset[tuple[int, int]]], Worth] = {}
+        self._fixed: dict[str, Counter[int]] = {need.model: Counter() for need in problem.needs}
+        for i, option in enumerate(problem.options):
+            if option.key in problem.fixed:
+                self._fixed[option.model][i] = problem.fixed[option.key]
+
+    def option(self, group: Group) -> Option | None:
+        """The group's best column."""
+        i = self.deduction.column(group)
+        return None if i is None else self.deduction.options[i]
+
+    def changed(self, state: State, change: Change) -> State | None:
+        """The solution after a change; None when devices or groups for it are missing, or one cannot hold its model."""
+        gone, come = change
+        if not Counter(gone) <= state.groups:
+            return None
+        options = [self.option(group) for group in come]
+        room = state.room.copy()
+        for group in gone:
+            former = self.option(group)
+            if former is not None:
+                room.give(former)
+        if any(option is None or not room.take(option) for option in options):
+            return None
+        groups = state.groups.copy()
+        groups.subtract(gone)
+        groups.update(come)
+        groups += Counter()
+        touched = {group.model for group in (*gone, *come)}
+        values = state.values | {model: self._worth(model, groups) for model in touched}
+        return State(groups, room, values, self._rank(values))
+
+    def run(
+        self,
+        start: State,
+        propose: Callable[[Search, State], Iterator[Change]],
+        *,
+        evaluations: int,
+    ) -> tuple[State, int]:
+        """The best that a tabu search from `start` finds among the changes of `propose`, and how many it weighed."""
+        best = now = start
+        visited = deque([frozenset(start.groups.items())], maxlen=MEMORY)
+        used = stale = 0
+        for _ in range(STEPS):
+            around: list[State] = []
+            for change in islice(propose(self, now), 4 * NEIGHBOURS):
+                near = self.changed(now, change)
+                if near is not None and frozenset(near.groups.items()) not in visited:
+                    around.append(near)
+                if len(around) == NEIGHBOURS:
+                    break
+            used += len(around)
+            if not around or stale >= PATIENCE or used >= evaluations:
+                break
+            now = min(around, key=lambda state: state.rank)
+            visited.append(frozenset(now.groups.items()))
+            stale += 1
+            if now.rank < best.rank:
+                best, stale = now, 0
+        return best, used
+
+    @property
+    def extended(self) -> Problem:
+        """The problem with all columns that were made."""
+        return replace(self.problem, options=tuple(self.deduction.options))
+
+    def start(self, usage: Mapping[int, float]) -> State:
+        """From a relaxation's replicas by column: the whole part, and more of the same as long as that helps."""
+        state = self.of_counts({i: int(used + WHOLE) for i, used in usage.items()})
+        return self._completed(state, sorted(usage))
+
+    def clustered(self, model: str) -> State:
+        """From clusters of well-connected nodes, each in a random phase."""
+        return self._completed(self._of_clusters(model), self.columns[model])
+
+    def _empty(self) -> State:
+        room = Room(self.problem.pools)
+        values = {model: self._worth(model, Counter()) for model in self.needs}
+        return State(Counter(), room, values, self._rank(values))
+
+    def of_counts(self, counts: Mapping[int, int]) -> State:
+        """Replicas by column, as far as they find devices."""
+        state = self._empty()
+        for i, count in sorted(counts.items()):
+            group = self.deduction.group_of(i)
+            fixed = self.deduction.options[i].key in self.problem.fixed
+            for _ in range(count if group is not None and not fixed else 0):
+                state = self.changed(state, ([], [group])) or state  # type: ignore[list-item]
+        return state
+
+    def _of_clusters(self, model: str) -> State:
+        phases = self.problem.phases.get(model, ("unified",))
+
+        def holds(blocks: Blocks) -> bool:
+            return any(self.deduction.column(Group(model, blocks, phase)) is not None for phase in phases)
+
+        state = self._empty()
+        for blocks, count in sorted(clusters(self.problem, holds, MOST_BLOCKS).items()):
+            for _ in range(count):
+                group = Group(model, blocks, self.rng.choice(phases))
+                state = self.changed(state, ([], [group])) or state
+        return state
+
+    def _completed(self, state: State, columns: Sequence[int]) -> State:
+        """With idle devices put to use by further replicas or pairs of these columns, as long as that helps most."""
+        groups: dict[str, list[Group]] = defaultdict(list)
+        for i in columns:
+            group = self.deduction.group_of(i)
+            if group is not None and self.deduction.options[i].key not in self.problem.fixed:
+                groups[group.model].append(group)
+        while True:
+            lacking = [m for m, value in state.values.items() if value.broken or value.served or value.slo]
+            changes = [change for model in lacking for change in _additions(groups[model])]
+            found = [near for change in changes if (near := self.changed(state, change)) is not None]
+            better = [near for near in found if near.rank < state.rank]
+            if not better:
+                return state
+            state = min(better, key=lambda near: near.rank)
+
+    def _worth(self, model: str, groups: Counter[Group]) -> Worth:
+        counts = self._fixed[model].copy()
+        for group, count in groups.items():
+            column = self.deduction.column(group) if group.model == model else None
+            if column is not None:
+                counts[column] += count
+        key = (model, frozenset(counts.items()))
+        if key not in self._worths:
+            self._worths[key] = worth(self.problem, self.needs[model], self.deduction.options, counts)
+        return self._worths[key]
+
+    def _rank(self, values: dict[str, Worth]) -> tuple[float, ...]:
+        return tuple(round(sum(getattr(one, name) for one in values.values()), 6) for name in self._order)
+
+    def solution(self, state: State, solver: str, deadline_s: float, seed: int) -> Solution:
+        """The state appraised, with the columns that the search made. Raises InfeasibleError when it breaks a rule."""
+        counts = dict.fromkeys(range(len(self.deduction.options)), 0)
+        for model in self.needs:
+            counts |= self._fixed[model]
+        for group, count in state.groups.items():
+            column = self.deduction.column(group)
+            if column is not None:
+                counts[column] += count
+        found = appraise(self.extended, counts, f"{solver} (groups and phases; flow in OR-Tools)", deadline_s, seed)
+        return replace(found, added=self.deduction.added)
+
+
+def _additions(groups: Sequence[Group]) -> Iterator[Change]:
+    for group in groups:
+        yield [], [group]
+        if group.phase == "prefill":
+            yield from (([], [group, other]) for other in groups if other.phase == "decode")

@@ -1,0 +1,179 @@
+"""Prefill and decode apart, pipelines, outages and walltimes: what the program promises, against plain arithmetic."""
+
+import itertools
+import random
+from dataclasses import replace
+
+import pytest
+
+from fabrictool.base.errors import InfeasibleError
+from fabrictool.planner.exact import ExactSolver
+from fabrictool.planner.problem import Level, ModelNeed, Option, Transfer
+from fabrictool.planner.search import Search
+from fabrictool.planner.tabu import TabuSolver
+from tests.planner.test_exact import figures, option, pool, problem
+
+SECONDS = 30.0
+
+
+def phase(which, model, where, *, rate=1.0, tp=1, pp=1, in_system=1.0):
+    return Option(model, where, tp, figures(rate), (Level(rate, in_system * rate, True),), pp=pp, phase=which)
+
+
+def between(model, sender, receiver, *, seconds=0.1, octets=1e6, link=None):
+    return {(model, sender.key, receiver.key): Transfer(seconds, octets, link)}
+
+
+def last(instance, solver=None, seed=0):
+    *_, solution = (solver or ExactSolver()).solve(instance, deadline_s=SECONDS, seed=seed)
+    return solution
+
+
+def served(instance, solution):
+    return sum(need.rate for need in instance.needs) - solution.stages[0].objective
+
+
+def random_pairs(seed):
+    """One model on two pools with a link between them."""
+    rng = random.Random(seed)
+    a, b = (pool(name, nodes=rng.randint(1, 4), site=name) for name in "ab")
+    options = [
+        phase(which, "m", where, rate=rng.choice((0.5, 1.0, 2.5)))
+        for which in ("prefill", "decode") for where in (a, b) if rng.random() < 0.8
+    ]  # fmt: skip
+    transfers = {}
+    for one, other in itertools.product((a, b), repeat=2):
+        if one == other or rng.random() < 0.8:
+            link = None if one == other else ("a", "b")
+            transfers |= between("m", one, other, octets=rng.choice((1e6, 5e6)), link=link)
+    need = ModelNeed("m", rng.choice((1.0, 3.0, 8.0)), 0, 8)
+    made = problem([need], options, [a, b], objective=("latency",))
+    return replace(made, transfers=transfers, links={("a", "b"): rng.choice((1e6, 4e6, 1e9))})
+
+
+def most_served(instance):
+    """By trying all counts, and all ways to send what crosses the link, on a fine grid."""
+    best = 0.0
+    need = instance.needs[0]
+    ranges = [range(o.pool.nodes + 1) for o in instance.options]
+    for counts in itertools.product(*ranges):
+        if sum(counts) > need.maximum or any(
+            sum(k for o, k in zip(instance.options, counts, strict=True) if o.pool == where) > where.nodes
+            for where in instance.pools
+        ):
+            continue
+        room = {("prefill", w.key): 0.0 for w in instance.pools} | {("decode", w.key): 0.0 for w in instance.pools}
+        for o, k in zip(instance.options, counts, strict=True):
+            room[o.phase, o.pool.key] += k * o.levels[-1].rate
+        best = max(best, _flow(instance, room, need.rate))
+    return best
+
+
+def _flow(instance, room, demand):
+    """The largest flow over two senders and two receivers: what stays at home first, then what the link lets through.
+
+    With equal rates of return what stays at home never hurts: an exchange argument, since both ends lose the same.
+    """
+    link, found = instance.links["a", "b"], 0.0
+    left = dict(room)
+    keys = [where.key for where in instance.pools]
+    for key in keys:
+        at_home = min(left["prefill", key], left["decode", key])
+        at_home = at_home if ("m", key, key) in instance.transfers else 0.0
+        left["prefill", key] -= at_home
+        left["decode", key] -= at_home
+        found += at_home
+    ways = sorted(
+        (instance.transfers[("m", a, b)].octets, a, b)
+        for a, b in itertools.permutations(keys)
+        if ("m", a, b) in instance.transfers
+    )
+    for octets, a, b in ways:  # the cheapest way over the link first
+        rate = min(left["prefill", a], left["decode", b], link / octets)
+        link -= rate * octets
+        left["prefill", a] -= rate
+        left["decode", b] -= rate
+        found += rate
+    return min(found, demand)
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_pairs_serve_as_much_as_any_counts_can(seed):
+    instance = random_pairs(seed)
+    solution = last(instance)
+    assert served(instance, solution) == pytest.approx(most_served(instance), abs=1e-4)
+    for i, count in solution.counts.items():
+        assert solution.loads.get(i, 0.0) <= count * instance.options[i].levels[-1].rate + 1e-6
+
+
+def test_a_slow_link_keeps_phases_together():
+    a, b = pool("a", nodes=2, site="a"), pool("b", nodes=2, site="b")
+    options = [phase(which, "m", where) for which in ("prefill", "decode") for where in (a, b)]
+    ways = between("m", a, a, seconds=0.0) | between("m", b, b, seconds=0.0)
+    ways |= between("m", a, b, seconds=5.0) | between("m", b, a, seconds=5.0)
+    instance = replace(problem([ModelNeed("m", 2.0, 0, 8)], options, [a, b], objective=("latency",)), transfers=ways)
+    counts = {instance.options[i].key[1:]: k for i, k in last(instance).counts.items()}
+    assert all(counts[where, "p", 1, 1, which] == 1 for where in "ab" for which in ("prefill", "decode"))
+
+
+def test_one_phase_alone_is_no_replica():
+    a = pool("a", nodes=4)
+    instance = problem([ModelNeed("m", 0.0, 1, 4)], [phase("prefill", "m", a), phase("decode", "m", a)], [a])
+    instance = replace(instance, transfers=between("m", a, a))
+    found = {instance.options[i].phase: k for i, k in last(instance).counts.items()}
+    assert found == {"prefill": 1, "decode": 1}, "the minimum counts replicas that answer, and they need prompts read"
+
+
+def test_a_pipeline_takes_a_block_of_each_node():
+    a = pool("a", nodes=3, per_node=4)
+    big = Option("big", a, 4, figures(1.0), (Level(1.0, 1.0, True),), pp=2)
+    instance = problem([ModelNeed("big", 2.0, 0, 4, priority=9.0), ModelNeed("m", 9.0, 0, 9)], [big, option("m", a, tp=2)], [a])
+    counts = {instance.options[i].model: k for i, k in last(instance).counts.items()}
+    assert counts == {"big": 1, "m": 2}, "two stages of four devices, and what is left"
+    assert big.devices == 8
+    assert big.cost == pytest.approx(2 * a.price_per_node_hour)
+
+
+def test_minima_hold_without_what_maintenance_takes_away():
+    a, b = pool("a", nodes=4, price=1.0), pool("b", nodes=4, price=9.0)
+    instance = problem([ModelNeed("m", 0.1, 2, 8)], [option("m", a), option("m", b)], [a, b], objective=("cost",))
+    calm = {instance.options[i].pool.cluster: k for i, k in last(instance).counts.items()}
+    assert calm == {"a": 2}
+    away = replace(instance, outages=(frozenset({a.key}),))
+    assert {away.options[i].pool.cluster: k for i, k in last(away).counts.items()} == {"b": 2}
+    with pytest.raises(InfeasibleError):
+        last(replace(instance, outages=(frozenset({a.key, b.key}),)))
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_tabu_is_never_better_than_exact_and_keeps_the_rules(seed):
+    instance = random_pairs(seed)
+    exact, tabu = last(instance), last(instance, TabuSolver(), seed)
+    assert tabu.stages[0].objective >= exact.stages[0].objective - 1e-4
+    assert tabu.stages[0].bound <= exact.stages[0].objective + 1e-4
+    for where in instance.pools:
+        used = sum(k * instance.options[i].devices for i, k in tabu.counts.items() if instance.options[i].pool == where)
+        assert used <= where.nodes * where.devices_per_node
+
+
+def test_tabu_finds_the_optimum_of_most_small_instances():
+    same = 0
+    for seed in range(40):
+        instance = random_pairs(seed)
+        exact, tabu = last(instance), last(instance, TabuSolver(), seed)
+        same += abs(tabu.stages[0].objective - exact.stages[0].objective) < 1e-4
+    assert same >= 38
+
+
+def test_the_search_counts_what_the_program_counts():
+    """The greedy fill and the flow are the program's loads: same unserved demand, same requests in the system."""
+    for seed in range(30):
+        instance = random_pairs(seed)
+        instance = replace(instance, links={("a", "b"): 1e12})  # a shared link is the program's alone
+        solution = last(instance)
+        search = Search(instance, random.Random(0))
+        state = search.of_counts(solution.counts)
+        worth = state.values["m"]
+        values = {stage.name: stage.objective for stage in solution.stages}
+        assert worth.served == pytest.approx(values["served"], abs=1e-3)
+        assert worth.latency <= values["latency"] + 1e-2
