@@ -41,11 +41,16 @@ class Relaxation:
     """What to write."""
     problem: Problem
     """With the changes."""
+    devices: int = 0
+    """That it takes beyond those that there are."""
 
 
 def relaxations(rules: Rules, conflict: Sequence[Rule]) -> list[Relaxation]:
-    """Each rule of the conflict, changed as little as is enough; several minima together when none alone is."""
-    found = [one for rule in conflict for one in _alone(rules, rule)]
+    """Each rule of the conflict, changed as little as is enough; several minima together when none alone is.
+
+    Those without further devices first, then the fewest.
+    """
+    found = sorted((one for rule in conflict for one in _alone(rules, rule)), key=lambda one: one.devices)
     if not found:
         together = _lowered(rules)
         found = [together] if together is not None else []
@@ -65,8 +70,9 @@ def _alone(rules: Rules, rule: Rule) -> Iterator[Relaxation]:
         more = _least(1, rules.enough, lambda n: possible(_with_pool(problem, replace(pool, nodes=pool.nodes + n))))
         if more is not None:
             changed = _with_pool(problem, replace(pool, nodes=pool.nodes + more))
-            words = f"{more * pool.devices_per_node} more {pool.device} in {name}"
-            yield Relaxation((rule,), words, f"nodes: {pool.nodes + more}", changed)
+            devices = more * pool.devices_per_node
+            words = f"{devices} more {pool.device} in {name}"
+            yield Relaxation((rule,), words, f"nodes: {pool.nodes + more}", changed, devices)
     elif need is not None:
         yield from _of_need(rules, problem, rule, need)
 

@@ -62,5 +62,7 @@ def with_model(situation: Situation, problem: Problem, name: str, changed: Model
         needs=tuple(alone.needs[0] if need.model == name else need for need in problem.needs),
         options=tuple(sorted([*kept, *alone.options], key=lambda option: option.key)),
         fixed={key: count for key, count in problem.fixed.items() if key in others} | alone.fixed,
+        columns={**problem.columns, **alone.columns},
+        phases={**problem.phases, **alone.phases},
         transfers={key: way for key, way in problem.transfers.items() if key[0] != name} | alone.transfers,
     )

@@ -94,7 +94,8 @@ def amount(name: str, value: float, currency: str) -> str:
         "moves": "replicas",
         "replicas": "replicas",
     }
-    return f"{number(value)} {units.get(name, '')}".rstrip()
+    text, unit = number(value), units.get(name, "")
+    return f"{text} {'replica' if (text, unit) == ('1', 'replicas') else unit}".rstrip()
 
 
 def number(value: float) -> str:
@@ -103,10 +104,9 @@ def number(value: float) -> str:
 
 
 def where(option: Option) -> str:
-    """``CLUSTER/PARTITION (tp 2)``."""
-    parts = [
-        f"tp {option.tp}",
-        *([f"pp {option.pp}"] if option.pp > 1 else []),
-        *([option.phase] if option.phase != "unified" else []),
-    ]
-    return f"{'/'.join(option.pool.key)} ({', '.join(parts)})"
+    """``CLUSTER/PARTITION (tp 2)``; of a mixed pipeline, all its stages."""
+    if option.others:
+        places = " + ".join(f"{'/'.join(pool.key)} (tp {tp})" for pool, tp in option.stages)
+    else:
+        places = f"{'/'.join(option.pool.key)} (tp {option.tp}{f', pp {option.pp}' if option.pp > 1 else ''})"
+    return places if option.phase == "unified" else f"{places} for {option.phase}"

@@ -87,7 +87,8 @@ def evaluate(situation: Situation, expression: str, solver: Solver, deadline_s: 
         return Outcome(expression, problem="; ".join(f"{one.code} {one.message}" for one in error.problems))
     known = values_of(solution)
     values = {name: known.get(name, 0.0) for name in user_stages(problem)}
-    counts = {problem.options[i].key: count for i, count in solution.counts.items()}
+    options = solution.whole(problem).options
+    counts = {options[i].key: count for i, count in solution.counts.items()}
     return Outcome(expression, values, counts, solution.optimal)
 
 

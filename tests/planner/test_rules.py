@@ -1,6 +1,7 @@
 """What rules cost, what was not chosen, and the second-best placement."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
@@ -9,7 +10,7 @@ from fabrictool.planner.alternatives import alternative_sentences, nearest_unuse
 from fabrictool.planner.problem import ModelNeed
 from fabrictool.planner.rules import price_rules, rule_sentences, rules_of
 from fabrictool.planner.situation import with_model
-from fabrictool.planner.stages import amount, first_change, values_of
+from fabrictool.planner.stages import amount, first_change, values_of, where
 from tests.planner.fabrics import situation, solved
 from tests.planner.test_exact import cheapest_load, fits, option, pool, problem, solve
 
@@ -174,7 +175,15 @@ def test_the_first_stage_that_differs_counts_and_dust_does_not():
 @pytest.mark.parametrize(
     ("stage", "value", "currency", "text"),
     [("cost", 3.14159, "CHF", "3.14 CHF/h"), ("cost", 2, "", "2"), ("energy", 12345.6, "", "12,346 W"),
-     ("latency", 1e-7, "", "0"), ("served", 0.5, "CHF", "0.5 req/s")],
+     ("latency", 1e-7, "", "0"), ("served", 0.5, "CHF", "0.5 req/s"), ("moves", 1.0, "", "1 replica")],
 )  # fmt: skip
 def test_amounts_have_units(stage, value, currency, text):
     assert amount(stage, value, currency) == text
+
+
+def test_an_option_is_named_with_all_its_stages():
+    a, b = pool("a"), pool("b")
+    plain = option("m", a, tp=2)
+    assert where(plain) == "a/p (tp 2)"
+    assert where(replace(plain, pp=2, phase="prefill")) == "a/p (tp 2, pp 2) for prefill"
+    assert where(replace(plain, others=((b, 1),))) == "a/p (tp 2) + b/p (tp 1)"
