@@ -104,6 +104,11 @@ def _dask(address: str) -> Iterator[Executor]:
         message = f"no Dask scheduler answers at {address}: {error}"
         raise UnreachableError.of("FT2013", message, hint=hint) from error
     try:
+        try:
+            client.wait_for_workers(1, timeout=PATIENCE_S)
+        except TimeoutError as error:
+            message, hint = f"the Dask scheduler at {address} has no worker", f"`dask worker tcp://{address}`"
+            raise UnreachableError.of("FT2013", message, hint=hint) from error
         executor = client.get_executor(pure=False)
         try:
             yield executor

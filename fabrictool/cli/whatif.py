@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
+from concurrent.futures import BrokenExecutor, CancelledError
 from typing import TYPE_CHECKING, Any
 
+from fabrictool.base.errors import FabrictoolError
 from fabrictool.cli.executors import executor_named
 from fabrictool.cli.fabrics import load, open_fabric
 from fabrictool.cli.output import data, json_data, say, table
@@ -42,16 +44,29 @@ def show_sweep(
 
     loaded = load(blueprint, inventory, overlay=overlay, scenario=scenario)
     situation = situation_of(open_fabric(loaded), loaded, time.time())
-    with executor_named(executor, len(expressions), workers) as doer:
-        found = sweep(
-            doer, situation, expressions, solver,
-            deadline_s=time_limit, seed=seed, done=_progress(len(expressions)),
-        )  # fmt: skip
+    try:
+        with executor_named(executor, len(expressions), workers) as doer:
+            found = sweep(
+                doer, situation, expressions, solver,
+                deadline_s=time_limit, seed=seed, done=_progress(len(expressions)),
+            )  # fmt: skip
+    except Exception as error:
+        if not _lost(error):
+            raise
+        message = f"whoever did the work is gone, or lacks what it needs: {str(error) or type(error).__name__}"
+        hint = "--executor here; every Dask worker needs this release of fabrictool, and memory for a solver"
+        raise FabrictoolError.of("FT2013", message, hint=hint) from error
     if as_json:
         json_data(document(found))
     else:
         data(text(found, currency_of(loaded.inventory)))
     return 0
+
+
+def _lost(error: Exception) -> bool:
+    """Whether it is the executor's error, and not one of the planner."""
+    own = isinstance(error, BrokenExecutor | CancelledError | ImportError)
+    return own or type(error).__module__.partition(".")[0] == "distributed"
 
 
 def _progress(every: int) -> Callable[[int], None]:

@@ -9,6 +9,8 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import BrokenExecutor, CancelledError
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pytest
@@ -126,6 +128,44 @@ def test_a_scheduler_that_does_not_answer(fabric, capsys, monkeypatch):
     monkeypatch.setattr(executors, "PATIENCE_S", 1)
     assert main(["plan", "-b", str(fabric), "--what-if", "rate.*=2", "--executor", "dask://127.0.0.1:9"]) == 69
     assert "FT2013" in capsys.readouterr().err
+
+
+def test_a_scheduler_without_workers(fabric, capsys, dask_cluster, monkeypatch):
+    monkeypatch.setattr(executors, "PATIENCE_S", 3)
+    address, (_, *workers) = dask_cluster
+    for process in workers:
+        process.kill()
+        process.wait()
+    assert main(["plan", "-b", str(fabric), "--what-if", "rate.*=2", "--executor", f"dask://{address}"]) == 69
+    assert "has no worker" in capsys.readouterr().err
+
+
+class KilledWorker(Exception):  # noqa: N818 - its name there
+    __module__ = "distributed.scheduler"
+
+
+@pytest.mark.parametrize(
+    "error", [BrokenProcessPool("gone"), CancelledError(), ModuleNotFoundError("fabrictool"), KilledWorker("one")]
+)
+def test_workers_that_are_lost(fabric, capsys, monkeypatch, error):
+    def lost(*_, **__):
+        raise error
+
+    monkeypatch.setattr(whatif, "sweep", lost)
+    assert main(["plan", "-b", str(fabric), "--what-if", "rate.*=2"]) == 1
+    assert "FT2013" in capsys.readouterr().err
+
+
+def test_our_own_mistakes_are_not_the_executors(fabric, monkeypatch):
+    monkeypatch.setattr(whatif, "sweep", lambda *_, **__: [].pop())
+    with pytest.raises(IndexError):
+        main(["plan", "-b", str(fabric), "--what-if", "rate.*=2"])
+
+
+def test_a_process_that_dies_breaks_the_executor():
+    with pytest.raises(BrokenExecutor), executor_named("processes", 2, 2) as pool:
+        pool.submit(os._exit, 1).result()
+    assert not multiprocessing.active_children()
 
 
 def test_without_the_extra(fabric, capsys, monkeypatch):
