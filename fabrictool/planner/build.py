@@ -13,7 +13,6 @@ from fabrictool.base.errors import Problem as Complaint
 from fabrictool.base.units import as_float
 from fabrictool.catalog import accelerators, engines, model
 from fabrictool.planner.columns import Columns
-from fabrictool.planner.handover import ordered, transfers
 from fabrictool.planner.problem import ModelNeed, Option, Pool, Problem, unit_key
 from fabrictool.simulator.capacity import Demand
 from fabrictool.simulator.network import hop
@@ -85,8 +84,8 @@ def build_problem(
             place = Place(thing=f"models.{name}.variant.precision")
             complaints.append(Complaint("FT1412", message, place, f"one of: {held}"))
             continue
-        columns[name] = Columns(name, wanted, architecture, demands[name], inventory)
-        found = list(columns[name].everywhere(considered))
+        columns[name] = Columns(name, wanted, architecture, demands[name], inventory, considered)
+        found = list(columns[name].everywhere())
         mine = [option for option in found if option.pool.key not in unseen_pools or option.key in there]
         options += mine
         seen = {option.key for option in mine}
@@ -99,9 +98,7 @@ def build_problem(
     tables = [
         [*o.key, o.cost, o.power, [[*map(tidy, (v.rate, v.in_system)), v.attains] for v in o.levels]] for o in options
     ]
-    ways = {
-        (a.key, b.key): way for a in pools for b in pools if (way := hop(inventory, a.key, b.key)) is not None
-    }
+    ways = {(a.key, b.key): way for a in pools for b in pools if (way := hop(inventory, a.key, b.key)) is not None}
     problem = Problem(
         needs=tuple(needs),
         options=tuple(options),
@@ -113,8 +110,16 @@ def build_problem(
         ways=ways,
         columns=columns,
         phases={name: one.phases for name, one in columns.items()},
-        transfers=transfers(blueprint, demands, columns, pools, ways),
-        links={ordered(*link.between): float(link.bandwidth) for link in inventory.links},
+        transfers={
+            (name, sender.key, receiver.key): transfer
+            for name, of_model in columns.items()
+            if "decode" in of_model.phases
+            for sender in pools
+            for receiver in pools
+            if of_model.degrees(sender) and of_model.degrees(receiver)
+            if (transfer := of_model.transfer(sender, receiver)) is not None
+        },
+        links={(min(link.between), max(link.between)): float(link.bandwidth) for link in inventory.links},
         outages=outages(inventory, pools, now),
     )
     return problem, Tables(demands)

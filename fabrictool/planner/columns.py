@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from fabrictool.catalog import accelerators
 from fabrictool.engines.adapter import adapter
-from fabrictool.planner.problem import Level, Option
+from fabrictool.planner.problem import Level, Option, Transfer
 from fabrictool.simulator.capacity import replica, under_load
 from fabrictool.simulator.mixed import pipeline
-from fabrictool.simulator.network import hop
+from fabrictool.simulator.network import HAND_LATENCY_S, hop
+from fabrictool.simulator.operators import Parallelism, kv_elements_per_token
 from fabrictool.simulator.phases import decode_only, prefill_only, prefill_under_load
 from fabrictool.simulator.stand import stand
+from fabrictool.simulator.stepmodel import KV_OCTETS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
     from fabrictool.domain.blueprint import Model, Slo
     from fabrictool.domain.inventory import Inventory, Partition
     from fabrictool.domain.specs import Phase
-    from fabrictool.planner.problem import Pool
+    from fabrictool.planner.problem import Pool, PoolKey
     from fabrictool.simulator.capacity import Demand, Latency, Replica
     from fabrictool.simulator.stand import Stand
     from fabrictool.simulator.stepmodel import Steps
@@ -46,10 +49,17 @@ class Columns:
     """Of one model. Options are asked for by place and cut; None: it does not fit or must not stand there."""
 
     def __init__(
-        self, name: str, wanted: Model, architecture: ModelArchitecture, demand: Demand, inventory: Inventory
+        self,
+        name: str,
+        wanted: Model,
+        architecture: ModelArchitecture,
+        demand: Demand,
+        inventory: Inventory,
+        pools: Sequence[Pool],
     ) -> None:
         self._name, self._wanted, self._architecture = name, wanted, architecture
-        self._demand, self._inventory = demand, inventory
+        self._demand, self._inventory, self._pools = demand, inventory, pools
+        self._arriving: dict[PoolKey, float] = {}
         self._tables: dict[object, Figures | None] = {}
         self._parts: dict[object, Stand | None] = {}
         self._capabilities = adapter(wanted.engine).capabilities
@@ -60,9 +70,9 @@ class Columns:
         split: tuple[Phase, ...] = ("prefill", "decode")
         return {"unified": ("unified",), "split": split, "any": ("unified", *split)}[self._wanted.phases]
 
-    def everywhere(self, pools: Sequence[Pool]) -> Iterator[Option]:
-        """All columns on these pools but mixed pipelines: inside one node, or over several where none holds it."""
-        for pool in pools:
+    def everywhere(self) -> Iterator[Option]:
+        """All columns on its pools but mixed pipelines: inside one node, or over several where none holds it."""
+        for pool in self._pools:
             for phase in self.phases:
                 inside = [self.option(pool, tp, 1, phase) for tp in self.degrees(pool)]
                 found = [option for option in inside if option is not None]
@@ -88,10 +98,11 @@ class Columns:
     def option(self, pool: Pool, tp: int, pp: int, phase: Phase) -> Option | None:
         """Replicas of `pp` stages of `tp` devices each, all in one pool."""
         place = self._partition(pool)
-        key = (*_kind(place), place.walltime, tp, pp, phase)
+        arriving = self._arrival(pool) if phase == "decode" else 0.0
+        key = (*_kind(place), place.walltime, tp, pp, phase, arriving)
         if key not in self._tables:
             there = stand(self._wanted, self._architecture, place, tp, pp=pp)
-            self._tables[key] = None if there is None else self._figures(there, phase, [place])
+            self._tables[key] = None if there is None else self._figures(there, phase, [place], arriving)
         table = self._tables[key]
         if table is None:
             return None
@@ -129,7 +140,9 @@ class Columns:
             return None
         steps, room = made
         figures = replica(steps, room, self._demand, usable[0].max_num_seqs, usable[0].calibration)
-        return self._levels(figures, steps, phase, places, room.weights / sum(tp for _, tp in stages))
+        share = room.weights / sum(tp for _, tp in stages)
+        arriving = self._arrival(stages[0][0]) if phase == "decode" else 0.0
+        return self._levels(figures, steps, phase, places, share, arriving)
 
     def _part(self, place: Partition, tp: int) -> Stand | None:
         key = (*_kind(place), tp)
@@ -137,13 +150,41 @@ class Columns:
             self._parts[key] = stand(self._wanted, self._architecture, place, tp, part=True)
         return self._parts[key]
 
-    def _figures(self, there: Stand, phase: Phase, places: Sequence[Partition]) -> Figures | None:
+    def transfer(self, sender: Pool, receiver: Pool) -> Transfer | None:
+        """What handing a mean prompt's cache over takes: alpha plus size/beta; None without a network between them.
+
+        All layers, grouped-query heads as they are, at the precision that the blueprint chooses for the way
+        (ThunderServe, paper 002, section 3.3, whose formula leaves out the number of layers).
+        """
+        way = hop(self._inventory, sender.key, receiver.key)
+        if way is None:
+            return None
+        octets = kv_elements_per_token(self._architecture, Parallelism()) * KV_OCTETS[self._wanted.handover]
+        octets *= self._demand.input
+        sites = sorted((sender.site, receiver.site))
+        link = None if sender.site == receiver.site else (sites[0], sites[1])
+        return Transfer(HAND_LATENCY_S + way[0] + octets / way[1], octets, link)
+
+    def _arrival(self, pool: Pool) -> float:
+        """Seconds until a cache has come to a pool, on the fastest way: decode waits for it after the first token."""
+        if pool.key not in self._arriving:
+            found = [self.transfer(sender, pool) for sender in self._pools if self.degrees(sender)]
+            self._arriving[pool.key] = min((way.seconds for way in found if way is not None), default=0.0)
+        return self._arriving[pool.key]
+
+    def _figures(self, there: Stand, phase: Phase, places: Sequence[Partition], arriving: float) -> Figures | None:
         figures = replica(there.step, there.room, self._demand, there.max_num_seqs, there.calibration)
         share = there.room.weights / there.step.cut.devices
-        return self._levels(figures, there.step, phase, places, share)
+        return self._levels(figures, there.step, phase, places, share, arriving)
 
     def _levels(
-        self, figures: Replica, step: Steps, phase: Phase, places: Sequence[Partition], weights: float
+        self,
+        figures: Replica,
+        step: Steps,
+        phase: Phase,
+        places: Sequence[Partition],
+        weights: float,
+        arriving: float,
     ) -> Figures | None:
         """What a replica does under each load; `weights` are octets a device, which take time to load."""
         promise = min(promised(place, weights) for place in places)
@@ -163,7 +204,7 @@ class Columns:
                 attains = not slo_misses(slo, latency, ("ttft",))
             elif phase == "decode":
                 latency = under_load(figures, demand, rate)
-                attains = not slo_misses(slo, latency, ("tpot", "e2e"), before=alone)
+                attains = not slo_misses(slo, after(latency, arriving, demand), ("tpot", "e2e"), before=alone)
             else:
                 latency = under_load(figures, demand, rate)
                 attains = not slo_misses(slo, latency)
@@ -172,6 +213,17 @@ class Columns:
 
     def _partition(self, pool: Pool) -> Partition:
         return self._inventory.clusters[pool.cluster].partitions[pool.partition]
+
+
+def after(latency: Latency, arriving: float, demand: Demand) -> Latency:
+    """A decode replica's latency with `arriving` seconds between the first token and the second."""
+    each = arriving / max(1.0, demand.output - 1.0)
+    return replace(
+        latency,
+        tpot_mean=latency.tpot_mean + each,
+        tpot_p95=latency.tpot_p95 + each,
+        e2e_p95=latency.e2e_p95 + arriving,
+    )
 
 
 def _kind(place: Partition) -> tuple[object, ...]:

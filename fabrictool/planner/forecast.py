@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, get_args
 from fabrictool.base.canonical import tidy
 from fabrictool.domain.plan import Band, Certificate, Forecast, ModelForecast, Stage
 from fabrictool.domain.specs import Phase
-from fabrictool.planner.columns import slo_misses
+from fabrictool.planner.columns import after, slo_misses
 from fabrictool.planner.exact import TOLERANCE
 from fabrictool.planner.stages import TIDYING
 from fabrictool.simulator.capacity import MAX_UTILISATION, Latency, under_load
@@ -81,7 +81,7 @@ def _model(
         )
         if option.phase not in slowest or latency.e2e_p95 > slowest[option.phase][0].e2e_p95:
             slowest[option.phase] = (latency, option.figures.bands)
-    worst, bands = _slower(slowest, _moving(problem, mine))
+    worst, bands = _slower(slowest, _moving(problem, mine), tables.demands[need.model])
     served = 1.0 if need.rate == 0 else min(1.0, MAX_UTILISATION * capacity / need.rate)
     misses = slo_misses(blueprint.models[need.model].slo, worst) if count else ["no replica"]
     if served < 1.0:
@@ -107,17 +107,16 @@ def _latency(option: Option, demand: Demand, rate: float) -> Latency:
 
 
 def _slower(
-    slowest: Mapping[Phase, tuple[Latency, Sequence[Factors]]], moving: float
+    slowest: Mapping[Phase, tuple[Latency, Sequence[Factors]]], moving: float, demand: Demand
 ) -> tuple[Latency, Sequence[Factors]]:
     """Of those that do all and of the pairs, who take `moving` seconds between them."""
     worst = slowest.get("unified", (Latency(*[0.0] * 7), ((1.0, 1.0),) * 3))
     if "prefill" not in slowest or "decode" not in slowest:
         return worst
-    (first, bands), (then, after) = slowest["prefill"], slowest["decode"]
-    pair = replace(
-        first, tpot_mean=then.tpot_mean, tpot_p95=then.tpot_p95, e2e_p95=first.e2e_p95 + moving + then.e2e_p95
-    )
-    return (pair, (bands[0], after[1], after[2])) if pair.e2e_p95 > worst[0].e2e_p95 else worst
+    (first, bands), (then, later) = slowest["prefill"], slowest["decode"]
+    then = after(then, moving, demand)
+    pair = replace(first, tpot_mean=then.tpot_mean, tpot_p95=then.tpot_p95, e2e_p95=first.e2e_p95 + then.e2e_p95)
+    return (pair, (bands[0], later[1], later[2])) if pair.e2e_p95 > worst[0].e2e_p95 else worst
 
 
 def _moving(problem: Problem, mine: Sequence[tuple[Option, int, int]]) -> float:

@@ -28,7 +28,7 @@ class RescheduleSolver:
     def solve(
         self, problem: Problem, *, deadline_s: float, seed: int, warm: Solution | None = None
     ) -> Iterator[Solution]:
-        """Yields the one answer. Raises InfeasibleError FT2006 when nothing runs."""
+        """Yields the one answer. Raises InfeasibleError FT2008 when nothing runs."""
         if warm is None:
             counts = {i: problem.current.get(option.key, 0) for i, option in enumerate(problem.options)}
         else:
@@ -37,7 +37,7 @@ class RescheduleSolver:
         start = search.of_counts(counts)
         if not start.groups:
             raise InfeasibleError.of(
-                "FT2006",
+                "FT2008",
                 "nothing runs that could be rescheduled",
                 hint="`fabrictool plan` without --solver reschedule places replicas",
             )

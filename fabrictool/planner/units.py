@@ -32,7 +32,9 @@ def wanted_units(
 ) -> dict[str, Wanted]:
     """Address → what should run there; `keys` is the digest of the tenants' keys, the rest is for `with_devices`."""
     agents = [_agent(blueprint, inventory, replica) for replica in placement.replicas]
-    found = [_wanted(spec) for spec in with_devices(agents, inventory, running, living, renewed)]
+    placed = {replica.replica: replica for replica in placement.replicas}
+    specs = with_devices(agents, inventory, running, living, renewed)
+    found = [_wanted(spec, placed[spec.replica]) for spec in specs]
     gateway = _gateway(blueprint, inventory, keys)
     if gateway is not None:
         found.append(gateway)
@@ -70,11 +72,13 @@ def _agent(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement
     )
 
 
-def _wanted(spec: AgentSpec) -> Wanted:
+def _wanted(spec: AgentSpec, replica: ReplicaPlacement) -> Wanted:
     which = f" {','.join(map(str, spec.device_indices))}" if spec.device_indices else ""
     stages = f"{spec.pp}×" if spec.pp > 1 else ""
-    part = f", {spec.phase}" if spec.phase != "unified" else ""
     where = f"{spec.cluster}/{spec.node}  {stages}{spec.tp}×{spec.device}{which}"
+    if replica.stages:
+        where = " → ".join(f"{stage.cluster}/{stage.partition} {stage.tp}×{stage.device}" for stage in replica.stages)
+    part = f", {spec.phase}" if spec.phase != "unified" else ""
     summary = f"{where}  {spec.engine}, {spec.precision}{part}"
     return Wanted(f"replica/{spec.replica}", spec.cluster, spec, summary)
 
