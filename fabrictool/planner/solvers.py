@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fabrictool.planner.cp import CpSolver, CpUniformSolver
 from fabrictool.planner.exact import ExactSolver
 from fabrictool.planner.memp import MempSolver
 from fabrictool.planner.reschedule import RescheduleSolver
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 SOLVERS: Mapping[str, type[Solver]] = {
     "exact": ExactSolver,
+    "cp": CpSolver,
+    "cp-uniform": CpUniformSolver,
     "memp": MempSolver,
     "reschedule": RescheduleSolver,
     "tabu": TabuSolver,
