@@ -13,6 +13,7 @@ from fabrictool.planner.cp import CpSolver, CpUniformSolver
 from fabrictool.planner.exact import LATENCY_TOLERANCE
 from fabrictool.planner.problem import ModelNeed
 from tests.planner.test_exact import cheapest_load, counts, fits, option, pool, problem, random_instance, solve
+from tests.planner.test_phases import random_pairs
 
 
 def by_cp(instance, solver=CpSolver, seed=0):
@@ -161,3 +162,12 @@ def test_infeasible_problems_say_why(need, code):
     with pytest.raises(InfeasibleError) as refused:
         by_cp(problem([need], [option("m", a)] if need.model == "m" else [], [a]))
     assert [one.code for one in refused.value.problems] == [code]
+
+
+def test_prefill_and_decode_apart_are_the_same_program():
+    for seed in range(40):
+        instance = random_pairs(seed)
+        best, found = solve(instance), by_cp(instance)
+        for theirs, ours in zip(best.stages[:2], found.stages[:2], strict=True):
+            assert ours.objective == pytest.approx(theirs.objective, abs=close(ours.name, theirs.objective)), seed
+            assert ours.bound <= theirs.objective + 1e-4, seed
