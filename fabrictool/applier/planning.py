@@ -16,6 +16,7 @@ from fabrictool.planner.explain import explanation, reasons
 from fabrictool.planner.forecast import certificate, forecast
 from fabrictool.planner.problem import unit_key
 from fabrictool.planner.relaxations import explain_conflict
+from fabrictool.planner.replay import replay
 from fabrictool.planner.situation import Situation
 from fabrictool.planner.units import GATEWAY, wanted_units
 from fabrictool.planner.verify import violations
@@ -115,7 +116,9 @@ def plan_fabric(
             expiring=expiring,
         ),
         placement=placement,
-        forecast=forecast(blueprint, problem, solution, tables, currency),
+        forecast=forecast(
+            blueprint, problem, solution, tables, currency, replay(blueprint, inventory, placement, seed)
+        ),
         certificate=certificate(problem, solution, seed),
         reasons=(
             *reasons(problem, solution, currency),

@@ -75,7 +75,7 @@ def _first_changes(action: Action) -> str:
 def _forecast_lines(plan: Plan) -> list[str]:
     forecast = plan.forecast
     width = max([len(m.model) for m in forecast.models] + [5])
-    lines = [f"{'forecast p95 (band)':<{width}}   {'TTFT':<24} {'TPOT':<24} {'load':>5}  SLO"]
+    lines = [f"{'forecast p95 (band)':<{width}}   {'TTFT':<24} {'TPOT':<24} {'load':>5}  SLO (replayed)"]
     lines += [_model_line(model, width) for model in forecast.models]
     lines += [f"  ▲ {model.model}: {miss}" for model in forecast.models for miss in model.misses]
     cost = f"{forecast.cost_per_hour:.2f} {forecast.currency}/h" if forecast.currency else "no prices in the inventory"
@@ -91,6 +91,8 @@ def _forecast_lines(plan: Plan) -> list[str]:
 
 def _model_line(model: ModelForecast, width: int) -> str:
     slo = "misses" if model.misses else "meets"
+    if model.replay is not None:
+        slo += f" ({model.replay.attainment:.0%})"
     load = f"{model.utilisation:.0%}" if model.utilisation < 10 else ">999%"
     return f"{model.model:<{width}}   {_band(model.ttft_p95_s):<24} {_band(model.tpot_p95_s):<24} {load:>5}  {slo}"
 

@@ -89,6 +89,19 @@ class Band(msgspec.Struct, frozen=True):
     high: float
 
 
+class Replay(msgspec.Struct, frozen=True, kw_only=True):
+    """One model's placement, played event by event."""
+
+    requests: int
+    attainment: float
+    """Share of them that met every target of the SLO."""
+    in_system: float
+    """Requests waiting or served, on average."""
+    ttft_p95_s: float
+    tpot_p95_s: float
+    e2e_p95_s: float
+
+
 class ModelForecast(msgspec.Struct, frozen=True, kw_only=True):
     """What the simulator expects of one model under its declared demand."""
 
@@ -101,6 +114,8 @@ class ModelForecast(msgspec.Struct, frozen=True, kw_only=True):
     ttft_p95_s: Band
     tpot_p95_s: Band
     e2e_p95_s: Band
+    replay: Replay | None = None
+    """None without a demand."""
     misses: tuple[str, ...] = ()
     """SLO targets that the forecast does not meet, in words."""
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, get_args
 
+import msgspec
+
 from fabrictool.base.canonical import tidy
 from fabrictool.domain.plan import Band, Certificate, Forecast, ModelForecast, Stage
 from fabrictool.domain.specs import Phase
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from fabrictool.domain.blueprint import Blueprint
+    from fabrictool.domain.plan import Replay
     from fabrictool.planner.build import Tables
     from fabrictool.planner.problem import ModelNeed, Option, Problem, Solution
     from fabrictool.simulator.capacity import Demand, Factors
@@ -25,11 +28,19 @@ if TYPE_CHECKING:
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
 
-def forecast(blueprint: Blueprint, problem: Problem, solution: Solution, tables: Tables, currency: str) -> Forecast:
+def forecast(
+    blueprint: Blueprint,
+    problem: Problem,
+    solution: Solution,
+    tables: Tables,
+    currency: str,
+    replays: Mapping[str, Replay],
+) -> Forecast:
     """One line a model; cost and power of everything that is placed."""
     used = [(problem.options[i], count) for i, count in sorted(solution.counts.items())]
+    models = [_model(blueprint, problem, solution, tables, need) for need in problem.needs]
     return Forecast(
-        models=tuple(_model(blueprint, problem, solution, tables, need) for need in problem.needs),
+        models=tuple(msgspec.structs.replace(one, replay=replays.get(one.model)) for one in models),
         cost_per_hour=tidy(sum(option.cost * count for option, count in used)),
         currency=currency,
         power_w=tidy(sum(option.power * count for option, count in used)),
