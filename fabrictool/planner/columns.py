@@ -110,10 +110,12 @@ class Columns:
 
     def mixed(self, stages: Sequence[tuple[Pool, int]], phase: Phase) -> Option | None:
         """Replicas of unlike stages, (pool, tp) each."""
+        if any(tp not in self.degrees(pool) for pool, tp in stages):
+            return None
         if len(set(stages)) == 1:
             return self.option(*stages[0], len(stages), phase)
         hops = [hop(self._inventory, a.key, b.key) for (a, _), (b, _) in pairwise(stages)]
-        if any(found is None for found in hops) or any(tp not in self.degrees(pool) for pool, tp in stages):
+        if any(found is None for found in hops):
             return None
         key = (*((*pool.key, tp) for pool, tp in stages), phase)
         if key not in self._tables:
