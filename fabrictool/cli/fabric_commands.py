@@ -81,10 +81,12 @@ def plan(
             solver=solver_named(solver), time_limit=time_limit, seed=seed,
             executor=executor, workers=workers, as_json=as_json,
         )  # fmt: skip
+    if chart and as_json:
+        raise typer.BadParameter("--json prints one document: no --chart with it; --plot draws into a file")
     if plot is not None:
-        from fabrictool.cli.simulation_output import plottable
+        from fabrictool.cli.plan_plots import drawable
 
-        plottable(plot)
+        drawable(plot)
     watch = Watch(solver_named(solver))
     made, observed = make_plan(
         blueprint, inventory, overlay, scenario,
@@ -103,7 +105,7 @@ def plan(
     if chart or plot is not None:
         from fabrictool.cli.plan_plots import draw
 
-        draw(made, watch.moments, blueprint, inventory, overlay, scenario, chart=chart and not as_json, path=plot)
+        draw(made, watch.moments, blueprint, inventory, overlay, scenario, chart=chart, path=plot)
     if out is not None:
         say(f"saved {out} (id {made.id[:8]}, valid while {len(made.read_set)} facts hold)")
         if made.changes:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fabrictool.base.files import file_error
 from fabrictool.cli.output import data
+from fabrictool.cli.simulation_output import plottable
+from fabrictool.planner.stages import TIDYING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,11 +21,14 @@ if TYPE_CHECKING:
     from fabrictool.domain.plan import Placement, Plan
 
 MOST_MODELS = 12
-"""So many have a colour of their own, those with the most devices; the others share one."""
+"""So many have a colour of their own, those with the most devices; the others share one. Where a model's phases are
+apart, each of them counts."""
 OTHERS = "other models"
 LONG_S = 1.0
 """A stage that took longer has a picture of its convergence."""
 MOST_STAGES = 4
+LEAST_RANGE = 0.01
+"""A picture of a stage spans this share of its value at least, or a solver's dust would look like a gap."""
 WIDTH = 80
 """Columns of a terminal."""
 LETTERS = "ABCDEFGHIJKL"
@@ -35,7 +42,7 @@ class Bar:
     name: str
     devices: int
     taken: dict[str, int]
-    """Model → devices, the models in the order of the legend."""
+    """Model, with its phase where that is not all → devices, in the order of the legend."""
 
     @property
     def free(self) -> int:
@@ -59,10 +66,11 @@ def bars_of(placement: Placement, inventory: Inventory) -> tuple[list[Bar], list
     every: dict[str, int] = {}
     taken: dict[str, dict[str, int]] = {}
     for replica in placement.replicas:
-        every[replica.model] = every.get(replica.model, 0) + replica.devices
+        who = replica.model if replica.phase == "unified" else f"{replica.model}, {replica.phase}"
+        every[who] = every.get(who, 0) + replica.devices
         for stage in replica.every_stage:
             there = taken.setdefault(f"{stage.cluster}/{stage.partition}", {})
-            there[replica.model] = there.get(replica.model, 0) + stage.tp
+            there[who] = there.get(who, 0) + stage.tp
     ranked = sorted(every, key=lambda model: (-every[model], model))
     own = ranked if len(ranked) <= MOST_MODELS else ranked[: MOST_MODELS - 1]
     legend = [*own, *([OTHERS] if len(own) < len(ranked) else [])]
@@ -76,6 +84,13 @@ def bars_of(placement: Placement, inventory: Inventory) -> tuple[list[Bar], list
             title = f"{name}/{part} ({partition.device})"
             bars.append(Bar(title, partition.nodes * partition.devices_per_node, mine))
     return bars, legend
+
+
+def drawable(path: Path) -> None:
+    """Raises InvalidInputError FT2145 as `plottable`, FabrictoolError FT4302 for a folder that is not there."""
+    plottable(path)
+    if not path.parent.is_dir():
+        raise file_error(FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)), path)
 
 
 def draw(
@@ -132,7 +147,7 @@ def _drawn(parts: Sequence[tuple[str, int]], width: int) -> str:
 
 
 def write_plot(path: Path, fabric: str, bars: Sequence[Bar], legend: Sequence[str], moments: Sequence[Moment]) -> None:
-    """The placement, and each stage that took long; the caller has asked `plottable`."""
+    """The placement, and each stage that took long; the caller has asked `drawable`."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
@@ -151,16 +166,10 @@ def write_plot(path: Path, fabric: str, bars: Sequence[Bar], legend: Sequence[st
         widths = [bar.taken.get(model, 0) for bar in bars]
         axis.barh(places, widths, left=left, color=colours[model], label=model, edgecolor="white", linewidth=0.4)
         left = [a + b for a, b in zip(left, widths, strict=True)]
-    axis.barh(
-        places,
-        [bar.free for bar in bars],
-        left=left,
-        color="none",
-        edgecolor="0.6",
-        hatch="///",
-        linewidth=0.4,
-        label="free",
-    )
+    free = [bar.free for bar in bars]
+    if any(free):
+        axis.barh(places, free, left=left, color="none", edgecolor="0.6", hatch="///", linewidth=0.4, label="free")
+    axis.set_xlim(0, 1.02 * max((bar.devices for bar in bars), default=1))
     axis.set_yticks(places, [bar.name for bar in bars])
     axis.invert_yaxis()
     axis.set_xlabel("devices")
@@ -184,17 +193,25 @@ def _draw_search(figure: Any, stages: Sequence[Search]) -> None:
         axis.step(times, [value for _, value, _ in stage.points], where="post", marker="o", label="objective")
         # The first bound is the relaxation's, which is known almost from the beginning.
         axis.step([stage.began, *times], [bounds[0], *bounds], where="post", label="bound")
+        values = [value for _, value, _ in stage.points] + bounds
+        middle, span = (max(values) + min(values)) / 2, max(values) - min(values)
+        half = max(0.65 * span, LEAST_RANGE / 2 * abs(middle))
         axis.set_title(f"{stage.name}, {times[-1] - stage.began:.1f} s", fontsize=10)
+        axis.set_ylim(*((middle - half, middle + half) if half else (-1, 1)))
         axis.set_xlim(stage.began, times[-1] + 0.03 * (times[-1] - stage.began))
         axis.set_xlabel("seconds")
-        axis.margins(y=0.15)
         axis.ticklabel_format(axis="y", useOffset=False)
         axis.grid(alpha=0.3)
     axes[-1].legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0.0)
 
 
 def long_stages(moments: Sequence[Moment]) -> list[Search]:
-    """Those that took longer than `LONG_S`; the longest `MOST_STAGES` of them, in their order."""
+    """Those that took longer than `LONG_S`; the longest `MOST_STAGES` of them, in their order.
+
+    None of a solver that looks at all objectives at once: what is known of its last one says nothing of its search.
+    """
+    if moments and moments[0].stage.name in TIDYING:
+        return []
     found: list[Search] = []
     last = 0.0
     for moment in moments:
