@@ -16,6 +16,7 @@ from fabrictool.cli import (
     fabric_commands,
     gateway_commands,
     help_commands,
+    instance_commands,
     simulate_commands,
     trust_commands,
 )
@@ -37,6 +38,7 @@ def build() -> typer.Typer:
         blueprint_commands,
         fabric_commands,
         simulate_commands,
+        instance_commands,
         gateway_commands,
         trust_commands,
         help_commands,

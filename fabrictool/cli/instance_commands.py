@@ -1,0 +1,72 @@
+"""``instance``: planning problems in the form of other systems, solved here."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fabrictool.cli.options import JsonOption
+
+
+class Kind(StrEnum):
+    """Of the program that is solved."""
+
+    exact = "exact"
+    sliced = "sliced"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("instance")(instance)
+
+
+def instance(
+    file: Annotated[
+        Path, typer.Argument(help="A problem in Mélange's JSON: GPU prices, throughputs, histogram, rate.")
+    ],
+    solver: Annotated[
+        Kind,
+        typer.Option(help="exact: any share of a bucket on any GPU type; sliced: whole slices, as Mélange has it."),
+    ] = Kind.exact,
+    seed: Annotated[int, typer.Option(min=0, help="Of the solver.")] = 0,
+    time_limit: Annotated[float, typer.Option(min=0.1, max=86400, help="Seconds for the solver.")] = 60.0,
+    as_json: JsonOption = False,
+) -> int:
+    """Solve a published planning problem: which GPUs serve a workload at the lowest price."""
+    from fabrictool.base.errors import InvalidInputError
+    from fabrictool.base.files import file_error
+    from fabrictool.cli.output import data, json_data, table
+    from fabrictool.planner.melange import read, solve
+
+    try:
+        text = file.read_text("utf-8-sig")
+    except OSError as error:
+        raise file_error(error, file) from error
+    except UnicodeDecodeError as error:
+        raise InvalidInputError.of("FT2020", f"not UTF-8 text: {error}", file=str(file)) from error
+    problem = read(text, str(file))
+    found = solve(problem, solver.value, seconds=time_limit, seed=seed)
+    gap = (found.cost - found.bound) / found.cost if found.cost else 0.0
+    if as_json:
+        json_data({
+            "format_version": "1",
+            "type": "instance",
+            "solver": solver.value,
+            "gpus": {gpu.name: count for gpu, count in zip(problem.gpus, found.counts, strict=True)},
+            "cost_per_hour": found.cost,
+            "bound": found.bound,
+            "gap": gap,
+            "optimal": found.optimal,
+        })  # fmt: skip
+        return 0
+    rows = [
+        (gpu.name, str(count), f"{load:.2f}", f"{count * gpu.cost:.2f}")
+        for gpu, count, load in zip(problem.gpus, found.counts, found.loads, strict=True)
+    ]
+    data(table(("GPU type", "count", "busy", "per hour"), rows))
+    proof = "optimal" if found.optimal else "not proved optimal"
+    data(f"cost {found.cost:.2f} per hour, at least {found.bound:.2f} (gap {gap:.2%}, {proof}); solver {solver.value}")
+    return 0
