@@ -125,6 +125,7 @@ def plan_fabric(
             *said,
         ),
         warnings=(
+            *_unrepeatable(solution),
             *(("the search was stopped early: this is the best placement until then",) if stopped else ()),
             *(("the explaining was stopped early",) if cut else ()),
             *(f"{problem.code} {problem.message}" for problem in loaded.warnings),
@@ -325,6 +326,12 @@ def _unseen_replicas(state: State, observed: Observed, inventory: Inventory) -> 
             )
         )
     return tuple(found)
+
+
+def _unrepeatable(solution: Solution) -> list[str]:
+    if solution.repeatable:
+        return []
+    return ["the search ran out of time: on another machine the same files may be placed otherwise"]
 
 
 def _unread_traces(blueprint: Blueprint) -> list[str]:

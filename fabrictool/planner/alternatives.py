@@ -6,9 +6,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError
-from fabrictool.planner.exact import TIE_BREAK, TOLERANCE, stage_names
 from fabrictool.planner.formulation import INFINITY, Formulation
-from fabrictool.planner.stages import NOUNS, amount, first_change, in_order, tolerance, user_stages, values_of, where
+from fabrictool.planner.stages import (
+    NOUNS,
+    TIE_BREAK,
+    TOLERANCE,
+    amount,
+    first_change,
+    in_order,
+    stage_names,
+    tolerance,
+    user_stages,
+    values_of,
+    where,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

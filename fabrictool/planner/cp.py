@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from fabrictool.base.errors import FabrictoolError
-from fabrictool.planner.exact import _clean, _slack, stage_names
 from fabrictool.planner.formulation import Formulation
 from fabrictool.planner.infeasible import explain_infeasible
 from fabrictool.planner.problem import Solution, StageResult
 from fabrictool.planner.rounding import rounded
+from fabrictool.planner.stages import clean, stage_names, tolerance
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -101,15 +101,15 @@ class _Search:
         if self._answer is None:
             self._answer = self._first(name, below)
         now = self._answer
-        if now is None or self.whole.value(name, now) > below.objective + _slack(name, below.objective):
+        if now is None or self.whole.value(name, now) > below.objective + tolerance(name, below.objective):
             now = self._improve(name)
         self._answer = now
         value = self.whole.value(name, now)
-        limit = value + _slack(name, value) + self._integers.lost(self.whole.terms(name))
+        limit = value + tolerance(name, value) + self._integers.lost(self.whole.terms(name))
         for formulation in (self.whole, self._relaxed):
             formulation.keep(name, limit)
         values = {stage: self.whole.value(stage, now) for stage in self._bounds}
-        stages = tuple(StageResult(n, _clean(v), _clean(min(v, self._bounds[n]))) for n, v in values.items())
+        stages = tuple(StageResult(n, clean(v), clean(min(v, self._bounds[n]))) for n, v in values.items())
         return self.whole.counts(now), self.whole.loads(now), stages
 
     def _improve(self, name: str) -> Answer:

@@ -11,8 +11,7 @@ from fabrictool.base.canonical import tidy
 from fabrictool.domain.plan import Band, Certificate, Forecast, ModelForecast, Stage
 from fabrictool.domain.specs import Phase
 from fabrictool.planner.columns import after, slo_misses
-from fabrictool.planner.exact import TOLERANCE
-from fabrictool.planner.stages import TIDYING
+from fabrictool.planner.stages import TIDYING, TOLERANCE
 from fabrictool.simulator.capacity import MAX_UTILISATION, Latency, under_load
 from fabrictool.simulator.phases import prefill_under_load
 

@@ -60,6 +60,7 @@ class Formulation:
         self._program = Program(whole=whole)
         self._whole, self._given = whole, given
         self._limit = {need.model: need.maximum for need in problem.needs}
+        self._owners: list[str] = []
         self._idle: dict[int, int] = {}
         self._levels: dict[int, list[int]] = {}
         self._count: dict[int, int] = {}
@@ -89,6 +90,7 @@ class Formulation:
         seconds: float,
         seed: int,
         gap: float = 0.0,
+        nodes: int | None = None,
         start: Answer | None = None,
         counts: Mapping[int, int] | None = None,
     ) -> Answer | None:
@@ -98,6 +100,7 @@ class Formulation:
             seconds=seconds,
             seed=seed,
             gap=gap,
+            nodes=nodes,
             start=None if start is None else start.values,
             fixed=None if counts is None else {self._count[i]: k for i, k in counts.items()},
         )
@@ -109,6 +112,13 @@ class Formulation:
     def value(self, name: str, answer: Answer) -> float:
         """The stage's objective of an answer, in floating point."""
         return math.fsum(weight * float(answer.values[column]) for column, weight in self.terms(name))
+
+    def shares(self, name: str, answer: Answer) -> dict[str, float]:
+        """The stage's objective by model: every column is one model's."""
+        found = {need.model: 0.0 for need in self.problem.needs}
+        for column, weight in self.terms(name):
+            found[self._owners[column]] += weight * float(answer.values[column])
+        return found
 
     def counts(self, answer: Answer) -> dict[int, int]:
         """Replicas by option."""
@@ -137,26 +147,30 @@ class Formulation:
             return [(self._count[i], 1.0)]
         return [(column, 1.0) for column in (self._idle[i], *self._levels[i])]
 
+    def _column(self, model: str, low: float, high: float, *, whole: bool = False) -> int:
+        self._owners.append(model)
+        return self._program.column(low, high, whole=whole)
+
     def _load(self, i: int) -> Terms:
         levels = self.problem.options[i].levels
         return [(column, level.rate) for column, level in zip(self._levels[i], levels, strict=True)]
 
     def _add_option(self, i: int) -> None:
         option, program = self.problem.options[i], self._program
-        self._idle[i] = program.column(0, INFINITY)
-        self._levels[i] = [program.column(0, INFINITY) for _ in option.levels]
+        self._idle[i] = self._column(option.model, 0, INFINITY)
+        self._levels[i] = [self._column(option.model, 0, INFINITY) for _ in option.levels]
         fixed = self.problem.fixed.get(option.key) if self._given is None else self._given.get(i, 0)
         low, high = (0, self._limit[option.model]) if fixed is None else (fixed, fixed)
         parts = [(column, 1.0) for column in (self._idle[i], *self._levels[i])]
         if self._whole:
-            self._count[i] = program.column(low, high, whole=True)
+            self._count[i] = self._column(option.model, low, high, whole=True)
             program.row(0, 0, [*parts, (self._count[i], -1.0)])
         elif fixed is not None:
             program.row(fixed, fixed, parts)
 
     def _demand_rows(self, need: ModelNeed, mine: list[int]) -> None:
         program, problem = self._program, self.problem
-        self._unserved[need.model] = program.column(0, need.rate)
+        self._unserved[need.model] = self._column(need.model, 0, need.rate)
         # Each request has its prompt read once: by a replica that does both, or by one for prefill.
         served = [term for i in mine if problem.options[i].phase != "decode" for term in self._load(i)]
         self.rows.demand[need.model] = program.row(need.rate, need.rate, [*served, (self._unserved[need.model], 1.0)])
@@ -195,7 +209,7 @@ class Formulation:
             return
         for key in self.problem.transfers:
             if key[0] == model and key[1] in loads["prefill"] and key[2] in loads["decode"]:
-                self._handed[key] = program.column(0, INFINITY)
+                self._handed[key] = self._column(model, 0, INFINITY)
         for side, load_by_pool in ((1, loads["prefill"]), (2, loads["decode"])):
             for pool, load in load_by_pool.items():
                 handed = [(c, -1.0) for key, c in self._handed.items() if key[0] == model and key[side] == pool]
@@ -218,12 +232,13 @@ class Formulation:
 
     def _device_rows(self, key: PoolKey, nodes: int, per_node: int, here: list[tuple[int, int, int]]) -> None:
         """`here`: (option, size of a block of devices inside a node, how many of them a replica takes)."""
+        taken = self.problem.taken
         terms = [(column, size * number * weight) for i, size, number in here for column, weight in self.count(i)]
-        self.rows.devices[key] = self._program.row(-INFINITY, nodes * per_node, terms)
+        self.rows.devices[key] = self._program.row(-INFINITY, nodes * per_node - taken.get((key, 1), 0), terms)
         for limit in sorted({size for _, size, _ in here if size > 1}):
             large = [(i, size // limit * number) for i, size, number in here if size >= limit]
             parts = [(column, blocks * weight) for i, blocks in large for column, weight in self.count(i)]
-            self._program.row(-INFINITY, nodes * (per_node // limit), parts)
+            self._program.row(-INFINITY, nodes * (per_node // limit) - taken.get((key, limit), 0), parts)
 
     # -- objectives -------------------------------------------------------------------------------------------
 
@@ -249,6 +264,8 @@ class Formulation:
                 ]
             case "cost":
                 weights = {i: options[i].cost for i in self.chosen}
+                moving = [(column, weight * self.problem.move_price) for column, weight in self._moves]
+                return [*self._weighted(weights), *(moving if self.problem.move_price else [])]
             case "energy":
                 weights = {i: options[i].power for i in self.chosen}
             case "preference":
@@ -259,6 +276,9 @@ class Formulation:
                 weights = dict.fromkeys(self.chosen, 1.0)
             case _:  # any fixed order will do, as long as it is the same everywhere: the first of the sorted options
                 weights = {i: float(i) for i in self.chosen}
+        return self._weighted(weights)
+
+    def _weighted(self, weights: Mapping[int, float]) -> Terms:
         return [(column, weights[i] * weight) for i in self.chosen if weights[i] for column, weight in self.count(i)]
 
     def _move_rows(self) -> Terms:
@@ -269,7 +289,7 @@ class Formulation:
             if not now:  # all of them are new
                 moves += self.count(i)
                 continue
-            move = self._program.column(0, INFINITY)
+            move = self._column(self.problem.options[i].model, 0, INFINITY)
             self._program.row(now, INFINITY, [*self.count(i), (move, 1.0)])
             self._program.row(-INFINITY, now, [*self.count(i), (move, -1.0)])
             moves.append((move, 1.0))

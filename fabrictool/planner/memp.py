@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fabrictool.catalog import accelerators
-from fabrictool.planner.exact import appraise
+from fabrictool.planner.appraisal import appraise
 from fabrictool.planner.rounding import Room
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fabrictool.planner.exact import TIE_BREAK, TOLERANCE, stage_names
 from fabrictool.planner.formulation import Formulation
+from fabrictool.planner.stages import TIE_BREAK, TOLERANCE, stage_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

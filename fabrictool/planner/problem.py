@@ -197,6 +197,10 @@ class Problem:
     """(model, pool of prefill, pool of decode) → hand-over; a pair that is not here cannot work together."""
     links: dict[tuple[str, str], float] = field(default_factory=dict)
     """Two sites → octets/s that all hand-overs between them may use together."""
+    taken: Mapping[tuple[PoolKey, int], int] = field(default_factory=dict)
+    """(pool, size) → blocks of so many devices that are not to be had: of a part of a larger problem."""
+    move_price: float = 0.0
+    """By how much the cost for an hour must fall for each replica that is started or stopped."""
     outages: tuple[frozenset[PoolKey], ...] = ()
     """Pools that will be away at the same time, each once: minima have to hold without them."""
 
@@ -224,6 +228,8 @@ class Solution:
     stages: tuple[StageResult, ...]
     solver: str
     optimal: bool
+    repeatable: bool = True
+    """Whether it does not depend on how fast this machine was."""
     added: tuple[Option, ...] = ()
     """Columns that the solver made; their indices follow those of the problem's own."""
 

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
     Floats = np.ndarray[Any, np.dtype[np.float64]]
 
+PATIENCE = 10.0
+"""A search that is limited by nodes may take so many times its seconds: on a slow or busy machine."""
+
 Terms = list[tuple[int, float]]
 """(column, weight) pairs."""
 
@@ -35,6 +38,8 @@ class Answer:
     bound: float
     """No solution can be better; the engine's own claim."""
     optimal: bool
+    in_time: bool
+    """False when the search ended because time was up, and not by a limit that is the same on any machine."""
     prices: Floats
     """By row: what one unit more of its limit would change (relaxations only)."""
     reduced: Floats
@@ -84,13 +89,15 @@ class Program:
         seconds: float,
         seed: int,
         gap: float = 0.0,
+        nodes: int | None = None,
         start: Floats | None = None,
         fixed: Mapping[int, float] | None = None,
     ) -> Answer | None:
         """The best values for an objective; None when the rows contradict each other.
 
-        `gap` is the relative one at which the search may end; `start` are values, of the first columns, to start from;
-        `fixed` columns have to take these values, this time.
+        `gap` is the relative one at which the search may end, `nodes` the most that it looks at: a limit that is the
+        same on any machine, unlike `seconds`. `start` are values, of the first columns, to start from; `fixed` columns
+        have to take these values, this time.
 
         Raises
         ------
@@ -113,7 +120,7 @@ class Program:
         for column, value in (fixed or {}).items():
             self._bound(column, value, value)
         try:
-            engine = self._engine(seconds, seed, gap)
+            engine = self._engine(seconds, seed, gap, nodes)
         finally:
             for column, (low, high) in bounds.items():
                 self._bound(column, low, high)
@@ -136,6 +143,7 @@ class Program:
             objective=found,
             bound=min(bound, found) if used else found,
             optimal=status == codes.OPTIMAL,
+            in_time=status == codes.OPTIMAL or engine.wall_time() < 0.98 * _patience(seconds, nodes),
             prices=none if self._whole else np.asarray(engine.dual_values(), dtype=float),
             reduced=none if self._whole else np.asarray(engine.reduced_costs(), dtype=float),
         )
@@ -144,15 +152,15 @@ class Program:
         self._model.set_var_lower_bound(column, low)
         self._model.set_var_upper_bound(column, high)
 
-    def _engine(self, seconds: float, seed: int, gap: float) -> Any:
+    def _engine(self, seconds: float, seed: int, gap: float, nodes: int | None) -> Any:
         engine = self._engines.ModelSolverHelper("scip" if self._whole else "glop")
         if not engine.solver_is_supported():
             raise FabrictoolError.of("FT2901", "the MIP engine is missing from the installed ortools", hint="reinstall")
-        engine.set_time_limit_in_seconds(seconds)
+        engine.set_time_limit_in_seconds(_patience(seconds, nodes))
         if self._whole:
             engine.set_solver_specific_parameters(
                 f"randomization/randomseedshift = {seed % 2**31}\nparallel/maxnthreads = 1\nlimits/gap = {gap}\n"
-                "misc/catchctrlc = FALSE\n"
+                "misc/catchctrlc = FALSE\n" + (f"limits/totalnodes = {nodes}\n" if nodes is not None else "")
             )
         # The engine answers no signal; a thread of its own lets Ctrl-C end the wait at once.
         thread = threading.Thread(target=engine.solve, args=(self._model,), daemon=True)
@@ -160,3 +168,7 @@ class Program:
         while thread.is_alive():
             thread.join(0.2)
         return engine
+
+
+def _patience(seconds: float, nodes: int | None) -> float:
+    return seconds if nodes is None else PATIENCE * seconds

@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from fabrictool.planner.appraisal import appraise
 from fabrictool.planner.clustering import clusters
-from fabrictool.planner.exact import appraise, stage_names
 from fabrictool.planner.groups import MOST_BLOCKS, Deduction, Group
 from fabrictool.planner.orchestration import FIELDS, Worth, worth
 from fabrictool.planner.rounding import Room
+from fabrictool.planner.stages import stage_names
 
 if TYPE_CHECKING:
     import random

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fabrictool.planner.exact import LATENCY_TOLERANCE, TIE_BREAK, TOLERANCE, stage_names
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
@@ -13,6 +11,11 @@ if TYPE_CHECKING:
     from fabrictool.planner.problem import Option, Problem, Solution
     from fabrictool.planner.program import Answer
 
+TOLERANCE = 1e-6
+"""Slack with which a solved stage is kept, relative to its value (and absolute near zero)."""
+LATENCY_TOLERANCE = 0.01
+"""Slack of the latency stage; the forecast's own band is far wider (`fabrictool.simulator.calibration`)."""
+TIE_BREAK = "tie-break"
 TIDYING = ("moves", "replicas", TIE_BREAK)
 """Stages that choose among placements which are equally good to their users."""
 NOUNS = {
@@ -28,9 +31,21 @@ NOUNS = {
 """What a stage keeps small."""
 
 
+def stage_names(problem: Problem) -> list[str]:
+    """The objectives, first things first."""
+    objective = list(problem.objective)
+    objective.insert(1 if objective[:1] == ["slo"] else 0, "preference")
+    return list(dict.fromkeys(["served", *objective, "moves", "replicas", TIE_BREAK]))
+
+
 def user_stages(problem: Problem) -> list[str]:
     """Those that users feel, first things first."""
     return [name for name in stage_names(problem) if name not in TIDYING]
+
+
+def clean(value: float) -> float:
+    """Without the solver's last digits, which differ between machines."""
+    return round(value, 6) + 0.0
 
 
 def values_of(solution: Solution) -> dict[str, float]:

@@ -12,12 +12,12 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from fabrictool.planner.exact import stage_names
 from fabrictool.planner.formulation import Formulation
 from fabrictool.planner.infeasible import explain_infeasible
 from fabrictool.planner.neighbours import neighbours
 from fabrictool.planner.orchestration import FIELDS
 from fabrictool.planner.search import Search
+from fabrictool.planner.stages import stage_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

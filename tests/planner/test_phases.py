@@ -127,7 +127,8 @@ def test_one_phase_alone_is_no_replica():
 def test_a_pipeline_takes_a_block_of_each_node():
     a = pool("a", nodes=3, per_node=4)
     big = Option("big", a, 4, figures(1.0), (Level(1.0, 1.0, True),), pp=2)
-    instance = problem([ModelNeed("big", 2.0, 0, 4, priority=9.0), ModelNeed("m", 9.0, 0, 9)], [big, option("m", a, tp=2)], [a])
+    needs = [ModelNeed("big", 2.0, 0, 4, priority=9.0), ModelNeed("m", 9.0, 0, 9)]
+    instance = problem(needs, [big, option("m", a, tp=2)], [a])
     counts = {instance.options[i].model: k for i, k in last(instance).counts.items()}
     assert counts == {"big": 1, "m": 2}, "two stages of four devices, and what is left"
     assert big.devices == 8
