@@ -163,7 +163,20 @@ class BlueprintCheck(_Check):
             path = ("tenants", name, "group")
             self.refer("FT1208", path, tenant.group, self._blueprint.trust.groups, "group")
         self._gateway()
+        self._move_price()
         return self._found
+
+    def _move_price(self) -> None:
+        price = self._blueprint.move_price
+        partitions = [p for c in self._inventory.clusters.values() for p in c.partitions.values()]
+        others = sorted({p.price.currency for p in partitions if p.price is not None})
+        if price is None:
+            return
+        if others and price.currency not in others:
+            hint = "write it in the inventory's currency"
+            self.say("FT1222", ("move_price",), f"{price.currency} beside {', '.join(others)}", hint)
+        if "cost" not in self._blueprint.objective:
+            self.say("FT1129", ("move_price",), "it is part of the cost, which `objective` does not have", "add `cost`")
 
     def _model(self, path: Steps, wanted: Model) -> None:
         if self.refer("FT1206", (*path, "engine"), wanted.engine, startable(), "engine"):

@@ -13,6 +13,7 @@ from fabrictool.domain.quantities import (
     Duration,
     Endpoint,
     Name,
+    Price,
     Rate,
     SecretRef,
     Source,
@@ -43,7 +44,7 @@ Precision = Literal[
     "fp32", "fp16", "bf16", "fp8", "int8", "int4", "fp4", "mxfp4",
     "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q3_k_m", "q4_k_m", "q5_k_m", "q6_k",
 ]  # fmt: skip
-Objective = Literal["slo", "latency", "cost", "energy"]
+Objective = Literal["slo", "latency", "cost", "energy", "moves"]
 Policy = Literal["random", "round-robin", "least-loaded"]
 
 
@@ -281,7 +282,9 @@ class Blueprint(Document):
     routing: Routing = Routing()
     """How the gateway picks a replica."""
     objective: Annotated[tuple[Objective, ...], Field(min_length=1)] = ("slo", "cost", "energy")
-    """What to optimise, most important first."""
+    """What to optimise, most important first; ``moves``: replicas started or stopped."""
+    move_price: Price | None = None
+    """What a started or stopped replica must save per hour at least; part of ``cost``, so that re-plans stay small."""
     scenarios: dict[Name, dict[str, Any]] = Field(default_factory=dict)
     """Named changes for what-if runs: keys of a blueprint, and ``inventory`` with changes by cluster."""
 

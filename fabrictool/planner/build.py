@@ -120,6 +120,7 @@ def build_problem(
             if (transfer := of_model.transfer(sender, receiver)) is not None
         },
         links={(min(link.between), max(link.between)): float(link.bandwidth) for link in inventory.links},
+        move_price=blueprint.move_price.amount if blueprint.move_price is not None else 0.0,
         outages=outages(inventory, pools, now),
     )
     return problem, Tables(demands)

@@ -359,3 +359,23 @@ def test_cheaper_devices_are_priced_by_what_they_save():
     found = device_prices(instance, solve(instance))
     assert found is not None
     assert (found.stage, found.devices) == ("cost", {("cheap", "p"): pytest.approx(2.0)})
+
+
+def test_a_move_must_save_its_price():
+    a, b = pool("a", nodes=4, price=1.0), pool("b", nodes=4, price=0.7)
+    options = [option("m", a), option("m", b)]
+    now = {("m", "a", "p", 1, 1, "unified"): 2}
+    instance = problem([ModelNeed("m", 1.5, 2, 2)], options, [a, b], current=now, objective=("cost",))
+    assert counts(instance, solve(instance)) == {("m", "b", "p", 1, 1, "unified"): 2}, "0.3 cheaper an hour"
+    for price, where in ((0.1, "b"), (0.2, "a")):  # two moves each: one starts, one stops
+        priced = replace(instance, move_price=price)
+        assert counts(priced, solve(priced)) == {("m", where, "p", 1, 1, "unified"): 2}, price
+
+
+def test_moves_come_before_cost_when_the_blueprint_says_so():
+    a, b = pool("a", nodes=4, price=9.0), pool("b", nodes=4, price=0.1)
+    now = {("m", "a", "p", 1, 1, "unified"): 1}
+    needs, options = [ModelNeed("m", 0.5, 1, 1)], [option("m", a), option("m", b)]
+    for objective, where in ((("cost", "moves"), "b"), (("moves", "cost"), "a")):
+        instance = problem(needs, options, [a, b], current=now, objective=objective)
+        assert counts(instance, solve(instance)) == {("m", where, "p", 1, 1, "unified"): 1}, objective
