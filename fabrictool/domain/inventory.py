@@ -143,6 +143,8 @@ class Partition(Document):
     """Main memory; on CPU partitions this is what replicas share."""
     walltime: Duration | None = None
     """Longest allocation; absent: none ends by itself."""
+    whole_nodes: bool = False
+    """``true``: the scheduler gives nodes to one job only, and a replica has all devices of its nodes."""
     maintenance: tuple[Window, ...] = ()
     """When it is away: the minimum of replicas is then held by others."""
     tier: Tier = "owned"
@@ -155,6 +157,10 @@ class Partition(Document):
     """Link between devices of one node, an id of the catalogue; absent: the accelerator's usual one."""
     network: Name | None = None
     """Link between nodes, an id of the catalogue."""
+
+    def held(self, tp: int) -> int:
+        """Devices of one node that `tp` of them keep from others."""
+        return self.devices_per_node if self.whole_nodes else tp
 
 
 class Cluster(Document):

@@ -190,5 +190,6 @@ def _pool(inventory: Inventory, cluster: str, name: str, partition: Partition) -
         devices_per_node=partition.devices_per_node,
         price_per_node_hour=partition.price.amount if partition.price is not None else 0.0,
         power_per_node_w=power,
+        whole_nodes=partition.whole_nodes,
         stable=partition.tier == "owned",
     )

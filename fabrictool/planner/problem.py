@@ -35,6 +35,8 @@ class Pool:
     devices_per_node: int
     price_per_node_hour: float
     power_per_node_w: float
+    whole_nodes: bool = False
+    """Whether the scheduler gives only whole nodes."""
     stable: bool = True
     """False for scavenger capacity, which never counts towards a minimum."""
 
@@ -42,6 +44,10 @@ class Pool:
     def key(self) -> PoolKey:
         """(cluster, partition)."""
         return (self.cluster, self.partition)
+
+    def held(self, tp: int) -> int:
+        """Devices of one node that `tp` of them keep from others."""
+        return self.devices_per_node if self.whole_nodes else tp
 
     def within(self, cluster: str, partition: str) -> bool:
         """Whether this is that partition of that cluster; "": any."""
@@ -88,7 +94,7 @@ class Option:
     @property
     def blocks(self) -> Counter[tuple[PoolKey, int]]:
         """How many blocks of so many devices of one node it takes, by pool and size."""
-        return Counter((pool.key, tp) for pool, tp in self.stages)
+        return Counter((pool.key, pool.held(tp)) for pool, tp in self.stages)
 
     @property
     def pools(self) -> tuple[Pool, ...]:
@@ -97,8 +103,8 @@ class Option:
 
     @property
     def devices(self) -> int:
-        """Of one replica."""
-        return sum(tp for _, tp in self.stages)
+        """That one replica keeps from others."""
+        return sum(pool.held(tp) for pool, tp in self.stages)
 
     @property
     def stable(self) -> bool:
@@ -118,12 +124,12 @@ class Option:
     @property
     def cost(self) -> float:
         """Per replica and hour: its share of the nodes' prices."""
-        return sum(pool.price_per_node_hour * tp / pool.devices_per_node for pool, tp in self.stages)
+        return sum(pool.price_per_node_hour * pool.held(tp) / pool.devices_per_node for pool, tp in self.stages)
 
     @property
     def power(self) -> float:
         """Watts per replica: its share of the nodes'."""
-        return sum(pool.power_per_node_w * tp / pool.devices_per_node for pool, tp in self.stages)
+        return sum(pool.power_per_node_w * pool.held(tp) / pool.devices_per_node for pool, tp in self.stages)
 
     @property
     def key(self) -> OptionKey:

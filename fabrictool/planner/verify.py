@@ -47,7 +47,8 @@ def violations(
             continue
         by_model[replica.model].append(replica)
         for stage in replica.every_stage:
-            by_partition[stage.cluster, stage.partition].append(stage.tp)
+            held = inventory.clusters[stage.cluster].partitions[stage.partition].held(stage.tp)
+            by_partition[stage.cluster, stage.partition].append(held)
         found += [f"{replica.replica}: {complaint}" for complaint in _misplaced(blueprint, inventory, replica)]
     for name, count in Counter(replica.replica for replica in placement.replicas).items():
         if count > 1:

@@ -154,7 +154,7 @@ def of_model(
         stages = [(inventory.clusters[s.cluster].partitions[s.partition], s.tp) for s in replica.every_stage]
         power = sum(tp * _watts(partition) for partition, tp in stages)
         tdp.append(power / replica.devices)
-        shares = [(partition.price, tp / partition.devices_per_node) for partition, tp in stages]
+        shares = [(partition.price, partition.held(tp) / partition.devices_per_node) for partition, tp in stages]
         price.append(sum(share * paid.amount for paid, share in shares if paid is not None))
     demand = wanted.demand
     return ModelSimulation(

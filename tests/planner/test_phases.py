@@ -178,3 +178,12 @@ def test_the_search_counts_what_the_program_counts():
         values = {stage.name: stage.objective for stage in solution.stages}
         assert worth.served == pytest.approx(values["served"], abs=1e-3)
         assert worth.latency <= values["latency"] + 1e-2
+
+
+def test_whole_nodes_are_taken_whole():
+    shared = pool("shared", nodes=3, per_node=4)
+    for where, most in ((shared, 12), (replace(shared, whole_nodes=True), 3)):
+        instance = problem([ModelNeed("m", 99.0, 0, 99)], [option("m", where)], [where], objective=("cost",))
+        solution = last(instance)
+        assert sum(solution.counts.values()) == most
+        assert {stage.name: stage.objective for stage in solution.stages}["cost"] == pytest.approx(3 * 1.0)
