@@ -106,7 +106,7 @@ class LargeSearch:
         known = self._problem.current.keys() | self._problem.fixed.keys()
         chosen = [i for i in self._core.options if self._counts.get(i) or self._problem.options[i].key in known]
         loads = Formulation(self._problem, chosen, whole=False, given=self._counts)
-        self._keep_limits(loads, self._mine)
+        self._keep_limits(loads, [need.model for need in self._problem.needs])
         answer = loads.minimise(name, seconds=self._seconds, seed=self._seed)
         return None if answer is None else (loads, answer)
 
