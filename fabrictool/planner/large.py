@@ -32,6 +32,8 @@ CLOSE = 0.001
 """Relative gap to the relaxation at which a stage ends."""
 TOGETHER = 120
 """Options of the models that are placed anew together."""
+MEDIATORS, MEDIATING = 6, 2
+"""Each party has so many of so many models with the largest demand."""
 NODES, GAP = 100, 5e-4
 """Limits of one such program."""
 SLACK = 1e-6
@@ -141,7 +143,14 @@ class LargeSearch:
                 size = 0
             parties[-1].append(model)
             size += len(self._mine[model])
-        return parties
+        return [party + self._mediators(party) for party in parties]
+
+    def _mediators(self, party: Sequence[str]) -> list[str]:
+        """Some of the models with the largest demand: they stand on many pools and can give way in each."""
+        largest = sorted(self._problem.needs, key=lambda need: (-need.rate, need.model))[:MEDIATORS]
+        names = [need.model for need in largest if self._mine[need.model]]
+        chosen = self._rng.sample(names, min(len(names), MEDIATING))
+        return [name for name in chosen if name not in party]
 
     def _place_anew(self, name: str, models: Sequence[str]) -> None:
         part, indices = self._part(models)
