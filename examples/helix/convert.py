@@ -6,7 +6,7 @@ from pathlib import Path
 import yaml
 
 from fabrictool.base.errors import FabrictoolError
-from fabrictool.planner.helix import documents, read_cluster, read_layout, read_profiles
+from fabrictool.planner.instances.helix import documents, read_cluster, read_layout, read_profiles
 
 HERE = Path(__file__).parent
 ABOUT = {

@@ -13,9 +13,9 @@ from fabrictool.catalog import accelerators, models
 from fabrictool.routing.policies import policy
 from fabrictool.simulator.calibration import choose, shipped
 from fabrictool.simulator.capacity import decode_seconds, prefill_seconds
-from fabrictool.simulator.network import HAND_LATENCY_S
 from fabrictool.simulator.fleet import ReplicaSpec, Stream, simulate
 from fabrictool.simulator.memory import reported_memory, room
+from fabrictool.simulator.network import HAND_LATENCY_S
 from fabrictool.simulator.operators import Parallelism, kv_elements_per_token
 from fabrictool.simulator.stepmodel import KV_OCTETS, Machine, StepModel
 

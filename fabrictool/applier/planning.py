@@ -11,13 +11,13 @@ from fabrictool.domain.plan import Action, Certificate, Forecast, Placement, Pla
 from fabrictool.domain.specs import AgentSpec, GatewaySpec
 from fabrictool.planner.assign import assign
 from fabrictool.planner.diff import actions, delete
-from fabrictool.planner.exact import ExactSolver
-from fabrictool.planner.explain import explanation, reasons
+from fabrictool.planner.explaining.explain import explanation, reasons
+from fabrictool.planner.explaining.relaxations import explain_conflict
+from fabrictool.planner.explaining.situation import Situation
 from fabrictool.planner.forecast import certificate, forecast
 from fabrictool.planner.problem import unit_key
-from fabrictool.planner.relaxations import explain_conflict
 from fabrictool.planner.replay import replay
-from fabrictool.planner.situation import Situation
+from fabrictool.planner.solvers.exact import ExactSolver
 from fabrictool.planner.units import GATEWAY, wanted_units
 from fabrictool.planner.verify import violations
 

@@ -98,7 +98,7 @@ def make_plan(
 
 def solver_named(name: str) -> Solver:
     """Raises UsageError FT9001 when there is none."""
-    from fabrictool.planner.solvers import SOLVERS
+    from fabrictool.planner.solvers.registry import SOLVERS
 
     if name not in SOLVERS:
         raise UsageError.of("FT9001", f"there is no solver {name!r}", hint=f"one of: {', '.join(SOLVERS)}")

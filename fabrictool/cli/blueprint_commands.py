@@ -136,7 +136,7 @@ def _synthetic(size: str, seed: int, load: float) -> dict[str, str]:
 
     import yaml
 
-    from fabrictool.planner.synthetic import documents, parse
+    from fabrictool.planner.instances.synthetic import documents, parse
 
     if math.isnan(load):
         raise typer.BadParameter("nan is no share", param_hint="--load")

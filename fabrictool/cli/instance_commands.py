@@ -39,7 +39,7 @@ def instance(
     from fabrictool.base.errors import InvalidInputError
     from fabrictool.base.files import file_error
     from fabrictool.cli.output import data, json_data, table
-    from fabrictool.planner.melange import read, solve
+    from fabrictool.planner.instances.melange import read, solve
 
     try:
         text = file.read_text("utf-8-sig")

@@ -269,7 +269,7 @@ def _placement(asked: Asked, loaded: Loaded) -> Sequence[ReplicaPlacement]:
         return _running(asked.status, loaded)
     from fabrictool.planner.assign import assign
     from fabrictool.planner.build import build_problem
-    from fabrictool.planner.exact import ExactSolver
+    from fabrictool.planner.solvers.exact import ExactSolver
 
     usable = [name for name, cluster in loaded.inventory.clusters.items() if cluster.enabled]
     problem, _ = build_problem(loaded.blueprint, loaded.inventory, usable=usable, unseen=(), current={})

@@ -11,8 +11,8 @@ from fabrictool.base.errors import FabrictoolError
 from fabrictool.cli.executors import executor_named
 from fabrictool.cli.fabrics import load, open_fabric
 from fabrictool.cli.output import data, json_data, say, table
+from fabrictool.planner.explaining.whatif import Outcome, Sweep, started, stopped, sweep
 from fabrictool.planner.stages import amount, number, tolerance
-from fabrictool.planner.whatif import Outcome, Sweep, started, stopped, sweep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -1,8 +1,8 @@
 """A small fabric in YAML, for tests of what is built from blueprint and inventory."""
 
 from fabrictool.blueprint import load
-from fabrictool.planner.exact import ExactSolver
-from fabrictool.planner.situation import Situation
+from fabrictool.planner.explaining.situation import Situation
+from fabrictool.planner.solvers.exact import ExactSolver
 
 INVENTORY = """\
 apiVersion: fabrictool/v1

@@ -16,8 +16,8 @@ from fabrictool.domain.plan import ReplicaPlacement, decode_plan, encode_plan
 from fabrictool.planner.assign import assign
 from fabrictool.planner.build import build_problem
 from fabrictool.planner.columns import slo_misses
-from fabrictool.planner.exact import ExactSolver
 from fabrictool.planner.forecast import forecast
+from fabrictool.planner.solvers.exact import ExactSolver
 from fabrictool.simulator.capacity import Latency
 
 ROOT = Path(__file__).parents[2]

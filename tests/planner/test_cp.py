@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from fabrictool.base.errors import InfeasibleError
-from fabrictool.planner import cp
-from fabrictool.planner.cp import CpSolver, CpUniformSolver
 from fabrictool.planner.problem import ModelNeed
+from fabrictool.planner.solvers import cp
+from fabrictool.planner.solvers.cp import CpSolver, CpUniformSolver
 from fabrictool.planner.stages import LATENCY_TOLERANCE
 from tests.planner.test_exact import cheapest_load, counts, fits, option, pool, problem, random_instance, solve
 from tests.planner.test_phases import random_pairs

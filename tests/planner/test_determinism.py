@@ -7,8 +7,8 @@ import sys
 import pytest
 import yaml
 
-from fabrictool.planner import synthetic
-from fabrictool.planner.solvers import SOLVERS
+from fabrictool.planner.instances import synthetic
+from fabrictool.planner.solvers.registry import SOLVERS
 
 PLAN = """\
 import sys
@@ -21,7 +21,7 @@ from fabrictool.planner.assign import assign
 from fabrictool.planner.build import build_problem
 from fabrictool.planner.forecast import certificate, forecast
 from fabrictool.planner.replay import replay
-from fabrictool.planner.solvers import SOLVERS
+from fabrictool.planner.solvers.registry import SOLVERS
 
 loaded = load(Path(sys.argv[1]) / "blueprint.yaml", environment={})
 usable = [name for name in loaded.inventory.clusters]

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from fabrictool.base.errors import InfeasibleError
-from fabrictool.planner.exact import ExactSolver
-from fabrictool.planner.prices import device_prices
+from fabrictool.planner.explaining.prices import device_prices
 from fabrictool.planner.problem import Level, ModelNeed, Option, Pool, Problem
+from fabrictool.planner.solvers.exact import ExactSolver
 from fabrictool.simulator.capacity import Replica
 
 

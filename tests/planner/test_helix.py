@@ -6,8 +6,17 @@ from fabrictool.base.errors import InvalidInputError
 from fabrictool.domain.blueprint import Blueprint
 from fabrictool.domain.inventory import Inventory
 from fabrictool.planner.build import build_problem
-from fabrictool.planner.exact import ExactSolver
-from fabrictool.planner.helix import Cluster, Node, Profile, Wire, documents, read_cluster, read_layout, read_profiles
+from fabrictool.planner.instances.helix import (
+    Cluster,
+    Node,
+    Profile,
+    Wire,
+    documents,
+    read_cluster,
+    read_layout,
+    read_profiles,
+)
+from fabrictool.planner.solvers.exact import ExactSolver
 
 CLUSTER = """\
 # made up

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from fabrictool.planner.conflict import Rule, Rules, conflict_of, possible
+from fabrictool.planner.explaining.conflict import Rule, Rules, conflict_of, possible
+from fabrictool.planner.explaining.relaxations import explain_conflict, relaxations
 from fabrictool.planner.problem import ModelNeed
-from fabrictool.planner.relaxations import explain_conflict, relaxations
 from tests.planner.fabrics import situation
 from tests.planner.test_exact import option, pool, problem
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from fabrictool.base.errors import InfeasibleError
-from fabrictool.planner import exact, large
-from fabrictool.planner.exact import ExactSolver
 from fabrictool.planner.problem import ModelNeed
+from fabrictool.planner.solvers import exact, large
+from fabrictool.planner.solvers.exact import ExactSolver
 from tests.planner.test_exact import cheapest_load, fits, option, pool, problem, random_instance, solve
 from tests.planner.test_phases import random_pairs
 

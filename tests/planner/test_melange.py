@@ -11,7 +11,7 @@ import pytest
 
 from fabrictool.base.errors import InfeasibleError, InvalidInputError
 from fabrictool.cli.main import main
-from fabrictool.planner.melange import GpuType, Instance, read, solve
+from fabrictool.planner.instances.melange import GpuType, Instance, read, solve
 
 BENCH = Path(__file__).parents[1] / "bench" / "planner" / "p4.py"
 EXAMPLE = {

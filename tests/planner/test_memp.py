@@ -7,10 +7,10 @@ import yaml
 
 from fabrictool.base.errors import InfeasibleError
 from fabrictool.blueprint import load
-from fabrictool.planner import synthetic
 from fabrictool.planner.build import build_problem
-from fabrictool.planner.exact import ExactSolver
-from fabrictool.planner.memp import MempSolver
+from fabrictool.planner.instances import synthetic
+from fabrictool.planner.solvers.exact import ExactSolver
+from fabrictool.planner.solvers.memp import MempSolver
 
 INVENTORY = """\
 apiVersion: fabrictool/v1

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from fabrictool.base.errors import InfeasibleError
-from fabrictool.planner.exact import ExactSolver
 from fabrictool.planner.problem import Level, ModelNeed, Option, Transfer
-from fabrictool.planner.search import Search
-from fabrictool.planner.tabu import TabuSolver
+from fabrictool.planner.solvers.exact import ExactSolver
+from fabrictool.planner.solvers.search import Search
+from fabrictool.planner.solvers.tabu import TabuSolver
 from tests.planner.test_exact import figures, option, pool, problem
 
 SECONDS = 30.0

@@ -12,7 +12,7 @@ from fabrictool.domain.blueprint import Blueprint
 from fabrictool.domain.inventory import Inventory
 from fabrictool.planner.assign import assign
 from fabrictool.planner.build import build_problem
-from fabrictool.planner.solvers import SOLVERS
+from fabrictool.planner.solvers.registry import SOLVERS
 from fabrictool.planner.stages import LATENCY_TOLERANCE
 from fabrictool.planner.verify import violations
 from tests.planner.test_exact import random_instance

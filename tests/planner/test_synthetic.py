@@ -8,8 +8,9 @@ import yaml
 from fabrictool.base.errors import InvalidInputError
 from fabrictool.blueprint import load
 from fabrictool.cli.main import main
-from fabrictool.planner import exact, synthetic
 from fabrictool.planner.build import build_problem
+from fabrictool.planner.instances import synthetic
+from fabrictool.planner.solvers import exact
 
 
 def problem_of(folder):

@@ -7,7 +7,7 @@ from fabrictool.blueprint import load
 from fabrictool.domain.plan import Placement, ReplicaPlacement
 from fabrictool.planner.assign import assign
 from fabrictool.planner.build import build_problem
-from fabrictool.planner.exact import ExactSolver
+from fabrictool.planner.solvers.exact import ExactSolver
 from fabrictool.planner.verify import violations
 
 INVENTORY = """\

@@ -7,8 +7,8 @@ import pytest
 
 from fabrictool.base.errors import UsageError
 from fabrictool.cli.executors import Here
-from fabrictool.planner.exact import ExactSolver
-from fabrictool.planner.whatif import changed_by, started, stopped, sweep
+from fabrictool.planner.explaining.whatif import changed_by, started, stopped, sweep
+from fabrictool.planner.solvers.exact import ExactSolver
 from tests.planner.fabrics import situation
 
 EVERYTHING = [

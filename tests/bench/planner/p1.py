@@ -16,12 +16,12 @@ from pathlib import Path
 import numpy as np
 
 from fabrictool.blueprint import load
-from fabrictool.planner import synthetic
-from fabrictool.planner.appraisal import appraise
 from fabrictool.planner.assign import assign
 from fabrictool.planner.build import build_problem
-from fabrictool.planner.exact import ExactSolver
-from fabrictool.planner.memp import MempSolver
+from fabrictool.planner.instances import synthetic
+from fabrictool.planner.solvers.appraisal import appraise
+from fabrictool.planner.solvers.exact import ExactSolver
+from fabrictool.planner.solvers.memp import MempSolver
 from fabrictool.routing.policies import policy
 from fabrictool.simulator.fabric import of_model
 from fabrictool.simulator.fleet import Stream, simulate

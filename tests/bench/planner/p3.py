@@ -22,8 +22,8 @@ from ortools.graph.python import max_flow
 from fabrictool.blueprint import load
 from fabrictool.catalog import model
 from fabrictool.planner.build import build_problem
-from fabrictool.planner.exact import ExactSolver
-from fabrictool.planner.tabu import TabuSolver
+from fabrictool.planner.solvers.exact import ExactSolver
+from fabrictool.planner.solvers.tabu import TabuSolver
 from fabrictool.simulator.network import hop
 from fabrictool.simulator.stand import stand
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import pulp
 
-from fabrictool.planner.melange import GpuType, Instance, read, solve
+from fabrictool.planner.instances.melange import GpuType, Instance, read, solve
 
 SECONDS = 60.0
 EXAMPLE = {

@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 
 from fabrictool.blueprint import load
-from fabrictool.planner.appraisal import appraise
 from fabrictool.planner.assign import assign
 from fabrictool.planner.build import build_problem
-from fabrictool.planner.solvers import SOLVERS
+from fabrictool.planner.solvers.appraisal import appraise
+from fabrictool.planner.solvers.registry import SOLVERS
 from fabrictool.routing.policies import policy
 from fabrictool.simulator.fabric import of_model
 from fabrictool.simulator.fleet import Stream, simulate

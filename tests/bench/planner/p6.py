@@ -11,10 +11,10 @@ from pathlib import Path
 import yaml
 
 from fabrictool.blueprint import load
-from fabrictool.planner import synthetic
 from fabrictool.planner.build import build_problem
-from fabrictool.planner.exact import ExactSolver
-from fabrictool.planner.memp import MempSolver
+from fabrictool.planner.instances import synthetic
+from fabrictool.planner.solvers.exact import ExactSolver
+from fabrictool.planner.solvers.memp import MempSolver
 
 SIZES = ("3x2x56", "10x5x500", "50x8x5000", "142x12x10000")
 SECONDS = 50.0

@@ -6,14 +6,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fabrictool.planner.groups import MOST_BLOCKS, Group
+from fabrictool.planner.solvers.groups import MOST_BLOCKS, Group
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from fabrictool.domain.specs import Phase
-    from fabrictool.planner.groups import Blocks
-    from fabrictool.planner.search import Change, Search, State
+    from fabrictool.planner.solvers.groups import Blocks
+    from fabrictool.planner.solvers.search import Change, Search, State
 
 
 def neighbours(search: Search, state: State) -> Iterator[Change]:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from fabrictool.planner.formulation import Formulation
 from fabrictool.planner.infeasible import explain_infeasible
-from fabrictool.planner.neighbours import neighbours
-from fabrictool.planner.orchestration import FIELDS
-from fabrictool.planner.search import Search
+from fabrictool.planner.solvers.neighbours import neighbours
+from fabrictool.planner.solvers.orchestration import FIELDS
+from fabrictool.planner.solvers.search import Search
 from fabrictool.planner.stages import stage_names
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ import random
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import InfeasibleError
-from fabrictool.planner.neighbours import flips
-from fabrictool.planner.search import Search
-from fabrictool.planner.tabu import EVALUATIONS_PER_SECOND
+from fabrictool.planner.solvers.neighbours import flips
+from fabrictool.planner.solvers.search import Search
+from fabrictool.planner.solvers.tabu import EVALUATIONS_PER_SECOND
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from fabrictool.planner.formulation import Formulation
 from fabrictool.planner.infeasible import explain_infeasible
-from fabrictool.planner.large import LargeSearch
 from fabrictool.planner.problem import Problem, Solution, StageResult
+from fabrictool.planner.solvers.large import LargeSearch
 from fabrictool.planner.stages import TIE_BREAK, clean, stage_names, tolerance
 
 if TYPE_CHECKING:

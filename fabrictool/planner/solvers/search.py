@@ -11,19 +11,19 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from fabrictool.planner.appraisal import appraise
-from fabrictool.planner.clustering import clusters
-from fabrictool.planner.groups import MOST_BLOCKS, Deduction, Group
-from fabrictool.planner.orchestration import FIELDS, Worth, worth
-from fabrictool.planner.rounding import Room
+from fabrictool.planner.solvers.appraisal import appraise
+from fabrictool.planner.solvers.clustering import clusters
+from fabrictool.planner.solvers.groups import MOST_BLOCKS, Deduction, Group
+from fabrictool.planner.solvers.orchestration import FIELDS, Worth, worth
+from fabrictool.planner.solvers.rounding import Room
 from fabrictool.planner.stages import stage_names
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from fabrictool.planner.groups import Blocks
     from fabrictool.planner.problem import Option, Problem, Solution
+    from fabrictool.planner.solvers.groups import Blocks
 
 STEPS, NEIGHBOURS, MEMORY = 200, 16, 50
 """Of the search; the paper's are 100, 10 and 5."""

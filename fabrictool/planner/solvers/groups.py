@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fabrictool.planner.rounding import SIZES
+from fabrictool.planner.solvers.rounding import SIZES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

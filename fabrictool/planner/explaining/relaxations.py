@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError, Place
 from fabrictool.base.errors import Problem as Complaint
-from fabrictool.planner.conflict import SECONDS, Rule, Rules, conflict_of, possible, rules_of
+from fabrictool.planner.explaining.conflict import SECONDS, Rule, Rules, conflict_of, possible, rules_of
 from fabrictool.planner.formulation import Formulation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from fabrictool.planner.explaining.situation import Situation
     from fabrictool.planner.problem import ModelNeed, Option, Pool, Problem
-    from fabrictool.planner.situation import Situation
 
 MOST_HINTS = 8
 """Relaxations that are told."""

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fabrictool.planner.alternatives import alternative_sentences
 from fabrictool.planner.columns import LOADS
-from fabrictool.planner.prices import device_prices
-from fabrictool.planner.rules import rule_sentences
+from fabrictool.planner.explaining.alternatives import alternative_sentences
+from fabrictool.planner.explaining.prices import device_prices
+from fabrictool.planner.explaining.rules import rule_sentences
 from fabrictool.planner.stages import where
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from fabrictool.planner.explaining.situation import Situation
     from fabrictool.planner.problem import Problem, Solution
-    from fabrictool.planner.situation import Situation
 
 MOST_PRICES = 5
 """Partitions whose shadow prices are told, the dearest first."""

@@ -17,7 +17,7 @@ from fabrictool.base.errors import FabrictoolError
 from fabrictool.planner.formulation import Formulation
 from fabrictool.planner.infeasible import explain_infeasible
 from fabrictool.planner.problem import Problem, Solution, StageResult
-from fabrictool.planner.rounding import SIZES, rounded
+from fabrictool.planner.solvers.rounding import SIZES, rounded
 from fabrictool.planner.stages import TIDYING, TIE_BREAK, TOLERANCE, clean, stage_names, tolerance
 
 if TYPE_CHECKING:

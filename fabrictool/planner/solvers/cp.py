@@ -26,7 +26,7 @@ from fabrictool.base.errors import FabrictoolError
 from fabrictool.planner.formulation import Formulation
 from fabrictool.planner.infeasible import explain_infeasible
 from fabrictool.planner.problem import Solution, StageResult
-from fabrictool.planner.rounding import rounded
+from fabrictool.planner.solvers.rounding import rounded
 from fabrictool.planner.stages import clean, stage_names, tolerance
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from fabrictool.base.errors import FabrictoolError, InfeasibleError, UsageError
 from fabrictool.base.units import Price, Rate
 from fabrictool.domain.blueprint import Replicas
-from fabrictool.planner.rules import NO_MAXIMUM
+from fabrictool.planner.explaining.rules import NO_MAXIMUM
 from fabrictool.planner.stages import user_stages, values_of
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from fabrictool.domain.inventory import Inventory, Partition
+    from fabrictool.planner.explaining.situation import Situation
     from fabrictool.planner.problem import OptionKey, Solver
-    from fabrictool.planner.situation import Situation
 
 FORMS = "gpus.DEVICE+=8, rate.MODEL*=1.5, rate.*=2, replicas.MODEL.min=3, trust.MODEL=*, price.CLUSTER/PARTITION*=0.5"
 _EXPRESSION = re.compile(r"\s*(?P<what>[a-z]+)\.(?P<of>[^=\s]*?)\s*(?P<sign>[-+*]?=)\s*(?P<value>\S(?:.*\S)?)\s*")

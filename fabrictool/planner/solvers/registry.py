@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fabrictool.planner.cp import CpSolver, CpUniformSolver
-from fabrictool.planner.exact import ExactSolver
-from fabrictool.planner.memp import MempSolver
-from fabrictool.planner.reschedule import RescheduleSolver
-from fabrictool.planner.tabu import TabuSolver
+from fabrictool.planner.solvers.cp import CpSolver, CpUniformSolver
+from fabrictool.planner.solvers.exact import ExactSolver
+from fabrictool.planner.solvers.memp import MempSolver
+from fabrictool.planner.solvers.reschedule import RescheduleSolver
+from fabrictool.planner.solvers.tabu import TabuSolver
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fabrictool.catalog import accelerators
-from fabrictool.planner.appraisal import appraise
-from fabrictool.planner.rounding import Room
+from fabrictool.planner.solvers.appraisal import appraise
+from fabrictool.planner.solvers.rounding import Room
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

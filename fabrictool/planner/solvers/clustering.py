@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fabrictool.planner.groups import Blocks
     from fabrictool.planner.problem import Problem
+    from fabrictool.planner.solvers.groups import Blocks
 
 
 def clusters(problem: Problem, holds: Callable[[Blocks], bool], most: int) -> Counter[Blocks]:

@@ -1,0 +1,1 @@
+"""Problems from elsewhere, and made-up ones."""

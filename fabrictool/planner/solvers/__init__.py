@@ -1,0 +1,1 @@
+"""Ways to place replicas, behind one protocol (`fabrictool.planner.problem.Solver`)."""
