@@ -5,7 +5,7 @@ are counted in small steps, coefficients are rounded, and every row gets just th
 searches is therefore a relaxation: when it finds no solution there is none, and its bound, less what rounding can cost,
 holds for the true program. The replica counts that it chooses are then loaded and judged by the linear program, in
 floating point, one objective after another as in `exact`. Its search is repeatable: one thread, and a limit on the work
-done instead of the time, about `deadline_s` seconds a stage.
+done instead of the time, roughly `deadline_s` seconds a stage.
 
 Of the paper's constraints, C1 (devices) are rows; C2 (memory) holds for every option, per replica; C3, one pair of data
 and tensor parallelism for each model and pool, is `CpUniformSolver`: it only narrows the choice.
@@ -46,6 +46,8 @@ LIMIT = 2.0**58
 """No row's sum gets larger: CP-SAT counts in 64 bits."""
 NOTHING = 1e-12
 """Smaller weights are what is left of equal ones."""
+WORK = 0.5
+"""Units of CP-SAT's deterministic time a second; 0.3 to 0.9 were seen on two shared cores."""
 ROUNDS = 3
 """Passes over the rows in search of upper bounds."""
 
@@ -98,9 +100,7 @@ class _Search:
         if below is None:
             raise explain_infeasible(self._problem)
         self._bounds[name] = below.objective
-        if self._answer is None:
-            self._answer = self._first(name, below)
-        now = self._answer
+        now = self._answer = self._better(name, self._answer, self._near(name, below))
         if now is None or self.whole.value(name, now) > below.objective + tolerance(name, below.objective):
             now = self._improve(name)
         self._answer = now
@@ -113,20 +113,24 @@ class _Search:
         return self.whole.counts(now), self.whole.loads(now), stages
 
     def _improve(self, name: str) -> Answer:
-        found = self._integers.minimise(self.whole.terms(name), self._seconds, self._seed, self._answer)
+        found = self._integers.minimise(self.whole.terms(name), WORK * self._seconds, self._seed, self._answer)
         if found is None:
             raise explain_infeasible(self._problem)
         self._bounds[name] = max(self._bounds[name], found.bound)
         # The counts may keep an earlier stage within rounding only: then what was there before remains.
         better = None if found.values is None else self._loaded(name, self._counts(found.values))
         self.optimal = self.optimal and found.optimal and better is not None
-        answers = [answer for answer in (self._answer, better) if answer is not None]
-        if not answers:
+        best = self._better(name, self._answer, better)
+        if best is None:
             raise FabrictoolError.of("FT2902", "CP-SAT found nothing in time", hint="more time, or `--solver exact`")
-        return min(answers, key=lambda answer: self.whole.value(name, answer))
+        return best
 
-    def _first(self, name: str, below: Answer) -> Answer | None:
-        """The relaxation rounded to whole replicas, where that keeps the rules."""
+    def _better(self, name: str, *answers: Answer | None) -> Answer | None:
+        there = [answer for answer in answers if answer is not None]
+        return min(there, key=lambda answer: self.whole.value(name, answer), default=None)
+
+    def _near(self, name: str, below: Answer) -> Answer | None:
+        """The relaxation rounded to whole replicas, where that keeps the rules and the stages before."""
         distance = {i: self._relaxed.distance(below, i) for i in self._relaxed.chosen}
         counts = rounded(self._problem, self._relaxed.usage(below), distance)
         if any(sum(counts.get(i, 0) > 0 for i in group) > 1 for group in self._groups):
