@@ -56,8 +56,8 @@ def test_more_devices_never_make_it_worse(seed):
         return
     assert after is not None
     old, new = values(before), values(after)
-    assert new["served"] <= old["served"] + 1e-5
-    if new["served"] >= old["served"] - 1e-5:
+    assert new["served"] <= old["served"] + 1e-4
+    if new["served"] >= old["served"] - 1e-4:
         assert new.get("latency", 0.0) <= old.get("latency", 0.0) * (1 + LATENCY_TOLERANCE) + 1e-4
 
 
