@@ -15,6 +15,7 @@ from fabrictool.catalog import accelerators, engines, model
 from fabrictool.planner.columns import Columns
 from fabrictool.planner.problem import ModelNeed, Option, Pool, Problem, unit_key
 from fabrictool.simulator.capacity import Demand
+from fabrictool.simulator.fabric import DEFAULT_CONTEXT
 from fabrictool.simulator.network import hop
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from fabrictool.domain.plan import ReplicaPlacement
     from fabrictool.planner.problem import OptionKey, PoolKey
 
-DEFAULT_CONTEXT = 4096
 DEFAULT_INPUT, DEFAULT_OUTPUT = 512.0, 128.0
 """Lengths of a model without a declared demand: they only size its memory."""
 

@@ -137,7 +137,8 @@ class Columns:
         usable = [one for one in parts if one is not None]
         if len(usable) < len(stages):
             return None
-        made = pipeline(usable, self._architecture.layers, hops, self._demand.context)
+        request = self._demand.input + self._demand.output
+        made = pipeline(usable, self._architecture.layers, hops, self._demand.context, request)
         if made is None:
             return None
         steps, room = made

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 EventKind = Literal["up", "drain", "down"]
 EVENT_KINDS: tuple[EventKind, ...] = get_args(EventKind)
+DEFAULT_CONTEXT = 4096
+"""Of a variant that names none: no pipeline is made larger for contexts that nobody asked for."""
 TOKEN_BUDGET = {"vllm": 8192, "sglang": 16384, "tensorrt-llm": 8192, "llama.cpp": 2048, "reference": 512}
 
 
@@ -280,7 +282,10 @@ def _standing(
     known = [one for one in hops if one is not None]
     if len(usable) < len(parts) or len(known) < len(hops):
         return None
-    made = pipeline(usable, architecture.layers, known, int(wanted.variant.context or architecture.max_context))
+    context = int(wanted.variant.context or min(DEFAULT_CONTEXT, architecture.max_context))
+    demand = wanted.demand
+    means = [float(length.mean) for length in (demand.input, demand.output) if length] if demand is not None else []
+    made = pipeline(usable, architecture.layers, known, context, sum(means) or float(context))
     return None if made is None else (*made, usable[0])
 
 

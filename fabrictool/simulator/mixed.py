@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 REFERENCE_BATCH, REFERENCE_CONTEXT = 32.0, 1024.0
 """A decode step by which stages are compared."""
+REFERENCE_PROMPT = 1024.0
+"""Tokens of a prompt by which wires between stages are weighed: prompts need far more of them than decode steps."""
+ENOUGH = 64
+"""Requests with which a decode step is about as efficient as it gets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,30 +76,47 @@ class MixedSteps:
 
 
 def pipeline(
-    stands: Sequence[Stand], layers: int, hops: Sequence[tuple[float, float]], largest_context: int
+    stands: Sequence[Stand], layers: int, hops: Sequence[tuple[float, float]], largest_context: int, request: float
 ) -> tuple[MixedSteps, Room] | None:
-    """Step times and memory of a pipeline whose stages are `stands`, each of one stage; None where it does not fit."""
-    weights = stands[0].room.weights
+    """Step times and memory of a pipeline whose stages are `stands`, each of one stage; None where it does not fit.
+
+    `request` is how many tokens of cache a mean request takes: memory is left for `ENOUGH` of them, or for as many as
+    there can be, before layers are dealt out by speed.
+    """
+    weights, token = stands[0].room.weights, stands[0].kv_octets
     usable = np.array([stand.room.usable for stand in stands])
-    token = stands[0].kv_octets
-    need = weights + token * largest_context
-    most = np.floor(usable / need * layers)
-    if most.sum() < layers or (most < 1).any():
-        return None
-    seconds = np.array([_reference_seconds(stand.step) for stand in stands])
+    wanted = ENOUGH * request
+    while True:
+        tokens = max(float(largest_context), wanted)
+        most = np.floor(usable / (weights + token * tokens) * layers)
+        if most.sum() >= layers and (most >= 1).all():
+            break
+        if tokens <= largest_context:
+            return None
+        wanted /= 2.0
+    seconds = np.array([_seconds(stand.step, REFERENCE_BATCH, REFERENCE_CONTEXT) for stand in stands])
     dealt = _deal(1.0 / seconds, most, layers)
     shares = dealt / layers
     # The cache is cut like the layers: the fullest stage decides.
-    tokens = int(((usable - weights * shares) / (token * shares)).min())
-    if tokens < largest_context:
+    held = int(((usable - weights * shares) / (token * shares)).min())
+    if held < largest_context:
         return None
     kinds: dict[int, tuple[StepModel, float]] = {}
     for stand, share in zip(stands, shares.tolist(), strict=True):
         kinds[id(stand)] = (stand.step, kinds.get(id(stand), (stand.step, 0.0))[1] + share)
-    busy = seconds * shares
-    lanes = float(busy.sum() / busy.max())
+    prompts = np.array([_seconds(stand.step, REFERENCE_PROMPT, 0.0) for stand in stands])
+    lanes = min(
+        _lanes(seconds * shares, REFERENCE_BATCH, stands[0].step.work.hidden, hops),
+        _lanes(prompts * shares, REFERENCE_PROMPT, stands[0].step.work.hidden, hops),
+    )
     steps = MixedSteps(tuple(kinds.values()), stands[-1].step, tuple(hops), lanes)
-    return steps, Room(weights, float(usable.sum()), tokens)
+    return steps, Room(weights, float(usable.sum()), held)
+
+
+def _lanes(busy: Floats, tokens: float, hidden: int, hops: Sequence[tuple[float, float]]) -> float:
+    """How many passes are under way: all that one takes, over what its slowest stage or wire takes."""
+    wires = np.array([tokens * hidden * 2.0 / bandwidth for _, bandwidth in hops])
+    return float((busy.sum() + wires.sum()) / max(busy.max(), wires.max()))
 
 
 def _deal(speed: Floats, most: Floats, layers: int) -> Floats:
@@ -108,8 +129,7 @@ def _deal(speed: Floats, most: Floats, layers: int) -> Floats:
     return dealt
 
 
-def _reference_seconds(stage: StepModel) -> float:
-    """A decode step of all layers on a stage's devices."""
-    one = np.array([REFERENCE_BATCH])
-    read = REFERENCE_BATCH * stage.reading(REFERENCE_CONTEXT)
-    return float(stage.linear(one)[0]) + read + stage.overhead(eager=False)
+def _seconds(stage: StepModel, tokens: float, context: float) -> float:
+    """A step of all layers on a stage's devices, each token of which reads `context` others."""
+    linear = float(stage.linear(np.array([tokens]))[0])
+    return linear + tokens * stage.reading(context) + stage.overhead(eager=context == 0.0)

@@ -130,6 +130,11 @@ class Search:
         state = self.of_counts({i: int(used + WHOLE) for i, used in usage.items()})
         return self._completed(state, sorted(usage))
 
+    def used(self, state: State) -> set[int]:
+        """The columns of a solution."""
+        columns = (self.deduction.column(group) for group in state.groups)
+        return {i for i in columns if i is not None} | {i for fixed in self._fixed.values() for i in fixed}
+
     def clustered(self, model: str) -> State:
         """From clusters of well-connected nodes, each in a random phase."""
         return self._completed(self._of_clusters(model), self.columns[model])

@@ -3,8 +3,9 @@ models at once.
 
 A solution is a multiset of groups; devices in no group are idle. The best neighbour that was not visited lately is
 taken, also when it is worse; the best of all is the answer. The start is the linear relaxation's whole part, or, for
-one model, the clusters of well-connected nodes, whichever is better; each round begins anew from the relaxation over
-all columns that were made until then. The search is limited by evaluations, never by time: same seed, same answer.
+one model, the clusters of well-connected nodes, whichever is better; each round goes on from whole replicas of the best
+columns that were made until then, by a small integer program, where these are better. The search is limited by
+evaluations, never by time: same seed, same answer.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
+from fabrictool.base.errors import FabrictoolError
 from fabrictool.planner.formulation import Formulation
 from fabrictool.planner.infeasible import explain_infeasible
 from fabrictool.planner.solvers.neighbours import neighbours
@@ -21,14 +23,22 @@ from fabrictool.planner.stages import stage_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from collections.abc import Set as AbstractSet
 
     from fabrictool.planner.problem import Problem, Solution
+    from fabrictool.planner.solvers.search import State
 
-ROUNDS = 4
-"""Of search and relaxation over all columns that the search has made; ends with the first that gains nothing."""
+ROUNDS = 3
+"""Of search and integer program; ends with the first in which the program finds nothing better than the search."""
 EVALUATIONS_PER_SECOND = 500
 """By which a time limit becomes one of evaluations."""
 SLACK = 1e-6
+FIRST = ("served", "slo")
+"""Stages of the integer program: the search is good at latency, and bad at packing."""
+NEAREST = 60
+"""Columns beyond those that the relaxation uses, in each of these stages."""
+GAP, NODES = 1e-2, 10
+"""Limits of the integer program over them."""
 
 
 class TabuSolver:
@@ -51,26 +61,65 @@ class TabuSolver:
         first = best
         for _ in range(ROUNDS):
             found, used = search.run(best, neighbours, evaluations=left)
-            usage = _relaxation(search.extended, deadline_s, seed)
-            again, more = search.run(search.start(usage), neighbours, evaluations=left - used)
-            left -= used + more
-            former, best = best, min((best, found, again), key=lambda state: state.rank)
-            if best is former:
+            columns = _nearest(search.extended, deadline_s, seed) | search.used(found)
+            whole = search.of_counts(_whole(search.extended, columns, deadline_s, seed))
+            left -= used
+            former, best = best, min((best, found, whole), key=_rank)
+            if best is former or left <= 0 or whole is not best:
                 break
         if best.rank < first.rank:
             yield search.solution(best, self.name, deadline_s, seed)
 
 
+def _rank(state: State) -> tuple[float, ...]:
+    return state.rank
+
+
+def _felt(problem: Problem, formulation: Formulation) -> list[str]:
+    """The stages that the search weighs, of those that are there."""
+    names = [name for name in stage_names(problem) if name in FIELDS and name != "replicas"]
+    return [name for name in names if formulation.terms(name)]
+
+
 def _relaxation(problem: Problem, deadline_s: float, seed: int) -> dict[int, float]:
-    """Replicas by column as the linear relaxation would have them, for the objectives that users feel."""
+    """Replicas by column as the linear relaxation would have them."""
     relaxed = Formulation(problem, range(len(problem.options)), whole=False)
     usage: dict[int, float] = {}
-    for name in stage_names(problem):
-        if name not in FIELDS or name == "replicas" or not relaxed.terms(name):
-            continue
+    for name in _felt(problem, relaxed):
         answer = relaxed.minimise(name, seconds=deadline_s, seed=seed)
         if answer is None:
             raise explain_infeasible(problem)
         usage = relaxed.usage(answer)
         relaxed.keep(name, answer.objective * (1 + SLACK) + SLACK)
     return {i: used for i, used in usage.items() if used > SLACK}
+
+
+def _nearest(problem: Problem, deadline_s: float, seed: int) -> set[int]:
+    """The columns that the relaxation uses or nearly uses in its first stages."""
+    relaxed = Formulation(problem, range(len(problem.options)), whole=False)
+    found: set[int] = set()
+    for name in (name for name in FIRST if relaxed.terms(name)):
+        answer = relaxed.minimise(name, seconds=deadline_s, seed=seed)
+        if answer is None:
+            raise explain_infeasible(problem)
+        found |= {i for i, used in relaxed.usage(answer).items() if used > SLACK}
+        found |= set(sorted(relaxed.chosen, key=lambda i: (relaxed.distance(answer, i), i))[:NEAREST])
+        relaxed.keep(name, answer.objective * (1 + SLACK) + SLACK)
+    return found
+
+
+def _whole(problem: Problem, columns: AbstractSet[int], deadline_s: float, seed: int) -> dict[int, int]:
+    """Whole replicas of some columns, by an integer program that is not solved to its end."""
+    program = Formulation(problem, sorted(columns), whole=True)
+    counts: dict[int, int] = {}
+    for name in (name for name in FIRST if program.terms(name)):
+        try:
+            answer = program.minimise(name, seconds=deadline_s, seed=seed, gap=GAP, nodes=NODES)
+        except FabrictoolError:  # nothing within these limits
+            break
+        if answer is None:
+            break
+        counts = program.counts(answer)
+        value = program.value(name, answer)
+        program.keep(name, value + SLACK * max(1.0, value))
+    return counts
