@@ -37,9 +37,16 @@ def plan(
     ] = False,
     seed: Annotated[int, typer.Option(help="Of the solver: same inputs, same seed, same plan.")] = 0,
     solver: Annotated[
-        str, typer.Option(help="exact: proved, or with its gap; memp: devices by rate and size, the papers' baseline.")
+        str,
+        typer.Option(
+            help="exact: proved, or with its gap; cp, cp-uniform: constraint programming; tabu: groups, phases, mixed"
+            " pipelines; reschedule: only phases and loads; memp: devices by rate and size, the papers' baseline."
+        ),
     ] = "exact",
-    time_limit: Annotated[float, typer.Option(min=0.1, max=86400, help="Seconds for each stage of the solver.")] = 60.0,
+    time_limit: Annotated[
+        float,
+        typer.Option(min=0.1, max=86400, help="About how many seconds of work each stage of the solver may take."),
+    ] = 60.0,
     verbose: Annotated[int, typer.Option("--verbose", "-v", count=True, help="More: -v fields, -vv operations.")] = 0,
     chart: Annotated[bool, typer.Option(help="Draw who gets which devices in the terminal.")] = False,
     plot: Annotated[
