@@ -160,7 +160,9 @@ class Program:
         if self._whole:
             engine.set_solver_specific_parameters(
                 f"randomization/randomseedshift = {seed % 2**31}\nparallel/maxnthreads = 1\nlimits/gap = {gap}\n"
-                "misc/catchctrlc = FALSE\n" + (f"limits/totalnodes = {nodes}\n" if nodes is not None else "")
+                # Rows that are kept within 1e-6: with a tolerance as large as that SCIP finds them infeasible at times.
+                "numerics/feastol = 1e-8\nmisc/catchctrlc = FALSE\n"
+                + (f"limits/totalnodes = {nodes}\n" if nodes is not None else "")
             )
         # The engine answers no signal; a thread of its own lets Ctrl-C end the wait at once.
         thread = threading.Thread(target=engine.solve, args=(self._model,), daemon=True)

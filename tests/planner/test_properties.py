@@ -4,7 +4,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from fabrictool.base.errors import InfeasibleError
@@ -42,6 +42,7 @@ def values(solution):
 
 
 @given(SEEDS)
+@example(seed=2189)  # a stage that was kept within the engine's own tolerance was found infeasible, or worse than it is
 @settings(max_examples=150, deadline=None)
 def test_more_devices_never_make_it_worse(seed):
     less = random_instance(random.Random(seed))
