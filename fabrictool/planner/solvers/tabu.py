@@ -3,8 +3,8 @@ models at once.
 
 A solution is a multiset of groups; devices in no group are idle. The best neighbour that was not visited lately is
 taken, also when it is worse; the best of all is the answer. The start is the linear relaxation's whole part, or, for
-one model, the clusters of well-connected nodes, whichever is better; each round goes on from whole replicas of the best
-columns that were made until then, by a small integer program, where these are better. The search is limited by
+one model, the clusters of well-connected nodes, whichever is better; it ends with whole replicas of the best columns
+that it made, by a small integer program, and goes on from these where they are better. The search is limited by
 evaluations, never by time: same seed, same answer.
 """
 
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from fabrictool.planner.problem import Problem, Solution
     from fabrictool.planner.solvers.search import State
 
-ROUNDS = 3
-"""Of search and integer program; ends with the first in which the program finds nothing better than the search."""
 EVALUATIONS_PER_SECOND = 500
 """By which a time limit becomes one of evaluations."""
 SLACK = 1e-6
@@ -59,14 +57,12 @@ class TabuSolver:
         best = min(starts, key=lambda state: state.rank)
         yield search.solution(best, self.name, deadline_s, seed)
         first = best
-        for _ in range(ROUNDS):
-            found, used = search.run(best, neighbours, evaluations=left)
-            columns = _nearest(search.extended, deadline_s, seed) | search.used(found)
-            whole = search.of_counts(_whole(search.extended, columns, deadline_s, seed))
-            left -= used
-            former, best = best, min((best, found, whole), key=_rank)
-            if best is former or left <= 0 or whole is not best:
-                break
+        found, used = search.run(best, neighbours, evaluations=left)
+        columns = _nearest(search.extended, deadline_s, seed) | search.used(found)
+        whole = search.of_counts(_whole(search.extended, columns, deadline_s, seed))
+        if whole.rank < found.rank:
+            found, _ = search.run(whole, neighbours, evaluations=left - used)
+        best = min((best, found), key=_rank)
         if best.rank < first.rank:
             yield search.solution(best, self.name, deadline_s, seed)
 
