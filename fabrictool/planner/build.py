@@ -15,7 +15,7 @@ from fabrictool.catalog import accelerators, engines, model
 from fabrictool.planner.columns import Columns
 from fabrictool.planner.problem import ModelNeed, Option, Pool, Problem, unit_key
 from fabrictool.simulator.capacity import Demand
-from fabrictool.simulator.fabric import DEFAULT_CONTEXT
+from fabrictool.simulator.fabric import DEFAULT_CONTEXT, lengths_of
 from fabrictool.simulator.network import hop
 
 if TYPE_CHECKING:
@@ -158,7 +158,8 @@ def demand_of(wanted: Model, architecture: ModelArchitecture) -> Demand:
     if declared is None or declared.rate is None or declared.input is None or declared.output is None:
         longest = float(context)
         return Demand(0.0, min(DEFAULT_INPUT, longest * 0.8), min(DEFAULT_OUTPUT, longest * 0.2), context)
-    return Demand(float(declared.rate), float(declared.input.mean), float(declared.output.mean), context)
+    lengths = (lengths_of(declared.input).clipped_mean, lengths_of(declared.output).clipped_mean)
+    return Demand(float(declared.rate), *lengths, context)
 
 
 def _need(name: str, wanted: Model, demand: Demand, *, lost: int, elsewhere: Container[str]) -> ModelNeed:

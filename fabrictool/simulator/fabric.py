@@ -167,8 +167,8 @@ def of_model(
         target=_target(wanted.slo),
         calibrations=tuple(found),
         rate=float(demand.rate) if demand and demand.rate is not None else 0.0,
-        input=_lengths(demand.input) if demand and demand.input else Lengths("lognormal", 512, 512),
-        output=_lengths(demand.output) if demand and demand.output else Lengths("lognormal", 128, 128),
+        input=lengths_of(demand.input) if demand and demand.input else Lengths("lognormal", 512, 512),
+        output=lengths_of(demand.output) if demand and demand.output else Lengths("lognormal", 128, 128),
         caches_prefixes=wanted.engine in ("vllm", "sglang"),
         untrusted=tuple(replica.replica.removeprefix("replica/") for replica in placed if replica not in mine),
     )
@@ -315,7 +315,8 @@ def _trust(blueprint: Blueprint, name: str) -> TrustPolicy:
     )
 
 
-def _lengths(declared: Length) -> Lengths:
+def lengths_of(declared: Length) -> Lengths:
+    """What a blueprint declares, as a distribution to draw from."""
     mean, sd = float(declared.mean), float(declared.sd)
     most = int(declared.max) if declared.max is not None else 10_000_000
     return Lengths(declared.shape if sd else "fixed", mean, sd, 1, most)

@@ -45,6 +45,24 @@ class Lengths:
         if self.shape == "empirical" and not self.values:
             raise InvalidInputError.of("FT2203", "an empirical distribution of lengths needs values")
 
+    @property
+    def clipped_mean(self) -> float:
+        """Mean of what is drawn: of a wide normal distribution far above `mean`, which half of it falls short of."""
+        low, high = float(max(1, self.least)), float(self.most)
+        if self.shape == "empirical":
+            return float(np.clip(self.values, low, high).mean())
+        if self.sd == 0 or self.shape in ("fixed", "uniform"):
+            return min(max(self.mean, low), high)
+        if self.shape == "normal":
+            start, end = (low - self.mean) / self.sd, (high - self.mean) / self.sd
+            inside = self.mean * (_below(end) - _below(start)) + self.sd * (_density(start) - _density(end))
+            return low * _below(start) + inside + high * (1.0 - _below(end))
+        variance = math.log1p((self.sd / self.mean) ** 2)
+        middle, spread = math.log(self.mean) - variance / 2, math.sqrt(variance)
+        start, end = (math.log(low) - middle) / spread, (math.log(high) - middle) / spread
+        inside = self.mean * (_below(end - spread) - _below(start - spread))
+        return low * _below(start) + inside + high * (1.0 - _below(end))
+
     def draw(self, count: int, rng: np.random.Generator) -> Ints:
         """`count` token counts, at least 1."""
         match self.shape:
@@ -60,3 +78,12 @@ class Lengths:
             case "empirical":
                 drawn = rng.choice(np.array(self.values, dtype=float), count)
         return np.asarray(np.clip(np.rint(drawn), max(1, self.least), self.most), dtype=np.int64)
+
+
+def _below(value: float) -> float:
+    """Share of a standard normal distribution below a value."""
+    return 0.5 * math.erfc(-value / math.sqrt(2.0))
+
+
+def _density(value: float) -> float:
+    return math.exp(-value * value / 2.0) / math.sqrt(2.0 * math.pi)

@@ -78,3 +78,20 @@ def test_the_same_seed_gives_the_same_bytes(shape):
 def test_nonsense_is_refused(wrong):
     with pytest.raises(InvalidInputError, match="FT2203"):
         Lengths(**({"shape": "lognormal"} | wrong))
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        Lengths("normal", 74, 211, 5, 4000),
+        Lengths("normal", 600, 100),
+        Lengths("lognormal", 500, 900, 1, 800),
+        Lengths("lognormal", 3, 5),
+        Lengths("uniform", 100, 20),
+        Lengths("fixed", 64),
+        Lengths("empirical", 50, 10, 1, 30, values=(1, 20, 90)),
+    ],
+)
+def test_the_clipped_mean_is_that_of_what_is_drawn(lengths):
+    drawn = lengths.draw(400_000, np.random.default_rng(5))
+    assert lengths.clipped_mean == pytest.approx(drawn.mean(), rel=0.02)
