@@ -87,6 +87,9 @@ class InventoryCheck(_Check):
         self._one_way((*path, "software", "python"), software.python.ways)
         for name, partition in cluster.partitions.items():
             self._partition((*path, "partitions", name), partition)
+            if partition.whole_nodes and cluster.kind == "local":
+                hint = "remove it: replicas of a local cluster share its nodes"
+                self.say("FT1239", (*path, "partitions", name, "whole_nodes"), "no scheduler gives nodes here", hint)
 
     def _one_way(self, path: Steps, ways: tuple[str, ...]) -> None:
         if len(ways) > 1:

@@ -35,7 +35,7 @@ def plan(
     explain: Annotated[
         bool, typer.Option(help="Say why, what each rule costs, and what was not chosen; solves again for it.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="Of the solver: same inputs, same seed, same plan.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the solver: same inputs, same seed, same plan.")] = 0,
     solver: Annotated[
         str,
         typer.Option(
@@ -78,9 +78,10 @@ def plan(
     if math.isnan(time_limit):
         raise typer.BadParameter("nan is no number of seconds", param_hint="--time-limit")
     if what_if:
-        if out or plot or chart or explain or detailed_exitcode:
-            message = "--what-if makes no plan: no --out, --plot, --chart, --explain or --detailed-exitcode with it"
-            raise typer.BadParameter(message)
+        _refuse(
+            "--what-if makes no plan: no --out, --plot, --chart, --explain or --detailed-exitcode with it",
+            out or plot or chart or explain or detailed_exitcode,
+        )
         from fabrictool.cli.whatif import show_sweep
 
         return show_sweep(
@@ -88,8 +89,8 @@ def plan(
             solver=solver_named(solver), time_limit=time_limit, seed=seed,
             executor=executor, workers=workers, as_json=as_json,
         )  # fmt: skip
-    if chart and as_json:
-        raise typer.BadParameter("--json prints one document: no --chart with it; --plot draws into a file")
+    _refuse("--executor and --workers are for --what-if", executor or workers is not None)
+    _refuse("--json prints one document: no --chart with it; --plot draws into a file", chart and as_json)
     if plot is not None:
         from fabrictool.cli.plan_plots import drawable
 
@@ -122,6 +123,11 @@ def plan(
     return 2 if detailed_exitcode and made.changes else 0
 
 
+def _refuse(why: str, given: object) -> None:
+    if given:
+        raise typer.BadParameter(why)
+
+
 def apply(
     plan_file: Annotated[Path | None, typer.Argument(metavar="[PLAN]", help="A saved plan; default: plan now.")] = None,
     blueprint: BlueprintOption = None,
@@ -130,7 +136,7 @@ def apply(
     scenario: ScenarioOption = None,
     yes: YesOption = False,
     as_json: JsonOption = False,
-    seed: Annotated[int, typer.Option(help="Of the solver.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the solver.")] = 0,
     max_delete: Annotated[int | None, typer.Option(min=0, help="Refuse a plan that deletes more units.")] = None,
 ) -> int:
     """Carry a plan out: journalled, safe to repeat, safe to interrupt."""

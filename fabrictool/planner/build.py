@@ -91,7 +91,8 @@ def build_problem(
         seen = {option.key for option in mine}
         lost = sum(count for key, count in there.items() if key[0] == name and key not in seen)
         elsewhere = {key[1] for key in there if key[0] == name}
-        needs.append(_need(name, wanted, demands[name], lost=lost, elsewhere=elsewhere))
+        sites = len({option.pool.site for option in mine})
+        needs.append(_need(name, wanted, demands[name], lost=lost, elsewhere=elsewhere, sites=sites))
     if complaints:
         raise InvalidInputError(complaints)
     options.sort(key=lambda option: option.key)
@@ -162,7 +163,7 @@ def demand_of(wanted: Model, architecture: ModelArchitecture) -> Demand:
     return Demand(float(declared.rate), *lengths, context)
 
 
-def _need(name: str, wanted: Model, demand: Demand, *, lost: int, elsewhere: Container[str]) -> ModelNeed:
+def _need(name: str, wanted: Model, demand: Demand, *, lost: int, elsewhere: Container[str], sites: int) -> ModelNeed:
     """`lost` replicas have no column; pins on the clusters `elsewhere`, which do not answer, wait until they do."""
     return ModelNeed(
         model=name,
@@ -171,6 +172,7 @@ def _need(name: str, wanted: Model, demand: Demand, *, lost: int, elsewhere: Con
         maximum=max(0, wanted.replicas.max - lost),
         priority=float(wanted.slo.priority if wanted.slo is not None else 1),
         spread_sites=wanted.place.spread == "site",
+        sites=sites,
         pins={
             (pin.cluster, pin.partition or ""): pin.replicas for pin in wanted.place.pin if pin.cluster not in elsewhere
         },

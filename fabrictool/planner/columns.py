@@ -11,7 +11,7 @@ from fabrictool.catalog import accelerators
 from fabrictool.engines.adapter import adapter
 from fabrictool.planner.problem import Level, Option, Transfer
 from fabrictool.simulator.capacity import replica, under_load
-from fabrictool.simulator.mixed import pipeline
+from fabrictool.simulator.mixed import Part, pipeline
 from fabrictool.simulator.network import HAND_LATENCY_S, hop
 from fabrictool.simulator.operators import Parallelism, kv_elements_per_token
 from fabrictool.simulator.phases import decode_only, prefill_only, prefill_under_load
@@ -61,7 +61,7 @@ class Columns:
         self._demand, self._inventory, self._pools = demand, inventory, pools
         self._arriving: dict[PoolKey, float] = {}
         self._tables: dict[object, Figures | None] = {}
-        self._parts: dict[object, Stand | None] = {}
+        self._parts: dict[object, Part | None] = {}
         self._capabilities = adapter(wanted.engine).capabilities
 
     @property
@@ -142,15 +142,17 @@ class Columns:
         if made is None:
             return None
         steps, room = made
-        figures = replica(steps, room, self._demand, usable[0].max_num_seqs, usable[0].calibration)
+        first = usable[0].stand
+        figures = replica(steps, room, self._demand, first.max_num_seqs, first.calibration)
         share = room.weights / sum(tp for _, tp in stages)
         arriving = self._arrival(stages[0][0]) if phase == "decode" else 0.0
         return self._levels(figures, steps, phase, places, share, arriving)
 
-    def _part(self, place: Partition, tp: int) -> Stand | None:
+    def _part(self, place: Partition, tp: int) -> Part | None:
         key = (*_kind(place), tp)
         if key not in self._parts:
-            self._parts[key] = stand(self._wanted, self._architecture, place, tp, part=True)
+            there = stand(self._wanted, self._architecture, place, tp, part=True)
+            self._parts[key] = None if there is None else Part.of(there)
         return self._parts[key]
 
     def transfer(self, sender: Pool, receiver: Pool) -> Transfer | None:
@@ -190,7 +192,8 @@ class Columns:
         arriving: float,
     ) -> Figures | None:
         """What a replica does under each load; `weights` are octets a device, which take time to load."""
-        promise = min(promised(place, weights) for place in places)
+        # Each partition's walltime ends by itself, and one stage that is away is one too many.
+        promise = math.prod(promised(place, weights) for place in {id(place): place for place in places}.values())
         if not figures.fits or promise <= 0.0:
             return None
         demand, slo = self._demand, self._wanted.slo

@@ -12,7 +12,7 @@ from fabrictool.domain.plan import Band, Certificate, Forecast, ModelForecast, S
 from fabrictool.domain.specs import Phase
 from fabrictool.planner.columns import after, slo_misses
 from fabrictool.planner.stages import TIDYING, TOLERANCE
-from fabrictool.simulator.capacity import MAX_UTILISATION, Latency, under_load
+from fabrictool.simulator.capacity import Latency, under_load
 from fabrictool.simulator.phases import prefill_under_load
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from fabrictool.planner.problem import ModelNeed, Option, Problem, Solution
     from fabrictool.simulator.capacity import Demand, Factors
 
+DUST = 1e-6
+"""Share of a demand below which what is not served is the solver's tolerance."""
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
 
@@ -92,7 +94,8 @@ def _model(
         if option.phase not in slowest or latency.e2e_p95 > slowest[option.phase][0].e2e_p95:
             slowest[option.phase] = (latency, option.figures.bands)
     worst, bands = _slower(slowest, _moving(problem, mine), tables.demands[need.model])
-    served = 1.0 if need.rate == 0 else min(1.0, MAX_UTILISATION * capacity / need.rate)
+    taken = sum(solution.loads.get(i, 0.0) for option, _, i in mine if option.phase != "decode")
+    served = 1.0 if need.rate == 0 or taken >= need.rate * (1 - DUST) else taken / need.rate
     misses = slo_misses(blueprint.models[need.model].slo, worst) if count else ["no replica"]
     if served < 1.0:
         misses.insert(0, f"only {served:.0%} of the demand can be served")

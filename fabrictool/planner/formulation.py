@@ -188,15 +188,16 @@ class Formulation:
             there = [i for i in mine if problem.options[i].pool.within(cluster, partition)]
             program.row(wanted, wanted, [term for i in there for term in self.count(i)])
         sites = sorted({problem.options[i].pool.site for i in mine})
-        if need.spread_sites and len(sites) > 1:
+        over = need.sites or len(sites)
+        if need.spread_sites and over > 1:
             for site in sites:
                 here = [i for i in mine if problem.options[i].pool.site == site]
                 # count <= ceil(total / S), in whole numbers; what cannot be seen cannot be moved, so it may exceed that
                 stuck = sum(fixed.get(i, 0) for i in here)
-                excess = max(0, stuck - math.ceil(need.minimum / len(sites)))
-                terms = [(column, len(sites) * weight) for i in here for column, weight in self.count(i)]
+                excess = max(0, stuck - math.ceil(need.minimum / over))
+                terms = [(column, over * weight) for i in here for column, weight in self.count(i)]
                 terms += [(column, -weight) for column, weight in total]
-                program.row(-INFINITY, len(sites) * excess + len(sites) - 1, terms)
+                program.row(-INFINITY, over * excess + over - 1, terms)
 
     def _phase_rows(self, model: str, mine: list[int]) -> None:
         """What prefill replicas of a pool hand over goes to decode replicas of pools that it can reach."""

@@ -11,12 +11,21 @@ if TYPE_CHECKING:
     from fabrictool.planner.problem import Option, Problem
 
 
+def require_options(problem: Problem) -> None:
+    """Raises InfeasibleError when a model of which replicas are asked for can stand nowhere."""
+    for need in problem.needs:
+        if not problem.of(need.model) and (need.minimum or any(need.pins.values())):
+            raise explain_infeasible(problem)
+
+
 def explain_infeasible(problem: Problem) -> InfeasibleError:
     """The models whose rules cannot hold, each with the smallest relaxation that would let it."""
     complaints = []
     for need in problem.needs:
         options = [problem.options[i] for i in problem.of(need.model)]
         place = Place(thing=f"models.{need.model}")
+        if not options and not need.minimum and not any(need.pins.values()):
+            continue  # nothing is asked for
         if not options:
             complaints.append(
                 Complaint(
@@ -61,6 +70,7 @@ def _largest_per_pool(options: list[Option]) -> list[Option]:
 
 
 def _room(option: Option) -> int:
+    """How many of its replicas there would be room for in its first pool, if it had all of it."""
     pool = option.pool
-    free = pool.nodes * pool.devices_per_node
-    return min(free // option.tp, pool.nodes * (pool.devices_per_node // option.tp))
+    size = pool.held(option.tp)
+    return pool.nodes * (pool.devices_per_node // size) // len(option.stages)

@@ -175,6 +175,8 @@ class ModelNeed:
     priority: float = 1.0
     """Weight of a request that is not served."""
     spread_sites: bool = False
+    sites: int = 0
+    """Over how many sites it can be spread; 0: those of its options."""
     pins: dict[tuple[str, str], int] = field(default_factory=dict)
     """(cluster, partition or "") → exactly that many replicas there."""
 

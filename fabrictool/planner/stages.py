@@ -34,7 +34,7 @@ NOUNS = {
 def stage_names(problem: Problem) -> list[str]:
     """The objectives, first things first."""
     objective = list(problem.objective)
-    objective.insert(1 if objective[:1] == ["slo"] else 0, "preference")
+    objective.insert(objective.index("slo") + 1 if "slo" in objective else 0, "preference")
     return list(dict.fromkeys(["served", *objective, "moves", "replicas", TIE_BREAK]))
 
 

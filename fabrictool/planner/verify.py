@@ -133,17 +133,16 @@ def _counts(
     least = max(wanted.replicas.min, int(wanted.protect))
     if len(stable) < least:
         yield f"{len(stable)} replicas on owned capacity, at least {least} are wanted"
-    for when in sorted(
-        {
-            float(w.begin)
-            for c in inventory.clusters.values()
-            for p in c.partitions.values()
-            for w in p.maintenance
-            if float(w.end) > now
-        }
-    ):
-        left = [r for r in stable if r.cluster in unseen or not _away(inventory, r, when)]
-        if len(left) < min(least, len(stable)):
+    begins = {
+        float(window.begin)
+        for cluster in inventory.clusters.values()
+        for partition in cluster.partitions.values()
+        for window in partition.maintenance
+        if float(window.end) > now
+    }
+    for when in sorted(begins):
+        left = [r for r in stable if r.cluster in unseen or not _away(inventory, r, max(when, now))]
+        if len(left) < least:
             yield f"{len(left)} replicas are left in a maintenance window, at least {least} are wanted"
             break
     phases = Counter(r.phase for r in mine if r.cluster not in unseen)
@@ -156,11 +155,39 @@ def _counts(
         if pin.cluster not in unseen and len(there) != pin.replicas:
             yield f"{len(there)} replicas in {pin.cluster}, {pin.replicas} are pinned there"
     sites = Counter(r.site for r in mine)
-    if wanted.place.spread == "site" and len(sites) > 1 and not any(r.cluster in unseen for r in mine):
-        even = math.ceil(len(mine) / len(sites))
+    if wanted.place.spread == "site" and not any(r.cluster in unseen for r in mine):
+        over = max(len(sites), len(_roomy_sites(wanted, inventory)))
+        even = math.ceil(len(mine) / max(1, over))
         for site, count in sites.items():
             if count > even:
-                yield f"{count} of {len(mine)} replicas at {site}, spread over {len(sites)} sites"
+                yield f"{count} of {len(mine)} replicas at {site}, spread over {over} sites"
+
+
+def _roomy_sites(wanted: Model, inventory: Inventory) -> set[str]:
+    """Where the model may stand and would have room to spare on one node: no solver needs to be asked for these."""
+    architecture = model(wanted.architecture_id)
+    if architecture is None or wanted.engine not in PIPELINES:
+        return set()
+    cache = 4.0 * architecture.layers * architecture.kv_heads * architecture.head_dim
+    context = float(wanted.variant.context or architecture.max_context)
+    width = min(engines()[wanted.engine].weight_bytes[wanted.variant.precision], 4.0)
+    found = set()
+    for cluster in inventory.clusters.values():
+        provider = inventory.sites[cluster.site].provider
+        trusted = wanted.trust is None or provider in wanted.trust
+        installed = not cluster.software.engines or wanted.engine in cluster.software.engines
+        for partition in cluster.partitions.values():
+            device = accelerators()[partition.device]
+            usual = device.kind != "cpu" and partition.walltime is None and not partition.maintenance
+            lasting = partition.tier == "owned" or wanted.tier == "scavenger"
+            roomy = device.memory > ROOMY * (architecture.published_parameters * width + cache * context)
+            if cluster.enabled and trusted and installed and lasting and usual and roomy:
+                found.add(cluster.site)
+    return found
+
+
+ROOMY = 2.0
+"""Times its weights and its longest context on a single device."""
 
 
 def _owned(inventory: Inventory, replica: ReplicaPlacement) -> bool:

@@ -15,7 +15,7 @@ from fabrictool.catalog import accelerators, model
 from fabrictool.routing.candidates import TrustPolicy
 from fabrictool.simulator.fleet import ReplicaSpec, Stream
 from fabrictool.simulator.kernel import BLOCK
-from fabrictool.simulator.mixed import MixedSteps, pipeline
+from fabrictool.simulator.mixed import MixedSteps, Part, pipeline
 from fabrictool.simulator.network import HAND_LATENCY_S, hop
 from fabrictool.simulator.operators import Parallelism, kv_elements_per_token
 from fabrictool.simulator.report import Hardware, Target
@@ -277,7 +277,7 @@ def _standing(
         stand(wanted, architecture, place, stage.tp, calibrations, part=True)
         for place, stage in zip(places, replica.stages, strict=True)
     ]
-    usable = [part for part in parts if part is not None]
+    usable = [Part.of(part) for part in parts if part is not None]
     hops = [hop(inventory, (a.cluster, a.partition), (b.cluster, b.partition)) for a, b in pairwise(replica.stages)]
     known = [one for one in hops if one is not None]
     if len(usable) < len(parts) or len(known) < len(hops):
@@ -286,7 +286,7 @@ def _standing(
     demand = wanted.demand
     means = [float(length.mean) for length in (demand.input, demand.output) if length] if demand is not None else []
     made = pipeline(usable, architecture.layers, known, context, sum(means) or float(context))
-    return None if made is None else (*made, usable[0])
+    return None if made is None else (*made, usable[0].stand)
 
 
 def _hand(

@@ -7,6 +7,7 @@ and appendix B). One pass takes the sum of the stages; the slowest one limits ho
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,24 +31,50 @@ ENOUGH = 64
 """Requests with which a decode step is about as efficient as it gets."""
 
 
+GRID = np.unique(np.concatenate([np.arange(0.0, 65.0), np.geomspace(64.0, 2.0**20, 120).round()]))
+"""Tokens at which stages are tabulated; between them they are interpolated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A stage that any number of pipelines may have: how long all layers would take on its devices."""
+
+    stand: Stand
+    linear: Floats
+    """Over `GRID`, seconds."""
+    decode_s: float
+    """A reference decode step ..."""
+    prompt_s: float
+    """... and a reference prompt."""
+
+    @classmethod
+    def of(cls, stand: Stand) -> Part:
+        """Tabulated."""
+        step = stand.step
+        linear = step.linear(GRID)
+        batch, prompt = np.interp([REFERENCE_BATCH, REFERENCE_PROMPT], GRID, linear)
+        decode = float(batch) + REFERENCE_BATCH * step.reading(REFERENCE_CONTEXT) + step.overhead(eager=False)
+        return cls(stand, linear, decode, float(prompt) + step.overhead(eager=True))
+
+
 @dataclass(frozen=True, slots=True)
 class MixedSteps:
     """The `Steps` of a pipeline."""
 
     kinds: tuple[tuple[StepModel, float], ...]
     """Each kind of stage, and the share of the layers that all stages of this kind hold; shares sum to 1."""
+    table: Floats
+    """Over `GRID`: seconds of all stages, each with its own layers, and of the octets on the wires between them."""
     last: StepModel
     """Of the last stage, which has the logits."""
-    hops: tuple[tuple[float, float], ...]
-    """(seconds, octets/s) between each stage and the next."""
+    wait: float
+    """Seconds on wires, whatever is sent."""
     lanes: float
-    """As many passes at once as the slowest stage lets through."""
+    """As many passes at once as the slowest stage or wire lets through."""
 
     def linear(self, tokens: Floats) -> Floats:
         """See `Steps`."""
-        octets = tokens * self.last.work.hidden * 2.0
-        moved = octets * sum(1.0 / bandwidth for _, bandwidth in self.hops)
-        return np.asarray(moved + sum(share * stage.linear(tokens) for stage, share in self.kinds))
+        return np.interp(tokens, GRID, self.table)
 
     def logits(self, sequences: Floats) -> Floats:
         """See `Steps`."""
@@ -63,28 +90,27 @@ class MixedSteps:
 
     def overhead(self, *, eager: bool) -> float:
         """See `Steps`."""
-        own = sum(share * stage.overhead(eager=eager) for stage, share in self.kinds)
-        return own + sum(seconds for seconds, _ in self.hops)
+        return self.wait + sum(share * stage.overhead(eager=eager) for stage, share in self.kinds)
 
     def times(self, max_num_seqs: int, token_budget: int, hand: float = 0.0, hand_latency: float = 0.0) -> StepTimes:
         """The tables for the event loop: of the stages, by their shares."""
         each = [(stage.times(max_num_seqs, token_budget, hand, hand_latency), share) for stage, share in self.kinds]
         mean = {f.name: sum(share * getattr(one, f.name) for one, share in each) for f in fields(StepTimes)}
-        hops = sum(seconds for seconds, _ in self.hops)
-        more = {"decode": mean["decode"] + hops, "mixed": mean["mixed"] + hops, "window": each[0][0].window}
+        more = {"decode": mean["decode"] + self.wait, "mixed": mean["mixed"] + self.wait, "window": each[0][0].window}
         return StepTimes(**mean | more)
 
 
 def pipeline(
-    stands: Sequence[Stand], layers: int, hops: Sequence[tuple[float, float]], largest_context: int, request: float
+    parts: Sequence[Part], layers: int, hops: Sequence[tuple[float, float]], largest_context: int, request: float
 ) -> tuple[MixedSteps, Room] | None:
-    """Step times and memory of a pipeline whose stages are `stands`, each of one stage; None where it does not fit.
+    """Step times and memory of a pipeline whose stages are `parts`; None where it does not fit.
 
-    `request` is how many tokens of cache a mean request takes: memory is left for `ENOUGH` of them, or for as many as
-    there can be, before layers are dealt out by speed.
+    `hops` are (seconds, octets/s) between each stage and the next; `request` is how many tokens of cache a mean request
+    takes: memory is left for `ENOUGH` of them, or for as many as there can be, before layers are dealt out by speed.
     """
-    weights, token = stands[0].room.weights, stands[0].kv_octets
-    usable = np.array([stand.room.usable for stand in stands])
+    first = parts[0].stand
+    weights, token, hidden = first.room.weights, first.kv_octets, first.step.work.hidden
+    usable = np.array([part.stand.room.usable for part in parts])
     wanted = ENOUGH * request
     while True:
         tokens = max(float(largest_context), wanted)
@@ -94,42 +120,42 @@ def pipeline(
         if tokens <= largest_context:
             return None
         wanted /= 2.0
-    seconds = np.array([_seconds(stand.step, REFERENCE_BATCH, REFERENCE_CONTEXT) for stand in stands])
-    dealt = _deal(1.0 / seconds, most, layers)
-    shares = dealt / layers
+    decode = np.array([part.decode_s for part in parts])
+    shares = _deal(1.0 / decode, most, layers) / layers
     # The cache is cut like the layers: the fullest stage decides.
     held = int(((usable - weights * shares) / (token * shares)).min())
     if held < largest_context:
         return None
     kinds: dict[int, tuple[StepModel, float]] = {}
-    for stand, share in zip(stands, shares.tolist(), strict=True):
-        kinds[id(stand)] = (stand.step, kinds.get(id(stand), (stand.step, 0.0))[1] + share)
-    prompts = np.array([_seconds(stand.step, REFERENCE_PROMPT, 0.0) for stand in stands])
-    lanes = min(
-        _lanes(seconds * shares, REFERENCE_BATCH, stands[0].step.work.hidden, hops),
-        _lanes(prompts * shares, REFERENCE_PROMPT, stands[0].step.work.hidden, hops),
+    for part, share in zip(parts, shares.tolist(), strict=True):
+        kinds[id(part)] = (part.stand.step, kinds.get(id(part), (part.stand.step, 0.0))[1] + share)
+    wires = np.array([hidden * 2.0 / bandwidth for _, bandwidth in hops])
+    prompt = np.array([part.prompt_s for part in parts])
+    steps = MixedSteps(
+        kinds=tuple(kinds.values()),
+        table=shares @ np.array([part.linear for part in parts]) + GRID * wires.sum(),
+        last=parts[-1].stand.step,
+        wait=sum(seconds for seconds, _ in hops),
+        lanes=min(_lanes(decode * shares, REFERENCE_BATCH * wires), _lanes(prompt * shares, REFERENCE_PROMPT * wires)),
     )
-    steps = MixedSteps(tuple(kinds.values()), stands[-1].step, tuple(hops), lanes)
     return steps, Room(weights, float(usable.sum()), held)
 
 
-def _lanes(busy: Floats, tokens: float, hidden: int, hops: Sequence[tuple[float, float]]) -> float:
-    """How many passes are under way: all that one takes, over what its slowest stage or wire takes."""
-    wires = np.array([tokens * hidden * 2.0 / bandwidth for _, bandwidth in hops])
-    return float((busy.sum() + wires.sum()) / max(busy.max(), wires.max()))
+def _lanes(stages: Floats, wires: Floats) -> float:
+    """How many passes are under way: all seconds that one takes, over those on its slowest stage or wire."""
+    return float((stages.sum() + wires.sum()) / max(stages.max(), wires.max()))
 
 
 def _deal(speed: Floats, most: Floats, layers: int) -> Floats:
     """Whole layers by stage in proportion to speed, at least one and at most `most` each; `most` suffice."""
-    dealt = np.ones_like(speed)
-    for _ in range(layers - len(speed)):
-        # The stage that would still be done first with one layer more.
-        after = np.where(dealt < most, (dealt + 1) / speed, np.inf)
-        dealt[int(after.argmin())] += 1
-    return dealt
-
-
-def _seconds(stage: StepModel, tokens: float, context: float) -> float:
-    """A step of all layers on a stage's devices, each token of which reads `context` others."""
-    linear = float(stage.linear(np.array([tokens]))[0])
-    return linear + tokens * stage.reading(context) + stage.overhead(eager=context == 0.0)
+    limits, speeds = most.tolist(), speed.tolist()
+    dealt = [1.0] * len(speeds)
+    # Each layer goes to the stage that would still be done first with it.
+    next_done = [(2.0 / s, i) for i, s in enumerate(speeds) if limits[i] > 1]
+    heapify(next_done)
+    for _ in range(layers - len(speeds)):
+        _, i = heappop(next_done)
+        dealt[i] += 1
+        if dealt[i] < limits[i]:
+            heappush(next_done, ((dealt[i] + 1) / speeds[i], i))
+    return np.array(dealt)

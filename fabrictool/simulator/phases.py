@@ -1,7 +1,7 @@
 """Replicas that only read prompts, or only make answers: figures and latency of either phase, in closed form.
 
 Prefill is a queue of fixed service times (M/D/1), decode the batches of `capacity.under_load` without prompts in them.
-Between them a request's cache is handed over; what that takes is up to the link (`fabrictool.planner.handover`).
+Between them a request's cache is handed over; what that takes is up to the link between them.
 """
 
 from __future__ import annotations

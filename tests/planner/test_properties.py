@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from fabrictool.base.errors import InfeasibleError
+from fabrictool.base.errors import FabrictoolError, InfeasibleError
 from fabrictool.domain.blueprint import Blueprint
 from fabrictool.domain.inventory import Inventory
 from fabrictool.planner.assign import assign
@@ -34,6 +34,10 @@ def solved(name, problem):
         *_, solution = SOLVERS[name]().solve(problem, deadline_s=1, seed=0)
     except InfeasibleError:
         return None
+    except FabrictoolError as error:
+        if name == "tabu" and "FT2902" in str(error):  # a search that found none proves nothing
+            return None
+        raise
     return solution
 
 

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from fabrictool.planner.explaining.situation import Situation
     from fabrictool.planner.problem import OptionKey, Solver
 
+MOST_RATE = 1e7
+"""Requests/s of one model; numbers beyond it are no demand, and too large for the solvers."""
 FORMS = "gpus.DEVICE+=8, rate.MODEL*=1.5, rate.*=2, replicas.MODEL.min=3, trust.MODEL=*, price.CLUSTER/PARTITION*=0.5"
 _EXPRESSION = re.compile(r"\s*(?P<what>[a-z]+)\.(?P<of>[^=\s]*?)\s*(?P<sign>[-+*]?=)\s*(?P<value>\S(?:.*\S)?)\s*")
 
@@ -116,6 +118,11 @@ def sweep(
     problem, _ = situation.build()
     base = executor.submit(evaluate, situation, "", solver, deadline_s, seed).result()
     current = base.counts if base.feasible else situation.current
+    wanted = situation.blueprint
+    if base.feasible and (wanted.move_price is not None or "moves" in wanted.objective):
+        # Moves count in these objectives: the plan is compared from where the others start, from itself.
+        settled = replace(situation, current=dict(current))
+        base = executor.submit(evaluate, settled, "", solver, deadline_s, seed).result()
     futures = {
         executor.submit(evaluate, replace(one, current=dict(current)), expression, solver, deadline_s, seed): at
         for at, (one, expression) in enumerate(zip(changed, expressions, strict=True))
@@ -224,7 +231,11 @@ def _with_rates(situation: Situation, of: str, factor: float, expression: str) -
     for name in models if of in ("", "*") else [of]:
         demand = models[name].demand
         if demand is not None and demand.rate is not None:
-            changes[name] = {"demand": demand.model_copy(update={"rate": Rate(demand.rate * factor)})}
+            rate = demand.rate * factor
+            if not rate <= MOST_RATE:
+                hint = f"at most {MOST_RATE:.0e} req/s"
+                raise UsageError.of("FT2012", f"{expression}: {name} would get {rate:.0e} req/s", hint=hint)
+            changes[name] = {"demand": demand.model_copy(update={"rate": Rate(rate)})}
     if not changes:
         raise UsageError.of("FT2012", f"{expression}: no rate is declared there", hint="`demand.rate` of the blueprint")
     return situation.with_models(changes)

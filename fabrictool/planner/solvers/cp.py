@@ -24,7 +24,7 @@ import numpy as np
 
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.planner.formulation import Formulation
-from fabrictool.planner.infeasible import explain_infeasible
+from fabrictool.planner.infeasible import explain_infeasible, require_options
 from fabrictool.planner.problem import Solution, StageResult
 from fabrictool.planner.solvers.rounding import rounded
 from fabrictool.planner.stages import clean, stage_names, tolerance
@@ -62,9 +62,7 @@ class CpSolver:
         self, problem: Problem, *, deadline_s: float, seed: int, warm: Solution | None = None
     ) -> Iterator[Solution]:
         """Yields a solution after each stage; the last one is the answer."""
-        for need in problem.needs:
-            if not problem.of(need.model) and (need.minimum or any(need.pins.values())):
-                raise explain_infeasible(problem)
+        require_options(problem)
         search = _Search(problem, deadline_s, seed, uniform=self.uniform)
         for name in stage_names(problem):
             if search.whole.terms(name):

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fabrictool.planner.formulation import Formulation
-from fabrictool.planner.infeasible import explain_infeasible
+from fabrictool.planner.infeasible import explain_infeasible, require_options
 from fabrictool.planner.problem import Problem, Solution, StageResult
 from fabrictool.planner.solvers.large import LargeSearch
 from fabrictool.planner.stages import TIE_BREAK, clean, stage_names, tolerance
@@ -41,9 +41,7 @@ class ExactSolver:
         self, problem: Problem, *, deadline_s: float, seed: int, warm: Solution | None = None
     ) -> Iterator[Solution]:
         """Yields ever better solutions, the last one is the answer; a stage has `deadline_s` seconds at most."""
-        for need in problem.needs:
-            if not problem.of(need.model) and (need.minimum or any(need.pins.values())):
-                raise explain_infeasible(problem)
+        require_options(problem)
         small = len(problem.options) <= SMALL
         search = _Search(problem, deadline_s, seed) if small else LargeSearch(problem, NAME, deadline_s, seed)
         for name in stage_names(problem):

@@ -21,7 +21,7 @@ from fabrictool.planner.solvers.rounding import SIZES, rounded
 from fabrictool.planner.stages import TIDYING, TIE_BREAK, TOLERANCE, clean, stage_names, tolerance
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from fabrictool.planner.problem import PoolKey
     from fabrictool.planner.program import Answer
@@ -38,6 +38,8 @@ NODES, GAP = 100, 5e-4
 """Limits of one such program."""
 SLACK = 1e-6
 """With which stages before are kept by each model, beyond their tolerance."""
+FIRST_NODES = 2000
+"""Of the search for any placement, where the rounded relaxation breaks a rule."""
 GAIN = 5e-4
 """A sweep that gains less, of the value, is the last one of its stage."""
 SWEEPS_PER_SECOND = 0.2
@@ -56,6 +58,7 @@ class LargeSearch:
         self._mine: dict[str, list[int]] = defaultdict(list)
         for i in self._core.options:
             self._mine[problem.options[i].model].append(i)
+        self._repeatable = True
         self._counts: dict[int, int] = {}
         self._loads: dict[int, float] = {}
         self._values: dict[str, dict[str, float]] = {}
@@ -78,11 +81,10 @@ class LargeSearch:
             yield from self._sweep(name)
             if before - self._total(name) <= GAIN * abs(before):
                 break
-        total = self._total(name)
         self._limits[name] = {
             model: value + (tolerance(name, value) if value else 0.0) for model, value in self._values[name].items()
         }
-        self._relaxed.keep(name, total + tolerance(name, total))
+        self._keep_limit(self._relaxed, name, self._limits[name])
 
     def _bound(self, name: str) -> float:
         """What no solution can be better than, with the earlier stages where they are."""
@@ -90,17 +92,19 @@ class LargeSearch:
         if name in lowest and all(self._total(n) <= low + tolerance(n, low) for n, low in self._bounds.items()):
             return lowest[name]  # each stage before is at its own least
         below = self._relaxed.minimise(name, seconds=self._seconds, seed=self._seed)
-        if below is None:
+        if below is None and not self._values:
             raise explain_infeasible(self._problem)
-        return below.objective
+        # There is a placement: that the relaxation denies it is a matter of digits, and leaves no bound but zero.
+        return below.objective if below is not None else 0.0
 
     def _begin(self, name: str) -> None:
         """The relaxation rounded; where that breaks a rule, whatever the integer solver finds first."""
         self._counts = {i: count for i, count in self._core.rounded.items() if count}
         if self._loaded(name) is None:
-            found = self.whole.minimise(name, seconds=self._seconds, seed=self._seed, gap=CLOSE)
+            found = self.whole.minimise(name, seconds=self._seconds, seed=self._seed, gap=CLOSE, nodes=FIRST_NODES)
             if found is None:
                 raise explain_infeasible(self._problem)
+            self._repeatable = found.in_time
             self._counts = self.whole.counts(found)
 
     def _loaded(self, name: str) -> tuple[Formulation, Answer] | None:
@@ -181,6 +185,7 @@ class LargeSearch:
         found = program.minimise(name, seconds=self._seconds, seed=self._seed, gap=GAP, nodes=NODES)
         if found is None:
             return None
+        self._repeatable = self._repeatable and found.in_time
         # The integer solver's rows hold to a share of their size; loads are judged by the linear program.
         counts = program.counts(found)
         known = part.current.keys() | part.fixed.keys()
@@ -195,8 +200,11 @@ class LargeSearch:
 
     def _keep_limits(self, formulation: Formulation, models: Iterable[str]) -> None:
         for stage, limits in self._limits.items():
-            # Every model may have used its own slack.
-            formulation.keep(stage, sum(limits[model] + SLACK * max(1.0, limits[model]) for model in models))
+            self._keep_limit(formulation, stage, {model: limits[model] for model in models})
+
+    def _keep_limit(self, formulation: Formulation, stage: str, limits: Mapping[str, float]) -> None:
+        """Every model may have used its own slack."""
+        formulation.keep(stage, sum(limit + SLACK * max(1.0, limit) for limit in limits.values()))
 
     def _part(self, models: Sequence[str]) -> tuple[Problem, list[int]]:
         """The problem of these models with what the others leave, and its options' indices in the whole."""
@@ -233,6 +241,7 @@ class LargeSearch:
             ),
             self._solver,
             optimal=False,
+            repeatable=self._repeatable,
         )
 
 

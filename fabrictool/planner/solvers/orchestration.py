@@ -86,7 +86,8 @@ def _broken(problem: Problem, need: ModelNeed, mine: Sequence[tuple[Option, int]
         sites = Counter({option.pool.site: 0 for option in problem.options if option.model == need.model})
         for option, count in mine:
             sites[option.pool.site] += count
-        wrong += sum(max(0, count - math.ceil(total / len(sites))) for count in sites.values())
+        even = math.ceil(total / max(1, need.sites, len(sites)))
+        wrong += sum(max(0, count - even) for count in sites.values())
     return float(wrong)
 
 

@@ -76,7 +76,9 @@ class _State:
             if other.model != option.model and self.counts[j] and other.tp >= option.tp and spare:
                 self.counts[j] -= 1
                 self._room.give(other)
-                return self.add(i)
+                if self.add(i):
+                    return True
+                self.add(j)
         return False
 
     def _total(self, model: str) -> int:

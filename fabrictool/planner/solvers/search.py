@@ -46,6 +46,11 @@ class State:
     rank: tuple[float, ...]
     """What they are worth together, in the order of the objectives; less is better."""
 
+    @property
+    def broken(self) -> bool:
+        """Whether it lacks replicas that the rules ask for, or has some that they forbid."""
+        return self.rank[0] > 0.0
+
 
 class Search:
     """One problem's groups, and what they are worth."""

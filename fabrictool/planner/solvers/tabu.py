@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.planner.formulation import Formulation
-from fabrictool.planner.infeasible import explain_infeasible
+from fabrictool.planner.infeasible import explain_infeasible, require_options
 from fabrictool.planner.solvers.neighbours import neighbours
 from fabrictool.planner.solvers.orchestration import FIELDS
 from fabrictool.planner.solvers.search import Search
@@ -48,6 +48,7 @@ class TabuSolver:
         self, problem: Problem, *, deadline_s: float, seed: int, warm: Solution | None = None
     ) -> Iterator[Solution]:
         """Yields the start, then the best that was found; both appraised beside the relaxation's bounds."""
+        require_options(problem)
         search = Search(problem, random.Random(f"tabu {seed}"))
         left = int(EVALUATIONS_PER_SECOND * deadline_s)
         usage = {i: float(k) for i, k in warm.counts.items()} if warm else _relaxation(problem, deadline_s, seed)
@@ -55,7 +56,8 @@ class TabuSolver:
         if len(problem.needs) == 1 and warm is None:
             starts.append(search.clustered(problem.needs[0].model))
         best = min(starts, key=lambda state: state.rank)
-        yield search.solution(best, self.name, deadline_s, seed)
+        if not best.broken:
+            yield search.solution(best, self.name, deadline_s, seed)
         first = best
         found, used = search.run(best, neighbours, evaluations=left)
         columns = _nearest(search.extended, deadline_s, seed) | search.used(found)
@@ -63,6 +65,12 @@ class TabuSolver:
         if whole.rank < found.rank:
             found, _ = search.run(whole, neighbours, evaluations=left - used)
         best = min((best, found), key=_rank)
+        if best.broken:
+            raise FabrictoolError.of(
+                "FT2902",
+                "the search found no placement that keeps all rules",
+                hint="`--solver exact` says whether there is one",
+            )
         if best.rank < first.rank:
             yield search.solution(best, self.name, deadline_s, seed)
 
