@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 STEPS, NEIGHBOURS, MEMORY = 200, 16, 50
 """Of the search; the paper's are 100, 10 and 5."""
-PATIENCE = 60
+PATIENCE = 30
 """Steps without a better solution after which the search ends."""
 
 WHOLE = 1e-6

@@ -3,9 +3,9 @@ models at once.
 
 A solution is a multiset of groups; devices in no group are idle. The best neighbour that was not visited lately is
 taken, also when it is worse; the best of all is the answer. The start is the linear relaxation's whole part, or, for
-one model, the clusters of well-connected nodes, whichever is better; it ends with whole replicas of the best columns
-that it made, by a small integer program, and goes on from these where they are better. The search is limited by
-evaluations, never by time: same seed, same answer.
+one model, the clusters of well-connected nodes, whichever is better; each round ends with whole replicas of the best
+columns that were made until then, by a small integer program, and the next goes on from the best. The search is limited
+by evaluations, never by time: same seed, same answer.
 """
 
 from __future__ import annotations
@@ -31,11 +31,13 @@ if TYPE_CHECKING:
 EVALUATIONS_PER_SECOND = 500
 """By which a time limit becomes one of evaluations."""
 SLACK = 1e-6
-FIRST = ("served", "slo")
-"""Stages of the integer program: the search is good at latency, and bad at packing."""
-NEAREST = 60
+ROUNDS = 4
+"""Of search and integer program; ends with the first that gains nothing."""
+FIRST = ("served", "slo", "latency")
+"""Stages of the integer program."""
+NEAREST = 50
 """Columns beyond those that the relaxation uses, in each of these stages."""
-GAP, NODES = 1e-2, 10
+GAP, NODES = 5e-3, 100
 """Limits of the integer program over them."""
 
 
@@ -59,12 +61,14 @@ class TabuSolver:
         if not best.broken:
             yield search.solution(best, self.name, deadline_s, seed)
         first = best
-        found, used = search.run(best, neighbours, evaluations=left)
-        columns = _nearest(search.extended, deadline_s, seed) | search.used(found)
-        whole = search.of_counts(_whole(search.extended, columns, deadline_s, seed))
-        if whole.rank < found.rank:
-            found, _ = search.run(whole, neighbours, evaluations=left - used)
-        best = min((best, found), key=_rank)
+        for _ in range(ROUNDS):
+            found, used = search.run(best, neighbours, evaluations=left)
+            columns = _nearest(search.extended, deadline_s, seed) | search.used(found)
+            whole = search.of_counts(_whole(search.extended, columns, deadline_s, seed))
+            left -= used
+            former, best = best, min((best, found, whole), key=_rank)
+            if best is former or left <= 0:
+                break
         if best.broken:
             raise FabrictoolError.of(
                 "FT2902",
