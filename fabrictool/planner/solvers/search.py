@@ -116,11 +116,13 @@ class Search:
                 if len(around) == NEIGHBOURS:
                     break
             used += len(around)
-            if not around or stale >= PATIENCE or used >= evaluations:
+            stale += 1
+            if stale > PATIENCE or used >= evaluations:
                 break
+            if not around:
+                continue  # chance proposes other changes next time
             now = min(around, key=lambda state: state.rank)
             visited.append(frozenset(now.groups.items()))
-            stale += 1
             if now.rank < best.rank:
                 best, stale = now, 0
         return best, used
