@@ -106,22 +106,16 @@ def pipeline(
     """Step times and memory of a pipeline whose stages are `parts`; None where it does not fit.
 
     `hops` are (seconds, octets/s) between each stage and the next; `request` is how many tokens of cache a mean request
-    takes: memory is left for `ENOUGH` of them, or for as many as there can be, before layers are dealt out by speed.
+    takes.
     """
     first = parts[0].stand
     weights, token, hidden = first.room.weights, first.kv_octets, first.step.work.hidden
+    dealt = deal(parts, layers, largest_context, request)
+    if dealt is None:
+        return None
+    shares = dealt / layers
     usable = np.array([part.stand.room.usable for part in parts])
-    wanted = ENOUGH * request
-    while True:
-        tokens = max(float(largest_context), wanted)
-        most = np.floor(usable / (weights + token * tokens) * layers)
-        if most.sum() >= layers and (most >= 1).all():
-            break
-        if tokens <= largest_context:
-            return None
-        wanted /= 2.0
     decode = np.array([part.decode_s for part in parts])
-    shares = _deal(1.0 / decode, most, layers) / layers
     # The cache is cut like the layers: the fullest stage decides.
     held = int(((usable - weights * shares) / (token * shares)).min())
     if held < largest_context:
@@ -139,6 +133,24 @@ def pipeline(
         lanes=min(_lanes(decode * shares, REFERENCE_BATCH * wires), _lanes(prompt * shares, REFERENCE_PROMPT * wires)),
     )
     return steps, Room(weights, float(usable.sum()), held)
+
+
+def deal(parts: Sequence[Part], layers: int, largest_context: int, request: float) -> Floats | None:
+    """Layers of each stage; None where they do not fit.
+
+    Memory is left for `ENOUGH` requests, or for as many as there can be, before layers are dealt out by speed.
+    """
+    first = parts[0].stand
+    usable = np.array([part.stand.room.usable for part in parts])
+    wanted = ENOUGH * request
+    while True:
+        tokens = max(float(largest_context), wanted)
+        most = np.floor(usable / (first.room.weights + first.kv_octets * tokens) * layers)
+        if most.sum() >= layers and (most >= 1).all():
+            return _deal(1.0 / np.array([part.decode_s for part in parts]), most, layers)
+        if tokens <= largest_context:
+            return None
+        wanted /= 2.0
 
 
 def _lanes(stages: Floats, wires: Floats) -> float:

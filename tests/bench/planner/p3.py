@@ -24,6 +24,7 @@ from fabrictool.catalog import model
 from fabrictool.planner.build import build_problem
 from fabrictool.planner.solvers.exact import ExactSolver
 from fabrictool.planner.solvers.tabu import TabuSolver
+from fabrictool.simulator import mixed
 from fabrictool.simulator.network import hop
 from fabrictool.simulator.stand import stand
 
@@ -154,14 +155,10 @@ def pipelines(problem, solution, yardstick):
 
 def dealt(places, yardstick):
     """Layers in proportion to speed as far as memory permits, by `fabrictool.simulator.mixed`."""
-    from fabrictool.simulator import mixed
-
-    stands = [yardstick.stand(place) for place in places]
-    layers, longest = yardstick.architecture.layers, int(yardstick.wanted.variant.context)
-    need = stands[0].room.weights + stands[0].kv_octets * longest
-    most = np.floor(np.array([one.room.usable for one in stands]) / need * layers)
-    speed = 1.0 / np.array([mixed._reference_seconds(one.step) for one in stands])
-    ends = np.cumsum(mixed._deal(speed, most, layers)).astype(int).tolist()
+    parts = [mixed.Part.of(yardstick.stand(place)) for place in places]
+    longest = int(yardstick.wanted.variant.context)
+    found = mixed.deal(parts, yardstick.architecture.layers, longest, yardstick.input + yardstick.output)
+    ends = np.cumsum(found).astype(int).tolist()
     return [Held(place, begin, end - 1) for place, begin, end in zip(places, [0, *ends], ends, strict=False)]
 
 
