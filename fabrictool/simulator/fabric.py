@@ -284,7 +284,7 @@ def _standing(
         return None
     context = int(wanted.variant.context or min(DEFAULT_CONTEXT, architecture.max_context))
     demand = wanted.demand
-    means = [float(length.mean) for length in (demand.input, demand.output) if length] if demand is not None else []
+    means = [lengths_of(one).clipped_mean for one in (demand.input, demand.output) if one] if demand is not None else []
     made = pipeline(usable, architecture.layers, known, context, sum(means) or float(context))
     return None if made is None else (*made, usable[0].stand)
 

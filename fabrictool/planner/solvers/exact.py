@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 SMALL = 1500
 """Options up to which all take part in one integer program, and it is solved to the proof."""
 NODES_PER_SECOND = 150
-"""By which a time limit becomes one of the search tree's nodes, which are the same on every machine. About a third of
-what these programs get through on one core of 2020: the time limit itself is only reached by slower ones."""
+"""By which a time limit becomes one of the search tree's nodes, which are the same on every machine. A
+choice, not a measurement: programs differ by far in what a node costs them."""
 NAME = "exact (SCIP and GLOP in OR-Tools)"
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fabrictool.planner.problem import Option, Pool, Problem
 
 MOST_BLOCKS = 3
-"""In one group: longer pipelines over slow networks never paid in the papers' plans."""
+"""In one group; ThunderServe's own plans join two. More would pay where a node has one GPU (`examples/helix`)."""
 MOST_STAGES = 8
 
 Blocks = tuple[tuple[int, int], ...]
