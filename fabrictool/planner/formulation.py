@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 from fabrictool.planner.program import Answer, Program, Terms
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from fabrictool.domain.specs import Phase
     from fabrictool.planner.problem import ModelNeed, PoolKey, Problem
@@ -80,6 +80,17 @@ class Formulation:
         for pool in problem.pools:
             self._device_rows(pool.key, pool.nodes, pool.devices_per_node, blocks[pool.key])
         self._moves = self._move_rows()
+
+    @classmethod
+    def of_counts(cls, problem: Problem, counts: Mapping[int, int], among: Iterable[int] | None = None) -> Formulation:
+        """The linear program of what given counts, by option, can be loaded with; `among`: those that may have any.
+
+        What runs or cannot be seen takes part also without a count: that it goes is a move, and a rule may want it.
+        """
+        known = problem.current.keys() | problem.fixed.keys()
+        every = range(len(problem.options)) if among is None else among
+        chosen = [i for i in every if counts.get(i) or problem.options[i].key in known]
+        return cls(problem, chosen, whole=False, given=counts)
 
     # -- solving ----------------------------------------------------------------------------------------------
 

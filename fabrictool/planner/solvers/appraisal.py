@@ -19,9 +19,7 @@ def appraise(problem: Problem, counts: dict[int, int], solver: str, deadline_s: 
     Raises InfeasibleError FT2001 when they break a rule.
     """
     relaxed = Formulation(problem, range(len(problem.options)), whole=False)
-    known = problem.current.keys() | problem.fixed.keys()
-    chosen = [i for i, option in enumerate(problem.options) if counts.get(i) or option.key in known]
-    loads = Formulation(problem, chosen, whole=False, given=counts)
+    loads = Formulation.of_counts(problem, counts)
     stages: list[StageResult] = []
     answer: Answer | None = None
     for name in stage_names(problem):

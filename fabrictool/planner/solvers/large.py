@@ -109,9 +109,7 @@ class LargeSearch:
 
     def _loaded(self, name: str) -> tuple[Formulation, Answer] | None:
         """The counts as they are, with the loads that are best for this stage."""
-        known = self._problem.current.keys() | self._problem.fixed.keys()
-        chosen = [i for i in self._core.options if self._counts.get(i) or self._problem.options[i].key in known]
-        loads = Formulation(self._problem, chosen, whole=False, given=self._counts)
+        loads = Formulation.of_counts(self._problem, self._counts, self._core.options)
         self._keep_limits(loads, [need.model for need in self._problem.needs])
         answer = loads.minimise(name, seconds=self._seconds, seed=self._seed)
         return None if answer is None else (loads, answer)
@@ -188,9 +186,7 @@ class LargeSearch:
         self._repeatable = self._repeatable and found.in_time
         # The integer solver's rows hold to a share of their size; loads are judged by the linear program.
         counts = program.counts(found)
-        known = part.current.keys() | part.fixed.keys()
-        chosen = [at for at, option in enumerate(part.options) if counts.get(at) or option.key in known]
-        loads = Formulation(part, chosen, whole=False, given=counts)
+        loads = Formulation.of_counts(part, counts)
         self._keep_limits(loads, models)
         answer = loads.minimise(name, seconds=self._seconds, seed=self._seed)
         former = sum(self._values[name][model] for model in models)

@@ -22,10 +22,11 @@ from fabrictool.planner.solvers.search import Search
 from fabrictool.planner.stages import stage_names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from collections.abc import Set as AbstractSet
 
     from fabrictool.planner.problem import Problem, Solution
+    from fabrictool.planner.program import Answer
     from fabrictool.planner.solvers.search import State
 
 EVALUATIONS_PER_SECOND = 500
@@ -83,36 +84,33 @@ def _rank(state: State) -> tuple[float, ...]:
     return state.rank
 
 
-def _felt(problem: Problem, formulation: Formulation) -> list[str]:
-    """The stages that the search weighs, of those that are there."""
-    names = [name for name in stage_names(problem) if name in FIELDS and name != "replicas"]
-    return [name for name in names if formulation.terms(name)]
-
-
-def _relaxation(problem: Problem, deadline_s: float, seed: int) -> dict[int, float]:
-    """Replicas by column as the linear relaxation would have them."""
+def _relaxed(
+    problem: Problem, names: Sequence[str], deadline_s: float, seed: int
+) -> Iterator[tuple[Formulation, Answer]]:
+    """The linear relaxation with its answer to one stage after another, each kept at its least."""
     relaxed = Formulation(problem, range(len(problem.options)), whole=False)
-    usage: dict[int, float] = {}
-    for name in _felt(problem, relaxed):
+    for name in (name for name in names if relaxed.terms(name)):
         answer = relaxed.minimise(name, seconds=deadline_s, seed=seed)
         if answer is None:
             raise explain_infeasible(problem)
-        usage = relaxed.usage(answer)
+        yield relaxed, answer
         relaxed.keep(name, answer.objective * (1 + SLACK) + SLACK)
-    return {i: used for i, used in usage.items() if used > SLACK}
+
+
+def _relaxation(problem: Problem, deadline_s: float, seed: int) -> dict[int, float]:
+    """Replicas by column as the linear relaxation would have them, for all stages that the search weighs."""
+    names = [name for name in stage_names(problem) if name in FIELDS and name != "replicas"]
+    *_, (relaxed, answer) = _relaxed(problem, names, deadline_s, seed)
+    return {i: used for i, used in relaxed.usage(answer).items() if used > SLACK}
 
 
 def _nearest(problem: Problem, deadline_s: float, seed: int) -> set[int]:
     """The columns that the relaxation uses or nearly uses in its first stages."""
-    relaxed = Formulation(problem, range(len(problem.options)), whole=False)
     found: set[int] = set()
-    for name in (name for name in FIRST if relaxed.terms(name)):
-        answer = relaxed.minimise(name, seconds=deadline_s, seed=seed)
-        if answer is None:
-            raise explain_infeasible(problem)
+    for relaxed, answer in _relaxed(problem, FIRST, deadline_s, seed):
+        distance = {i: relaxed.distance(answer, i) for i in relaxed.chosen}
         found |= {i for i, used in relaxed.usage(answer).items() if used > SLACK}
-        found |= set(sorted(relaxed.chosen, key=lambda i: (relaxed.distance(answer, i), i))[:NEAREST])
-        relaxed.keep(name, answer.objective * (1 + SLACK) + SLACK)
+        found |= set(sorted(relaxed.chosen, key=lambda i: (distance[i], i))[:NEAREST])
     return found
 
 
