@@ -1,5 +1,6 @@
 """The search for large problems, on problems small enough to know the answer."""
 
+import itertools
 import random
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ from fabrictool.planner.problem import ModelNeed
 from fabrictool.planner.solvers import exact, large
 from fabrictool.planner.solvers.exact import ExactSolver
 from tests.planner.test_exact import cheapest_load, fits, option, pool, problem, random_instance, solve
-from tests.planner.test_phases import random_pairs
+from tests.planner.test_phases import between, phase, random_pairs
 
 
 @pytest.fixture(autouse=True)
@@ -55,6 +56,26 @@ def test_it_is_never_better_than_the_optimum_and_claims_no_wrong_bound(first, mo
 def test_pairs_keep_their_rules(monkeypatch):
     for seed in range(25):
         instance = random_pairs(seed)
+        found, best = both(instance, monkeypatch)
+        assert found.stages[0].objective >= best.stages[0].objective - 1e-4, seed
+        assert found.stages[0].bound <= best.stages[0].objective + 1e-4, seed
+
+
+def test_parties_that_ask_for_too_much_together_are_undone(monkeypatch):
+    """Here each party is told that it has all of the link between two sites to itself."""
+    monkeypatch.setattr(large.LargeSearch, "_links_left", lambda self, members: self._problem.links)
+    for seed in range(40):
+        rng = random.Random(seed)
+        a, b = (pool(name, nodes=4, site=name, price=rng.choice((1.0, 4.0))) for name in "ab")
+        needs, options, ways = [], [], {}
+        for model in ("m", "n", "o"):
+            needs.append(ModelNeed(model, rng.choice((0.5, 2.0, 4.0)), 0, 4))
+            options += [phase(which, model, where) for which in ("prefill", "decode") for where in (a, b)]
+            for one, other in itertools.product((a, b), repeat=2):
+                if one != other or rng.random() < 0.5:
+                    ways |= between(model, one, other, octets=1e6, link=None if one == other else ("a", "b"))
+        made = problem(needs, options, [a, b], objective=("latency", "cost"))
+        instance = replace(made, transfers=ways, links={("a", "b"): rng.choice((5e5, 2e6))})
         found, best = both(instance, monkeypatch)
         assert found.stages[0].objective >= best.stages[0].objective - 1e-4, seed
         assert found.stages[0].bound <= best.stages[0].objective + 1e-4, seed

@@ -115,12 +115,18 @@ class LargeSearch:
         return None if answer is None else (loads, answer)
 
     def _judge(self, name: str) -> None:
+        if not self._judged(name):
+            raise explain_infeasible(self._problem)
+
+    def _judged(self, name: str) -> bool:
+        """Sets loads and values; False when the counts cannot keep what was kept before."""
         found = self._loaded(name)
         if found is None:
-            raise explain_infeasible(self._problem)
+            return False
         loads, answer = found
         self._loads = loads.loads(answer)
         self._values = {stage: loads.shares(stage, answer) for stage in (*self._limits, name)}
+        return True
 
     def _total(self, name: str) -> float:
         return sum(self._values[name].values())
@@ -129,9 +135,13 @@ class LargeSearch:
 
     def _sweep(self, name: str) -> Iterator[Solution]:
         """Every model once, in groups that chance puts together."""
+        former = dict(self._counts), {stage: dict(limits) for stage, limits in self._limits.items()}
         for models in self._parties():
             self._place_anew(name, models)
-        self._judge(name)
+        if not self._judged(name):
+            # Parties share links by even parts, whatever others use of them: together they may ask for too much.
+            self._counts, self._limits = former
+            self._judge(name)
         yield self._solution()
 
     def _parties(self) -> list[list[str]]:
