@@ -3,6 +3,7 @@ cut MACHINE[:INTERFACE] | mend MACHINE[:INTERFACE] | maintenance CLUSTER MINUTES
 
 import subprocess
 import sys
+from collections.abc import Callable
 
 from tests.testbed.bed import Bed
 from tests.testbed.requirements import missing
@@ -59,7 +60,7 @@ def _maintenance(cluster: str, minutes: str, length: str = "10") -> None:
     print(Bed.attach().maintenance(cluster, float(minutes) * 60, float(length) * 60))
 
 
-COMMANDS = {
+COMMANDS: dict[str, Callable[..., int | None]] = {
     "up": _up,
     "down": _down,
     "status": _status,

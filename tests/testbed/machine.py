@@ -6,10 +6,14 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tests.testbed.files import accounts_folder
 from tests.testbed.state import BedError, Process
 from tests.testbed.topology import CLUSTERS, GPUS, MachineSpec
+
+if TYPE_CHECKING:
+    from tests.testbed.bed import Bed
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -81,7 +85,7 @@ def _first_process(leader: subprocess.Popen[bytes], *, own: bool) -> Process:
 class Machine:
     """A running machine: programs in it, and its power."""
 
-    def __init__(self, bed: "object", spec: MachineSpec, process: Process) -> None:
+    def __init__(self, bed: "Bed", spec: MachineSpec, process: Process) -> None:
         self._bed = bed
         self.spec = spec
         self.process = process
@@ -141,7 +145,7 @@ class Machine:
             raise CommandError(self.name, argv, done)
         return done
 
-    def popen(self, argv: Sequence[str], *, user: str | None = None, **more: object) -> subprocess.Popen[str]:
+    def popen(self, argv: Sequence[str], *, user: str | None = None, **more: Any) -> subprocess.Popen[str]:
         """Starts a command; env and cwd are those within the machine, all else is Popen's."""
         command = self.command(argv, user=user, env=more.pop("env", None), cwd=more.pop("cwd", None))
         return subprocess.Popen(command, **({"stdin": subprocess.DEVNULL, "text": True} | more))

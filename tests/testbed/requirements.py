@@ -9,21 +9,8 @@ PACKAGES = (
     "slurmctld slurmd slurm-client slurmdbd slurm-wlm-basic-plugins munge openssh-server openssh-client nftables "
     "iproute2 mariadb-server"
 )
-PROGRAMS = [
-    "slurmctld",
-    "slurmd",
-    "sbatch",
-    "slurmdbd",
-    "munged",
-    "sshd",
-    "ssh",
-    "nft",
-    "ip",
-    "mariadbd",
-    "nsenter",
-    "unshare",
-    "setpriv",
-]
+PROGRAMS = ["slurmctld", "slurmd", "sbatch", "slurmdbd", "mariadbd", "munged", "sshd", "ssh", "nft", "ip"]
+PROGRAMS += ["nsenter", "unshare", "setpriv"]
 # What a container may forbid although we are root in it: namespaces, bridges, cables, NAT, device files.
 PROBE = """
 set -e

@@ -50,10 +50,15 @@ class State:
     root: str
     boot: str
     processes: dict[str, Process] = field(default_factory=dict)  # machine -> its PID 1, as this host sees it
+    owner: Process | None = None  # the test run that made it, and that should have ended it
 
     @property
     def alive(self) -> bool:
         return self.boot == boot_id() and any(process.alive for process in self.processes.values())
+
+    @property
+    def orphaned(self) -> bool:
+        return self.owner is not None and not self.owner.alive
 
 
 def boot_id() -> str:
@@ -64,7 +69,8 @@ def read() -> State | None:
     try:
         raw = json.loads(FILE.read_text())
         processes = {name: Process(**process) for name, process in raw["processes"].items()}
-        return State(raw["root"], raw["boot"], processes)
+        owner = Process(**raw["owner"]) if raw["owner"] else None
+        return State(raw["root"], raw["boot"], processes, owner)
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError) as error:

@@ -80,11 +80,13 @@ def _cluster_machines(cluster: Cluster) -> list[MachineSpec]:
     def outer(last: int) -> Interface:
         return Interface("pub", f"{PUBLIC}.{cluster.public + last}")
 
-    within = {"cluster": name, "gateway": f"{inside}.254", "users": users}
+    def within(machine: str, role: str, last: int) -> MachineSpec:
+        return MachineSpec(machine, role, (inner(last),), name, f"{inside}.254", users)
+
     return [
         MachineSpec(f"{name}-gw", "router", (outer(2), inner(254))),
-        MachineSpec(f"{name}-ctl", "controller", (inner(2),), **within),
-        *(MachineSpec(f"{name}-n{i}", "node", (inner(10 + i),), **within) for i in range(1, NODES + 1)),
+        within(f"{name}-ctl", "controller", 2),
+        *(within(f"{name}-n{i}", "node", 10 + i) for i in range(1, NODES + 1)),
         MachineSpec(f"{name}-login", "login", (outer(1), inner(1)), cluster=name, users=users, ssh_ports=ports),
     ]
 

@@ -1,0 +1,69 @@
+"""Tests on two real Slurm clusters: one testbed for the session, its logs beside a failure.
+
+All tests in this folder bear the marker `bed`. Where a bed cannot run they are skipped, and the summary says why.
+FTBED_REUSE=1 takes the bed that is up and leaves it up; FTBED_LOGS=FOLDER keeps all logs when a test failed.
+"""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.testbed.bed import Bed
+from tests.testbed.requirements import missing
+
+HERE = Path(__file__).parent
+BED = pytest.StashKey[Bed]()
+MISSING = pytest.StashKey[str]()
+BEGUN = pytest.StashKey[float]()
+FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker("bed")
+
+
+@pytest.fixture(scope="session")
+def bed(request):
+    if reason := missing():
+        request.config.stash[MISSING] = reason
+        pytest.skip(f"the Slurm testbed did not run: {reason}")
+    reuse = os.environ.get("FTBED_REUSE") == "1"
+    bed = Bed.attach() if reuse else Bed.up(owned=True)
+    request.config.stash[BED] = bed
+    try:
+        yield bed
+    finally:
+        folder = os.environ.get("FTBED_LOGS")
+        if folder and request.config.stash.get(FAILED, False):
+            bed.collect_logs(Path(folder))
+        if not reuse:
+            bed.down()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    item.stash[BEGUN] = time.time()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item):
+    report = yield
+    if report.failed and (bed := item.config.stash.get(BED, None)):
+        item.config.stash[FAILED] = True
+        for name, tail in bed.log_tails(lines=12, since=item.stash.get(BEGUN, 0.0)).items():
+            report.sections.append((f"testbed log {name}", tail))
+    return report
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    if reason := config.stash.get(MISSING, None):
+        terminalreporter.section("the Slurm testbed did not run", yellow=True)
+        terminalreporter.line(f"{reason}")
+    elif bed := config.stash.get(BED, None):
+        times = ", ".join(f"{step} {seconds:.1f} s" for step, seconds in bed.times.items())
+        terminalreporter.line(f"Slurm testbed: {times or 'was up already'}")
