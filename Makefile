@@ -5,6 +5,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
   $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
 
+.PHONY: testbed-up testbed-down testbed-status testbed-shell test-bed
 .PHONY: demo test check bench validate-simulator docs lock clean test-extended
 .DELETE_ON_ERROR:
 
@@ -19,6 +20,18 @@ test: .venv/.ready ## all tests that need no extra build
 
 test-extended: .venv/.ready ## builds llama-server and tests against it
 	$(BIN)/python -m pytest $(ARGS) -m extended
+
+test-bed: .venv/.ready ## only the tests on the Slurm testbed
+	$(BIN)/python -m pytest $(ARGS) -m "bed and not extended"
+
+testbed-up: .venv/.ready ## two real Slurm clusters in namespaces, to try things on; as root (docs/how-to/use-the-testbed.md)
+	@$(BIN)/python -m tests.testbed up
+
+testbed-down testbed-status: testbed-%: .venv/.ready
+	@$(BIN)/python -m tests.testbed $*
+
+testbed-shell: .venv/.ready ## a shell on one of its machines: MACHINE=a-login
+	@$(BIN)/python -m tests.testbed shell $(or $(MACHINE),op)
 
 check: .venv/.ready ## lint, format, types, contracts
 	$(BIN)/ruff check .

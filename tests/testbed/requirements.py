@@ -28,10 +28,9 @@ def missing() -> str | None:
         return "it needs Linux"
     if os.geteuid() != 0:
         return "it needs root, for network namespaces: run as root"
-    path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
-    absent = [program for program in PROGRAMS if not shutil.which(program, path=path)]
+    absent = [program for program in PROGRAMS if not shutil.which(program)]
     if absent:
-        return f"{', '.join(absent)} missing: apt-get install --no-install-recommends {PACKAGES}"
+        return f"{', '.join(absent)} not found (/usr/sbin must be on PATH): apt-get install --no-install-recommends {PACKAGES}"
     probe = ["unshare", "--net", "--mount", "--pid", "--uts", "--ipc", "--fork", "bash", "-c", PROBE]
     done = subprocess.run(probe, capture_output=True, text=True, check=False, timeout=20, stdin=subprocess.DEVNULL)
     if done.returncode:

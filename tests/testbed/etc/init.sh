@@ -65,8 +65,9 @@ for port in $SSH_PORTS; do start "sshd-$port"; done
 [ -n "$CLUSTER" ] && start munged
 case $ROLE in
   controller)
-    if [ "$ACCOUNTING" = slurmdbd ]; then start mariadbd; start slurmdbd; name_accounts; fi
-    start slurmctld ;;
+    if [ "$ACCOUNTING" = slurmdbd ]; then start mariadbd; start slurmdbd; name_cluster; fi
+    start slurmctld
+    [ "$ACCOUNTING" = slurmdbd ] && name_users ;;
   node)
     # Character devices: with plain files CUDA_VISIBLE_DEVICES would stay empty.
     for ((i = 0; i < GPUS; i++)); do mknod -m 666 "/run/fakegpu/nvidia$i" c 1 3; done

@@ -2,6 +2,10 @@
 # Services of one machine. Sourced by init.sh, and run as `services.sh start|stop|kill NAME` inside of the machine.
 # Environment: BED NAME CLUSTER
 
+# A database that may lose its last second when its machine loses power.
+HASTY=(--innodb-buffer-pool-size=16M --innodb-log-file-size=8M --innodb-flush-log-at-trx-commit=0
+  --innodb-flush-method=O_DIRECT_NO_FSYNC --innodb-doublewrite=OFF --performance-schema=OFF)
+
 launch() { # NAME COMMAND...: in the background, its id in /run/services
   local name=$1; shift
   setsid "$@" </dev/null >>"$BED/m/$NAME/log/$name.out" 2>&1 &
@@ -31,10 +35,10 @@ start() {
       wait_for test -S /run/munge/munge.socket.2 ;;
     mariadbd)
       [ -d /var/lib/mysql/mysql ] || mariadb-install-db --no-defaults --user=mysql --datadir=/var/lib/mysql \
-        --skip-test-db --auth-root-authentication-method=socket >/var/log/slurm/mysql-install.log 2>&1
+        --skip-test-db --auth-root-authentication-method=socket "${HASTY[@]}" >/var/log/slurm/mysql-install.log 2>&1
       launch mariadbd mariadbd --no-defaults --user=mysql --datadir=/var/lib/mysql --socket=/run/mysqld/mysqld.sock \
-        --skip-networking --innodb-buffer-pool-size=16M --innodb-log-file-size=8M --innodb-lock-wait-timeout=900 \
-        --performance-schema=OFF --key-buffer-size=1M --pid-file=/run/mysqld/mysqld.pid
+        --skip-networking "${HASTY[@]}" --innodb-lock-wait-timeout=900 --key-buffer-size=1M \
+        --pid-file=/run/mysqld/mysqld.pid
       wait_for sql -e "SELECT 1"
       sql -e "CREATE USER IF NOT EXISTS slurm@localhost IDENTIFIED VIA unix_socket;
               GRANT ALL ON slurm_acct.* TO slurm@localhost;" ;;
@@ -45,11 +49,10 @@ start() {
   esac
 }
 
-name_accounts() { # once slurmdbd listens: the cluster, one account, its users
-  local user
-  sacctmgr -Qi add cluster "$CLUSTER"
+name_cluster() { sacctmgr -Qi add cluster "$CLUSTER" >/dev/null 2>&1; }
+name_users() {
   sacctmgr -Qi add account proj01 cluster="$CLUSTER"
-  for user in $(ls /home); do sacctmgr -Qi add user "$user" account=proj01 cluster="$CLUSTER"; done
+  sacctmgr -Qi add user "$(ls /home | paste -sd,)" account=proj01 cluster="$CLUSTER"
 } >/dev/null 2>&1
 
 stop() { # NAME SIGNAL
