@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import asyncssh
@@ -273,7 +272,7 @@ class _Link:
                 raise errors.no_answer(hop, "no login", self._limits.login_s) from error
             raise errors.no_answer(hop, "no connection", self._limits.connect_s) from error
         except asyncssh.PermissionDenied as error:
-            identities.check_certificate(replace(hop, jumps=()), time.time(), 0.0)
+            identities.check_certificate(errors.alone(hop), time.time(), 0.0)
             raise errors.refused(hop, str(offered), ", ".join(seen.offered) if seen else "") from error
         except asyncssh.HostKeyNotVerifiable as error:
             shown = seen.key if seen else ""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError, UnreachableError
@@ -121,6 +122,12 @@ def no_program(endpoint: Endpoint, name: str) -> FabrictoolError:
     )
 
 
+def bad_name(what: str, text: str) -> FabrictoolError:
+    """FT5313: a host or user that could be taken for an option or a second line."""
+    message = f"`{quoted(text)}` is not a {what}"
+    return FabrictoolError.of("FT5313", message, thing="host", hint="correct the login node in the inventory")
+
+
 # -- commands --------------------------------------------------------------------------------------------------
 
 
@@ -202,6 +209,11 @@ def quoted(text: str) -> str:
     """Foreign words for a message: one line, printable, not long."""
     line = " ".join("".join(char if char.isprintable() else " " for char in text).split())
     return line if len(line) <= LONGEST_QUOTE else line[: LONGEST_QUOTE - 1] + "…"
+
+
+def alone(endpoint: Endpoint) -> Endpoint:
+    """Without the hosts on the way."""
+    return replace(endpoint, jumps=())
 
 
 def target(endpoint: Endpoint) -> str:

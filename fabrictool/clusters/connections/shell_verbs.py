@@ -7,6 +7,7 @@ off at some sites, and its version 3 cannot say "disk full". One way for all ada
 from __future__ import annotations
 
 import posixpath
+import re
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 TRANSFER_SECONDS = 600.0
 """A file's time; a dead link is found by keepalives much earlier."""
 _END_SECONDS = 6.0
+_HOST = r"[A-Za-z0-9_:][A-Za-z0-9._:%-]*"
+_USER = r"[A-Za-z0-9_][A-Za-z0-9_.@+-]*"
 
 # The size is compared because a connection that breaks looks like the end of stdin.
 _PUT = """\
@@ -50,6 +53,11 @@ class ShellVerbs(ABC):
     """A `Connection` that still lacks its wire."""
 
     def __init__(self, endpoint: Endpoint) -> None:
+        for hop in (*endpoint.jumps, endpoint):
+            if not re.fullmatch(_HOST, hop.host):
+                raise errors.bad_name("host's name or address", hop.host)
+            if not re.fullmatch(_USER, hop.user):
+                raise errors.bad_name("user's name", hop.user)
         self._endpoint = endpoint
 
     @property
