@@ -43,6 +43,7 @@ def bed(request):
             bed.collect_logs(Path(folder))
         if not reuse:
             bed.down()
+            assert bed.remains() == []
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -120,6 +120,14 @@ class Bed(OperatorSide, SlurmSide):
             leader.wait(timeout=10)
         return time.monotonic() - begin
 
+    def remains(self) -> list[str]:
+        """What of this bed still exists: after `down`, nothing."""
+        left = [f"process {process.pid} of {name}" for name, process in self._processes.items() if process.alive]
+        left += [spec.namespace for spec in self.specs.values() if network.exists(spec.namespace)]
+        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+        left += [line for line in mounts if str(self.root) in line]
+        return left + [str(path) for path in (self.root, state.FILE, network.NAMED / SWITCH) if path.exists()]
+
     @staticmethod
     def end_all() -> bool:
         """Removes the bed that is up, or the remains of one; False when there was nothing."""

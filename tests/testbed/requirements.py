@@ -30,7 +30,8 @@ def missing() -> str | None:
         return "it needs root, for network namespaces: run as root"
     absent = [program for program in PROGRAMS if not shutil.which(program)]
     if absent:
-        return f"{', '.join(absent)} not found (/usr/sbin must be on PATH): apt-get install --no-install-recommends {PACKAGES}"
+        remedy = f"apt-get install --no-install-recommends {PACKAGES} (and /usr/sbin on PATH)"
+        return f"{', '.join(absent)} missing: {remedy}"
     probe = ["unshare", "--net", "--mount", "--pid", "--uts", "--ipc", "--fork", "bash", "-c", PROBE]
     done = subprocess.run(probe, capture_output=True, text=True, check=False, timeout=20, stdin=subprocess.DEVNULL)
     if done.returncode:
