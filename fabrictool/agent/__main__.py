@@ -1,4 +1,7 @@
-"""``python -m fabrictool.agent RUN_FOLDER``: the process that a cluster starts; 0 when it left in order."""
+"""``python -m fabrictool.agent RUN_FOLDER [ENDS_AT]``: the process that a cluster starts; 0 when it left in order.
+
+ENDS_AT is the wall second at which the scheduler ends the allocation; 0 or no number: it said none.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,9 @@ if TYPE_CHECKING:
     from fabrictool.base.clock import Clock
 
 
-async def run(spec: AgentSpec, folder: RunFolder, clock: Clock, cache: Path) -> str:
+async def run(spec: AgentSpec, folder: RunFolder, clock: Clock, cache: Path, ends_at: float | None) -> str:
     """The agent's whole life; returns why it ended."""
-    agent = Agent(spec, folder, clock, python=sys.executable, cache=cache)
+    agent = Agent(spec, folder, clock, python=sys.executable, cache=cache, ends_at=ends_at)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, agent.request_stop, f"signal {number.name}")
@@ -37,4 +40,6 @@ async def run(spec: AgentSpec, folder: RunFolder, clock: Clock, cache: Path) -> 
 if __name__ == "__main__":
     cache = Settings.from_environment().cache_path
     here = RunFolder(Path(sys.argv[1]))
-    sys.exit(run_unit(here, AgentSpec, lambda spec, folder: run(spec, folder, SystemClock(), cache)))
+    told = sys.argv[2] if len(sys.argv) > 2 else ""
+    end = float(told) if told.isdecimal() and int(told) else None
+    sys.exit(run_unit(here, AgentSpec, lambda spec, folder: run(spec, folder, SystemClock(), cache, end)))

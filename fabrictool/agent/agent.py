@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from fabrictool import __version__
 from fabrictool.agent.forwarder import Forwarder, allowed
+from fabrictool.agent.heartbeat import Heartbeat
 from fabrictool.agent.supervisor import EngineFailedError, Supervisor
 from fabrictool.engines.adapter import EngineLaunch, adapter
 from fabrictool.engines.artifacts import resolve
 from fabrictool.mesh.records import Hardware, Lifecycle, NodeBody, ServiceBody, with_note
 from fabrictool.mesh.transport.node import Load, MeshNode
 from fabrictool.mesh.transport.tls import IdentityFiles
-from fabrictool.status.documents import AgentStatus, EngineStatus, Event
+from fabrictool.status.documents import AgentStatus, EngineStatus, Event, Health
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,13 +40,26 @@ if TYPE_CHECKING:
 _log = logging.getLogger("fabrictool.agent")
 
 EVENTS_KEPT = 200
+LEAVE_S = 15.0
+"""Between the end of draining and the end of the allocation: saying goodbye, stopping the engine."""
+NO_GATEWAY = "the engine is ready, but no gateway is reached yet"
 
 
 class Agent:
     """One run of one agent: one session, one replica."""
 
-    def __init__(self, spec: AgentSpec, folder: RunFolder, clock: Clock, *, python: str, cache: Path) -> None:
+    def __init__(
+        self,
+        spec: AgentSpec,
+        folder: RunFolder,
+        clock: Clock,
+        *,
+        python: str,
+        cache: Path,
+        ends_at: float | None = None,
+    ) -> None:
         self.spec = spec
+        self._told_end = ends_at
         self._clock = clock
         self._python = python
         self._cache = cache
@@ -66,6 +80,7 @@ class Agent:
         self._stop = asyncio.Event()
         self._events: deque[Event] = deque(maxlen=EVENTS_KEPT)
         self._model_path = ""
+        self._heartbeat = Heartbeat(folder, self.health, self.status)
         self._supervisor = Supervisor(
             self._adapter, self._command, spec.model, self._engine_moved, start_timeout_s=spec.start_timeout_s
         )
@@ -73,7 +88,9 @@ class Agent:
     @property
     def ends_at(self) -> float | None:
         """Wall time at which the allocation ends."""
-        return None if self.spec.walltime_s is None else self._started + self.spec.walltime_s
+        own = None if self.spec.walltime_s is None else self._started + self.spec.walltime_s
+        told = self._told_end
+        return own if told is None else told if own is None else min(own, told)
 
     def request_stop(self, reason: str) -> None:
         """Begin to leave; safe to call from a signal handler and more than once."""
@@ -93,23 +110,39 @@ class Agent:
         self._model_path = resolve(self.spec.source)
         self._publish_node(Lifecycle.JOIN)
         self.mesh.dial([(hub.host, hub.port) for hub in self.spec.hubs])
+        beat = asyncio.create_task(self._heartbeat.run())
         engine = asyncio.create_task(self._supervisor.run())
         stop = asyncio.create_task(self._stop.wait())
         reason = "told to stop"
         try:
-            timeout = None if self.spec.walltime_s is None else max(0.0, self.spec.walltime_s - self.spec.drain_s - 5.0)
+            end = self.ends_at
+            timeout = None if end is None else max(0.0, end - self._clock.wall() - self.spec.drain_s - LEAVE_S)
             done, _ = await asyncio.wait({engine, stop}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
             if not done:
                 reason = "walltime nears"
-                self._note("walltime", self.spec.replica, f"ends in {self.spec.drain_s + 5.0:.0f} s")
+                self._note("walltime", self.spec.replica, f"ends in {self.spec.drain_s + LEAVE_S:.0f} s")
             if engine in done:
                 await engine  # raises what the supervisor raised
         finally:
             async with AsyncExitStack() as leaving:  # last in, first out; each step is taken whatever another raises
                 leaving.push_async_callback(self._supervisor.stop)
-                leaving.push_async_callback(_cancelled, engine, stop)
+                leaving.push_async_callback(self._heartbeat.write)
+                leaving.push_async_callback(_cancelled, engine, stop, beat)
                 leaving.push_async_callback(self._leave)
         return reason
+
+    def health(self) -> Health:
+        """The line of ``health.json``."""
+        engine, spec = self._supervisor, self.spec
+        text = ""
+        if not self._accepting:
+            text = f"leaving: {self._in_flight} requests are open"
+        elif engine.state != "ready":
+            text = f"engine {engine.state}: {engine.progress}".rstrip(": ")
+        elif spec.hubs and not self.mesh.neighbours:
+            why = "; ".join(f"{address}: {error}" for address, error in sorted(self.mesh.dial_errors.items()))
+            text = f"{NO_GATEWAY}{': ' + why if why else ''}"
+        return Health(at=self._clock.wall(), ready=not text, text=text[:300], ends_at=self.ends_at)
 
     def status(self) -> AgentStatus:
         """The document of ``/status``."""
@@ -228,6 +261,7 @@ class Agent:
 
     async def _leave(self) -> None:
         self._accepting = False
+        self._heartbeat.touch()
         if self._service and self._service_lifecycle is Lifecycle.SERVING:
             self._publish_service(Lifecycle.SERVING)
             try:
@@ -290,6 +324,7 @@ class Agent:
 
     def _note(self, kind: str, subject: str, text: str) -> None:
         self._events.append(Event(at=self._clock.wall(), kind=kind, subject=subject, text=text))
+        self._heartbeat.touch()
         _log.info("%s %s %s", kind, subject, text)
 
 

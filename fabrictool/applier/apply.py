@@ -1,12 +1,11 @@
 """Carrying out a plan: every step announced on disk first, every step safe to repeat.
 
-What a crash at any moment leaves: an intent in the journal, perhaps a prepared or running unit that bears the
-intent's operation id. Running apply again finds either and goes on; an operation is started at most once.
+What a crash at any moment leaves: an intent in the journal, perhaps a prepared, queued or running unit that bears the
+intent's operation id. Running apply again finds any of them and goes on; an operation is started at most once.
 """
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -14,7 +13,9 @@ import msgspec
 
 from fabrictool.applier.journal import Journal
 from fabrictool.applier.planning import ABSENT
+from fabrictool.applier.rollout import held_back, model_of, waves
 from fabrictool.applier.state import Placed, operation_id
+from fabrictool.applier.wave import QUEUE_WAIT_S, Course, Wave
 from fabrictool.base.errors import (
     AppliedInPartError,
     FabrictoolError,
@@ -23,32 +24,24 @@ from fabrictool.base.errors import (
     Place,
     Problem,
     StaleError,
-    UnreachableError,
 )
 from fabrictool.base.ids import is_name
-from fabrictool.domain.observed import generation
+from fabrictool.clusters.protocol import NewUnit
+from fabrictool.domain.observed import LIVING, generation
 from fabrictool.domain.specs import AgentSpec, GatewaySpec
-from fabrictool.status.client import StatusUnavailableError, fetch
-from fabrictool.status.documents import AgentStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from fabrictool.applier.state import FabricFolder, State
     from fabrictool.applier.tenantkeys import TenantKeys
     from fabrictool.applier.truststore import TrustStore
     from fabrictool.base.clock import Clock
     from fabrictool.clusters.protocol import Cluster
+    from fabrictool.domain.observed import Observed
     from fabrictool.domain.plan import Action, Plan
     from fabrictool.domain.specs import UnitSpec
 
-POLL_S = 0.1
-STOP_GRACE_S = 45.0
-"""A unit drains for its `drain_s`, then leaves; after this long it is killed."""
-READY_MARGIN_S = 30.0
-"""For starting the process, and for reaching a gateway once the engine is ready."""
-_NO_GATEWAY = "the engine is ready, but no gateway is reached yet"
-_DEAD = ("ended", "killed", "prepared")
 SESSION_SECONDS = 26 * 3600.0
 """Certificates outlive the longest usual walltime (24 h) by a margin (mesh.md §6)."""
 
@@ -57,7 +50,7 @@ class Reporter(Protocol):
     """Hears what happens, for progress lines and ``--json`` events."""
 
     def step(self, action: Action, kind: str, text: str) -> None:
-        """An action moved: ``intent``, ``started``, ``waiting``, ``done``, ``failed``."""
+        """An action moved: ``intent``, ``started``, ``waiting``, ``done``, ``queued``, ``held``, ``failed``."""
         ...
 
 
@@ -82,9 +75,14 @@ class Applier:
     clock: Clock
     reporter: Reporter
     keys: TenantKeys | None
-    read_set: Callable[[], Mapping[str, str]]
+    lineage: str
+    """Of the fabric, when its state has none yet."""
+    observe: Callable[[], Observed]
+    read_set: Callable[[Observed], Mapping[str, str]]
     """The facts as they are now, asked for under the lease."""
     interrupt: Interrupt = field(default_factory=Interrupt)
+    queue_wait_s: float = QUEUE_WAIT_S
+    """How long jobs may wait in their queues; 0: the command ends when they are submitted."""
     _state: State | None = None
 
     def apply(self, plan: Plan) -> bool:
@@ -111,15 +109,17 @@ class Applier:
             if journal.finished:
                 message = f"plan {plan.id[:8]} was applied before, and another one since"
                 raise StaleError.of("FT4004", message, thing="plan", hint="run `fabrictool plan` again")
-            self._check_fresh(plan, self.read_set(), journal, state)
+            observed = self.observe()
+            self._check_fresh(plan, observed, journal, state)
             for action in plan.changes:
                 if action.spec is not None:
                     self._identity(action.spec)  # says what is missing or has expired before anything starts
             journal.write("begin", text=f"{len(plan.changes)} changes")
             if state.serial == 0:
-                state = self.folder.write_state(state, read=state)
+                lineage = state.lineage or plan.lineage or self.lineage
+                state = self.folder.write_state(msgspec.structs.replace(state, lineage=lineage), read=state)
             self._state = state
-            problems = self._carry_out(plan, journal)
+            problems = self._carry_out(plan, observed, journal)
             if self.interrupt.count:
                 journal.write("interrupted")
                 raise InterruptedByUserError.of(
@@ -159,10 +159,11 @@ class Applier:
                     hint="leave `phases` of the model at `unified`, and plan with another solver than tabu",
                 )
 
-    def _check_fresh(self, plan: Plan, now: Mapping[str, str], journal: Journal, state: State) -> None:
+    def _check_fresh(self, plan: Plan, observed: Observed, journal: Journal, state: State) -> None:
         """Refuse when a fact of the read set changed, but for what our own unfinished run can have changed."""
+        now = self.read_set(observed)
         entries = journal.entries()
-        first = plan.lineage == "" and (state.serial == 0 or entries)
+        first = plan.lineage in ("", self.lineage) and (state.serial == 0 or entries)
         if plan.lineage != state.lineage and not first:
             message = f"the plan belongs to lineage {plan.lineage or 'none'}, this fabric is {state.lineage or 'new'}"
             raise StaleError.of("FT4005", message, hint="run `fabrictool plan` again")
@@ -177,156 +178,140 @@ class Applier:
             mine = fact in ours and _units(seen) <= _units(planned) | ours[fact]
             if planned != seen and not mine:
                 changed.append((fact, f"{fact} is no longer what the plan relies on"))
+        there = {unit.operation for facts in observed.clusters.values() for unit in facts.units}
+        blind = {name for name, facts in observed.clusters.items() if not facts.known}
         for action in plan.changes:
             started = 0 < generation(action.operation) <= state.generations.get(action.address, 0)
-            if started and self.clusters[action.cluster].state(action.operation) is None:
+            if started and action.operation not in there and action.cluster not in blind:
                 changed.append((action.address, f"{action.operation} was started before and has ended since"))
         if changed:
             hint = "run `fabrictool plan` again and review the difference; nothing was changed"
             raise StaleError([Problem("FT4004", message, Place(thing=thing), hint) for thing, message in changed])
 
-    def _carry_out(self, plan: Plan, journal: Journal) -> list[Problem]:
+    def _carry_out(self, plan: Plan, observed: Observed, journal: Journal) -> list[Problem]:
         problems: list[Problem] = []
+        failed: set[str] = set()
         done = {(entry.address, entry.operation) for entry in journal.entries() if entry.kind == "done"}
-        for action in plan.changes:
+        homes = {unit.operation: name for name, facts in observed.clusters.items() for unit in facts.units}
+        for wave in waves(plan.changes):
             if self.interrupt.count:
                 break
-            operation = action.operation or action.former
-            if (action.address, operation) in done:
-                continue
-            journal.write("intent", address=action.address, action=action.kind, operation=operation)
-            self.reporter.step(action, "intent", action.summary)
-            try:
-                finished = self._perform(action, journal)
-            except FabrictoolError as error:
-                journal.write("failed", address=action.address, action=action.kind, text=str(error))
-                self.reporter.step(action, "failed", str(error))
-                problems += error.problems
-                if any(problem.code.startswith("FT43") for problem in error.problems):
-                    break  # no space or no rights: every further step would fail alike
-                if isinstance(action.spec, GatewaySpec):
-                    break  # agents would wait in vain for a gateway to reach
-                continue
-            if not finished:
-                break
-            journal.write("done", address=action.address, action=action.kind, operation=operation)
-            self.reporter.step(action, "done", "")
+            courses = []
+            for action in wave:
+                if (action.address, _operation(action)) in done:
+                    continue
+                if held_back(action, failed):
+                    problems.append(self._hold(action, journal))
+                    continue
+                journal.write("intent", address=action.address, action=action.kind, operation=_operation(action))
+                self.reporter.step(action, "intent", action.summary)
+                courses.append(self._course(action, homes))
+            found = self._run(courses, journal)
+            problems += found
+            failed |= {model_of(course.action.address) for course in courses if course.step == "failed"}
+            gateway_failed = any(c.step == "failed" and isinstance(c.action.spec, GatewaySpec) for c in courses)
+            if gateway_failed or any(problem.code.startswith("FT43") for problem in found):
+                break  # agents would wait in vain for a gateway; without space or rights all else fails alike
         return problems
 
-    def _perform(self, action: Action, journal: Journal) -> bool:
-        """Carry one action out; False when the user stopped waiting, and then nothing that still serves was stopped."""
-        cluster = self.clusters[action.cluster]
+    def _course(self, action: Action, homes: Mapping[str, str]) -> Course:
         if action.kind == "delete":
-            if not self._stop(action, cluster):
-                return False
-            self._forget_dead(action)
-            self._save_end(action)
-            return True
-        if action.spec is None:
-            return True
-        former = self._cluster_of(action.former) if action.former else None
-        if action.stop_first and former is not None and not self._stop(action, former):
-            return False
-        self._start(action, action.spec, cluster, journal)
-        if not self._await_ready(action, action.spec, cluster):
-            return False
-        if not action.stop_first and former is not None and not self._stop(action, former):
-            return False
-        self._forget_dead(action)
-        return True
+            return Course(action, action.cluster, "stop")
+        former = homes.get(action.former, "") if action.former else ""
+        return Course(action, former, "stop-first" if action.stop_first and former else "start")
 
-    def _start(self, action: Action, spec: UnitSpec, cluster: Cluster, journal: Journal) -> None:
-        operation = action.operation
-        if cluster.state(operation) is None:
-            files = self._identity(spec)
-            if isinstance(spec, GatewaySpec) and self.keys is not None:
-                files["keys.json"] = self.keys.file
-                spec = msgspec.structs.replace(spec, keys=self.keys.digest)
-            cluster.prepare(operation, spec, files)
-        placed = Placed(cluster=action.cluster, node=spec.node, operation=operation)
-        if isinstance(spec, AgentSpec):
-            placed = msgspec.structs.replace(placed, tp=spec.tp, pp=spec.pp, phase=spec.phase)
-        self._save_start(action.address, placed)  # first: whatever runs is remembered
-        cluster.start(operation)
-        journal.write("started", address=action.address, action=action.kind, operation=operation)
+    def _hold(self, action: Action, journal: Journal) -> Problem:
+        model = model_of(action.address)
+        message = f"{action.kind} {action.address} was held back: a new replica of {model} failed before it"
+        journal.write("failed", address=action.address, action=action.kind, text=message)
+        self.reporter.step(action, "held", message)
+        hint = "what serves was not touched; mend the cause and run the command again"
+        return Problem("FT4104", message, Place(thing=action.address), hint, transient=True)
+
+    def _run(self, courses: Sequence[Course], journal: Journal) -> list[Problem]:
+        """One wave; returns what went wrong in it."""
+        if not courses:
+            return []
+        problems: list[Problem] = []
+        wave = Wave(
+            clusters=self.clusters,
+            clock=self.clock,
+            new_unit=self._new_unit,
+            remember=self._save_starts,
+            tell=lambda action, kind, text: self._tell(action, kind, text, journal),
+            presses=lambda: self.interrupt.count,
+            ended=lambda course: problems.extend(self._end(course, journal)),
+            queue_wait_s=self.queue_wait_s,
+        )
+        wave.run(courses)
+        self._forget_dead([course.action for course in courses if course.step in ("done", "queued")])
+        return problems
+
+    def _end(self, course: Course, journal: Journal) -> Sequence[Problem]:
+        """Write down how an action ended."""
+        action = course.action
+        about = {"address": action.address, "action": action.kind}
+        if course.error is not None:
+            journal.write("failed", **about, text=str(course.error))
+            self.reporter.step(action, "failed", str(course.error))
+            return course.error.problems
+        if course.step == "done" or (course.step == "queued" and action.kind == "create"):
+            if action.kind == "delete":
+                self._save_end(action)
+            journal.write("done", **about, operation=_operation(action))
+            self.reporter.step(action, course.step, course.said if course.step == "queued" else "")
+        return ()
+
+    def _tell(self, action: Action, kind: str, text: str, journal: Journal) -> None:
+        if kind == "started":
+            journal.write("started", address=action.address, action=action.kind, operation=action.operation)
+        self.reporter.step(action, kind, text)
+
+    def _new_unit(self, action: Action) -> NewUnit:
+        spec = action.spec
+        if spec is None:  # the plan was found sound
+            raise FabrictoolError.of("FT4006", f"{action.address} has no spec", thing=action.address)
+        files = self._identity(spec)
+        if isinstance(spec, GatewaySpec) and self.keys is not None:
+            files["keys.json"] = self.keys.file
+            spec = msgspec.structs.replace(spec, keys=self.keys.digest)
+        state = self._state
+        lineage, serial = (state.lineage, state.serial) if state is not None else ("", 0)
+        return NewUnit(action.operation, action.address, spec, files, lineage, serial)
 
     def _identity(self, spec: UnitSpec) -> dict[str, bytes]:
         role: Literal["agent", "gateway"] = "agent" if isinstance(spec, AgentSpec) else "gateway"
         return self.trust.session_files(spec.provider, role, now=self.clock.wall(), seconds=_session_seconds(spec))
 
-    def _await_ready(self, action: Action, spec: UnitSpec, cluster: Cluster) -> bool:
-        """Until the unit serves; says every change of what it waits for. False when the user stopped waiting."""
-        seconds = (spec.start_timeout_s if isinstance(spec, AgentSpec) else 0.0) + READY_MARGIN_S
-        deadline = self.clock.monotonic() + seconds
-        said = ""
-        alone = False
-        while self.interrupt.count < 2:
-            state = cluster.state(action.operation)
-            if state in ("ended", "killed"):
-                raise self._died(action, cluster)
-            ready, text = _readiness(cluster.status_url(action.operation), spec)
-            if ready:
-                return True
-            if text.startswith(_NO_GATEWAY) and not alone:
-                alone = True
-                deadline = min(deadline, self.clock.monotonic() + READY_MARGIN_S)
-            if text != said:
-                said = text
-                self.reporter.step(action, "waiting", text)
-            if self.clock.monotonic() > deadline:
-                raise UnreachableError.of(
-                    "FT5106",
-                    f"{action.address} is not ready in time: {text}",
-                    thing=action.address,
-                    hint=f"fabrictool logs {action.address}",
-                    transient=True,
-                )
-            time.sleep(POLL_S)
-        return False
-
-    def _stop(self, action: Action, cluster: Cluster) -> bool:
-        """Until the former unit is gone; False when the user stopped waiting before."""
-        operation = action.former
-        if cluster.state(operation) == "running":
-            cluster.stop(operation)
-            deadline = self.clock.monotonic() + STOP_GRACE_S
-            while cluster.state(operation) == "running" and self.interrupt.count < 2:
-                if self.clock.monotonic() > deadline:
-                    self.reporter.step(action, "waiting", "it did not leave in time and is killed")
-                    cluster.kill(operation)
-                    deadline = self.clock.monotonic() + STOP_GRACE_S
-                time.sleep(POLL_S)
-        state = cluster.state(operation)
-        if state in _DEAD:
-            cluster.forget(operation)
-        return state != "running"
-
-    def _forget_dead(self, action: Action) -> None:
-        """Remove what former units of this address left behind; until now it was evidence."""
+    def _forget_dead(self, actions: Sequence[Action]) -> None:
+        """Remove what former units of these addresses left behind; until now it was evidence."""
+        if not actions:
+            return
+        keep = {action.address: action.operation for action in actions}
         for cluster in self.clusters.values():
-            for unit in cluster.observe().units:
-                if unit.address == action.address and unit.state in _DEAD and unit.operation != action.operation:
-                    cluster.forget(unit.operation)
+            facts = cluster.observe(brief=True)
+            cluster.forget(
+                unit.operation
+                for unit in facts.units
+                if unit.address in keep and unit.state not in LIVING and unit.state != "damaged"
+                if unit.operation != keep[unit.address]
+            )
 
-    def _cluster_of(self, operation: str) -> Cluster | None:
-        return next((c for c in self.clusters.values() if c.state(operation) is not None), None)
-
-    def _died(self, action: Action, cluster: Cluster) -> FabrictoolError:
-        reason = cluster.exit_reason(action.operation) or "it was killed"
-        tail = " | ".join(cluster.log_tail(action.operation, 3))
-        return UnreachableError.of(
-            "FT5105",
-            f"{action.address} ended before it was ready: {reason}",
-            thing=action.address,
-            hint=f"fabrictool logs {action.address}; its last lines: {tail}",
-        )
-
-    def _save_start(self, address: str, placed: Placed) -> None:
-        """Remember that a unit is started, its generation and its place."""
-        if self._state is not None:
-            known = self._state.generations.get(address, 0)
-            generations = self._state.generations | {address: max(generation(placed.operation), known)}
-            self._write(generations=generations, units=self._state.units | {address: placed})
+    def _save_starts(self, actions: Sequence[Action]) -> None:
+        """Remember units that are about to start: their generations and places."""
+        if self._state is None:
+            return
+        generations, units = dict(self._state.generations), dict(self._state.units)
+        for action in actions:
+            spec = action.spec
+            if spec is None:
+                continue
+            placed = Placed(cluster=action.cluster, node=spec.node, operation=action.operation)
+            if isinstance(spec, AgentSpec):
+                placed = msgspec.structs.replace(placed, tp=spec.tp, pp=spec.pp, phase=spec.phase)
+            generations[action.address] = max(generation(action.operation), generations.get(action.address, 0))
+            units[action.address] = placed
+        self._write(generations=generations, units=units)
 
     def _save_end(self, action: Action) -> None:
         """Forget the place of a unit that was stopped, unless a younger one of its address stands there."""
@@ -340,6 +325,10 @@ class Applier:
             self._state = self.folder.write_state(new, read=self._state)
 
 
+def _operation(action: Action) -> str:
+    return action.operation or action.former
+
+
 def _session_seconds(spec: AgentSpec | GatewaySpec) -> float:
     walltime = spec.walltime_s if isinstance(spec, AgentSpec) else None
     return SESSION_SECONDS if walltime is None else walltime + 2 * 3600.0
@@ -348,21 +337,3 @@ def _session_seconds(spec: AgentSpec | GatewaySpec) -> float:
 def _units(fact: str) -> set[str]:
     """The units that a fact of the read set names."""
     return set() if fact == ABSENT else set(fact.split(", "))
-
-
-def _readiness(url: str, spec: UnitSpec) -> tuple[bool, str]:
-    """Whether a unit serves, and if not, what it is doing."""
-    if not url:
-        return False, "starting"
-    try:
-        document = fetch(url, timeout_s=2.0)
-    except StatusUnavailableError:
-        return False, "starting"
-    if not isinstance(document, AgentStatus):
-        return True, ""
-    if document.engine.state != "ready":
-        return False, f"engine {document.engine.state}: {document.engine.progress}".rstrip(": ")
-    if not document.links and isinstance(spec, AgentSpec) and spec.hubs:
-        why = "; ".join(f"{address}: {error}" for address, error in sorted(document.dial_errors.items()))
-        return False, f"{_NO_GATEWAY}{': ' + why if why else ''}"
-    return True, ""

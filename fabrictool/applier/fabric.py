@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from fabrictool.applier.state import FabricFolder, State, operation_id
 from fabrictool.applier.truststore import TrustStore
-from fabrictool.clusters.local import LocalCluster
-from fabrictool.clusters.ssh import Login, SshCluster
-from fabrictool.domain.observed import Observed, generation
+from fabrictool.clusters.kinds import open_cluster
+from fabrictool.domain.observed import ClusterFacts, Observed, generation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from fabrictool.base.settings import Settings
     from fabrictool.clusters.protocol import Cluster
@@ -37,28 +38,51 @@ class Fabric:
         """Nothing is read or written yet; disabled clusters are left out."""
         folder = FabricFolder.of(settings, name)
         enabled = [cluster for cluster in inventory.clusters if inventory.clusters[cluster].enabled]
-        clusters = {cluster: _cluster(cluster, inventory, folder.cluster(cluster)) for cluster in enabled}
+        clusters = {
+            cluster: open_cluster(cluster, name, inventory.clusters[cluster], folder.cluster(cluster))
+            for cluster in enabled
+        }
         return cls(name, folder, TrustStore(folder.trust), clusters)
+
+    @property
+    def lineage(self) -> str:
+        """What marks a unit as ours: the state's, and before the first apply the federation root's fingerprint.
+
+        So two fabrics of one name never have an operation in common, and a lost state finds its units again.
+        """
+        known = self.folder.read_state().lineage
+        if known or not self.trust.exists:
+            return known
+        return hashlib.sha256(self.trust.root().chain_pem()).hexdigest()[:16]
 
     def observe(self) -> Observed:
         """Ask every cluster, side by side; one that does not answer is unknown and never an error."""
+        lineage = self.lineage
         with ThreadPoolExecutor(OBSERVERS) as pool:
             facts = list(pool.map(lambda cluster: cluster.observe(), self.clusters.values()))
-        return Observed(clusters={each.cluster: each for each in facts})
+        return Observed(clusters={each.cluster: without_foreign(each, lineage) for each in facts})
+
+    def close(self) -> None:
+        """End all connections."""
+        for cluster in self.clusters.values():
+            cluster.close()
 
 
-def next_operation(state: State, observed: Observed, address: str) -> str:
+def without_foreign(facts: ClusterFacts, lineage: str) -> ClusterFacts:
+    """Units of other lineages, which bear the same fabric's name by chance, are named and otherwise left out."""
+    ours = tuple(unit for unit in facts.units if not unit.lineage or _same(unit.lineage, lineage))
+    foreign = tuple(unit.operation for unit in facts.units if unit not in ours)
+    return msgspec.structs.replace(facts, units=ours, foreign=foreign) if foreign else facts
+
+
+def next_operation(state: State, observed: Observed, address: str, lineage: str) -> str:
     """The id of an address's next unit: past every generation that the state or a cluster knows of."""
     start = address.replace("/", "-") + "-g"  # a damaged folder still bears its id
     units = [unit for facts in observed.clusters.values() for unit in facts.units]
     known = [generation(unit.operation) for unit in units if unit.operation.startswith(start)]
-    return operation_id(state.lineage, address, max([state.generations.get(address, 0), *known]) + 1)
+    return operation_id(lineage, address, max([state.generations.get(address, 0), *known]) + 1)
 
 
-def _cluster(name: str, inventory: Inventory, root: Path) -> Cluster:
-    described = inventory.clusters[name]
-    if described.kind == "local":
-        venv = described.software.python.venv
-        return LocalCluster(name, root, python=f"{venv}/bin/python" if venv else "")
-    logins = tuple(Login(login.host, login.port, str(login.user), login.host_keys) for login in described.login)
-    return SshCluster(name, described.kind, logins)
+def _same(mark: str, lineage: str) -> bool:
+    """Job comments have room for the beginning of a lineage only."""
+    return bool(lineage) and (mark == lineage or (len(mark) >= 8 and lineage.startswith(mark)))

@@ -64,7 +64,7 @@ def plan_fabric(
     InfeasibleError
         FT200x with what conflicts and what would resolve it.
     """
-    observed, state = fabric.observe(), fabric.folder.read_state()
+    observed, state, lineage = fabric.observe(), fabric.folder.read_state(), fabric.lineage
     blueprint, inventory = loaded.blueprint, loaded.inventory
     specs = running_specs(fabric, observed)
     agents = _running_agents(specs, observed)
@@ -105,13 +105,13 @@ def plan_fabric(
     said, cut = _said(sentences, patient=progress is None)
     plan = Plan(
         fabric=fabric.name,
-        lineage=state.lineage,
+        lineage=lineage,
         blueprint_digest=loaded.digest,
         read_set={f"unit/{address}": ABSENT for address in wanted} | read_set(loaded, observed, keys),
         actions=actions(
             wanted,
             observed,
-            lambda address: next_operation(state, observed, address),
+            lambda address: next_operation(state, observed, address, lineage),
             running_specs=specs,
             expiring=expiring,
         ),
@@ -159,7 +159,7 @@ def _situation(
 
 
 def _running_agents(specs: Mapping[str, UnitSpec], observed: Observed) -> dict[str, AgentSpec]:
-    youngest = [specs[unit.operation] for _, unit in observed.running().values()]
+    youngest = [specs[unit.operation] for _, unit in observed.running().values() if unit.operation in specs]
     return {spec.replica: spec for spec in youngest if isinstance(spec, AgentSpec)}
 
 
@@ -205,7 +205,7 @@ def destruction_plan(fabric: Fabric, loaded: Loaded) -> tuple[Plan, list[Problem
     observed, state = fabric.observe(), fabric.folder.read_state()
     plan = Plan(
         fabric=fabric.name,
-        lineage=state.lineage,
+        lineage=fabric.lineage,
         blueprint_digest=loaded.digest,
         read_set=read_set(loaded, observed),
         actions=tuple(sorted(_deletions(observed), key=lambda action: (action.address == GATEWAY, action.address))),
@@ -294,6 +294,7 @@ def running_specs(fabric: Fabric, observed: Observed) -> dict[str, UnitSpec]:
         unit.operation: fabric.clusters[cluster].spec(unit.operation)
         for units in observed.living().values()
         for cluster, unit in units
+        if unit.spec_digest  # without one its files are gone, and only its job is left
     }
 
 

@@ -6,6 +6,8 @@ lock       an advisory lock that the unit's process holds while it lives: the op
            death, and says who holds it, so neither a stale pid file nor a reused pid can lie; its content names
            the machine and its boot, for on another machine the lock says nothing
 process.json  pid and the address of its loopback status page, written by the unit itself
+health.json   one line that says whether it serves, rewritten while it lives
+status.json   its status document, as often
 exit.json  how it ended, when it could still say so
 log        its stderr, and its engine's
 ========== =====================================================================================================
@@ -13,6 +15,7 @@ log        its stderr, and its engine's
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -64,6 +67,8 @@ class RunFolder:
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
+            if error.errno in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+                return descriptor  # a shared file system without locks: the job's claim has to do
             os.close(descriptor)
             raise FabrictoolError.of("FT7101", f"another process runs in {self.path}", file=str(self.path)) from error
         os.ftruncate(descriptor, 0)
@@ -111,6 +116,15 @@ class RunFolder:
     def process(self) -> dict[str, Any]:
         """What `write_process` wrote; empty before."""
         return self._read("process.json")
+
+    def write_health(self, health: bytes, document: bytes) -> None:
+        """Leave a sign of life."""
+        write_atomic(self.path / "health.json", health)
+        write_atomic(self.path / "status.json", document)
+
+    def health(self) -> dict[str, Any]:
+        """What `write_health` wrote last; empty before."""
+        return self._read("health.json")
 
     def write_exit(self, code: int, reason: str, at: float) -> None:
         """Record how the unit ended."""

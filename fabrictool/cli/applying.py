@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 2.0
 """A search that takes longer tells how far it is."""
-_MARKS = {"intent": "…", "started": "·", "waiting": "·", "done": "✓", "failed": "✗"}
+_MARKS = {"intent": "…", "started": "·", "waiting": "·", "done": "✓", "queued": "✓", "held": "✗", "failed": "✗"}
 
 
 class TextReporter:
@@ -42,8 +42,8 @@ class TextReporter:
     def step(self, action: Action, kind: str, text: str) -> None:
         """Say it."""
         mark = _MARKS[kind]
-        if kind in ("done", "failed"):
-            mark = paint(mark, "good" if kind == "done" else "error", sys.stderr)
+        if kind in ("done", "queued", "held", "failed"):
+            mark = paint(mark, "good" if kind in ("done", "queued") else "error", sys.stderr)
         words = action.kind if kind == "intent" else "" if kind == "done" else f"{text}"
         say(f"  {mark} {time.monotonic() - self._began:6.1f} s  {action.address}  {words}".rstrip())
 
@@ -205,7 +205,9 @@ def carry_out(
         clock=SystemClock(),
         reporter=JsonReporter() if as_json else TextReporter(),
         keys=keys,
-        read_set=lambda: read_set(loaded, fabric.observe(), keys.digest if keys is not None else ""),
+        lineage=fabric.lineage,
+        observe=fabric.observe,
+        read_set=lambda observed: read_set(loaded, observed, keys.digest if keys is not None else ""),
         interrupt=interrupt,
     )
     former = signal.signal(signal.SIGINT, _handler(interrupt))

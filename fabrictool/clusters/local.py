@@ -25,10 +25,14 @@ from fabrictool.domain.observed import ClusterFacts, ObservedUnit, UnitState
 from fabrictool.domain.plan import spec_digest
 from fabrictool.domain.specs import AgentSpec, UnitSpec, decode_spec, encode_spec
 from fabrictool.mesh.identity import describe_chain
+from fabrictool.status.client import StatusUnavailableError, fetch
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
+
+    from fabrictool.clusters.protocol import NewUnit
+    from fabrictool.status.documents import StatusDocument
 
 _OPERATION = re.compile(r"[a-z0-9][a-z0-9._-]{0,120}")
 _INHERITED = frozenset({"HOME", "LANG", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "SHELL", "TMPDIR", "TZ", "USER"})
@@ -43,6 +47,8 @@ START_SECONDS = 10.0
 class LocalCluster:
     """Processes on the machine that runs the tool."""
 
+    poll_s = 0.1
+
     def __init__(self, name: str, root: Path, *, python: str = "") -> None:
         self.name = name
         self._root = root
@@ -50,7 +56,7 @@ class LocalCluster:
 
     # -- facts ------------------------------------------------------------------------------------------------
 
-    def observe(self) -> ClusterFacts:
+    def observe(self, *, brief: bool = False) -> ClusterFacts:
         """Scan the run folders."""
         try:
             folders = sorted(p for p in self._root.iterdir() if p.is_dir()) if self._root.exists() else []
@@ -72,21 +78,32 @@ class LocalCluster:
         folder = self._folder(operation)
         return _state(folder) if folder.spec.exists() else None
 
-    def status_url(self, operation: str) -> str:
-        """Written by the unit once it listens."""
-        return str(self._folder(operation).process().get("status", ""))
+    def document(self, operation: str) -> StatusDocument | None:
+        """Asked of the unit's own page."""
+        url = str(self._folder(operation).process().get("status", ""))
+        try:
+            return fetch(url, timeout_s=2.0) if url else None
+        except StatusUnavailableError:
+            return None
 
     def log_tail(self, operation: str, lines: int) -> list[str]:
         """The last lines of its log."""
         return self._folder(operation).log_tail(lines)
 
-    def exit_reason(self, operation: str) -> str:
-        """How it ended, if it said so."""
-        return str(self._folder(operation).exit().get("reason", ""))
-
     # -- commands ---------------------------------------------------------------------------------------------
 
-    def prepare(self, operation: str, spec: UnitSpec, secrets: dict[str, bytes]) -> None:
+    def start(self, units: Sequence[NewUnit]) -> dict[str, FabrictoolError]:
+        """One after the other."""
+        failed = {}
+        for unit in units:
+            try:
+                self.prepare(unit.operation, unit.spec, unit.files)
+                self.launch(unit.operation)
+            except FabrictoolError as error:
+                failed[unit.operation] = error
+        return failed
+
+    def prepare(self, operation: str, spec: UnitSpec, secrets: Mapping[str, bytes]) -> None:
         """Place the files; the spec comes last and makes the folder count."""
         folder = self._folder(operation)
         if folder.spec.exists():
@@ -101,7 +118,7 @@ class LocalCluster:
         except OSError as error:
             raise file_error(error, folder.path) from error
 
-    def start(self, operation: str) -> None:
+    def launch(self, operation: str) -> None:
         """Spawn the unit in a session of its own and wait until it has claimed its folder."""
         folder = self._folder(operation)
         if _state(folder) != "prepared":
@@ -125,16 +142,25 @@ class LocalCluster:
                 )
             time.sleep(0.02)
 
-    def stop(self, operation: str) -> None:
+    def stop(self, operations: Iterable[str]) -> None:
         """TERM to the process that holds the folder."""
-        self._signal(operation, signal.SIGTERM)
+        for operation in operations:
+            self._signal(operation, signal.SIGTERM)
 
-    def kill(self, operation: str) -> None:
+    def kill(self, operations: Iterable[str]) -> None:
         """KILL; the engine dies with its agent."""
-        self._signal(operation, signal.SIGKILL)
+        for operation in operations:
+            self._signal(operation, signal.SIGKILL)
 
-    def forget(self, operation: str) -> None:
-        """Remove the folder, keys first."""
+    def forget(self, operations: Iterable[str]) -> None:
+        """Remove the folders, keys first."""
+        for operation in operations:
+            self._forget(operation)
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+    def _forget(self, operation: str) -> None:
         folder = self._folder(operation)
         if folder.holder() is not None:
             raise FabrictoolError.of("FT5102", f"{operation} still runs", thing=f"cluster/{self.name}")
@@ -210,10 +236,12 @@ def _observe_unit(folder: RunFolder) -> ObservedUnit | None:
     begins, ends = _certificate(folder)
     walltime = spec.walltime_s if isinstance(spec, AgentSpec) else None
     started = process.get("started_at")
+    state = _state(folder)
+    health = folder.health() if state == "running" else {}
     return ObservedUnit(
         address=address,
         operation=folder.path.name,
-        state=_state(folder),
+        state=state,
         spec_digest=spec_digest(spec),
         pid=folder.holder(),
         reason=str(folder.exit().get("reason", "")),
@@ -221,6 +249,9 @@ def _observe_unit(folder: RunFolder) -> ObservedUnit | None:
         certificate_begins_at=begins,
         certificate_ends_at=ends,
         ends_at=started + walltime if walltime is not None and isinstance(started, int | float) else None,
+        ready=health.get("ready") is True,
+        detail=str(health.get("text", "starting" if state == "running" else "")),
+        begins_at=started if isinstance(started, int | float) else None,
     )
 
 

@@ -1,12 +1,32 @@
-"""What every kind of cluster can do: say what is there, and start and stop units."""
+"""What every kind of cluster can do: say what is there, and start and stop units, many at a time."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from fabrictool.domain.observed import ClusterFacts, UnitState
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from fabrictool.base.errors import FabrictoolError
+    from fabrictool.domain.observed import ClusterFacts
     from fabrictool.domain.specs import UnitSpec
+    from fabrictool.status.documents import StatusDocument
+
+
+@dataclass(frozen=True, slots=True)
+class NewUnit:
+    """A unit that shall be started under an operation's id, at most once."""
+
+    operation: str
+    address: str
+    spec: UnitSpec
+    files: Mapping[str, bytes]
+    """Relative name → bytes, readable by the owner alone: identity and keys."""
+    lineage: str = ""
+    """Whose it is."""
+    serial: int = 0
+    """Of the state at the start: a late writer is seen by it."""
 
 
 class Cluster(Protocol):
@@ -21,46 +41,49 @@ class Cluster(Protocol):
         """As the inventory names it."""
         ...
 
-    def observe(self) -> ClusterFacts:
-        """What is there now; reads only."""
+    @property
+    def poll_s(self) -> float:
+        """Seconds between two looks while something is awaited: login nodes belong to everybody."""
         ...
 
-    def prepare(self, operation: str, spec: UnitSpec, secrets: dict[str, bytes]) -> None:
-        """Place the unit's files: its spec, and `secrets` (relative name → bytes) readable by the owner alone."""
+    def observe(self, *, brief: bool = False) -> ClusterFacts:
+        """What is there now; reads only. `brief`: units alone, without queues and reservations."""
         ...
 
-    def start(self, operation: str) -> None:
-        """Start a prepared unit; does nothing when it runs or has run."""
+    def start(self, units: Sequence[NewUnit]) -> dict[str, FabrictoolError]:
+        """Place and start units that do not run and have not run; the failed ones with their errors.
+
+        Raises
+        ------
+        FabrictoolError
+            The cluster was lost on the way: which of them were started is not known, and calling again finds out.
+        """
         ...
 
-    def stop(self, operation: str) -> None:
-        """Ask a unit to leave (TERM); does nothing when it does not run."""
+    def stop(self, operations: Iterable[str]) -> None:
+        """Ask units to leave (TERM), and end those that wait in a queue; nothing for those that do not live."""
         ...
 
-    def kill(self, operation: str) -> None:
-        """End a unit that does not leave."""
+    def kill(self, operations: Iterable[str]) -> None:
+        """End units that do not leave."""
+        ...
+
+    def forget(self, operations: Iterable[str]) -> None:
+        """Remove the files of units that do not run; identity material goes first."""
         ...
 
     def spec(self, operation: str) -> UnitSpec:
-        """What a unit was told."""
+        """What a unit was told; raises FT5104 when that cannot be read."""
         ...
 
-    def state(self, operation: str) -> UnitState | None:
-        """Of one unit; None when there is no such unit."""
-        ...
-
-    def status_url(self, operation: str) -> str:
-        """Where the unit publishes its status, or nothing yet."""
+    def document(self, operation: str) -> StatusDocument | None:
+        """The unit's own status document; None when there is none."""
         ...
 
     def log_tail(self, operation: str, lines: int) -> list[str]:
         """The last lines of its log."""
         ...
 
-    def exit_reason(self, operation: str) -> str:
-        """How it ended, if it said so."""
-        ...
-
-    def forget(self, operation: str) -> None:
-        """Remove the files of a unit that does not run; identity material goes first."""
+    def close(self) -> None:
+        """End connections; a later call opens them again."""
         ...

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from fabrictool.base import units
 from fabrictool.domain.quantities import (
     Bandwidth,
     Document,
@@ -82,6 +83,32 @@ class Login(Document):
     """Pinned public keys; any other key is refused, there is no trust on first use."""
     jump: tuple[Jump, ...] = ()
     """Hosts to go through, in order."""
+    transport: Literal["asyncssh", "openssh"] = "asyncssh"
+    """``openssh``: through the program ``ssh`` of this machine, for sites that want a second factor, Kerberos or a
+    hardware key."""
+    identity: Text | None = None
+    """File of the private key to log in with, never the key itself; ``~`` is your home. A certificate beside it
+    (``FILE-cert.pub``) is used. Absent: the SSH agent's keys and ``~/.ssh/id_*``."""
+    control_path: Text | None = None
+    """Socket of a connection that you open by hand with ``ssh -M``; only with ``transport: openssh``. It is used, and
+    never ended."""
+    ssh_config: bool = False
+    """``true``: your ``~/.ssh/config`` counts for what the inventory does not say; only with ``transport: openssh``."""
+
+    @model_validator(mode="after")
+    def _openssh_only(self) -> Login:
+        if self.transport != "openssh" and (self.control_path is not None or self.ssh_config):
+            name = "control_path" if self.control_path is not None else "ssh_config"
+            raise problem("FT1150", f"`{name}` is for the program ssh only", "add `transport: openssh`")
+        return self
+    transport: Literal["asyncssh", "openssh"] = "asyncssh"
+    """``openssh``: the system's ssh with one shared connection, for sites that ask for more than a key."""
+    identity: Text | None = None
+    """File of the private key, with its certificate beside it; absent: the SSH agent's keys and the usual files."""
+    control_path: Text | None = None
+    """Socket of a shared connection that a person opened; with ``openssh`` only."""
+    ssh_config: bool = False
+    """``true``: ``~/.ssh/config`` counts too; with ``openssh`` only."""
 
 
 class Install(Document):
@@ -128,6 +155,32 @@ class Window(Document):
         return self
 
 
+PROTECTED = frozenset({
+    "array", "begin", "chdir", "comment", "dependency", "error", "export", "job-name", "no-requeue", "nodes", "ntasks",
+    "output", "parsable", "partition", "requeue", "signal", "test-only", "time", "time-min", "wrap",
+})  # fmt: skip
+"""Options of a submission that decide whether a job is ours and runs once: never passed through."""
+
+
+class JobRequest(Document):
+    """What a replica's job asks of the scheduler beyond its accelerators."""
+
+    cpus_per_device: Annotated[int, Field(ge=1, le=4096)] | None = None
+    """CPU cores for each accelerator; on a CPU partition for the replica; absent: the scheduler's default."""
+    memory_per_device: Memory | None = None
+    """Main memory, alike; absent: the scheduler's default."""
+    options: dict[Text, str] = Field(default_factory=dict)
+    """Options passed through to the submission, without their dashes, such as ``account: proj01``."""
+
+    @model_validator(mode="after")
+    def _unprotected(self) -> JobRequest:
+        for name in self.options:
+            if name.lstrip("-") in PROTECTED or not name[:1].isalpha():
+                hint = "what decides whether a job is ours and runs once is not passed through"
+                raise problem("FT1149", f"`{name}` cannot be given as an option of jobs", hint)
+        return self
+
+
 class Partition(Document):
     """Equal nodes behind one name of the batch scheduler, or of ours on a local cluster."""
 
@@ -145,6 +198,8 @@ class Partition(Document):
     """Longest allocation; absent: none ends by itself."""
     whole_nodes: bool = False
     """``true``: the scheduler gives nodes to one job only, and a replica has all devices of its nodes."""
+    job: JobRequest = JobRequest()
+    """What jobs ask for; for clusters with a scheduler."""
     maintenance: tuple[Window, ...] = ()
     """When it is away: the minimum of replicas is then held by others."""
     tier: Tier = "owned"
@@ -176,6 +231,11 @@ class Cluster(Document):
     """Login nodes, tried in order; not for ``local``."""
     partitions: Annotated[dict[Name, Partition], Field(min_length=1)]
     """Groups of equal nodes."""
+    folder: Text = ".fabrictool"
+    """Where units and their environment lie, on a file system that login and compute nodes share; relative: to the
+    home."""
+    poll: Duration = units.Duration(30)
+    """Seconds between two questions to the login node while something is awaited."""
     software: Software = Software()
     """How Python and engines get there."""
 

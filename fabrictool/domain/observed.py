@@ -6,9 +6,11 @@ from typing import Literal
 
 import msgspec
 
-UnitState = Literal["running", "ended", "killed", "prepared", "damaged"]
-"""running: its process lives; ended: it said goodbye; killed: it died without; prepared: it was never started; damaged:
-its spec cannot be read, so what it is can only be guessed from its operation."""
+UnitState = Literal["running", "pending", "ended", "killed", "prepared", "damaged"]
+"""running: its process lives; pending: its job waits in a scheduler's queue; ended: it said goodbye; killed: it died
+without; prepared: it was never started; damaged: its spec cannot be read, so what it is can only be guessed from its
+operation."""
+LIVING: frozenset[UnitState] = frozenset({"running", "pending"})
 
 
 class ObservedUnit(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,12 +31,57 @@ class ObservedUnit(msgspec.Struct, frozen=True, kw_only=True):
     """Wall seconds until which every certificate of its chain is valid."""
     ends_at: float | None = None
     """Wall seconds at which its walltime ends; None when it has none or was not started."""
+    ready: bool = False
+    """It serves, and a gateway reaches it."""
+    detail: str = ""
+    """What it says of itself, or why it waits, in words."""
+    job: str = ""
+    """The scheduler's own id of it."""
+    lineage: str = ""
+    """Whose it is; "" on clusters that hold nobody else's."""
+    submitted_at: float | None = None
+    begins_at: float | None = None
+    """Of a pending job: when the scheduler expects to start it; of a running one: when it did."""
 
 
 def generation(operation: str) -> int:
     """Which start of its address an operation is; 0 for an id that says none."""
     middle = operation.rpartition("-g")[2].partition("-")[0]
     return int(middle) if middle.isdecimal() else 0
+
+
+class Queue(msgspec.Struct, frozen=True, kw_only=True):
+    """One partition of a scheduler, as it says itself."""
+
+    up: bool = True
+    nodes: int = 0
+    idle: int = 0
+    """Nodes on which nothing runs."""
+    away: int = 0
+    """Nodes that are down or drained."""
+    pending: int = 0
+    """Jobs that wait, everybody's."""
+    longest_s: float | None = None
+    """Longest walltime that it grants; None: no limit."""
+    devices: int = 0
+    """Accelerators of a node."""
+    device: str = ""
+    """Their type in the scheduler's words."""
+    cpus: int = 0
+    """Of a node."""
+    memory: int = 0
+    """Of a node, in octets."""
+
+
+class Away(msgspec.Struct, frozen=True, kw_only=True):
+    """A reservation that takes nodes away from us, such as for maintenance."""
+
+    name: str
+    begin: float
+    """Wall seconds."""
+    end: float
+    partitions: tuple[str, ...] = ()
+    """Those whose nodes it takes; empty: all."""
 
 
 class ClusterFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,11 +94,18 @@ class ClusterFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Why it is unknown."""
     hint: str = ""
     units: tuple[ObservedUnit, ...] = ()
+    scheduler: str = ""
+    """Its name and version."""
+    queues: dict[str, Queue] = {}
+    """By partition."""
+    away: tuple[Away, ...] = ()
+    foreign: tuple[str, ...] = ()
+    """Operations of other lineages under the same fabric's name: never touched."""
 
     def unit(self, address: str) -> ObservedUnit | None:
         """The youngest living unit of that address, else the youngest dead one, else None."""
         same = [unit for unit in self.units if unit.address == address]
-        return max(same, key=lambda unit: (unit.state == "running", generation(unit.operation)), default=None)
+        return max(same, key=lambda unit: (unit.state in LIVING, generation(unit.operation)), default=None)
 
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,11 +114,13 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     clusters: dict[str, ClusterFacts]
 
     def living(self) -> dict[str, list[tuple[str, ObservedUnit]]]:
-        """Address → (cluster, unit) of all that lives, youngest first: a replacement that was cut off leaves two."""
+        """Address → (cluster, unit) of all that runs or waits, youngest first: a replacement that was cut off leaves
+        two.
+        """
         found: dict[str, list[tuple[str, ObservedUnit]]] = {}
         for name, facts in sorted(self.clusters.items()):
             for unit in facts.units:
-                if unit.state == "running":
+                if unit.state in LIVING:
                     found.setdefault(unit.address, []).append((name, unit))
         for units in found.values():
             units.sort(key=lambda each: generation(each[1].operation), reverse=True)

@@ -9,6 +9,7 @@ import signal
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
+from fabrictool.agent.heartbeat import Heartbeat
 from fabrictool.base.errors import InvalidInputError
 from fabrictool.gateway.directory import StaticRegistry, static_targets
 from fabrictool.gateway.gateway import Gateway, node_body
@@ -18,6 +19,7 @@ from fabrictool.mesh.transport.node import MeshNode
 from fabrictool.mesh.transport.tls import IdentityFiles
 from fabrictool.routing.candidates import TrustPolicy
 from fabrictool.routing.policies import policy
+from fabrictool.status.documents import Health
 from fabrictool.status.pages import serve_status
 
 if TYPE_CHECKING:
@@ -80,6 +82,8 @@ async def run_on_mesh(spec: GatewaySpec, folder: RunFolder, clock: Clock) -> str
         )
         gateway.publish_node(node_body(mesh, **about, lifecycle=Lifecycle.SERVING, version=1))
         _log.info("clients on %s, agents on %s", gateway.listen_address, gateway.mesh_address)
+        beat = asyncio.create_task(Heartbeat(folder, lambda: _health(clock), gateway.status).run())
+        stack.callback(beat.cancel)
         reason = await stop()
         await gateway.drain(DRAIN_S)
         gateway.publish_node(node_body(mesh, **about, lifecycle=Lifecycle.LEFT, version=2))
@@ -120,6 +124,11 @@ async def run_on_list(
     finally:
         await pages.cleanup()
     return reason
+
+
+def _health(clock: Clock) -> Health:
+    """A gateway that listens is ready."""
+    return Health(at=clock.wall(), ready=True)
 
 
 def _stop_event() -> Callable[[], asyncio.Future[str]]:

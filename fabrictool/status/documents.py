@@ -168,6 +168,19 @@ class GatewayStatus(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", ta
     events: list[Event] = []
 
 
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of a unit's run folder, for surveys of many."""
+
+    at: float
+    """Wall time of the unit's own clock."""
+    ready: bool
+    """It serves, and a gateway reaches it."""
+    text: str = ""
+    """What it does, while it does not serve."""
+    ends_at: float | None = None
+    """Wall time at which its allocation ends."""
+
+
 StatusDocument = AgentStatus | GatewayStatus
 
 _decoder = msgspec.json.Decoder(StatusDocument)

@@ -6,12 +6,19 @@ import json
 import msgspec
 import pytest
 
-from fabrictool.applier import apply as module
+from fabrictool.applier import wave as module_wave
 from fabrictool.applier.apply import Applier, Interrupt
 from fabrictool.applier.journal import Journal
+from fabrictool.applier.planning import unit_facts
 from fabrictool.applier.state import FabricFolder, operation_id
 from fabrictool.base.clock import SystemClock
-from fabrictool.base.errors import InterruptedByUserError, InvalidInputError, StaleError
+from fabrictool.base.errors import (
+    AppliedInPartError,
+    InterruptedByUserError,
+    InvalidInputError,
+    StaleError,
+    UnreachableError,
+)
 from fabrictool.domain.observed import ClusterFacts, Observed, ObservedUnit
 from fabrictool.domain.plan import Action, Certificate, Forecast, Placement, Plan
 from fabrictool.domain.specs import Address, AgentSpec
@@ -28,40 +35,55 @@ def operation(number):
 
 
 class FakeCluster:
-    """Every started unit runs; `ready` says which of them serve."""
+    """Every started unit runs; `ready` says whether units serve, `refused` which starts fail."""
 
     name = "c"
+    poll_s = 0.0
 
-    def __init__(self, **states):
+    def __init__(self, *, ready=True, refused=(), **states):
         self.states = states
+        self.ready = ready
+        self.refused = refused
         self.told = []
-        self.on_status = lambda: None
+        self.on_look = lambda: None
 
-    def observe(self):
-        units = [ObservedUnit(address=ADDRESS, operation=o, state=s, spec_digest="") for o, s in self.states.items()]
+    def observe(self, *, brief=False):
+        if brief:
+            self.on_look()
+        units = [
+            ObservedUnit(
+                address=address_of(o), operation=o, state=s, spec_digest="", ready=s == "running" and self.ready,
+                detail="" if self.ready else "loading",
+            )
+            for o, s in self.states.items()
+        ]  # fmt: skip
         return ClusterFacts(cluster="c", known=True, units=tuple(units))
 
-    def state(self, name):
-        return self.states.get(name)
+    def start(self, units):
+        for unit in units:
+            self.told.append(("start", unit.operation))
+            if unit.operation not in self.refused:
+                self.states[unit.operation] = "running"
+        error = UnreachableError.of("FT5404", "no")
+        return {unit.operation: error for unit in units if unit.operation in self.refused}
 
-    def prepare(self, name, spec, secrets):
-        self.states[name] = "prepared"
+    def stop(self, names):
+        for name in names:
+            self.told.append(("stop", name))
+            self.states[name] = "ended"
 
-    def start(self, name):
-        self.told.append(("start", name))
-        self.states[name] = "running"
+    def forget(self, names):
+        for name in names:
+            self.told.append(("forget", name))
+            del self.states[name]
 
-    def stop(self, name):
-        self.told.append(("stop", name))
-        self.states[name] = "ended"
+    def log_tail(self, name, lines):
+        return []
 
-    def forget(self, name):
-        self.told.append(("forget", name))
-        del self.states[name]
 
-    def status_url(self, name):
-        self.on_status()
-        return ""
+def address_of(name):
+    """Of an operation's id, for the two replicas that these tests know."""
+    return "replica/m/1" if name.startswith("replica-m-1") else ADDRESS
 
 
 class FakeTrust:
@@ -95,29 +117,27 @@ def action(kind, new=None, old=None):
 
 @pytest.fixture
 def bench(tmp_path, monkeypatch):
-    """An applier over a fake cluster; units are ready at once."""
-    monkeypatch.setattr(module, "_readiness", lambda *_: (True, ""))
+    """An applier over a fake cluster."""
+    monkeypatch.setattr(module_wave, "TICK_S", 0.0)
 
     def make(cluster):
         return Applier(
             folder=FabricFolder(tmp_path), trust=FakeTrust(), clusters={"c": cluster}, clock=SystemClock(),
-            reporter=Silent(), keys=None, read_set=lambda: facts(cluster), interrupt=Interrupt(),
+            reporter=Silent(), keys=None, lineage="", observe=lambda: Observed(clusters={"c": cluster.observe()}),
+            read_set=unit_facts, interrupt=Interrupt(),
         )  # fmt: skip
 
     return make
 
 
 def facts(cluster):
-    from fabrictool.applier.planning import unit_facts
-
     return unit_facts(Observed(clusters={"c": cluster.observe()}))
 
 
-def test_a_second_ctrl_c_leaves_the_old_replica_serving(bench, monkeypatch):
-    monkeypatch.setattr(module, "_readiness", lambda *_: (False, "loading"))
-    cluster = FakeCluster(**{operation(1): "running"})
+def test_a_second_ctrl_c_leaves_the_old_replica_serving(bench):
+    cluster = FakeCluster(ready=False, **{operation(1): "running"})
     applier = bench(cluster)
-    cluster.on_status = applier.interrupt.press
+    cluster.on_look = applier.interrupt.press
     with pytest.raises(InterruptedByUserError):
         applier.apply(plan(action("replace", new=2, old=1), facts=facts(cluster)))
     assert cluster.told == [("start", operation(2))]
@@ -133,11 +153,10 @@ def test_a_replacement_stops_the_old_one_first_where_there_is_no_room(bench, sto
     assert cluster.states == {operation(2): "running"}
 
 
-def test_a_second_ctrl_c_keeps_the_evidence_of_the_dead(bench, monkeypatch):
-    monkeypatch.setattr(module, "_readiness", lambda *_: (False, "loading"))
-    cluster = FakeCluster(**{operation(1): "killed"})
+def test_a_second_ctrl_c_keeps_the_evidence_of_the_dead(bench):
+    cluster = FakeCluster(ready=False, **{operation(1): "killed"})
     applier = bench(cluster)
-    cluster.on_status = applier.interrupt.press
+    cluster.on_look = applier.interrupt.press
     with pytest.raises(InterruptedByUserError):
         applier.apply(plan(action("create", new=2)))
     assert operation(1) in cluster.states
@@ -212,18 +231,38 @@ def test_the_tenth_generation_is_younger_than_the_ninth():
     assert facts_.unit(ADDRESS).operation == operation(10)
 
 
-def test_an_agent_without_a_gateway_is_ready_when_its_engine_is(monkeypatch):
-    from fabrictool.status.documents import AgentStatus, EngineStatus
+def test_nothing_that_serves_is_touched_after_a_canary_failed(bench):
+    other = "replica/m/1"
+    names = {n: operation_id("", other, n) for n in (1, 2)}
+    cluster = FakeCluster(refused=[operation(2)], **{operation(1): "running", names[1]: "running"})
+    second = Action(
+        kind="replace", address=other, cluster="c", summary="", operation=names[2], former=names[1], spec=SPEC
+    )
+    with pytest.raises(AppliedInPartError) as caught:
+        bench(cluster).apply(plan(action("replace", new=2, old=1), second, facts=facts(cluster)))
+    assert [problem.code for problem in caught.value.problems] == ["FT5404", "FT4104"]
+    assert cluster.told == [("start", operation(2))]
+    assert cluster.states == {operation(1): "running", names[1]: "running"}
 
-    document = AgentStatus(
-        release="0", at=1.0, started_at=1.0, fabric="f", provider="p", site="s", cluster="c", node="n", replica="m/0",
-        model="m", session="aa", lifecycle="SERVING", accepting=True, in_flight=0, ends_at=None,
-        certificate_ends_at=1.0, engine=EngineStatus(engine="reference", state="ready"), links=[], dial_errors={},
-        registry_root="00",
-    )  # fmt: skip
-    monkeypatch.setattr(module, "fetch", lambda *_, **__: document)
-    assert module._readiness("http://x", msgspec.structs.replace(SPEC, hubs=())) == (True, "")
-    assert module._readiness("http://x", SPEC)[0] is False
+
+def test_all_new_replicas_are_started_at_once_and_replacements_one_after_the_other():
+    from fabrictool.applier.rollout import waves
+
+    def act(kind, address):
+        return Action(kind=kind, address=address, cluster="c", summary="", spec=None if kind == "delete" else SPEC)
+
+    found = waves(
+        [act("create", f"replica/a/{n}") for n in range(3)]
+        + [act("replace", "replica/a/7"), act("replace", "replica/a/8"), act("replace", "replica/b/0")]
+        + [act("delete", "replica/a/9"), act("delete", "replica/b/9"), act("delete", "gateway/main")]
+    )
+    assert [[(a.kind, a.address[-3:]) for a in wave] for wave in found] == [
+        [("create", "a/0"), ("create", "a/1"), ("create", "a/2")],
+        [("replace", "a/7"), ("replace", "b/0")],
+        [("replace", "a/8")],
+        [("delete", "a/9"), ("delete", "b/9")],
+        [("delete", "ain")],
+    ]
 
 
 def test_state_remembers_the_unit_until_its_own_end(bench, tmp_path):

@@ -55,9 +55,9 @@ def test_one_damaged_folder_is_one_damaged_unit_and_can_be_stopped(tmp_path, fol
     assert facts.known
     assert [(unit.state, unit.operation, unit.pid) for unit in facts.units] == [("damaged", OPERATION, held.pid)]
     cluster = LocalCluster("c", tmp_path)
-    cluster.kill(OPERATION)
+    cluster.kill([OPERATION])
     held.wait()
-    cluster.forget(OPERATION)
+    cluster.forget([OPERATION])
     assert observed(tmp_path).units == ()
 
 
@@ -74,7 +74,7 @@ def test_a_folder_of_another_machine_makes_the_cluster_unknown(tmp_path, folder,
     assert not facts.known
     assert "elsewhere" in facts.reason
     with pytest.raises(FabrictoolError, match="FT5108"):
-        LocalCluster("c", tmp_path).stop(OPERATION)
+        LocalCluster("c", tmp_path).stop([OPERATION])
     assert held.poll() is None
 
 
@@ -103,7 +103,7 @@ from fabrictool.clusters.local import LocalCluster
 cluster = LocalCluster("c", Path({str(tmp_path)!r}))
 print(cluster.observe().known)
 try:
-    cluster.stop({OPERATION!r})
+    cluster.stop([{OPERATION!r}])
 except FabrictoolError as error:
     print(error.problems[0].code)
 """

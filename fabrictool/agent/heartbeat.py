@@ -1,0 +1,59 @@
+"""Signs of life in the run folder: what a cluster reads where no port of the unit can be reached.
+
+``health.json`` is one short line for surveys of many units; ``status.json`` is the whole status document. Both are
+written when something changes, and now and then, so that a standstill shows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from fabrictool.base.errors import FabrictoolError
+from fabrictool.status.documents import encode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fabrictool.base.runfolder import RunFolder
+    from fabrictool.status.documents import Health, StatusDocument
+
+_log = logging.getLogger("fabrictool.agent")
+
+PERIOD_S = 15.0
+"""Two small writes a unit; a shared file system carries thousands of them a second."""
+
+
+class Heartbeat:
+    """Writes until it is cancelled; `touch` makes the next write come now."""
+
+    def __init__(self, folder: RunFolder, health: Callable[[], Health], document: Callable[[], StatusDocument]) -> None:
+        self._folder = folder
+        self._health = health
+        self._document = document
+        self._changed = asyncio.Event()
+
+    def touch(self) -> None:
+        """Something changed."""
+        self._changed.set()
+
+    async def run(self) -> None:
+        """For ever."""
+        while True:
+            self._changed.clear()
+            await self.write()
+            try:
+                await asyncio.wait_for(self._changed.wait(), PERIOD_S)
+            except TimeoutError:
+                continue
+
+    async def write(self) -> None:
+        """Once; in a thread, for a shared file system may make it wait."""
+        health, document = msgspec.json.encode(self._health()), encode(self._document())
+        try:
+            await asyncio.to_thread(self._folder.write_health, health, document)
+        except FabrictoolError as error:
+            _log.warning("no sign of life can be written: %s", error)

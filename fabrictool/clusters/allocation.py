@@ -1,0 +1,58 @@
+"""How long a job may run: never into a maintenance window, and not all until the same minute."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from fabrictool.domain.observed import Away, Queue
+
+STAGGER = 0.15
+"""Ends are spread over this share of the walltime: successors of many replicas then do not queue at once. More spreads
+better and wastes more of each allocation."""
+STAGGERED_FROM_S = 1800.0
+"""Shorter allocations are not cut."""
+WINDOW_MARGIN_S = 60.0
+"""Between our end and the window's begin."""
+SHORTEST_S = 600.0
+"""A window that leaves less than this is waited for instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """What is asked of the scheduler."""
+
+    walltime_s: float | None
+    begin_in_s: float = 0.0
+    window: str = ""
+    """Name of the reservation that shortened or delayed it."""
+
+
+def allocation(
+    operation: str, partition: str, nominal_s: float | None, queue: Queue | None, away: Iterable[Away], now: float
+) -> Allocation:
+    """The walltime for one unit; `nominal_s` is the inventory's, None for no limit of its own."""
+    longest = queue.longest_s if queue is not None else None
+    limits = [each for each in (nominal_s, longest) if each is not None]
+    walltime = min(limits) if limits else None
+    if walltime is not None and walltime >= STAGGERED_FROM_S:
+        walltime *= 1.0 - STAGGER * _share(operation)
+    begin, window = now, ""
+    for each in sorted((a for a in away if not a.partitions or partition in a.partitions), key=lambda a: a.begin):
+        room = each.begin - WINDOW_MARGIN_S - begin
+        if each.end <= begin or (walltime is not None and room >= walltime):
+            continue
+        window = each.name
+        if room >= min(SHORTEST_S, walltime or SHORTEST_S):
+            return Allocation(room, begin - now, window)
+        begin = each.end
+    return Allocation(walltime, begin - now, window)
+
+
+def _share(operation: str) -> float:
+    """In [0, 1), the same for the same operation."""
+    return int.from_bytes(hashlib.sha256(operation.encode()).digest()[:4], "big") / 2**32

@@ -1,0 +1,11 @@
+# Prints sections. `@end` comes last, so what was cut off is seen.
+echo @now; date +%s
+echo @host; hostname; echo "$HOME"
+echo @base; echo "$base"
+echo @environment; readlink "$base/env/current" 2>/dev/null
+echo @files
+for name in spec.json meta.json jobid attempt claim process.json health.json exit.json; do
+  grep -s -H '' "$units"/*/"$name" /dev/null
+done
+#@scheduler@
+echo @end

@@ -1,0 +1,44 @@
+"""The shell programs for login nodes (``clusters/programs/*.sh``), with a scheduler's words put in.
+
+Every program is one argument of ``sh -c`` with its data in the arguments after it and on stdin, so nothing is quoted
+into it and nothing stays installed there. Its first two arguments are the base folder and the fabric.
+"""
+
+from __future__ import annotations
+
+from importlib import resources
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fabrictool.clusters.schedulers.protocol import Scheduler
+
+REFUSED = (
+    "[Ii]nvalid|violates|not permitted|denied|Access/permission|No partition|unavailable|exceeds|Unable to contact|"
+    "Connection refused|allocation failure|unrecognized option|Unable to open file|not available|job not submitted|"
+    "rejected|No space left|quota"
+)
+"""What a scheduler says when surely no job was made (an extended regular expression)."""
+
+
+def program(name: str, **words: str) -> str:
+    """The text of ``NAME.sh`` with each ``#@WORD@`` replaced."""
+    folder = resources.files("fabrictool.clusters") / "programs"
+    text = (folder / "root.sh").read_text() + (folder / f"{name}.sh").read_text()
+    for word, value in words.items():
+        text = text.replace(f"#@{word}@", value)
+    return text
+
+
+def survey_program(scheduler: Scheduler, *, brief: bool) -> str:
+    """Prints sections for `survey.read_survey`."""
+    return program("survey", scheduler=scheduler.survey(brief=brief))
+
+
+def submit_program(scheduler: Scheduler) -> str:
+    """Submits at most once; see the file."""
+    return program("submit", lookup=scheduler.lookup(), refused=REFUSED)
+
+
+def signal_program(scheduler: Scheduler, *, kill: bool) -> str:
+    """Stops or kills."""
+    return program("signal", signal=scheduler.kill() if kill else scheduler.stop())

@@ -1,0 +1,169 @@
+"""What a scheduler's file has to say: how its facts are asked for and read, and what is run to carry a wish out.
+
+Nothing here does I/O, so a behaviour is a case in a file: facts and a wish, and the exact commands that follow.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from fabrictool.domain.observed import Away, Queue
+
+JobState = Literal["pending", "running", "ended"]
+
+TAG = "ft1"
+"""First word of our job comments; another number would be another format."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobFacts:
+    """One job of ours that the scheduler knows of."""
+
+    id: str
+    state: JobState
+    native: str
+    """The scheduler's own word for its state."""
+    name: str = ""
+    comment: str = ""
+    partition: str = ""
+    reason: str = ""
+    submitted_at: float | None = None
+    begins_at: float | None = None
+    ends_at: float | None = None
+    """Wall seconds, of the login node's clock; None when the scheduler does not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerFacts:
+    """What a scheduler said."""
+
+    version: tuple[int, ...] = ()
+    name: str = ""
+    """With its version, for people."""
+    jobs: tuple[JobFacts, ...] = ()
+    queues: Mapping[str, Queue] = field(default_factory=dict)
+    away: tuple[Away, ...] = ()
+    programs: str = ""
+    """Folder of the scheduler's commands, for the path of jobs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One unit that shall run, in no scheduler's words."""
+
+    operation: str
+    address: str
+    fabric: str
+    lineage: str
+    serial: int
+    folder: str
+    """Its run folder, absolute."""
+    home: str
+    command: tuple[str, ...]
+    """What to run; `ENDS_AT` in it is replaced by the wall second at which the allocation ends, 0 if none."""
+    partition: str = ""
+    devices: int = 0
+    """Accelerators, all of one node."""
+    device: str = ""
+    """Their type in the scheduler's words; "": any."""
+    whole_node: bool = False
+    cpus: int | None = None
+    memory: int | None = None
+    """Octets; None: the site's default."""
+    walltime_s: float | None = None
+    begin_in_s: float = 0.0
+    """Not before that many seconds from now."""
+    warning_s: float = 150.0
+    """TERM comes that long before the walltime's end."""
+    setup: tuple[str, ...] = ()
+    """Shell lines that come before the command, such as ``module load python/3.11``."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Passed through: option (without dashes) → value."""
+
+    @property
+    def name(self) -> str:
+        """Of the job; unique, so that a job is found even where comments are stripped."""
+        return f"ft-{self.operation}"
+
+    @property
+    def comment(self) -> str:
+        """Whose it is and what; at most 255 characters, none of which needs quoting."""
+        lineage = self.lineage[:8]
+        return f"{TAG};lin={lineage};dep={self.fabric};rep={self.address};ser={self.serial};op={self.operation}"
+
+
+ENDS_AT = "@ENDS_AT@"
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A job in one scheduler's words."""
+
+    argv: tuple[str, ...]
+    """Prints the new job's id in its last line."""
+    script: str
+    """The job itself."""
+
+    @property
+    def line(self) -> str:
+        """`argv` for a shell."""
+        return shlex.join(self.argv)
+
+
+class Scheduler(Protocol):
+    """One kind of batch scheduler, or none."""
+
+    @property
+    def kind(self) -> str:
+        """As the inventory names it."""
+        ...
+
+    @property
+    def tag_option(self) -> str:
+        """Name of what marks jobs, for messages."""
+        ...
+
+    def survey(self, *, brief: bool) -> str:
+        """Shell text that prints the scheduler's facts in sections ``@NAME``; `brief`: only those that jobs need."""
+        ...
+
+    def facts(self, sections: Mapping[str, Sequence[str]], now: float) -> SchedulerFacts:
+        """Read what `survey` printed; raises FT5401 for what cannot be read."""
+        ...
+
+    def lookup(self) -> str:
+        """Shell text that prints ``ID NAME COMMENT`` a line, of all our jobs that are known; fails if it cannot."""
+        ...
+
+    def submission(self, facts: SchedulerFacts, job: Job) -> Submission:
+        """What starts the job."""
+        ...
+
+    def stop(self) -> str:
+        """Shell text: TERM to what runs, and an end to what waits, of the job ``$1`` with the name ``$2``."""
+        ...
+
+    def kill(self) -> str:
+        """Shell text: the end of the job ``$1`` with the name ``$2``."""
+        ...
+
+    def estimate(self, facts: SchedulerFacts, job: Job) -> tuple[str, ...] | None:
+        """A command that predicts the job's start and submits nothing; None where there is none."""
+        ...
+
+    def estimated(self, stdout: str, stderr: str) -> float | None:
+        """Wall seconds that `estimate` printed."""
+        ...
+
+
+def parse_comment(comment: str) -> dict[str, str]:
+    """The fields of one of our comments; empty for anybody else's."""
+    head, *rest = comment.strip().split(";")
+    if head != TAG:
+        return {}
+    return dict(part.split("=", 1) for part in rest if "=" in part)

@@ -1,0 +1,41 @@
+"""The job's own script, the same for every scheduler but for a few words."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+from fabrictool.clusters.schedulers.protocol import ENDS_AT
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fabrictool.clusters.schedulers.protocol import Job
+
+_PATH = "/usr/local/bin:/usr/bin:/bin"
+
+
+def job_script(job: Job, *, identity: str, ends_at: str, programs: str, run: Sequence[str]) -> str:
+    """POSIX shell, without a secret in it.
+
+    `identity` is the shell word for the job's own id, `ends_at` a command that prints the wall second of its end. The
+    first act is the last line of defence of at-most-once: a second job of the same operation finds the first one's
+    mark and ends. A hard link is the one act that is atomic on every shared file system that we know of.
+    """
+    path = f"{programs}:{_PATH}" if programs and programs not in _PATH.split(":") else _PATH
+    line = " ".join('"$ends"' if word == ENDS_AT else shlex.quote(word) for word in run)
+    lines = [
+        "#!/bin/sh",
+        f"# fabrictool: {job.address} of {job.fabric}, operation {job.operation}",
+        f"export HOME={shlex.quote(job.home)} PATH={shlex.quote(path)}",
+        "umask 077",
+        f"cd {shlex.quote(job.folder)} || exit 66",
+        f"me={identity}",
+        'printf "%s\\n" "$me" >"claim.$me"',
+        'ln "claim.$me" claim 2>/dev/null',
+        'if [ "$(cat claim)" != "$me" ]; then echo "this operation is job $(cat claim); $me ends"; exit 0; fi',
+        *job.setup,
+        f"ends=$({ends_at})",
+        f"exec {line}",
+    ]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,242 @@
+"""Slurm, 22.05 and later: fixed ``-o`` formats instead of ``--json``, whose shape changes between releases.
+
+Facts that were measured on 22.05 (`design` notes in docs/explanation/clusters.md): an agent under ``srun`` gets TERM at
+once when its job is preempted, one in the batch shell only at the end; ``--time-min`` gives services the minimum;
+``--signal`` comes up to 90 s before its time; one unknown id makes ``squeue -j`` fail, so jobs are listed by user.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from typing import TYPE_CHECKING
+
+from fabrictool.base.errors import FabrictoolError
+from fabrictool.clusters.schedulers.protocol import Job, JobFacts, JobState, SchedulerFacts, Submission
+from fabrictool.clusters.schedulers.script import job_script
+from fabrictool.domain.observed import Away, Queue
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+KIND = "slurm"
+OLDEST = (22, 5)
+_SQUEUE = "%A|%T|%P|%V|%S|%e|%r|%j|%k"
+_SINFO = "%R|%a|%D|%c|%m|%l|%A|%G"
+_ENDED = frozenset({
+    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED",
+    "TIMEOUT",
+})  # fmt: skip
+_PENDING = frozenset(["PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"])
+_GRES = re.compile(r"gpu(?::([A-Za-z0-9_.-]+?))??:(\d+)")
+_DAYS = re.compile(r"(?:(\d+)-)?(\d+):(\d+)(?::(\d+))?")
+_NEVER = frozenset(["", "N/A", "NONE", "(null)", "Unknown", "0"])
+
+
+class Slurm:
+    """See the module's docstring."""
+
+    kind = KIND
+    tag_option = "--comment"
+
+    def survey(self, *, brief: bool) -> str:
+        """Jobs always; version, partitions and reservations for the full one."""
+        jobs = f"echo @jobs; squeue --local -h --me -t all -o {shlex.quote(_SQUEUE)} || exit 75\n"
+        if brief:
+            return "export SLURM_TIME_FORMAT=%s\n" + jobs
+        return (
+            "export SLURM_TIME_FORMAT=%s\n"
+            "echo @version; sinfo --version || exit 75\n"
+            "echo @programs; command -v sbatch\n"
+            f"{jobs}"
+            f"echo @queues; sinfo --local -h -o {shlex.quote(_SINFO)} || exit 75\n"
+            "echo @waiting; squeue --local -h -t PD -o %P || exit 75\n"
+            "echo @reservations; scontrol -o show reservation 2>/dev/null\n"
+        )
+
+    def facts(self, sections: Mapping[str, Sequence[str]], now: float) -> SchedulerFacts:
+        """See the protocol; `now` is the login node's clock."""
+        version = _version(sections.get("version", ()))
+        waiting = [name for line in sections.get("waiting", ()) for name in line.split(",")]
+        return SchedulerFacts(
+            version=version,
+            name=next(iter(sections.get("version", ())), KIND),
+            jobs=tuple(_job(line) for line in sections.get("jobs", ()) if line),
+            queues=_queues(sections.get("queues", ()), waiting),
+            away=tuple(found for line in sections.get("reservations", ()) for found in _reservation(line, now)),
+            programs=next((line.rpartition("/")[0] for line in sections.get("programs", ())), ""),
+        )
+
+    def lookup(self) -> str:
+        """See the protocol."""
+        return "squeue --local -h --me -t all -o '%A %j %k'"
+
+    def submission(self, facts: SchedulerFacts, job: Job) -> Submission:
+        """See the protocol."""
+        if facts.version and facts.version < OLDEST:
+            message = f"Slurm {'.'.join(map(str, facts.version))} is older than {OLDEST[0]}.{OLDEST[1]:02d}"
+            raise FabrictoolError.of("FT5402", message, thing=job.partition, hint="ask the site for a later release")
+        walltime = job.walltime_s
+        argv = [
+            "sbatch", "--parsable", f"--job-name={job.name}", f"--comment={job.comment}", "--nodes=1", "--ntasks=1",
+            "--no-requeue", "--export=NIL", "--open-mode=append", f"--output={_escaped(job.folder)}/log",
+        ]  # fmt: skip
+        argv += [f"--partition={job.partition}"] if job.partition else []
+        if walltime is not None:
+            argv += [f"--time={_limit(walltime)}", f"--signal=TERM@{int(min(job.warning_s, walltime / 3, 65535))}"]
+        argv += _size(facts, job)
+        argv += [f"--begin=now+{math.ceil(job.begin_in_s)}"] if job.begin_in_s > 0 else []
+        argv += [f"--{name}={value}" if value else f"--{name}" for name, value in sorted(job.options.items())]
+        step = ["srun", "--nodes=1", "--ntasks=1", "--export=ALL", "--input=none", "--quiet"]
+        step += [f"--cpus-per-task={job.cpus}"] if job.cpus and not job.whole_node else []  # not inherited since 22.05
+        script = job_script(
+            job,
+            identity='"${SLURM_JOB_ID:?}"',
+            ends_at=f"{ENDS_AT_NOW} 2>/dev/null || echo 0",
+            programs=facts.programs,
+            run=[*step, *job.command],
+        )
+        return Submission((*argv, f"{job.folder}/job.sh"), script)
+
+    def stop(self) -> str:
+        """TERM reaches the step, so the agent drains; what waits is cancelled."""
+        return (
+            'scancel --quiet --user="$(id -un)" --name="$2" --state=PENDING "$1"\n'
+            'scancel --quiet --user="$(id -un)" --name="$2" --state=RUNNING --signal=TERM "$1"\n'
+        )
+
+    def kill(self) -> str:
+        """The whole job."""
+        return 'scancel --quiet --user="$(id -un)" --name="$2" "$1"\n'
+
+    def estimate(self, facts: SchedulerFacts, job: Job) -> tuple[str, ...] | None:
+        """``sbatch --test-only``: tells a start and the node, refuses what can never run."""
+        submission = self.submission(facts, job)
+        kept = [each for each in submission.argv[1:-1] if not each.startswith(("--parsable", "--output", "--signal"))]
+        return ("sbatch", "--test-only", *kept, "--wrap=true")
+
+    def estimated(self, stdout: str, stderr: str) -> float | None:
+        """From ``sbatch: Job 17 to start at 1763749800 using …``; with the time format of the survey's environment."""
+        found = re.search(r"to start at (\S+)", stderr + stdout)
+        return None if found is None else _time(found.group(1))
+
+
+ENDS_AT_NOW = 'SLURM_TIME_FORMAT=%s squeue --local -h -j "$SLURM_JOB_ID" -o %e'
+
+
+def _size(facts: SchedulerFacts, job: Job) -> list[str]:
+    found = ["--exclusive", "--mem=0"] if job.whole_node else []
+    if not job.whole_node:
+        found += [f"--cpus-per-task={job.cpus}"] if job.cpus else []
+        found += [f"--mem={math.ceil(job.memory / 2**20)}M"] if job.memory else []
+    if job.devices:
+        queue = facts.queues.get(job.partition)
+        kind = job.device or (queue.device if queue is not None else "")
+        found.append(f"--gres=gpu:{kind}:{job.devices}" if kind else f"--gres=gpu:{job.devices}")
+    return found
+
+
+def _limit(seconds: float) -> str:
+    """``D-HH:MM:SS``, whole minutes, never more than asked for: a maintenance window may begin then."""
+    minutes = max(1, int(seconds // 60))
+    days, rest = divmod(minutes, 1440)
+    return f"{days}-{rest // 60:02d}:{rest % 60:02d}:00"
+
+
+def _escaped(path: str) -> str:
+    """``%`` begins a pattern in the name of an output file."""
+    return path.replace("%", "%%")
+
+
+def _job(line: str) -> JobFacts:
+    parts = line.split("|", 8)
+    if len(parts) < 9:
+        raise FabrictoolError.of(
+            "FT5401", f"squeue printed {line[:120]!r}", hint="report it with the output of `sinfo --version`"
+        )
+    number, native, partition, submitted, begins, ends, reason, name, comment = parts
+    state: JobState = "ended" if native in _ENDED else "pending" if native in _PENDING else "running"
+    return JobFacts(
+        id=number,
+        state=state,
+        native=native,
+        name=name,
+        comment="" if comment in _NEVER else comment,
+        partition=partition,
+        reason="" if reason in ("None", "(null)") else reason,
+        submitted_at=_time(submitted),
+        begins_at=_time(begins),
+        ends_at=_time(ends),
+    )
+
+
+def _queues(lines: Iterable[str], waiting: Sequence[str]) -> dict[str, Queue]:
+    """One a partition; `sinfo` has a line for each kind of node in it, and the largest kind counts."""
+    found: dict[str, Queue] = {}
+    for line in lines:
+        parts = line.split("|", 7)
+        if len(parts) < 8:
+            raise FabrictoolError.of(
+                "FT5401", f"sinfo printed {line[:120]!r}", hint="report it with the output of `sinfo --version`"
+            )
+        name, up, nodes, cpus, memory, longest, busy_idle, gres = parts
+        busy, _, idle = busy_idle.partition("/")
+        kinds = _GRES.search(gres)
+        before = found.get(name, Queue())
+        here = Queue(
+            up=up == "up",
+            nodes=before.nodes + _whole(nodes),
+            idle=before.idle + _whole(idle),
+            away=before.away + max(0, _whole(nodes) - _whole(busy) - _whole(idle)),
+            pending=sum(1 for each in waiting if each == name),
+            longest_s=_seconds(longest),
+            devices=max(before.devices, int(kinds.group(2)) if kinds else 0),
+            device=(kinds.group(1) or "") if kinds else before.device,
+            cpus=max(before.cpus, _whole(cpus)),
+            memory=max(before.memory, _whole(memory) * 2**20),
+        )
+        found[name] = here
+    return found
+
+
+def _reservation(line: str, now: float) -> list[Away]:
+    """Reservations that keep our jobs away: maintenance, and those of which we are not named as a user."""
+    fields = dict(part.split("=", 1) for part in line.split() if "=" in part)
+    begin, end = _time(fields.get("StartTime", "")), _time(fields.get("EndTime", ""))
+    flags = fields.get("Flags", "").split(",")
+    if "ReservationName" not in fields or begin is None or end is None or end <= now:
+        return []
+    if "MAINT" not in flags and "IGNORE_JOBS" not in flags:
+        return []
+    partition = fields.get("PartitionName", "")
+    whole = "ALL_NODES" in flags and partition in _NEVER
+    return [Away(name=fields["ReservationName"], begin=begin, end=end, partitions=() if whole else _names(partition))]
+
+
+def _names(partition: str) -> tuple[str, ...]:
+    return () if partition in _NEVER else tuple(partition.split(","))
+
+
+def _version(lines: Sequence[str]) -> tuple[int, ...]:
+    found = re.search(r"(\d+)\.(\d+)(?:\.(\d+))?", " ".join(lines))
+    return () if found is None else tuple(int(part) for part in found.groups() if part)
+
+
+def _time(text: str) -> float | None:
+    return float(text) if text.isdecimal() and text not in _NEVER else None
+
+
+def _seconds(limit: str) -> float | None:
+    """Of ``D-HH:MM:SS``; None for ``infinite``."""
+    found = _DAYS.fullmatch(limit)
+    if found is None:
+        return None
+    days, first, second, third = found.groups()
+    hours, minutes, seconds = (first, second, third) if third is not None else ("0", first, second)
+    return int(days or 0) * 86400 + int(hours) * 3600 + int(minutes) * 60 + float(seconds)
+
+
+def _whole(text: str) -> int:
+    found = re.match(r"\d+", text)
+    return int(found.group()) if found else 0

@@ -1,0 +1,188 @@
+"""What a login node printed → facts: pure, so that every trap is a case in a file."""
+
+from __future__ import annotations
+
+import posixpath
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from fabrictool.base.errors import FabrictoolError
+from fabrictool.clusters.schedulers.protocol import JobFacts, SchedulerFacts, parse_comment
+from fabrictool.domain.observed import ObservedUnit, UnitState
+from fabrictool.domain.plan import spec_digest
+from fabrictool.domain.specs import AgentSpec, UnitSpec, decode_spec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fabrictool.clusters.schedulers.protocol import Scheduler
+
+SILENT_S = 90.0
+"""A unit that gave no sign of life for so long is not believed to live on its files alone; six beats of its heart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """Everything that one look brought back."""
+
+    now: float
+    """The login node's clock, wall seconds."""
+    home: str
+    base: str
+    """Absolute base folder."""
+    environment: str
+    """What `bootstrap` placed there; "": nothing."""
+    scheduler: SchedulerFacts
+    units: tuple[ObservedUnit, ...] = ()
+    specs: Mapping[str, UnitSpec] = field(default_factory=dict)
+
+
+def read_survey(text: str, scheduler: Scheduler, *, thing: str) -> Survey:
+    """Raises FT5407 for a cut answer, FT5401 for one that cannot be read."""
+    sections = _sections(text)
+    host = sections.get("host", [])
+    if "end" not in sections or len(host) < 2 or not sections.get("now") or not sections.get("base"):
+        message = f"the login node's answer is incomplete: {text[-120:]!r}"
+        raise FabrictoolError.of("FT5407", message, thing=thing, hint="run the command again", transient=True)
+    now = float(sections["now"][0])
+    facts = scheduler.facts(sections, now)
+    folders: dict[str, dict[str, str]] = {}
+    for line in sections.get("files", ()):
+        path, _, content = line.partition(":")
+        operation, name = posixpath.basename(posixpath.dirname(path)), posixpath.basename(path)
+        folders.setdefault(operation, {})[name] = content
+    specs = {operation: spec for operation, files in folders.items() if (spec := _spec(files)) is not None}
+    return Survey(
+        now=now,
+        home=host[1],
+        base=sections["base"][0],
+        environment=next(iter(sections.get("environment", ())), ""),
+        scheduler=facts,
+        units=_units(folders, specs, facts.jobs, now),
+        specs=specs,
+    )
+
+
+def _sections(text: str) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    lines: list[str] = []
+    for line in text.splitlines():
+        if line.startswith("@"):
+            lines = found.setdefault(line[1:].strip(), [])
+        else:
+            lines.append(line)
+    return found
+
+
+def _spec(files: Mapping[str, str]) -> UnitSpec | None:
+    try:
+        return decode_spec(files.get("spec.json", "").encode())
+    except msgspec.DecodeError:
+        return None
+
+
+def _units(
+    folders: Mapping[str, Mapping[str, str]], specs: Mapping[str, UnitSpec], jobs: tuple[JobFacts, ...], now: float
+) -> tuple[ObservedUnit, ...]:
+    by_name: dict[str, JobFacts] = {}
+    for job in jobs:  # of several with one name the one that is not over counts
+        if job.name not in by_name or by_name[job.name].state == "ended":
+            by_name[job.name] = job
+    by_id = {job.id: job for job in jobs}
+    found = []
+    for operation, files in sorted(folders.items()):
+        number = (files.get("jobid") or files.get("claim") or "").strip()
+        mine: JobFacts | None = by_name.get(f"ft-{operation}")
+        same = by_id.get(number)
+        if mine is None and same is not None and not same.name:
+            mine = same  # a number with another name is another's job: the scheduler uses numbers again
+        found.append(_unit(operation, files, specs.get(operation), mine, number, now))
+    known = {f"ft-{operation}" for operation in folders}
+    for job in by_name.values():
+        said = parse_comment(job.comment)
+        if job.name not in known and said.get("op") and said.get("rep") and job.state != "ended":
+            found.append(
+                ObservedUnit(
+                    address=said["rep"],
+                    operation=said["op"],
+                    state="running" if job.state == "running" else "pending",
+                    spec_digest="",
+                    detail="its run folder is gone",
+                    job=job.id,
+                    lineage=said.get("lin", ""),
+                )
+            )
+    return tuple(found)
+
+
+def _unit(
+    operation: str, files: Mapping[str, str], spec: UnitSpec | None, job: JobFacts | None, number: str, now: float
+) -> ObservedUnit:
+    meta, health, ending = (_object(files.get(name, "")) for name in ("meta.json", "health.json", "exit.json"))
+    age = now - _number(health.get("at"), 0.0)
+    state, reason = _state(files, job, number, ending, silent=age > SILENT_S)
+    detail = ""
+    if state == "running":
+        lost = f"no sign of life for {age:.0f} s" if age > SILENT_S and health else ""
+        detail = lost or str(health.get("text", "starting"))
+        if job is None:
+            detail = f"the scheduler does not list it, but it lives; {detail}".rstrip("; ")
+    elif state == "pending":
+        detail = (job.reason or "in the queue") if job is not None else "whether its job was taken is not known"
+    if spec is None:
+        state, reason = "damaged", reason or "its spec.json cannot be read"
+    address = f"damaged/{operation}"
+    if spec is not None:
+        address = f"replica/{spec.replica}" if isinstance(spec, AgentSpec) else f"gateway/{spec.name}"
+    told_end = job.ends_at if job is not None and job.ends_at is not None else _number(health.get("ends_at"), None)
+    return ObservedUnit(
+        address=address,
+        operation=operation,
+        state=state,
+        spec_digest=spec_digest(spec) if spec is not None else "",
+        reason=reason,
+        certificate_begins_at=_number(meta.get("certificate_begins_at"), 0.0) or 0.0,
+        certificate_ends_at=_number(meta.get("certificate_ends_at"), None),
+        ends_at=told_end if state == "running" else None,
+        ready=state == "running" and health.get("ready") is True and age <= SILENT_S,
+        detail=detail,
+        job=number or (job.id if job is not None else ""),
+        lineage=str(meta.get("lineage", "")),
+        submitted_at=job.submitted_at if job is not None else None,
+        begins_at=job.begins_at if job is not None else None,
+    )
+
+
+def _state(
+    files: Mapping[str, str], job: JobFacts | None, number: str, ending: Mapping[str, Any], *, silent: bool
+) -> tuple[UnitState, str]:
+    """That the scheduler does not list a job is no proof: its agent must have said so, or give no sign of life."""
+    said = str(ending.get("reason", ""))
+    if job is not None and job.state == "pending":
+        return "pending", ""
+    if ending:
+        return "ended", said
+    if job is not None and job.state == "running":
+        return "running", ""
+    if job is not None:
+        why = f" ({job.reason})" if job.reason else ""
+        return "killed", f"its job {job.id} ended: {job.native}{why}"
+    if not number:
+        return ("pending", "") if "attempt" in files else ("prepared", "")
+    if "health.json" in files and not silent:
+        return "running", ""
+    return "killed", f"its job {number} is no longer known"
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        value = msgspec.json.decode(text.encode())
+    except msgspec.DecodeError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _number(value: object, default: Any) -> Any:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else default
