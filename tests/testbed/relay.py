@@ -44,12 +44,18 @@ class Relay:
     chance: random.Random = field(default_factory=lambda: random.Random(0))
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self.weather.swallow:
-            with contextlib.suppress(OSError):
+        try:
+            if self.weather.swallow:
                 while await reader.read(CHUNK):
                     pass
-            writer.close()
-            return
+            else:
+                await self._connect(reader, writer)
+        except OSError:
+            pass
+        finally:
+            await _close(writer)
+
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             far_reader, far_writer = await asyncio.open_connection(*self.to)
         except OSError:
@@ -63,8 +69,7 @@ class Relay:
         except* OSError:
             pass
         finally:
-            for end in connection.ends:
-                end.close()
+            await _close(far_writer)
 
 
 @dataclass
@@ -115,6 +120,12 @@ class Connection:
                 writer.write_eof()
             if not chunk:
                 return
+
+
+async def _close(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
