@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 
+from fabrictool.applier.handover import KEPT
 from fabrictool.applier.journal import Journal
 from fabrictool.applier.planning import ABSENT
 from fabrictool.applier.rollout import held_back, model_of, waves
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from fabrictool.applier.truststore import TrustStore
     from fabrictool.base.clock import Clock
     from fabrictool.clusters.protocol import Cluster
-    from fabrictool.domain.observed import Observed
+    from fabrictool.domain.observed import Observed, ObservedUnit
     from fabrictool.domain.plan import Action, Plan
     from fabrictool.domain.specs import UnitSpec
 
@@ -258,6 +259,8 @@ class Applier:
         if course.step == "done" or (course.step == "queued" and action.kind == "create"):
             if action.kind == "delete":
                 self._save_end(action)
+            if course.ready is not None:
+                self._save_measured(action, course.ready)
             journal.write("done", **about, operation=_operation(action))
             self.reporter.step(action, course.step, course.said if course.step == "queued" else "")
         return ()
@@ -312,6 +315,19 @@ class Applier:
             generations[action.address] = max(generation(action.operation), generations.get(action.address, 0))
             units[action.address] = placed
         self._write(generations=generations, units=units)
+
+    def _save_measured(self, action: Action, unit: ObservedUnit) -> None:
+        """Remember how long its queue and its start took: the next handover is asked for by that."""
+        spec, begun = action.spec, unit.begins_at
+        if self._state is None or not isinstance(spec, AgentSpec) or begun is None:
+            return
+        waits, loads = dict(self._state.waits), dict(self._state.loads)
+        if unit.submitted_at is not None:
+            place = f"{action.cluster}/{spec.node}"
+            waits[place] = [*waits.get(place, ()), round(max(0.0, begun - unit.submitted_at), 1)][-KEPT:]
+        load = round(max(0.0, self.clock.wall() - begun), 1)
+        loads[spec.model] = [*loads.get(spec.model, ()), load][-KEPT:]
+        self._write(waits=waits, loads=loads)
 
     def _save_end(self, action: Action) -> None:
         """Forget the place of a unit that was stopped, unless a younger one of its address stands there."""

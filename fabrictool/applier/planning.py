@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from fabrictool.applier.fabric import next_operation
+from fabrictool.applier.handover import successions
 from fabrictool.base.errors import FabrictoolError, InfeasibleError, Place, Problem
 from fabrictool.domain.plan import Action, Certificate, Forecast, Placement, Plan, ReplicaPlacement
 from fabrictool.domain.specs import AgentSpec, GatewaySpec
@@ -29,15 +30,11 @@ if TYPE_CHECKING:
     from fabrictool.blueprint import Loaded
     from fabrictool.domain.blueprint import Blueprint
     from fabrictool.domain.inventory import Inventory
-    from fabrictool.domain.observed import Observed, ObservedUnit
+    from fabrictool.domain.observed import Observed
     from fabrictool.domain.specs import UnitSpec
     from fabrictool.planner.problem import OptionKey, Solution, Solver
 
 ABSENT = "absent"
-RENEW_BEFORE_S = 4 * 3600.0
-RENEW_SHARE = 1 / 6
-"""A running unit is replaced by the next apply when less than this is left of its certificate: four hours, or a sixth
-of its life when that is shorter. One that outlives the unit's own walltime is never renewed."""
 
 
 def plan_fabric(
@@ -79,7 +76,7 @@ def plan_fabric(
         why = [*error.problems, *explain_conflict(situation), *_unknown_clusters(observed)]
         raise InfeasibleError(why) from error
     problem = solution.whole(problem)
-    expiring = {unit.operation for _, unit in observed.running().values() if expires_soon(unit, now)}
+    expiring = successions(observed, specs, state, now)
     out_of_sight = {
         address.removeprefix("replica/"): _key(address.removeprefix("replica/"), placed)
         for address, placed in state.units.items()
@@ -190,14 +187,6 @@ def _said(sentences: Iterable[str], *, patient: bool) -> tuple[list[str], bool]:
             raise
         return said, True
     return said, False
-
-
-def expires_soon(unit: ObservedUnit, now: float) -> bool:
-    """Whether a new session must follow this one."""
-    end = unit.certificate_ends_at
-    if end is None or (unit.ends_at is not None and unit.ends_at <= end):
-        return False
-    return end - now < min(RENEW_BEFORE_S, RENEW_SHARE * (end - unit.certificate_begins_at))
 
 
 def destruction_plan(fabric: Fabric, loaded: Loaded) -> tuple[Plan, list[Problem]]:

@@ -54,6 +54,10 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """Digest of what that plan was made of."""
     generations: dict[str, int] = {}
     """Address → how many units it ever had."""
+    waits: dict[str, list[float]] = {}
+    """``CLUSTER/PARTITION`` → seconds that our last jobs waited in its queue."""
+    loads: dict[str, list[float]] = {}
+    """Model → seconds from the start of its last replicas until they served."""
     units: dict[str, Placed] = {}
     """Address → where its unit was started and not stopped since."""
 

@@ -44,6 +44,8 @@ class Course:
     killed: bool = False
     alone: bool = False
     error: FabrictoolError | None = None
+    ready: ObservedUnit | None = None
+    """The new unit, as it was seen when it first served."""
 
     @property
     def over(self) -> bool:
@@ -158,6 +160,7 @@ class Wave:
         if unit is not None and unit.state in ("ended", "killed"):
             self._fail(course, self._died(action, unit))
         elif unit is not None and unit.state == "running" and unit.ready:
+            course.ready = unit
             if course.former and action.kind == "replace" and not action.stop_first:
                 course.step = "stop"
                 self._ask_to_stop([course])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -221,7 +222,8 @@ def top(
     from fabrictool.cli.watching import gateway_url, require_tui
 
     run = require_tui()
-    run(url or gateway_url(blueprint, inventory), interval)
+    with nullcontext(url) if url else gateway_url(blueprint, inventory) as page:
+        run(page, interval)
 
 
 def demo(

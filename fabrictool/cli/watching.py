@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import time
 from pathlib import Path
@@ -16,7 +17,7 @@ from fabrictool.status.client import StatusUnavailableError, fetch
 from fabrictool.status.documents import AgentStatus, GatewayStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from fabrictool.applier.fabric import Fabric
     from fabrictool.domain.observed import Observed, ObservedUnit
@@ -58,7 +59,7 @@ def _whole_fabric(blueprint: Path | None, inventory: Path | None) -> tuple[dict[
     fabric = open_fabric(loaded)
     observed = fabric.observe()
     units = [_unit_row(cluster, unit) for cluster, unit in _latest_units(observed)]
-    gateway = _gateway_document(observed)
+    gateway = _gateway_document(fabric, observed)
     state = fabric.folder.read_state()
     unknown = {name: facts.reason for name, facts in observed.clusters.items() if not facts.known}
     unreached, drifts = out_of_reach(state, observed), drift(state, observed, loaded.digest)
@@ -70,7 +71,7 @@ def _whole_fabric(blueprint: Path | None, inventory: Path | None) -> tuple[dict[
         lines += ["", table(["UNIT", "CLUSTER", "STATE", "ENGINE", ""], rows)]
     if gateway is not None:
         lines += ["", *_gateway_lines(gateway)]
-    well = all(u["state"] == "running" and u["engine"] in ("", "ready") for u in units)
+    well = all(u["state"] == "running" and (u["engine"] or "ready") == "ready" for u in units)
     good = bool(units) and well and not any(problem.severity == "error" for problem in unreached)
     document = {
         "format_version": "1",
@@ -105,9 +106,21 @@ def _unit_row(cluster: str, unit: ObservedUnit) -> dict[str, Any]:
         "state": unit.state,
         "pid": unit.pid,
         "engine": "",
-        "detail": unit.reason,
+        "detail": unit.reason or unit.detail,
         "status_url": unit.status_url,
+        "job": unit.job,
+        "ready": unit.ready,
+        "begins_at": unit.begins_at,
+        "ends_at": unit.ends_at,
     }
+    if unit.state == "running" and not unit.status_url and unit.address.startswith("replica/"):
+        row["engine"] = "ready" if unit.ready else "not ready"
+    times = [f"job {unit.job}"] if unit.job else []
+    if unit.state == "pending" and unit.begins_at is not None:
+        times.append(f"expected to start {_clock(unit.begins_at)}")
+    if unit.state == "running" and unit.ends_at is not None:
+        times.append(f"ends {_clock(unit.ends_at)}")
+    row["detail"] = "; ".join([*times, *([row["detail"]] if row["detail"] else [])])
     if unit.state == "running" and unit.status_url:
         try:
             document = fetch(unit.status_url, timeout_s=2.0)
@@ -119,19 +132,20 @@ def _unit_row(cluster: str, unit: ObservedUnit) -> dict[str, Any]:
                 row["detail"] = document.engine.progress or f"up {duration(document.at - document.started_at)}"
                 row["in_flight"] = document.in_flight
                 row["links"] = len(document.links)
-                row["ends_at"] = document.ends_at
+                row["ends_at"] = document.ends_at or unit.ends_at
             else:
                 row["detail"] = f"clients {document.listen}, agents {document.mesh}"
     return row
 
 
-def _gateway_document(observed: Observed) -> GatewayStatus | None:
-    for _, unit in observed.running().values():
-        if unit.address.startswith("gateway/") and unit.status_url:
-            try:
-                document = fetch(unit.status_url, timeout_s=2.0)
-            except StatusUnavailableError:
-                return None
+def _clock(at: float) -> str:
+    return time.strftime("%m-%d %H:%MZ", time.gmtime(at))
+
+
+def _gateway_document(fabric: Fabric, observed: Observed) -> GatewayStatus | None:
+    for cluster, unit in observed.running().values():
+        if unit.address.startswith("gateway/"):
+            document = fabric.clusters[cluster].document(unit.operation)
             return document if isinstance(document, GatewayStatus) else None
     return None
 
@@ -213,10 +227,9 @@ def show_events(blueprint: Path | None, inventory: Path | None, lines: int, *, a
         {"at": e.at, "source": "apply", "kind": e.kind, "subject": e.address or e.plan[:8], "text": e.text or e.action}
         for e in history(fabric.folder.journal)
     ]
-    for _, unit in fabric.observe().running().values():
-        try:
-            document = fetch(unit.status_url, timeout_s=2.0) if unit.status_url else None
-        except StatusUnavailableError:
+    for cluster, unit in fabric.observe().running().values():
+        document = fabric.clusters[cluster].document(unit.operation) if unit.state == "running" else None
+        if document is None and unit.state == "running":
             say(f"{unit.address} does not answer; its events are missing")
             continue
         if document is not None:
@@ -230,12 +243,16 @@ def show_events(blueprint: Path | None, inventory: Path | None, lines: int, *, a
         data(f"{stamp}  {event['source']:<24} {event['kind']:<16} {event['subject']}  {event['text']}".rstrip())
 
 
-def gateway_url(blueprint: Path | None, inventory: Path | None) -> str:
-    """Status URL of the fabric's running gateway; raises FT5202 when there is none."""
-    observed = open_fabric(load(blueprint, inventory)).observe()
-    for _, unit in observed.running().values():
-        if unit.address.startswith("gateway/") and unit.status_url:
-            return unit.status_url
+@contextlib.contextmanager
+def gateway_url(blueprint: Path | None, inventory: Path | None) -> Iterator[str]:
+    """Status URL of the fabric's running gateway, through SSH where it runs elsewhere; FT5202 when there is none."""
+    fabric = open_fabric(load(blueprint, inventory))
+    for cluster, unit in fabric.observe().running().values():
+        if unit.address.startswith("gateway/") and unit.state == "running":
+            with fabric.clusters[cluster].page(unit.operation) as url:
+                if url:
+                    yield url
+                    return
     raise UnreachableError.of("FT5202", "no gateway of this fabric runs here", hint="`fabrictool apply`, or give a URL")
 
 

@@ -29,6 +29,7 @@ from fabrictool.status.client import StatusUnavailableError, fetch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from fabrictool.clusters.protocol import NewUnit
@@ -77,6 +78,10 @@ class LocalCluster:
         """Of one unit."""
         folder = self._folder(operation)
         return _state(folder) if folder.spec.exists() else None
+
+    def page(self, operation: str) -> AbstractContextManager[str]:
+        """On this machine's loopback."""
+        return contextlib.nullcontext(str(self._folder(operation).process().get("status", "")))
 
     def document(self, operation: str) -> StatusDocument | None:
         """Asked of the unit's own page."""

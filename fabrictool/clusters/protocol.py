@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from fabrictool.base.errors import FabrictoolError
     from fabrictool.domain.observed import ClusterFacts
@@ -78,6 +79,10 @@ class Cluster(Protocol):
 
     def document(self, operation: str) -> StatusDocument | None:
         """The unit's own status document; None when there is none."""
+        ...
+
+    def page(self, operation: str) -> AbstractContextManager[str]:
+        """URL of the unit's loopback status page, as it can be reached from here while the context lasts; "": none."""
         ...
 
     def log_tail(self, operation: str, lines: int) -> list[str]:

@@ -6,11 +6,14 @@ What runs there is decided by pure parts: `schedulers/` says the words of a sche
 
 from __future__ import annotations
 
+import contextlib
 import io
 import posixpath
 import tarfile
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -25,12 +28,12 @@ from fabrictool.mesh.identity import describe_chain
 from fabrictool.status.documents import decode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from fabrictool.base.errors import Problem
     from fabrictool.clusters.connections.protocol import Completed, Connection
     from fabrictool.clusters.protocol import NewUnit
-    from fabrictool.clusters.schedulers.protocol import Scheduler, SchedulerFacts
+    from fabrictool.clusters.schedulers.protocol import Scheduler
     from fabrictool.clusters.survey import Survey
     from fabrictool.domain.inventory import Cluster as Described
     from fabrictool.status.documents import StatusDocument
@@ -96,6 +99,17 @@ class RemoteCluster:
             return decode(written) if written else None
         except msgspec.DecodeError:
             return None
+
+    @contextlib.contextmanager
+    def page(self, operation: str) -> Iterator[str]:
+        """Through the login node of a plain host, which is the unit's own machine; of jobs there is none."""
+        url = self.survey().pages.get(operation, "")
+        parts = urlsplit(url)
+        if self._scheduler.kind != "ssh" or parts.port is None:
+            yield ""
+            return
+        with self._connections[0].forward("127.0.0.1", parts.port) as (host, port):
+            yield f"http://{host}:{port}{parts.path}"
 
     def log_tail(self, operation: str, lines: int) -> list[str]:
         """Of the job's output."""
@@ -193,10 +207,7 @@ class RemoteCluster:
         with self._lock:
             if brief and self._survey is not None:  # queues and reservations stay as last seen
                 old = self._survey.scheduler
-                facts = _with_jobs(old, found.scheduler)
-                found = type(found)(
-                    found.now, found.home, found.base, found.environment, facts, found.units, found.specs
-                )
+                found = replace(found, scheduler=replace(old, jobs=found.scheduler.jobs))
             self._survey = found
         return found
 
@@ -325,10 +336,6 @@ class RemoteCluster:
         if not problems:
             raise UnreachableError.of("FT5109", "it has no login node", thing=f"cluster/{self.name}")
         raise UnreachableError(problems)
-
-
-def _with_jobs(old: SchedulerFacts, new: SchedulerFacts) -> SchedulerFacts:
-    return type(old)(old.version, old.name, new.jobs, old.queues, old.away, old.programs)
 
 
 def _tar(folders: Mapping[str, Mapping[str, bytes]]) -> bytes:

@@ -37,6 +37,8 @@ class Survey:
     scheduler: SchedulerFacts
     units: tuple[ObservedUnit, ...] = ()
     specs: Mapping[str, UnitSpec] = field(default_factory=dict)
+    pages: Mapping[str, str] = field(default_factory=dict)
+    """Operation → URL of its status page on the loopback of its own machine."""
 
 
 def read_survey(text: str, scheduler: Scheduler, *, thing: str) -> Survey:
@@ -62,6 +64,11 @@ def read_survey(text: str, scheduler: Scheduler, *, thing: str) -> Survey:
         scheduler=facts,
         units=_units(folders, specs, facts.jobs, now),
         specs=specs,
+        pages={
+            operation: str(_object(files["process.json"]).get("status", ""))
+            for operation, files in folders.items()
+            if "process.json" in files
+        },
     )
 
 
@@ -150,6 +157,7 @@ def _unit(
         detail=detail,
         job=number or (job.id if job is not None else ""),
         lineage=str(meta.get("lineage", "")),
+        silent_s=age if state == "running" and health else 0.0,
         submitted_at=job.submitted_at if job is not None else None,
         begins_at=job.begins_at if job is not None else None,
     )

@@ -39,6 +39,8 @@ class ObservedUnit(msgspec.Struct, frozen=True, kw_only=True):
     """The scheduler's own id of it."""
     lineage: str = ""
     """Whose it is; "" on clusters that hold nobody else's."""
+    silent_s: float = 0.0
+    """Seconds since the last sign of life of a running unit, where that is how it shows."""
     submitted_at: float | None = None
     begins_at: float | None = None
     """Of a pending job: when the scheduler expects to start it; of a running one: when it did."""

@@ -6,6 +6,7 @@ Unknown is not absent: a unit on a cluster that did not answer is neither starte
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -14,7 +15,7 @@ from fabrictool.domain.plan import Action, spec_digest
 from fabrictool.domain.specs import AgentSpec, GatewaySpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Mapping
+    from collections.abc import Callable, Mapping
 
     from fabrictool.domain.observed import Observed, ObservedUnit
     from fabrictool.domain.specs import UnitSpec
@@ -39,17 +40,17 @@ def actions(
     operation: Callable[[str], str],
     *,
     running_specs: Mapping[str, UnitSpec],
-    expiring: Container[str] = (),
+    expiring: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[Action, ...]:
     """The actions, gateways first where something starts and last where something ends.
 
     `operation` gives the id of an address's next unit; `running_specs` the specs of running units, for naming what
-    changed; `expiring` the operations whose certificate ends soon, which a new session must follow.
+    changed; `expiring` the operations that need a successor although nothing changed, and why.
     """
     living = observed.living()
     found = [_wanted_action(want, observed, living, operation, running_specs, expiring) for want in wanted.values()]
     found, early = _make_room(found, living, running_specs)
-    used = {name for action in found for name in (action.operation, action.former)}
+    used = {name for action in found for name in (action.operation, action.former)} | _awaiting(living)
     untouched = {action.address for action in found if action.kind == "unknown"}
     for address, units in living.items():
         reason = (
@@ -65,6 +66,11 @@ def actions(
         early |= {unit.operation for unit in damaged}  # they may hold a port or devices that a new one needs
         found += [delete(name, unit, f"what it is cannot be read any more: {unit.reason}") for unit in damaged]
     return tuple(sorted(found, key=lambda action: (action.former not in early, *_order(action))))
+
+
+def _awaiting(living: Mapping[str, list[tuple[str, ObservedUnit]]]) -> set[str]:
+    """Units that serve while their successor waits in a queue: a slot given up may not come back for days."""
+    return {unit.operation for units in living.values() if units[0][1].state == "pending" for _, unit in units[1:]}
 
 
 def _make_room(
@@ -123,7 +129,7 @@ def _wanted_action(
     living: Mapping[str, list[tuple[str, ObservedUnit]]],
     operation: Callable[[str], str],
     running_specs: Mapping[str, UnitSpec],
-    expiring: Container[str],
+    expiring: Mapping[str, str],
 ) -> Action:
     here = living.get(want.address)
     facts = observed.clusters[want.cluster]
@@ -152,6 +158,16 @@ def _wanted_action(
     cluster, unit = here[0]
     same = cluster == want.cluster and unit.spec_digest == spec_digest(want.spec)
     if same and unit.operation not in expiring:
+        if unit.state == "pending" and unit.job:
+            reason = f"it waits in the queue: {unit.detail}"
+            return Action(
+                kind="keep",
+                address=want.address,
+                cluster=cluster,
+                summary=want.summary,
+                reason=reason,
+                former=unit.operation,
+            )
         if len(here) > 1:  # the new one was started, the old one not yet stopped
             return Action(
                 kind="replace",
@@ -164,6 +180,16 @@ def _wanted_action(
                 stop_first=isinstance(want.spec, GatewaySpec),
                 spec=want.spec,
             )
+        if unit.state == "pending":
+            return Action(
+                kind="create",
+                address=want.address,
+                cluster=cluster,
+                summary=want.summary,
+                reason="goes on with a submission that was cut off",
+                operation=unit.operation,
+                spec=want.spec,
+            )
         return Action(kind="keep", address=want.address, cluster=cluster, summary=want.summary, former=unit.operation)
     before = running_specs.get(unit.operation)
     return Action(
@@ -171,7 +197,7 @@ def _wanted_action(
         address=want.address,
         cluster=want.cluster,
         summary=want.summary,
-        reason=("its certificate ends soon; " if same else "")
+        reason=(f"{expiring[unit.operation]}; " if same else "")
         + (
             START_FIRST
             if isinstance(want.spec, AgentSpec)

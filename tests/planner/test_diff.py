@@ -44,8 +44,8 @@ def observed(unknown=(), **units):
     return Observed(clusters=clusters)
 
 
-def plan(wanted, facts, specs=None, expiring=()):
-    found = actions(wanted, facts, lambda a: f"new-{a}", running_specs=specs or {}, expiring=expiring)
+def plan(wanted, facts, specs=None, expiring=None):
+    found = actions(wanted, facts, lambda a: f"new-{a}", running_specs=specs or {}, expiring=expiring or {})
     return [(a.kind, a.address, a.former) for a in found], found
 
 
@@ -65,8 +65,10 @@ def test_a_changed_spec_is_replaced_and_the_change_is_named():
 
 def test_a_certificate_that_ends_soon_is_followed_by_a_new_session():
     spec = agent()
-    assert plan(want(spec), observed(a=[unit(spec, "o")]), expiring={"o"})[1][0].reason.startswith("its certificate")
-    assert plan(want(spec), observed(a=[unit(spec, "o")]), expiring={"other"})[0][0][0] == "keep"
+    assert plan(want(spec), observed(a=[unit(spec, "o")]), expiring={"o": "its certificate ends soon"})[1][
+        0
+    ].reason.startswith("its certificate")
+    assert plan(want(spec), observed(a=[unit(spec, "o")]), expiring={"other": "x"})[0][0][0] == "keep"
 
 
 @pytest.mark.parametrize(("state", "said"), [("killed", "was killed"), ("ended", "ended: why")])

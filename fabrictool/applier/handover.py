@@ -1,0 +1,82 @@
+"""When a unit needs a successor though nothing about it changed: its allocation or certificate ends, or it is mute.
+
+A successor is asked for early enough that it serves before the unit drains: 95th percentile of the queue's wait, plus
+loading, draining, and twice the 90 s by which a scheduler's warning may come early (measured on Slurm 22.05).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING
+
+from fabrictool.domain.specs import AgentSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from fabrictool.applier.state import State
+    from fabrictool.domain.observed import ClusterFacts, Observed, ObservedUnit
+    from fabrictool.domain.specs import UnitSpec
+
+SIGNAL_SLACK_S = 180.0
+MUTE_S = 300.0
+"""A unit whose job runs and that gave no sign of life for so long gets a successor."""
+UNKNOWN_WAIT_S = 1800.0
+"""Of a queue that we have not waited in yet and in which no node is idle."""
+IDLE_WAIT_S = 60.0
+UNKNOWN_LOAD_S = 300.0
+RENEW_BEFORE_S = 4 * 3600.0
+RENEW_SHARE = 1 / 6
+"""A unit is replaced when less than this is left of its certificate: four hours, or a sixth of its life when that is
+shorter. One that outlives the unit's own walltime is never renewed."""
+KEPT = 20
+"""Measured waits and loads that are remembered."""
+
+
+def successions(observed: Observed, specs: Mapping[str, UnitSpec], state: State, now: float) -> dict[str, str]:
+    """Operation → why it needs a successor, of the youngest living unit of every address; `now` in wall seconds."""
+    found = {}
+    for cluster, unit in observed.running().values():
+        why = _why(unit, specs.get(unit.operation), observed.clusters[cluster], state, now)
+        if why:
+            found[unit.operation] = why
+    return found
+
+
+def _why(unit: ObservedUnit, spec: UnitSpec | None, facts: ClusterFacts, state: State, now: float) -> str:
+    if unit.state != "running":
+        return ""
+    if unit.silent_s > MUTE_S:
+        return f"it gave no sign of life for {unit.silent_s:.0f} s"
+    if isinstance(spec, AgentSpec) and unit.ends_at is not None and facts.scheduler:
+        lead = lead_s(unit, spec, facts, state)
+        if unit.ends_at - now < lead:
+            at = time.strftime("%H:%M:%S UTC", time.gmtime(unit.ends_at))
+            return f"its allocation ends at {at}, and a successor needs up to {lead:.0f} s"
+    return "its certificate ends soon" if expires_soon(unit, now) else ""
+
+
+def lead_s(unit: ObservedUnit, spec: AgentSpec, facts: ClusterFacts, state: State) -> float:
+    """Seconds before a unit's end at which its successor is asked for; at most half of its allocation."""
+    queue = facts.queues.get(spec.node)
+    usual = IDLE_WAIT_S if queue is not None and queue.idle else UNKNOWN_WAIT_S
+    wait = percentile(state.waits.get(f"{facts.cluster}/{spec.node}", ()), 0.95, usual)
+    load = percentile(state.loads.get(spec.model, ()), 0.95, UNKNOWN_LOAD_S)
+    lead = wait + load + spec.drain_s + SIGNAL_SLACK_S
+    if unit.begins_at is not None and unit.ends_at is not None:
+        lead = min(lead, (unit.ends_at - unit.begins_at) / 2)
+    return lead
+
+
+def percentile(values: Sequence[float], share: float, default: float) -> float:
+    """The smallest value that at least `share` of them do not exceed."""
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)] if values else default
+
+
+def expires_soon(unit: ObservedUnit, now: float) -> bool:
+    """Whether a new session must follow this one, for the sake of its certificate."""
+    end = unit.certificate_ends_at
+    if end is None or (unit.ends_at is not None and unit.ends_at <= end):
+        return False
+    return end - now < min(RENEW_BEFORE_S, RENEW_SHARE * (end - unit.certificate_begins_at))
