@@ -118,7 +118,9 @@ class Machine:
         identity = [f"--reuid={user}", f"--regid={user}", "--init-groups"] if user else []
         into = ["nsenter", "-t", str(self.process.pid), "-a", "--"]
         clean = ["env", "-i", *(f"{k}={v}" for k, v in set_to.items())]
-        enter = ["setpriv", *identity, "--pdeathsig", "KILL", "--", "env", "-C", str(cwd or (home if user else "/"))]
+        # The operator's machine has no processes of its own: nsenter does not fork, and the parent is a thread of ours.
+        fate = [] if self.spec.role == "operator" else ["--pdeathsig", "KILL"]
+        enter = ["setpriv", *identity, *fate, "--", "env", "-C", str(cwd or (home if user else "/"))]
         return [*into, *clean, *enter, *argv]
 
     def run(
