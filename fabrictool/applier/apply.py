@@ -15,7 +15,7 @@ from fabrictool.applier.handover import KEPT
 from fabrictool.applier.journal import Journal
 from fabrictool.applier.planning import ABSENT
 from fabrictool.applier.rollout import held_back, model_of, waves
-from fabrictool.applier.state import Placed, operation_id
+from fabrictool.applier.state import Applied, Placed, operation_id
 from fabrictool.applier.wave import QUEUE_WAIT_S, Course, Wave
 from fabrictool.base.errors import (
     AppliedInPartError,
@@ -86,8 +86,10 @@ class Applier:
     """How long jobs may wait in their queues; 0: the command ends when they are submitted."""
     _state: State | None = None
 
-    def apply(self, plan: Plan) -> bool:
+    def apply(self, plan: Plan, *, heals: bool = False) -> bool:
         """Carry `plan` out under the lease; returns False when it was the last to be carried out.
+
+        A plan that `heals` leads back to what was applied last, so what `reconcile` aims at stays as it is.
 
         Raises
         ------
@@ -116,9 +118,11 @@ class Applier:
                 if action.spec is not None:
                     self._identity(action.spec)  # says what is missing or has expired before anything starts
             journal.write("begin", text=f"{len(plan.changes)} changes")
-            if state.serial == 0:
+            wanted = state.applied_units if heals else self._wanted(plan, state)
+            if state.serial == 0 or wanted != state.applied_units:
                 lineage = state.lineage or plan.lineage or self.lineage
-                state = self.folder.write_state(msgspec.structs.replace(state, lineage=lineage), read=state)
+                new = msgspec.structs.replace(state, lineage=lineage, applied_units=wanted)
+                state = self.folder.write_state(new, read=state)
             self._state = state
             problems = self._carry_out(plan, observed, journal)
             if self.interrupt.count:
@@ -128,12 +132,24 @@ class Applier:
                 )
             if problems:
                 raise AppliedInPartError(problems)
-            self._state = self.folder.write_state(
-                msgspec.structs.replace(self._state, applied_plan=plan.id, applied_blueprint=plan.blueprint_digest),
-                read=self._state,
-            )
+            if not heals:
+                self._write(applied_plan=plan.id, applied_blueprint=plan.blueprint_digest)
             journal.write("end")
             return True
+
+    def _wanted(self, plan: Plan, state: State) -> dict[str, Applied]:
+        """What runs when the plan is carried out; what it says nothing of, on clusters out of sight, stays wanted."""
+        gone = {action.address for action in plan.actions if action.kind == "delete"}
+        found = {address: unit for address, unit in state.applied_units.items() if address not in gone}
+        for action in plan.actions:
+            spec = action.spec
+            if spec is None and action.kind == "keep":
+                spec = self.clusters[action.cluster].spec(action.former)
+            if spec is not None:
+                if isinstance(spec, GatewaySpec) and self.keys is not None:
+                    spec = msgspec.structs.replace(spec, keys=self.keys.digest)
+                found[action.address] = Applied(cluster=action.cluster, spec=spec, summary=action.summary)
+        return found
 
     def _check_sound(self, plan: Plan) -> None:
         """Refuse a plan that no planner makes: names from it become paths."""

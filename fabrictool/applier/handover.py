@@ -30,6 +30,8 @@ RENEW_BEFORE_S = 4 * 3600.0
 RENEW_SHARE = 1 / 6
 """A unit is replaced when less than this is left of its certificate: four hours, or a sixth of its life when that is
 shorter. One that outlives the unit's own walltime is never renewed."""
+LONGEST_LEAD = 2 / 3
+"""Of an allocation: of a short one no more is spent on two at once."""
 KEPT = 20
 """Measured waits and loads that are remembered."""
 
@@ -58,14 +60,14 @@ def _why(unit: ObservedUnit, spec: UnitSpec | None, facts: ClusterFacts, state: 
 
 
 def lead_s(unit: ObservedUnit, spec: AgentSpec, facts: ClusterFacts, state: State) -> float:
-    """Seconds before a unit's end at which its successor is asked for; at most half of its allocation."""
+    """Seconds before a unit's end at which its successor is asked for; at most a part of its allocation."""
     queue = facts.queues.get(spec.node)
     usual = IDLE_WAIT_S if queue is not None and queue.idle else UNKNOWN_WAIT_S
     wait = percentile(state.waits.get(f"{facts.cluster}/{spec.node}", ()), 0.95, usual)
     load = percentile(state.loads.get(spec.model, ()), 0.95, UNKNOWN_LOAD_S)
     lead = wait + load + spec.drain_s + SIGNAL_SLACK_S
     if unit.begins_at is not None and unit.ends_at is not None:
-        lead = min(lead, (unit.ends_at - unit.begins_at) / 2)
+        lead = min(lead, (unit.ends_at - unit.begins_at) * LONGEST_LEAD)
     return lead
 
 

@@ -19,7 +19,7 @@ import msgspec
 from fabrictool.base.errors import FabrictoolError, InvalidInputError, StaleError
 from fabrictool.base.files import file_error, write_atomic
 from fabrictool.base.ids import random_id
-from fabrictool.domain.specs import Phase
+from fabrictool.domain.specs import Phase, UnitSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,6 +41,14 @@ class Placed(msgspec.Struct, frozen=True, kw_only=True):
     operation: str = ""
 
 
+class Applied(msgspec.Struct, frozen=True, kw_only=True):
+    """One unit of the last approved plan."""
+
+    cluster: str
+    spec: UnitSpec
+    summary: str = ""
+
+
 class State(msgspec.Struct, frozen=True, kw_only=True):
     """``state.json``."""
 
@@ -52,6 +60,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """Id of the last plan that was carried out."""
     applied_blueprint: str = ""
     """Digest of what that plan was made of."""
+    applied_units: dict[str, Applied] = {}
+    """Address → what the last approved plan wants there: what `reconcile` heals to."""
     generations: dict[str, int] = {}
     """Address → how many units it ever had."""
     waits: dict[str, list[float]] = {}

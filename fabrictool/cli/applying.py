@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -19,7 +20,7 @@ from fabrictool.base.errors import (
 from fabrictool.cli.output import data, json_line, paint, print_problems, say
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
     from types import FrameType
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from fabrictool.domain.plan import Action, Plan
     from fabrictool.planner.problem import Solution, Solver
 
+QUEUE_WAIT_S = 900.0
+"""How long `apply` waits for jobs in their queues."""
 PATIENCE_S = 2.0
 """A search that takes longer tells how far it is."""
 _MARKS = {"intent": "…", "started": "·", "waiting": "·", "done": "✓", "queued": "✓", "held": "✗", "failed": "✗"}
@@ -186,9 +189,10 @@ def carry_out(
     scenario: str | None,
     *,
     as_json: bool,
+    queue_wait_s: float = QUEUE_WAIT_S,
 ) -> int:
     """Apply `plan`; returns the exit code."""
-    from fabrictool.applier.apply import Applier, Interrupt
+    from fabrictool.applier.apply import Applier
     from fabrictool.applier.planning import read_set
     from fabrictool.applier.tenantkeys import tenant_keys
     from fabrictool.base.clock import SystemClock
@@ -197,7 +201,6 @@ def carry_out(
     loaded = load(blueprint, inventory, overlay=overlay, scenario=scenario)
     fabric = open_fabric(loaded)
     keys = tenant_keys(loaded.blueprint, os.environ)  # a missing secret must be said before anything is started
-    interrupt = Interrupt()
     applier = Applier(
         folder=fabric.folder,
         trust=fabric.trust,
@@ -208,13 +211,10 @@ def carry_out(
         lineage=fabric.lineage,
         observe=fabric.observe,
         read_set=lambda observed: read_set(loaded, observed, keys.digest if keys is not None else ""),
-        interrupt=interrupt,
+        queue_wait_s=queue_wait_s,
     )
-    former = signal.signal(signal.SIGINT, _handler(interrupt))
-    try:
+    with finishing(applier.interrupt):
         changed = applier.apply(plan)
-    finally:
-        signal.signal(signal.SIGINT, former)
     if as_json:
         json_line({"type": "end", "plan": plan.id, "changed": changed})
     elif changed:
@@ -222,6 +222,16 @@ def carry_out(
     else:
         say(f"plan {plan.id[:8]} was applied before; `fabrictool plan` tells whether it still holds")
     return 0
+
+
+@contextlib.contextmanager
+def finishing(interrupt: Interrupt) -> Iterator[None]:
+    """Ctrl-C ends what runs inside in order."""
+    former = signal.signal(signal.SIGINT, _handler(interrupt))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, former)
 
 
 def _handler(interrupt: Interrupt) -> Any:

@@ -1,4 +1,4 @@
-"""``plan``, ``apply``, ``destroy``, ``status``, ``logs``, ``events``, ``top`` and ``demo``."""
+"""``plan``, ``apply``, ``reconcile``, ``destroy``, ``status``, ``logs``, ``events``, ``top`` and ``demo``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fabrictool.cli.options import (
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    for function in (plan, apply, destroy, status, logs, events, top, demo):
+    for function in (plan, apply, reconcile, destroy, status, logs, events, top, demo):
         app.command(function.__name__)(function)
 
 
@@ -139,6 +139,12 @@ def apply(
     as_json: JsonOption = False,
     seed: Annotated[int, typer.Option(min=0, help="Of the solver.")] = 0,
     max_delete: Annotated[int | None, typer.Option(min=0, help="Refuse a plan that deletes more units.")] = None,
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="Wait for jobs in their queues, or end once they are submitted.")
+    ] = True,
+    queue_wait: Annotated[
+        float, typer.Option(min=0, max=86400 * 7, help="Seconds to wait for a job in its queue.")
+    ] = 900.0,
 ) -> int:
     """Carry a plan out: journalled, safe to repeat, safe to interrupt."""
     from fabrictool.cli.applying import carry_out, confirm, make_plan, read_plan
@@ -159,7 +165,29 @@ def apply(
             json_line({"type": "end", "plan": made.id, "changed": False})
         return 0
     confirm(made, yes=yes, max_delete=max_delete)
-    return carry_out(made, blueprint, inventory, overlay, scenario, as_json=as_json)
+    return carry_out(
+        made, blueprint, inventory, overlay, scenario, as_json=as_json, queue_wait_s=queue_wait if wait else 0.0
+    )
+
+
+def reconcile(
+    blueprint: BlueprintOption = None,
+    inventory: InventoryOption = None,
+    watch: Annotated[bool, typer.Option("--watch/--once", help="Look again and again until Ctrl-C, or once.")] = False,
+    interval: Annotated[float, typer.Option(min=1, max=86400, help="Seconds between two looks of --watch.")] = 60.0,
+    dry_run: Annotated[bool, typer.Option(help="Say what has drifted and what would heal it; change nothing.")] = False,
+    prune: Annotated[bool, typer.Option(help="Stop units of this fabric that nobody asked for, too.")] = False,
+    max_delete: Annotated[int, typer.Option(min=0, help="Stop no more units than this in one look.")] = 1,
+    as_json: JsonOption = False,
+    detailed_exitcode: Annotated[bool, typer.Option(help="Exit with 2 when something has drifted.")] = False,
+) -> int:
+    """Heal what has drifted from what was applied last: missing replicas, ends of allocations, maintenance."""
+    from fabrictool.cli.reconciling import reconcile_fabric
+
+    return reconcile_fabric(
+        blueprint, inventory, watch=watch, interval=interval, dry_run=dry_run, prune=prune, max_delete=max_delete,
+        as_json=as_json, detailed=detailed_exitcode,
+    )  # fmt: skip
 
 
 def destroy(

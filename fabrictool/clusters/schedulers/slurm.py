@@ -84,7 +84,7 @@ class Slurm:
         ]  # fmt: skip
         argv += [f"--partition={job.partition}"] if job.partition else []
         if walltime is not None:
-            argv += [f"--time={_limit(walltime)}", f"--signal=TERM@{int(min(job.warning_s, walltime / 3, 65535))}"]
+            argv += [f"--time={_limit(walltime)}", f"--signal=TERM@{int(min(job.warning_s, walltime / 10, 65535))}"]
         argv += _size(facts, job)
         argv += [f"--begin=now+{math.ceil(job.begin_in_s)}"] if job.begin_in_s > 0 else []
         argv += [f"--{name}={value}" if value else f"--{name}" for name, value in sorted(job.options.items())]
