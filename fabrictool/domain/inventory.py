@@ -101,14 +101,6 @@ class Login(Document):
             name = "control_path" if self.control_path is not None else "ssh_config"
             raise problem("FT1150", f"`{name}` is for the program ssh only", "add `transport: openssh`")
         return self
-    transport: Literal["asyncssh", "openssh"] = "asyncssh"
-    """``openssh``: the system's ssh with one shared connection, for sites that ask for more than a key."""
-    identity: Text | None = None
-    """File of the private key, with its certificate beside it; absent: the SSH agent's keys and the usual files."""
-    control_path: Text | None = None
-    """Socket of a shared connection that a person opened; with ``openssh`` only."""
-    ssh_config: bool = False
-    """``true``: ``~/.ssh/config`` counts too; with ``openssh`` only."""
 
 
 class Install(Document):

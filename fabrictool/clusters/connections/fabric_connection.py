@@ -1,0 +1,305 @@
+"""The adapter for verbs that a person types: `bootstrap`, `doctor`, `shell`. Fabric, and paramiko only through it.
+
+Never imported where plans are made or carried out: it costs threads, has no answer to a silent peer but TCP's, and
+takes one command at a time.
+"""
+
+from __future__ import annotations
+
+import base64
+import select
+import shlex
+import socket
+import threading
+import time
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import fabric
+import paramiko
+
+from fabrictool.base.errors import FabrictoolError
+from fabrictool.clusters.connections import commands, errors, host_certificates, identities, pins
+from fabrictool.clusters.connections.fabric_forward import Forwarder
+from fabrictool.clusters.connections.settings import Limits
+from fabrictool.clusters.connections.shell_verbs import Outcome, ShellVerbs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from fabrictool.clusters.connections.protocol import Endpoint
+
+_FIRST_PAUSE = 0.05
+_LONGEST_PAUSE = 1.0
+_CHUNK = 1 << 16
+_BROKEN = (OSError, EOFError, paramiko.SSHException)
+
+
+class FabricConnection(ShellVerbs):
+    """One connection; commands run one after another."""
+
+    def __init__(self, endpoint: Endpoint, *, limits: Limits | None = None) -> None:
+        super().__init__(endpoint)
+        self._limits = limits or Limits()
+        self._lock = threading.Lock()
+        self._hosts: list[fabric.Connection] = []
+
+    def close(self) -> None:
+        """End it; a later call opens it again."""
+        with self._lock:
+            self._close()
+
+    def interact(self, argv: Sequence[str] = ()) -> int:
+        """Give the terminal to a login shell, or to a command, until it ends; its status."""
+        with self._lock:
+            last = self._connected()
+        if not argv:
+            return int(last.shell().exited)
+        text = commands.portable("exec " + shlex.join(argv))
+        return int(last.run(text, pty=True, warn=True, hide=False).exited)
+
+    def _carry(self, text: str, stdin: bytes, timeout_s: float, *, urgent: bool = False) -> Outcome:
+        with self._lock:
+            try:
+                channel = self._opened(text)
+            except _BROKEN as error:
+                return Outcome("lost", why=str(error))
+            feeder = threading.Thread(target=_feed, args=(channel, stdin), daemon=True)
+            feeder.start()
+            try:
+                return _collected(channel, time.monotonic() + timeout_s)
+            finally:
+                channel.close()
+                feeder.join()
+
+    @contextmanager
+    def stream(self, argv: Sequence[str]) -> Iterator[Iterator[bytes]]:
+        """The lines of a command's output as they come, without line ends; leaving the context ends the command."""
+        wrapped, what = commands.wrap_stream(argv), errors.named(argv)
+        with self._lock:
+            try:
+                channel = self._opened(wrapped.text)
+            except _BROKEN as error:
+                raise errors.lost(self._endpoint, what, str(error)) from error
+        try:
+            yield self._lines(channel, wrapped, what)
+        finally:
+            channel.close()
+
+    def _lines(self, channel: Any, wrapped: commands.Wrapped, what: str) -> Iterator[bytes]:
+        noise = True
+        with suppress(OSError), channel.makefile("rb") as lines:
+            for line in lines:
+                if noise:
+                    noise = wrapped.begun(line) is None
+                else:
+                    yield line.removesuffix(b"\n")
+        if channel.recv_exit_status() < 0:
+            raise errors.lost(self._endpoint, what, "the connection is gone")
+
+    @contextmanager
+    def forward(self, host: str, port: int) -> Iterator[tuple[str, int]]:
+        """A loopback address here that leads to `host`:`port` as the endpoint sees it, while the context lasts."""
+        with self._lock:
+            transport = self._connected().client.get_transport()
+        with Forwarder(transport, host, port) as address:
+            yield address
+
+    # -- the connection; the lock is held ------------------------------------------------------------------------
+
+    def _opened(self, text: str) -> Any:
+        """A channel on which the command has been sent; refused ones are asked for again, for nothing has run."""
+        until, pause = time.monotonic() + self._limits.refused_s, _FIRST_PAUSE
+        while True:
+            transport = self._connected().client.get_transport()
+            try:
+                channel = transport.open_session(timeout=self._limits.login_s)
+            except paramiko.ChannelException as error:
+                if time.monotonic() + pause > until:
+                    raise errors.channel_refused(self._endpoint, error.text) from error
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+                continue
+            try:
+                channel.exec_command(text.encode())
+            except BaseException:
+                channel.close()
+                raise
+            return channel
+
+    def _connected(self) -> fabric.Connection:
+        if not self._hosts or not all(host.is_connected for host in self._hosts):
+            self._close()
+            try:
+                for hop in (*self._endpoint.jumps, self._endpoint):
+                    self._hosts.append(self._login(hop))
+            except BaseException:
+                self._close()
+                raise
+        return self._hosts[-1]
+
+    def _close(self) -> None:
+        hosts, self._hosts = self._hosts, []
+        for host in reversed(hosts):
+            _hang_up(host)
+
+    def _login(self, hop: Endpoint) -> fabric.Connection:
+        found, offered = pins.pins(hop), identities.keys(hop)
+        host = fabric.Connection(
+            hop.host,
+            user=hop.user,
+            port=hop.port,
+            # Lazy: no file of Fabric's; an empty ssh_config: none of the user's.
+            config=fabric.Config(lazy=True, ssh_config=paramiko.SSHConfig()),
+            forward_agent=False,
+            connect_kwargs={
+                "key_filename": [str(path) for path in offered.files if not path.name.endswith("_sk")],
+                "pkey": _held(offered),
+                "allow_agent": bool(offered.agent) and not offered.only,
+                "look_for_keys": False,
+                "timeout": self._limits.login_s,
+                "banner_timeout": self._limits.login_s,
+                "auth_timeout": self._limits.login_s,
+                "transport_factory": lambda sock, **_: _transport(sock, found),
+                "sock": self._socket(hop),
+            },
+        )
+        host.client.set_missing_host_key_policy(_Pinned(hop, found))
+        try:
+            host.open()
+        except BaseException as error:
+            _hang_up(host)
+            if isinstance(error, _BROKEN) and not isinstance(error, FabrictoolError):
+                raise _of_login(hop, error, offered, self._limits) from error
+            raise
+        host.client.get_transport().set_keepalive(max(1, round(self._limits.keepalive_s)))
+        return host
+
+    def _socket(self, hop: Endpoint) -> Any:
+        if self._hosts:
+            transport = self._hosts[-1].client.get_transport()
+            try:
+                return transport.open_channel(
+                    "direct-tcpip", (hop.host, hop.port), ("127.0.0.1", 0), timeout=self._limits.connect_s
+                )
+            except paramiko.ChannelException as error:
+                raise errors.unreachable(hop, error.text) from error
+            except _BROKEN as error:
+                raise errors.no_answer(hop, "no connection", self._limits.connect_s) from error
+        try:
+            found = socket.create_connection((hop.host, hop.port), self._limits.connect_s)
+        except TimeoutError as error:
+            raise errors.no_answer(hop, "no connection", self._limits.connect_s) from error
+        except OSError as error:
+            raise errors.unreachable(hop, str(error)) from error
+        # Without this, each command waits some 40 ms for a delayed acknowledgement.
+        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            # paramiko does not look whether its keepalives are answered; TCP does.
+            silence = round(1000 * self._limits.keepalive_s * self._limits.keepalive_count)
+            found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, silence)
+        return found
+
+
+class _Pinned(paramiko.RejectPolicy):  # type: ignore[misc]
+    """The only judge of host keys: paramiko's own list knows one key of a kind and no authorities."""
+
+    def __init__(self, hop: Endpoint, found: tuple[pins.Pin, ...]) -> None:
+        self._hop = hop
+        self._pins = found
+
+    def missing_host_key(self, client: Any, hostname: str, key: Any) -> None:
+        """Returns for a pinned key, raises FT5303 otherwise."""
+        kind = key.get_name()
+        if key.public_blob is None:
+            if (False, key.asbytes()) in {(pin.authority, pin.blob) for pin in self._pins}:
+                return
+            raise self._refusal(f"{kind} {pins.fingerprint(key.asbytes())}", "")
+        certificate = key.public_blob.key_blob
+        authority = host_certificates.authority_of(certificate)
+        seen = f"certificate of {pins.fingerprint(authority)}"
+        if (True, authority) not in {(pin.authority, pin.blob) for pin in self._pins}:
+            raise self._refusal(seen, "its authority is not pinned")
+        if why := host_certificates.complaint(certificate, self._hop.host, time.time()):
+            raise self._refusal(seen, why)
+
+    def _refusal(self, seen: str, why: str) -> FabrictoolError:
+        return errors.wrong_host_key(self._hop, seen, [str(pin) for pin in self._pins], why)
+
+
+def _transport(sock: Any, found: tuple[pins.Pin, ...]) -> Any:
+    transport = paramiko.Transport(sock)
+    wanted = transport.get_security_options()
+    wanted.key_types = [name for name in pins.algorithms(found) if name in transport._key_info]  # noqa: SLF001
+    return transport
+
+
+def _held(offered: identities.Keys) -> Any:
+    """The agent's key for a private key that is locked; its certificate before the bare key."""
+    if not offered.only:
+        return None
+    wanted = [base64.b64decode(path.read_text().split()[1]) for path in reversed(offered.only)]
+    held = {key.asbytes(): key for key in paramiko.Agent().get_keys()}
+    return next((held[blob] for blob in wanted if blob in held), None)
+
+
+def _of_login(hop: Endpoint, error: BaseException, offered: identities.Keys, limits: Limits) -> FabrictoolError:
+    said = str(error)
+    if isinstance(error, paramiko.IncompatiblePeer):
+        return errors.no_protocol(hop, said)
+    if isinstance(error, paramiko.AuthenticationException) or "No authentication methods" in said:
+        if "timeout" in said.lower():
+            return errors.no_answer(hop, "no login", limits.login_s)
+        try:
+            identities.check_certificate(errors.alone(hop), time.time(), 0.0)
+        except FabrictoolError as found:
+            return found
+        return errors.refused(hop, str(offered), ", ".join(getattr(error, "allowed_types", ())))
+    # start_client ends without a word when its time is over.
+    if isinstance(error, TimeoutError) or "No existing session" in said or "timeout" in said.lower():
+        return errors.no_answer(hop, "no login", limits.login_s)
+    if "banner" in said:
+        late = error.__cause__ is None and "reading SSH protocol banner" not in said
+        return errors.no_answer(hop, "no login", limits.login_s) if late else errors.of_connecting(hop, said)
+    return errors.of_connecting(hop, said or "connection closed")
+
+
+def _hang_up(host: fabric.Connection) -> None:
+    with suppress(*_BROKEN):
+        transport = host.client.get_transport()
+        host.client.close()
+        if transport is not None:
+            transport.sock.close()
+            transport.join()
+    sock = host.connect_kwargs.get("sock")
+    if sock is not None:
+        sock.close()
+
+
+def _feed(channel: Any, stdin: bytes) -> None:
+    """A command may end without reading its stdin."""
+    with suppress(*_BROKEN):
+        channel.sendall(stdin)
+        channel.shutdown_write()
+
+
+def _collected(channel: Any, until: float) -> Outcome:
+    out, err = bytearray(), bytearray()
+    while True:
+        while channel.recv_ready():
+            out += channel.recv(_CHUNK)
+        while channel.recv_stderr_ready():
+            err += channel.recv_stderr(_CHUNK)
+        over = channel.closed or (channel.eof_received and channel.exit_status_ready())
+        if over and not channel.recv_ready() and not channel.recv_stderr_ready():
+            break
+        left = until - time.monotonic()
+        if left <= 0:
+            return Outcome("timeout", bytes(out), bytes(err))
+        if channel.eof_received:  # readable for ever: only the status is awaited
+            channel.status_event.wait(min(left, 0.1))
+        else:
+            select.select([channel], [], [], min(left, 1.0))
+    if channel.exit_status < 0:
+        return Outcome("lost", bytes(out), bytes(err), why="closed by the login node")
+    return Outcome("ended", bytes(out), bytes(err), channel.exit_status)
