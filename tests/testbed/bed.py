@@ -24,18 +24,17 @@ if TYPE_CHECKING:
 
 def _clean(found: State | None, specs: dict[str, MachineSpec]) -> None:
     """Ends all processes of a bed and removes its networks and its folder, whatever state it was left in."""
-    for process in found.processes.values() if found else ():
-        process.kill()
-    for spec in specs.values():
-        for pid in network.pids(spec.namespace):
-            if living := Process.of(pid):
-                living.kill()
-    wait_until(
-        "processes of the bed are still there",
-        lambda: not any(Process.of(pid) for spec in specs.values() for pid in network.pids(spec.namespace)),
-        within_s=10,
-        every_s=0.02,
-    )
+    processes = set(found.processes.values()) if found and found.boot == state.boot_id() else set()
+
+    def ended() -> bool:
+        # A dying process leaves its network before it is gone, and others may be born meanwhile: ask both, again.
+        for spec in specs.values():
+            processes.update(living for pid in network.pids(spec.namespace) if (living := Process.of(pid)))
+        for process in processes:
+            process.kill()
+        return not any(process.alive for process in processes)
+
+    wait_until("processes of the bed do not end", ended, within_s=10, every_s=0.02)
     network.remove_all(specs.values())
     if found:
         root = Path(found.root)
