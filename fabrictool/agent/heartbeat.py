@@ -30,8 +30,15 @@ PERIOD_S = 15.0
 class Heartbeat:
     """Writes until it is cancelled; `touch` makes the next write come now."""
 
-    def __init__(self, folder: RunFolder, health: Callable[[], Health], document: Callable[[], StatusDocument]) -> None:
+    def __init__(
+        self,
+        folder: RunFolder,
+        health: Callable[[], Health],
+        document: Callable[[], StatusDocument],
+        period_s: float = PERIOD_S,
+    ) -> None:
         self._folder = folder
+        self._period_s = period_s
         self._health = health
         self._document = document
         self._changed = asyncio.Event()
@@ -46,7 +53,7 @@ class Heartbeat:
             self._changed.clear()
             await self.write()
             try:
-                await asyncio.wait_for(self._changed.wait(), PERIOD_S)
+                await asyncio.wait_for(self._changed.wait(), self._period_s)
             except TimeoutError:
                 continue
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fabrictool.clusters.connections.factory import connect_login
 from fabrictool.clusters.local import LocalCluster
 from fabrictool.clusters.remote import RemoteCluster
 from fabrictool.clusters.schedulers.processes import Processes
@@ -22,22 +23,10 @@ def open_cluster(name: str, fabric: str, described: Described, root: Path) -> Cl
     if described.kind == "local":
         venv = described.software.python.venv
         return LocalCluster(name, root, python=f"{venv}/bin/python" if venv else "")
-    from fabrictool.clusters.connections.asyncssh_connection import AsyncsshConnection  # noqa: PLC0415
-    from fabrictool.clusters.connections.protocol import Endpoint  # noqa: PLC0415
-
-    connections = [
-        AsyncsshConnection(
-            Endpoint(
-                login.host,
-                login.port,
-                str(login.user),
-                login.host_keys,
-                identity=getattr(login, "identity", None) or "",
-            )
-        )
-        for login in described.login
-    ]
-    return RemoteCluster(name, fabric, described, scheduler_of(described.kind), connections)
+    scheduler = scheduler_of(described.kind)
+    return RemoteCluster(
+        name, fabric, described, scheduler, lambda: [connect_login(login) for login in described.login]
+    )
 
 
 def scheduler_of(kind: str) -> Scheduler:

@@ -28,7 +28,7 @@ from fabrictool.mesh.identity import describe_chain
 from fabrictool.status.documents import decode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from fabrictool.base.errors import Problem
     from fabrictool.clusters.connections.protocol import Completed, Connection
@@ -47,17 +47,23 @@ _REFUSALS = {"refused": "FT5404", "unknown": "FT5405", "unplaced": "FT5406"}
 
 
 class RemoteCluster:
-    """See the module's docstring. `connections` are its login nodes, tried in order."""
+    """See the module's docstring. `connect` gives its login nodes, tried in order; asked for when first needed."""
 
     def __init__(
-        self, name: str, fabric: str, described: Described, scheduler: Scheduler, connections: Sequence[Connection]
+        self,
+        name: str,
+        fabric: str,
+        described: Described,
+        scheduler: Scheduler,
+        connect: Callable[[], Sequence[Connection]],
     ) -> None:
         self.name = name
         self.poll_s = float(described.poll)
         self._fabric = fabric
         self._described = described
         self._scheduler = scheduler
-        self._connections = connections
+        self._connect = connect
+        self._opened: Sequence[Connection] = ()
         self._lock = threading.Lock()
         self._survey: Survey | None = None
 
@@ -187,8 +193,15 @@ class RemoteCluster:
 
     def close(self) -> None:
         """Of every login node."""
-        for connection in self._connections:
+        for connection in self._opened:
             connection.close()
+
+    @property
+    def _connections(self) -> Sequence[Connection]:
+        with self._lock:
+            if not self._opened:
+                self._opened = self._connect()
+            return self._opened
 
     # -- internals --------------------------------------------------------------------------------------------
 

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("fabrictool.gateway")
 
 DRAIN_S = 20.0
+BEAT_S = 3.0
+"""A gateway is one process on a host of its own, and its document tells of the whole fabric."""
 KEYS_FILE = "keys.json"
 
 
@@ -82,7 +84,7 @@ async def run_on_mesh(spec: GatewaySpec, folder: RunFolder, clock: Clock) -> str
         )
         gateway.publish_node(node_body(mesh, **about, lifecycle=Lifecycle.SERVING, version=1))
         _log.info("clients on %s, agents on %s", gateway.listen_address, gateway.mesh_address)
-        beat = asyncio.create_task(Heartbeat(folder, lambda: _health(clock), gateway.status).run())
+        beat = asyncio.create_task(Heartbeat(folder, lambda: _health(clock), gateway.status, BEAT_S).run())
         stack.callback(beat.cancel)
         reason = await stop()
         await gateway.drain(DRAIN_S)

@@ -5,11 +5,14 @@ FTBED_REUSE=1 takes the bed that is up and leaves it up; FTBED_LOGS=FOLDER keeps
 """
 
 import os
+import shutil
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
+from tests.bed.federation import Federation
 from tests.testbed.bed import Bed
 from tests.testbed.requirements import missing
 
@@ -68,3 +71,29 @@ def pytest_terminal_summary(terminalreporter, config):
     elif bed := config.stash.get(BED, None):
         times = ", ".join(f"{step} {seconds:.1f} s" for step, seconds in bed.times.items())
         terminalreporter.line(f"Slurm testbed: {times or 'was up already'}")
+
+
+@pytest.fixture(scope="session")
+def shared_model():
+    """A tiny random model where every user of every machine can read it."""
+    from fabrictool.engines.reference.tiny import write_tiny_model
+
+    folder = Path(tempfile.mkdtemp(prefix="ft-model-", dir="/var/tmp"))
+    folder.chmod(0o755)
+    write_tiny_model(folder / "tiny.gguf", seed=7, context=512)
+    (folder / "tiny.gguf").chmod(0o644)
+    yield folder / "tiny.gguf"
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def make_federation(bed, shared_model):
+    made = []
+
+    def make(name):
+        made.append(Federation(bed, Path(tempfile.mkdtemp(prefix=f"ft-{name}-")), shared_model, name))
+        return made[-1]
+
+    yield make
+    for federation in made:
+        federation.clean_up()
