@@ -11,12 +11,13 @@ import time
 from typing import TYPE_CHECKING
 
 from fabrictool.domain.specs import AgentSpec
+from fabrictool.planner.diff import Succession
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from fabrictool.applier.state import State
-    from fabrictool.domain.observed import ClusterFacts, Observed, ObservedUnit
+    from fabrictool.domain.observed import Away, ClusterFacts, Observed, ObservedUnit
     from fabrictool.domain.specs import UnitSpec
 
 SIGNAL_SLACK_S = 180.0
@@ -36,27 +37,44 @@ KEPT = 20
 """Measured waits and loads that are remembered."""
 
 
-def successions(observed: Observed, specs: Mapping[str, UnitSpec], state: State, now: float) -> dict[str, str]:
+def successions(observed: Observed, specs: Mapping[str, UnitSpec], state: State, now: float) -> dict[str, Succession]:
     """Operation → why it needs a successor, of the youngest living unit of every address; `now` in wall seconds."""
     found = {}
     for cluster, unit in observed.running().values():
         why = _why(unit, specs.get(unit.operation), observed.clusters[cluster], state, now)
-        if why:
+        if why is not None:
             found[unit.operation] = why
     return found
 
 
-def _why(unit: ObservedUnit, spec: UnitSpec | None, facts: ClusterFacts, state: State, now: float) -> str:
+def _why(unit: ObservedUnit, spec: UnitSpec | None, facts: ClusterFacts, state: State, now: float) -> Succession | None:
     if unit.state != "running":
-        return ""
+        return None
     if unit.silent_s > MUTE_S:
-        return f"it gave no sign of life for {unit.silent_s:.0f} s"
-    if isinstance(spec, AgentSpec) and unit.ends_at is not None and facts.scheduler:
+        return Succession(f"it gave no sign of life for {unit.silent_s:.0f} s")
+    if isinstance(spec, AgentSpec) and facts.scheduler:
+        window = taken_away(unit, spec, facts, now)
+        if window is not None:
+            return Succession(f"{window.name} takes its nodes away at {_clock(window.begin)}", stop_first=True)
         lead = lead_s(unit, spec, facts, state)
-        if unit.ends_at - now < lead:
-            at = time.strftime("%H:%M:%S UTC", time.gmtime(unit.ends_at))
-            return f"its allocation ends at {at}, and a successor needs up to {lead:.0f} s"
-    return "its certificate ends soon" if expires_soon(unit, now) else ""
+        if unit.ends_at is not None and unit.ends_at - now < lead:
+            at = _clock(unit.ends_at)
+            return Succession(f"its allocation ends at {at}, and a successor needs up to {lead:.0f} s")
+    return Succession("its certificate ends soon") if expires_soon(unit, now) else None
+
+
+def taken_away(unit: ObservedUnit, spec: AgentSpec, facts: ClusterFacts, now: float) -> Away | None:
+    """The reservation before which the unit must leave now, if its allocation does not end before that."""
+    for away in facts.away:
+        here = not away.partitions or spec.node in away.partitions
+        outlasts = unit.ends_at is None or unit.ends_at > away.begin
+        if here and outlasts and now < away.end and away.begin - now < spec.drain_s + SIGNAL_SLACK_S:
+            return away
+    return None
+
+
+def _clock(at: float) -> str:
+    return time.strftime("%H:%M:%S UTC", time.gmtime(at))
 
 
 def lead_s(unit: ObservedUnit, spec: AgentSpec, facts: ClusterFacts, state: State) -> float:

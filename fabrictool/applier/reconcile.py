@@ -13,7 +13,7 @@ from fabrictool.applier.fabric import next_operation
 from fabrictool.applier.handover import successions
 from fabrictool.applier.planning import running_specs, unit_facts
 from fabrictool.domain.plan import Action, Certificate, Forecast, Placement, Plan, spec_digest
-from fabrictool.planner.diff import Wanted, actions
+from fabrictool.planner.diff import Succession, Wanted, actions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -97,9 +97,10 @@ def _drift(
     state: State,
     observed: Observed,
     wanted: Mapping[str, Wanted],
-    expiring: Mapping[str, str],
+    expiring: Mapping[str, Succession],
 ) -> tuple[Drift, ...]:
-    found = []
+    found: list[Drift] = []
+    kind: DriftKind
     running = observed.running()
     for address, unit in sorted(state.applied_units.items()):
         facts = observed.clusters.get(unit.cluster)
@@ -108,7 +109,7 @@ def _drift(
             found.append(Drift("unreachable", address, unit.cluster, f"{address} is on {unit.cluster}: {why}"))
         elif address not in running:
             dead = facts.unit(address)
-            kind: DriftKind = "missing" if dead is None else "ended"
+            kind = "missing" if dead is None else "ended"
             text = f"{address} is not on {unit.cluster}" if dead is None else f"{address} {dead.state}: {dead.reason}"
             found.append(Drift(kind, address, unit.cluster, text.rstrip(": ")))
     for address, (cluster, here) in sorted(running.items()):
@@ -117,10 +118,9 @@ def _drift(
             if address not in state.applied_units:
                 found.append(Drift("orphan", address, cluster, f"{address} is on {cluster}, and was not asked for"))
         elif here.operation in expiring:
-            mute = "no sign of life" in expiring[here.operation]
-            found.append(
-                Drift("degraded" if mute else "handover", address, cluster, f"{address}: {expiring[here.operation]}")
-            )
+            why = expiring[here.operation].reason
+            kind = "degraded" if "no sign of life" in why else "handover"
+            found.append(Drift(kind, address, cluster, f"{address}: {why}"))
         elif cluster != want.cluster or here.spec_digest != spec_digest(want.spec):
             found.append(Drift("changed", address, cluster, f"{address} is not what was applied"))
         elif here.state == "running" and not here.ready:

@@ -25,6 +25,15 @@ ORDER = {"create": 0, "replace": 1, "delete": 2, "keep": 3, "unknown": 4}
 
 
 @dataclass(frozen=True, slots=True)
+class Succession:
+    """Why a unit needs a successor although nothing about it changed."""
+
+    reason: str
+    stop_first: bool = False
+    """It must be gone by then, and its successor can only start later: its nodes are taken away."""
+
+
+@dataclass(frozen=True, slots=True)
 class Wanted:
     """One unit that should run."""
 
@@ -40,7 +49,7 @@ def actions(
     operation: Callable[[str], str],
     *,
     running_specs: Mapping[str, UnitSpec],
-    expiring: Mapping[str, str] = MappingProxyType({}),
+    expiring: Mapping[str, Succession] = MappingProxyType({}),
 ) -> tuple[Action, ...]:
     """The actions, gateways first where something starts and last where something ends.
 
@@ -129,7 +138,7 @@ def _wanted_action(
     living: Mapping[str, list[tuple[str, ObservedUnit]]],
     operation: Callable[[str], str],
     running_specs: Mapping[str, UnitSpec],
-    expiring: Mapping[str, str],
+    expiring: Mapping[str, Succession],
 ) -> Action:
     here = living.get(want.address)
     facts = observed.clusters[want.cluster]
@@ -192,21 +201,22 @@ def _wanted_action(
             )
         return Action(kind="keep", address=want.address, cluster=cluster, summary=want.summary, former=unit.operation)
     before = running_specs.get(unit.operation)
+    succession = expiring.get(unit.operation, Succession(""))
+    order = START_FIRST
+    if isinstance(want.spec, GatewaySpec):
+        order = "stop the old one, then start the new one: its ports are the same"
+    elif succession.stop_first:
+        order = "stop the old one; the new one starts when its nodes are back"
     return Action(
         kind="replace",
         address=want.address,
         cluster=want.cluster,
         summary=want.summary,
-        reason=(f"{expiring[unit.operation]}; " if same else "")
-        + (
-            START_FIRST
-            if isinstance(want.spec, AgentSpec)
-            else "stop the old one, then start the new one: its ports are the same"
-        ),
+        reason="; ".join(filter(None, (succession.reason if same else "", order))),
         changes=() if before is None else changed_fields(before, want.spec),
         operation=operation(want.address),
         former=unit.operation,
-        stop_first=isinstance(want.spec, GatewaySpec),
+        stop_first=isinstance(want.spec, GatewaySpec) or succession.stop_first,
         spec=want.spec,
     )
 

@@ -5,7 +5,7 @@ import pytest
 from fabrictool.domain.observed import ClusterFacts, Observed, ObservedUnit
 from fabrictool.domain.plan import spec_digest
 from fabrictool.domain.specs import Address, AgentSpec, GatewaySpec
-from fabrictool.planner.diff import Wanted, actions
+from fabrictool.planner.diff import Succession, Wanted, actions
 
 
 def agent(replica="m/0", cluster="a", **changes):
@@ -65,10 +65,10 @@ def test_a_changed_spec_is_replaced_and_the_change_is_named():
 
 def test_a_certificate_that_ends_soon_is_followed_by_a_new_session():
     spec = agent()
-    assert plan(want(spec), observed(a=[unit(spec, "o")]), expiring={"o": "its certificate ends soon"})[1][
+    assert plan(want(spec), observed(a=[unit(spec, "o")]), expiring={"o": Succession("its certificate ends soon")})[1][
         0
     ].reason.startswith("its certificate")
-    assert plan(want(spec), observed(a=[unit(spec, "o")]), expiring={"other": "x"})[0][0][0] == "keep"
+    assert plan(want(spec), observed(a=[unit(spec, "o")]), expiring={"other": Succession("x")})[0][0][0] == "keep"
 
 
 @pytest.mark.parametrize(("state", "said"), [("killed", "was killed"), ("ended", "ended: why")])
