@@ -145,6 +145,7 @@ class FabricConnection(ShellVerbs):
 
     def _login(self, hop: Endpoint) -> fabric.Connection:
         found, offered = pins.pins(hop), identities.keys(hop)
+        agent = paramiko.Agent() if offered.only else None
         host = fabric.Connection(
             hop.host,
             user=hop.user,
@@ -154,7 +155,7 @@ class FabricConnection(ShellVerbs):
             forward_agent=False,
             connect_kwargs={
                 "key_filename": [str(path) for path in offered.files if not path.name.endswith("_sk")],
-                "pkey": _held(offered),
+                "pkey": _held(agent, offered),
                 "allow_agent": bool(offered.agent) and not offered.only,
                 "look_for_keys": False,
                 "timeout": self._limits.login_s,
@@ -172,6 +173,9 @@ class FabricConnection(ShellVerbs):
             if isinstance(error, _BROKEN) and not isinstance(error, FabrictoolError):
                 raise _of_login(hop, error, offered, self._limits) from error
             raise
+        finally:
+            if agent is not None:
+                agent.close()
         host.client.get_transport().set_keepalive(max(1, round(self._limits.keepalive_s)))
         return host
 
@@ -234,12 +238,12 @@ def _transport(sock: Any, found: tuple[pins.Pin, ...]) -> Any:
     return transport
 
 
-def _held(offered: identities.Keys) -> Any:
+def _held(agent: Any, offered: identities.Keys) -> Any:
     """The agent's key for a private key that is locked; its certificate before the bare key."""
-    if not offered.only:
+    if agent is None:
         return None
     wanted = [base64.b64decode(path.read_text().split()[1]) for path in reversed(offered.only)]
-    held = {key.asbytes(): key for key in paramiko.Agent().get_keys()}
+    held = {key.asbytes(): key for key in agent.get_keys()}
     return next((held[blob] for blob in wanted if blob in held), None)
 
 
@@ -255,13 +259,13 @@ def _of_login(hop: Endpoint, error: BaseException, offered: identities.Keys, lim
         except FabrictoolError as found:
             return found
         return errors.refused(hop, str(offered), ", ".join(getattr(error, "allowed_types", ())))
-    # start_client ends without a word when its time is over.
-    if isinstance(error, TimeoutError) or "No existing session" in said or "timeout" in said.lower():
+    # start_client ends without a word when its time is over; what a banner's reader met is the error's context.
+    met = error.__context__ if "protocol banner" in said else error
+    if isinstance(met, TimeoutError) or "No existing session" in said or "timeout" in said.lower():
         return errors.no_answer(hop, "no login", limits.login_s)
-    if "banner" in said:
-        late = error.__cause__ is None and "reading SSH protocol banner" not in said
-        return errors.no_answer(hop, "no login", limits.login_s) if late else errors.of_connecting(hop, said)
-    return errors.of_connecting(hop, said or "connection closed")
+    if isinstance(met, EOFError | OSError):
+        return errors.unreachable(hop, str(met) or "connection closed before a login")
+    return errors.of_connecting(hop, said)
 
 
 def _hang_up(host: fabric.Connection) -> None:

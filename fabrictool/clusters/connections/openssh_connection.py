@@ -35,8 +35,9 @@ _PORT_TRIES = 5
 _LONGEST_LOG = 1 << 20
 _FAILED = 255
 """ssh's own failure; also a status that a command may have."""
-_BEGUN = "master session id"
-"""In the log of a client whose session the login node has opened."""
+_REFUSED = "refused by peer"
+_NEVER_RAN = (_REFUSED, "Control socket ")
+"""In the log of a client without a session: none was opened, or no connection is shared. Others may have run."""
 
 
 class OpensshConnection(ShellVerbs):
@@ -87,7 +88,7 @@ class OpensshConnection(ShellVerbs):
                 told = _taken(log)
             if process.returncode != _FAILED or re.search(rb"ft-[0-9a-f]{16}-end 255\n", err):
                 return Outcome("ended", out, err, process.returncode)
-            if process.returncode < 0 or _BEGUN in told:
+            if not any(words in told for words in _NEVER_RAN):
                 return Outcome("lost", out, err, why="the shared connection ended")
             self._after_refusal(told)
         raise errors.channel_refused(self._endpoint, "session open refused by peer")
@@ -112,7 +113,7 @@ class OpensshConnection(ShellVerbs):
             status = process.wait()
             _ended(process)
             told = _taken(log)
-            if _BEGUN in told:
+            if not any(words in told for words in _NEVER_RAN):
                 if status != _FAILED:
                     raise errors.no_shell(self._endpoint, status, b"")
                 raise errors.lost(self._endpoint, what, "the shared connection ended")
@@ -159,7 +160,7 @@ class OpensshConnection(ShellVerbs):
         with self._lock:
             self._serial += 1
             log = self._private() / f"client{self._serial}"
-        never = {"ControlMaster": "no", "ProxyCommand": "exit 1", "LogLevel": "DEBUG1", "RequestTTY": "no"}
+        never = {"ControlMaster": "no", "ProxyCommand": "false", "LogLevel": "DEBUG1", "RequestTTY": "no"}
         words = [*_words(never.items()), "-E", str(log), "-T", "-a", "-x", "--", self._endpoint.host, text]
         argv = [self._program(), "-F", "none", "-S", self._path(), *words]
         pipe = subprocess.PIPE
@@ -167,7 +168,7 @@ class OpensshConnection(ShellVerbs):
 
     def _after_refusal(self, told: str) -> None:
         """Nothing ran: either the login node opens no more sessions, or the shared connection has gone."""
-        if "refused by peer" in told:
+        if _REFUSED in told:
             return
         with self._lock:
             if self._theirs:

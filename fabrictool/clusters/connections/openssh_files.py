@@ -81,7 +81,7 @@ def hop_config(chain: Sequence[Endpoint], folder: Path, limits: Limits) -> str:
 def proxy_command(folder: Path, number: int) -> str:
     """Through jump host `number`."""
     words = [f"-F{folder}/config", f"-E{folder}/log{number}"]
-    return "exec ssh " + " ".join(shlex.quote(word).replace("%", "%%") for word in words) + f" -W [%h]:%p hop{number}"
+    return "ssh " + " ".join(shlex.quote(word).replace("%", "%%") for word in words) + f" -W [%h]:%p hop{number}"
 
 
 def known_hosts(endpoint: Endpoint) -> str:

@@ -29,8 +29,12 @@ KbdInteractiveAuthentication no
 PermitRootLogin prohibit-password
 AllowAgentForwarding yes
 LogLevel VERBOSE
+SetEnv HOME={folder}
 Subsystem sftp internal-sftp
 """
+
+
+# HOME: the start-up files of whoever runs the tests are no part of them.
 
 
 def keygen(*arguments):

@@ -3,6 +3,7 @@
 import base64
 import dataclasses
 import os
+import pwd
 import shutil
 import socket
 import subprocess
@@ -73,7 +74,7 @@ def node(opened, server, yard):
 
 
 @contextmanager
-def fails(code, *, transient, match=""):
+def fails(code, *, transient, match=None):
     with pytest.raises(FabrictoolError, match=match) as caught:
         yield
     (problem,) = caught.value.problems
@@ -147,7 +148,7 @@ def test_a_missing_program_is_an_answer(node):
 
 
 def test_commands_begin_at_the_home(node):
-    assert node.run(["pwd"]).stdout.strip() == node.run(["sh", "-c", "cd && pwd"]).stdout.strip()
+    assert node.run(["pwd"]).stdout.strip().decode() == pwd.getpwuid(os.getuid()).pw_dir
 
 
 def test_a_command_without_a_name_is_a_defect_of_the_caller(node):
@@ -249,31 +250,40 @@ def test_what_cannot_be_read_or_written_is_told(node, tmp_path):
         node.get(str(tmp_path))
 
 
-def test_a_file_without_rights_is_told(node, tmp_path):
-    if os.getuid() == 0:  # root may do all but write to the kernel's files
-        with fails("FT5332", transient=False):
-            node.put(b"x", "/proc/sys/kernel/ostype")
-        return
+@contextmanager
+def disk(folder, options):
+    """A small file system of its own, for which one must be root."""
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+    if os.getuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("no right to mount a small disk")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_folder_without_rights_is_told(node, tmp_path):
+    if os.getuid() == 0:
+        pytest.skip("root may write into every folder")
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o500)
     with fails("FT5332", transient=False):
         node.put(b"x", str(closed / "file"))
 
 
+def test_a_read_only_disk_is_told(node, tmp_path):
+    with disk(tmp_path / "disk", "ro") as folder, fails("FT5332", transient=False):
+        node.put(b"x", str(folder / "file"))
+
+
 def test_a_full_disk_leaves_the_old_file(node, tmp_path):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]
-    if os.getuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("no right to mount a small disk")
-    try:
-        node.put(b"old", str(disk / "file"))
+    with disk(tmp_path / "disk", "size=64k") as folder:
+        node.put(b"old", str(folder / "file"))
         with fails("FT5333", transient=False):
-            node.put(b"x" * 1_000_000, str(disk / "file"))
-        assert list(disk.iterdir()) == [disk / "file"]
-        assert node.get(str(disk / "file")) == b"old"
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
+            node.put(b"x" * 1_000_000, str(folder / "file"))
+        assert list(folder.iterdir()) == [folder / "file"]
+        assert node.get(str(folder / "file")) == b"old"
 
 
 def test_a_put_that_breaks_off_leaves_the_old_file(opened, yard, server, tmp_path):
