@@ -49,6 +49,8 @@ def allocation(
         window = each.name
         if room >= min(SHORTEST_S, walltime or SHORTEST_S):
             return Allocation(room, begin - now, window)
+        if each.enforced:
+            break  # the scheduler holds it until after the window, or starts it at once when that is called off
         begin = each.end
     return Allocation(walltime, begin - now, window)
 

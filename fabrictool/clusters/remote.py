@@ -22,7 +22,7 @@ from fabrictool.clusters.allocation import allocation
 from fabrictool.clusters.schedulers import programs
 from fabrictool.clusters.schedulers.protocol import ENDS_AT, Job
 from fabrictool.clusters.survey import read_survey
-from fabrictool.domain.observed import ClusterFacts
+from fabrictool.domain.observed import Away, ClusterFacts
 from fabrictool.domain.specs import AgentSpec, GatewaySpec, UnitSpec, encode_spec
 from fabrictool.mesh.identity import describe_chain
 from fabrictool.status.documents import decode
@@ -83,7 +83,7 @@ class RemoteCluster:
             units=survey.units,
             scheduler=facts.name,
             queues=dict(facts.queues),
-            away=facts.away,
+            away=self._away(survey),
         )
 
     def survey(self) -> Survey:
@@ -282,7 +282,9 @@ class RemoteCluster:
             message = f"{unit.address} needs {spec.devices} devices, and a node of {spec.node} has "
             raise FabrictoolError.of("FT5408", f"{message}{partition.devices_per_node}", thing=unit.address)
         facts = survey.scheduler
-        granted = allocation(operation, spec.node, spec.walltime_s, facts.queues.get(spec.node), facts.away, survey.now)
+        granted = allocation(
+            operation, spec.node, spec.walltime_s, facts.queues.get(spec.node), self._away(survey), survey.now
+        )
         wanted, each = partition.job, max(1, spec.devices)
         return Job(
             **common,
@@ -297,6 +299,17 @@ class RemoteCluster:
             warning_s=spec.drain_s + WARNING_MARGIN_S,
             options=wanted.options,
         )
+
+    def _away(self, survey: Survey) -> tuple[Away, ...]:
+        """The scheduler's reservations, and the inventory's windows, of which it need not know."""
+        windows = [
+            Away(name=window.title or "maintenance", begin=float(window.begin), end=float(window.end),
+                 partitions=(name,), enforced=False)
+            for name, partition in self._described.partitions.items()
+            for window in partition.maintenance
+            if float(window.end) > survey.now
+        ]  # fmt: skip
+        return (*survey.scheduler.away, *windows)
 
     def _python(self, survey: Survey) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The interpreter's words, and shell lines that come before them."""

@@ -84,6 +84,8 @@ class Away(msgspec.Struct, frozen=True, kw_only=True):
     end: float
     partitions: tuple[str, ...] = ()
     """Those whose nodes it takes; empty: all."""
+    enforced: bool = True
+    """The scheduler knows of it, and starts nothing that would run into it; not so for the inventory's windows."""
 
 
 class ClusterFacts(msgspec.Struct, frozen=True, kw_only=True):
