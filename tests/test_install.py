@@ -6,9 +6,12 @@ import subprocess
 import sys
 from importlib import metadata
 
+# bcrypt is hidden, as on a compute node: cryptography takes it where it is (Fabric brings it), and does without.
 CODE = """
 import json, sys
+sys.modules["bcrypt"] = None
 import fabrictool.agent.__main__, fabrictool.mesh.transport.node
+del sys.modules["bcrypt"]
 print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
 """
 

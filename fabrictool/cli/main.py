@@ -17,6 +17,7 @@ from fabrictool.cli import (
     gateway_commands,
     help_commands,
     instance_commands,
+    shell_command,
     simulate_commands,
     trust_commands,
 )
@@ -41,6 +42,7 @@ def build() -> typer.Typer:
         instance_commands,
         gateway_commands,
         trust_commands,
+        shell_command,
         help_commands,
     ):
         room.register(app)

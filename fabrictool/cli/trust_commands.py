@@ -1,4 +1,4 @@
-"""``trust init``, ``trust issue`` and ``trust show``."""
+"""``trust init``, ``trust issue``, ``trust show`` and ``trust host``."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    trust = typer.Typer(help="The federation's root and its providers' certificates.", no_args_is_help=True)
+    trust = typer.Typer(
+        help="The federation's root, its providers' certificates, and login nodes' host keys.", no_args_is_help=True
+    )
     trust.command("init")(init)
     trust.command("issue")(issue)
     trust.command("show")(show)
+    trust.command("host")(host)
     app.add_typer(trust, name="trust")
 
 
@@ -60,6 +63,22 @@ def show(blueprint: BlueprintOption = None, inventory: InventoryOption = None, a
         json_data({"format_version": "1", "type": "trust", "certificates": rows})
         return
     data(table(["NAME", "FEDERATION", "VALID UNTIL"], [[r["name"], r["federation"][:8], r["not_after"]] for r in rows]))
+
+
+def host(
+    target: Annotated[str, typer.Argument(metavar="HOST[:PORT]", help="Login node or jump host.")],
+    jump: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[USER@]HOST[:PORT]", help="Go through this host of the inventory; may be repeated."),
+    ] = None,
+    blueprint: BlueprintOption = None,
+    inventory: InventoryOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Print the keys that a host shows, for `host_keys`; trusts nothing. Exit 1: a pinned key is not among them."""
+    from fabrictool.cli.trusting_hosts import show_host
+
+    return show_host(target, jump or (), blueprint, inventory, as_json=as_json)
 
 
 def _store(blueprint: BlueprintOption, inventory: InventoryOption) -> TrustStore:

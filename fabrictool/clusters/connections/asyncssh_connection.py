@@ -229,56 +229,64 @@ class _Link:
                 await self.close()
                 try:
                     for hop in (*self._endpoint.jumps, self._endpoint):
-                        self._hosts.append(await self._login(hop, self._hosts[-1] if self._hosts else None))
+                        self._hosts.append(await log_in(hop, self._hosts[-1] if self._hosts else None, self._limits))
                 except BaseException:
                     await self.close()
                     raise
             return self._hosts[-1]
 
-    async def _login(self, hop: Endpoint, tunnel: Any) -> Any:
-        found = pins.pins(hop)
-        offered = identities.keys(hop)
-        files: Any = [str(path) for path in offered.files if not path.name.endswith("_sk")]
-        options: dict[str, Any] = {}
-        if offered.only:
-            options["agent_identities"] = [str(path) for path in offered.only]
-        seen: _Watch | None = None
-        try:
-            async with asyncio.timeout(self._limits.connect_s) as deadline:
-                seen = _Watch(self._limits, deadline)
-                return await asyncssh.connect(
-                    hop.host,
-                    hop.port,
-                    tunnel=tunnel,
-                    username=hop.user,
-                    config=None,
-                    known_hosts=known_hosts(found),
-                    server_host_key_algs=pins.algorithms(found),
-                    client_keys=files or (() if offered.agent else None),
-                    agent_path=offered.agent or None,
-                    agent_forwarding=False,
-                    preferred_auth="publickey,keyboard-interactive,password",
-                    gss_host=None,
-                    compression_algs=None,
-                    connect_timeout=None,
-                    login_timeout=0,
-                    keepalive_interval=self._limits.keepalive_s,
-                    keepalive_count_max=self._limits.keepalive_count,
-                    client_factory=lambda: seen,
-                    **options,
-                )
-        except TimeoutError as error:
-            if seen is not None and seen.connected:
-                raise errors.no_answer(hop, "no login", self._limits.login_s) from error
-            raise errors.no_answer(hop, "no connection", self._limits.connect_s) from error
-        except asyncssh.PermissionDenied as error:
-            identities.check_certificate(errors.alone(hop), time.time(), 0.0)
-            raise errors.refused(hop, str(offered), ", ".join(seen.offered) if seen else "") from error
-        except asyncssh.HostKeyNotVerifiable as error:
-            shown = seen.key if seen else ""
-            raise errors.wrong_host_key(hop, shown, [str(pin) for pin in found], error.reason) from error
-        except (OSError, asyncssh.Error, ValueError) as error:
-            raise errors.of_connecting(hop, error) from error
+
+async def log_in(hop: Endpoint, tunnel: Any, limits: Limits) -> Any:
+    """A connection to one host, through another connection if there is one.
+
+    Raises
+    ------
+    FabrictoolError
+        FT5301 to FT5310.
+    """
+    found = pins.pins(hop)
+    offered = identities.keys(hop)
+    files: Any = [str(path) for path in offered.files if not path.name.endswith("_sk")]
+    options: dict[str, Any] = {}
+    if offered.only:
+        options["agent_identities"] = [str(path) for path in offered.only]
+    seen: _Watch | None = None
+    try:
+        async with asyncio.timeout(limits.connect_s) as deadline:
+            seen = _Watch(limits, deadline)
+            return await asyncssh.connect(
+                hop.host,
+                hop.port,
+                tunnel=tunnel,
+                username=hop.user,
+                config=None,
+                known_hosts=known_hosts(found),
+                server_host_key_algs=pins.algorithms(found),
+                client_keys=files or (() if offered.agent else None),
+                agent_path=offered.agent or None,
+                agent_forwarding=False,
+                preferred_auth="publickey,keyboard-interactive,password",
+                gss_host=None,
+                compression_algs=None,
+                connect_timeout=None,
+                login_timeout=0,
+                keepalive_interval=limits.keepalive_s,
+                keepalive_count_max=limits.keepalive_count,
+                client_factory=lambda: seen,
+                **options,
+            )
+    except TimeoutError as error:
+        if seen is not None and seen.connected:
+            raise errors.no_answer(hop, "no login", limits.login_s) from error
+        raise errors.no_answer(hop, "no connection", limits.connect_s) from error
+    except asyncssh.PermissionDenied as error:
+        identities.check_certificate(errors.alone(hop), time.time(), 0.0)
+        raise errors.refused(hop, str(offered), ", ".join(seen.offered) if seen else "") from error
+    except asyncssh.HostKeyNotVerifiable as error:
+        shown = seen.key if seen else ""
+        raise errors.wrong_host_key(hop, shown, [str(pin) for pin in found], error.reason) from error
+    except (OSError, asyncssh.Error, ValueError) as error:
+        raise errors.of_connecting(hop, error) from error
 
 
 def known_hosts(found: tuple[pins.Pin, ...]) -> tuple[list[Any], list[Any], list[Any]]:

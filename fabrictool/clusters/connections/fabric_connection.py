@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import fabric
+import invoke
 import paramiko
 
 from fabrictool.base.errors import FabrictoolError
@@ -53,10 +54,13 @@ class FabricConnection(ShellVerbs):
         """Give the terminal to a login shell, or to a command, until it ends; its status."""
         with self._lock:
             last = self._connected()
-        if not argv:
-            return int(last.shell().exited)
-        text = commands.portable("exec " + shlex.join(argv))
-        return int(last.run(text, pty=True, warn=True, hide=False).exited)
+        try:
+            ended = last.run(commands.portable("exec " + shlex.join(argv)), pty=True) if argv else last.shell()
+        except invoke.UnexpectedExit as status:
+            ended = status.result
+        except _BROKEN as error:
+            raise errors.lost(self._endpoint, errors.named(argv) if argv else "the shell", str(error)) from error
+        return int(ended.exited)
 
     def _carry(self, text: str, stdin: bytes, timeout_s: float, *, urgent: bool = False) -> Outcome:
         with self._lock:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fabrictool.clusters.connections.protocol import Endpoint
 
 # Signature algorithms by type of key, best first. SHA-1 signatures are not among them.
-_SIGNATURES: dict[str, tuple[str, ...]] = {
+SIGNATURES: dict[str, tuple[str, ...]] = {
     "ssh-ed25519": ("ssh-ed25519",),
     "ecdsa-sha2-nistp256": ("ecdsa-sha2-nistp256",),
     "ecdsa-sha2-nistp384": ("ecdsa-sha2-nistp384",),
@@ -78,7 +78,7 @@ def _pin(endpoint: Endpoint, text: str) -> Pin:
     except (binascii.Error, ValueError):
         blob = b""
     # The blob repeats the key's type after its length.
-    if kind not in _SIGNATURES or blob[:4] != len(kind).to_bytes(4, "big") or blob[4 : 4 + len(kind)] != kind.encode():
+    if kind not in SIGNATURES or blob[:4] != len(kind).to_bytes(4, "big") or blob[4 : 4 + len(kind)] != kind.encode():
         raise errors.bad_pin(endpoint, text)
     return Pin(authority, kind, blob)
 
@@ -89,7 +89,7 @@ def algorithms(found: tuple[Pin, ...]) -> list[str]:
     Certificates are asked for only when an authority is pinned; without one they could not be verified, and the server
     would show no plain key.
     """
-    every = [name for names in _SIGNATURES.values() for name in names]
-    plain = [name for pin in found if not pin.authority for name in _SIGNATURES[pin.kind]]
+    every = [name for names in SIGNATURES.values() for name in names]
+    plain = [name for pin in found if not pin.authority for name in SIGNATURES[pin.kind]]
     certified = [name + _CERTIFICATE for name in every] if any(pin.authority for pin in found) else []
     return list(dict.fromkeys([*certified, *plain, *every]))
