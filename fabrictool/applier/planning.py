@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from fabrictool.applier.fabric import next_operation
 from fabrictool.applier.handover import successions
 from fabrictool.base.errors import FabrictoolError, InfeasibleError, Place, Problem
-from fabrictool.domain.plan import Action, Certificate, Forecast, Placement, Plan, ReplicaPlacement
+from fabrictool.clusters.protocol import NewUnit
+from fabrictool.domain.plan import Action, Certificate, Forecast, Outlook, Placement, Plan, ReplicaPlacement
 from fabrictool.domain.specs import AgentSpec, GatewaySpec
 from fabrictool.planner.assign import assign
 from fabrictool.planner.diff import actions, delete
@@ -100,18 +101,20 @@ def plan_fabric(
     currency = currency_of(inventory)
     sentences = explanation(situation, problem, solution, currency, seed) if explain else ()
     said, cut = _said(sentences, patient=progress is None)
+    found_actions = actions(
+        wanted,
+        observed,
+        lambda address: next_operation(state, observed, address, lineage),
+        running_specs=specs,
+        expiring=expiring,
+    )
+    outlooks, unlikely = outlook(fabric, observed, found_actions, lineage)
     plan = Plan(
         fabric=fabric.name,
         lineage=lineage,
         blueprint_digest=loaded.digest,
         read_set={f"unit/{address}": ABSENT for address in wanted} | read_set(loaded, observed, keys),
-        actions=actions(
-            wanted,
-            observed,
-            lambda address: next_operation(state, observed, address, lineage),
-            running_specs=specs,
-            expiring=expiring,
-        ),
+        actions=found_actions,
         placement=placement,
         forecast=forecast(
             blueprint, problem, solution, tables, currency, replay(blueprint, inventory, placement, seed)
@@ -128,10 +131,33 @@ def plan_fabric(
             *(f"{problem.code} {problem.message}" for problem in loaded.warnings),
             *_unread_traces(blueprint),
             *_unread_keys(blueprint, keys),
+            *unlikely,
             *(problem.message for problem in out_of_reach(state, observed) if _disabled(problem, observed)),
         ),
+        outlook=outlooks,
     )
     return plan, observed
+
+
+def outlook(
+    fabric: Fabric, observed: Observed, found: Iterable[Action], lineage: str
+) -> tuple[tuple[Outlook, ...], list[str]]:
+    """What the schedulers expect of the units that would be started, side by side, and what they would refuse."""
+    groups: dict[str, list[NewUnit]] = {}
+    for action in found:
+        if action.kind in ("create", "replace") and action.spec is not None and observed.clusters[action.cluster].known:
+            unit = NewUnit(action.operation, action.address, action.spec, {}, lineage)
+            groups.setdefault(action.cluster, []).append(unit)
+    outlooks: list[Outlook] = []
+    warnings: list[str] = []
+    for cluster, units in sorted(groups.items()):
+        try:
+            here, said = fabric.clusters[cluster].outlook(units)
+        except FabrictoolError as error:
+            here, said = [], [f"{cluster}: its queue is not known: {error}"]
+        outlooks += here
+        warnings += said
+    return tuple(outlooks), warnings
 
 
 def situation_of(fabric: Fabric, loaded: Loaded, now: float) -> Situation:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -11,7 +12,7 @@ from fabrictool.domain.plan import encode_plan
 
 if TYPE_CHECKING:
     from fabrictool.domain.observed import Observed
-    from fabrictool.domain.plan import Action, Band, ModelForecast, Plan
+    from fabrictool.domain.plan import Action, Band, ModelForecast, Outlook, Plan
 
 SYMBOLS = {"create": "+", "replace": "~", "delete": "-", "keep": "=", "unknown": "?"}
 
@@ -52,10 +53,12 @@ def action_lines(plan: Plan, verbosity: int) -> list[str]:
     kept = len(plan.actions) - len(shown)
     width = max((len(a.address) for a in shown), default=0)
     lines = []
+    outlooks = {each.address: _outlook_lines(each) for each in plan.outlook}
     for action in shown:
         lines.append(f"  {SYMBOLS[action.kind]} {action.kind:<7} {action.address:<{width}}  {action.summary}")
-        if action.reason and (verbosity or action.kind in ("unknown", "delete", "create")):
+        if action.reason and (verbosity or action.kind in ("unknown", "delete", "create") or not action.changes):
             lines.append(f"            {action.reason}")
+        lines += [f"            {text}" for text in outlooks.get(action.address, ())]
         if verbosity:
             lines += [f"            {change}" for change in action.changes]
         elif action.changes:
@@ -65,6 +68,20 @@ def action_lines(plan: Plan, verbosity: int) -> list[str]:
     if kept:
         lines.append(f"  = keep    {kept} unit{'s' if kept > 1 else ''}   (show: -v)")
     return lines or ["  nothing runs and nothing is asked for"]
+
+
+def _outlook_lines(outlook: Outlook) -> list[str]:
+    words = [outlook.queue] if outlook.queue else []
+    if outlook.starts_at is not None:
+        words.append(f"would start {_clock(outlook.starts_at)}")
+    if outlook.walltime_s is not None:
+        end = f", until {_clock(outlook.ends_at)}" if outlook.ends_at is not None else ""
+        words.append(f"walltime {outlook.walltime_s / 3600:.1f} h{end}")
+    return ["; ".join(words), *([f"window: {outlook.window}"] if outlook.window else [])]
+
+
+def _clock(at: float) -> str:
+    return time.strftime("%m-%d %H:%MZ", time.gmtime(at))
 
 
 def _first_changes(action: Action) -> str:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fabrictool.clusters.protocol import NewUnit
+    from fabrictool.domain.plan import Outlook
     from fabrictool.status.documents import StatusDocument
 
 _OPERATION = re.compile(r"[a-z0-9][a-z0-9._-]{0,120}")
@@ -69,6 +70,10 @@ class LocalCluster:
             reason = f"its run folders cannot be read: {error}"
             return ClusterFacts(cluster=self.name, known=False, reason=reason, hint=hint)
         return ClusterFacts(cluster=self.name, known=True, units=units)
+
+    def outlook(self, units: Sequence[NewUnit]) -> tuple[list[Outlook], list[str]]:
+        """There is no queue."""
+        return [], []
 
     def spec(self, operation: str) -> UnitSpec:
         """What a unit was told."""

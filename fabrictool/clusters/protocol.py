@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from fabrictool.base.errors import FabrictoolError
     from fabrictool.domain.observed import ClusterFacts
+    from fabrictool.domain.plan import Outlook
     from fabrictool.domain.specs import UnitSpec
     from fabrictool.status.documents import StatusDocument
 
@@ -71,6 +72,10 @@ class Cluster(Protocol):
 
     def forget(self, operations: Iterable[str]) -> None:
         """Remove the files of units that do not run; identity material goes first."""
+        ...
+
+    def outlook(self, units: Sequence[NewUnit]) -> tuple[list[Outlook], list[str]]:
+        """What a scheduler expects of units that would be started now, and warnings; submits nothing."""
         ...
 
     def spec(self, operation: str) -> UnitSpec:

@@ -7,42 +7,39 @@ What runs there is decided by pure parts: `schedulers/` says the words of a sche
 from __future__ import annotations
 
 import contextlib
-import io
-import posixpath
-import tarfile
 import threading
+import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import msgspec
 
 from fabrictool.base.errors import FabrictoolError, UnreachableError
-from fabrictool.clusters.allocation import allocation
+from fabrictool.clusters.jobs import away, job_of, run_folder, tar
 from fabrictool.clusters.schedulers import programs
-from fabrictool.clusters.schedulers.protocol import ENDS_AT, Job
 from fabrictool.clusters.survey import read_survey
-from fabrictool.domain.observed import Away, ClusterFacts
-from fabrictool.domain.specs import AgentSpec, GatewaySpec, UnitSpec, encode_spec
-from fabrictool.mesh.identity import describe_chain
+from fabrictool.domain.observed import ClusterFacts, Queue
+from fabrictool.domain.plan import Outlook
 from fabrictool.status.documents import decode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from fabrictool.base.errors import Problem
     from fabrictool.clusters.connections.protocol import Completed, Connection
     from fabrictool.clusters.protocol import NewUnit
-    from fabrictool.clusters.schedulers.protocol import Scheduler
+    from fabrictool.clusters.schedulers.protocol import Job, Scheduler
     from fabrictool.clusters.survey import Survey
     from fabrictool.domain.inventory import Cluster as Described
+    from fabrictool.domain.specs import UnitSpec
     from fabrictool.status.documents import StatusDocument
 
 SURVEY_SECONDS = 60.0
 SUBMIT_SECONDS = 60.0
 SUBMIT_SECONDS_EACH = 5.0
-WARNING_MARGIN_S = 120.0
-"""A scheduler looks at its clocks every half minute, and sends its warning up to a minute early."""
+MOST_ESTIMATES = 8
+"""Shapes of jobs that one plan asks the scheduler about: a login node belongs to everybody."""
 _REFUSALS = {"refused": "FT5404", "unknown": "FT5405", "unplaced": "FT5406"}
 
 
@@ -83,7 +80,7 @@ class RemoteCluster:
             units=survey.units,
             scheduler=facts.name,
             queues=dict(facts.queues),
-            away=self._away(survey),
+            away=away(self._described, survey),
         )
 
     def survey(self) -> Survey:
@@ -122,22 +119,48 @@ class RemoteCluster:
         tail = self._run("ft-log", programs.program("tail"), [operation, str(lines)]).stdout
         return tail.decode(errors="replace").splitlines()
 
-    def estimate(self, unit: NewUnit) -> float | None:
-        """Wall second at which the scheduler would start it; None when it does not say.
-
-        Raises
-        ------
-        FabrictoolError
-            FT5404 when it would never start it.
-        """
+    def outlook(self, units: Sequence[NewUnit]) -> tuple[list[Outlook], list[str]]:
+        """One question for all units of the same shape; what cannot run at all is a warning."""
+        found: list[Outlook] = []
+        warnings: dict[str, None] = {}
+        starts: dict[tuple[object, ...], float | None] = {}
         survey = self.survey()
-        argv = self._scheduler.estimate(survey.scheduler, self._job(unit, survey))
+        for unit in units:
+            try:
+                job = self._job(unit, survey)
+                shape = (job.partition, job.devices, job.whole_node, job.cpus, job.memory, job.begin_in_s > 0)
+                if shape not in starts and len(starts) < MOST_ESTIMATES:
+                    starts[shape] = self._estimate(job, survey)
+            except FabrictoolError as error:
+                warnings |= {f"{problem.code} {problem.message}": None for problem in error.problems}
+                continue
+            if self._scheduler.kind == "ssh":
+                continue
+            queue = survey.scheduler.queues.get(job.partition)
+            start = starts.get(shape)
+            windows = [a for a in away(self._described, survey) if not a.partitions or job.partition in a.partitions]
+            found.append(
+                Outlook(
+                    address=unit.address,
+                    partition=job.partition,
+                    queue="" if queue is None else _queue_words(queue),
+                    starts_at=start,
+                    ends_at=None if start is None or job.walltime_s is None else start + job.walltime_s,
+                    walltime_s=job.walltime_s,
+                    window="; ".join(f"{a.name} from {_clock(a.begin)} to {_clock(a.end)}" for a in windows),
+                )
+            )
+        return found, list(warnings)
+
+    def _estimate(self, job: Job, survey: Survey) -> float | None:
+        """Wall second of the expected start; raises FT5404 when it would never start."""
+        argv = self._scheduler.estimate(survey.scheduler, job)
         if argv is None:
             return None
         done = self._connected(["env", "SLURM_TIME_FORMAT=%s", *argv])
         stdout, stderr = done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
         if done.status != 0:
-            message = f"{unit.address} would never start: {stderr.strip()[-300:]}"
+            message = f"{self.name}/{job.partition} would never start such a job: {stderr.strip()[-300:]}"
             raise FabrictoolError.of("FT5404", message, thing=f"cluster/{self.name}")
         return self._scheduler.estimated(stdout, stderr)
 
@@ -152,7 +175,7 @@ class RemoteCluster:
         folders: dict[str, dict[str, bytes]] = {}
         for unit in units:
             try:
-                folders[unit.operation] = self._folder(unit, survey)
+                folders[unit.operation] = run_folder(unit, self._job(unit, survey), self._scheduler, survey)
             except FabrictoolError as error:
                 failed[unit.operation] = error
         if not folders:
@@ -161,7 +184,7 @@ class RemoteCluster:
             "ft-submit",
             programs.submit_program(self._scheduler),
             sorted(folders),
-            stdin=_tar(folders),
+            stdin=tar(folders),
             timeout_s=SUBMIT_SECONDS + SUBMIT_SECONDS_EACH * len(folders),
         )
         verdicts = {}
@@ -236,99 +259,8 @@ class RemoteCluster:
             message = f"not every signal was delivered: {said[:300]}"
             raise FabrictoolError.of("FT5409", message, thing=f"cluster/{self.name}", transient=True)
 
-    def _folder(self, unit: NewUnit, survey: Survey) -> dict[str, bytes]:
-        job = self._job(unit, survey)
-        submission = self._scheduler.submission(survey.scheduler, job)
-        chain = unit.files.get("identity/session.crt")
-        described = describe_chain(chain) if chain is not None else None
-        meta = {
-            "address": unit.address,
-            "lineage": unit.lineage,
-            "serial": unit.serial,
-            "certificate_begins_at": described.begin if described is not None else 0.0,
-            "certificate_ends_at": described.end if described is not None else None,
-        }
-        return {
-            **unit.files,
-            "spec.json": encode_spec(unit.spec) + b"\n",
-            "meta.json": msgspec.json.encode(meta) + b"\n",
-            "job.sh": submission.script.encode(),
-            "submit": f"{submission.line}\n".encode(),
-        }
-
     def _job(self, unit: NewUnit, survey: Survey) -> Job:
-        """The unit in no scheduler's words; raises FT5403 without a Python, FT5408 for what cannot run here."""
-        spec, operation = unit.spec, unit.operation
-        folder = posixpath.join(survey.base, "units", self._fabric, operation)
-        module = "fabrictool.agent" if isinstance(spec, AgentSpec) else "fabrictool.gateway"
-        python, setup = self._python(survey)
-        common: dict[str, Any] = {
-            "operation": operation,
-            "address": unit.address,
-            "fabric": self._fabric,
-            "lineage": unit.lineage,
-            "serial": unit.serial,
-            "folder": folder,
-            "home": survey.home,
-            "setup": (*setup, f"export FABRICTOOL_CACHE_DIR={survey.base}/cache"),
-        }
-        if isinstance(spec, GatewaySpec):
-            if self._scheduler.kind != "ssh":
-                message = f"{unit.address} cannot run as a job of {self.name}: its address would change"
-                raise FabrictoolError.of("FT5408", message, thing=unit.address)
-            return Job(**common, command=(*python, "-P", "-m", module, folder))
-        partition = self._described.partitions[spec.node]
-        if spec.device_indices == () and spec.devices > partition.devices_per_node:
-            message = f"{unit.address} needs {spec.devices} devices, and a node of {spec.node} has "
-            raise FabrictoolError.of("FT5408", f"{message}{partition.devices_per_node}", thing=unit.address)
-        facts = survey.scheduler
-        granted = allocation(
-            operation, spec.node, spec.walltime_s, facts.queues.get(spec.node), self._away(survey), survey.now
-        )
-        wanted, each = partition.job, max(1, spec.devices)
-        return Job(
-            **common,
-            command=(*python, "-P", "-m", module, folder, ENDS_AT),
-            partition=spec.node,
-            devices=0 if spec.device == "cpu" else spec.devices,
-            whole_node=partition.whole_nodes,
-            cpus=wanted.cpus_per_device * each if wanted.cpus_per_device is not None else None,
-            memory=int(wanted.memory_per_device) * each if wanted.memory_per_device is not None else None,
-            walltime_s=granted.walltime_s,
-            begin_in_s=granted.begin_in_s,
-            warning_s=spec.drain_s + WARNING_MARGIN_S,
-            options=wanted.options,
-        )
-
-    def _away(self, survey: Survey) -> tuple[Away, ...]:
-        """The scheduler's reservations, and the inventory's windows, of which it need not know."""
-        windows = [
-            Away(name=window.title or "maintenance", begin=float(window.begin), end=float(window.end),
-                 partitions=(name,), enforced=False)
-            for name, partition in self._described.partitions.items()
-            for window in partition.maintenance
-            if float(window.end) > survey.now
-        ]  # fmt: skip
-        return (*survey.scheduler.away, *windows)
-
-    def _python(self, survey: Survey) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The interpreter's words, and shell lines that come before them."""
-        way = self._described.software.python
-        if way.venv is not None:
-            return (f"{way.venv}/bin/python",), ()
-        if way.path is not None:
-            return (way.path,), ()
-        if way.container is not None:
-            return ("apptainer", "exec", "--nv", way.container, "python3"), ()
-        if way.module is not None:
-            load = "command -v module >/dev/null 2>&1 || . /etc/profile"
-            return ("python3",), (load, f"module load {way.module} || exit 66")
-        if not survey.environment:
-            message = f"{self.name} has no Python for agents"
-            raise FabrictoolError.of(
-                "FT5403", message, thing=f"cluster/{self.name}", hint=f"fabrictool bootstrap {self.name}"
-            )
-        return (posixpath.join(survey.base, "env", "current", "bin", "python"),), ()
+        return job_of(unit, self._described, self._scheduler.kind, self.name, self._fabric, survey)
 
     def _refusal(self, operation: str, verdict: str, why: str) -> FabrictoolError:
         passing = ("Unable to contact", "Connection refused", "Socket timed out", "QOSMax", "AssocMax", "limit")
@@ -364,18 +296,10 @@ class RemoteCluster:
         raise UnreachableError(problems)
 
 
-def _tar(folders: Mapping[str, Mapping[str, bytes]]) -> bytes:
-    """Folders of mode 0700, files of mode 0600."""
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        for operation, files in sorted(folders.items()):
-            folders_of = {posixpath.join(operation, posixpath.dirname(name)).rstrip("/") for name in files}
-            for folder in sorted({operation, *folders_of}):
-                entry = tarfile.TarInfo(folder)
-                entry.type, entry.mode = tarfile.DIRTYPE, 0o700
-                tar.addfile(entry)
-            for name, data in sorted(files.items()):
-                entry = tarfile.TarInfo(posixpath.join(operation, name))
-                entry.size, entry.mode = len(data), 0o600
-                tar.addfile(entry, io.BytesIO(data))
-    return out.getvalue()
+def _queue_words(queue: Queue) -> str:
+    up = f"{queue.idle} of {queue.nodes} nodes idle, {queue.pending} jobs wait"
+    return (up + (f", {queue.away} nodes away" if queue.away else "")) if queue.up else "the partition is down"
+
+
+def _clock(at: float) -> str:
+    return time.strftime("%m-%d %H:%MZ", time.gmtime(at))

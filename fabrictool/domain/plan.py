@@ -157,6 +157,22 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
     """Of OR-Tools: another one may find another placement that is as good."""
 
 
+class Outlook(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a batch scheduler says of a unit that would be submitted now; a fact of the moment, and not promised."""
+
+    address: str
+    partition: str
+    queue: str = ""
+    """State of the partition, in words."""
+    starts_at: float | None = None
+    """Wall seconds; None when it does not say."""
+    ends_at: float | None = None
+    """Of the allocation, if it starts then."""
+    walltime_s: float | None = None
+    window: str = ""
+    """The reservation or maintenance window that shortens or delays it."""
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """See the module's docstring."""
 
@@ -173,6 +189,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     certificate: Certificate
     reasons: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    outlook: tuple[Outlook, ...] = ()
+    """Of the units that would be submitted to a scheduler."""
 
     @property
     def id(self) -> str:

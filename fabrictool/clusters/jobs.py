@@ -1,0 +1,156 @@
+"""From a unit and a look at its cluster to a job in no scheduler's words, and to the files of its run folder; pure."""
+
+from __future__ import annotations
+
+import io
+import posixpath
+import shlex
+import tarfile
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from fabrictool.base.errors import FabrictoolError
+from fabrictool.clusters.allocation import allocation
+from fabrictool.clusters.schedulers.protocol import ENDS_AT, Job
+from fabrictool.domain.observed import Away
+from fabrictool.domain.specs import GatewaySpec, encode_spec
+from fabrictool.mesh.identity import describe_chain
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fabrictool.clusters.protocol import NewUnit
+    from fabrictool.clusters.schedulers.protocol import Scheduler
+    from fabrictool.clusters.survey import Survey
+    from fabrictool.domain.inventory import Cluster as Described
+
+WARNING_MARGIN_S = 120.0
+"""A scheduler looks at its clocks every half minute, and sends its warning up to a minute early."""
+
+
+def job_of(unit: NewUnit, described: Described, kind: str, cluster: str, fabric: str, survey: Survey) -> Job:
+    """The job of one unit; `kind` is the scheduler's.
+
+    Raises
+    ------
+    FabrictoolError
+        FT5403 without a Python, FT5408 for what cannot run there.
+    """
+    spec, operation = unit.spec, unit.operation
+    folder = posixpath.join(survey.base, "units", fabric, operation)
+    python, setup = _python(described, cluster, survey)
+    common: dict[str, Any] = {
+        "operation": operation,
+        "address": unit.address,
+        "fabric": fabric,
+        "lineage": unit.lineage,
+        "serial": unit.serial,
+        "folder": folder,
+        "home": survey.home,
+        "setup": (*setup, f"export FABRICTOOL_CACHE_DIR={survey.base}/cache"),
+    }
+    if isinstance(spec, GatewaySpec):
+        if kind != "ssh":
+            message = f"{unit.address} cannot run as a job of {cluster}: its address would change"
+            raise FabrictoolError.of("FT5408", message, thing=unit.address)
+        return Job(**common, command=(*python, "-P", "-m", "fabrictool.gateway", folder))
+    partition = described.partitions[spec.node]
+    if spec.devices > partition.devices_per_node:
+        message = f"{unit.address} needs {spec.devices} devices of one node, and a node of {spec.node} has "
+        raise FabrictoolError.of("FT5408", f"{message}{partition.devices_per_node}", thing=unit.address)
+    granted = allocation(
+        operation,
+        spec.node,
+        spec.walltime_s,
+        survey.scheduler.queues.get(spec.node),
+        away(described, survey),
+        survey.now,
+    )
+    wanted, each = partition.job, max(1, spec.devices)
+    return Job(
+        **common,
+        command=(*python, "-P", "-m", "fabrictool.agent", folder, ENDS_AT),
+        partition=spec.node,
+        devices=0 if spec.device == "cpu" else spec.devices,
+        whole_node=partition.whole_nodes,
+        cpus=wanted.cpus_per_device * each if wanted.cpus_per_device is not None else None,
+        memory=int(wanted.memory_per_device) * each if wanted.memory_per_device is not None else None,
+        walltime_s=granted.walltime_s,
+        begin_in_s=granted.begin_in_s,
+        warning_s=spec.drain_s + WARNING_MARGIN_S,
+        options=wanted.options,
+    )
+
+
+def away(described: Described, survey: Survey) -> tuple[Away, ...]:
+    """The scheduler's reservations, and the inventory's windows, of which it need not know."""
+    windows = [
+        Away(
+            name=window.title or "maintenance",
+            begin=float(window.begin),
+            end=float(window.end),
+            partitions=(name,),
+            enforced=False,
+        )
+        for name, partition in described.partitions.items()
+        for window in partition.maintenance
+        if float(window.end) > survey.now
+    ]
+    return (*survey.scheduler.away, *windows)
+
+
+def run_folder(unit: NewUnit, job: Job, scheduler: Scheduler, survey: Survey) -> dict[str, bytes]:
+    """Relative name → bytes of everything that is placed before the job is submitted."""
+    submission = scheduler.submission(survey.scheduler, job)
+    chain = unit.files.get("identity/session.crt")
+    described = describe_chain(chain) if chain is not None else None
+    meta = {
+        "address": unit.address,
+        "lineage": unit.lineage,
+        "serial": unit.serial,
+        "certificate_begins_at": described.begin if described is not None else 0.0,
+        "certificate_ends_at": described.end if described is not None else None,
+    }
+    return {
+        **unit.files,
+        "spec.json": encode_spec(unit.spec) + b"\n",
+        "meta.json": msgspec.json.encode(meta) + b"\n",
+        "job.sh": submission.script.encode(),
+        "submit": f"{submission.line}\n".encode(),
+    }
+
+
+def _python(described: Described, cluster: str, survey: Survey) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The interpreter's words, and shell lines that come before them."""
+    way = described.software.python
+    if way.venv is not None:
+        return (f"{way.venv}/bin/python",), ()
+    if way.path is not None:
+        return (way.path,), ()
+    if way.container is not None:
+        return ("apptainer", "exec", "--nv", way.container, "python3"), ()
+    if way.module is not None:
+        load = "command -v module >/dev/null 2>&1 || . /etc/profile"
+        return ("python3",), (load, f"module load {shlex.quote(way.module)} || exit 66")
+    if not survey.environment:
+        message = f"{cluster} has no Python for agents"
+        raise FabrictoolError.of("FT5403", message, thing=f"cluster/{cluster}", hint=f"fabrictool bootstrap {cluster}")
+    return (posixpath.join(survey.base, "env", "current", "bin", "python"),), ()
+
+
+def tar(folders: Mapping[str, Mapping[str, bytes]]) -> bytes:
+    """Folders of mode 0700, files of mode 0600."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        for operation, files in sorted(folders.items()):
+            folders_of = {posixpath.join(operation, posixpath.dirname(name)).rstrip("/") for name in files}
+            for folder in sorted({operation, *folders_of}):
+                entry = tarfile.TarInfo(folder)
+                entry.type, entry.mode = tarfile.DIRTYPE, 0o700
+                archive.addfile(entry)
+            for name, data in sorted(files.items()):
+                entry = tarfile.TarInfo(posixpath.join(operation, name))
+                entry.size, entry.mode = len(data), 0o600
+                archive.addfile(entry, io.BytesIO(data))
+    return out.getvalue()
