@@ -17,6 +17,7 @@ from fabrictool.domain.observed import ClusterFacts, Observed, generation
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from fabrictool.applier.stores.protocol import StateStore
     from fabrictool.base.settings import Settings
     from fabrictool.clusters.protocol import Cluster
     from fabrictool.domain.inventory import Inventory
@@ -34,9 +35,11 @@ class Fabric:
     clusters: Mapping[str, Cluster]
 
     @classmethod
-    def open(cls, name: str, inventory: Inventory, settings: Settings) -> Fabric:
-        """Nothing is read or written yet; disabled clusters are left out."""
-        folder = FabricFolder.of(settings, name)
+    def open(
+        cls, name: str, inventory: Inventory, settings: Settings, *, elsewhere: StateStore | None = None
+    ) -> Fabric:
+        """Nothing is read or written yet; disabled clusters are left out; `elsewhere` is where the state lies."""
+        folder = FabricFolder.of(settings, name, elsewhere)
         enabled = [cluster for cluster in inventory.clusters if inventory.clusters[cluster].enabled]
         clusters = {
             cluster: open_cluster(cluster, name, inventory.clusters[cluster], folder.cluster(cluster))

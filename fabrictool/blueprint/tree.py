@@ -25,6 +25,9 @@ _BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
 # A key, token or password that is no reference, wherever a complaint about another part of its line would show it.
 _LITERAL = re.compile(r"""(?i)(?<![\w-])((?:key|token|password)["']?\s*:\s*["']?)(?!secret://|["'])([^\s,}"']+)""")
 
+# A password in a URL, too.
+_LOGIN = re.compile(r"(://[^/@\s:]*:)([^/@\s]+)(?=@)")
+
 
 def _hide(match: re.Match[str]) -> str:
     """As many asterisks, so that columns stay."""
@@ -43,7 +46,7 @@ class Source:
     def line(self, number: int) -> str | None:
         """The text of a line, counted from 0, if it is short enough to be shown."""
         text = self._lines[number] if 0 <= number < len(self._lines) else None
-        return _LITERAL.sub(_hide, text) if text is not None and len(text) <= MAX_SHOWN else None
+        return _LITERAL.sub(_hide, _LOGIN.sub(_hide, text)) if text is not None and len(text) <= MAX_SHOWN else None
 
     @cached_property
     def _lines(self) -> list[str]:

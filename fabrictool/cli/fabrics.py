@@ -44,5 +44,8 @@ def load(
 def open_fabric(loaded: Loaded) -> Fabric:
     """The fabric of a loaded blueprint under this user's settings."""
     from fabrictool.applier.fabric import Fabric
+    from fabrictool.applier.stores.factory import store_elsewhere
 
-    return Fabric.open(loaded.blueprint.fabric, loaded.inventory, Settings.from_environment())
+    name, settings = loaded.blueprint.fabric, Settings.from_environment()
+    elsewhere = store_elsewhere(loaded.blueprint.state, settings.state_path / name, os.environ)
+    return Fabric.open(name, loaded.inventory, settings, elsewhere=elsewhere)

@@ -22,6 +22,7 @@ from fabrictool.domain.quantities import (
     Tokens,
     problem,
 )
+from fabrictool.domain.statebackend import StateBackend  # noqa: TC001 - pydantic reads the annotation
 
 __all__ = [
     "Blueprint",
@@ -281,6 +282,8 @@ class Blueprint(Document):
     """Where requests enter; absent: the fabric is planned without one."""
     routing: Routing = Routing()
     """How the gateway picks a replica."""
+    state: StateBackend | None = None
+    """Where the state is kept; absent: on the machine from which the fabric is applied."""
     objective: Annotated[tuple[Objective, ...], Field(min_length=1)] = ("slo", "cost", "energy")
     """What to optimise, most important first; ``moves``: replicas started or stopped."""
     move_price: Price | None = None

@@ -30,7 +30,7 @@ def test_no_golden_is_left_behind():
 
 
 def test_no_output_shows_the_planted_key():
-    assert all("sk-planted" not in goldens.expected_path(case).read_text() for case in goldens.bad_files())
+    assert all("planted" not in goldens.expected_path(case).read_text() for case in goldens.bad_files())
 
 
 def test_every_caret_is_under_the_column_that_the_head_line_names():
