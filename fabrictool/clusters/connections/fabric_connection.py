@@ -1,7 +1,6 @@
 """The adapter for verbs that a person types: `bootstrap`, `doctor`, `shell`. Fabric, and paramiko only through it.
 
-Never imported where plans are made or carried out: it costs threads, has no answer to a silent peer but TCP's, and
-takes one command at a time.
+Never imported where plans are made or carried out: it costs threads, and takes one command at a time.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ import paramiko
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.clusters.connections import commands, errors, host_certificates, identities, pins
 from fabrictool.clusters.connections.fabric_forward import Forwarder
+from fabrictool.clusters.connections.fabric_watch import Watch
 from fabrictool.clusters.connections.settings import Limits
 from fabrictool.clusters.connections.shell_verbs import Outcome, ShellVerbs
 
@@ -44,6 +44,7 @@ class FabricConnection(ShellVerbs):
         self._limits = limits or Limits()
         self._lock = threading.Lock()
         self._hosts: list[fabric.Connection] = []
+        self._watch: Watch | None = None
 
     def close(self) -> None:
         """End it; a later call opens it again."""
@@ -140,12 +141,16 @@ class FabricConnection(ShellVerbs):
             except BaseException:
                 self._close()
                 raise
+            self._watch = Watch(self._hosts[-1].client.get_transport(), self._limits)
         return self._hosts[-1]
 
     def _close(self) -> None:
         hosts, self._hosts = self._hosts, []
         for host in reversed(hosts):
             _hang_up(host)
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
 
     def _login(self, hop: Endpoint) -> fabric.Connection:
         found, offered = pins.pins(hop), identities.keys(hop)
@@ -180,7 +185,6 @@ class FabricConnection(ShellVerbs):
         finally:
             if agent is not None:
                 agent.close()
-        host.client.get_transport().set_keepalive(max(1, round(self._limits.keepalive_s)))
         return host
 
     def _socket(self, hop: Endpoint) -> Any:
@@ -202,10 +206,6 @@ class FabricConnection(ShellVerbs):
             raise errors.unreachable(hop, str(error)) from error
         # Without this, each command waits some 40 ms for a delayed acknowledgement.
         found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):
-            # paramiko does not look whether its keepalives are answered; TCP does.
-            silence = round(1000 * self._limits.keepalive_s * self._limits.keepalive_count)
-            found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, silence)
         return found
 
 

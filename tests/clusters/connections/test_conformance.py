@@ -546,9 +546,11 @@ def test_a_silent_link_is_found_by_keepalives(opened, server, yard):
     with Relay(server.port) as relay:
         node = opened(server.endpoint(yard.key, port=relay.port))
         node.run(["true"])
-        relay.silent.set()
+        timer = threading.Timer(0.7, relay.silent.set)
+        timer.start()
         with fails("FT5321", transient=True):
             node.run(["sleep", "50"], timeout_s=40)
+        timer.join()
 
 
 def test_a_chain_of_hosts_each_with_its_own_keys(opened, yard):
