@@ -50,7 +50,7 @@ def test_jobs_are_real_ones_with_our_mark(bed, whole):
 
 
 def test_the_planted_secret_and_the_keys_are_in_no_artefact(bed, whole):
-    """Not in argv, environment, comment, plan, state, journal or log of any machine; the key file has its hash alone."""
+    """Not in argv, environment, comment, plan, state, journal or log of any machine; key files hold hashes."""
     whole.run("plan", "-o", "saved.plan")
     private = (whole.folder / "state/whole/trust/root.key").read_bytes().splitlines()[1]
     roots = [whole.folder, bed.root]

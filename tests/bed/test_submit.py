@@ -20,8 +20,8 @@ def bench(bed):
             login.run(["sh", "-c", f'mkdir -p {shelf}; cat >"$0"; chmod 755 "$0"', f"{shelf}/{name}"], user="alice",
                       stdin=text)  # fmt: skip
         command = login.command(
-            ["env", "-i", f"PATH={shelf}:/usr/local/bin:/usr/bin:/bin", f"HOME={home}", "sh", "-c", program, "ft-submit",
-             ".submit", "f", *operations],
+            ["env", "-i", f"PATH={shelf}:/usr/local/bin:/usr/bin:/bin", f"HOME={home}", "sh", "-c", program,
+             "ft-submit", ".submit", "f", *operations],
             user="alice",
         )  # fmt: skip
         done = cases.checked_anyhow(command, stdin)

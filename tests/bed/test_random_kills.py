@@ -1,0 +1,103 @@
+"""A hundred times kill -9 of apply, at random moments (seeded): never a double job, never an orphan, the same end."""
+
+import json
+import random
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+KILLS = 100
+SEED = 20261121
+
+
+@pytest.fixture(scope="module")
+def chaos(make_federation):
+    return make_federation("chaos")
+
+
+@pytest.fixture
+def call(chaos):
+    """Runs the command line on the operator's machine; with `kill_after` it is killed after so many seconds."""
+    process = chaos.bed.operator_popen(
+        [sys.executable, "tests/bed/forker.py"], env=chaos.environment | {"PYTHONPATH": "."}, stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )  # fmt: skip
+    out = chaos.folder / "forker.log"
+
+    def run(*argv, kill_after=None):
+        files = ["-b", str(chaos.folder / "blueprint.yaml"), "-i", str(chaos.folder / "inventory.yaml")]
+        told = {"argv": [*argv, *files], "kill_after": kill_after, "out": str(out)}
+        process.stdin.write(json.dumps(told) + "\n")
+        process.stdin.flush()
+        return int(process.stdout.readline())
+
+    yield run
+    process.stdin.close()
+    process.wait(30)
+    print(out.read_text()[-3000:] if out.exists() else "")
+
+
+def shape(chaos, variant):
+    """Three blueprints: another placement, and another spec, which replaces what runs."""
+    cpu = {"device": "cpu", "nodes": 2, "memory_per_node": "4 GiB"}
+    clusters = {
+        "a": chaos.cluster("a", {"normal": cpu | {"walltime": "60m"}}),
+        "b": chaos.cluster("b", {"normal": cpu | {"walltime": "60m"}}),
+        "host": chaos.cluster("host", {"cpu": cpu | {"nodes": 1}}, kind="ssh"),
+        "ing": chaos.cluster("ing", {"cpu": cpu | {"nodes": 1}}, kind="ssh"),
+    }
+    counts = [{"a": 1, "b": 1, "host": 1}, {"a": 2, "b": 0, "host": 1}, {"a": 1, "b": 2, "host": 0}][variant]
+    model = {
+        "replicas": {"min": 3, "max": 3}, "max_num_seqs": 4 + variant,
+        "place": {"pin": [{"cluster": name, "replicas": count} for name, count in counts.items()]},
+    }  # fmt: skip
+    chaos.write(clusters, {"tiny": model}, client_port=8031, mesh_port=8463)
+
+
+def names_of_all_jobs_ever(bed):
+    a = bed.slurm("a", "sacct", "-n", "-X", "-P", "-S", "now-2hours", "-o", "JobName").stdout.split()
+    b = bed.slurm("b", "squeue", "-h", "-t", "all", "-o", "%j").stdout.split()
+    return Counter(name for name in a + b if name.startswith("ft-replica-tiny-"))
+
+
+@pytest.mark.timeout(900)
+def test_a_hundred_random_kills(bed, chaos, call):
+    dice = random.Random(SEED)
+    shape(chaos, 0)
+    assert call("trust", "init") == 0
+    plan = str(chaos.folder / "p.plan")
+    kills = finished = variant = 0
+    codes = Counter()
+    assert call("plan", "-o", plan) == 0
+    while kills < KILLS:
+        code = call("apply", plan, "--yes", "--queue-wait", "60", kill_after=dice.uniform(0.05, 4.0))
+        codes[code] += 1
+        if code == -9:
+            kills += 1
+            if dice.random() < 0.3:  # somebody plans anew instead of going on
+                assert call("plan", "-o", plan) == 0
+        else:
+            assert code in (0, 5), codes
+            if code == 0:
+                finished += 1
+                variant = (variant + 1) % 3
+                shape(chaos, variant)
+            assert call("plan", "-o", plan) == 0
+    assert finished > 3, codes
+    shape(chaos, 0)
+    assert call("apply", "--yes") == 0
+    actions = chaos.plan()["actions"]
+    assert [action["kind"] for action in actions] == ["keep"] * 4
+    units = chaos.units()
+    assert sorted(unit["cluster"] for unit in units.values()) == ["a", "b", "host", "ing"]
+    for cluster in ("a", "b"):
+        jobs = bed.slurm(cluster, "squeue", "-h", "-t", "R,PD", "-o", "%A %k").stdout.splitlines()
+        ours = [line.split()[0] for line in jobs if ";dep=chaos;" in line]
+        assert ours == [unit["job"] for unit in units.values() if unit["cluster"] == cluster]
+    counted = names_of_all_jobs_ever(bed)
+    assert {name: n for name, n in counted.items() if n > 1} == {}
+    assert sum(counted.values()) > finished
+    alive = bed.machine("host").run(["sh", "-c", "grep -zlx fabrictool.agent /proc/[0-9]*/cmdline"], check=False)
+    assert len(alive.stdout.splitlines()) == 1, alive.stdout
