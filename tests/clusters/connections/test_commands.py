@@ -136,6 +136,10 @@ def on_terminal(argv, typed=b"", seconds=40):
         os.close(terminal)
 
 
+as_root = pytest.mark.skipif(os.getuid() != 0, reason="sshd gives terminals only when it runs as root")
+
+
+@as_root
 def test_a_command_has_a_terminal_and_its_status_is_ours(server, yard, inventory):
     path = inventory(server, yard.key)
     script = "tty >/dev/null && echo a-terminal; printf '%s|' 'a  b' \"$1\"; exit 7"
@@ -145,6 +149,7 @@ def test_a_command_has_a_terminal_and_its_status_is_ours(server, yard, inventory
     assert status == 7
 
 
+@as_root
 def test_a_shell_is_spoken_to(server, yard, inventory):
     (server.folder / ".bashrc").write_text("PS1='ready>'\n")
     (server.folder / ".profile").write_text("PS1='ready>'\n")
