@@ -39,6 +39,8 @@ class AsyncsshConnection(ShellVerbs):
 
     def close(self) -> None:
         """End it; a later call opens it again."""
+        if not self._loop.running:
+            return
         self._loop.call(self._link.close())
         if self._own_loop:
             self._loop.close()

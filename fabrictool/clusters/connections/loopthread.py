@@ -21,6 +21,11 @@ class LoopThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
+    @property
+    def running(self) -> bool:
+        """Whether anything was called since the start or the last `close`."""
+        return self._loop is not None
+
     def call(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Run a coroutine to its end there; an interrupt here ends it there."""
         future = asyncio.run_coroutine_threadsafe(work, self._started())
