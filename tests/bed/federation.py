@@ -99,6 +99,7 @@ class Federation:
                 "mesh": f"{self.gateway}:{mesh_port}",
             },
         } | more
+        blueprint = {key: value for key, value in blueprint.items() if value is not None}
         (self.folder / "inventory.yaml").write_text(json.dumps(inventory, indent=1))
         (self.folder / "blueprint.yaml").write_text(json.dumps(blueprint, indent=1))
         self.client_port = client_port
