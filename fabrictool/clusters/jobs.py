@@ -48,7 +48,7 @@ def job_of(unit: NewUnit, described: Described, kind: str, cluster: str, fabric:
         "serial": unit.serial,
         "folder": folder,
         "home": survey.home,
-        "setup": (*setup, f"export FABRICTOOL_CACHE_DIR={survey.base}/cache"),
+        "setup": (*setup, f"export FABRICTOOL_CACHE_DIR={shlex.quote(posixpath.join(survey.base, 'cache'))}"),
     }
     if isinstance(spec, GatewaySpec):
         if kind != "ssh":

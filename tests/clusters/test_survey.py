@@ -1,0 +1,154 @@
+"""What came back from a login node → what runs: present, absent or unknown, and never a guess."""
+
+import msgspec
+import pytest
+
+from fabrictool.base.errors import FabrictoolError
+from fabrictool.clusters.schedulers.processes import Processes
+from fabrictool.clusters.schedulers.slurm import Slurm
+from fabrictool.clusters.survey import read_survey
+from fabrictool.domain.specs import AgentSpec, encode_spec
+
+NOW = 1_800_000_000
+OPERATION = "replica-m-0-g1-0a1b2c3d"
+SPEC = AgentSpec(
+    fabric="f", provider="p", site="s", cluster="c", node="gpu", replica="m/0", model="m", source="x", engine="vllm"
+)
+COMMENT = f"ft1;lin=01234567;dep=f;rep=replica/m/0;ser=1;op={OPERATION}"
+
+
+def text(files=None, jobs=(), **sections):
+    path = f"/home/u/.fabrictool/units/f/{OPERATION}"
+    lines = [f"{path}/{name}:{content}" for name, content in (files or {}).items()]
+    found = {
+        "now": [str(NOW)], "host": ["login1", "/home/u"], "base": ["/home/u/.fabrictool"], "environment": [],
+        "files": lines, "jobs": jobs, **sections,
+    }  # fmt: skip
+    return "".join(f"@{name}\n" + "".join(f"{line}\n" for line in lines) for name, lines in found.items()) + "@end\n"
+
+
+def job(
+    number=17, state="RUNNING", begins=NOW - 60, ends=NOW + 3600, reason="None", name=f"ft-{OPERATION}", comment=COMMENT
+):
+    return f"{number}|{state}|gpu|{NOW - 100}|{begins}|{ends}|{reason}|{name}|{comment}"
+
+
+QUEUED = job(state="PENDING", begins="N/A", ends="N/A", reason="Resources")
+BYE = '{"code": 0, "reason": "told to stop"}'
+
+
+def files(**more):
+    found = {"spec.json": encode_spec(SPEC).decode(), "meta.json": '{"lineage": "0123456789abcdef"}', "jobid": "17"}
+    return found | {name.replace("_", "."): content for name, content in more.items()}
+
+
+def health(age=1.0, **more):
+    return msgspec.json.encode({"at": NOW - age, "ready": True, "text": "", **more}).decode()
+
+
+def unit(**given):
+    (found,) = read_survey(text(**given), Slurm(), thing="cluster/c").units
+    return found
+
+
+@pytest.mark.parametrize(
+    ("given", "state", "word"),
+    [
+        ({"files": files(), "jobs": [job()]}, "running", "starting"),
+        ({"files": files(health_json=health()), "jobs": [job()]}, "running", ""),
+        ({"files": files(), "jobs": [QUEUED]}, "pending", "Resources"),
+        ({"files": files(), "jobs": [job(state="CONFIGURING")]}, "running", "starting"),
+        ({"files": files(), "jobs": [job(state="COMPLETING")]}, "running", "starting"),
+        ({"files": files(exit_json=BYE), "jobs": [job(state="COMPLETING")]}, "ended", "told to stop"),
+        ({"files": files(exit_json='{"code": 0, "reason": "walltime nears"}')}, "ended", "walltime nears"),
+        ({"files": files(), "jobs": [job(state="TIMEOUT", reason="TimeLimit")]}, "killed", "TIMEOUT (TimeLimit)"),
+        ({"files": files(), "jobs": [job(state="NODE_FAIL")]}, "killed", "NODE_FAIL"),
+        ({"files": files(), "jobs": [job(state="PREEMPTED")]}, "killed", "PREEMPTED"),
+        ({"files": files(), "jobs": [job(state="OUT_OF_MEMORY", reason="OutOfMemory")]}, "killed", "OUT_OF_MEMORY"),
+        # not listed: only a sign of life says that it lives, only its absence that it does not
+        ({"files": files(health_json=health(age=20))}, "running", "does not list it"),
+        ({"files": files(health_json=health(age=600))}, "killed", "no longer known"),
+        ({"files": files()}, "killed", "no longer known"),
+        # the submission was cut off
+        ({"files": files() | {"jobid": ""}}, "prepared", ""),
+        ({"files": files(attempt="123") | {"jobid": ""}}, "pending", "not known"),
+        ({"files": files(attempt="123") | {"jobid": ""}, "jobs": [job()]}, "running", "starting"),
+        ({"files": files(claim="17") | {"jobid": ""}, "jobs": [job()]}, "running", "starting"),
+        # a number that the scheduler uses again, for somebody else's job
+        ({"files": files(), "jobs": [job(name="other", comment="(null)")]}, "killed", "no longer known"),
+        ({"files": files() | {"spec.json": "{"}, "jobs": [job()]}, "damaged", "spec.json"),
+    ],
+)  # fmt: skip
+def test_states(given, state, word):
+    found = unit(**given)
+    assert found.state == state
+    assert word in found.detail + found.reason
+
+
+def test_a_mute_unit_is_not_ready_and_says_for_how_long():
+    found = unit(files=files(health_json=health(age=400)), jobs=[job()])
+    assert (found.state, found.ready, found.silent_s) == ("running", False, 400.0)
+    assert "no sign of life for 400 s" in found.detail
+
+
+def test_times_are_the_schedulers():
+    found = unit(files=files(health_json=health(ends_at=NOW + 99)), jobs=[job()])
+    assert (found.submitted_at, found.begins_at, found.ends_at) == (NOW - 100, NOW - 60, NOW + 3600)
+
+
+def test_a_job_whose_folder_is_gone_is_found_by_its_comment():
+    found = unit(jobs=[job()])
+    assert (found.address, found.operation, found.state, found.lineage) == (
+        "replica/m/0",
+        OPERATION,
+        "running",
+        "01234567",
+    )
+
+
+def test_a_job_of_somebody_else_is_nothing_to_us():
+    jobs = [
+        job(comment="(null)"),
+        job(18, comment="ft2;op=x;rep=y", name="ft-x"),
+        job(19, comment="my own note", name="a|b"),
+    ]
+    assert read_survey(text(jobs=jobs), Slurm(), thing="c").units == ()
+
+
+def test_of_two_jobs_with_one_name_the_living_one_counts():
+    found = unit(files=files(), jobs=[job(17, state="CANCELLED"), job(18)])
+    assert (found.state, found.begins_at) == ("running", NOW - 60)
+
+
+@pytest.mark.parametrize(
+    ("answer", "code"),
+    [
+        ("", "FT5407"),
+        (text().removesuffix("@end\n"), "FT5407"),
+        (text().replace("@now", "@then"), "FT5407"),
+        (text(jobs=["17|RUNNING"]), "FT5401"),
+        (text(queues=["gpu|up"]), "FT5401"),
+    ],
+)
+def test_an_answer_that_is_cut_or_strange_concludes_nothing(answer, code):
+    with pytest.raises(FabrictoolError) as caught:
+        read_survey(answer, Slurm(), thing="cluster/c")
+    assert caught.value.problems[0].code == code
+    assert caught.value.problems[0].transient == (code == "FT5407")
+
+
+def test_queues():
+    lines = ["gpu|up|4|64|512000|1-00:00:00|1/2|gpu:h100:2", "gpu|up|4|128|1031000|1-00:00:00|4/0|gpu:h100:4(S:0-1)"]
+    lines += ["cpu|down|10|64|256000|infinite|0/0|(null)"]
+    facts = read_survey(text(queues=lines, waiting=["gpu", "gpu,cpu"]), Slurm(), thing="c").scheduler
+    gpu, cpu = facts.queues["gpu"], facts.queues["cpu"]
+    assert (gpu.nodes, gpu.idle, gpu.away, gpu.pending, gpu.devices, gpu.device) == (8, 2, 1, 2, 4, "h100")
+    assert (gpu.cpus, gpu.memory, gpu.longest_s) == (128, 1031000 * 2**20, 86400.0)
+    assert (cpu.up, cpu.longest_s, cpu.pending, cpu.devices) == (False, None, 1, 0)
+
+
+@pytest.mark.parametrize(("line", "state"), [("a.1 running", "running"), ("a.1 ended", "killed"), ("", "killed")])
+def test_plain_hosts(line, state):
+    jobs = [f"{line} {OPERATION}"] if line else []
+    (found,) = read_survey(text(files=files(), jobs=jobs), Processes(), thing="c").units
+    assert found.state == state
