@@ -53,10 +53,12 @@ class Fabric:
 
         So two fabrics of one name never have an operation in common, and a lost state finds its units again.
         """
-        known = self.folder.read_state().lineage
-        if known or not self.trust.exists:
-            return known
-        return hashlib.sha256(self.trust.root().chain_pem()).hexdigest()[:16]
+        return self.folder.read_state().lineage or self.root_lineage
+
+    @property
+    def root_lineage(self) -> str:
+        """Of the federation's root; "" before there is one."""
+        return hashlib.sha256(self.trust.root().chain_pem()).hexdigest()[:16] if self.trust.exists else ""
 
     def observe(self) -> Observed:
         """Ask every cluster, side by side; one that does not answer is unknown and never an error."""
@@ -73,7 +75,7 @@ class Fabric:
 
 def without_foreign(facts: ClusterFacts, lineage: str) -> ClusterFacts:
     """Units of other lineages, which bear the same fabric's name by chance, are named and otherwise left out."""
-    ours = tuple(unit for unit in facts.units if not unit.lineage or _same(unit.lineage, lineage))
+    ours = tuple(unit for unit in facts.units if not unit.lineage or same_lineage(unit.lineage, lineage))
     foreign = tuple(unit.operation for unit in facts.units if unit not in ours)
     return msgspec.structs.replace(facts, units=ours, foreign=foreign) if foreign else facts
 
@@ -86,6 +88,6 @@ def next_operation(state: State, observed: Observed, address: str, lineage: str)
     return operation_id(lineage, address, max([state.generations.get(address, 0), *known]) + 1)
 
 
-def _same(mark: str, lineage: str) -> bool:
-    """Job comments have room for the beginning of a lineage only."""
+def same_lineage(mark: str, lineage: str) -> bool:
+    """Whether a unit's mark is that lineage: job comments have room for the beginning of a lineage only."""
     return bool(lineage) and (mark == lineage or (len(mark) >= 8 and lineage.startswith(mark)))

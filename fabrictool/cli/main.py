@@ -19,6 +19,7 @@ from fabrictool.cli import (
     instance_commands,
     shell_command,
     simulate_commands,
+    state_commands,
     trust_commands,
 )
 from fabrictool.cli.output import print_problems
@@ -41,6 +42,7 @@ def build() -> typer.Typer:
         simulate_commands,
         instance_commands,
         gateway_commands,
+        state_commands,
         trust_commands,
         shell_command,
         help_commands,

@@ -8,9 +8,11 @@ other files are left alone.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
+import tempfile
+import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -29,14 +31,13 @@ from fabrictool.applier.stores.document import (
 )
 from fabrictool.applier.stores.gitcommand import Git
 from fabrictool.applier.stores.heartbeat import SKEW_S, TTL_S, Heartbeat
-from fabrictool.applier.stores.local import no_such_lease
+from fabrictool.applier.stores.local import locked_within, no_such_lease
 from fabrictool.base.clock import SystemClock
 from fabrictool.base.errors import FabrictoolError, StaleError
 from fabrictool.base.files import file_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
 
     from fabrictool.base.clock import Clock
 
@@ -44,6 +45,8 @@ STATE, LEASE = "state.json", "lease.json"
 TRIES = 8
 """Pushes of one write: the branch moves under it only when a lease is renewed or asked for."""
 PAUSE_S = 0.05
+PATIENCE_S = 5.0
+"""For another process in the cache."""
 LISTED = 50
 """Versions that `history` looks at."""
 
@@ -67,6 +70,7 @@ class GitStore:
         self._clock = clock or SystemClock()
         self._ttl_s = ttl_s
         self._heart: Heartbeat | None = None
+        self._threads = threading.Lock()
         self._head = ""
         """The branch as this store left it; "" when that is not known."""
 
@@ -240,16 +244,30 @@ class GitStore:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """One thread of one process in the cache at a time."""
-        lock = self._cache.with_name(self._cache.name + ".lock")
+        """One thread at a time in the cache, and one process; who finds it taken for long uses one of its own."""
+        with self._threads, self._cache_lock() as locked:
+            if locked:
+                yield
+                return
+            with tempfile.TemporaryDirectory(prefix="fabrictool-") as folder:
+                usual, self._head = self._git, ""
+                self._git = usual.elsewhere(Path(folder) / "state.git")
+                try:
+                    yield
+                finally:
+                    self._git, self._head = usual, ""
+
+    @contextlib.contextmanager
+    def _cache_lock(self) -> Iterator[bool]:
+        """False when another process keeps it: a network that hangs, or Ctrl-Z."""
+        file = self._cache.with_name(self._cache.name + ".lock")
         try:
-            lock.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise file_error(error, lock) from error
+            raise file_error(error, file) from error
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
+            yield locked_within(descriptor, PATIENCE_S)
         finally:
             os.close(descriptor)
 

@@ -43,12 +43,17 @@ class Git:
         self._branch = branch
         self._ref = f"refs/heads/{branch}"
         self._cache = cache
+        self._given = environment
         who = f"{environment.get('USER') or os.getuid()}"
         names = {f"GIT_{role}_{what}" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
         self._environment = {name: value for name, value in environment.items() if name not in _OURS}
         self._environment |= {name: f"{who}@{socket.gethostname()}" for name in names if "EMAIL" in name}
         self._environment |= {name: who for name in names if "NAME" in name}
         self._environment |= {"GIT_TERMINAL_PROMPT": "0", "SSH_ASKPASS_REQUIRE": "never", "LC_ALL": "C"}
+
+    def elsewhere(self, cache: Path) -> Git:
+        """The same with another cache."""
+        return Git(self._url, self._branch, cache, self._given)
 
     def fetch(self) -> str:
         """The branch's commit as the repository has it now, and its content here; "" when there is no such branch."""

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 KEPT = 20
 """Versions of the state that are kept."""
+PATIENCE_S = 10.0
+"""For another writer; a write takes milliseconds."""
 LOOKS, LOOK_S = 3, 0.03
 """Whoever asks for the holder has the lock for an instant."""
 
@@ -125,9 +127,13 @@ class LocalStore:
 
     @contextlib.contextmanager
     def _one_at_a_time(self) -> Iterator[None]:
-        descriptor = self._open(self._folder / "state.lock")
+        file = self._folder / "state.lock"
+        descriptor = self._open(file)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if not locked_within(descriptor, PATIENCE_S):
+                hint = "a command that was stopped with Ctrl-Z may hold it"
+                message = "another process is writing the state and does not come to an end"
+                raise FabrictoolError.of("FT4202", message, file=str(file), hint=hint, transient=True)
             yield
         finally:
             os.close(descriptor)
@@ -216,6 +222,20 @@ class LocalStore:
             return os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise file_error(error, file) from error
+
+
+def locked_within(descriptor: int, seconds: float) -> bool:
+    """Take the lock of an open file; False when somebody else keeps it for so long."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(LOOK_S)
+        else:
+            return True
 
 
 def no_such_lease(lease_id: str, lease: Lease | None, place: str) -> FabrictoolError:

@@ -1,5 +1,6 @@
 """What only a Git repository can do to us; the repository is a real one."""
 
+import fcntl
 import os
 import shutil
 import signal
@@ -9,6 +10,7 @@ import time
 
 import pytest
 
+from fabrictool.applier.stores import git as module_git
 from fabrictool.applier.stores import gitcommand
 from fabrictool.applier.stores.document import State
 from fabrictool.applier.stores.git import GitStore
@@ -119,6 +121,19 @@ def test_a_cache_that_a_kill_left_broken_is_made_anew(shelf):
     assert store.read().serial == 2
     shutil.rmtree(cache)
     assert store.write(store.read(), read=store.read()).serial == 3
+
+
+def test_a_process_that_was_stopped_in_the_cache_stops_nobody_else(shelf, monkeypatch):
+    monkeypatch.setattr(module_git, "PATIENCE_S", 0.05)
+    store = shelf.open()
+    start = store.write(State(), read=State())
+    lock = store._cache.with_name("state.git.lock")
+    with lock.open("r+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert store.read() == start
+        second = store.write(start, read=start)
+    assert store.read() == second
+    assert shelf.open().read() == second
 
 
 def test_inside_a_hook_of_another_repository_it_is_not_that_one(shelf, tmp_path):

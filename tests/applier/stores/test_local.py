@@ -1,5 +1,6 @@
 """What only a folder has: versions, locks that end with their process, full disks."""
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -70,3 +71,15 @@ def test_a_killed_holder_holds_nothing(tmp_path):
         assert store.holder() is None
         with store.lease("another", now=0.0):
             pass
+
+
+def test_a_process_that_was_stopped_while_it_wrote_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(local, "PATIENCE_S", 0.05)
+    store = LocalStore(tmp_path)
+    state = store.write(State(), read=State())
+    with (tmp_path / "state.lock").open("r+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(FabrictoolError) as error:
+            store.write(state, read=state)
+    assert error.value.problems[0].code == "FT4202"
+    assert store.write(state, read=state).serial == 2

@@ -1,0 +1,164 @@
+"""``state show``, ``history``, ``rebuild`` and ``unlock``."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from fabrictool.cli.options import BlueprintOption, InventoryOption, JsonOption, YesOption
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    state = typer.Typer(help="What this side remembers of the fabric, and who writes it.", no_args_is_help=True)
+    for function in (show, history, rebuild, unlock):
+        state.command(function.__name__)(function)
+    app.add_typer(state, name="state")
+
+
+def show(blueprint: BlueprintOption = None, inventory: InventoryOption = None, as_json: JsonOption = False) -> None:
+    """Say where the state is, what it holds and who has the lease."""
+    import msgspec
+
+    from fabrictool.base.errors import FabrictoolError
+    from fabrictool.cli.fabrics import load, open_fabric
+    from fabrictool.cli.output import data, duration, json_data, table
+
+    folder = open_fabric(load(blueprint, inventory)).folder
+    state = folder.read_state()
+    try:
+        lease, trouble = folder.store.holder(), ""
+    except FabrictoolError as error:  # a reader may have no right to ask for it
+        lease, trouble = None, str(error)
+    if as_json:
+        document = {
+            "place": folder.store.place,
+            "lease": msgspec.to_builtins(lease),
+            "state": msgspec.to_builtins(state),
+        }
+        json_data({"format_version": "1", "type": "state", **document})
+        return
+    data(f"State of fabric {folder.path.name}: serial {state.serial}, lineage {state.lineage or 'none yet'}")
+    data(f"in {folder.store.place}")
+    data(f"last plan carried out: {state.applied_plan[:8] or 'none'}")
+    if trouble:
+        data(f"lease: not known ({trouble})")
+    elif lease is None:
+        data("lease: nobody holds it")
+    else:
+        data(f"lease: {lease}, since {duration(max(0.0, time.time() - lease.at))}")
+    rows = [[address, unit.cluster, unit.node, unit.operation] for address, unit in sorted(state.units.items())]
+    if rows:
+        data("\n" + table(["UNIT", "CLUSTER", "NODE", "OPERATION"], rows))
+
+
+def history(blueprint: BlueprintOption = None, inventory: InventoryOption = None, as_json: JsonOption = False) -> None:
+    """List former states: the last 20 of this machine, or the commits of a Git branch."""
+    from fabrictool.cli.fabrics import load, open_fabric
+    from fabrictool.cli.output import data, json_data, say, table
+
+    store = open_fabric(load(blueprint, inventory)).folder.store
+    versions = [
+        {
+            "serial": version.state.serial,
+            "at": version.at,
+            "lineage": version.state.lineage,
+            "applied_plan": version.state.applied_plan,
+            "units": len(version.state.units),
+        }
+        for version in store.history()
+    ]
+    if as_json:
+        json_data({"format_version": "1", "type": "state-history", "place": store.place, "versions": versions})
+        return
+    if not versions:
+        say(f"{store.place} lists no former states; an HTTP server may show them itself")
+        return
+    rows = [
+        [str(each["serial"]), _clock(float(str(each["at"]))), str(each["applied_plan"])[:8] or "-", str(each["units"])]
+        for each in versions
+    ]
+    data(table(["SERIAL", "WRITTEN", "PLAN", "UNITS"], rows))
+
+
+def rebuild(
+    blueprint: BlueprintOption = None,
+    inventory: InventoryOption = None,
+    yes: YesOption = False,
+    lineage: Annotated[str, typer.Option(help="Of the units, where they do not say it themselves.")] = "",
+    partial: Annotated[bool, typer.Option(help="Leave out clusters that do not answer: nothing runs there.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a lost or damaged state anew from what the clusters say; a damaged one is kept aside."""
+    import msgspec
+
+    from fabrictool.applier.rebuild import rebuild as scan
+    from fabrictool.applier.rebuild import write_rebuilt
+    from fabrictool.cli.fabrics import load, open_fabric
+    from fabrictool.cli.output import data, json_data, say, table
+
+    fabric = open_fabric(load(blueprint, inventory))
+    found = scan(fabric, lineage=lineage, partial=partial)
+    state = found.state
+    if not as_json:
+        data(f"Found {len(state.units)} units of lineage {state.lineage or 'none yet'}, for serial {state.serial}")
+        rows = [[address, unit.cluster, unit.node, unit.operation] for address, unit in sorted(state.units.items())]
+        if rows:
+            data(table(["UNIT", "CLUSTER", "NODE", "OPERATION"], rows))
+    for note in found.notes:
+        say(f"! {note}")
+    _ask(f"Write this as the state of fabric {fabric.name}, in {fabric.folder.store.place}?", yes=yes)
+    aside = write_rebuilt(fabric, found, lineage=lineage, partial=partial, now=time.time())
+    if aside is not None:
+        say(f"the damaged state is kept in {aside}")
+    if as_json:
+        json_data(
+            {
+                "format_version": "1",
+                "type": "state-rebuilt",
+                "aside": None if aside is None else str(aside),
+                "notes": list(found.notes),
+                "state": msgspec.to_builtins(state),
+            }
+        )
+    say(f"wrote serial {state.serial}; next: fabrictool plan")
+
+
+def unlock(
+    lease: Annotated[str, typer.Argument(help="Id of the lease; the refused command and `state show` say it.")],
+    blueprint: BlueprintOption = None,
+    inventory: InventoryOption = None,
+    yes: YesOption = False,
+) -> None:
+    """Take a lease away whose holder is gone for good; one that lives notices before its next write."""
+    from fabrictool.cli.fabrics import load, open_fabric
+    from fabrictool.cli.output import duration, say
+
+    store = open_fabric(load(blueprint, inventory)).folder.store
+    holder = store.holder()
+    if holder is not None and holder.id == lease:
+        say(f"{holder}, since {duration(max(0.0, time.time() - holder.at))}")
+        _ask("Take it away? If its holder lives, it stops at its next write, perhaps half-way.", yes=yes)
+    store.unlock(lease)
+    say(f"lease {lease} is taken away")
+
+
+def _ask(question: str, *, yes: bool) -> None:
+    import sys
+
+    from fabrictool.base.errors import UsageError
+    from fabrictool.cli.output import say
+
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise UsageError.of("FT4007", "nobody is here to say yes", hint="--yes, if that is right")
+    say(f"{question} Only 'yes' is accepted:")
+    if input().strip() != "yes":
+        raise UsageError.of("FT4007", "not confirmed; nothing was changed")
+
+
+def _clock(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(at))
