@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 
-from fabrictool.applier.handover import KEPT
 from fabrictool.applier.journal import Journal
 from fabrictool.applier.planning import ABSENT
 from fabrictool.applier.rollout import held_back, model_of, waves
 from fabrictool.applier.state import Applied, Placed, operation_id
+from fabrictool.applier.succession import KEPT
 from fabrictool.applier.wave import QUEUE_WAIT_S, Course, Wave
 from fabrictool.base.errors import (
     AppliedInPartError,
@@ -333,7 +333,7 @@ class Applier:
         self._write(generations=generations, units=units)
 
     def _save_measured(self, action: Action, unit: ObservedUnit) -> None:
-        """Remember how long its queue and its start took: the next handover is asked for by that."""
+        """Remember how long its queue and its start took: the next successor is asked for by that."""
         spec, begun = action.spec, unit.begins_at
         if self._state is None or not isinstance(spec, AgentSpec) or begun is None:
             return

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from fabrictool.applier.fabric import next_operation
-from fabrictool.applier.handover import successions
+from fabrictool.applier.succession import successions
 from fabrictool.base.errors import FabrictoolError, InfeasibleError, Place, Problem
 from fabrictool.clusters.protocol import NewUnit
 from fabrictool.domain.plan import Action, Certificate, Forecast, Outlook, Placement, Plan, ReplicaPlacement

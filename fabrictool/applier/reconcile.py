@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from fabrictool.applier.fabric import next_operation
-from fabrictool.applier.handover import successions
 from fabrictool.applier.planning import running_specs, unit_facts
+from fabrictool.applier.succession import successions
 from fabrictool.domain.plan import Action, Certificate, Forecast, Placement, Plan, spec_digest
 from fabrictool.planner.diff import Succession, Wanted, actions
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fabrictool.applier.state import State
     from fabrictool.domain.observed import Observed
 
-DriftKind = Literal["missing", "ended", "changed", "degraded", "handover", "orphan", "unreachable"]
+DriftKind = Literal["missing", "ended", "changed", "degraded", "ending", "orphan", "unreachable"]
 BACK_OFF_S = 30.0
 LONGEST_BACK_OFF_S = 3600.0
 """After a failure the next attempt waits 30 s, after each further one in a row twice as long, at most an hour: a
@@ -119,7 +119,7 @@ def _drift(
                 found.append(Drift("orphan", address, cluster, f"{address} is on {cluster}, and was not asked for"))
         elif here.operation in expiring:
             why = expiring[here.operation].reason
-            kind = "degraded" if "no sign of life" in why else "handover"
+            kind = "degraded" if "no sign of life" in why else "ending"
             found.append(Drift(kind, address, cluster, f"{address}: {why}"))
         elif cluster != want.cluster or here.spec_digest != spec_digest(want.spec):
             found.append(Drift("changed", address, cluster, f"{address} is not what was applied"))

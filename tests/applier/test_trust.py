@@ -2,7 +2,7 @@
 
 import pytest
 
-from fabrictool.applier.handover import expires_soon
+from fabrictool.applier.succession import expires_soon
 from fabrictool.applier.truststore import TrustStore
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.domain.observed import ObservedUnit

@@ -137,7 +137,7 @@ def test_a_power_cut_breaks_streams_in_order_and_fails_nothing_else(bed, storm):
 
 def test_all_of_it_was_visible(storm):
     log = (storm.folder / "reconcile.log").read_text()
-    for word in ("handover", "unreachable", "maintenance", "ended"):
+    for word in ("ending", "unreachable", "maintenance", "ended"):
         assert word in log, word
     events = json.loads(storm.run("events", "--json", "-n", "2000").stdout)["events"]
     assert any(e["source"] == "apply" and e["kind"] == "done" for e in events)
