@@ -133,6 +133,7 @@ class Applier:
             if problems:
                 raise AppliedInPartError(problems)
             if not heals:
+                self._forget(lambda unit: unit.address not in wanted)  # a crash came between an end and that
                 self._write(applied_plan=plan.id, applied_blueprint=plan.blueprint_digest)
             journal.write("end")
             return True
@@ -304,17 +305,16 @@ class Applier:
 
     def _forget_dead(self, actions: Sequence[Action]) -> None:
         """Remove what former units of these addresses left behind; until now it was evidence."""
-        if not actions:
-            return
         keep = {action.address: action.operation for action in actions}
+        if keep:
+            self._forget(lambda unit: unit.address in keep and unit.operation != keep[unit.address])
+
+    def _forget(self, over: Callable[[ObservedUnit], bool]) -> None:
+        """Remove run folders of dead units of ours that are `over`."""
+        lineage = self._state.lineage if self._state is not None else ""
         for cluster in self.clusters.values():
-            facts = cluster.observe(brief=True)
-            cluster.forget(
-                unit.operation
-                for unit in facts.units
-                if unit.address in keep and unit.state not in LIVING and unit.state != "damaged"
-                if unit.operation != keep[unit.address]
-            )
+            dead = [u for u in cluster.observe(brief=True).units if u.state not in LIVING and u.state != "damaged"]
+            cluster.forget(unit.operation for unit in dead if unit.lineage in ("", lineage) and over(unit))
 
     def _save_starts(self, actions: Sequence[Action]) -> None:
         """Remember units that are about to start: their generations and places."""

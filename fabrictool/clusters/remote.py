@@ -40,7 +40,11 @@ SUBMIT_SECONDS = 60.0
 SUBMIT_SECONDS_EACH = 5.0
 MOST_ESTIMATES = 8
 """Shapes of jobs that one plan asks the scheduler about: a login node belongs to everybody."""
-_REFUSALS = {"refused": "FT5404", "unknown": "FT5405", "unplaced": "FT5406"}
+_REFUSALS = {
+    "refused": ("FT5404", "correct partition, account or limits in the inventory, and plan again"),
+    "unknown": ("FT5405", "run the command again: it asks the scheduler first"),
+    "unplaced": ("FT5406", "check space, quota and rights there; `folder` in the inventory chooses another place"),
+}
 
 
 class RemoteCluster:
@@ -264,10 +268,12 @@ class RemoteCluster:
 
     def _refusal(self, operation: str, verdict: str, why: str) -> FabrictoolError:
         passing = ("Unable to contact", "Connection refused", "Socket timed out", "QOSMax", "AssocMax", "limit")
+        code, hint = _REFUSALS[verdict]
         return UnreachableError.of(
-            _REFUSALS[verdict],
+            code,
             f"{operation}: {why}",
             thing=f"cluster/{self.name}",
+            hint=hint,
             transient=verdict == "unknown" or any(word in why for word in passing),
         )
 

@@ -1,0 +1,129 @@
+"""A cluster behind a login node that says what it is told to: every trouble ends in a code, a hint and a transience."""
+
+import pytest
+
+from fabrictool.base.errors import FabrictoolError, UnreachableError
+from fabrictool.clusters.connections.protocol import Completed
+from fabrictool.clusters.protocol import NewUnit
+from fabrictool.clusters.remote import RemoteCluster
+from fabrictool.clusters.schedulers.slurm import Slurm
+from fabrictool.domain.inventory import Cluster
+from fabrictool.domain.specs import AgentSpec
+from tests.clusters.test_cases import LOGIN
+from tests.clusters.test_survey import OPERATION, files, job, text
+
+DESCRIBED = Cluster.model_validate(
+    {"site": "s", "kind": "slurm", "partitions": {"gpu": {"device": "cpu", "nodes": 1, "memory_per_node": "1 GiB"}}}
+    | {"software": {"python": {"venv": "/opt/ft"}}}
+)
+SPEC = AgentSpec(
+    fabric="f", provider="p", site="s", cluster="c", node="gpu", replica="m/0", model="m", source="x", engine="vllm"
+)
+UNIT = NewUnit(OPERATION, "replica/m/0", SPEC, {}, "0123456789abcdef", 1)
+
+
+class FakeConnection:
+    """Answers each program by its name; an exception is raised instead."""
+
+    def __init__(self, **answers):
+        self.answers = {"ft-survey": text()} | {name.replace("_", "-"): answer for name, answer in answers.items()}
+        self.ran = []
+
+    def run(self, argv, *, stdin=b"", timeout_s=0.0):
+        name = argv[3] if argv[0] == "sh" else argv[0]
+        self.ran.append((name, *argv[6:]))
+        answer = self.answers.get(name, "")
+        if isinstance(answer, Exception):
+            raise answer
+        if isinstance(answer, Completed):
+            return answer
+        return Completed(0, answer.encode(), b"")
+
+    def close(self):
+        pass
+
+
+def cluster(*connections):
+    assert LOGIN
+    return RemoteCluster("c", "f", DESCRIBED, Slurm(), lambda: connections)
+
+
+def verdict(word, why=""):
+    return f"{OPERATION}\t{word}\t\t{why}\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "transient"),
+    [
+        (verdict("refused", "exit 1: sbatch: error: invalid partition specified: gpuu"), "FT5404", False),
+        (
+            verdict("refused", "exit 1: sbatch: error: Invalid account or account/partition combination"),
+            "FT5404",
+            False,
+        ),
+        (verdict("refused", "exit 1: sbatch: error: Job violates accounting/QOS policy"), "FT5404", False),
+        (verdict("refused", "exit 1: sbatch: error: QOSMaxSubmitJobPerUserLimit"), "FT5404", True),
+        (verdict("refused", "exit 1: sbatch: error: AssocMaxSubmitJobLimit"), "FT5404", True),
+        (verdict("refused", "exit 1: Requested node configuration is not available"), "FT5404", False),
+        (verdict("refused", "exit 1: Unable to contact slurm controller (connect failure)"), "FT5404", True),
+        (verdict("unknown", "exit 1: Socket timed out on send/recv operation"), "FT5405", True),
+        (verdict("unknown", "another call holds the lock"), "FT5405", True),
+        (verdict("unplaced", "its files cannot be written in /home/u: No space left on device"), "FT5406", False),
+        ("", "FT5405", True),  # the program was killed before it said anything
+        (Completed(137, b"", b"Killed"), "FT5405", True),
+    ],
+)
+def test_what_a_submission_ends_in(answer, code, transient):
+    failed = cluster(FakeConnection(ft_submit=answer)).start([UNIT])
+    (problem,) = failed[OPERATION].problems
+    assert (problem.code, problem.transient) == (code, transient)
+    assert problem.hint
+
+
+@pytest.mark.parametrize("word", ["submitted", "already", "adopted"])
+def test_what_runs_is_no_trouble(word):
+    assert cluster(FakeConnection(ft_submit=f"{OPERATION}\t{word}\t17\t\n")).start([UNIT]) == {}
+
+
+def test_a_lost_connection_is_the_callers_trouble_and_a_second_login_node_is_tried():
+    lost = UnreachableError.of("FT5321", "lost", transient=True)
+    with pytest.raises(FabrictoolError, match="FT5321"):
+        cluster(FakeConnection(ft_submit=lost)).start([UNIT])
+    second = FakeConnection(ft_submit=verdict("adopted"))
+    assert cluster(FakeConnection(ft_submit=lost), second).start([UNIT]) == {}
+    assert second.ran == [("ft-submit", OPERATION)]
+
+
+@pytest.mark.parametrize(
+    ("answer", "word"),
+    [
+        (UnreachableError.of("FT5301", "login.example refused", hint="h", transient=True), "refused"),
+        (Completed(75, b"@now\n1\n", b"slurm_load_jobs error: Unable to contact slurm controller"), "does not answer"),
+        ("@now\n1\n", "incomplete"),
+        ("Welcome to the cluster!\n", "incomplete"),
+    ],
+)
+def test_a_cluster_that_does_not_answer_is_unknown_and_never_empty(answer, word):
+    facts = cluster(FakeConnection(ft_survey=answer)).observe()
+    assert not facts.known
+    assert word in facts.reason
+    assert facts.hint
+    assert facts.units == ()
+
+
+def test_signals_name_the_job_and_what_was_refused_is_said():
+    connection = FakeConnection(ft_survey=text(files=files(), jobs=[job()]), ft_signal="x\taccess denied\n")
+    there = cluster(connection)
+    there.observe()
+    with pytest.raises(FabrictoolError, match="FT5409"):
+        there.stop([OPERATION])
+    assert connection.ran[-1] == ("ft-signal", OPERATION, "17")
+
+
+def test_nothing_to_do_asks_nobody():
+    connection = FakeConnection()
+    there = cluster(connection)
+    there.stop([])
+    there.forget([])
+    assert there.start([]) == {}
+    assert connection.ran == []
