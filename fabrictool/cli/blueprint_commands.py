@@ -1,4 +1,4 @@
-"""``validate``, ``show``, ``schema`` and ``init``: files in, complaints or files out; no network."""
+"""``validate``, ``schema`` and ``init``: files in, complaints or files out; no network."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Format = Literal["text", "json", "github"]
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    for function in (validate, show, schema, init):
+    for function in (validate, schema, init):
         app.command(function.__name__)(function)
 
 
@@ -55,32 +55,6 @@ def validate(
         errors = sum(problem.severity == "error" for problem in problems)
         say(f"{errors} problem{'s'[: errors != 1]}; `fabrictool explain CODE` says more")
     return code
-
-
-def show(
-    blueprint: BlueprintOption = None,
-    inventory: InventoryOption = None,
-    overlay: OverlayOption = None,
-    scenario: ScenarioOption = None,
-    resolved: Annotated[bool, typer.Option("--resolved", help="Every value after merging, with defaults.")] = True,
-    origin: Annotated[bool, typer.Option("--origin", help="Where each value comes from.")] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Print every value of the blueprint and the inventory, and with --origin the file and line that it comes from."""
-    from fabrictool.blueprint.resolved import resolved as rows_of
-    from fabrictool.cli.fabrics import load
-    from fabrictool.cli.output import data, json_data, table
-
-    rows = rows_of(load(blueprint, inventory, overlay=overlay, scenario=scenario))
-    if not resolved:
-        rows = [row for row in rows if row.origin.file is not None]
-    if as_json:
-        values = [{"path": row.path, "value": row.value, "origin": str(row.origin) or "default"} for row in rows]
-        json_data({"format_version": "1", "type": "values", "values": values})
-    elif origin:
-        data(table(["PATH", "VALUE", "ORIGIN"], [[r.path, r.value, str(r.origin) or "default"] for r in rows]))
-    else:
-        data(table(["PATH", "VALUE"], [[row.path, row.value] for row in rows]))
 
 
 def schema(

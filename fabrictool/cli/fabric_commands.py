@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,9 +14,16 @@ from fabrictool.cli.options import (
     InventoryOption,
     JsonOption,
     OverlayOption,
+    PolicyOption,
     ScenarioOption,
     YesOption,
 )
+
+if TYPE_CHECKING:
+    from fabrictool.base.errors import Problem
+    from fabrictool.domain.observed import Observed
+    from fabrictool.domain.plan import Plan
+    from fabrictool.planner.problem import Solver
 
 
 def register(app: typer.Typer) -> None:
@@ -68,20 +75,32 @@ def plan(
     workers: Annotated[
         int | None, typer.Option(min=1, max=1024, help="Processes for the what-ifs; default: one a core.")
     ] = None,
+    policy: PolicyOption = None,
+    offline: Annotated[bool, typer.Option("--offline", help="Reach no cluster: plan from --observed.")] = False,
+    observed_file: Annotated[
+        Path | None, typer.Option("--observed", metavar="FILE", help="What `fabrictool observe` saved.")
+    ] = None,
+    root: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Root certificate that signed it; default: this machine's.")
+    ] = None,
+    max_age: Annotated[str, typer.Option(help="Refuse an older observation.")] = "24h",
 ) -> int:
     """Show what would change and what it forecasts; changes nothing."""
     from fabrictool.base.files import write_output
-    from fabrictool.cli.applying import make_plan, solver_named
-    from fabrictool.cli.output import data, say
+    from fabrictool.cli.applying import solver_named
+    from fabrictool.cli.output import data
+    from fabrictool.cli.policies import as_rows, policy_problems, protected_models
     from fabrictool.cli.solve_watch import Watch
     from fabrictool.domain.plan import encode_plan
 
+    _refuse("--offline needs --observed FILE, and --observed needs --offline", offline != (observed_file is not None))
     if math.isnan(time_limit):
         raise typer.BadParameter("nan is no number of seconds", param_hint="--time-limit")
     if what_if:
         _refuse(
-            "--what-if makes no plan: no --out, --plot, --chart, --explain or --detailed-exitcode with it",
-            out or plot or chart or explain or detailed_exitcode,
+            "--what-if makes no plan: no --out, --plot, --chart, --explain, --policy, --offline or --detailed-exitcode"
+            " with it",
+            out or plot or chart or explain or policy or offline or detailed_exitcode,
         )
         from fabrictool.cli.whatif import show_sweep
 
@@ -97,16 +116,17 @@ def plan(
 
         drawable(plot)
     watch = Watch(solver_named(solver))
-    made, observed = make_plan(
-        blueprint, inventory, overlay, scenario,
-        seed=seed, time_limit=time_limit, solver=watch, explain=explain, keep_best=True,
+    made, observed = _made(
+        blueprint, inventory, overlay, scenario, observed_file, root, max_age,
+        seed=seed, time_limit=time_limit, solver=watch, explain=explain,
     )  # fmt: skip
+    problems = policy_problems(policy, made, lambda: protected_models(blueprint, inventory, overlay, scenario))
     if out is not None:
         write_output(out, encode_plan(made))
     if as_json:
         from fabrictool.cli.plan_text import as_document
 
-        data(as_document(made, watch.seconds))
+        data(as_document(made, watch.seconds, None if problems is None else as_rows(problems)))
     else:
         from fabrictool.cli.plan_text import render
 
@@ -115,13 +135,51 @@ def plan(
         from fabrictool.cli.plan_plots import draw
 
         draw(made, watch.moments, blueprint, inventory, overlay, scenario, chart=chart, path=plot)
+    return _ending(made, problems, out, as_json=as_json, detailed=detailed_exitcode)
+
+
+def _ending(made: Plan, problems: list[Problem] | None, out: Path | None, *, as_json: bool, detailed: bool) -> int:
+    """What was saved, what a policy says, and what comes next; returns the exit code."""
+    from fabrictool.cli.output import print_problems, say
+    from fabrictool.cli.policies import denied
+
     if out is not None:
         say(f"saved {out} (id {made.id[:8]}, valid while {len(made.read_set)} facts hold)")
-        if made.changes:
-            say(f"next: fabrictool apply {out}")
-    elif made.changes and not as_json:
-        say("next: fabrictool apply")
-    return 2 if detailed_exitcode and made.changes else 0
+    print_problems(problems or ())
+    if denied(problems or ()):
+        return 6
+    if made.changes and (out is not None or not as_json):
+        say(f"next: fabrictool apply {out or ''}".rstrip())
+    return 2 if detailed and made.changes else 0
+
+
+def _made(
+    blueprint: Path | None,
+    inventory: Path | None,
+    overlay: str | None,
+    scenario: str | None,
+    observed_file: Path | None,
+    root: Path | None,
+    max_age: str,
+    *,
+    seed: int,
+    time_limit: float,
+    solver: Solver,
+    explain: bool,
+) -> tuple[Plan, Observed]:
+    """From the clusters, or from an observation of them."""
+    from fabrictool.cli.applying import make_plan
+    from fabrictool.cli.observe_command import offline_plan
+
+    if observed_file is None:
+        return make_plan(
+            blueprint, inventory, overlay, scenario,
+            seed=seed, time_limit=time_limit, solver=solver, explain=explain, keep_best=True,
+        )  # fmt: skip
+    return offline_plan(
+        observed_file, root, max_age, blueprint, inventory, overlay, scenario,
+        seed=seed, time_limit=time_limit, solver=solver, explain=explain,
+    )  # fmt: skip
 
 
 def _refuse(why: str, given: object) -> None:
@@ -145,11 +203,16 @@ def apply(
     queue_wait: Annotated[
         float, typer.Option(min=0, max=86400 * 7, help="Seconds to wait for a job in its queue.")
     ] = 900.0,
+    policy: PolicyOption = None,
+    reviewed: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Refuse unless the change is the one of this saved plan.")
+    ] = None,
 ) -> int:
     """Carry a plan out: journalled, safe to repeat, safe to interrupt."""
     from fabrictool.cli.applying import carry_out, confirm, make_plan, read_plan
     from fabrictool.cli.output import data, json_line, say
     from fabrictool.cli.plan_text import action_lines, render
+    from fabrictool.cli.policies import check_policy, check_reviewed, protected_models
 
     if plan_file is None:
         made, observed = make_plan(blueprint, inventory, overlay, scenario, seed=seed)
@@ -164,6 +227,9 @@ def apply(
         if as_json:
             json_line({"type": "end", "plan": made.id, "changed": False})
         return 0
+    check_policy(policy, made, lambda: protected_models(blueprint, inventory, overlay, scenario), as_json=as_json)
+    if reviewed is not None:
+        check_reviewed(read_plan(reviewed), made)
     confirm(made, yes=yes, max_delete=max_delete)
     return carry_out(
         made, blueprint, inventory, overlay, scenario, as_json=as_json, queue_wait_s=queue_wait if wait else 0.0

@@ -29,15 +29,21 @@ def find_blueprint(given: Path | None) -> Path:
 
 
 def load(
-    blueprint: Path | None, inventory: Path | None, *, overlay: str | None = None, scenario: str | None = None
+    blueprint: Path | None,
+    inventory: Path | None,
+    *,
+    overlay: str | None = None,
+    scenario: str | None = None,
+    quiet: bool = False,
 ) -> Loaded:
-    """Load and check; warnings go to stderr."""
+    """Load and check; warnings go to stderr, unless `quiet`, for a second look."""
     from fabrictool.blueprint import load as load_blueprint
 
     loaded = load_blueprint(
         find_blueprint(blueprint), inventory_path=inventory, overlay=overlay, scenario=scenario, environment=os.environ
     )
-    print_problems(loaded.warnings)
+    if not quiet:
+        print_problems(loaded.warnings)
     return loaded
 
 

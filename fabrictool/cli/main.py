@@ -17,7 +17,9 @@ from fabrictool.cli import (
     gateway_commands,
     help_commands,
     instance_commands,
+    observe_command,
     shell_command,
+    show_command,
     simulate_commands,
     state_commands,
     trust_commands,
@@ -38,7 +40,9 @@ def build() -> typer.Typer:
     )
     for room in (
         blueprint_commands,
+        show_command,
         fabric_commands,
+        observe_command,
         simulate_commands,
         instance_commands,
         gateway_commands,

@@ -18,3 +18,6 @@ OverlayOption = Annotated[str | None, typer.Option(help="Overlay of the blueprin
 ScenarioOption = Annotated[str | None, typer.Option(help="Scenario of the blueprint.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+PolicyOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Rules that the plan must keep; a denial exits with 6.")
+]

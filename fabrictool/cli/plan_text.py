@@ -11,6 +11,9 @@ from fabrictool.cli.output import seconds_text
 from fabrictool.domain.plan import encode_plan
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
     from fabrictool.domain.observed import Observed
     from fabrictool.domain.plan import Action, Band, ModelForecast, Outlook, Plan
 
@@ -40,10 +43,15 @@ def render(plan: Plan, observed: Observed, *, verbosity: int = 0, explain: bool 
     return "\n".join(lines)
 
 
-def as_document(plan: Plan, seconds: float) -> str:
-    """The saved plan's JSON, and what the search took: no part of the plan, which is the same on any machine."""
+def as_document(plan: Plan, seconds: float, policy: Sequence[Mapping[str, Any]] | None = None) -> str:
+    """The saved plan's JSON, and what the search took: no part of the plan, which is the same on any machine.
+
+    `policy`: rows of what a policy denies and warns of; None when none was asked.
+    """
     document = msgspec.json.decode(encode_plan(plan))
     document["certificate"]["seconds"] = round(seconds, 3)
+    if policy is not None:
+        document["policy"] = policy
     return msgspec.json.format(msgspec.json.encode(document, order="sorted"), indent=1).decode()
 
 
