@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import to_jsonable_python
 
 from fabrictool.domain.blueprint import Blueprint
 from fabrictool.domain.inventory import Inventory
+from fabrictool.domain.policy import Policy
 
-SchemaKind = Literal["blueprint", "inventory", "part"]
+if TYPE_CHECKING:
+    from fabrictool.domain.quantities import Document
+
+SchemaKind = Literal["blueprint", "inventory", "part", "policy"]
 FILES: dict[SchemaKind, str] = {
     "blueprint": "blueprint.v1.json",
     "inventory": "inventory.v1.json",
     "part": "part.v1.json",
+    "policy": "policy.v1.json",
 }
 """Kind → its committed file's name."""
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -47,25 +52,25 @@ def json_schema(kind: SchemaKind) -> JsonSchemaValue:
     A part (an included file or an overlay) is a blueprint of which nothing but the head is required, and in which
     null deletes.
     """
-    model = Inventory if kind == "inventory" else Blueprint
+    models: dict[str, type[Document]] = {"inventory": Inventory, "policy": Policy}
+    model = models.get(kind, Blueprint)
     schema = model.model_json_schema(mode="validation", schema_generator=_Generate)
     schema = copy.deepcopy(schema)
     if "Length" in schema["$defs"]:
         # A length that is only its mean is written as text: `input: 64 tok`.
         length = schema["$defs"]["Length"]
         schema["$defs"]["Length"] = {"anyOf": [copy.deepcopy(length["properties"]["mean"]), length]}
-    _tidy(schema)
-    title = {"blueprint": "fabrictool blueprint", "inventory": "fabrictool inventory", "part": "fabrictool part"}[kind]
+    _tidy(schema, variables=kind != "policy")  # those who own the rules leave nothing to the environment
     if kind == "part":
         _loosen(schema)
-    return {"$schema": DIALECT, **schema, "title": title}
+    return {"$schema": DIALECT, **schema, "title": f"fabrictool {kind}"}
 
 
-def _tidy(node: Any) -> None:
+def _tidy(node: Any, *, variables: bool) -> None:
     """What pydantic says and people need not read: titles made from field names; ``null`` beside optional fields."""
     if isinstance(node, list):
         for each in node:
-            _tidy(each)
+            _tidy(each, variables=variables)
         return
     if not isinstance(node, dict):
         return
@@ -75,14 +80,14 @@ def _tidy(node: Any) -> None:
         node["additionalProperties"] = False
     if isinstance(node.get("description"), str):
         node["description"] = node["description"].replace("``", "`")
-    if node.get("type") == "string" and "pattern" in node:
+    if variables and node.get("type") == "string" and "pattern" in node:
         # Any text may come from a variable, whose content the editor cannot know.
         text = {key: node.pop(key) for key in ("type", "pattern", "examples") if key in node}
         node["anyOf"] = [text, dict(_VARIABLE)]
         return
     for key, each in list(node.items()):
         if key not in ("default", "propertyNames"):
-            _tidy(each)
+            _tidy(each, variables=variables)
 
 
 def _tidy_field(name: str, field: dict[str, Any]) -> None:

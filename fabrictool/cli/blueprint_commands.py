@@ -59,7 +59,7 @@ def validate(
 
 def schema(
     context: typer.Context,
-    kind: Annotated[Literal["blueprint", "inventory"], typer.Argument(help="Which document.")] = "blueprint",
+    kind: Annotated[Literal["blueprint", "inventory", "policy"], typer.Argument(help="Which document.")] = "blueprint",
     write_docs: Annotated[Path | None, typer.Option(help="Write all generated reference pages here instead.")] = None,
 ) -> None:
     """Print the JSON Schema for editors."""

@@ -25,6 +25,7 @@ def pages(root: Any) -> dict[str, str]:
         "cli.md": _cli(root),
         "blueprint.md": _schema_page("blueprint"),
         "inventory.md": _schema_page("inventory"),
+        "policy.md": _schema_page("policy"),
         "errors.md": _errors(),
         "settings.md": _settings(),
         "catalogue.md": _catalogue(),
