@@ -16,7 +16,7 @@ demo: .venv/.ready ## validate, plan, apply, one answer, one killed agent, destr
 	@$(BIN)/python -m fabrictool.cli.main demo $(if $(KEEP),--keep)
 
 test: .venv/.ready ## all tests that need no extra build
-	$(BIN)/python -m pytest $(ARGS) -m "not extended"
+	$(BIN)/python tests/run.py $(ARGS)
 
 test-extended: .venv/.ready ## builds llama-server and tests against it
 	$(BIN)/python -m pytest $(ARGS) -m extended

@@ -36,6 +36,7 @@ def call(chaos):
     yield run
     process.stdin.close()
     process.wait(30)
+    process.stdout.close()
     print(out.read_text()[-3000:] if out.exists() else "")
 
 
