@@ -13,6 +13,7 @@ from fabrictool.base.errors import FabrictoolError
 from fabrictool.base.files import file_error
 from fabrictool.cli import (
     blueprint_commands,
+    discover_command,
     fabric_commands,
     gateway_commands,
     help_commands,
@@ -48,6 +49,7 @@ def build() -> typer.Typer:
         gateway_commands,
         state_commands,
         trust_commands,
+        discover_command,
         shell_command,
         help_commands,
     ):

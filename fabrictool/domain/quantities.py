@@ -161,11 +161,14 @@ Endpoint = Annotated[
     ),
 ]
 
+_AUTHORITY = "@cert-authority"
 _KEY_TYPES = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521", "ssh-rsa")
 
 
 def _host_key(value: Any) -> str:
-    kind, _, rest = value.partition(" ") if isinstance(value, str) else ("", "", "")
+    text = value if isinstance(value, str) else ""
+    authority = f"{_AUTHORITY} " if text.startswith(f"{_AUTHORITY} ") else ""
+    kind, _, rest = text.removeprefix(authority).partition(" ")
     hint = "`ssh-keyscan HOST` prints it; check it against what the site publishes: `ssh-ed25519 AAAA…`"
     if kind not in _KEY_TYPES:
         raise problem("FT1116", "expected a public host key: TYPE BASE64", hint)
@@ -176,7 +179,7 @@ def _host_key(value: Any) -> str:
     # The blob repeats the key's type after a four-octet length; a mismatch is a paste mistake.
     if blob[4 : 4 + len(kind)] != kind.encode() or len(blob) < 40:
         raise problem("FT1116", f"the host key is not of type {kind}: perhaps it was cut", hint)
-    return f"{kind} {rest.split(' ')[0]}"
+    return f"{authority}{kind} {rest.split(' ')[0]}"
 
 
 HostKey = Annotated[
@@ -185,8 +188,8 @@ HostKey = Annotated[
     WithJsonSchema(
         {
             "type": "string",
-            "pattern": rf"^({'|'.join(_KEY_TYPES)}) [A-Za-z0-9+\/]+=*( .*)?$",
-            "examples": ["ssh-ed25519 AAAA…"],
+            "pattern": rf"^({_AUTHORITY} )?({'|'.join(_KEY_TYPES)}) [A-Za-z0-9+\/]+=*( .*)?$",
+            "examples": ["ssh-ed25519 AAAA…", "@cert-authority ssh-ed25519 AAAA…"],
             "title": "public host key",
         }
     ),

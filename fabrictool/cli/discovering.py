@@ -1,0 +1,140 @@
+"""Where ``discover`` goes: a cluster of an inventory, or a host with keys from the command line."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fabrictool.base.errors import InvalidInputError, UsageError
+from fabrictool.base.files import file_error
+from fabrictool.base.ids import is_name
+from fabrictool.cli.hosts import login_of, read_inventory, split_target
+from fabrictool.clusters.discovery.document import Target
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from fabrictool.clusters.connections.protocol import Connection
+    from fabrictool.domain.inventory import Jump, Login
+
+_KEY = re.compile(r"(?:@cert-authority )?(?:ssh-|ecdsa-)[a-z0-9-]+ [A-Za-z0-9+/]+=*")
+
+
+def found_target(
+    text: str,
+    *,
+    user: str,
+    keys: Sequence[str],
+    pin: Path | None,
+    identity: str,
+    names: tuple[str, str, str],
+    kind: str,
+    files: tuple[Path | None, Path | None],
+) -> tuple[Target, Callable[[], Connection]]:
+    """Raises UsageError FT9001 for options that contradict, FT5304 for a host without a pinned key."""
+    for name in names:
+        if name and not is_name(name):
+            raise UsageError.of("FT9001", f"`{name}` cannot be a name", hint="small letters, digits, `.`, `_` and `-`")
+    described = files != (None, None) and "@" not in text and not keys and pin is None and not user
+    target, connect = _cluster(text, names, files) if described else _host(text, user, keys, pin, identity, names)
+    return replace(target, kind=kind or target.kind), connect
+
+
+def _cluster(
+    text: str, names: tuple[str, str, str], files: tuple[Path | None, Path | None]
+) -> tuple[Target, Callable[[], Connection]]:
+    from fabrictool.clusters.connections.factory import connect_login
+
+    inventory = read_inventory(*files)
+    login = login_of(inventory, text)
+    cluster = inventory.clusters[text]
+    provider = inventory.sites[cluster.site].provider if cluster.site in inventory.sites else ""
+    name, site, given = names
+    target = Target(
+        cluster=name or text,
+        site=site or cluster.site,
+        provider=given or provider,
+        login=_fields(login),
+        kind=cluster.kind,
+        folder=cluster.folder if "folder" in cluster.model_fields_set else "",
+    )
+    return target, lambda: connect_login(login)
+
+
+def _host(
+    text: str, user: str, keys: Sequence[str], pin: Path | None, identity: str, names: tuple[str, str, str]
+) -> tuple[Target, Callable[[], Connection]]:
+    from pydantic import ValidationError
+
+    from fabrictool.clusters.connections.factory import connect_login
+    from fabrictool.domain.inventory import Login
+
+    before, host, port = split_target(text)
+    pinned = [*keys, *(_pinned(pin, host, port) if pin is not None else ())]
+    shown = host if port == 22 else f"{host}:{port}"
+    if not pinned:
+        message = f"no host key of {shown} is pinned, and there is no trust on first use"
+        hint = f"`fabrictool trust host {shown}` prints its keys; compare them, then give one with --host-key or --pin"
+        raise UsageError.of("FT5304", message, hint=hint)
+    if not (user or before):
+        raise UsageError.of("FT9001", f"who are you on {shown}?", hint="--user NAME")
+    fields = {"host": host, "port": port, "user": user or before, "host_keys": pinned, "identity": identity or None}
+    try:
+        login = Login.model_validate({key: value for key, value in fields.items() if value is not None}, strict=False)
+    except ValidationError as error:
+        said = error.errors()[0]
+        raise UsageError.of(
+            "FT5305", f"{said['msg']}", hint="TYPE BASE64, as `fabrictool trust host` prints it"
+        ) from error
+    name, site, provider = names
+    return Target(name, site, provider, _fields(login)), lambda: connect_login(login)
+
+
+def _pinned(path: Path, host: str, port: int) -> list[str]:
+    """The keys in a file: lines of ``TYPE BASE64`` (also as ``- …`` under ``host_keys:``), or of a known_hosts."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError as error:
+        raise file_error(error, path) from error
+    except UnicodeDecodeError as error:
+        raise InvalidInputError.of("FT5305", f"{path} is no text", file=str(path)) from error
+    found = []
+    named = {host, f"[{host}]:{port}"} if port == 22 else {f"[{host}]:{port}"}
+    for line in lines:
+        words = line.strip().removeprefix("- ").strip()
+        match = _KEY.match(words)
+        if match:
+            found.append(match.group())
+            continue
+        authority, _, rest = words.rpartition("@cert-authority ")
+        hosts, _, key = rest.partition(" ")
+        if (match := _KEY.match(key)) and named & set(hosts.split(",")):
+            found.append(("@cert-authority " if authority or words.startswith("@cert") else "") + match.group())
+    if not found:
+        message = f"{path} holds no key of {host}:{port}"
+        raise InvalidInputError.of(
+            "FT5305", message, file=str(path), hint="lines `TYPE BASE64`, or a known_hosts unhashed"
+        )
+    return found
+
+
+def _fields(login: Login) -> tuple[tuple[str, object], ...]:
+    """Only what differs from the defaults."""
+    rows: list[tuple[str, object]] = [*_address(login)]
+    rows += [("identity", login.identity)] if login.identity else []
+    rows += [("transport", login.transport)] if login.transport != "asyncssh" else []
+    rows += [("control_path", login.control_path)] if login.control_path else []
+    rows += [("ssh_config", True)] if login.ssh_config else []
+    rows.append(("host_keys", login.host_keys))
+    if login.jump:
+        rows.append(("jump", tuple((*_address(hop), ("host_keys", hop.host_keys)) for hop in login.jump)))
+    return tuple(rows)
+
+
+def _address(hop: Login | Jump) -> list[tuple[str, object]]:
+    rows: list[tuple[str, object]] = [("host", hop.host)]
+    rows += [("port", hop.port)] if hop.port != 22 else []
+    rows += [("user", str(hop.user))] if hop.user else []
+    return rows
