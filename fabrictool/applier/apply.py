@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 SESSION_SECONDS = 26 * 3600.0
 """Certificates outlive the longest usual walltime (24 h) by a margin (mesh.md §6)."""
 
+QUEUED_SECONDS = 3 * 86400.0
+"""A job's session is made when it is submitted, and may wait that long; one that waits longer gets a successor."""
+
 
 class Reporter(Protocol):
     """Hears what happens, for progress lines and ``--json`` events."""
@@ -363,7 +366,7 @@ def _operation(action: Action) -> str:
 
 def _session_seconds(spec: AgentSpec | GatewaySpec) -> float:
     walltime = spec.walltime_s if isinstance(spec, AgentSpec) else None
-    return SESSION_SECONDS if walltime is None else walltime + 2 * 3600.0
+    return SESSION_SECONDS if walltime is None else walltime + QUEUED_SECONDS
 
 
 def _units(fact: str) -> set[str]:

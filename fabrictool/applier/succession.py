@@ -49,7 +49,7 @@ def successions(observed: Observed, specs: Mapping[str, UnitSpec], state: State,
 
 def _why(unit: ObservedUnit, spec: UnitSpec | None, facts: ClusterFacts, state: State, now: float) -> Succession | None:
     if unit.state != "running":
-        return None
+        return Succession("its certificate would end before it serves") if expires_soon(unit, now) else None
     if unit.silent_s > MUTE_S:
         return Succession(f"it gave no sign of life for {unit.silent_s:.0f} s")
     if isinstance(spec, AgentSpec) and facts.scheduler:

@@ -128,7 +128,7 @@ def _unit(
     operation: str, files: Mapping[str, str], spec: UnitSpec | None, job: JobFacts | None, number: str, now: float
 ) -> ObservedUnit:
     meta, health, ending = (_object(files.get(name, "")) for name in ("meta.json", "health.json", "exit.json"))
-    age = now - _number(health.get("at"), 0.0)
+    age = now - max(_number(health.get("at"), 0.0), _seconds(files.get("health.json.mtime", "")))
     state, reason = _state(files, job, number, ending, silent=age > SILENT_S)
     detail = ""
     if state == "running":
@@ -190,6 +190,13 @@ def _object(text: str) -> dict[str, Any]:
     except msgspec.DecodeError:
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def _seconds(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
 
 
 def _number(value: object, default: Any) -> Any:

@@ -91,6 +91,13 @@ def test_a_mute_unit_is_not_ready_and_says_for_how_long():
     assert "no sign of life for 400 s" in found.detail
 
 
+def test_a_node_whose_clock_is_wrong_is_believed_by_its_files_age():
+    wrong = health(age=7200)
+    found = unit(files=files(health_json=wrong) | {"health.json.mtime": f"{NOW - 3}.25"}, jobs=[job()])
+    assert found.ready
+    assert unit(files=files(health_json=wrong) | {"health.json.mtime": "x"}, jobs=[job()]).ready is False
+
+
 def test_times_are_the_schedulers():
     found = unit(files=files(health_json=health(ends_at=NOW + 99)), jobs=[job()])
     assert (found.submitted_at, found.begins_at, found.ends_at) == (NOW - 100, NOW - 60, NOW + 3600)
