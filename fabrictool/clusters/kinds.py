@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from fabrictool.clusters.connections.factory import connect_login
 from fabrictool.clusters.local import LocalCluster
 from fabrictool.clusters.remote import RemoteCluster
+from fabrictool.clusters.schedulers.gridengine import GridEngine
 from fabrictool.clusters.schedulers.processes import Processes
 from fabrictool.clusters.schedulers.slurm import Slurm
 
@@ -31,5 +32,5 @@ def open_cluster(name: str, fabric: str, described: Described, root: Path) -> Cl
 
 def scheduler_of(kind: str) -> Scheduler:
     """The words of one kind of scheduler."""
-    schedulers: dict[str, type[Scheduler]] = {"slurm": Slurm, "ssh": Processes}
+    schedulers: dict[str, type[Scheduler]] = {"slurm": Slurm, "gridengine": GridEngine, "ssh": Processes}
     return schedulers[kind]()

@@ -161,7 +161,8 @@ class RemoteCluster:
         argv = self._scheduler.estimate(survey.scheduler, job)
         if argv is None:
             return None
-        done = self._connected(["env", "SLURM_TIME_FORMAT=%s", *argv])
+        program = f'export SLURM_TIME_FORMAT=%s\n{self._scheduler.prelude()}\nexec "$@"'
+        done = self._connected(["sh", "-c", program, "ft-estimate", *argv])
         stdout, stderr = done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
         if done.status != 0:
             message = f"{self.name}/{job.partition} would never start such a job: {stderr.strip()[-300:]}"

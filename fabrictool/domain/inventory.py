@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 Tier = Literal["owned", "scavenger"]
-ClusterKind = Literal["local", "ssh", "slurm"]
+ClusterKind = Literal["local", "ssh", "slurm", "gridengine"]
 
 
 class Provider(Document):
@@ -216,7 +216,7 @@ class Cluster(Document):
     site: Name
     """One of `sites`."""
     kind: ClusterKind
-    """``local`` (processes on this machine), ``ssh`` (hosts) or ``slurm`` (a batch scheduler)."""
+    """``local`` (processes on this machine), ``ssh`` (hosts) ``slurm`` or ``gridengine`` (batch schedulers)."""
     enabled: bool = True
     """``false``: nothing is placed here and nothing here is touched."""
     login: tuple[Login, ...] = ()

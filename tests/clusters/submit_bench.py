@@ -15,6 +15,11 @@ from fabrictool.clusters.schedulers.slurm import Slurm
 PROGRAM = submit_program(Slurm())
 STEPS = PROGRAM.count("\n  : step") + PROGRAM.count("\n: step") + PROGRAM.count("\n    : step")
 
+SUBMIT = (
+    "sbatch --parsable --job-name=ft-{operation} '--comment=ft1;lin=aaaaaaaa;op={operation}' --output=/dev/null"
+    ' "$(dirname "$0")/job.sh"\n'
+)
+
 FAKE_SBATCH = """#!/bin/sh
 # A fake sbatch: counts jobs in a file, keeps names and comments.
 for word; do case $word in --job-name=*) name=${word#*=};; --comment=*) comment=${word#*=};; esac; done
@@ -61,10 +66,7 @@ def archive(operations, script="#!/bin/sh\nsleep 300\n"):
             entry = tarfile.TarInfo(operation)
             entry.type, entry.mode = tarfile.DIRTYPE, 0o700
             tar.addfile(entry)
-            submit = (
-                f"sbatch --parsable --job-name=ft-{operation} '--comment=ft1;lin=aaaaaaaa;op={operation}'"
-                f' --output=/dev/null "$(dirname "$0")/job.sh"\n'
-            )
+            submit = SUBMIT.format(operation=operation)
             for name, text in {"submit": submit, "job.sh": script, "spec.json": "{}"}.items():
                 entry = tarfile.TarInfo(f"{operation}/{name}")
                 entry.size, entry.mode = len(text), 0o600
@@ -87,8 +89,8 @@ class Bench:
         self.jobs = jobs
         """Names of all jobs that the scheduler ever took, with repetition."""
 
-    def submit(self, *operations, program=PROGRAM, shims=None):
-        code, out = self.run(program, operations, archive(operations), shims or {})
+    def submit(self, *operations, program=None, shims=None):
+        code, out = self.run(program or PROGRAM, operations, archive(operations), shims or {})
         return code, [tuple(line.split("\t")[:3]) for line in out.splitlines()]
 
 

@@ -31,6 +31,10 @@ class Processes:
     kind = KIND
     tag_option = "the run folder"
 
+    def prelude(self) -> str:
+        """Nothing is needed."""
+        return ""
+
     def survey(self, *, brief: bool) -> str:
         """The units that live, by their folders."""
         return (

@@ -31,14 +31,15 @@ def program(name: str, **words: str) -> str:
 
 def survey_program(scheduler: Scheduler, *, brief: bool) -> str:
     """Prints sections for `survey.read_survey`."""
-    return program("survey", scheduler=scheduler.survey(brief=brief))
+    return program("survey", prelude=scheduler.prelude(), scheduler=scheduler.survey(brief=brief))
 
 
 def submit_program(scheduler: Scheduler) -> str:
     """Submits at most once; see the file."""
-    return program("submit", lookup=scheduler.lookup(), refused=REFUSED)
+    return program("submit", prelude=scheduler.prelude(), lookup=scheduler.lookup(), refused=REFUSED)
 
 
 def signal_program(scheduler: Scheduler, *, kill: bool) -> str:
     """Stops or kills."""
-    return program("signal", signal=scheduler.kill() if kill else scheduler.stop())
+    signal = scheduler.kill() if kill else scheduler.stop()
+    return program("signal", prelude=scheduler.prelude(), signal=signal)

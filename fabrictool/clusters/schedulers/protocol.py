@@ -50,6 +50,10 @@ class SchedulerFacts:
     away: tuple[Away, ...] = ()
     programs: str = ""
     """Folder of the scheduler's commands, for the path of jobs."""
+    now: float = 0.0
+    """Wall seconds, of the login node's clock."""
+    utc_offset: str = "+0000"
+    """Of its time zone, as `date +%z` writes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +130,10 @@ class Scheduler(Protocol):
     @property
     def tag_option(self) -> str:
         """Name of what marks jobs, for messages."""
+        ...
+
+    def prelude(self) -> str:
+        """Shell text that comes before all others, such as a profile that the commands need."""
         ...
 
     def survey(self, *, brief: bool) -> str:

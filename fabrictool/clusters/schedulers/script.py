@@ -12,13 +12,23 @@ if TYPE_CHECKING:
 
     from fabrictool.clusters.schedulers.protocol import Job
 
+_NOTIFIED = """\
+(trap '' USR1 USR2; exec {line}) &
+child=$!
+trap 'kill -TERM "$child"' USR1 USR2 TERM
+wait "$child"; wait "$child"
+"""
+"""The first wait ends with the signal, the second with the agent."""
 _PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
-def job_script(job: Job, *, identity: str, ends_at: str, programs: str, run: Sequence[str]) -> str:
+def job_script(
+    job: Job, *, identity: str, ends_at: str, programs: str, run: Sequence[str], notified: bool = False
+) -> str:
     """POSIX shell, without a secret in it.
 
-    `identity` is the shell word for the job's own id, `ends_at` a command that prints the wall second of its end. The
+    `identity` is the shell word for the job's own id, `ends_at` a command that prints the wall second of its end;
+    `notified`: the scheduler warns the whole process group with USR1 or USR2, of which the agent is told by TERM. The
     first act is the last line of defence of at-most-once: a second job of the same operation finds the first one's
     mark and ends. A hard link is the one act that is atomic on every shared file system that we know of.
     """
@@ -36,6 +46,6 @@ def job_script(job: Job, *, identity: str, ends_at: str, programs: str, run: Seq
         'if [ "$(cat claim)" != "$me" ]; then echo "this operation is job $(cat claim); $me ends"; exit 0; fi',
         *job.setup,
         f"ends=$({ends_at})",
-        f"exec {line}",
+        *(_NOTIFIED.format(line=line).splitlines() if notified else [f"exec {line}"]),
     ]
     return "\n".join(lines) + "\n"

@@ -40,6 +40,10 @@ class Slurm:
     kind = KIND
     tag_option = "--comment"
 
+    def prelude(self) -> str:
+        """Nothing is needed."""
+        return ""
+
     def survey(self, *, brief: bool) -> str:
         """Jobs always; version, partitions and reservations for the full one."""
         jobs = f"echo @jobs; squeue --local -h --me -t all -o {shlex.quote(_SQUEUE)} || exit 75\n"
