@@ -20,7 +20,8 @@ mount --bind "$1/spool" /var/spool/gridengine
 mkdir -p /var/spool/gridengine/qmaster/job_scripts /var/spool/gridengine/execd /var/spool/gridengine/spooldb
 mkdir -p /var/lib/gridengine/default/common
 chown -R sgeadmin: /var/spool/gridengine /var/lib/gridengine/default
-rm -f /var/lib/gridengine/default/common/bootstrap
+boot=/var/lib/gridengine/default/common/bootstrap
+[ -e $boot ] || cp /usr/share/gridengine/default-bootstrap $boot
 setpriv --reuid=sgeadmin --regid=sgeadmin --clear-groups /usr/share/gridengine/scripts/init_cluster \
   /var/lib/gridengine default /var/spool/gridengine/spooldb sgeadmin >/tmp/ge-init.log
 echo host >/var/lib/gridengine/default/common/act_qmaster
@@ -86,6 +87,8 @@ s_vmem INFINITY
 h_vmem INFINITY
 X
 qconf -Aq /tmp/queue
+qconf -ssconf | sed "s/^schedule_interval.*/schedule_interval 0:0:1/; s/^flush_\([a-z]*\)_sec.*/flush_\1_sec 1/" \
+  >/tmp/sconf && qconf -Msconf /tmp/sconf
 """
 ENVIRONMENT = {"SGE_ROOT": "/var/lib/gridengine", "SGE_CELL": "default", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
 
