@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from fabrictool.base.errors import FabrictoolError, UnreachableError
-from fabrictool.domain.observed import LIVING
+from fabrictool.domain.observed import lives
 from fabrictool.domain.specs import AgentSpec
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ class Wave:
 
     def _advance_stop(self, course: Course, unit: ObservedUnit | None) -> None:
         cluster = self.clusters[course.former]
-        if unit is not None and unit.state in LIVING:
+        if unit is not None and lives(unit):
             if self.clock.monotonic() > course.deadline:
                 if course.killed:
                     why = f"{course.action.former} does not end, although it was killed"

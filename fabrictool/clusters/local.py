@@ -239,6 +239,7 @@ def _observe_unit(folder: RunFolder) -> ObservedUnit | None:
             state="damaged",
             spec_digest="",
             pid=folder.holder(),
+            holds=folder.holder() is not None,
             reason=str(error),
         )
     address = f"replica/{spec.replica}" if isinstance(spec, AgentSpec) else f"gateway/{spec.name}"

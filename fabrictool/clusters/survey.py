@@ -10,7 +10,7 @@ import msgspec
 
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.clusters.schedulers.protocol import JobFacts, SchedulerFacts, parse_comment
-from fabrictool.domain.observed import ObservedUnit, UnitState
+from fabrictool.domain.observed import LIVING, ObservedUnit, UnitState
 from fabrictool.domain.plan import spec_digest
 from fabrictool.domain.specs import AgentSpec, UnitSpec, decode_spec
 
@@ -138,6 +138,7 @@ def _unit(
             detail = f"the scheduler does not list it, but it lives; {detail}".rstrip("; ")
     elif state == "pending":
         detail = (job.reason or "in the queue") if job is not None else "whether its job was taken is not known"
+    holds = spec is None and state in LIVING
     if spec is None:
         state, reason = "damaged", reason or "its spec.json cannot be read"
     address = f"damaged/{operation}"
@@ -150,6 +151,7 @@ def _unit(
         state=state,
         spec_digest=spec_digest(spec) if spec is not None else "",
         reason=reason,
+        holds=holds,
         certificate_begins_at=_number(meta.get("certificate_begins_at"), 0.0) or 0.0,
         certificate_ends_at=_number(meta.get("certificate_ends_at"), None),
         ends_at=told_end if state == "running" else None,

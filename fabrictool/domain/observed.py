@@ -31,6 +31,8 @@ class ObservedUnit(msgspec.Struct, frozen=True, kw_only=True):
     """Wall seconds until which every certificate of its chain is valid."""
     ends_at: float | None = None
     """Wall seconds at which its walltime ends; None when it has none or was not started."""
+    holds: bool = False
+    """Of a damaged one: its process or its job lives."""
     ready: bool = False
     """It serves, and a gateway reaches it."""
     detail: str = ""
@@ -44,6 +46,11 @@ class ObservedUnit(msgspec.Struct, frozen=True, kw_only=True):
     submitted_at: float | None = None
     begins_at: float | None = None
     """Of a pending job: when the scheduler expects to start it; of a running one: when it did."""
+
+
+def lives(unit: ObservedUnit) -> bool:
+    """Whether something of it still has to end before its files can go."""
+    return unit.state in LIVING or unit.holds
 
 
 def generation(operation: str) -> int:
