@@ -88,7 +88,7 @@ class GridEngine:
         if job.begin_in_s > 0:
             argv += ["-a", _stamp(facts.now + job.begin_in_s, facts.utc_offset)]
         for name, value in sorted(job.options.items()):
-            argv += [f"-{name}", *([value] if value else [])]
+            argv += [f"-{name}", *value.split()]
         ends = f"echo $(( $(date +%s) + {int(job.walltime_s)} ))" if job.walltime_s is not None else "echo 0"
         script = job_script(
             job, identity='"${JOB_ID:?}"', ends_at=ends, programs=facts.programs, run=job.command, notified=True
