@@ -190,12 +190,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     reasons: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     outlook: tuple[Outlook, ...] = ()
-    """Of the units that would be submitted to a scheduler."""
+    """Of the units that would be submitted to a scheduler; no part of the id."""
 
     @property
     def id(self) -> str:
-        """The digest of everything above."""
-        return digest(msgspec.to_builtins(self))
+        """The digest of everything above but the outlook, which is of the moment."""
+        return digest(msgspec.to_builtins(msgspec.structs.replace(self, outlook=())))
 
     @property
     def changes(self) -> tuple[Action, ...]:
