@@ -13,6 +13,7 @@ from fabrictool.base.errors import FabrictoolError
 from fabrictool.base.files import file_error
 from fabrictool.cli import (
     blueprint_commands,
+    bootstrap_command,
     discover_command,
     fabric_commands,
     gateway_commands,
@@ -50,6 +51,7 @@ def build() -> typer.Typer:
         state_commands,
         trust_commands,
         discover_command,
+        bootstrap_command,
         shell_command,
         help_commands,
     ):

@@ -39,7 +39,7 @@ def job_of(unit: NewUnit, described: Described, kind: str, cluster: str, fabric:
     """
     spec, operation = unit.spec, unit.operation
     folder = posixpath.join(survey.base, "units", fabric, operation)
-    python, setup = _python(described, cluster, survey)
+    python, setup = python_of(described, cluster, survey)
     common: dict[str, Any] = {
         "operation": operation,
         "address": unit.address,
@@ -121,22 +121,26 @@ def run_folder(unit: NewUnit, job: Job, scheduler: Scheduler, survey: Survey) ->
     }
 
 
-def _python(described: Described, cluster: str, survey: Survey) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The interpreter's words, and shell lines that come before them."""
+def python_of(described: Described, cluster: str, survey: Survey) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The interpreter's words, and shell lines that come before them; raises FT5403 when there is none.
+
+    What `bootstrap` placed goes before a bare interpreter: its wrapper was made for that one. Jobs name the release and
+    not the link: one that waits in a queue starts with what it was planned with, and that is not removed meanwhile.
+    """
     way = described.software.python
     if way.venv is not None:
         return (f"{way.venv}/bin/python",), ()
-    if way.path is not None:
-        return (way.path,), ()
     if way.container is not None:
         return ("apptainer", "exec", "--nv", way.container, "python3"), ()
+    if survey.environment:
+        return (posixpath.join(survey.base, "env", survey.environment, "bin", "python"),), ()
+    if way.path is not None:
+        return (way.path,), ()
     if way.module is not None:
         load = "command -v module >/dev/null 2>&1 || . /etc/profile"
         return ("python3",), (load, f"module load {shlex.quote(way.module)} || exit 66")
-    if not survey.environment:
-        message = f"{cluster} has no Python for agents"
-        raise FabrictoolError.of("FT5403", message, thing=f"cluster/{cluster}", hint=f"fabrictool bootstrap {cluster}")
-    return (posixpath.join(survey.base, "env", "current", "bin", "python"),), ()
+    message = f"{cluster} has no Python for agents"
+    raise FabrictoolError.of("FT5403", message, thing=f"cluster/{cluster}", hint=f"fabrictool bootstrap {cluster}")
 
 
 def tar(folders: Mapping[str, Mapping[str, bytes]]) -> bytes:

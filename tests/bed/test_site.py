@@ -1,5 +1,7 @@
 """Getting to know a site, placing the agents' environment there, and checking it: on both real Slurm clusters."""
 
+import json
+
 import pytest
 import yaml
 
@@ -56,3 +58,107 @@ def test_discover_trusts_no_key_by_itself(bed, fed):
     done = fed.run("discover", address, "--user", "alice", "--host-key", other, code=None)
     assert done.returncode != 0
     assert "FT5303" in done.stderr
+
+
+# -- bootstrap ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def placed(fed):
+    """A fabric on cluster A whose inventory names no Python, and the environment placed there."""
+    cpu = {"device": "cpu", "nodes": 2, "memory_per_node": "4 GiB", "walltime": "60m"}
+    fed.write(
+        {
+            "a": fed.cluster("a", {"normal": cpu}, software={}),
+            "host": fed.cluster("host", {"cpu": cpu}, kind="ssh", software={"engines": {"vllm": {}}}),
+            "ing": fed.cluster("ing", {"cpu": cpu}, kind="ssh"),
+        },
+        {"tiny": {"replicas": {"min": 1, "max": 1}, "place": {"pin": [{"cluster": "a", "replicas": 1}]}}},
+    )
+    fed.run("trust", "init")
+    refused = fed.run("apply", "--yes", code=None)
+    assert refused.returncode != 0
+    assert "fabrictool bootstrap a" in refused.stderr
+    fed.run("destroy", "--yes", code=None)
+    return json.loads(fed.run("bootstrap", "a", "--json").stdout)
+
+
+def current(bed, machine="a-login", user="alice"):
+    return bed.machine(machine).run(["readlink", f"/home/{user}/.fabrictool/env/current"]).stdout.strip()
+
+
+def test_bootstrap_places_an_environment(bed, placed):
+    assert placed["uploaded"]
+    assert placed["changed"]
+    assert placed["source"] == "installed"
+    assert current(bed) == f"rel/{placed['release']}"
+    argv = ["/home/alice/.fabrictool/env/current/bin/python", "-P", "-c", "import aiohttp; print(aiohttp.__file__)"]
+    said = bed.machine("a-n2").run(argv, user="alice").stdout
+    assert said.startswith(f"/home/alice/.fabrictool/env/rel/{placed['release']}/lib/aiohttp")
+
+
+def test_a_second_bootstrap_changes_nothing(bed, fed, placed):
+    again = fed.run("bootstrap", "a", "--json")
+    found = json.loads(again.stdout)
+    assert (found["release"], found["changed"], found["uploaded"]) == (placed["release"], False, False)
+    assert "it is there, whole and in use" in again.stderr
+    assert bed.machine("a-login").run(["ls", "/home/alice/.fabrictool/env/rel"]).stdout.split() == [placed["release"]]
+
+
+def test_a_corrupted_file_is_found_and_mended(bed, fed, placed):
+    lib = f"/home/alice/.fabrictool/env/rel/{placed['release']}/lib"
+    bed.machine("a-login").run(
+        ["sh", "-c", f"chmod u+w {lib}/msgspec/__init__.py && echo x >>{lib}/msgspec/__init__.py"], user="alice"
+    )
+    assert "damaged (lib/msgspec/__init__.py)" in fed.run("bootstrap", "a", "--dry-run").stderr
+    assert json.loads(fed.run("bootstrap", "a", "--json").stdout)["uploaded"]
+    assert "whole and in use" in fed.run("bootstrap", "a", "--dry-run").stderr
+
+
+def test_a_killed_upload_leaves_the_environment_in_use(bed, fed, placed):
+    """The site's Python by another name makes another release."""
+    other = ["bootstrap", "a", "--python", "/usr/bin/python3"]
+    process = fed.start(*other)
+    try:
+        for line in process.stderr:
+            if "sent" in line:
+                break
+        process.kill()
+    finally:
+        process.communicate(timeout=30)
+    assert process.returncode == -9
+    assert current(bed) == f"rel/{placed['release']}"
+    assert "whole and in use" in fed.run("bootstrap", "a", "--dry-run").stderr
+    second = json.loads(fed.run(*other, "--json").stdout)
+    assert second["release"] != placed["release"]
+    assert current(bed) == f"rel/{second['release']}"
+    back = json.loads(fed.run("bootstrap", "a", "--json").stdout)
+    assert (back["release"], back["uploaded"], back["changed"]) == (placed["release"], False, True)
+
+
+def test_a_replica_serves_from_the_environment(bed, fed, placed):
+    fed.run("apply", "--yes")
+    status, _, body = fed.ask("tiny")
+    assert status == "200", body
+    scripts = (
+        bed.machine("a-login").run(["sh", "-c", "cat /home/alice/.fabrictool/units/*/*/job.sh"], user="alice").stdout
+    )
+    assert f"/home/alice/.fabrictool/env/rel/{placed['release']}/bin/python -P -m fabrictool.agent" in scripts
+    # A release that a unit runs from stays, however many come after it.
+    fed.run("bootstrap", "a", "--python", "/usr/bin/python3", "--keep", "1")
+    assert placed["release"] in bed.machine("a-login").run(["ls", "/home/alice/.fabrictool/env/rel"]).stdout
+    assert fed.ask("tiny")[0] == "200"
+    fed.run("destroy", "--yes")
+    done = fed.run("bootstrap", "a", "--python", "/usr/bin/python3", "--keep", "1")
+    assert f"removed {placed['release']}" in done.stderr
+
+
+@pytest.mark.usefixtures("placed")
+def test_bootstrap_of_a_plain_host_and_of_none(bed, fed):
+    found = json.loads(fed.run("bootstrap", "host", "--json").stdout)
+    argv = ["/home/hostuser/.fabrictool/env/current/bin/python", "-P", "-c", "import uvloop, fabrictool.gateway"]
+    bed.machine("host").run(argv, user="hostuser")
+    assert current(bed, "host", "hostuser") == f"rel/{found['release']}"
+    assert "FT5505" in fed.run("bootstrap", "ing", code=1).stderr
+    assert "FT5504" in fed.run("bootstrap", "a", "--python", "/usr/bin/perl", code=1).stderr
+    assert "FT5341" in fed.run("bootstrap", "nowhere", code=64).stderr

@@ -1,0 +1,52 @@
+"""``bootstrap``: the agents' environment, placed on a site's shared file system."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from fabrictool.cli.options import BlueprintOption, InventoryOption, JsonOption
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("bootstrap")(bootstrap)
+
+
+def bootstrap(
+    cluster: Annotated[str, typer.Argument(help="Name of the cluster; its first login node is used.")],
+    python: Annotated[str, typer.Option(metavar="PATH", help="The site's Python; default: what is found.")] = "",
+    platform: Annotated[
+        Literal["x86_64", "aarch64"] | None, typer.Option(help="Of the compute nodes, if not the login node's.")
+    ] = None,
+    lock: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="requirements.lock, for another Python or platform than here.")
+    ] = None,
+    keep: Annotated[int, typer.Option(min=1, max=100, help="How many releases stay there.")] = 3,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be sent, and change nothing.")] = False,
+    blueprint: BlueprintOption = None,
+    inventory: InventoryOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Place the Python environment of agents on a cluster, checked file by file; a second time changes nothing."""
+    from dataclasses import asdict
+
+    from fabrictool.cli.hosts import login_of, read_inventory
+    from fabrictool.cli.logins import at_keyboard
+    from fabrictool.cli.output import json_data, say
+    from fabrictool.clusters.environment.bootstrap import Wishes
+    from fabrictool.clusters.environment.bootstrap import bootstrap as carry_out
+
+    found = read_inventory(blueprint, inventory)
+    login = login_of(found, cluster)
+    wishes = Wishes(python=python, machine=platform or "", lock=lock, keep=keep, dry_run=dry_run)
+    with at_keyboard(login) as connection:
+        placed = carry_out(cluster, found.clusters[cluster], connection, wishes, say)
+    if as_json:
+        json_data({"format_version": "1", "type": "environment", "cluster": cluster, **asdict(placed)})
+    elif not dry_run:
+        verb = "is in use now" if placed.changed else "was in use already"
+        ran = f"fabrictool {placed.python}" if placed.python else "its Python was not tried: nodes of another platform"
+        say(f"{cluster}: env/rel/{placed.release} {verb}; {ran}")
