@@ -105,14 +105,13 @@ class Slurm:
 
     def stop(self) -> str:
         """TERM reaches the step, so the agent drains; what waits is cancelled."""
-        return (
-            'scancel --quiet --user="$(id -un)" --name="$2" --state=PENDING "$1"\n'
-            'scancel --quiet --user="$(id -un)" --name="$2" --state=RUNNING --signal=TERM "$1"\n'
+        return _state_of() + (
+            'case $state in "") ;; PENDING) scancel --quiet "$1" ;; *) scancel --quiet --signal=TERM "$1" ;; esac\n'
         )
 
     def kill(self) -> str:
         """The whole job."""
-        return 'scancel --quiet --user="$(id -un)" --name="$2" "$1"\n'
+        return _state_of() + '[ -z "$state" ] || scancel --quiet "$1"\n'
 
     def estimate(self, facts: SchedulerFacts, job: Job) -> tuple[str, ...] | None:
         """``sbatch --test-only``: tells a start and the node, refuses what can never run."""
@@ -127,6 +126,14 @@ class Slurm:
 
 
 ENDS_AT_NOW = 'SLURM_TIME_FORMAT=%s squeue --local -h -j "$SLURM_JOB_ID" -o %e'
+
+
+def _state_of() -> str:
+    """Sets `state` to that of the job ``$1`` if its name is ``$2``; one ``squeue`` for all jobs of a program."""
+    return (
+        "[ -n \"${listed+x}\" ] || listed=$(squeue --local -h --me -t PD,R,S,CF,SO -o '%A %j %T') || exit 75\n"
+        'state=$(printf \'%s\\n\' "$listed" | awk -v job="$1" -v name="$2" \'$1 == job && $2 == name { print $3 }\')\n'
+    )
 
 
 def _size(facts: SchedulerFacts, job: Job) -> list[str]:
