@@ -217,7 +217,12 @@ class RemoteCluster:
         """Remove run folders, identity first."""
         named = sorted(operations)
         if named:
-            self._run("ft-forget", programs.program("forget"), named)
+            done = self._run("ft-forget", programs.program("forget"), named)
+            if done.status != 0:
+                why = done.stderr.decode(errors="replace").strip()[-200:]
+                message = f"the files of {len(named)} units cannot be removed: {why}"
+                hint = "check the rights there; keys may be left in these folders"
+                raise FabrictoolError.of("FT5406", message, thing=f"cluster/{self.name}", hint=hint, transient=True)
 
     def close(self) -> None:
         """Of every login node."""
@@ -260,9 +265,17 @@ class RemoteCluster:
         pairs = [word for operation in named for word in (operation, jobs.get(operation) or "-")]
         done = self._run("ft-signal", programs.signal_program(self._scheduler, kill=kill), pairs)
         said = done.stdout.decode(errors="replace").strip()
+        if done.status != 0:
+            said = f"the scheduler does not answer: {done.stderr.decode(errors='replace').strip()[-200:]} {said}"
         if said:
             message = f"not every signal was delivered: {said[:300]}"
-            raise FabrictoolError.of("FT5409", message, thing=f"cluster/{self.name}", transient=True)
+            raise FabrictoolError.of(
+                "FT5409",
+                message,
+                thing=f"cluster/{self.name}",
+                hint="run the command again; what runs goes on",
+                transient=True,
+            )
 
     def _job(self, unit: NewUnit, survey: Survey) -> Job:
         return job_of(unit, self._described, self._scheduler.kind, self.name, self._fabric, survey)

@@ -60,7 +60,9 @@ def test_two_hundred_replicas_cost_three_connections_and_one_batch(bed, many):
     asked = grown(before, calls(bed))
     assert asked.get("REQUEST_JOB_INFO", 0) + asked.get("REQUEST_JOB_USER_INFO", 0) <= 2, asked
 
-    connections = logins(bed)
+    before, connections = calls(bed), logins(bed)
     many.run("destroy", "--yes", timeout=280)
     assert logins(bed) - connections <= 3
+    asked = grown(before, calls(bed))
+    assert asked.get("REQUEST_JOB_INFO", 0) + asked.get("REQUEST_JOB_USER_INFO", 0) <= 10, asked
     assert bed.slurm("a", "squeue", "-h", "--me").stdout == ""

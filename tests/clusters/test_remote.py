@@ -120,6 +120,18 @@ def test_signals_name_the_job_and_what_was_refused_is_said():
     assert connection.ran[-1] == ("ft-signal", OPERATION, "17")
 
 
+@pytest.mark.parametrize(
+    ("program", "verb", "code"), [("ft_signal", "kill", "FT5409"), ("ft_forget", "forget", "FT5406")]
+)
+def test_what_could_not_be_done_is_said(program, verb, code):
+    there = cluster(FakeConnection(**{program: Completed(75, b"", b"Unable to contact slurm controller")}))
+    with pytest.raises(FabrictoolError) as caught:
+        getattr(there, verb)([OPERATION])
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.transient) == (code, True)
+    assert problem.hint
+
+
 def test_nothing_to_do_asks_nobody():
     connection = FakeConnection()
     there = cluster(connection)
