@@ -11,22 +11,20 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 
+from fabrictool.applier.checks import check_fresh, check_sound, check_startable
 from fabrictool.applier.journal import Journal
-from fabrictool.applier.planning import ABSENT
 from fabrictool.applier.rollout import held_back, model_of, waves
-from fabrictool.applier.state import Applied, Placed, operation_id
+from fabrictool.applier.state import Applied, Placed
 from fabrictool.applier.succession import KEPT
 from fabrictool.applier.wave import QUEUE_WAIT_S, Course, Wave
 from fabrictool.base.errors import (
     AppliedInPartError,
     FabrictoolError,
     InterruptedByUserError,
-    InvalidInputError,
     Place,
     Problem,
     StaleError,
 )
-from fabrictool.base.ids import is_name
 from fabrictool.clusters.protocol import NewUnit
 from fabrictool.domain.observed import LIVING, generation
 from fabrictool.domain.specs import AgentSpec, GatewaySpec
@@ -104,8 +102,8 @@ class Applier:
             FT4103 after Ctrl-C; running apply again goes on.
         """
         with self.folder.lease(f"apply {plan.id}", now=self.clock.wall()):
-            self._check_sound(plan)
-            self._check_startable(plan)
+            check_sound(plan, self.clusters)
+            check_startable(plan)
             state = self.folder.read_state()
             journal = Journal(self.folder.journal, plan.id, self.clock)
             if state.applied_plan == plan.id:
@@ -116,7 +114,7 @@ class Applier:
                 message = f"plan {plan.id[:8]} was applied before, and another one since"
                 raise StaleError.of("FT4004", message, thing="plan", hint="run `fabrictool plan` again")
             observed = self.observe()
-            self._check_fresh(plan, observed, journal, state)
+            check_fresh(plan, observed, self.read_set(observed), journal.entries(), state, self.lineage)
             for action in plan.changes:
                 if action.spec is not None:
                     self._identity(action.spec)  # says what is missing or has expired before anything starts
@@ -154,60 +152,6 @@ class Applier:
                     spec = msgspec.structs.replace(spec, keys=self.keys.digest)
                 found[action.address] = Applied(cluster=action.cluster, spec=spec, summary=action.summary)
         return found
-
-    def _check_sound(self, plan: Plan) -> None:
-        """Refuse a plan that no planner makes: names from it become paths."""
-        for action in plan.changes:
-            good = action.cluster in self.clusters
-            if action.kind in ("create", "replace"):
-                wanted = operation_id(plan.lineage, action.address, generation(action.operation))
-                good = good and action.spec is not None and is_name(action.spec.provider)
-                good = good and action.operation == wanted
-            if not good:
-                message = f"no plan of this fabric says {action.kind} {action.address} on {action.cluster} like this"
-                hint = "a plan is not edited; change the blueprint and run `fabrictool plan` again"
-                raise InvalidInputError.of("FT4006", message, thing=action.address, hint=hint)
-
-    def _check_startable(self, plan: Plan) -> None:
-        """Refuse what this release plans and cannot start."""
-        for replica in plan.placement.replicas:
-            if replica.phase != "unified" or replica.stages:
-                what = f"a {replica.phase} replica" if replica.phase != "unified" else "a pipeline over partitions"
-                raise InvalidInputError.of(
-                    "FT4008",
-                    f"{replica.replica} is {what}: that is planned and forecast, and not started by this release",
-                    thing=f"replica/{replica.replica}",
-                    hint="leave `phases` of the model at `unified`, and plan with another solver than tabu",
-                )
-
-    def _check_fresh(self, plan: Plan, observed: Observed, journal: Journal, state: State) -> None:
-        """Refuse when a fact of the read set changed, but for what our own unfinished run can have changed."""
-        now = self.read_set(observed)
-        entries = journal.entries()
-        first = plan.lineage in ("", self.lineage) and (state.serial == 0 or entries)
-        if plan.lineage != state.lineage and not first:
-            message = f"the plan belongs to lineage {plan.lineage or 'none'}, this fabric is {state.lineage or 'new'}"
-            raise StaleError.of("FT4005", message, hint="run `fabrictool plan` again")
-        begun = {entry.address for entry in entries if entry.kind == "intent"}
-        ours: dict[str, set[str]] = {}
-        for action in plan.changes:
-            if action.address in begun:
-                ours.setdefault(f"unit/{action.address}", set()).add(f"{action.operation} on {action.cluster}")
-        changed = []
-        for fact in sorted({*plan.read_set, *(name for name in now if name.startswith("unit/"))}):
-            planned, seen = plan.read_set.get(fact, ABSENT), now.get(fact, ABSENT)
-            mine = fact in ours and _units(seen) <= _units(planned) | ours[fact]
-            if planned != seen and not mine:
-                changed.append((fact, f"{fact} is no longer what the plan relies on"))
-        there = {unit.operation for facts in observed.clusters.values() for unit in facts.units}
-        blind = {name for name, facts in observed.clusters.items() if not facts.known}
-        for action in plan.changes:
-            started = 0 < generation(action.operation) <= state.generations.get(action.address, 0)
-            if started and action.operation not in there and action.cluster not in blind:
-                changed.append((action.address, f"{action.operation} was started before and has ended since"))
-        if changed:
-            hint = "run `fabrictool plan` again and review the difference; nothing was changed"
-            raise StaleError([Problem("FT4004", message, Place(thing=thing), hint) for thing, message in changed])
 
     def _carry_out(self, plan: Plan, observed: Observed, journal: Journal) -> list[Problem]:
         problems: list[Problem] = []
@@ -367,8 +311,3 @@ def _operation(action: Action) -> str:
 def _session_seconds(spec: AgentSpec | GatewaySpec) -> float:
     walltime = spec.walltime_s if isinstance(spec, AgentSpec) else None
     return SESSION_SECONDS if walltime is None else walltime + QUEUED_SECONDS
-
-
-def _units(fact: str) -> set[str]:
-    """The units that a fact of the read set names."""
-    return set() if fact == ABSENT else set(fact.split(", "))

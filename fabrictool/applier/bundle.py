@@ -20,7 +20,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from fabrictool.applier.fabric import Fabric
-from fabrictool.applier.planning import running_specs
+from fabrictool.applier.readset import running_specs
 from fabrictool.applier.state import FabricFolder, State
 from fabrictool.applier.truststore import TrustStore
 from fabrictool.base.canonical import canonical_json

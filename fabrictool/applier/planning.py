@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from fabrictool.applier.drift import out_of_reach
 from fabrictool.applier.fabric import next_operation
+from fabrictool.applier.readset import ABSENT, read_set, running_specs
 from fabrictool.applier.succession import successions
 from fabrictool.base.errors import FabrictoolError, InfeasibleError, Place, Problem
 from fabrictool.clusters.protocol import NewUnit
@@ -34,8 +36,6 @@ if TYPE_CHECKING:
     from fabrictool.domain.observed import Observed
     from fabrictool.domain.specs import UnitSpec
     from fabrictool.planner.problem import OptionKey, Solution, Solver
-
-ABSENT = "absent"
 
 
 def plan_fabric(
@@ -231,48 +231,6 @@ def destruction_plan(fabric: Fabric, loaded: Loaded) -> tuple[Plan, list[Problem
     return plan, out_of_reach(state, observed)
 
 
-def drift(state: State, observed: Observed, blueprint_digest: str) -> list[str]:
-    """How what runs differs from what was applied last, in words."""
-    found = []
-    if state.applied_blueprint not in ("", blueprint_digest):
-        found.append("the blueprint is not the one that was applied last, or that was with an overlay or a scenario")
-    running = observed.running()
-    for address, placed in sorted(state.units.items()):
-        facts = observed.clusters.get(placed.cluster)
-        if facts is not None and facts.known and address not in running:
-            found.append(f"{address} was started on {placed.cluster} and does not run")
-    unasked = sorted(set(running) - set(state.units))
-    found += [f"{address} runs on {running[address][0]}, unasked" for address in unasked]
-    return found
-
-
-def out_of_reach(state: State, observed: Observed) -> list[Problem]:
-    """Each cluster that does not answer or is not enabled, with the units that were started there and not stopped.
-
-    Those without such a unit are warnings, if they do not answer; nothing is said of clusters that are not enabled.
-    """
-    found = []
-    remembered: dict[str, list[str]] = {}
-    for address, placed in sorted(state.units.items()):
-        remembered.setdefault(placed.cluster, []).append(address)
-    for name in sorted({*remembered, *observed.clusters}):
-        facts = observed.clusters.get(name)
-        if (facts is None and name in remembered) or (facts is not None and not facts.known):
-            why = "is unknown: " + facts.reason if facts is not None else "is not enabled in the inventory"
-            hint = (facts.hint if facts is not None else "") or "enable it in the inventory and run the command again"
-            units = ", ".join(remembered.get(name, []))
-            found.append(
-                Problem(
-                    "FT5109",
-                    f"{name} {why}; " + (f"started there and not stopped: {units}" if units else "nothing was started"),
-                    Place(thing=f"cluster/{name}"),
-                    hint,
-                    severity="error" if units else "warning",
-                )
-            )
-    return found
-
-
 def _disabled(problem: Problem, observed: Observed) -> bool:
     return (problem.place.thing or "").removeprefix("cluster/") not in observed.clusters
 
@@ -280,37 +238,6 @@ def _disabled(problem: Problem, observed: Observed) -> bool:
 def _deletions(observed: Observed) -> list[Action]:
     """Everything that a cluster knows of, dead ones included: their folders go too."""
     return [delete(name, unit, unit.state) for name, facts in observed.clusters.items() for unit in facts.units]
-
-
-def read_set(loaded: Loaded, observed: Observed, keys: str | None = None) -> dict[str, str]:
-    """Fact → value: the resolved blueprint and inventory, the tenants' keys, which clusters answered, and what runs.
-
-    A unit's value names its operation, which has one spec for ever; what is not there counts as `ABSENT`.
-    """
-    facts = {"blueprint": loaded.digest}
-    if keys is not None:
-        facts["tenants' keys"] = keys
-    for name, cluster in sorted(observed.clusters.items()):
-        facts[f"cluster/{name}"] = "known" if cluster.known else "unknown"
-    return facts | unit_facts(observed)
-
-
-def unit_facts(observed: Observed) -> dict[str, str]:
-    """``unit/ADDRESS`` → ``OPERATION on CLUSTER``, of all that live."""
-    return {
-        f"unit/{address}": ", ".join(sorted(f"{unit.operation} on {name}" for name, unit in units))
-        for address, units in observed.living().items()
-    }
-
-
-def running_specs(fabric: Fabric, observed: Observed) -> dict[str, UnitSpec]:
-    """Operation → what the living unit was told."""
-    return {
-        unit.operation: fabric.clusters[cluster].spec(unit.operation)
-        for units in observed.living().values()
-        for cluster, unit in units
-        if unit.spec_digest  # without one its files are gone, and only its job is left
-    }
 
 
 def _key(replica: str, where: AgentSpec | Placed) -> OptionKey:

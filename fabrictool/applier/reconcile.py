@@ -7,37 +7,26 @@ that does not answer, needs a new plan, and that is said.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
+from fabrictool.applier.drift import drift_of
 from fabrictool.applier.fabric import next_operation
-from fabrictool.applier.planning import running_specs, unit_facts
+from fabrictool.applier.readset import running_specs, unit_facts
 from fabrictool.applier.succession import successions
-from fabrictool.domain.plan import Action, Certificate, Forecast, Placement, Plan, spec_digest
-from fabrictool.planner.diff import Succession, Wanted, actions
+from fabrictool.domain.plan import Action, Certificate, Forecast, Placement, Plan
+from fabrictool.planner.diff import Wanted, actions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from fabrictool.applier.drift import Drift
     from fabrictool.applier.fabric import Fabric
     from fabrictool.applier.journal import Entry
-    from fabrictool.applier.state import State
-    from fabrictool.domain.observed import Observed
 
-DriftKind = Literal["missing", "ended", "changed", "degraded", "ending", "orphan", "unreachable"]
 BACK_OFF_S = 30.0
 LONGEST_BACK_OFF_S = 3600.0
 """After a failure the next attempt waits 30 s, after each further one in a row twice as long, at most an hour: a
 replica that cannot start must not fill a queue that belongs to others."""
-
-
-@dataclass(frozen=True, slots=True)
-class Drift:
-    """One way in which what runs is not what was applied."""
-
-    kind: DriftKind
-    address: str
-    cluster: str
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +60,7 @@ def look(fabric: Fabric, history: Sequence[Entry], *, now: float, prune: bool = 
         running_specs=specs,
         expiring=expiring,
     )
-    drift = _drift(state, observed, wanted, expiring)
+    drift = drift_of(state, observed, expiring)
     chosen, held = [], []
     for action in found:
         why = _held(action, history, wanted, now, prune=prune)
@@ -91,41 +80,6 @@ def look(fabric: Fabric, history: Sequence[Entry], *, now: float, prune: bool = 
         reasons=(f"a look at {now:.3f}", *(f"{each.kind}: {each.text}" for each in drift)),
     )
     return Reconciliation(drift, plan, tuple(held))
-
-
-def _drift(
-    state: State,
-    observed: Observed,
-    wanted: Mapping[str, Wanted],
-    expiring: Mapping[str, Succession],
-) -> tuple[Drift, ...]:
-    found: list[Drift] = []
-    kind: DriftKind
-    running = observed.running()
-    for address, unit in sorted(state.applied_units.items()):
-        facts = observed.clusters.get(unit.cluster)
-        if facts is None or not facts.known:
-            why = facts.reason if facts is not None else "it is not enabled in the inventory"
-            found.append(Drift("unreachable", address, unit.cluster, f"{address} is on {unit.cluster}: {why}"))
-        elif address not in running:
-            dead = facts.unit(address)
-            kind = "missing" if dead is None else "ended"
-            text = f"{address} is not on {unit.cluster}" if dead is None else f"{address} {dead.state}: {dead.reason}"
-            found.append(Drift(kind, address, unit.cluster, text.rstrip(": ")))
-    for address, (cluster, here) in sorted(running.items()):
-        want = wanted.get(address)
-        if want is None:
-            if address not in state.applied_units:
-                found.append(Drift("orphan", address, cluster, f"{address} is on {cluster}, and was not asked for"))
-        elif here.operation in expiring:
-            why = expiring[here.operation].reason
-            kind = "degraded" if "no sign of life" in why else "ending"
-            found.append(Drift(kind, address, cluster, f"{address}: {why}"))
-        elif cluster != want.cluster or here.spec_digest != spec_digest(want.spec):
-            found.append(Drift("changed", address, cluster, f"{address} is not what was applied"))
-        elif here.state == "running" and not here.ready:
-            found.append(Drift("degraded", address, cluster, f"{address} does not serve: {here.detail}"))
-    return tuple(found)
 
 
 def _held(action: Action, history: Sequence[Entry], wanted: Mapping[str, Wanted], now: float, *, prune: bool) -> str:

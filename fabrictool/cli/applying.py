@@ -77,9 +77,11 @@ def make_plan(
     """Load, observe, solve. With `keep_best`, Ctrl-C ends the search and not the command."""
     from fabrictool.applier.planning import plan_fabric
     from fabrictool.applier.tenantkeys import tenant_keys
+    from fabrictool.cli.certificates import check_certificates
     from fabrictool.cli.fabrics import load, open_fabric
 
     loaded = load(blueprint, inventory, overlay=overlay, scenario=scenario)
+    check_certificates(loaded.inventory)
     try:
         found = tenant_keys(loaded.blueprint, os.environ)
         keys: str | None = found.digest if found is not None else ""
@@ -193,7 +195,7 @@ def carry_out(
 ) -> int:
     """Apply `plan`; returns the exit code."""
     from fabrictool.applier.apply import Applier
-    from fabrictool.applier.planning import read_set
+    from fabrictool.applier.readset import read_set
     from fabrictool.applier.tenantkeys import tenant_keys
     from fabrictool.base.clock import SystemClock
     from fabrictool.cli.fabrics import load, open_fabric

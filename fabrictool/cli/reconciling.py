@@ -57,7 +57,7 @@ def reconcile_fabric(
 
 def _applier(fabric: Fabric, loaded: Loaded, interrupt: Interrupt, reporter: object) -> Applier:
     from fabrictool.applier.apply import Applier
-    from fabrictool.applier.planning import unit_facts
+    from fabrictool.applier.readset import unit_facts
     from fabrictool.applier.tenantkeys import tenant_keys
     from fabrictool.base.clock import SystemClock
 

@@ -53,7 +53,9 @@ def _one_url(url: str) -> tuple[dict[str, Any], str, bool]:
 
 
 def _whole_fabric(blueprint: Path | None, inventory: Path | None) -> tuple[dict[str, Any], str, bool]:
-    from fabrictool.applier.planning import drift, out_of_reach
+    from fabrictool.applier.drift import drift_of, out_of_reach
+    from fabrictool.applier.readset import running_specs
+    from fabrictool.applier.succession import successions
 
     loaded = load(blueprint, inventory)
     fabric = open_fabric(loaded)
@@ -62,7 +64,11 @@ def _whole_fabric(blueprint: Path | None, inventory: Path | None) -> tuple[dict[
     gateway = _gateway_document(fabric, observed)
     state = fabric.folder.read_state()
     unknown = {name: facts.reason for name, facts in observed.clusters.items() if not facts.known}
-    unreached, drifts = out_of_reach(state, observed), drift(state, observed, loaded.digest)
+    expiring = successions(observed, running_specs(fabric, observed), state, time.time())
+    unreached = out_of_reach(state, observed)
+    drifts = [each.text for each in drift_of(state, observed, expiring) if each.kind != "unreachable"]
+    if state.applied_blueprint not in ("", loaded.digest):
+        drifts.append("the blueprint is not the one that was applied last, or that was with an overlay or a scenario")
     lines = [f"Fabric {fabric.name}: {sum(u['state'] == 'running' for u in units)} of {len(units)} units run"]
     lines += [f"! {problem.message}" for problem in unreached]
     lines += [f"~ {text}" for text in drifts]

@@ -9,7 +9,7 @@ import pytest
 from fabrictool.applier import wave as module_wave
 from fabrictool.applier.apply import Applier, Interrupt
 from fabrictool.applier.journal import Journal
-from fabrictool.applier.planning import unit_facts
+from fabrictool.applier.readset import unit_facts
 from fabrictool.applier.state import FabricFolder, operation_id
 from fabrictool.base.clock import SystemClock
 from fabrictool.base.errors import (

@@ -2,10 +2,15 @@
 
 import pytest
 
-from fabrictool.applier.planning import drift, out_of_reach
-from fabrictool.applier.state import Placed, State
+from fabrictool.applier.drift import drift_of, out_of_reach
+from fabrictool.applier.state import Applied, Placed, State
 from fabrictool.cli.watching import _after
 from fabrictool.domain.observed import ClusterFacts, Observed, ObservedUnit
+from fabrictool.domain.specs import AgentSpec
+
+SPEC = AgentSpec(
+    fabric="f", provider="p", site="s", cluster="a", node="n", replica="m/0", model="m", source="x", engine="vllm"
+)
 
 
 @pytest.mark.parametrize(
@@ -25,7 +30,7 @@ def test_following_a_log_prints_each_line_once(before, now, new):
 
 def test_drift_and_what_is_out_of_reach():
     state = State(
-        applied_blueprint="old",
+        applied_units={f"replica/m/{n}": Applied(cluster=c, spec=SPEC) for n, c in enumerate(("a", "gone", "off"))},
         units={
             "replica/m/0": Placed(cluster="a", node="n"),
             "replica/m/1": Placed(cluster="gone", node="n"),
@@ -40,10 +45,13 @@ def test_drift_and_what_is_out_of_reach():
             "never": ClusterFacts(cluster="never", known=False, reason="no answer"),
         }
     )
-    first, second, third = drift(state, observed, "new")
-    assert "not the one that was applied" in first
-    assert "replica/m/0" in second
-    assert "replica/x/0 runs on a, unasked" in third
+    found = {(each.kind, each.address) for each in drift_of(state, observed, {})}
+    assert found == {
+        ("missing", "replica/m/0"),
+        ("unreachable", "replica/m/1"),
+        ("unreachable", "replica/m/2"),
+        ("orphan", "replica/x/0"),
+    }
     found = {problem.place.thing: problem for problem in out_of_reach(state, observed)}
     assert {name: problem.severity for name, problem in found.items()} == {
         "cluster/gone": "error",

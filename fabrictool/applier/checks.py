@@ -1,0 +1,81 @@
+"""What is asked of a plan before anything is done: that a planner made it, that it can be started, that it is fresh."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fabrictool.applier.readset import ABSENT
+from fabrictool.applier.state import operation_id
+from fabrictool.base.errors import InvalidInputError, Place, Problem, StaleError
+from fabrictool.base.ids import is_name
+from fabrictool.domain.observed import generation
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Mapping, Sequence
+
+    from fabrictool.applier.journal import Entry
+    from fabrictool.applier.state import State
+    from fabrictool.domain.observed import Observed
+    from fabrictool.domain.plan import Plan
+
+
+def check_sound(plan: Plan, clusters: Container[str]) -> None:
+    """Refuse a plan that no planner makes: names from it become paths."""
+    for action in plan.changes:
+        good = action.cluster in clusters
+        if action.kind in ("create", "replace"):
+            wanted = operation_id(plan.lineage, action.address, generation(action.operation))
+            good = good and action.spec is not None and is_name(action.spec.provider)
+            good = good and action.operation == wanted
+        if not good:
+            message = f"no plan of this fabric says {action.kind} {action.address} on {action.cluster} like this"
+            hint = "a plan is not edited; change the blueprint and run `fabrictool plan` again"
+            raise InvalidInputError.of("FT4006", message, thing=action.address, hint=hint)
+
+
+def check_startable(plan: Plan) -> None:
+    """Refuse what this release plans and cannot start."""
+    for replica in plan.placement.replicas:
+        if replica.phase != "unified" or replica.stages:
+            what = f"a {replica.phase} replica" if replica.phase != "unified" else "a pipeline over partitions"
+            raise InvalidInputError.of(
+                "FT4008",
+                f"{replica.replica} is {what}: that is planned and forecast, and not started by this release",
+                thing=f"replica/{replica.replica}",
+                hint="leave `phases` of the model at `unified`, and plan with another solver than tabu",
+            )
+
+
+def check_fresh(
+    plan: Plan, observed: Observed, now: Mapping[str, str], entries: Sequence[Entry], state: State, lineage: str
+) -> None:
+    """Refuse when a fact of the read set changed, but for what our own unfinished run can have changed."""
+    first = plan.lineage in ("", lineage) and (state.serial == 0 or entries)
+    if plan.lineage != state.lineage and not first:
+        message = f"the plan belongs to lineage {plan.lineage or 'none'}, this fabric is {state.lineage or 'new'}"
+        raise StaleError.of("FT4005", message, hint="run `fabrictool plan` again")
+    begun = {entry.address for entry in entries if entry.kind == "intent"}
+    ours: dict[str, set[str]] = {}
+    for action in plan.changes:
+        if action.address in begun:
+            ours.setdefault(f"unit/{action.address}", set()).add(f"{action.operation} on {action.cluster}")
+    changed = []
+    for fact in sorted({*plan.read_set, *(name for name in now if name.startswith("unit/"))}):
+        planned, seen = plan.read_set.get(fact, ABSENT), now.get(fact, ABSENT)
+        mine = fact in ours and _units(seen) <= _units(planned) | ours[fact]
+        if planned != seen and not mine:
+            changed.append((fact, f"{fact} is no longer what the plan relies on"))
+    there = {unit.operation for facts in observed.clusters.values() for unit in facts.units}
+    blind = {name for name, facts in observed.clusters.items() if not facts.known}
+    for action in plan.changes:
+        started = 0 < generation(action.operation) <= state.generations.get(action.address, 0)
+        if started and action.operation not in there and action.cluster not in blind:
+            changed.append((action.address, f"{action.operation} was started before and has ended since"))
+    if changed:
+        hint = "run `fabrictool plan` again and review the difference; nothing was changed"
+        raise StaleError([Problem("FT4004", message, Place(thing=thing), hint) for thing, message in changed])
+
+
+def _units(fact: str) -> set[str]:
+    """The units that a fact of the read set names."""
+    return set() if fact == ABSENT else set(fact.split(", "))
