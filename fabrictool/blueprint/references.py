@@ -8,6 +8,7 @@ from fabrictool.base.errors import Problem
 from fabrictool.blueprint.complaints import choices, meant
 from fabrictool.blueprint.tree import dotted
 from fabrictool.catalog import accelerators, engines, links, model, models, startable
+from fabrictool.domain.inventory import UNVERIFIED
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -79,6 +80,10 @@ class InventoryCheck(_Check):
         if cluster.kind != "local" and not cluster.login:
             hint = "add `login: [{host: …, user: …, host_keys: [ssh-ed25519 …]}]`"
             self.say("FT1217", path, f"a cluster of kind {cluster.kind} needs a login node", hint)
+        if cluster.enabled and cluster.kind in UNVERIFIED:
+            message = f"`{cluster.kind}` was written after its documentation, and never tried on a real one"
+            hint = "try one replica first, and tell us what differs"
+            self.say("FT1240", (*path, "kind"), message, hint, "warning")
         software = cluster.software
         for engine, install in software.engines.items():
             below = (*path, "software", "engines", engine)

@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING
 from fabrictool.clusters.connections.factory import connect_login
 from fabrictool.clusters.local import LocalCluster
 from fabrictool.clusters.remote import RemoteCluster
+from fabrictool.clusters.schedulers.flux import Flux
 from fabrictool.clusters.schedulers.gridengine import GridEngine
+from fabrictool.clusters.schedulers.lsf import Lsf
+from fabrictool.clusters.schedulers.pbs import Pbs
 from fabrictool.clusters.schedulers.processes import Processes
 from fabrictool.clusters.schedulers.slurm import Slurm
 
@@ -32,5 +35,12 @@ def open_cluster(name: str, fabric: str, described: Described, root: Path) -> Cl
 
 def scheduler_of(kind: str) -> Scheduler:
     """The words of one kind of scheduler."""
-    schedulers: dict[str, type[Scheduler]] = {"slurm": Slurm, "gridengine": GridEngine, "ssh": Processes}
+    schedulers: dict[str, type[Scheduler]] = {
+        "slurm": Slurm,
+        "gridengine": GridEngine,
+        "ssh": Processes,
+        "pbs": Pbs,
+        "flux": Flux,
+        "lsf": Lsf,
+    }
     return schedulers[kind]()

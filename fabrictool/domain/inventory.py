@@ -38,7 +38,9 @@ __all__ = [
 ]
 
 Tier = Literal["owned", "scavenger"]
-ClusterKind = Literal["local", "ssh", "slurm", "gridengine"]
+ClusterKind = Literal["local", "ssh", "slurm", "gridengine", "pbs", "flux", "lsf"]
+UNVERIFIED = frozenset({"pbs", "flux", "lsf"})
+"""Kinds that were written after documentation alone, and never tried on a real one."""
 
 
 class Provider(Document):
@@ -216,7 +218,8 @@ class Cluster(Document):
     site: Name
     """One of `sites`."""
     kind: ClusterKind
-    """``local`` (processes on this machine), ``ssh`` (hosts) ``slurm`` or ``gridengine`` (batch schedulers)."""
+    """``local`` (processes on this machine), ``ssh`` (hosts), ``slurm`` or ``gridengine`` (batch schedulers); ``pbs``,
+    ``flux`` and ``lsf`` were never tried on a real one."""
     enabled: bool = True
     """``false``: nothing is placed here and nothing here is touched."""
     login: tuple[Login, ...] = ()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import re
-import time
 import xml.etree.ElementTree as ET
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.clusters.schedulers.protocol import Job, JobFacts, JobState, SchedulerFacts, Submission
 from fabrictool.clusters.schedulers.script import job_script
+from fabrictool.clusters.schedulers.times import local_clock
 from fabrictool.domain.observed import Queue
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class GridEngine:
         argv += ["-S", "/bin/sh", "-q", job.partition] if job.partition else ["-S", "/bin/sh"]
         argv += ["-l", ",".join(resources)] if resources else []
         if job.begin_in_s > 0:
-            argv += ["-a", _stamp(facts.now + job.begin_in_s, facts.utc_offset)]
+            argv += ["-a", local_clock(facts.now + job.begin_in_s, facts.utc_offset, "%Y%m%d%H%M.%S")]
         for name, value in sorted(job.options.items()):
             argv += [f"-{name}", *value.split()]
         ends = f"echo $(( $(date +%s) + {int(job.walltime_s)} ))" if job.walltime_s is not None else "echo 0"
@@ -159,10 +159,3 @@ def _time(text: str, offset: str) -> float | None:
         return datetime.strptime(f"{text}{offset}", "%Y-%m-%dT%H:%M:%S%z").timestamp()
     except ValueError:
         return None
-
-
-def _stamp(at: float, offset: str) -> str:
-    """``CCYYMMDDhhmm.SS`` in the login node's own time."""
-    sign = -1 if offset.startswith("-") else 1
-    shift = sign * (int(offset[1:3]) * 3600 + int(offset[3:5]) * 60)
-    return time.strftime("%Y%m%d%H%M.%S", time.gmtime(at + shift))

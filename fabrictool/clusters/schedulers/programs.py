@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 REFUSED = (
     "[Ii]nvalid|violates|not permitted|denied|Access/permission|No partition|unavailable|exceeds|Unable to contact|"
     "Connection refused|allocation failure|unrecognized option|Unable to open file|not available|job not submitted|"
-    "rejected|No space left|quota"
+    "rejected|No space left|quota|Job not submitted|Unknown queue|Illegal attribute|Unauthorized Request"
 )
 """What a scheduler says when surely no job was made (an extended regular expression)."""
 
