@@ -1,4 +1,10 @@
-"""``make test``: the tests on the testbed beside all others, because they mostly wait; their output comes at the end.
+"""``make test``: three lanes side by side, because most tests mostly wait; the output of two of them comes at the end.
+
+=========== ============================================================================================
+testbed     what runs on the Slurm testbed (marker ``bed``)
+processes   what starts programs, servers and fabrics on this machine
+the others  everything else; its output is seen as it comes
+=========== ============================================================================================
 
 Arguments go to one pytest instead, which runs what they say.
 """
@@ -7,27 +13,49 @@ import signal
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 PYTEST = [sys.executable, "-m", "pytest"]
+PROCESSES = [
+    "tests/applier/stores",
+    "tests/applier/test_rebuild.py",
+    "tests/clusters/connections",
+    "tests/e2e",
+    "tests/gitops",
+]
+NOTHING_COLLECTED = 5
 
 
 def main(arguments):
-    """The worse of the two exit codes; 5 (nothing collected) counts as good for the testbed's part."""
+    """The worst of the exit codes."""
     if arguments:
         return subprocess.call([*PYTEST, *arguments, "-m", "not extended"])
-    with tempfile.TemporaryFile("w+") as output:
-        beside = subprocess.Popen([*PYTEST, "-m", "bed and not extended"], stdout=output, stderr=subprocess.STDOUT)
+    lanes = {
+        "the tests on the Slurm testbed": ["-m", "bed and not extended"],
+        "the tests that start programs": ["-m", "not bed and not extended", *PROCESSES],
+    }
+    others = [word for path in PROCESSES for word in ("--ignore", path)]
+    with tempfile.TemporaryDirectory() as folder:
+        started = []
+        for number, (name, words) in enumerate(lanes.items()):
+            path = Path(folder, str(number))
+            with path.open("wb") as output:
+                process = subprocess.Popen([*PYTEST, *words], stdout=output, stderr=subprocess.STDOUT)
+            started.append((name, process, path))
         try:
-            code = subprocess.call([*PYTEST, "-m", "not bed and not extended"])
-            print("\n== the tests on the Slurm testbed ==", flush=True)
-            other = beside.wait()
+            codes = [subprocess.call([*PYTEST, "-m", "not bed and not extended", *others])]
+            for name, process, path in started:
+                print(f"\n== {name} ==", flush=True)
+                code = process.wait()
+                codes.append(0 if code == NOTHING_COLLECTED else code)
+                print(path.read_text(errors="replace"), flush=True)
         except KeyboardInterrupt:
-            beside.send_signal(signal.SIGINT)
-            beside.wait()
+            for _, process, _ in started:
+                process.send_signal(signal.SIGINT)
+            for _, process, _ in started:
+                process.wait()
             raise
-        output.seek(0)
-        print(output.read(), flush=True)
-    return code or (0 if other == 5 else other)
+    return max(codes, key=abs)
 
 
 if __name__ == "__main__":

@@ -73,11 +73,11 @@ def test_a_hundred_random_kills(bed, chaos, call):
     codes = Counter()
     assert call("plan", "-o", plan) == 0
     while kills < KILLS:
-        code = call("apply", plan, "--yes", "--queue-wait", "60", kill_after=dice.uniform(0.05, 4.0))
+        code = call("apply", plan, "--yes", "--queue-wait", "60", kill_after=dice.uniform(0.05, 2.5))
         codes[code] += 1
         if code == -9:
             kills += 1
-            if dice.random() < 0.3:  # somebody plans anew instead of going on
+            if dice.random() < 0.15:  # somebody plans anew instead of going on
                 assert call("plan", "-o", plan) == 0
         else:
             assert code in (0, 5), codes
