@@ -28,7 +28,7 @@ QUEUE_WAIT_S = 900.0
 """How long a job may wait in its queue before the command goes on without it."""
 STARTERS = 8
 
-Step = Literal["stop-first", "start", "wait", "stop", "done", "queued", "failed", "left"]
+Step = Literal["stop-first", "start", "wait", "ready", "stop", "done", "queued", "failed", "left"]
 
 
 @dataclass(slots=True)
@@ -42,6 +42,8 @@ class Course:
     deadline: float = 0.0
     said: str = ""
     killed: bool = False
+    gone: bool = False
+    """Its former unit has ended, and its files are still there."""
     alone: bool = False
     error: FabrictoolError | None = None
     ready: ObservedUnit | None = None
@@ -76,9 +78,7 @@ class Wave:
     def run(self, courses: Sequence[Course]) -> None:
         """Until every course is over, or the user stopped waiting."""
         told: set[int] = set()
-        for course in courses:
-            if course.step == "stop-first" or (course.step == "stop" and course.former):
-                self._ask_to_stop([course])
+        self._ask_to_stop([course for course in courses if course.step in ("stop", "stop-first")])
         while True:
             self._start([course for course in courses if course.step == "start"])
             self._tell_ends(courses, told)
@@ -86,9 +86,11 @@ class Wave:
             if not open_ones or self.presses() >= 2:
                 break
             for name in self._look(open_ones):
-                for course in open_ones:
-                    if name == self._watched(course):
-                        self._advance(course, self._facts[name])
+                watching = [course for course in open_ones if name == self._watched(course)]
+                for course in watching:
+                    self._advance(course, self._facts[name])
+                self._clear(name, [course for course in watching if course.gone])
+            self._ask_to_stop([course for course in open_ones if course.step == "ready"])
             if not any(course.step == "start" for course in courses):
                 time.sleep(TICK_S)
         for course in courses:
@@ -162,8 +164,7 @@ class Wave:
         elif unit is not None and unit.state == "running" and unit.ready:
             course.ready = unit
             if course.former and action.kind == "replace" and not action.stop_first:
-                course.step = "stop"
-                self._ask_to_stop([course])
+                course.step = "ready"
             else:
                 course.step = "done"
         else:
@@ -200,17 +201,32 @@ class Wave:
                 cluster.kill([course.action.former])
                 course.killed, course.deadline = True, self.clock.monotonic() + STOP_GRACE_S
             return
-        if unit is not None:
-            cluster.forget([course.action.former])
+        course.gone = unit is not None
         course.step = "start" if course.step == "stop-first" else "done"
 
-    def _ask_to_stop(self, courses: Sequence[Course]) -> None:
+    def _clear(self, cluster: str, courses: Sequence[Course]) -> None:
+        """Remove the run folders of what has ended, all of a cluster at once."""
         for course in courses:
-            course.deadline = self.clock.monotonic() + STOP_GRACE_S
-            try:
-                self.clusters[course.former].stop([course.action.former])
-            except FabrictoolError as error:
+            course.gone = False
+        try:
+            self.clusters[cluster].forget(course.action.former for course in courses)
+        except FabrictoolError as error:
+            for course in courses:
                 self._fail(course, error)
+
+    def _ask_to_stop(self, courses: Sequence[Course]) -> None:
+        """All of a cluster at once."""
+        groups: dict[str, list[Course]] = {}
+        for course in courses:
+            course.step = "stop" if course.step == "ready" else course.step
+            course.deadline = self.clock.monotonic() + STOP_GRACE_S
+            groups.setdefault(course.former, []).append(course)
+        for name, group in groups.items():
+            try:
+                self.clusters[name].stop(course.action.former for course in group)
+            except FabrictoolError as error:
+                for course in group:
+                    self._fail(course, error)
 
     def _check_deadline(self, course: Course) -> None:
         if self.clock.monotonic() <= course.deadline:
