@@ -27,6 +27,9 @@ READY_MARGIN_S = 30.0
 QUEUE_WAIT_S = 900.0
 """How long a job may wait in its queue before the command goes on without it."""
 STARTERS = 8
+FIRST_PAUSE_S = 1.0
+"""Between the first two looks at a cluster after something was done there; each further pause is twice as long, up to
+the cluster's `poll`: most of what happens, happens at once, and login nodes belong to everybody."""
 
 Step = Literal["stop-first", "start", "wait", "ready", "stop", "done", "queued", "failed", "left"]
 
@@ -74,6 +77,8 @@ class Wave:
     queue_wait_s: float = QUEUE_WAIT_S
     _facts: dict[str, ClusterFacts] = field(default_factory=dict)
     _next_look: dict[str, float] = field(default_factory=dict)
+    _looks: dict[str, int] = field(default_factory=dict)
+    """How often each cluster was looked at since something was last done on it."""
 
     def run(self, courses: Sequence[Course]) -> None:
         """Until every course is over, or the user stopped waiting."""
@@ -115,7 +120,9 @@ class Wave:
             found = list(pool.map(lambda name: self.clusters[name].observe(brief=True), due))
         for name, facts in zip(due, found, strict=True):
             self._facts[name] = facts
-            self._next_look[name] = self.clock.monotonic() + self.clusters[name].poll_s
+            pause = min(self.clusters[name].poll_s, FIRST_PAUSE_S * 2 ** self._looks.get(name, 0))
+            self._looks[name] = self._looks.get(name, 0) + 1
+            self._next_look[name] = self.clock.monotonic() + pause
         return due
 
     def _start(self, courses: Sequence[Course]) -> None:
@@ -145,7 +152,7 @@ class Wave:
             course.step = "wait"
             course.deadline = self.clock.monotonic() + self.queue_wait_s
             self.tell(course.action, "started", "")
-        self._next_look[name] = 0.0
+        self._next_look[name], self._looks[name] = 0.0, 0
 
     def _advance(self, course: Course, facts: ClusterFacts) -> None:
         action = course.action
@@ -222,6 +229,7 @@ class Wave:
             course.deadline = self.clock.monotonic() + STOP_GRACE_S
             groups.setdefault(course.former, []).append(course)
         for name, group in groups.items():
+            self._next_look[name], self._looks[name] = 0.0, 0
             try:
                 self.clusters[name].stop(course.action.former for course in group)
             except FabrictoolError as error:
