@@ -146,7 +146,7 @@ def python_of(described: Described, cluster: str, survey: Survey) -> tuple[tuple
 def tar(folders: Mapping[str, Mapping[str, bytes]]) -> bytes:
     """Folders of mode 0700, files of mode 0600."""
     out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.GNU_FORMAT) as archive:
         for operation, files in sorted(folders.items()):
             folders_of = {posixpath.join(operation, posixpath.dirname(name)).rstrip("/") for name in files}
             for folder in sorted({operation, *folders_of}):

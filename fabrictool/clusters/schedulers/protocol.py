@@ -96,7 +96,7 @@ class Job:
 
     @property
     def comment(self) -> str:
-        """Whose it is and what; at most 255 characters, none of which needs quoting."""
+        """Whose it is and what, without a secret."""
         lineage = self.lineage[:8]
         return f"{TAG};lin={lineage};dep={self.fabric};rep={self.address};ser={self.serial};op={self.operation}"
 
