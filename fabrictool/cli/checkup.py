@@ -8,13 +8,13 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError, Problem
 from fabrictool.base.settings import Settings
 from fabrictool.cli.fabrics import load, open_fabric
+from fabrictool.clusters.checks.result import Check
 
 if TYPE_CHECKING:
     from fabrictool.applier.fabric import Fabric
@@ -25,16 +25,6 @@ LOW_VALIDITY_S = 7 * 86400.0
 """A certificate that ends sooner is worth a word."""
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One line of the answer."""
-
-    name: str
-    good: bool
-    text: str
-    hint: str = ""
-
-
 def run_checks(blueprint: Path | None, inventory: Path | None) -> list[Check]:
     """All checks; those about the fabric only when the blueprint loads."""
     settings = Settings.from_environment()
@@ -42,7 +32,7 @@ def run_checks(blueprint: Path | None, inventory: Path | None) -> list[Check]:
     try:
         loaded = load(blueprint, inventory)
     except FabrictoolError as error:
-        return [*checks, *[_failed("blueprint", problem) for problem in error.problems]]
+        return [*checks, *[failed("blueprint", problem) for problem in error.problems]]
     checks.append(Check("blueprint", True, f"{loaded.blueprint.fabric}: {len(loaded.blueprint.models)} models"))
     fabric = open_fabric(loaded)
     for name, check in (
@@ -51,20 +41,22 @@ def run_checks(blueprint: Path | None, inventory: Path | None) -> list[Check]:
         ("models", lambda: _models(loaded)),
         ("engines", lambda: _engines(loaded)),
     ):
-        checks += _guarded(name, check)
+        checks += guarded(name, check)
     checks += _clusters(fabric)
     checks += _ports(fabric, loaded)
     return checks
 
 
-def _guarded(name: str, check: Callable[[], list[Check]]) -> list[Check]:
+def guarded(name: str, check: Callable[[], list[Check]]) -> list[Check]:
+    """Its coded errors as lines of the answer."""
     try:
         return check()
     except FabrictoolError as error:
-        return [_failed(name, problem) for problem in error.problems]
+        return [failed(name, problem) for problem in error.problems]
 
 
-def _failed(name: str, problem: Problem) -> Check:
+def failed(name: str, problem: Problem) -> Check:
+    """A problem as a line of the answer."""
     where = str(problem.place)
     return Check(
         name, False, f"{problem.code} {problem.message}" + (f" ({where})" if where else ""), problem.hint or ""
@@ -127,7 +119,7 @@ def _models(loaded: Loaded) -> list[Check]:
 
     found = []
     for name, model in loaded.blueprint.models.items():
-        found += _guarded(f"model {name}", lambda n=name, m=model: [Check(f"model {n}", True, resolve(m.source))])  # type: ignore[misc]
+        found += guarded(f"model {name}", lambda n=name, m=model: [Check(f"model {n}", True, resolve(m.source))])  # type: ignore[misc]
     return found
 
 
@@ -155,7 +147,8 @@ def _clusters(fabric: Fabric) -> list[Check]:
 
 def _ports(fabric: Fabric, loaded: Loaded) -> list[Check]:
     gateway = loaded.blueprint.gateway
-    if gateway is None or "gateway/main" in fabric.observe().running():
+    here = gateway is not None and loaded.inventory.clusters[gateway.cluster].kind == "local"
+    if gateway is None or not here or "gateway/main" in fabric.observe().running():
         return []
     checks = []
     for what, address in (("clients", gateway.listen), ("agents", gateway.mesh)):

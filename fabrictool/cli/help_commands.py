@@ -37,19 +37,61 @@ def explain(
     data(f"{paint(code.upper(), 'bold')}  {entry.title}\n\n{entry.text}\n\nWhat to do: {entry.hint}")
 
 
-def doctor(blueprint: BlueprintOption = None, inventory: InventoryOption = None, as_json: JsonOption = False) -> int:
-    """Check this machine and the fabric: versions, folders, trust, ports, models, engines, clusters."""
+def doctor(
+    cluster: Annotated[
+        str | None, typer.Argument(help="Check this cluster over SSH; default: this machine and the fabric.")
+    ] = None,
+    clusters: Annotated[
+        bool, typer.Option("--clusters", help="And every enabled cluster behind a login node.")
+    ] = False,
+    no_jobs: Annotated[bool, typer.Option("--no-jobs", help="Submit no short job to a cluster.")] = False,
+    partition: Annotated[str, typer.Option(help="Where the job runs; default: one with an idle node.")] = "",
+    wait: Annotated[float, typer.Option(min=1, max=86400, help="Seconds that the job may wait in its queue.")] = 60.0,
+    blueprint: BlueprintOption = None,
+    inventory: InventoryOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Check this machine and the fabric: versions, folders, trust, ports, models, engines, clusters.
+
+    With CLUSTER or --clusters: login, clock, folder, scheduler, environment, and what a node sees, in a job of at most
+    two minutes that is always cancelled. Exit 1 when something is bad.
+    """
     from fabrictool.cli.checkup import run_checks
     from fabrictool.cli.output import data, json_data, paint
+    from fabrictool.clusters.checks.result import Check
 
-    checks = run_checks(blueprint, inventory)
-    if as_json:
-        rows = [{"name": c.name, "good": c.good, "text": c.text, "hint": c.hint} for c in checks]
-        json_data({"format_version": "1", "type": "checks", "checks": rows})
-    else:
+    def show(check: Check) -> None:
+        if as_json:
+            return
+        kind = "error" if not check.good else "warning" if check.warning else "good"
+        mark = paint({"error": "FAIL", "warning": "note", "good": "ok  "}[kind], kind)
+        hint = f"\n      hint: {check.hint}" if kind != "good" and check.hint else ""
+        data(f"{mark}  {check.name:<22} {check.text}{hint}")
+
+    checks = []
+    if cluster is None:
+        checks = run_checks(blueprint, inventory)
         for check in checks:
-            mark = paint("ok  ", "good") if check.good else paint("FAIL", "error")
-            data(f"{mark}  {check.name:<22} {check.text}" + (f"\n      hint: {check.hint}" if not check.good else ""))
+            show(check)
+    if cluster is not None or clusters:
+        from fabrictool.cli.site_checks import Wanted, check_clusters, inventory_and_mesh
+
+        found, mesh = inventory_and_mesh(blueprint, inventory)
+        every = [name for name, each in found.clusters.items() if each.enabled and each.login]
+        names = [cluster] if cluster is not None else every
+        checks = [*checks, *check_clusters(found, names, mesh, Wanted(not no_jobs, partition, wait), show)]
+    if as_json:
+        rows = [
+            {
+                "name": check.name,
+                "good": check.good,
+                "warning": check.warning,
+                "text": check.text,
+                "hint": "" if check.good and not check.warning else check.hint,
+            }
+            for check in checks
+        ]
+        json_data({"format_version": "1", "type": "checks", "checks": rows})
     return 0 if all(check.good for check in checks) else 1
 
 

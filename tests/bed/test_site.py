@@ -1,6 +1,7 @@
 """Getting to know a site, placing the agents' environment there, and checking it: on both real Slurm clusters."""
 
 import json
+import signal
 
 import pytest
 import yaml
@@ -162,3 +163,124 @@ def test_bootstrap_of_a_plain_host_and_of_none(bed, fed):
     assert "FT5505" in fed.run("bootstrap", "ing", code=1).stderr
     assert "FT5504" in fed.run("bootstrap", "a", "--python", "/usr/bin/perl", code=1).stderr
     assert "FT5341" in fed.run("bootstrap", "nowhere", code=64).stderr
+
+
+# -- doctor -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def serving(fed, placed):
+    """The gateway runs, and the inventory of the checks has a partition with GPUs and cluster B besides."""
+    assert placed["release"]
+    fed.run("bootstrap", "a")
+    fed.run("apply", "--yes")
+    return write_checked(fed)
+
+
+def write_checked(fed, login=None, job=None):
+    inventory = json.loads((fed.folder / "inventory.yaml").read_text())
+    gpu = {"device": "a100-40g", "devices_per_node": 4, "nodes": 1, "walltime": "5m", "job": job or {}}
+    cpu = {"device": "cpu", "nodes": 2, "memory_per_node": "4 GiB", "walltime": "60m"}
+    inventory["clusters"]["a"]["partitions"] = {"normal": cpu, "debug": gpu}
+    inventory["clusters"]["a"]["login"][0] |= login or {}
+    inventory["clusters"]["b"] = fed.cluster("b", {"normal": cpu}) | {"site": "a"}
+    (fed.folder / "checked.yaml").write_text(json.dumps(inventory))
+    return ["-b", "blueprint.yaml", "-i", "checked.yaml", "--json"]
+
+
+def checks(fed, *arguments, code):
+    """Name → mark and text."""
+    rows = json.loads(fed.run("doctor", *arguments, code=code).stdout)["checks"]
+    return {
+        row["name"]: ("FAIL" if not row["good"] else "note" if row["warning"] else "ok", row["text"]) for row in rows
+    }
+
+
+def left(bed, cluster="a"):
+    """Jobs and folders of checks that are still there."""
+    user = USERS[cluster]
+    jobs = bed.slurm(cluster, "squeue", "-h", "-t", "PD,R", "-o", "%j").stdout.split()
+    folder = bed.machine(f"{cluster}-login").run(["ls", f"/home/{user}/.fabrictool"], user=user, check=False).stdout
+    return [name for name in jobs if name.startswith("ft-doctor-")] + [n for n in folder.split() if n == "doctor"]
+
+
+def test_doctor_finds_both_clusters_sound(bed, fed, serving):
+    found = checks(fed, "a", *serving, "--partition", "debug", code=0)
+    assert {name: each for name, each in found.items() if each[0] != "ok"} == {}
+    assert found["a: accelerator"][1].startswith("device 0")
+    assert found["a: way to the gateway"][1] == f"a node connects to {bed.address('ing')}:8443"
+    assert "a-n1 sees" in found["a: shared folder"][1]
+    assert found["a: environment"][1].startswith("release ")
+    assert found["a: accounting"][1] == "sacct answers"
+    found = checks(fed, "b", *serving, code=0)
+    assert {name for name, each in found.items() if each[0] == "FAIL"} == set()
+    assert found["b: accounting"][1].startswith("none (")
+    assert left(bed) == left(bed, "b") == []
+
+
+def test_doctor_of_all_clusters_keeps_the_checks_of_this_machine(fed, serving):
+    found = checks(fed, "--clusters", "--no-jobs", *serving, code=None)
+    assert {"python", "trust", "a: login", "b: login", "host: login", "ing: login"} <= set(found)
+    assert not any("job" in name or "gateway" in name for name in found if ": " in name)
+
+
+def test_doctor_finds_a_cut_way_to_the_gateway(bed, fed, serving):
+    bed.drop("ing", 8443)
+    try:
+        found = checks(fed, "a", *serving, code=1)
+    finally:
+        bed.undrop("ing", 8443)
+    assert [name for name, each in found.items() if each[0] == "FAIL"] == ["a: way to the gateway"]
+    assert "timed out" in found["a: way to the gateway"][1]
+    assert left(bed) == []
+
+
+def test_doctor_finds_a_damaged_environment(bed, fed, serving):
+    release = current(bed)
+    file = f"/home/alice/.fabrictool/env/{release}/lib/aiohttp/web.py"
+    bed.machine("a-login").run(["sh", "-c", f"chmod u+w {file} && echo >>{file}"], user="alice")
+    found = checks(fed, "a", "--no-jobs", *serving, code=1)
+    assert found["a: environment"] == ("FAIL", f"release {release.removeprefix('rel/')} is damaged: lib/aiohttp/web.py")
+    fed.run("bootstrap", "a")
+
+
+@pytest.mark.usefixtures("serving")
+def test_doctor_tells_of_a_talking_shell_and_a_refused_job(bed, fed):
+    noisy = write_checked(fed, login={"port": 2223, "user": "noisy", "host_keys": bed.host_keys("a-login", 2223)})
+    assert checks(fed, "a", "--no-jobs", *noisy, code=1)["a: login noise"][0] == "note"  # 1: no environment there
+    refused = write_checked(fed, job={"options": {"reservation": "nonsense"}})
+    found = checks(fed, "a", "--partition", "debug", *refused, code=1)
+    assert found["a: job"][0] == "FAIL"
+    assert "reservation" in found["a: job"][1]
+    assert left(bed) == []
+
+
+@pytest.fixture
+def full(bed):
+    """No job starts on cluster A."""
+    bed.slurm("a", "scontrol", "update", "nodename=a-n[1-2]", "state=drain", "reason=test", root=True)
+    yield
+    bed.slurm("a", "scontrol", "update", "nodename=a-n[1-2]", "state=resume", root=True)
+
+
+@pytest.mark.usefixtures("full", "serving")
+def test_doctor_does_not_wait_for_ever(bed, fed):
+    found = checks(fed, "a", "--wait", "2", *write_checked(fed), code=0)
+    assert found["a: job"][0] == "note"
+    assert "did not start within 2 s" in found["a: job"][1]
+    assert left(bed) == []
+
+
+@pytest.mark.usefixtures("full", "serving")
+def test_doctor_cancels_its_job_on_ctrl_c(bed, fed):
+    process = fed.start("doctor", "a", "--wait", "600", *write_checked(fed))
+    try:
+        fed.wait("no job was submitted", lambda: any(name.startswith("ft-doctor-") for name in left(bed)), within_s=60)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.communicate()
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
+    assert left(bed) == []

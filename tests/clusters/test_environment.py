@@ -449,7 +449,7 @@ def test_what_arrives_otherwise_is_not_unpacked(shell):
     assert code_of(lambda: site.place(one, token, 3, run=True)) == "FT5509"
     assert not (shell.home / ".fabrictool/env/current").is_symlink()
     assert list((shell.home / ".fabrictool/env").glob(".in.*")) == []
-    other = pack.Release("0" * 16, one.archive, one.files, one.size)  # an archive with another content than its name
+    other = pack.Release("0" * 16, one.contents)  # an archive with another content than its name
     assert code_of(lambda: placed(site, other)) == "FT5509"
 
 

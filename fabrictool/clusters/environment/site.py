@@ -98,7 +98,7 @@ class Site:
         FabrictoolError
             FT5509 when it was not placed, FT5510 when it does not run there; the environment that was is still in use.
         """
-        arguments = [upload or "-", release.name, release.digest, str(keep), RUNS if run else ""]
+        arguments = [upload or "-", release.name, release.digest if upload else "-", str(keep), RUNS if run else ""]
         done = self._run("environment-place", arguments, timeout_s=PLACE_SECONDS)
         lines = done.stdout.decode(errors="replace").strip().splitlines()
         if done.status == _DOES_NOT_RUN:

@@ -1,0 +1,174 @@
+"""A login node's answers, judged; pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fabrictool.base.errors import FabrictoolError
+from fabrictool.clusters.checks.result import Check
+from fabrictool.clusters.discovery.devices import device_named
+from fabrictool.clusters.discovery.facts import sections_of
+from fabrictool.clusters.schedulers.slurm import OLDEST
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from fabrictool.clusters.schedulers.protocol import SchedulerFacts
+    from fabrictool.domain.inventory import Cluster as Described
+
+CLOCK_WORTH_A_WORD_S = 2.0
+CLOCK_WRONG_S = 30.0
+"""Certificates and leases are compared with both clocks."""
+LOW_SPACE = 1 << 30
+LITTLE_SPACE = 5 << 30
+FEW_INODES = 20_000
+"""An environment has some 2300 files, a unit about 20."""
+NEARLY = 0.95
+SLOW_SHELL_S = 3.0
+PROGRAMS = {"slurm": ("sbatch", "srun", "squeue", "scancel", "sinfo", "scontrol"), "ssh": ("setsid",)}
+"""What each kind of cluster is steered with."""
+
+
+def clock(difference_s: float, uncertainty_s: float) -> Check:
+    """`difference_s`: the login node's clock less ours, give or take the time of the question."""
+    surely = max(0.0, abs(difference_s) - uncertainty_s)
+    where = "ahead of" if difference_s > 0 else "behind"
+    text = f"{abs(difference_s):.1f} s {where} this machine's" if surely > 0.05 else "as this machine's"
+    hint = "set the clock of the one that is wrong: NTP"
+    if surely > CLOCK_WRONG_S:
+        return Check("clock", False, text, hint)
+    return Check("clock", True, text, hint, warning=surely > CLOCK_WORTH_A_WORD_S)
+
+
+def noise(said: bytes) -> Check:
+    """What start-up files print before a command: it is cut off, but costs time and may hide an error."""
+    if not said.strip():
+        return Check("login noise", True, "none")
+    first = said.decode(errors="replace").strip().splitlines()[0][:60]
+    hint = "it is cut off, and does no harm here; `[ -t 1 ]` in the start-up file keeps it for people"
+    return Check("login noise", True, f"{len(said)} octets before each command, such as {first!r}", hint, warning=True)
+
+
+def folder_checks(text: str, *, thing: str) -> tuple[list[Check], str]:
+    """What ``doctor-login.sh`` says of the shell, the folder and its file system; the folder for a job, "" for none.
+
+    Raises
+    ------
+    FabrictoolError
+        FT5407 for an answer that was cut off.
+    """
+    sections = sections_of(text)
+    if "end" not in sections:
+        message = f"the login node's answer is incomplete: {text[-120:]!r}"
+        raise FabrictoolError.of("FT5407", message, thing=thing, hint="run the command again", transient=True)
+    first = {name: lines[0] for name, lines in sections.items() if lines}
+    folder = first.get("folder", "")
+    there = folder.startswith("/")
+    checks = [Check("shell", True, first.get("shell", "unknown"))]
+    checks.append(
+        Check("folder", there, folder.rpartition("/doctor/")[0] if there else folder, "rights, or another `folder`")
+    )
+    checks += [_space(first), *_inodes(first), *quota_checks(sections.get("quota", ()))]
+    return checks + (_locks(sections.get("locks", ())) if there else []), folder if there else ""
+
+
+def _space(first: Mapping[str, str]) -> Check:
+    free, _, mounted = first.get("space", "").partition(" ")
+    if not free.isdecimal():
+        return Check("space", True, "df says nothing", "look whether there is room", warning=True)
+    octets = int(free) * 1024
+    text = f"{octets / 2**30:.1f} GiB free on {mounted}"
+    return Check("space", octets > LOW_SPACE, text, "free some space", warning=octets < LITTLE_SPACE)
+
+
+def _inodes(first: Mapping[str, str]) -> list[Check]:
+    free = first.get("inodes", "")
+    if not free.isdecimal() or int(free) == 0 or int(free) >= FEW_INODES:  # 0: the file system does not count them
+        return []
+    return [Check("space", False, f"only {free} more files can be made", "remove files")]
+
+
+def quota_checks(lines: Sequence[str]) -> list[Check]:
+    """Rows of ``quota -w`` and ``lfs quota -q``: name, blocks (KiB), soft and hard limit, then files alike."""
+    found: list[Check] = []
+    for line in lines:
+        words = line.split()
+        numbers = [word.rstrip("*") for word in words[1:]]
+        if len(words) < 4 or not all(number.isdecimal() for number in numbers[:3]):
+            continue
+        rest = numbers[3:]
+        files = rest if rest and rest[0].isdecimal() else rest[1:]  # a time of grace stands between, if there is one
+        for what, values, scale, unit in (("space", numbers[:3], 2**20, "GiB"), ("files", files[:3], 1, "files")):
+            if len(values) < 3 or not all(value.isdecimal() for value in values):
+                continue
+            used, limit = int(values[0]), min((int(each) for each in values[1:] if int(each)), default=0)
+            if limit:
+                text = f"{words[0]}: {used / scale:.4g} of {limit / scale:.4g} {unit}"
+                found.append(Check("quota", used < NEARLY * limit, text, f"remove {what}, or ask for more"))
+    return found or [Check("quota", True, "none is shown")]
+
+
+def _locks(lines: Sequence[str]) -> list[Check]:
+    hint = "agents' files need a file system with hard links; choose another `folder`"
+    links = Check("hard links", "links work" in lines, "work" if "links work" in lines else "fail", hint)
+    if "flock works" in lines:
+        return [links, Check("locks", True, "flock works")]
+    what = "there is no flock" if "flock absent" in lines else "flock does not work here"
+    text = f"{what}: folders are used as locks, and hard links decide"
+    return [links, Check("locks", True, text, "ask the site to mount it with -o flock", warning=True)]
+
+
+def scheduler_checks(text: str, kind: str, facts: SchedulerFacts) -> list[Check]:
+    """Its commands, its release, and whether it remembers old jobs."""
+    sections = sections_of(text)
+    wanted = PROGRAMS.get(kind, ())
+    missing = [name for name in wanted if name not in sections.get("programs", ())]
+    hint = "is this a login node of the cluster? a module may have them, which non-interactive shells do not load"
+    text_of = f"missing: {', '.join(missing)}" if missing else ", ".join(wanted)
+    checks = [Check("commands", not missing, text_of, hint)] if wanted else []
+    if kind != "slurm":
+        return [*checks, Check("scheduler", True, facts.name)]
+    old = bool(facts.version) and facts.version < OLDEST
+    oldest = f"{OLDEST[0]}.{OLDEST[1]:02d}"
+    checks.append(Check("scheduler", not old, facts.name, f"{oldest} or later is needed"))
+    said = sections.get("accounting", ())
+    if said == ["asked"]:
+        return [*checks, Check("accounting", True, "sacct answers")]
+    why = said[0] if said else "there is no sacct"
+    return [*checks, Check("accounting", True, f"none ({why[:80]}): what became of jobs is known by their files")]
+
+
+def partition_checks(described: Described, facts: SchedulerFacts) -> list[Check]:
+    """The inventory's partitions beside the scheduler's."""
+    checks = []
+    for name, partition in described.partitions.items():
+        queue = facts.queues.get(name)
+        said = f"partition {name}"
+        if queue is None:
+            known = ", ".join(facts.queues) or "none"
+            checks.append(
+                Check(said, False, "the scheduler does not show it", f"it shows {known}; fabrictool discover")
+            )
+            continue
+        wrong = []
+        if not queue.up:
+            wrong.append("it is not up")
+        if partition.device != "cpu" and partition.devices_per_node > queue.devices:
+            wrong.append(f"{partition.devices_per_node} devices a node in the inventory, {queue.devices} there")
+        if (
+            partition.walltime is not None
+            and queue.longest_s is not None
+            and float(partition.walltime) > queue.longest_s
+        ):
+            wrong.append(f"walltime {partition.walltime} in the inventory, {queue.longest_s / 3600:.3g} h there")
+        guess = device_named(queue.device) if queue.device and partition.device != "cpu" else None
+        if guess is not None and guess.device and partition.device not in (guess.device, *guess.others):
+            wrong.append(f"{partition.device} in the inventory, {queue.device} there")
+        more = ""
+        if partition.nodes > queue.nodes:
+            more = f"; the inventory counts on {partition.nodes} nodes"
+        text = f"{queue.idle} of {queue.nodes} nodes idle, {queue.away} away, {queue.pending} jobs wait{more}"
+        checks.append(
+            Check(said, not wrong, "; ".join(wrong) or text, "correct the inventory: `fabrictool discover`", bool(more))
+        )
+    return checks

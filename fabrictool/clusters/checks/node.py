@@ -1,0 +1,260 @@
+"""A short job on a compute node: what it is, and what it found out, judged. The edge is `in_a_job`."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fabrictool.base.errors import FabrictoolError
+from fabrictool.clusters.checks.result import Check
+from fabrictool.clusters.discovery.facts import sections_of
+from fabrictool.clusters.schedulers import programs
+from fabrictool.clusters.schedulers.protocol import Job
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fabrictool.clusters.connections.protocol import Connection
+    from fabrictool.clusters.schedulers.protocol import Scheduler
+    from fabrictool.clusters.survey import Survey
+    from fabrictool.domain.inventory import Cluster as Described
+    from fabrictool.domain.specs import Address
+
+WALLTIME_S = 120.0
+WAIT_S = 60.0
+POLL_S = 1.0
+_LOOPBACK = ("127.", "localhost", "::1")
+_ANY = ("0.0.0.0", "::")  # noqa: S104 - compared with, not listened on
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """One job to a node."""
+
+    token: str
+    folder: str
+    """``doctor/TOKEN``, absolute."""
+    partition: str
+    python: tuple[str, ...]
+    """Words of the agents' interpreter; empty: there is none."""
+    setup: tuple[str, ...]
+    mesh: Address | None
+    """Where agents will connect to."""
+
+    @property
+    def operation(self) -> str:
+        """The job's name is ``ft-`` and this."""
+        return f"doctor-{self.token}"
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """What runs there."""
+        host, port = (
+            ("-", "-") if self.mesh is None or not _dialable(self.mesh) else (self.mesh.host, str(self.mesh.port))
+        )
+        return ("sh", f"{self.folder}/check.sh", "-", "-", host, port, *self.python)
+
+
+def partition_for(described: Described, survey: Survey, wanted: str) -> str:
+    """The wanted one; else one with an idle node, with accelerators if any has."""
+    queues = survey.scheduler.queues
+    names = [name for name in described.partitions if name in queues and queues[name].up] or list(described.partitions)
+    ranked = sorted(
+        names,
+        key=lambda name: (
+            name in queues and queues[name].idle == 0,
+            described.partitions[name].device == "cpu",
+            described.partitions[name].tier != "owned",
+        ),
+    )
+    return wanted or ranked[0]
+
+
+def job_of(visit: Visit, described: Described, survey: Survey) -> Job:
+    """The job: one device, two minutes, the options of replicas' jobs."""
+    partition = described.partitions[visit.partition]
+    return Job(
+        operation=visit.operation,
+        address="",  # nothing of a fabric: no controller takes it for a unit
+        fabric="-",
+        lineage="",
+        serial=0,
+        folder=visit.folder,
+        home=survey.home,
+        command=visit.command,
+        partition=visit.partition,
+        devices=0 if partition.device == "cpu" else 1,
+        whole_node=partition.whole_nodes,
+        walltime_s=WALLTIME_S,
+        warning_s=WALLTIME_S / 10,
+        setup=visit.setup,
+        options=partition.job.options,
+    )
+
+
+def in_a_job(
+    visit: Visit,
+    described: Described,
+    survey: Survey,
+    scheduler: Scheduler,
+    connection: Connection,
+    base: str,
+    wait_s: float,
+) -> list[Check]:
+    """Submit, wait, judge; the job is cancelled and its folder removed whatever happens, Ctrl-C included."""
+    number = ""
+    try:
+        connection.put(programs.program("doctor-node").encode(), f"{visit.folder}/check.sh", mode=0o700)
+        if scheduler.kind == "ssh":
+            done = connection.run(["sh", "-c", 'cd "$0" && exec "$@"', visit.folder, *visit.command])
+            return node_checks(_read(connection, visit), visit, described) or [_no_result(done.stderr.decode())]
+        job = job_of(visit, described, survey)
+        submission = scheduler.submission(survey.scheduler, job)
+        connection.put(submission.script.encode(), f"{visit.folder}/job.sh", mode=0o700)
+        done = connection.run(list(submission.argv))
+        number = done.stdout.decode(errors="replace").strip().rpartition("\n")[2].partition(";")[0]
+        if done.status != 0 or not number:
+            said = done.stderr.decode(errors="replace").strip()[-200:] or f"exit {done.status}"
+            hint = "correct account, QOS or limits under `job` of this partition in the inventory"
+            return [Check("job", False, f"refused on {visit.partition}: {said}", hint)]
+        return _awaited(visit, described, scheduler, connection, job, number, wait_s)
+    finally:
+        _end(visit, scheduler, connection, base, number)
+
+
+def _awaited(
+    visit: Visit,
+    described: Described,
+    scheduler: Scheduler,
+    connection: Connection,
+    job: Job,
+    number: str,
+    wait_s: float,
+) -> list[Check]:
+    began = time.monotonic()
+    checks = [mark_check(connection.run(["sh", "-c", scheduler.lookup()]).stdout.decode(errors="replace"), job)]
+    while time.monotonic() - began < wait_s:
+        if found := node_checks(_read(connection, visit), visit, described):
+            took = f"{number} on {visit.partition} answered after {time.monotonic() - began:.0f} s"
+            return [*checks, Check("job", True, took), *found]
+        time.sleep(POLL_S)
+    log = connection.run(["tail", "-n", "2", f"{visit.folder}/log"]).stdout.decode(errors="replace").strip()
+    if log:
+        return [
+            *checks,
+            Check("job", False, f"{number} on {visit.partition} gave no result: {log[-200:]}", "see its log"),
+        ]
+    text = f"{number} on {visit.partition} did not start within {wait_s:.0f} s: nothing is known of its nodes"
+    return [*checks, Check("job", True, text, "another --partition, a longer --wait, or later", warning=True)]
+
+
+def mark_check(listed: str, job: Job) -> Check:
+    """Whether the scheduler keeps our mark; `listed` has ``ID NAME COMMENT`` a line."""
+    rows = [line.split(" ", 2) for line in listed.splitlines()]
+    mine = next((row for row in rows if len(row) > 1 and row[1] == job.name), None)
+    if mine is None:
+        return Check(
+            "job's mark", False, f"no job with the name {job.name} is listed", "the site changes jobs' names: ask"
+        )
+    if len(mine) > 2 and mine[2].strip() == job.comment:
+        return Check("job's mark", True, "names and comments are kept")
+    hint = "jobs are found by their names alone; `state rebuild` then knows less"
+    return Check("job's mark", True, "names are kept, comments are not", hint, warning=True)
+
+
+def node_checks(text: str, visit: Visit, described: Described) -> list[Check]:
+    """What ``doctor-node.sh`` found; empty for a result that is not there yet."""
+    sections = sections_of(text)
+    if "end" not in sections:
+        return []
+    first = {name: lines[0] for name, lines in sections.items() if lines}
+    host = first.get("host", "")
+    shared = first.get("shared", "") == visit.token
+    hint = "choose a `folder` on a file system that login and compute nodes share"
+    checks = [
+        Check("shared folder", shared, f"{host} sees what the login node wrote" if shared else f"not on {host}", hint)
+    ]
+    if described.partitions[visit.partition].device != "cpu":
+        checks.append(_gpu(sections.get("gpu", ())))
+    return [*checks, *_python(sections, visit), *_egress(sections, visit)]
+
+
+def _gpu(lines: Sequence[str]) -> Check:
+    visible = next((line.partition(" ")[2] for line in lines if line.startswith("visible")), "")
+    seen = [line for line in lines if line.startswith("GPU ")]
+    text = f"device {visible}" if visible else "no *_VISIBLE_DEVICES"
+    text += f", nvidia-smi: {seen[0].partition(' (UUID')[0]}" if seen else ""
+    hint = "a job that asks for one device sees none: `devices_per_node` and the partition's GRES"
+    return Check("accelerator", bool(visible or seen), text, hint)
+
+
+def _python(sections: dict[str, list[str]], visit: Visit) -> list[Check]:
+    if not visit.python:
+        return []
+    said = " ".join(sections.get("python", ()))
+    text = said.removeprefix("runs ")
+    return [
+        Check(
+            "agents' Python",
+            said.startswith("runs "),
+            f"fabrictool {text}" if text != said else said[-200:],
+            "fabrictool bootstrap",
+        )
+    ]
+
+
+def _egress(sections: dict[str, list[str]], visit: Visit) -> list[Check]:
+    """From a node to the gateway: everything that agents say goes this way."""
+    if visit.mesh is None:
+        return [
+            Check(
+                "way to the gateway", True, "not tried: no blueprint with a gateway", "-b blueprint.yaml", warning=True
+            )
+        ]
+    where = str(visit.mesh)
+    if not _dialable(visit.mesh):
+        hint = "`gateway.mesh` must be an address that compute nodes can connect to"
+        loops = visit.mesh.host.startswith(_LOOPBACK)
+        return [
+            Check("way to the gateway", not loops, f"not tried: {where} is no address of a machine", hint, not loops)
+        ]
+    if not visit.python:
+        return [Check("way to the gateway", True, "not tried: no Python", "fabrictool bootstrap", warning=True)]
+    said = " ".join(sections.get("egress", ())) or "failed"
+    if said == "connected":
+        return [Check("way to the gateway", True, f"a node connects to {where}")]
+    if said == "refused":
+        hint = "nobody listens there; run the gateway (`fabrictool apply`) and check again to be sure"
+        return [Check("way to the gateway", True, f"{where} is reached, and refuses", hint, warning=True)]
+    hint = f"ask the site for a way out to {where}, TCP; the gateway must run for this check"
+    return [Check("way to the gateway", False, f"{where}: {said.removeprefix('failed').strip()}", hint)]
+
+
+def _dialable(mesh: Address) -> bool:
+    return not mesh.host.startswith(_LOOPBACK) and mesh.host not in _ANY
+
+
+def _no_result(said: str) -> Check:
+    return Check("node", False, f"the check left no result: {said.strip()[-200:]}", "run the command again")
+
+
+def _read(connection: Connection, visit: Visit) -> str:
+    return connection.run(["sh", "-c", 'cat "$0" 2>/dev/null', f"{visit.folder}/result"]).stdout.decode(
+        errors="replace"
+    )
+
+
+def _end(visit: Visit, scheduler: Scheduler, connection: Connection, base: str, number: str) -> None:
+    """Cancel by number and name; by name alone when the submission broke off."""
+    with suppress(FabrictoolError):
+        if scheduler.kind != "ssh":
+            if not number:
+                listed = connection.run(["sh", "-c", scheduler.lookup()]).stdout.decode(errors="replace").splitlines()
+                rows = [line.split(" ", 2) for line in listed]
+                number = next((row[0] for row in rows if len(row) > 1 and row[1] == f"ft-{visit.operation}"), "")
+            if number:
+                program = programs.signal_program(scheduler, kill=True)
+                connection.run(["sh", "-c", program, "ft-signal", base, "-", visit.operation, number])
+        connection.run(["sh", "-c", programs.program("doctor-end"), "ft-doctor-end", base, "-", visit.token])
