@@ -77,7 +77,9 @@ class InventoryCheck(_Check):
             self.say(
                 "FT1216", (*path, "login"), "a local cluster has no login nodes", "remove `login`, or use kind: ssh"
             )
-        if cluster.kind != "local" and not cluster.login:
+        if cluster.kind == "kubernetes" or cluster.kubernetes is not None:
+            self._kubernetes(path, cluster)
+        elif cluster.kind != "local" and not cluster.login:
             hint = "add `login: [{host: …, user: …, host_keys: [ssh-ed25519 …]}]`"
             self.say("FT1217", path, f"a cluster of kind {cluster.kind} needs a login node", hint)
         if cluster.enabled and cluster.kind in UNVERIFIED:
@@ -95,6 +97,17 @@ class InventoryCheck(_Check):
             if partition.whole_nodes and cluster.kind == "local":
                 hint = "remove it: replicas of a local cluster share its nodes"
                 self.say("FT1239", (*path, "partitions", name, "whole_nodes"), "no scheduler gives nodes here", hint)
+
+    def _kubernetes(self, path: Steps, cluster: Cluster) -> None:
+        if cluster.kubernetes is None:
+            hint = "add `kubernetes: {context: …, namespace: …}`"
+            self.say("FT1241", path, "a cluster of kind kubernetes needs its context and namespace", hint)
+        elif cluster.kind != "kubernetes":
+            message = f"a cluster of kind {cluster.kind} is not reached by kubectl"
+            self.say("FT1241", (*path, "kubernetes"), message, "remove `kubernetes`, or use kind: kubernetes")
+        elif cluster.login:
+            message = "a cluster of kind kubernetes has no login nodes"
+            self.say("FT1241", (*path, "login"), message, "remove `login`")
 
     def _one_way(self, path: Steps, ways: tuple[str, ...]) -> None:
         if len(ways) > 1:

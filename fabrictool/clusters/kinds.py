@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fabrictool.clusters.connections.factory import connect_login
+from fabrictool.clusters.kubernetes.cluster import KubernetesCluster
 from fabrictool.clusters.local import LocalCluster
 from fabrictool.clusters.remote import RemoteCluster
 from fabrictool.clusters.schedulers.flux import Flux
@@ -27,6 +28,8 @@ def open_cluster(name: str, fabric: str, described: Described, root: Path) -> Cl
     if described.kind == "local":
         venv = described.software.python.venv
         return LocalCluster(name, root, python=f"{venv}/bin/python" if venv else "")
+    if described.kind == "kubernetes":
+        return KubernetesCluster(name, fabric, described)
     scheduler = scheduler_of(described.kind)
     return RemoteCluster(
         name, fabric, described, scheduler, lambda: [connect_login(login) for login in described.login]

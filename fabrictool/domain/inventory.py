@@ -28,6 +28,7 @@ __all__ = [
     "Install",
     "Inventory",
     "Jump",
+    "Kubernetes",
     "Link",
     "Login",
     "Partition",
@@ -38,8 +39,8 @@ __all__ = [
 ]
 
 Tier = Literal["owned", "scavenger"]
-ClusterKind = Literal["local", "ssh", "slurm", "gridengine", "pbs", "flux", "lsf"]
-UNVERIFIED = frozenset({"pbs", "flux", "lsf"})
+ClusterKind = Literal["local", "ssh", "slurm", "gridengine", "pbs", "flux", "lsf", "kubernetes"]
+UNVERIFIED = frozenset({"pbs", "flux", "lsf", "kubernetes"})
 """Kinds that were written after documentation alone, and never tried on a real one."""
 
 
@@ -212,6 +213,15 @@ class Partition(Document):
         return self.devices_per_node if self.whole_nodes else tp
 
 
+class Kubernetes(Document):
+    """A namespace, as ``kubectl`` reaches it."""
+
+    context: Text
+    """Of your kubeconfig."""
+    namespace: Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")]
+    """Best one of its own."""
+
+
 class Cluster(Document):
     """Partitions that are reached in one way."""
 
@@ -219,11 +229,13 @@ class Cluster(Document):
     """One of `sites`."""
     kind: ClusterKind
     """``local`` (processes on this machine), ``ssh`` (hosts), ``slurm`` or ``gridengine`` (batch schedulers); ``pbs``,
-    ``flux`` and ``lsf`` were never tried on a real one."""
+    ``flux``, ``lsf`` and ``kubernetes`` (a namespace, through ``kubectl``) were never tried on a real one."""
     enabled: bool = True
     """``false``: nothing is placed here and nothing here is touched."""
     login: tuple[Login, ...] = ()
     """Login nodes, tried in order; not for ``local``."""
+    kubernetes: Kubernetes | None = None
+    """Which namespace; for ``kubernetes``, and needed there."""
     partitions: Annotated[dict[Name, Partition], Field(min_length=1)]
     """Groups of equal nodes."""
     folder: Text = ".fabrictool"

@@ -20,7 +20,7 @@ from fabrictool.domain.inventory import Cluster
 from fabrictool.domain.specs import AgentSpec, GatewaySpec
 
 ROOT = Path(__file__).parents[1] / "cases" / "clusters"
-CASES = sorted(ROOT.rglob("*.json"))
+CASES = sorted(path for path in ROOT.rglob("*.json") if path.parent.name != "kubernetes")
 
 LOGIN = {
     "host": "login.example",

@@ -1,0 +1,1 @@
+"""A namespace of a Kubernetes cluster: units as its objects, reached by ``kubectl`` alone."""
