@@ -8,6 +8,7 @@ controller and kubelet with `pod` and `gone`.
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import re
 import threading
@@ -76,12 +77,42 @@ class ApiContractMock:
         """A kubelet says that a pod has ended."""
         del self.objects["pods", name]
 
+    @contextlib.contextmanager
+    def play(self):
+        """Controller and kubelet, while it lasts: every owner gets a ready pod, and pods leave when told to."""
+        over = threading.Event()
+
+        def step():
+            with self.lock:
+                pods = [each for (kind, _), each in self.objects.items() if kind == "pods"]
+                held = {each["metadata"]["annotations"][MARK] for each in pods}
+                owners = [each for (kind, _), each in self.objects.items() if kind in ("jobs", "deployments")]
+                for owner in owners:
+                    operation = owner["metadata"]["annotations"][MARK]
+                    if operation not in held:
+                        self.pod(operation)
+                for (kind, name), each in list(self.objects.items()):
+                    if kind == "pods" and "deletionTimestamp" in each["metadata"]:
+                        self.gone(name)
+
+        def steps():
+            while not over.wait(0.1):
+                step()
+
+        thread = threading.Thread(target=steps)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
     def names(self, resource):
         return sorted(name for each, name in self.objects if each == resource)
 
     # -- the API ----------------------------------------------------------------------------------------------
 
-    def answer(self, method, url, body, content_type):
+    def answer(self, method, url, body):
         """Status and document."""
         parts = urlsplit(url)
         self.requests.append((method, parts.path))
@@ -94,18 +125,20 @@ class ApiContractMock:
         if (method, resource) in self.failures:
             return refusal(*self.failures[method, resource])
         with self.lock:
-            if match[4]:
-                return 200, self.logs.get(name, "")
-            if name is None:
-                query = parse_qs(parts.query)
-                return self._create(resource, body) if method == "POST" else self._list(resource, query)
-            if (resource, name) not in self.objects:
-                return refusal(404, "NotFound", f'{resource} "{name}" not found')
-            if method == "PATCH":
-                merge(self.objects[resource, name], body)
-            if method == "DELETE":
-                return self._delete(resource, name, body or {})
-            return 200, self.objects[resource, name]
+            return copy.deepcopy(self._carried_out(method, resource, name, match[4], parts.query, body))
+
+    def _carried_out(self, method, resource, name, log, query, body):
+        if log:
+            return 200, self.logs.get(name, "")
+        if name is None:
+            return self._create(resource, body) if method == "POST" else self._list(resource, parse_qs(query))
+        if (resource, name) not in self.objects:
+            return refusal(404, "NotFound", f'{resource} "{name}" not found')
+        if method == "PATCH":
+            merge(self.objects[resource, name], body)
+        if method == "DELETE":
+            return self._delete(resource, name, body or {})
+        return 200, self.objects[resource, name]
 
     def _create(self, resource, body):
         api, kind, _ = RESOURCES[resource]
@@ -168,7 +201,7 @@ class ApiContractMock:
             def _do(self):
                 length = int(self.headers.get("Content-Length") or 0)
                 body = json.loads(self.rfile.read(length)) if length else None
-                status, document = mock.answer(self.command, self.path, body, self.headers.get("Content-Type"))
+                status, document = mock.answer(self.command, self.path, body)
                 match = _PATH.fullmatch(urlsplit(self.path).path)
                 key = (self.command, match[2]) if match else None
                 if mock.lose_answers[key] > 0:
