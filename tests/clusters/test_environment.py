@@ -185,7 +185,11 @@ def package(tmp_path, monkeypatch):
     installed._distribution.cache_clear()
 
 
-def test_files_are_compared_with_their_record(package):
+@pytest.mark.parametrize("finder", ["ours", "another"])
+def test_files_are_compared_with_their_record(package, finder):
+    if finder == "another":  # a later one, which passes over files that are missing, as Python 3.12's own does
+        pytest.importorskip("importlib_metadata")
+        installed._distribution.cache_clear()
     assert set(installed.files_of(package.name)) == {
         f"{package.name}/__init__.py",
         f"{package.name}-1.0.dist-info/METADATA",

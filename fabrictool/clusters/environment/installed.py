@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import csv
 import hashlib
 import importlib.metadata
 import json
@@ -74,20 +75,22 @@ def files_of(name: str) -> dict[str, bytes]:
         raise FabrictoolError.of("FT5508", f"{name} is not installed here", thing=f"package/{name}", hint=hint)
     if name == OWN and _editable(distribution):
         return own_files()
-    if distribution.files is None:
+    # Not `distribution.files`: from Python 3.12 on that leaves out what is missing.
+    record = distribution.read_text("RECORD")
+    if not record:
         raise _different(name, "it has no RECORD, so nothing says what it should be")
     found = {}
-    for entry in distribution.files:
-        path = entry.as_posix()
+    for path, recorded, *_ in csv.reader(record.splitlines()):
         if not wanted(path):
             continue
         try:
-            data = Path(str(distribution.locate_file(entry))).read_bytes()
+            data = Path(str(distribution.locate_file(path))).read_bytes()
         except OSError as error:
             raise _different(name, f"{path} cannot be read: {(error.strerror or str(error)).lower()}") from error
-        if entry.hash is None:
+        mode, _, value = recorded.partition("=")
+        if not value:
             raise _different(name, f"RECORD has no hash of {path}")
-        if not same(data, entry.hash.mode, entry.hash.value):
+        if not same(data, mode, value):
             raise _different(name, f"{path} is not what RECORD says")
         found[path] = data
     return found
