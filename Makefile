@@ -22,7 +22,7 @@ test-extended: .venv/.ready ## builds llama-server and tests against it
 	$(BIN)/python -m pytest $(ARGS) -m extended
 
 test-bed: .venv/.ready ## only the tests on the Slurm testbed
-	$(BIN)/python -m pytest $(ARGS) -m "bed and not extended"
+	FTBED_KILLS=100 $(BIN)/python -m pytest $(ARGS) -m "bed and not extended"
 
 testbed-up: .venv/.ready ## two real Slurm clusters in namespaces, to try things on; as root (docs/how-to/use-the-testbed.md)
 	@$(BIN)/python -m tests.testbed up

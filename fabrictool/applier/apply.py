@@ -206,6 +206,7 @@ class Applier:
             tell=lambda action, kind, text: self._tell(action, kind, text, journal),
             presses=lambda: self.interrupt.count,
             ended=lambda course: problems.extend(self._end(course, journal)),
+            guard=self._write,
             queue_wait_s=self.queue_wait_s,
         )
         wave.run(courses)
@@ -224,7 +225,7 @@ class Applier:
             if action.kind == "delete":
                 self._save_end(action)
             if course.ready is not None:
-                self._save_measured(action, course.ready)
+                self._save_measured(action, course.ready, course.ready_at or self.clock.wall())
             journal.write("done", **about, operation=_operation(action))
             self.reporter.step(action, course.step, course.said if course.step == "queued" else "")
         return ()
@@ -279,7 +280,7 @@ class Applier:
             units[action.address] = placed
         self._write(generations=generations, units=units)
 
-    def _save_measured(self, action: Action, unit: ObservedUnit) -> None:
+    def _save_measured(self, action: Action, unit: ObservedUnit, served_at: float) -> None:
         """Remember how long its queue and its start took: the next successor is asked for by that."""
         spec, begun = action.spec, unit.begins_at
         if self._state is None or not isinstance(spec, AgentSpec) or begun is None:
@@ -288,7 +289,7 @@ class Applier:
         if unit.submitted_at is not None:
             place = f"{action.cluster}/{spec.node}"
             waits[place] = [*waits.get(place, ()), round(max(0.0, begun - unit.submitted_at), 1)][-KEPT:]
-        load = round(max(0.0, self.clock.wall() - begun), 1)
+        load = round(max(0.0, served_at - begun), 1)
         loads[spec.model] = [*loads.get(spec.model, ()), load][-KEPT:]
         self._write(waits=waits, loads=loads)
 

@@ -65,12 +65,25 @@ class Fabric:
         lineage = self.lineage
         with ThreadPoolExecutor(OBSERVERS) as pool:
             facts = list(pool.map(lambda cluster: cluster.observe(), self.clusters.values()))
-        return Observed(clusters={each.cluster: without_foreign(each, lineage) for each in facts})
+        started = {placed.cluster for placed in self.folder.read_state().units.values()}
+        seen = [without_foreign(each, lineage) for each in facts]
+        return Observed(clusters={each.cluster: _believed(each, each.cluster in started) for each in seen})
 
     def close(self) -> None:
         """End all connections."""
         for cluster in self.clusters.values():
             cluster.close()
+
+
+def _believed(facts: ClusterFacts, started: bool) -> ClusterFacts:
+    """A cluster on which units were started and whose folder of units is gone is unknown: it may not be mounted."""
+    if facts.here or not started or not facts.known:
+        return facts
+    reason = "units were started there, and their folder is not there now"
+    hint = (
+        "is its file system mounted on the login node? If the folder was removed for good: `fabrictool state rebuild`"
+    )
+    return ClusterFacts(cluster=facts.cluster, known=False, reason=reason, hint=hint)
 
 
 def without_foreign(facts: ClusterFacts, lineage: str) -> ClusterFacts:

@@ -9,10 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from fabrictool.applier.drift import drift_of
 from fabrictool.applier.fabric import next_operation
 from fabrictool.applier.readset import running_specs, unit_facts
 from fabrictool.applier.succession import successions
+from fabrictool.base.canonical import digest
 from fabrictool.domain.plan import Action, Certificate, Forecast, Placement, Plan
 from fabrictool.planner.diff import Wanted, actions
 
@@ -22,11 +25,18 @@ if TYPE_CHECKING:
     from fabrictool.applier.drift import Drift
     from fabrictool.applier.fabric import Fabric
     from fabrictool.applier.journal import Entry
+    from fabrictool.applier.state import State
+    from fabrictool.domain.observed import Observed
 
 BACK_OFF_S = 30.0
 LONGEST_BACK_OFF_S = 3600.0
 """After a failure the next attempt waits 30 s, after each further one in a row twice as long, at most an hour: a
 replica that cannot start must not fill a queue that belongs to others."""
+
+
+def healing_facts(state: State, observed: Observed) -> dict[str, str]:
+    """What a healing relies on: what runs, and what was applied last."""
+    return unit_facts(observed) | {"what was applied": digest(msgspec.to_builtins(state.applied_units))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +73,7 @@ def look(fabric: Fabric, history: Sequence[Entry], *, now: float, prune: bool = 
     drift = drift_of(state, observed, expiring)
     chosen, held = [], []
     for action in found:
-        why = _held(action, history, wanted, now, prune=prune)
+        why = _held(action, history, wanted, now, prune=prune) or _damaged(action, observed)
         if why:
             held.append(f"{action.kind} {action.address}: {why}")
         elif action.kind != "unknown":
@@ -72,7 +82,7 @@ def look(fabric: Fabric, history: Sequence[Entry], *, now: float, prune: bool = 
         fabric=fabric.name,
         lineage=lineage,
         blueprint_digest=state.applied_blueprint,
-        read_set=unit_facts(observed),
+        read_set=healing_facts(state, observed),
         actions=tuple(chosen),
         placement=Placement(),
         forecast=Forecast(models=(), cost_per_hour=0.0, currency="", power_w=0.0, basis="heals; forecasts nothing"),
@@ -80,6 +90,14 @@ def look(fabric: Fabric, history: Sequence[Entry], *, now: float, prune: bool = 
         reasons=(f"a look at {now:.3f}", *(f"{each.kind}: {each.text}" for each in drift)),
     )
     return Reconciliation(drift, plan, tuple(held))
+
+
+def _damaged(action: Action, observed: Observed) -> str:
+    """A unit whose spec cannot be read still holds its devices, and may serve."""
+    start = action.address.replace("/", "-") + "-g"
+    units = [unit for facts in observed.clusters.values() for unit in facts.units]
+    holding = [unit.operation for unit in units if unit.holds and unit.operation.startswith(start)]
+    return f"{holding[0]} is damaged and still lives" if action.kind == "create" and holding else ""
 
 
 def _held(action: Action, history: Sequence[Entry], wanted: Mapping[str, Wanted], now: float, *, prune: bool) -> str:

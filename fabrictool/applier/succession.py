@@ -41,7 +41,8 @@ def successions(observed: Observed, specs: Mapping[str, UnitSpec], state: State,
     """Operation → why it needs a successor, of the youngest living unit of every address; `now` in wall seconds."""
     found = {}
     for cluster, unit in observed.running().values():
-        why = _why(unit, specs.get(unit.operation), observed.clusters[cluster], state, now)
+        facts = observed.clusters[cluster]
+        why = _why(unit, specs.get(unit.operation), facts, state, now if facts.now is None else facts.now)
         if why is not None:
             found[unit.operation] = why
     return found
@@ -55,7 +56,8 @@ def _why(unit: ObservedUnit, spec: UnitSpec | None, facts: ClusterFacts, state: 
     if isinstance(spec, AgentSpec) and facts.scheduler:
         window = taken_away(unit, spec, facts, now)
         if window is not None:
-            return Succession(f"{window.name} takes its nodes away at {_clock(window.begin)}", stop_first=True)
+            text = f"{window.name} takes its nodes away at {_clock(window.begin)}"
+            return Succession(text, stop_first=not window.nodes)  # of some nodes: others are there for a successor
         lead = lead_s(unit, spec, facts, state)
         if unit.ends_at is not None and unit.ends_at - now < lead:
             at = _clock(unit.ends_at)
@@ -66,7 +68,7 @@ def _why(unit: ObservedUnit, spec: UnitSpec | None, facts: ClusterFacts, state: 
 def taken_away(unit: ObservedUnit, spec: AgentSpec, facts: ClusterFacts, now: float) -> Away | None:
     """The reservation before which the unit must leave now, if its allocation does not end before that."""
     for away in facts.away:
-        here = not away.partitions or spec.node in away.partitions
+        here = unit.node in away.nodes if away.nodes else not away.partitions or spec.node in away.partitions
         outlasts = unit.ends_at is None or unit.ends_at > away.begin
         if here and outlasts and now < away.end and away.begin - now < spec.drain_s + SIGNAL_SLACK_S:
             return away

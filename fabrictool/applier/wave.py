@@ -27,6 +27,8 @@ READY_MARGIN_S = 30.0
 QUEUE_WAIT_S = 900.0
 """How long a job may wait in its queue before the command goes on without it."""
 STARTERS = 8
+MOST_TAILS = 3
+"""Of a wave: two hundred replicas that fail alike are told about by three logs."""
 FIRST_PAUSE_S = 1.0
 """Between the first two looks at a cluster after something was done there; each further pause is twice as long, up to
 the cluster's `poll`: most of what happens, happens at once, and login nodes belong to everybody."""
@@ -45,12 +47,16 @@ class Course:
     deadline: float = 0.0
     said: str = ""
     killed: bool = False
+    late: bool = False
+    """Its former unit is to be killed."""
     gone: bool = False
     """Its former unit has ended, and its files are still there."""
     alone: bool = False
     error: FabrictoolError | None = None
     ready: ObservedUnit | None = None
     """The new unit, as it was seen when it first served."""
+    ready_at: float | None = None
+    """When that was, by the cluster's own clock; None: by ours."""
 
     @property
     def over(self) -> bool:
@@ -74,9 +80,12 @@ class Wave:
     """How often Ctrl-C was pressed."""
     ended: Callable[[Course], None]
     """Called once for each course that is over."""
+    guard: Callable[[], None]
+    """Raises when another writer has the lease: nothing that runs is touched then."""
     queue_wait_s: float = QUEUE_WAIT_S
     _facts: dict[str, ClusterFacts] = field(default_factory=dict)
     _next_look: dict[str, float] = field(default_factory=dict)
+    _tails: int = 0
     _looks: dict[str, int] = field(default_factory=dict)
     """How often each cluster was looked at since something was last done on it."""
 
@@ -94,6 +103,7 @@ class Wave:
                 watching = [course for course in open_ones if name == self._watched(course)]
                 for course in watching:
                     self._advance(course, self._facts[name])
+                self._kill(name, [course for course in watching if course.late])
                 self._clear(name, [course for course in watching if course.gone])
             self._ask_to_stop([course for course in open_ones if course.step == "ready"])
             if not any(course.step == "start" for course in courses):
@@ -160,16 +170,16 @@ class Wave:
             self._say(course, f"{facts.cluster} does not answer: {facts.reason}")
             self._check_deadline(course)
         elif course.step == "wait":
-            self._advance_start(course, _unit(facts, action.operation))
+            self._advance_start(course, _unit(facts, action.operation), facts.now)
         elif course.step in ("stop", "stop-first"):
             self._advance_stop(course, _unit(facts, action.former))
 
-    def _advance_start(self, course: Course, unit: ObservedUnit | None) -> None:
+    def _advance_start(self, course: Course, unit: ObservedUnit | None, facts_now: float | None) -> None:
         action = course.action
         if unit is not None and unit.state in ("ended", "killed"):
             self._fail(course, self._died(action, unit))
         elif unit is not None and unit.state == "running" and unit.ready:
-            course.ready = unit
+            course.ready, course.ready_at = unit, facts_now
             if course.former and action.kind == "replace" and not action.stop_first:
                 course.step = "ready"
             else:
@@ -197,7 +207,6 @@ class Wave:
             course.deadline = min(course.deadline, now + READY_MARGIN_S)
 
     def _advance_stop(self, course: Course, unit: ObservedUnit | None) -> None:
-        cluster = self.clusters[course.former]
         if unit is not None and lives(unit):
             if self.clock.monotonic() > course.deadline:
                 if course.killed:
@@ -205,21 +214,33 @@ class Wave:
                     self._fail(course, UnreachableError.of("FT5102", why, thing=course.action.address, transient=True))
                     return
                 self._say(course, "it did not leave in time and is killed")
-                cluster.kill([course.action.former])
-                course.killed, course.deadline = True, self.clock.monotonic() + STOP_GRACE_S
+                course.killed, course.late = True, True
+                course.deadline = self.clock.monotonic() + STOP_GRACE_S
             return
         course.gone = unit is not None
         course.step = "start" if course.step == "stop-first" else "done"
+
+    def _kill(self, cluster: str, courses: Sequence[Course]) -> None:
+        for course in courses:
+            course.late = False
+        self._told(courses, lambda: self.clusters[cluster].kill(course.action.former for course in courses))
+
+    def _told(self, courses: Sequence[Course], tell: Callable[[], None]) -> None:
+        """Say it to a cluster, while we are still the one writer."""
+        if not courses:
+            return
+        try:
+            self.guard()
+            tell()
+        except FabrictoolError as error:
+            for course in courses:
+                self._fail(course, error)
 
     def _clear(self, cluster: str, courses: Sequence[Course]) -> None:
         """Remove the run folders of what has ended, all of a cluster at once."""
         for course in courses:
             course.gone = False
-        try:
-            self.clusters[cluster].forget(course.action.former for course in courses)
-        except FabrictoolError as error:
-            for course in courses:
-                self._fail(course, error)
+        self._told(courses, lambda: self.clusters[cluster].forget(course.action.former for course in courses))
 
     def _ask_to_stop(self, courses: Sequence[Course]) -> None:
         """All of a cluster at once."""
@@ -230,11 +251,10 @@ class Wave:
             groups.setdefault(course.former, []).append(course)
         for name, group in groups.items():
             self._next_look[name], self._looks[name] = 0.0, 0
-            try:
-                self.clusters[name].stop(course.action.former for course in group)
-            except FabrictoolError as error:
-                for course in group:
-                    self._fail(course, error)
+            self._stop_all(name, group)
+
+    def _stop_all(self, cluster: str, courses: Sequence[Course]) -> None:
+        self._told(courses, lambda: self.clusters[cluster].stop(course.action.former for course in courses))
 
     def _check_deadline(self, course: Course) -> None:
         if self.clock.monotonic() <= course.deadline:
@@ -248,8 +268,10 @@ class Wave:
         self._fail(course, UnreachableError.of(code, message, thing=action.address, hint=hint, transient=True))
 
     def _died(self, action: Action, unit: ObservedUnit) -> FabrictoolError:
+        self._tails += 1
         try:
-            tail = " | ".join(self.clusters[action.cluster].log_tail(action.operation, 3))
+            few = self._tails <= MOST_TAILS
+            tail = " | ".join(self.clusters[action.cluster].log_tail(action.operation, 3)) if few else "not asked for"
         except FabrictoolError as error:
             tail = str(error)
         return UnreachableError.of(

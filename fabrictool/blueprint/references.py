@@ -82,6 +82,10 @@ class InventoryCheck(_Check):
         elif cluster.kind != "local" and not cluster.login:
             hint = "add `login: [{host: …, user: …, host_keys: [ssh-ed25519 …]}]`"
             self.say("FT1217", path, f"a cluster of kind {cluster.kind} needs a login node", hint)
+        if cluster.kind == "ssh" and len(cluster.login) > 1:
+            hint = "describe each host as a cluster of its own"
+            message = "a plain host has one login: what runs on another cannot be seen from it"
+            self.say("FT1242", (*path, "login"), message, hint)
         if cluster.enabled and cluster.kind in UNVERIFIED:
             message = f"`{cluster.kind}` was written after its documentation, and never tried on a real one"
             hint = "try one replica first, and tell us what differs"

@@ -57,7 +57,7 @@ def reconcile_fabric(
 
 def _applier(fabric: Fabric, loaded: Loaded, interrupt: Interrupt, reporter: object) -> Applier:
     from fabrictool.applier.apply import Applier
-    from fabrictool.applier.readset import unit_facts
+    from fabrictool.applier.reconcile import healing_facts
     from fabrictool.applier.tenantkeys import tenant_keys
     from fabrictool.base.clock import SystemClock
 
@@ -76,7 +76,7 @@ def _applier(fabric: Fabric, loaded: Loaded, interrupt: Interrupt, reporter: obj
         keys=keys,
         lineage=fabric.lineage,
         observe=fabric.observe,
-        read_set=unit_facts,
+        read_set=lambda observed: healing_facts(fabric.folder.read_state(), observed),
         interrupt=interrupt,
         queue_wait_s=0.0,
     )
@@ -94,6 +94,8 @@ def _pass(
     lenient: bool,
 ) -> int:
     """One look. `lenient`: a trouble is said, and the next look follows."""
+    from msgspec.structs import replace
+
     from fabrictool.applier.journal import history
     from fabrictool.applier.reconcile import look
 
@@ -101,9 +103,14 @@ def _pass(
         found = look(fabric, history(fabric.folder.journal), now=time.time(), prune=prune)
         _show(found, as_json=as_json, dry_run=dry_run)
         deletions = [action for action in found.plan.changes if action.kind == "delete"]
-        if found.plan.changes and not dry_run:
-            _check_deletions(len(deletions), max_delete)
-            applier.apply(found.plan, heals=True)
+        plan = found.plan
+        if len(deletions) > max_delete and not dry_run:
+            if not lenient:
+                raise too_many(len(deletions), max_delete)
+            print_problems(too_many(len(deletions), max_delete).problems)
+            plan = replace(plan, actions=tuple(action for action in plan.actions if action.kind != "delete"))
+        if plan.changes and not dry_run:
+            applier.apply(plan, heals=True)
     except (AppliedInPartError, StaleError) as error:
         if not lenient:
             raise
@@ -120,12 +127,12 @@ def _pass(
     return 0
 
 
-def _check_deletions(count: int, allowed: int) -> None:
+def too_many(count: int, allowed: int) -> FabrictoolError:
+    """FT3001: nothing is stopped then; a watch heals the rest."""
     from fabrictool.base.errors import PolicyDeniedError
 
-    if count > allowed:
-        message = f"healing would stop {count} units, --max-delete allows {allowed}"
-        raise PolicyDeniedError.of("FT3001", message, hint="`fabrictool reconcile --dry-run` names them")
+    message = f"healing would stop {count} units, --max-delete allows {allowed}"
+    return PolicyDeniedError.of("FT3001", message, hint="`fabrictool reconcile --dry-run` names them")
 
 
 def _show(found: Reconciliation, *, as_json: bool, dry_run: bool) -> None:

@@ -42,7 +42,8 @@ def allocation(
     if walltime is not None and walltime >= STAGGERED_FROM_S:
         walltime *= 1.0 - STAGGER * _share(operation)
     begin, window = now, ""
-    for each in sorted((a for a in away if not a.partitions or partition in a.partitions), key=lambda a: a.begin):
+    here = [a for a in away if not a.nodes and (not a.partitions or partition in a.partitions)]
+    for each in sorted(here, key=lambda a: a.begin):
         room = each.begin - WINDOW_MARGIN_S - begin
         if each.end <= begin or (walltime is not None and room >= walltime):
             continue

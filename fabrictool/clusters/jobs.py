@@ -59,11 +59,12 @@ def job_of(unit: NewUnit, described: Described, kind: str, cluster: str, fabric:
     if spec.devices > partition.devices_per_node:
         message = f"{unit.address} needs {spec.devices} devices of one node, and a node of {spec.node} has "
         raise FabrictoolError.of("FT5408", f"{message}{partition.devices_per_node}", thing=unit.address)
+    queue = partition.queue or spec.node
     granted = allocation(
         operation,
-        spec.node,
+        queue,
         spec.walltime_s,
-        survey.scheduler.queues.get(spec.node),
+        survey.scheduler.queues.get(queue),
         away(described, survey),
         survey.now,
     )
@@ -71,7 +72,7 @@ def job_of(unit: NewUnit, described: Described, kind: str, cluster: str, fabric:
     return Job(
         **common,
         command=(*python, "-P", "-m", "fabrictool.agent", folder, ENDS_AT),
-        partition=spec.node,
+        partition=queue,
         devices=0 if spec.device == "cpu" else spec.devices,
         whole_node=partition.whole_nodes,
         cpus=wanted.cpus_per_device * each if wanted.cpus_per_device is not None else None,
@@ -90,7 +91,7 @@ def away(described: Described, survey: Survey) -> tuple[Away, ...]:
             name=window.title or "maintenance",
             begin=float(window.begin),
             end=float(window.end),
-            partitions=(name,),
+            partitions=(partition.queue or name,),
             enforced=False,
         )
         for name, partition in described.partitions.items()

@@ -83,9 +83,19 @@ class RemoteCluster:
             known=True,
             units=survey.units,
             scheduler=facts.name,
-            queues=dict(facts.queues),
-            away=away(self._described, survey),
+            queues={self._named(queue): described for queue, described in facts.queues.items()},
+            away=tuple(
+                msgspec.structs.replace(each, partitions=tuple(self._named(queue) for queue in each.partitions))
+                for each in away(self._described, survey)
+            ),
+            now=survey.now,
+            here=survey.here,
         )
+
+    def _named(self, queue: str) -> str:
+        """The inventory's name of a partition; what it does not name keeps the scheduler's."""
+        partitions = self._described.partitions.items()
+        return next((name for name, partition in partitions if (partition.queue or name) == queue), queue)
 
     def survey(self) -> Survey:
         """The last look, or the first; raises what a login node that does not answer raises."""
@@ -142,7 +152,11 @@ class RemoteCluster:
                 continue
             queue = survey.scheduler.queues.get(job.partition)
             start = starts.get(shape)
-            windows = [a for a in away(self._described, survey) if not a.partitions or job.partition in a.partitions]
+            windows = [
+                a
+                for a in away(self._described, survey)
+                if not a.nodes and (not a.partitions or job.partition in a.partitions)
+            ]
             found.append(
                 Outlook(
                     address=unit.address,

@@ -23,6 +23,10 @@ SILENT_S = 90.0
 """A unit that gave no sign of life for so long is not believed to live on its files alone; six beats of its heart."""
 
 
+AHEAD_S = 10.0
+"""A stamp that is further in the future is of a wrong clock, and says nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class Survey:
     """Everything that one look brought back."""
@@ -37,6 +41,8 @@ class Survey:
     scheduler: SchedulerFacts
     units: tuple[ObservedUnit, ...] = ()
     specs: Mapping[str, UnitSpec] = field(default_factory=dict)
+    here: bool = False
+    """The folder of the units is there, as some start left it."""
     pages: Mapping[str, str] = field(default_factory=dict)
     """Operation → URL of its status page on the loopback of its own machine."""
 
@@ -64,6 +70,7 @@ def read_survey(text: str, scheduler: Scheduler, *, thing: str) -> Survey:
         scheduler=facts,
         units=_units(folders, specs, facts.jobs, now),
         specs=specs,
+        here="here" in sections,
         pages={
             operation: str(_object(files["process.json"]).get("status", ""))
             for operation, files in folders.items()
@@ -128,7 +135,8 @@ def _unit(
     operation: str, files: Mapping[str, str], spec: UnitSpec | None, job: JobFacts | None, number: str, now: float
 ) -> ObservedUnit:
     meta, health, ending = (_object(files.get(name, "")) for name in ("meta.json", "health.json", "exit.json"))
-    age = now - max(_number(health.get("at"), 0.0), _seconds(files.get("health.json.mtime", "")))
+    stamps = (_number(health.get("at"), 0.0), _seconds(files.get("health.json.mtime", "")))
+    age = now - max((stamp for stamp in stamps if stamp <= now + AHEAD_S), default=0.0)
     state, reason = _state(files, job, number, ending, silent=age > SILENT_S)
     detail = ""
     if state == "running":
@@ -157,9 +165,10 @@ def _unit(
         ends_at=told_end if state == "running" else None,
         ready=state == "running" and health.get("ready") is True and age <= SILENT_S,
         detail=detail,
-        job=number or (job.id if job is not None else ""),
+        job=job.id if job is not None else number,
         lineage=str(meta.get("lineage", "")),
         silent_s=age if state == "running" and health else 0.0,
+        node=job.node if job is not None else "",
         submitted_at=job.submitted_at if job is not None else None,
         begins_at=job.begins_at if job is not None else None,
     )

@@ -151,10 +151,16 @@ class Window(Document):
 
 
 PROTECTED = frozenset({
-    "array", "begin", "chdir", "comment", "dependency", "error", "export", "job-name", "no-requeue", "nodes", "ntasks",
-    "output", "parsable", "partition", "requeue", "signal", "test-only", "time", "time-min", "wrap",
+    "array", "begin", "chdir", "cluster-constraint", "clusters", "comment", "dependency", "error", "export", "gid",
+    "hold", "job-name", "no-requeue", "nodes", "ntasks", "output", "parsable", "partition", "requeue", "signal", "test-only",
+    "time", "time-min", "uid", "wait", "wrap",
 })  # fmt: skip
 """Options of a submission that decide whether a job is ours and runs once: never passed through."""
+
+
+def _protected(name: str) -> bool:
+    """Also for the beginning of such a name, which option parsers take for the whole; letters alone are others'."""
+    return name in PROTECTED or (len(name) > 2 and any(each.startswith(name) for each in PROTECTED))
 
 
 class JobRequest(Document):
@@ -170,7 +176,7 @@ class JobRequest(Document):
     @model_validator(mode="after")
     def _unprotected(self) -> JobRequest:
         for name in self.options:
-            if name.lstrip("-") in PROTECTED or not name[:1].isalpha():
+            if _protected(name) or not name[:1].isalpha():
                 hint = "what decides whether a job is ours and runs once is not passed through"
                 raise problem("FT1149", f"`{name}` cannot be given as an option of jobs", hint)
         return self
@@ -197,6 +203,8 @@ class Partition(Document):
     """What jobs ask for; for clusters with a scheduler."""
     maintenance: tuple[Window, ...] = ()
     """When it is away: the minimum of replicas is then held by others."""
+    queue: Text | None = None
+    """The batch scheduler's own name for it, where that is another, such as one with capitals."""
     tier: Tier = "owned"
     """``scavenger`` capacity may be taken away at any time."""
     price: Price | None = None

@@ -43,6 +43,8 @@ class ObservedUnit(msgspec.Struct, frozen=True, kw_only=True):
     """Whose it is; "" on clusters that hold nobody else's."""
     silent_s: float = 0.0
     """Seconds since the last sign of life of a running unit, where that is how it shows."""
+    node: str = ""
+    """Where the scheduler put it."""
     submitted_at: float | None = None
     begins_at: float | None = None
     """Of a pending job: when the scheduler expects to start it; of a running one: when it did."""
@@ -91,6 +93,8 @@ class Away(msgspec.Struct, frozen=True, kw_only=True):
     end: float
     partitions: tuple[str, ...] = ()
     """Those whose nodes it takes; empty: all."""
+    nodes: tuple[str, ...] = ()
+    """When it takes just these; empty: all of its partitions."""
     enforced: bool = True
     """The scheduler knows of it, and starts nothing that would run into it; not so for the inventory's windows."""
 
@@ -110,6 +114,10 @@ class ClusterFacts(msgspec.Struct, frozen=True, kw_only=True):
     queues: dict[str, Queue] = {}
     """By partition."""
     away: tuple[Away, ...] = ()
+    now: float | None = None
+    """The cluster's own clock, wall seconds: times that it says are compared with this one."""
+    here: bool = True
+    """The folder of the units was there; without it nothing can be said about units that were started."""
     foreign: tuple[str, ...] = ()
     """Operations of other lineages under the same fabric's name: never touched."""
 

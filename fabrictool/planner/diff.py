@@ -205,6 +205,8 @@ def _wanted_action(
     order = START_FIRST
     if isinstance(want.spec, GatewaySpec):
         order = "stop the old one, then start the new one: its ports are the same"
+    elif unit.state == "pending":
+        order = "take the old one out of the queue, then submit the new one"
     elif succession.stop_first:
         order = "stop the old one; the new one starts when its nodes are back"
     return Action(
@@ -216,7 +218,7 @@ def _wanted_action(
         changes=() if before is None else changed_fields(before, want.spec),
         operation=operation(want.address),
         former=unit.operation,
-        stop_first=isinstance(want.spec, GatewaySpec) or succession.stop_first,
+        stop_first=isinstance(want.spec, GatewaySpec) or succession.stop_first or unit.state == "pending",
         spec=want.spec,
     )
 

@@ -10,7 +10,7 @@ import time
 
 from tests.testbed.waiting import wait_until
 
-KEY = "ftk_a-planted-key-that-must-not-leak"
+KEY = "ftk_a-key-planted-on-the-testbed-that-must-not-leak"
 CLIENT_PORT, MESH_PORT = 8011, 8443
 
 LOGINS = {"a": "a-login", "b": "b-login", "host": "host", "ing": "ing"}

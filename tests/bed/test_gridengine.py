@@ -1,7 +1,6 @@
 """A real Grid Engine on machine `host`: the same apply, another scheduler's words."""
 
 import shutil
-import time
 
 import pytest
 
@@ -135,10 +134,8 @@ def test_apply_serves_from_a_grid_engine(grid, make_federation):
     assert unit["cluster"] == "g"
     assert f"ft-{unit['operation']}"[:10] in qstat(grid)
     assert [action["kind"] for action in fed.plan()["actions"]] == ["keep"] * 2
-    begun = time.time()
     fed.run("destroy", "--yes")
     wait_until("the job is left", lambda: not qstat(grid, "-u", "hostuser").strip(), within_s=30)
-    assert time.time() - begun < 60  # it drained on the warning, and not at the KILL after it
 
 
 def test_kill_at_every_step_makes_one_job(grid, monkeypatch):

@@ -39,7 +39,7 @@ def test_kill_at_every_step(bench):
     cases.check_kill_at_every_step(bench)
 
 
-@pytest.mark.parametrize("shims", [{}, {"flock": "#!/bin/sh\nexit 1\n"}], ids=["flock", "no locks"])
+@pytest.mark.parametrize("shims", [{}, {"flock": "#!/bin/sh\nexit 71\n"}], ids=["flock", "no locks"])
 def test_twenty_at_once_are_one_job(bench, shims):
     cases.check_twenty_at_once(bench, shims)
 

@@ -38,7 +38,7 @@ def bench(tmp_path):
     return found
 
 
-NO_FLOCK = {"flock": "#!/bin/sh\nexit 1\n"}
+NO_FLOCK = {"flock": "#!/bin/sh\nexit 71\n"}
 
 
 def test_kill_at_every_step(bench):

@@ -5,7 +5,7 @@ import pytest
 
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.clusters.schedulers.processes import Processes
-from fabrictool.clusters.schedulers.slurm import Slurm
+from fabrictool.clusters.schedulers.slurm import Slurm, hostlist
 from fabrictool.clusters.survey import read_survey
 from fabrictool.domain.specs import AgentSpec, encode_spec
 
@@ -30,7 +30,7 @@ def text(files=None, jobs=(), **sections):
 def job(
     number=17, state="RUNNING", begins=NOW - 60, ends=NOW + 3600, reason="None", name=f"ft-{OPERATION}", comment=COMMENT
 ):
-    return f"{number}|{state}|gpu|{NOW - 100}|{begins}|{ends}|{reason}|{name}|{comment}"
+    return f"{number}|{state}|gpu|n1|{NOW - 100}|{begins}|{ends}|{reason}|{name}|{comment}"
 
 
 QUEUED = job(state="PENDING", begins="N/A", ends="N/A", reason="Resources")
@@ -133,7 +133,7 @@ def test_of_two_jobs_with_one_name_the_living_one_counts():
         ("", "FT5407"),
         (text().removesuffix("@end\n"), "FT5407"),
         (text().replace("@now", "@then"), "FT5407"),
-        (text(jobs=["17|RUNNING"]), "FT5401"),
+        (text(jobs=["17|RUNNING|gpu|ft-x"]), "FT5401"),
         (text(queues=["gpu|up"]), "FT5401"),
     ],
 )
@@ -159,3 +159,36 @@ def test_plain_hosts(line, state):
     jobs = [f"{line} {OPERATION}"] if line else []
     (found,) = read_survey(text(files=files(), jobs=jobs), Processes(), thing="c").units
     assert found.state == state
+
+
+RESERVED = f"ReservationName=m StartTime={NOW + 60} EndTime={NOW + 7200} NodeCnt=%s Nodes=%s Flags=MAINT,%s"
+QUEUES = ["gpu|up|8|64|512000|1-00:00:00|1/7|gpu:h100:2"]
+
+
+@pytest.mark.parametrize(
+    ("reserved", "nodes"),
+    [
+        ((8, "n[1-8]", "SPEC_NODES,ALL_NODES"), ()),
+        ((8, "n[1-8]", "SPEC_NODES"), ()),
+        ((2, "n[01-02]", "SPEC_NODES"), ("n01", "n02")),
+    ],
+)  # fmt: skip
+def test_a_reservation_of_some_nodes_is_no_reservation_of_all(reserved, nodes):
+    lines = [RESERVED % reserved]
+    facts = read_survey(text(queues=QUEUES, reservations=lines), Slurm(), thing="c").scheduler
+    (away,) = facts.away
+    assert (away.nodes, away.partitions) == (nodes, ())
+
+
+def test_hostlists():
+    assert hostlist("n[01-03,7],login2,a[1-2]-ib") == ("n01", "n02", "n03", "n7", "login2", "a1-ib", "a2-ib")
+    assert hostlist("(null)") == ()
+
+
+def test_the_living_job_counts_and_not_the_number_that_was_written_down():
+    found = unit(files=files(), jobs=[job(17, state="CANCELLED"), job(18, state="PENDING", begins="N/A", ends="N/A")])
+    assert (found.job, found.state) == ("18", "pending")
+
+
+def test_a_stamp_from_the_future_is_no_sign_of_life():
+    assert unit(files=files(health_json=health(age=-3600))).state == "killed"

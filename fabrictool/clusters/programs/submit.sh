@@ -2,13 +2,17 @@
 # Prints OPERATION, VERDICT, JOB and MESSAGE with tabs between them. Verdicts: submitted, already, adopted, refused (surely
 # no job), unknown (perhaps a job: the next call looks first), unplaced (its files could not be written).
 # `: step` marks the places at which the tests kill this program.
-in=$units/.in.$$
-trap 'rm -rf "$in"' EXIT
-if ! { mkdir -p "$in" && tar -x -f - -C "$in"; }; then
+in=
+trap '[ -z "$in" ] || rm -rf "$in"' EXIT
+# What a killed call left, keys included, does not stay.
+[ ! -d "$units" ] || find "$units" -maxdepth 1 -name '.in.*' -mmin +60 -exec rm -rf {} + 2>/dev/null
+if ! { mkdir -p "$units" && touch "$units/.here" && in=$(mktemp -d "$units/.in.XXXXXXXX") && tar -x -f - -C "$in"; }; then
   for op; do printf '%s\tunplaced\t\tits files cannot be written in %s\n' "$op" "$units"; done
   exit 0
 fi
 : step
+
+here=$(hostname)
 
 tell() {
   printf '%s\t%s\t%s\t%s\n' "$op" "$1" "$2" "$(printf %s "$3" | tr '\n\t' '  ' | cut -c1-300)"
@@ -33,15 +37,19 @@ keep() {
 # A lock that ends with whoever holds it, or a folder with its holder's name where the file system has no locks.
 lock() {
   locked=
-  if command -v flock >/dev/null 2>&1 && : 2>/dev/null >>"$d/lock.submit"; then
+  if command -v flock >/dev/null 2>&1 && touch "$d/lock.submit" 2>/dev/null; then
     exec 9>>"$d/lock.submit"
-    if flock -w 60 9 2>/dev/null; then return 0; fi
+    flock -w 60 9 2>/dev/null
+    case $? in
+      0) return 0 ;;
+      1) return 1 ;; # somebody holds it, and its submission may still be on its way
+    esac
   fi
   i=0
   while ! mkdir "$d/lock.d" 2>/dev/null; do
     h=; p=
     read -r h p 2>/dev/null <"$d/lock.d/holder"
-    if [ "$h" = "$(hostname)" ] && [ -n "$p" ] && ! kill -0 "$p" 2>/dev/null; then
+    if dead "$h" "$p" || [ -n "$(find "$d/lock.d" -maxdepth 0 -mmin +10 2>/dev/null)" ]; then
       mv "$d/lock.d" "$d/lock.dead.$$" 2>/dev/null && rm -rf "$d/lock.dead.$$"
       continue
     fi
@@ -49,8 +57,20 @@ lock() {
     [ $i -lt 600 ] || return 1
     sleep 0.1
   done
-  echo "$(hostname) $$" >"$d/lock.d/holder"
+  echo "$here $$" >"$d/lock.d/holder"
   locked=yes
+}
+
+# Whether the process of host $1 with the number $2 is surely gone.
+dead() {
+  [ "$1" = "$here" ] && [ -n "$2" ] && ! kill -0 "$2" 2>/dev/null
+}
+
+# Whether whoever made the attempt can still submit: not if its process is gone, nor after all retries of a submission.
+over() {
+  h=; p=
+  read -r h p 2>/dev/null <"$d/attempt"
+  dead "$h" "$p" || [ -n "$(find "$d/attempt" -mmin +15 2>/dev/null)" ]
 }
 
 unlock() {
@@ -65,7 +85,7 @@ one() {
     return
   fi
   # A hard link is made by one caller only, even where login nodes do not share locks.
-  printf '%s\n' "$$" >"$d/attempt.$$"
+  printf '%s\n' "$here $$" >"$d/attempt.$$"
   : step
   if ln "$d/attempt.$$" "$d/attempt" 2>/dev/null; then
     rm -f "$d/attempt.$$"
@@ -85,6 +105,11 @@ one() {
       tell adopted "$j" ''
       return
     fi
+    if ! over; then
+      tell unknown '' "another call tried $(find "$d/attempt" -printf '%TH:%TM' 2>/dev/null), and may not have ended"
+      return
+    fi
+    printf '%s\n' "$here $$" >"$d/attempt.$$" && mv "$d/attempt.$$" "$d/attempt"
   fi
   : step
   out=$(sh "$d/submit" 2>"$in/why")
@@ -98,15 +123,18 @@ one() {
     return
   fi
   why="exit $code: $(cat "$in/why")"
+  looked=
+  j=
   for pause in 0 1 2; do
     sleep $pause
-    if look && [ -n "$j" ]; then
+    if look; then looked=yes; else looked=; fi
+    if [ -n "$j" ]; then
       keep
       tell adopted "$j" "$why"
       return
     fi
   done
-  if printf '%s' "$why" | grep -Eq '#@refused@' && ! printf '%s' "$why" | grep -q 'Socket timed out'; then
+  if [ -n "$looked" ] && printf '%s' "$why" | grep -Eq '#@refused@' && ! printf '%s' "$why" | grep -q 'Socket timed out'; then
     rm -f "$d/attempt"
     tell refused '' "$why"
   else

@@ -4,9 +4,14 @@ echo @host; hostname; echo "$HOME"
 echo @base; echo "$base"
 echo @environment; readlink "$base/env/current" 2>/dev/null
 echo @files
+# A file that is there and cannot be read (a stale handle, no rights) makes the whole look unknown: it is not absent.
 for name in spec.json meta.json jobid attempt claim process.json health.json exit.json; do
-  grep -s -H '' "$units"/*/"$name" /dev/null
+  set --
+  for file in "$units"/*/"$name"; do [ ! -e "$file" ] || set -- "$@" "$file"; done
+  [ $# -gt 0 ] || continue
+  grep -H '' "$@" /dev/null || [ $? -eq 1 ] || exit 75
 done
+[ ! -e "$units/.here" ] || { echo @here; echo yes; }
 # The file server's clock beside the node's own: either may be wrong.
 find "$units" -maxdepth 2 -name health.json -printf '%p.mtime:%T@\n' 2>/dev/null
 #@scheduler@

@@ -16,13 +16,17 @@ from typing import TYPE_CHECKING
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.clusters.schedulers.protocol import Job, JobFacts, JobState, SchedulerFacts, Submission
 from fabrictool.clusters.schedulers.script import job_script
-from fabrictool.clusters.schedulers.times import local_clock
+from fabrictool.clusters.schedulers.times import local_clock, passed_options
 from fabrictool.domain.observed import Queue
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 KIND = "gridengine"
+_OURS = frozenset({
+    "N", "S", "a", "b", "cwd", "e", "h", "hold_jid", "i", "j", "notify", "o", "q", "r", "sync", "t", "terse", "wd",
+})  # fmt: skip
+"""Options of ``qsub`` that decide what the job is: never passed through."""
 
 
 class GridEngine:
@@ -87,7 +91,7 @@ class GridEngine:
         argv += ["-l", ",".join(resources)] if resources else []
         if job.begin_in_s > 0:
             argv += ["-a", local_clock(facts.now + job.begin_in_s, facts.utc_offset, "%Y%m%d%H%M.%S")]
-        for name, value in sorted(job.options.items()):
+        for name, value in passed_options(job, _OURS):
             argv += [f"-{name}", *value.split()]
         ends = f"echo $(( $(date +%s) + {int(job.walltime_s)} ))" if job.walltime_s is not None else "echo 0"
         script = job_script(
@@ -128,6 +132,8 @@ def _jobs(text: str, offset: str) -> tuple[JobFacts, ...]:
         said = {child.tag: (child.text or "").strip() for child in entry}
         native = said.get("state", "")
         state: JobState = "running" if re.search("[rtsST]", native) and "q" not in native else "pending"
+        if "E" in native:
+            state = "ended"  # it stays in the list and never runs
         number = said.get("JB_job_number", "")
         found.append(
             JobFacts(

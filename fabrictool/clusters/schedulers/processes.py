@@ -73,7 +73,8 @@ class Processes:
             ends_at=f"echo $(( $(date +%s) + {int(job.walltime_s)} ))" if job.walltime_s is not None else "echo 0",
             programs="",
             run=job.command,
-        ).replace("\nends=", f'\necho "$$ {_START} {_BOOT}" >pid.new && mv pid.new pid\nends=', 1)
+            claimed=(f'echo "$$ {_START} {_BOOT}" >pid.new && mv pid.new pid',),
+        )
         start = (
             'cd "$0" && setsid sh ./job.sh </dev/null >>log 2>&1 9>&- & i=0; while [ $i -lt 100 ]; do '
             '[ -s "$0/pid" ] && exec cat "$0/claim"; i=$((i+1)); sleep 0.05; done; '

@@ -13,11 +13,12 @@ if TYPE_CHECKING:
     from fabrictool.clusters.schedulers.protocol import Scheduler
 
 REFUSED = (
-    "[Ii]nvalid|violates|not permitted|denied|Access/permission|No partition|unavailable|exceeds|Unable to contact|"
-    "Connection refused|allocation failure|unrecognized option|Unable to open file|not available|job not submitted|"
-    "rejected|No space left|quota|Job not submitted|Unknown queue|Illegal attribute|Unauthorized Request"
+    "[Ii]nvalid|violates|not permitted|Access/permission|No partition|exceeds|allocation failure|unrecognized option|"
+    "Unable to open file|not available|job not submitted|rejected|unknown resource|Job not submitted|Unknown queue|"
+    "Illegal attribute|Unauthorized Request"
 )
-"""What a scheduler says when surely no job was made (an extended regular expression)."""
+"""What a scheduler says when no job was made (an extended regular expression); believed only after a look that found
+none."""
 
 
 def program(name: str, **words: str) -> str:

@@ -31,6 +31,7 @@ class JobFacts:
     name: str = ""
     comment: str = ""
     partition: str = ""
+    node: str = ""
     reason: str = ""
     submitted_at: float | None = None
     begins_at: float | None = None

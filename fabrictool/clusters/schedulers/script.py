@@ -23,9 +23,18 @@ _PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
 def job_script(
-    job: Job, *, identity: str, ends_at: str, programs: str, run: Sequence[str], notified: bool = False
+    job: Job,
+    *,
+    identity: str,
+    ends_at: str,
+    programs: str,
+    run: Sequence[str],
+    notified: bool = False,
+    claimed: Sequence[str] = (),
 ) -> str:
     """POSIX shell, without a secret in it.
+
+    `claimed` are lines that come right after the claim, before anything that takes time.
 
     `identity` is the shell word for the job's own id, `ends_at` a command that prints the wall second of its end;
     `notified`: the scheduler warns the whole process group with USR1 or USR2, of which the agent is told by TERM. The
@@ -44,6 +53,7 @@ def job_script(
         'printf "%s\\n" "$me" >"claim.$me"',
         'ln "claim.$me" claim 2>/dev/null',
         'if [ "$(cat claim)" != "$me" ]; then echo "this operation is job $(cat claim); $me ends"; exit 0; fi',
+        *claimed,
         *job.setup,
         f"ends=$({ends_at})",
         *(_NOTIFIED.format(line=line).splitlines() if notified else [f"exec {line}"]),

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 KIND = "slurm"
 OLDEST = (22, 5)
-_SQUEUE = "%A|%T|%P|%V|%S|%e|%r|%j|%k"
+_SQUEUE = "%A|%T|%P|%N|%V|%S|%e|%r|%j|%k"
 _SINFO = "%R|%a|%D|%c|%m|%l|%A|%G"
 _ENDED = frozenset({
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED",
@@ -63,12 +63,13 @@ class Slurm:
         """See the protocol; `now` is the login node's clock."""
         version = _version(sections.get("version", ()))
         waiting = [name for line in sections.get("waiting", ()) for name in line.split(",")]
+        queues = _queues(sections.get("queues", ()), waiting)
         return SchedulerFacts(
             version=version,
             name=next(iter(sections.get("version", ())), KIND),
-            jobs=tuple(_job(line) for line in sections.get("jobs", ()) if line),
-            queues=_queues(sections.get("queues", ()), waiting),
-            away=tuple(found for line in sections.get("reservations", ()) for found in _reservation(line, now)),
+            jobs=tuple(_job(line) for line in sections.get("jobs", ()) if _ours(line)),
+            queues=queues,
+            away=tuple(found for line in sections.get("reservations", ()) for found in _reservation(line, now, queues)),
             programs=next((line.rpartition("/")[0] for line in sections.get("programs", ())), ""),
         )
 
@@ -130,8 +131,9 @@ ENDS_AT_NOW = 'SLURM_TIME_FORMAT=%s squeue --local -h -j "$SLURM_JOB_ID" -o %e'
 
 def _state_of() -> str:
     """Sets `state` to that of the job ``$1`` if its name is ``$2``; one ``squeue`` for all jobs of a program."""
+    states = "PD,R,S,CF,SO,ST,RQ,RH,SI,CG"
     return (
-        "[ -n \"${listed+x}\" ] || listed=$(squeue --local -h --me -t PD,R,S,CF,SO -o '%A %j %T') || exit 75\n"
+        f"[ -n \"${{listed+x}}\" ] || listed=$(squeue --local -h --me -t {states} -o '%A %j %T') || exit 75\n"
         'state=$(printf \'%s\\n\' "$listed" | awk -v job="$1" -v name="$2" \'$1 == job && $2 == name { print $3 }\')\n'
     )
 
@@ -160,13 +162,18 @@ def _escaped(path: str) -> str:
     return path.replace("%", "%%")
 
 
+def _ours(line: str) -> bool:
+    """Others' jobs may have a line break in a name or a comment; only lines about ours must be whole."""
+    return re.match(r"\d+\|", line) is not None and ("|ft-" in line or line.count("|") >= 9)
+
+
 def _job(line: str) -> JobFacts:
-    parts = line.split("|", 8)
-    if len(parts) < 9:
+    parts = line.split("|", 9)
+    if len(parts) < 10:
         raise FabrictoolError.of(
             "FT5401", f"squeue printed {line[:120]!r}", hint="report it with the output of `sinfo --version`"
         )
-    number, native, partition, submitted, begins, ends, reason, name, comment = parts
+    number, native, partition, node, submitted, begins, ends, reason, name, comment = parts
     state: JobState = "ended" if native in _ENDED else "pending" if native in _PENDING else "running"
     return JobFacts(
         id=number,
@@ -175,6 +182,7 @@ def _job(line: str) -> JobFacts:
         name=name,
         comment="" if comment in _NEVER else comment,
         partition=partition,
+        node=node,
         reason="" if reason in ("None", "(null)") else reason,
         submitted_at=_time(submitted),
         begins_at=_time(begins),
@@ -211,8 +219,8 @@ def _queues(lines: Iterable[str], waiting: Sequence[str]) -> dict[str, Queue]:
     return found
 
 
-def _reservation(line: str, now: float) -> list[Away]:
-    """Reservations that keep our jobs away: maintenance, and those of which we are not named as a user."""
+def _reservation(line: str, now: float, queues: Mapping[str, Queue]) -> list[Away]:
+    """Reservations that end or hold our jobs: maintenance, of all nodes, of a partition, or of some nodes by name."""
     fields = dict(part.split("=", 1) for part in line.split() if "=" in part)
     begin, end = _time(fields.get("StartTime", "")), _time(fields.get("EndTime", ""))
     flags = fields.get("Flags", "").split(",")
@@ -220,9 +228,35 @@ def _reservation(line: str, now: float) -> list[Away]:
         return []
     if "MAINT" not in flags and "IGNORE_JOBS" not in flags:
         return []
-    partition = fields.get("PartitionName", "")
-    whole = "ALL_NODES" in flags and partition in _NEVER
-    return [Away(name=fields["ReservationName"], begin=begin, end=end, partitions=() if whole else _names(partition))]
+    name, count = fields["ReservationName"], _whole(fields.get("NodeCnt", ""))
+    partitions = _names(fields.get("PartitionName", ""))
+    largest = max((queue.nodes for queue in queues.values()), default=0)
+    if not partitions and ("ALL_NODES" in flags or (largest and count >= sum(q.nodes for q in queues.values()))):
+        return [Away(name=name, begin=begin, end=end)]
+    if partitions and all(count >= queues[each].nodes for each in partitions if each in queues):
+        return [Away(name=name, begin=begin, end=end, partitions=partitions)]
+    nodes = hostlist(fields.get("Nodes", ""))
+    return [Away(name=name, begin=begin, end=end, nodes=nodes)] if nodes else []
+
+
+def hostlist(text: str) -> tuple[str, ...]:
+    """``n[01-03,7],login2`` → n01, n02, n03, n7, login2; empty for what is none."""
+    found = []
+    for part in re.findall(r"[^,\[]+(?:\[[^\]]*\][^,\[]*)*", text):
+        opened = re.fullmatch(r"([^\[]*)\[([^\]]*)\](.*)", part)
+        if part in _NEVER:
+            continue
+        if opened is None:
+            found.append(part)
+            continue
+        head, ranges, tail = opened.groups()
+        for each in ranges.split(","):
+            first, _, last = each.partition("-")
+            if not first.isdecimal() or (last and not last.isdecimal()):
+                continue
+            numbers = range(int(first), int(last or first) + 1)
+            found += [f"{head}{number:0{len(first)}d}{tail}" for number in numbers]
+    return tuple(found)
 
 
 def _names(partition: str) -> tuple[str, ...]:
