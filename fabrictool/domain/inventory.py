@@ -152,8 +152,8 @@ class Window(Document):
 
 PROTECTED = frozenset({
     "array", "begin", "chdir", "cluster-constraint", "clusters", "comment", "dependency", "error", "export", "gid",
-    "hold", "job-name", "no-requeue", "nodes", "ntasks", "output", "parsable", "partition", "requeue", "signal", "test-only",
-    "time", "time-min", "uid", "wait", "wrap",
+    "hold", "job-name", "no-requeue", "nodes", "ntasks", "output", "parsable", "partition", "requeue", "signal",
+    "test-only", "time", "time-min", "uid", "wait", "wrap",
 })  # fmt: skip
 """Options of a submission that decide whether a job is ours and runs once: never passed through."""
 

@@ -216,7 +216,7 @@ def test_kill_9_at_every_journal_step_ends_in_the_same_state(fabric_bed):
             assert bed.units() == {}
 
 
-@pytest.mark.parametrize("then", ["apply", "destroy"])
+@pytest.mark.parametrize("then", ["apply", pytest.param("destroy", marks=pytest.mark.extended)])
 def test_kill_9_at_every_journal_step_of_a_replacement(fabric_bed, then):
     bed = fabric_bed
     bed.write(replicas=1)

@@ -26,3 +26,15 @@ def yard(_sshd, tmp_path, monkeypatch):
     found = Yard(tmp_path)
     yield found
     found.stop()
+
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items):
+    """The testbed asks all three adapters; here the default one is asked always, the others by `make test-extended`."""
+    for item in items:
+        params = getattr(item, "callspec", None)
+        words = {str(value) for value in params.params.values()} if params is not None else set()
+        if HERE in item.path.parents and words & {"openssh", "fabric"}:
+            item.add_marker("extended")
