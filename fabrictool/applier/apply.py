@@ -225,6 +225,8 @@ class Applier:
             if action.kind == "delete":
                 self._save_end(action)
             if course.ready is not None:
+                if self._state is not None and action.cluster not in self._state.served_on:
+                    self._write(served_on=[*self._state.served_on, action.cluster])
                 self._save_measured(action, course.ready, course.ready_at or self.clock.wall())
             journal.write("done", **about, operation=_operation(action))
             self.reporter.step(action, course.step, course.said if course.step == "queued" else "")

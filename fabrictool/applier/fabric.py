@@ -65,7 +65,8 @@ class Fabric:
         lineage = self.lineage
         with ThreadPoolExecutor(OBSERVERS) as pool:
             facts = list(pool.map(lambda cluster: cluster.observe(), self.clusters.values()))
-        started = {placed.cluster for placed in self.folder.read_state().units.values()}
+        state = self.folder.read_state()
+        started = {placed.cluster for placed in state.units.values()} & set(state.served_on)
         seen = [without_foreign(each, lineage) for each in facts]
         return Observed(clusters={each.cluster: _believed(each, each.cluster in started) for each in seen})
 

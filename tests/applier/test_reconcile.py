@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from fabrictool.applier.fabric import _believed
 from fabrictool.applier.journal import Entry
 from fabrictool.applier.reconcile import BACK_OFF_S, look
 from fabrictool.applier.state import Applied, State, operation_id
@@ -124,3 +125,9 @@ def test_a_serving_replica_is_never_stopped_while_its_successor_waits_in_the_que
 def test_two_looks_at_the_same_trouble_are_two_plans():
     first, second = (look(FakeFabric(), (), now=NOW + n).plan.id for n in (0, 1))
     assert first != second
+
+
+@pytest.mark.parametrize(("here", "started", "known"), [(True, True, True), (False, False, True), (False, True, False)])
+def test_a_cluster_whose_folder_of_units_is_gone_is_unknown_and_not_empty(here, started, known):
+    facts = ClusterFacts(cluster="c", known=True, here=here)
+    assert _believed(facts, started).known is known

@@ -53,6 +53,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """Address → how many units it ever had."""
     waits: dict[str, list[float]] = {}
     """``CLUSTER/PARTITION`` → seconds that our last jobs waited in its queue."""
+    served_on: list[str] = []
+    """Clusters on which a unit of ours was once seen to serve: there its folder must be."""
     loads: dict[str, list[float]] = {}
     """Model → seconds from the start of its last replicas until they served."""
     units: dict[str, Placed] = {}
