@@ -2,7 +2,7 @@
 
 =========== ============================================================================================
 testbed     what runs on the Slurm testbed (marker ``bed``)
-processes   what starts programs, servers and fabrics on this machine
+processes   what starts sshd and whole fabrics on this machine
 the others  everything else; its output is seen as it comes
 =========== ============================================================================================
 
@@ -16,13 +16,7 @@ import tempfile
 from pathlib import Path
 
 PYTEST = [sys.executable, "-m", "pytest"]
-PROCESSES = [
-    "tests/applier/stores",
-    "tests/applier/test_rebuild.py",
-    "tests/clusters/connections",
-    "tests/e2e",
-    "tests/gitops",
-]
+PROCESSES = ["tests/clusters/connections", "tests/e2e"]
 NOTHING_COLLECTED = 5
 
 
