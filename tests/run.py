@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 PYTEST = [sys.executable, "-m", "pytest"]
-PROCESSES = ["tests/clusters/connections", "tests/e2e"]
+PROCESSES = ["tests/clusters/connections", "tests/e2e", "tests/gitops"]
 NOTHING_COLLECTED = 5
 
 
