@@ -101,9 +101,8 @@ def away(described: Described, survey: Survey) -> tuple[Away, ...]:
     return (*survey.scheduler.away, *windows)
 
 
-def run_folder(unit: NewUnit, job: Job, scheduler: Scheduler, survey: Survey) -> dict[str, bytes]:
-    """Relative name → bytes of everything that is placed before the job is submitted."""
-    submission = scheduler.submission(survey.scheduler, job)
+def meta_of(unit: NewUnit) -> bytes:
+    """One line of JSON that says whose a unit is and how long its certificate is valid; what a survey needs of it."""
     chain = unit.files.get("identity/session.crt")
     described = describe_chain(chain) if chain is not None else None
     meta = {
@@ -113,10 +112,16 @@ def run_folder(unit: NewUnit, job: Job, scheduler: Scheduler, survey: Survey) ->
         "certificate_begins_at": described.begin if described is not None else 0.0,
         "certificate_ends_at": described.end if described is not None else None,
     }
+    return msgspec.json.encode(meta)
+
+
+def run_folder(unit: NewUnit, job: Job, scheduler: Scheduler, survey: Survey) -> dict[str, bytes]:
+    """Relative name → bytes of everything that is placed before the job is submitted."""
+    submission = scheduler.submission(survey.scheduler, job)
     return {
         **unit.files,
         "spec.json": encode_spec(unit.spec) + b"\n",
-        "meta.json": msgspec.json.encode(meta) + b"\n",
+        "meta.json": meta_of(unit) + b"\n",
         "job.sh": submission.script.encode(),
         "submit": f"{submission.line}\n".encode(),
     }

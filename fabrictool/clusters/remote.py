@@ -7,6 +7,7 @@ What runs there is decided by pure parts: `schedulers/` says the words of a sche
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 import time
 from dataclasses import replace
@@ -45,6 +46,10 @@ _REFUSALS = {
     "unknown": ("FT5405", "run the command again: it asks the scheduler first"),
     "unplaced": ("FT5406", "check space, quota and rights there; `folder` in the inventory chooses another place"),
 }
+
+
+_PASSING = re.compile(r"Unable to contact|Connection refused|Socket timed out|(QOS|Assoc)\w*Submit\w*Limit")
+"""Refusals that end by themselves; limits on the number of jobs are such, limits on their length are not."""
 
 
 class RemoteCluster:
@@ -267,7 +272,7 @@ class RemoteCluster:
         with self._lock:
             if brief and self._survey is not None:  # queues and reservations stay as last seen
                 old = self._survey.scheduler
-                found = replace(found, scheduler=replace(old, jobs=found.scheduler.jobs))
+                found = replace(found, scheduler=replace(old, jobs=found.scheduler.jobs, now=found.scheduler.now))
             self._survey = found
         return found
 
@@ -295,14 +300,13 @@ class RemoteCluster:
         return job_of(unit, self._described, self._scheduler.kind, self.name, self._fabric, survey)
 
     def _refusal(self, operation: str, verdict: str, why: str) -> FabrictoolError:
-        passing = ("Unable to contact", "Connection refused", "Socket timed out", "QOSMax", "AssocMax", "limit")
         code, hint = _REFUSALS[verdict]
         return UnreachableError.of(
             code,
             f"{operation}: {why}",
             thing=f"cluster/{self.name}",
             hint=hint,
-            transient=verdict == "unknown" or any(word in why for word in passing),
+            transient=verdict == "unknown" or _PASSING.search(why) is not None,
         )
 
     def _run(

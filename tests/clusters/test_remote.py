@@ -64,6 +64,12 @@ def verdict(word, why=""):
         (verdict("refused", "exit 1: sbatch: error: Job violates accounting/QOS policy"), "FT5404", False),
         (verdict("refused", "exit 1: sbatch: error: QOSMaxSubmitJobPerUserLimit"), "FT5404", True),
         (verdict("refused", "exit 1: sbatch: error: AssocMaxSubmitJobLimit"), "FT5404", True),
+        (
+            verdict("refused", "exit 1: Requested time limit is invalid (exceeds some limit)"),
+            "FT5404",
+            False,
+        ),
+        (verdict("refused", "exit 1: AssocGrpSubmitJobsLimit"), "FT5404", True),
         (verdict("refused", "exit 1: Requested node configuration is not available"), "FT5404", False),
         (verdict("refused", "exit 1: Unable to contact slurm controller (connect failure)"), "FT5404", True),
         (verdict("unknown", "exit 1: Socket timed out on send/recv operation"), "FT5405", True),

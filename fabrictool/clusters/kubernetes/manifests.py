@@ -17,9 +17,9 @@ import msgspec
 
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.catalog import accelerators
+from fabrictool.clusters.jobs import meta_of
 from fabrictool.clusters.kubernetes.names import ADDRESS, FABRIC, LINEAGE, OPERATION, UNIT, label_value, object_name
 from fabrictool.domain.specs import AgentSpec, GatewaySpec, encode_spec
-from fabrictool.mesh.identity import describe_chain
 
 if TYPE_CHECKING:
     from fabrictool.clusters.protocol import NewUnit
@@ -79,15 +79,6 @@ def objects_of(unit: NewUnit, described: Described, cluster: str, fabric: str) -
     else:
         inside, service = told, None
         workload = _job(meta, _pod(unit, described, cluster, image, meta))
-    chain = unit.files.get("identity/session.crt")
-    chained = describe_chain(chain) if chain is not None else None
-    about = {
-        "address": unit.address,
-        "lineage": unit.lineage,
-        "serial": unit.serial,
-        "certificate_begins_at": chained.begin if chained is not None else 0.0,
-        "certificate_ends_at": chained.end if chained is not None else None,
-    }
     config = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -96,7 +87,7 @@ def objects_of(unit: NewUnit, described: Described, cluster: str, fabric: str) -
         "data": {
             "spec.json": encode_spec(unit.spec).decode() + "\n",
             "unit.json": msgspec.json.encode(inside, order="deterministic").decode() + "\n",
-            "meta.json": msgspec.json.encode(about).decode() + "\n",
+            "meta.json": meta_of(unit).decode() + "\n",
         },
     }
     secret = {
