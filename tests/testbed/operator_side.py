@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import os
 import subprocess
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,17 +20,19 @@ if TYPE_CHECKING:
 CLONE_NEWNET = 0x40000000
 
 
-class OperatorSide:
+class OperatorSide(ABC):
     """The part of a bed that plays the operator."""
 
     root: Path
     numbers: "itertools.count[int]"
 
+    @abstractmethod
     def machine(self, name: str) -> Machine:
-        raise NotImplementedError
+        """Of the bed."""
 
+    @abstractmethod
     def address(self, name: str) -> str:
-        raise NotImplementedError
+        """Of the bed."""
 
     @property
     def key_file(self) -> Path:

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from tests.testbed.machine import Machine
@@ -12,13 +13,14 @@ if TYPE_CHECKING:
     import itertools
 
 
-class SlurmSide:
+class SlurmSide(ABC):
     """The part of a bed that speaks Slurm."""
 
     numbers: "itertools.count[int]"
 
+    @abstractmethod
     def machine(self, name: str) -> Machine:
-        raise NotImplementedError
+        """Of the bed."""
 
     def cluster(self, name: str) -> Cluster:
         return CLUSTERS[name]
