@@ -157,6 +157,7 @@ class Applier:
         problems: list[Problem] = []
         failed: set[str] = set()
         done = {(entry.address, entry.operation) for entry in journal.entries() if entry.kind == "done"}
+        over: list[Action] = []
         homes = {unit.operation: name for name, facts in observed.clusters.items() for unit in facts.units}
         for wave in waves(plan.changes):
             if self.interrupt.count:
@@ -173,10 +174,12 @@ class Applier:
                 courses.append(self._course(action, homes))
             found = self._run(courses, journal)
             problems += found
+            over += [course.action for course in courses if course.step in ("done", "queued")]
             failed |= {model_of(course.action.address) for course in courses if course.step == "failed"}
             gateway_failed = any(c.step == "failed" and isinstance(c.action.spec, GatewaySpec) for c in courses)
             if gateway_failed or any(problem.code.startswith("FT43") for problem in found):
                 break  # agents would wait in vain for a gateway; without space or rights all else fails alike
+        self._forget_dead(over)
         return problems
 
     def _course(self, action: Action, homes: Mapping[str, str]) -> Course:
@@ -210,7 +213,6 @@ class Applier:
             queue_wait_s=self.queue_wait_s,
         )
         wave.run(courses)
-        self._forget_dead([course.action for course in courses if course.step in ("done", "queued")])
         return problems
 
     def _end(self, course: Course, journal: Journal) -> Sequence[Problem]:
