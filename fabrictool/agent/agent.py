@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from fabrictool.base.clock import Clock
     from fabrictool.base.runfolder import RunFolder
+    from fabrictool.domain.observed import Awaited
     from fabrictool.domain.specs import AgentSpec
     from fabrictool.engines.adapter import EngineCommand
     from fabrictool.mesh.framing import StreamHead
@@ -134,15 +135,18 @@ class Agent:
     def health(self) -> Health:
         """The line of ``health.json``."""
         engine, spec = self._supervisor, self.spec
+        waits_for: Awaited = ""
         text = ""
         if not self._accepting:
-            text = f"leaving: {self._in_flight} requests are open"
+            waits_for, text = "leaving", f"leaving: {self._in_flight} requests are open"
         elif engine.state != "ready":
-            text = f"engine {engine.state}: {engine.progress}".rstrip(": ")
+            waits_for, text = "engine", f"engine {engine.state}: {engine.progress}".rstrip(": ")
         elif spec.hubs and not self.mesh.neighbours:
             why = "; ".join(f"{address}: {error}" for address, error in sorted(self.mesh.dial_errors.items()))
-            text = f"{NO_GATEWAY}{': ' + why if why else ''}"
-        return Health(at=self._clock.wall(), ready=not text, text=text[:300], ends_at=self.ends_at)
+            waits_for, text = "gateway", f"{NO_GATEWAY}{': ' + why if why else ''}"
+        return Health(
+            at=self._clock.wall(), ready=not waits_for, waits_for=waits_for, text=text[:300], ends_at=self.ends_at
+        )
 
     def status(self) -> AgentStatus:
         """The document of ``/status``."""
@@ -156,7 +160,7 @@ class Agent:
             provider=self.spec.provider,
             site=self.spec.site,
             cluster=self.spec.cluster,
-            node=self.spec.node,
+            node=self.spec.partition,
             replica=self.spec.replica,
             model=self.spec.model,
             session=self.mesh.session.hex(),
@@ -293,7 +297,7 @@ class Agent:
                 provider=spec.provider,
                 site=spec.site,
                 cluster=spec.cluster,
-                node=spec.node,
+                node=spec.partition,
                 hardware=Hardware(spec.device, spec.devices, spec.memory),
                 ends_at=self.ends_at,
                 release=__version__,

@@ -277,11 +277,8 @@ class Applier:
             spec = action.spec
             if spec is None:
                 continue
-            placed = Placed(cluster=action.cluster, node=spec.node, operation=action.operation)
-            if isinstance(spec, AgentSpec):
-                placed = msgspec.structs.replace(placed, tp=spec.tp, pp=spec.pp, phase=spec.phase)
             generations[action.address] = max(generation(action.operation), generations.get(action.address, 0))
-            units[action.address] = placed
+            units[action.address] = Placed.of(spec, action.cluster, action.operation)
         self._write(generations=generations, units=units)
 
     def _save_measured(self, action: Action, unit: ObservedUnit, served_at: float) -> None:
@@ -291,7 +288,7 @@ class Applier:
             return
         waits, loads = dict(self._state.waits), dict(self._state.loads)
         if unit.submitted_at is not None:
-            place = f"{action.cluster}/{spec.node}"
+            place = f"{action.cluster}/{spec.partition}"
             waits[place] = [*waits.get(place, ()), round(max(0.0, begun - unit.submitted_at), 1)][-KEPT:]
         load = round(max(0.0, served_at - begun), 1)
         loads[spec.model] = [*loads.get(spec.model, ()), load][-KEPT:]

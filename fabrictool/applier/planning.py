@@ -241,7 +241,7 @@ def _deletions(observed: Observed) -> list[Action]:
 
 
 def _key(replica: str, where: AgentSpec | Placed) -> OptionKey:
-    return unit_key(replica.rsplit("/", 1)[0], (where.cluster, where.node), where.tp, where.pp, where.phase)
+    return unit_key(replica.rsplit("/", 1)[0], (where.cluster, where.partition), where.tp, where.pp, where.phase)
 
 
 def _unseen_replicas(state: State, observed: Observed, inventory: Inventory) -> tuple[ReplicaPlacement, ...]:
@@ -252,7 +252,7 @@ def _unseen_replicas(state: State, observed: Observed, inventory: Inventory) -> 
         cluster = inventory.clusters.get(placed.cluster)
         if facts is None or facts.known or cluster is None or not address.startswith("replica/"):
             continue
-        partition = cluster.partitions.get(placed.node)
+        partition = cluster.partitions.get(placed.partition)
         replica = address.removeprefix("replica/")
         found.append(
             ReplicaPlacement(
@@ -261,7 +261,7 @@ def _unseen_replicas(state: State, observed: Observed, inventory: Inventory) -> 
                 provider=inventory.provider_of(placed.cluster),
                 site=cluster.site,
                 cluster=placed.cluster,
-                partition=placed.node,
+                partition=placed.partition,
                 device=partition.device if partition is not None else "cpu",
                 tp=placed.tp,
                 pp=placed.pp,

@@ -12,8 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from fabrictool.applier.fabric import OBSERVERS, same_lineage, without_foreign
 from fabrictool.applier.state import operation_id
 from fabrictool.applier.stores.document import Applied, Placed, State, decode_state
@@ -66,11 +64,9 @@ def rebuild(fabric: Fabric, *, lineage: str = "", partial: bool = False) -> Rebu
         except FabrictoolError as error:
             notes.append(f"{address} on {cluster} is left out: {error}")
             continue
-        placed = Placed(cluster=cluster, node=spec.node, operation=unit.operation)
-        if isinstance(spec, AgentSpec):
-            placed = msgspec.structs.replace(placed, tp=spec.tp, pp=spec.pp, phase=spec.phase)
-        units[address] = placed
-        applied[address] = Applied(cluster=cluster, spec=spec, summary=f"{cluster}/{spec.node}")
+        units[address] = Placed.of(spec, cluster, unit.operation)
+        summary = f"{cluster}/{spec.partition}" if isinstance(spec, AgentSpec) else cluster
+        applied[address] = Applied(cluster=cluster, spec=spec, summary=summary)
     generations = _generations(observed)
     if former is not None:
         away = {name for name in (u.cluster for u in former.units.values()) if name not in observed.clusters}

@@ -68,7 +68,7 @@ def _why(unit: ObservedUnit, spec: UnitSpec | None, facts: ClusterFacts, state: 
 def taken_away(unit: ObservedUnit, spec: AgentSpec, facts: ClusterFacts, now: float) -> Away | None:
     """The reservation before which the unit must leave now, if its allocation does not end before that."""
     for away in facts.away:
-        here = unit.node in away.nodes if away.nodes else not away.partitions or spec.node in away.partitions
+        here = unit.node in away.nodes if away.nodes else not away.partitions or spec.partition in away.partitions
         outlasts = unit.ends_at is None or unit.ends_at > away.begin
         if here and outlasts and now < away.end and away.begin - now < spec.drain_s + SIGNAL_SLACK_S:
             return away
@@ -81,9 +81,9 @@ def _clock(at: float) -> str:
 
 def lead_s(unit: ObservedUnit, spec: AgentSpec, facts: ClusterFacts, state: State) -> float:
     """Seconds before a unit's end at which its successor is asked for; at most a part of its allocation."""
-    queue = facts.queues.get(spec.node)
+    queue = facts.queues.get(spec.partition)
     usual = IDLE_WAIT_S if queue is not None and queue.idle else UNKNOWN_WAIT_S
-    wait = percentile(state.waits.get(f"{facts.cluster}/{spec.node}", ()), 0.95, usual)
+    wait = percentile(state.waits.get(f"{facts.cluster}/{spec.partition}", ()), 0.95, usual)
     load = percentile(state.loads.get(spec.model, ()), 0.95, UNKNOWN_LOAD_S)
     lead = wait + load + spec.drain_s + SIGNAL_SLACK_S
     if unit.begins_at is not None and unit.ends_at is not None:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from fabrictool.clusters.survey import Survey
     from fabrictool.domain.inventory import Cluster as Described
     from fabrictool.domain.inventory import Inventory, Login
-    from fabrictool.domain.specs import Address
+    from fabrictool.domain.specs import HostPort
 
 CHANNELS = 4
 """As many commands as `plan` and `apply` have at a time on one connection."""
@@ -54,7 +54,7 @@ class Wanted:
     wait_s: float = 60.0
 
 
-def inventory_and_mesh(blueprint: Path | None, inventory: Path | None) -> tuple[Inventory, Address | None]:
+def inventory_and_mesh(blueprint: Path | None, inventory: Path | None) -> tuple[Inventory, HostPort | None]:
     """The inventory, and where agents will connect to; None without a blueprint or without a gateway in it."""
     from fabrictool.cli.fabrics import load
 
@@ -66,7 +66,7 @@ def inventory_and_mesh(blueprint: Path | None, inventory: Path | None) -> tuple[
 
 
 def check_clusters(
-    inventory: Inventory, names: list[str], mesh: Address | None, wanted: Wanted, show: Callable[[Check], None]
+    inventory: Inventory, names: list[str], mesh: HostPort | None, wanted: Wanted, show: Callable[[Check], None]
 ) -> list[Check]:
     """Each line is shown when it is known; a cluster that cannot be reached does not end the others."""
     found: list[Check] = []
@@ -91,7 +91,7 @@ def check_clusters(
 
 
 def _cluster(
-    name: str, described: Described, mesh: Address | None, wanted: Wanted, add: Callable[[list[Check]], None]
+    name: str, described: Described, mesh: HostPort | None, wanted: Wanted, add: Callable[[list[Check]], None]
 ) -> None:
     from fabrictool.clusters.kinds import scheduler_of
 
@@ -251,7 +251,7 @@ def _environment(name: str, described: Described, connection: Connection, survey
 
 
 def _visit(
-    name: str, described: Described, survey: Survey, wanted: Wanted, mesh: Address | None, token: str, folder: str
+    name: str, described: Described, survey: Survey, wanted: Wanted, mesh: HostPort | None, token: str, folder: str
 ) -> Visit:
     from fabrictool.clusters.jobs import python_of
 

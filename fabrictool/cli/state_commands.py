@@ -49,9 +49,9 @@ def show(blueprint: BlueprintOption = None, inventory: InventoryOption = None, a
         data("lease: nobody holds it")
     else:
         data(f"lease: {lease}, since {duration(max(0.0, time.time() - lease.at))}")
-    rows = [[address, unit.cluster, unit.node, unit.operation] for address, unit in sorted(state.units.items())]
+    rows = [[address, unit.cluster, unit.partition, unit.operation] for address, unit in sorted(state.units.items())]
     if rows:
-        data("\n" + table(["UNIT", "CLUSTER", "NODE", "OPERATION"], rows))
+        data("\n" + table(["UNIT", "CLUSTER", "PARTITION", "OPERATION"], rows))
 
 
 def history(blueprint: BlueprintOption = None, inventory: InventoryOption = None, as_json: JsonOption = False) -> None:
@@ -104,9 +104,11 @@ def rebuild(
     state = found.state
     if not as_json:
         data(f"Found {len(state.units)} units of lineage {state.lineage or 'none yet'}, for serial {state.serial}")
-        rows = [[address, unit.cluster, unit.node, unit.operation] for address, unit in sorted(state.units.items())]
+        rows = [
+            [address, unit.cluster, unit.partition, unit.operation] for address, unit in sorted(state.units.items())
+        ]
         if rows:
-            data(table(["UNIT", "CLUSTER", "NODE", "OPERATION"], rows))
+            data(table(["UNIT", "CLUSTER", "PARTITION", "OPERATION"], rows))
     for note in found.notes:
         say(f"! {note}")
     _ask(f"Write this as the state of fabric {fabric.name}, in {fabric.folder.store.place}?", yes=yes)

@@ -55,11 +55,11 @@ def job_of(unit: NewUnit, described: Described, kind: str, cluster: str, fabric:
             message = f"{unit.address} cannot run as a job of {cluster}: its address would change"
             raise FabrictoolError.of("FT5408", message, thing=unit.address)
         return Job(**common, command=(*python, "-P", "-m", "fabrictool.gateway", folder))
-    partition = described.partitions[spec.node]
+    partition = described.partitions[spec.partition]
     if spec.devices > partition.devices_per_node:
-        message = f"{unit.address} needs {spec.devices} devices of one node, and a node of {spec.node} has "
+        message = f"{unit.address} needs {spec.devices} devices of one node, and a node of {spec.partition} has "
         raise FabrictoolError.of("FT5408", f"{message}{partition.devices_per_node}", thing=unit.address)
-    queue = partition.queue or spec.node
+    queue = partition.queue or spec.partition
     granted = allocation(
         operation,
         queue,

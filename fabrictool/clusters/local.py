@@ -21,7 +21,8 @@ from fabrictool.base.errors import FabrictoolError, UnreachableError
 from fabrictool.base.files import file_error, sync_folder, write_atomic
 from fabrictool.base.runfolder import RunFolder
 from fabrictool.base.settings import Settings
-from fabrictool.domain.observed import ClusterFacts, ObservedUnit, UnitState
+from fabrictool.domain.address import Address
+from fabrictool.domain.observed import ClusterFacts, ObservedUnit, UnitState, awaited
 from fabrictool.domain.plan import spec_digest
 from fabrictool.domain.specs import AgentSpec, UnitSpec, decode_spec, encode_spec
 from fabrictool.mesh.identity import describe_chain
@@ -234,7 +235,7 @@ def _observe_unit(folder: RunFolder) -> ObservedUnit | None:
         if error.problems[0].code != "FT5104":
             raise
         return ObservedUnit(
-            address=f"damaged/{folder.path.name}",
+            address=str(Address("damaged", folder.path.name)),
             operation=folder.path.name,
             state="damaged",
             spec_digest="",
@@ -242,7 +243,6 @@ def _observe_unit(folder: RunFolder) -> ObservedUnit | None:
             holds=folder.holder() is not None,
             reason=str(error),
         )
-    address = f"replica/{spec.replica}" if isinstance(spec, AgentSpec) else f"gateway/{spec.name}"
     process = folder.process()
     begins, ends = _certificate(folder)
     walltime = spec.walltime_s if isinstance(spec, AgentSpec) else None
@@ -250,7 +250,7 @@ def _observe_unit(folder: RunFolder) -> ObservedUnit | None:
     state = _state(folder)
     health = folder.health() if state == "running" else {}
     return ObservedUnit(
-        address=address,
+        address=str(Address.of(spec)),
         operation=folder.path.name,
         state=state,
         spec_digest=spec_digest(spec),
@@ -260,6 +260,7 @@ def _observe_unit(folder: RunFolder) -> ObservedUnit | None:
         certificate_begins_at=begins,
         certificate_ends_at=ends,
         ends_at=started + walltime if walltime is not None and isinstance(started, int | float) else None,
+        waits_for=awaited(health.get("waits_for")),
         ready=health.get("ready") is True,
         detail=str(health.get("text", "starting" if state == "running" else "")),
         begins_at=started if isinstance(started, int | float) else None,

@@ -10,9 +10,10 @@ import msgspec
 
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.clusters.schedulers.protocol import JobFacts, SchedulerFacts, parse_comment
-from fabrictool.domain.observed import LIVING, ObservedUnit, UnitState
+from fabrictool.domain.address import Address
+from fabrictool.domain.observed import LIVING, ObservedUnit, UnitState, awaited
 from fabrictool.domain.plan import spec_digest
-from fabrictool.domain.specs import AgentSpec, UnitSpec, decode_spec
+from fabrictool.domain.specs import UnitSpec, decode_spec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -149,12 +150,10 @@ def _unit(
     holds = spec is None and state in LIVING
     if spec is None:
         state, reason = "damaged", reason or "its spec.json cannot be read"
-    address = f"damaged/{operation}"
-    if spec is not None:
-        address = f"replica/{spec.replica}" if isinstance(spec, AgentSpec) else f"gateway/{spec.name}"
+    address = Address("damaged", operation) if spec is None else Address.of(spec)
     told_end = job.ends_at if job is not None and job.ends_at is not None else _number(health.get("ends_at"), None)
     return ObservedUnit(
-        address=address,
+        address=str(address),
         operation=operation,
         state=state,
         spec_digest=spec_digest(spec) if spec is not None else "",
@@ -163,6 +162,7 @@ def _unit(
         certificate_begins_at=_number(meta.get("certificate_begins_at"), 0.0) or 0.0,
         certificate_ends_at=_number(meta.get("certificate_ends_at"), None),
         ends_at=told_end if state == "running" else None,
+        waits_for=awaited(health.get("waits_for")) if state == "running" else "",
         ready=state == "running" and health.get("ready") is True and age <= SILENT_S,
         detail=detail,
         job=job.id if job is not None else number,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -10,6 +10,8 @@ UnitState = Literal["running", "pending", "ended", "killed", "prepared", "damage
 """running: its process lives; pending: its job waits in a scheduler's queue; ended: it said goodbye; killed: it died
 without; prepared: it was never started; damaged: its spec cannot be read, so what it is can only be guessed from its
 operation."""
+Awaited = Literal["", "engine", "gateway", "leaving"]
+"""What keeps a running unit from serving: its engine loads, no gateway is reached, it ends; "": nothing, or unknown."""
 LIVING: frozenset[UnitState] = frozenset({"running", "pending"})
 
 
@@ -35,6 +37,8 @@ class ObservedUnit(msgspec.Struct, frozen=True, kw_only=True):
     """Of a damaged one: its process or its job lives."""
     ready: bool = False
     """It serves, and a gateway reaches it."""
+    waits_for: Awaited = ""
+    """Of a running unit that does not serve."""
     detail: str = ""
     """What it says of itself, or why it waits, in words."""
     job: str = ""
@@ -48,6 +52,11 @@ class ObservedUnit(msgspec.Struct, frozen=True, kw_only=True):
     submitted_at: float | None = None
     begins_at: float | None = None
     """Of a pending job: when the scheduler expects to start it; of a running one: when it did."""
+
+
+def awaited(word: object) -> Awaited:
+    """Of a unit's own account; what another release says otherwise is not known."""
+    return next((known for known in get_args(Awaited) if known == word), "")
 
 
 def lives(unit: ObservedUnit) -> bool:

@@ -16,7 +16,7 @@ from pydantic_core import PydanticCustomError
 from fabrictool.base import units
 from fabrictool.base.ids import NAME_PATTERN
 from fabrictool.domain import secrets
-from fabrictool.domain.specs import Address as _Address
+from fabrictool.domain.specs import HostPort as _HostPort
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -136,19 +136,19 @@ SecretRef = Annotated[secrets.SecretRef, PlainValidator(_secret), _AS_TEXT, With
 _ENDPOINT = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([A-Za-z0-9._-]+)):([0-9]{1,5})")
 
 
-def _endpoint(value: Any) -> _Address:
-    if isinstance(value, _Address):
+def _endpoint(value: Any) -> _HostPort:
+    if isinstance(value, _HostPort):
         return value
     match = _ENDPOINT.fullmatch(value) if isinstance(value, str) else None
     if match is None:
         raise problem("FT1114", "expected HOST:PORT", "such as `127.0.0.1:8011`; IPv6 as `[::1]:8011`")
     if int(match[3]) > 65535:
         raise problem("FT1114", f"port {match[3]} does not exist", "ports are 0 (any free one) to 65535")
-    return _Address(match[1] or match[2], int(match[3]))
+    return _HostPort(match[1] or match[2], int(match[3]))
 
 
 Endpoint = Annotated[
-    _Address,
+    _HostPort,
     PlainValidator(_endpoint),
     _AS_TEXT,
     WithJsonSchema(

@@ -10,7 +10,7 @@ Phase = Literal["unified", "prefill", "decode"]
 """What a replica does of serving: all of it, or reading prompts, or making answers."""
 
 
-class Address(msgspec.Struct, frozen=True, array_like=True):
+class HostPort(msgspec.Struct, frozen=True, array_like=True):
     """A host and a port."""
 
     host: str
@@ -28,7 +28,8 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, tag="agent", tag_fiel
     provider: str
     site: str
     cluster: str
-    node: str
+    partition: str = msgspec.field(name="node")
+    """Written as ``node``, the word of the specs that run."""
     replica: str
     """Address in the placement, such as ``smollm2-135m/0``."""
     model: str
@@ -52,7 +53,7 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, tag="agent", tag_fiel
     memory: int = 0
     options: dict[str, str] = {}
     """Engine flags passed through."""
-    hubs: tuple[Address, ...] = ()
+    hubs: tuple[HostPort, ...] = ()
     """Gateways to dial."""
     walltime_s: float | None = None
     """Seconds after the start at which the allocation ends."""
@@ -67,10 +68,9 @@ class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_
     provider: str
     site: str
     cluster: str
-    node: str
     name: str
-    listen: Address
-    mesh: Address
+    listen: HostPort
+    mesh: HostPort
     policy: Literal["random", "round-robin", "least-loaded"] = "least-loaded"
     retries: int = 2
     groups: dict[str, tuple[str, ...]] = {}

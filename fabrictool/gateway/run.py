@@ -68,7 +68,7 @@ async def run_on_mesh(spec: GatewaySpec, folder: RunFolder, clock: Clock) -> str
     mesh = MeshNode(IdentityFiles(folder.identity), gateway, clock, hub=True)
     gateway.join(mesh)
     stop = _stop_event()
-    about = {"fabric": spec.fabric, "site": spec.site, "cluster": spec.cluster, "node": spec.node}
+    about = {"fabric": spec.fabric, "site": spec.site, "cluster": spec.cluster, "node": spec.cluster}
     async with AsyncExitStack() as stack:
         port = await mesh.listen(spec.mesh.host, spec.mesh.port)
         stack.push_async_callback(mesh.close)

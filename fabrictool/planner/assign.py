@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
+from fabrictool.domain.address import model_of, number_of
 from fabrictool.domain.plan import Placement, ReplicaPlacement, StagePlacement
 
 if TYPE_CHECKING:
@@ -28,14 +29,14 @@ def assign(
     taken = {replica.replica for replica in unseen} | set(running)
     for need in problem.needs:
         model = need.model
-        mine = {name: at for name, at in running.items() if name.rsplit("/", 1)[0] == model}
+        mine = {name: at for name, at in running.items() if model_of(name) == model}
         free = {
             problem.options[i].key: count
             for i, count in solution.counts.items()
             if problem.options[i].model == model and problem.options[i].key not in problem.fixed
         }
         options = {problem.options[i].key: problem.options[i] for i in problem.of(model)}
-        for name in sorted(mine, key=_number):
+        for name in sorted(mine, key=number_of):
             place = mine[name]
             if free.get(place, 0) > 0:
                 free[place] -= 1
@@ -43,7 +44,7 @@ def assign(
         numbers = (n for n in itertools.count() if f"{model}/{n}" not in taken)
         for place in sorted(free):
             placed += [_placement(f"{model}/{next(numbers)}", options[place]) for _ in range(free[place])]
-    return Placement(replicas=tuple(sorted(placed, key=lambda r: (r.model, _number(r.replica)))))
+    return Placement(replicas=tuple(sorted(placed, key=lambda r: (r.model, number_of(r.replica)))))
 
 
 def _placement(name: str, option: Option) -> ReplicaPlacement:
@@ -65,7 +66,3 @@ def _placement(name: str, option: Option) -> ReplicaPlacement:
 
 def _stage(pool: Pool, tp: int) -> StagePlacement:
     return StagePlacement(cluster=pool.cluster, partition=pool.partition, device=pool.device, tp=tp)
-
-
-def _number(replica: str) -> int:
-    return int(replica.rsplit("/", 1)[1])

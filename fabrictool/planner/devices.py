@@ -44,10 +44,10 @@ def with_devices(
     """
     groups: dict[tuple[str, str], list[AgentSpec]] = defaultdict(list)
     for spec in wanted:
-        groups[spec.cluster, spec.node].append(spec)
+        groups[spec.cluster, spec.partition].append(spec)
     held: dict[tuple[str, str], set[int]] = defaultdict(set)
     for spec in living:
-        held[spec.cluster, spec.node] |= set(spec.device_indices)
+        held[spec.cluster, spec.partition] |= set(spec.device_indices)
     found = []
     for (cluster, partition), specs in groups.items():
         nodes = _nodes(inventory, cluster, partition)
@@ -114,7 +114,7 @@ def _choose(
         if spec.replica in chosen:
             continue
         now = running.get(spec.replica)
-        here = now is not None and (now.cluster, now.node) == (spec.cluster, spec.node)
+        here = now is not None and (now.cluster, now.partition) == (spec.cluster, spec.partition)
         own = set(now.device_indices) if now is not None and here else set()
         for blocked in (taken | held, taken | (held - own), taken):
             indices = _blocks(spec.pp, spec.tp, nodes, blocked)

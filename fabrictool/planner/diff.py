@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from fabrictool.domain.address import Address
 from fabrictool.domain.plan import Action, spec_digest
 from fabrictool.domain.specs import AgentSpec, GatewaySpec
 
@@ -238,6 +239,6 @@ def _short(value: object) -> str:
 
 
 def _order(action: Action) -> tuple[int, int, str]:
-    gateway = isinstance(action.spec, GatewaySpec) or action.address.startswith("gateway/")
+    gateway = isinstance(action.spec, GatewaySpec) or Address.parse(action.address).kind == "gateway"
     starts = action.kind in ("create", "replace")
     return (ORDER[action.kind], 0 if gateway == starts else 1, action.address)

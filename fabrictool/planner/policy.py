@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeVar
 
+from fabrictool.domain.address import Address
 from fabrictool.domain.specs import AgentSpec
 
 if TYPE_CHECKING:
@@ -153,7 +154,8 @@ def _slo(limits: Limits, look: _Look) -> Iterator[str]:
 def _places(limits: Limits, look: _Look) -> Iterator[str]:
     for action in look.plan.changes:
         if action.spec is not None:
-            for place in (action.cluster, f"{action.cluster}/{action.spec.node}"):
+            partition = f"{action.cluster}/{action.spec.partition}" if isinstance(action.spec, AgentSpec) else ""
+            for place in (action.cluster, partition):
                 if place in limits.places_forbidden:
                     yield f"{action.address} would be started on {place}"
 
@@ -188,7 +190,7 @@ def _each(limits: Mapping[str, _L], models: Iterable[str]) -> Iterator[tuple[str
 
 def _model(address: str) -> str | None:
     """Of a replica's address."""
-    return address.removeprefix("replica/").rpartition("/")[0] if address.startswith("replica/") else None
+    return Address.parse(address).model or None
 
 
 _CHECKS: Mapping[str, Callable[[Limits, _Look], Iterator[str]]] = {

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from fabrictool.base.units import as_float
 from fabrictool.catalog import accelerators, engines
+from fabrictool.domain.address import Address
 from fabrictool.domain.specs import AgentSpec, GatewaySpec
 from fabrictool.planner.devices import visibility_variable, with_devices
 from fabrictool.planner.diff import Wanted
@@ -51,7 +52,7 @@ def _agent(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement
         provider=replica.provider,
         site=replica.site,
         cluster=replica.cluster,
-        node=replica.partition,
+        partition=replica.partition,
         replica=replica.replica,
         model=replica.model,
         source=model.source,
@@ -75,12 +76,12 @@ def _agent(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement
 def _wanted(spec: AgentSpec, replica: ReplicaPlacement) -> Wanted:
     which = f" {','.join(map(str, spec.device_indices))}" if spec.device_indices else ""
     stages = f"{spec.pp}×" if spec.pp > 1 else ""
-    where = f"{spec.cluster}/{spec.node}  {stages}{spec.tp}×{spec.device}{which}"
+    where = f"{spec.cluster}/{spec.partition}  {stages}{spec.tp}×{spec.device}{which}"
     if replica.stages:
         where = " → ".join(f"{stage.cluster}/{stage.partition} {stage.tp}×{stage.device}" for stage in replica.stages)
     part = f", {spec.phase}" if spec.phase != "unified" else ""
     summary = f"{where}  {spec.engine}, {spec.precision}{part}"
-    return Wanted(f"replica/{spec.replica}", spec.cluster, spec, summary)
+    return Wanted(str(Address.of(spec)), spec.cluster, spec, summary)
 
 
 def _gateway(blueprint: Blueprint, inventory: Inventory, keys: str) -> Wanted | None:
@@ -93,7 +94,6 @@ def _gateway(blueprint: Blueprint, inventory: Inventory, keys: str) -> Wanted | 
         provider=inventory.sites[site].provider,
         site=site,
         cluster=gateway.cluster,
-        node=gateway.cluster,
         name=GATEWAY.split("/")[1],
         listen=gateway.listen,
         mesh=gateway.mesh,

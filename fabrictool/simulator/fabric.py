@@ -12,6 +12,7 @@ import numpy as np
 from fabrictool.base.errors import InvalidInputError
 from fabrictool.base.units import as_float
 from fabrictool.catalog import accelerators, model
+from fabrictool.domain.address import model_of
 from fabrictool.routing.candidates import TrustPolicy
 from fabrictool.simulator.fleet import ReplicaSpec, Stream
 from fabrictool.simulator.kernel import BLOCK
@@ -55,7 +56,7 @@ class Event:
     @property
     def model(self) -> str:
         """Whose replica it is."""
-        return self.replica.rpartition("/")[0]
+        return model_of(self.replica)
 
 
 @dataclass(frozen=True, slots=True)

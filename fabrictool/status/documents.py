@@ -9,6 +9,8 @@ from typing import Literal
 
 import msgspec
 
+from fabrictool.domain.observed import Awaited
+
 API = "fabrictool/status/v1"
 
 EngineState = Literal["starting", "loading", "ready", "unhealthy", "failed", "stopped"]
@@ -175,8 +177,10 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     """Wall time of the unit's own clock."""
     ready: bool
     """It serves, and a gateway reaches it."""
+    waits_for: Awaited = ""
+    """What it does not serve for yet, or any more."""
     text: str = ""
-    """What it does, while it does not serve."""
+    """The same for people."""
     ends_at: float | None = None
     """Wall time at which its allocation ends."""
 

@@ -36,7 +36,7 @@ def agent(tmp_path, monkeypatch):
     Federation(tmp_path).node("run/identity")
     monkeypatch.setattr(agent_module, "adapter", lambda name: Crashing())
     monkeypatch.setattr(agent_module, "resolve", lambda source: source)
-    about = {"fabric": "f", "provider": "alpha", "site": "s", "cluster": "c", "node": "n", "replica": "m/0"}
+    about = {"fabric": "f", "provider": "alpha", "site": "s", "cluster": "c", "partition": "n", "replica": "m/0"}
     spec = AgentSpec(**about, model="m", source="x", engine="fake", drain_s=0.1)
     return Agent(spec, RunFolder(tmp_path / "run"), SystemClock(), python=sys.executable, cache=tmp_path)
 

@@ -21,11 +21,11 @@ from fabrictool.base.errors import (
 )
 from fabrictool.domain.observed import ClusterFacts, Observed, ObservedUnit
 from fabrictool.domain.plan import Action, Certificate, Forecast, Placement, Plan
-from fabrictool.domain.specs import Address, AgentSpec
+from fabrictool.domain.specs import AgentSpec, HostPort
 
 SPEC = AgentSpec(
-    fabric="f", provider="p", site="s", cluster="c", node="n", replica="m/0", model="m", source="x", engine="vllm",
-    hubs=(Address("h", 1),),
+    fabric="f", provider="p", site="s", cluster="c", partition="n", replica="m/0", model="m", source="x", engine="vllm",
+    hubs=(HostPort("h", 1),),
 )  # fmt: skip
 ADDRESS = "replica/m/0"
 

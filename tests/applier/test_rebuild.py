@@ -12,12 +12,12 @@ from fabrictool.applier.state import FabricFolder, Placed, State, operation_id
 from fabrictool.applier.truststore import TrustStore
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.domain.observed import ClusterFacts, ObservedUnit
-from fabrictool.domain.specs import Address, AgentSpec
+from fabrictool.domain.specs import AgentSpec, HostPort
 
 ADDRESS = "replica/m/0"
 SPEC = AgentSpec(
-    fabric="f", provider="p", site="s", cluster="c", node="n", replica="m/0", model="m", source="x", engine="vllm",
-    tp=2, hubs=(Address("h", 1),),
+    fabric="f", provider="p", site="s", cluster="c", partition="n", replica="m/0", model="m", source="x", engine="vllm",
+    tp=2, hubs=(HostPort("h", 1),),
 )  # fmt: skip
 
 
@@ -63,7 +63,7 @@ def test_units_generations_and_what_was_applied_come_from_the_clusters(fabric_of
     assert found.state.lineage == root
     assert found.state.serial == 1
     assert found.state.generations == {ADDRESS: 3}
-    assert found.state.units == {ADDRESS: Placed(cluster="c", node="n", tp=2, operation=young.operation)}
+    assert found.state.units == {ADDRESS: Placed(cluster="c", partition="n", tp=2, operation=young.operation)}
     assert found.state.applied_units[ADDRESS].spec == SPEC
     assert "does not run (killed)" in found.notes[0]
 
@@ -105,7 +105,7 @@ def test_a_cluster_that_does_not_answer_is_not_forgotten(fabric_of):
     assert code(error) == "FT4207"
     assert error.value.exit_code == 69
     assert rebuild(fabric, partial=True).state.units == {}
-    placed = Placed(cluster="c", node="n", operation="o")
+    placed = Placed(cluster="c", partition="n", operation="o")
     fabric.folder.write_state(State(lineage=root, units={ADDRESS: placed}, generations={ADDRESS: 4}), read=State())
     (fabric.folder.path / "state.json").write_text('{"serial": 41, "lin')
     found = rebuild(fabric)

@@ -14,7 +14,15 @@ from fabrictool.domain.specs import AgentSpec
 NOW = 1_800_000_000.0
 LINEAGE = "0123456789abcdef"
 SPEC = AgentSpec(
-    fabric="f", provider="p", site="s", cluster="c", node="gpu", replica="m/0", model="m", source="x", engine="vllm"
+    fabric="f",
+    provider="p",
+    site="s",
+    cluster="c",
+    partition="gpu",
+    replica="m/0",
+    model="m",
+    source="x",
+    engine="vllm",
 )
 ADDRESS = "replica/m/0"
 OPERATION = operation_id(LINEAGE, ADDRESS, 1)

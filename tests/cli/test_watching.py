@@ -9,7 +9,7 @@ from fabrictool.domain.observed import ClusterFacts, Observed, ObservedUnit
 from fabrictool.domain.specs import AgentSpec
 
 SPEC = AgentSpec(
-    fabric="f", provider="p", site="s", cluster="a", node="n", replica="m/0", model="m", source="x", engine="vllm"
+    fabric="f", provider="p", site="s", cluster="a", partition="n", replica="m/0", model="m", source="x", engine="vllm"
 )
 
 
@@ -32,9 +32,9 @@ def test_drift_and_what_is_out_of_reach():
     state = State(
         applied_units={f"replica/m/{n}": Applied(cluster=c, spec=SPEC) for n, c in enumerate(("a", "gone", "off"))},
         units={
-            "replica/m/0": Placed(cluster="a", node="n"),
-            "replica/m/1": Placed(cluster="gone", node="n"),
-            "replica/m/2": Placed(cluster="off", node="n"),
+            "replica/m/0": Placed(cluster="a", partition="n"),
+            "replica/m/1": Placed(cluster="gone", partition="n"),
+            "replica/m/2": Placed(cluster="off", partition="n"),
         },
     )
     stray = ObservedUnit(address="replica/x/0", operation="o", state="running", spec_digest="")

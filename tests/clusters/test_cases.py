@@ -32,7 +32,7 @@ AGENT = {
     "engine": "vllm",
 }  # fmt: skip
 GATEWAY = {
-    "fabric": "fab", "provider": "p", "site": "s", "cluster": "c", "node": "c", "name": "main",
+    "fabric": "fab", "provider": "p", "site": "s", "cluster": "c", "name": "main",
     "listen": ["h", 1], "mesh": ["h", 2],
 }  # fmt: skip
 SECTIONS = {"now": ["1800000000"], "host": ["login1", "/home/u"], "base": ["/home/u/.fabrictool"], "environment": []}

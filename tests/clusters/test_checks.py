@@ -16,7 +16,7 @@ from fabrictool.clusters.checks import login, node
 from fabrictool.clusters.schedulers.protocol import Job, SchedulerFacts
 from fabrictool.domain.inventory import Cluster, Inventory
 from fabrictool.domain.observed import Queue
-from fabrictool.domain.specs import Address
+from fabrictool.domain.specs import HostPort
 from tests.clusters.connections.conftest import _sshd, yard  # noqa: F401 - fixtures
 from tests.clusters.connections.servers import new_key, public, sign
 
@@ -181,7 +181,7 @@ connected
 
 def visit(**changes):
     values = {"token": "abc", "folder": "/f", "partition": "gpu", "python": ("p",), "setup": ()}
-    return node.Visit(**({**values, "mesh": Address("192.0.2.1", 8443)} | changes))
+    return node.Visit(**({**values, "mesh": HostPort("192.0.2.1", 8443)} | changes))
 
 
 @pytest.mark.parametrize(
@@ -212,8 +212,8 @@ def test_a_result_that_is_not_there_yet():
     ("changes", "mark", "word"),
     [
         ({"mesh": None}, "note", "no blueprint"),
-        ({"mesh": Address("127.0.0.1", 1)}, "FAIL", "no address of a machine"),
-        ({"mesh": Address("0.0.0.0", 1)}, "note", "no address of a machine"),  # noqa: S104
+        ({"mesh": HostPort("127.0.0.1", 1)}, "FAIL", "no address of a machine"),
+        ({"mesh": HostPort("0.0.0.0", 1)}, "note", "no address of a machine"),  # noqa: S104
         ({"python": ()}, "note", "no Python"),
     ],
 )

@@ -11,7 +11,7 @@ from fabrictool.clusters.kubernetes.cluster import KubernetesCluster
 from fabrictool.clusters.kubernetes.facts import read_objects
 from fabrictool.clusters.protocol import NewUnit
 from fabrictool.domain.inventory import Cluster
-from fabrictool.domain.specs import Address, AgentSpec, GatewaySpec
+from fabrictool.domain.specs import AgentSpec, GatewaySpec, HostPort
 from tests.clusters.api_contract_mock import ApiContractMock
 
 needs_kubectl = pytest.mark.skipif(
@@ -34,7 +34,7 @@ COMMON = {"fabric": "fab", "provider": "p", "site": "s", "cluster": "c"}
 
 def agent(number=0, devices=1):
     spec = AgentSpec(
-        **COMMON, node="gpu", replica=f"m/{number}", model="m", source="hf://m", engine="vllm", device="h100-sxm",
+        **COMMON, partition="gpu", replica=f"m/{number}", model="m", source="hf://m", engine="vllm", device="h100-sxm",
         devices=devices, walltime_s=3600.0,
     )  # fmt: skip
     files = {"identity/session.key": b"planted"}
@@ -42,7 +42,7 @@ def agent(number=0, devices=1):
 
 
 def gateway(generation=1):
-    spec = GatewaySpec(**COMMON, node="c", name="main", listen=Address("h", 8011), mesh=Address("h", 8012))
+    spec = GatewaySpec(**COMMON, name="main", listen=HostPort("h", 8011), mesh=HostPort("h", 8012))
     operation = f"gateway-main-g{generation}-0a1b2c3d"
     return NewUnit(operation, "gateway/main", spec, {"keys.json": b"{}"}, "0123456789abcdef", 7)
 

@@ -14,7 +14,7 @@ from fabrictool.clusters.local import LocalCluster
 from fabrictool.domain.specs import AgentSpec, encode_spec
 
 SPEC = AgentSpec(
-    fabric="f", provider="p", site="s", cluster="c", node="n", replica="m/0", model="m", source="x", engine="vllm"
+    fabric="f", provider="p", site="s", cluster="c", partition="n", replica="m/0", model="m", source="x", engine="vllm"
 )
 OPERATION = "replica-m-0-g1-00000000"
 HOLD = """

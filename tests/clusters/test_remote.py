@@ -17,7 +17,15 @@ DESCRIBED = Cluster.model_validate(
     | {"software": {"python": {"venv": "/opt/ft"}}}
 )
 SPEC = AgentSpec(
-    fabric="f", provider="p", site="s", cluster="c", node="gpu", replica="m/0", model="m", source="x", engine="vllm"
+    fabric="f",
+    provider="p",
+    site="s",
+    cluster="c",
+    partition="gpu",
+    replica="m/0",
+    model="m",
+    source="x",
+    engine="vllm",
 )
 UNIT = NewUnit(OPERATION, "replica/m/0", SPEC, {}, "0123456789abcdef", 1)
 

@@ -12,7 +12,15 @@ from fabrictool.domain.specs import AgentSpec, encode_spec
 NOW = 1_800_000_000
 OPERATION = "replica-m-0-g1-0a1b2c3d"
 SPEC = AgentSpec(
-    fabric="f", provider="p", site="s", cluster="c", node="gpu", replica="m/0", model="m", source="x", engine="vllm"
+    fabric="f",
+    provider="p",
+    site="s",
+    cluster="c",
+    partition="gpu",
+    replica="m/0",
+    model="m",
+    source="x",
+    engine="vllm",
 )
 COMMENT = f"ft1;lin=01234567;dep=f;rep=replica/m/0;ser=1;op={OPERATION}"
 

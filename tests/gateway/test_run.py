@@ -11,7 +11,7 @@ import pytest
 from fabrictool.base.clock import SystemClock
 from fabrictool.base.errors import InvalidInputError
 from fabrictool.base.runfolder import RunFolder
-from fabrictool.domain.specs import Address, GatewaySpec
+from fabrictool.domain.specs import GatewaySpec, HostPort
 from fabrictool.gateway.keys import KeyRow, encode_keys, hash_key
 from fabrictool.gateway.run import run_on_mesh
 from tests.gateway.conftest import until
@@ -24,8 +24,8 @@ def unit(folder, **options):
     """A run folder with an identity in it, and a spec."""
     federation = Federation(folder)
     federation.node("run/identity", role="gateway", **options)
-    about = {"fabric": "t", "provider": "alpha", "site": "s", "cluster": "c", "node": "n", "name": "g"}
-    anywhere = Address("127.0.0.1", 0)
+    about = {"fabric": "t", "provider": "alpha", "site": "s", "cluster": "c", "name": "g"}
+    anywhere = HostPort("127.0.0.1", 0)
     return RunFolder(folder / "run"), GatewaySpec(**about, listen=anywhere, mesh=anywhere, tenants={"anna": "all"})
 
 

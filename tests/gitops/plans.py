@@ -10,15 +10,16 @@ from fabrictool.domain.plan import (
     Plan,
     ReplicaPlacement,
 )
-from fabrictool.domain.specs import Address, AgentSpec
+from fabrictool.domain.specs import AgentSpec, HostPort
 
 BAND = Band(1.0, 0.5, 2.0)
 
 
-def spec(replica="m/0", *, provider="p", cluster="c", node="n", model="m", **changes):
+def spec(replica="m/0", *, provider="p", cluster="c", partition="n", model="m", **changes):
     return AgentSpec(
-        fabric="f", provider=provider, site="s", cluster=cluster, node=node, replica=replica, model=model, source="x",
-        engine="vllm", hubs=(Address("h", 1),), **changes,
+        fabric="f", provider=provider, site="s", cluster=cluster, partition=partition, replica=replica, model=model,
+        source="x",
+        engine="vllm", hubs=(HostPort("h", 1),), **changes,
     )  # fmt: skip
 
 

@@ -30,8 +30,8 @@ INVENTORY = Inventory.model_validate(
 )
 
 
-def gpu(replica, tp=1, indices=(), node="n", **changes):
-    return agent(replica, device="h100-sxm", tp=tp, node=node, device_indices=indices, **changes)
+def gpu(replica, tp=1, indices=(), partition="n", **changes):
+    return agent(replica, device="h100-sxm", tp=tp, partition=partition, device_indices=indices, **changes)
 
 
 def given(wanted, running=(), renewed=()):
@@ -46,7 +46,7 @@ def test_devices_are_given_once_and_aligned():
 
 
 def test_a_second_partition_goes_on_where_the_first_ends_and_cpus_are_shared():
-    assert given([gpu("m/0"), gpu("x/0", node="more"), agent("c/0", node="cpus")]) == {
+    assert given([gpu("m/0"), gpu("x/0", partition="more"), agent("c/0", partition="cpus")]) == {
         "m/0": (0,), "x/0": (4,), "c/0": (),
     }  # fmt: skip
 

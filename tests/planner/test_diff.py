@@ -4,13 +4,14 @@ import pytest
 
 from fabrictool.domain.observed import ClusterFacts, Observed, ObservedUnit
 from fabrictool.domain.plan import spec_digest
-from fabrictool.domain.specs import Address, AgentSpec, GatewaySpec
+from fabrictool.domain.specs import AgentSpec, GatewaySpec, HostPort
 from fabrictool.planner.diff import Succession, Wanted, actions
 
 
 def agent(replica="m/0", cluster="a", **changes):
     fields = {
-        "fabric": "f", "provider": "p", "site": "s", "cluster": cluster, "node": "n", "replica": replica, "model": "m",
+        "fabric": "f", "provider": "p", "site": "s", "cluster": cluster, "partition": "n", "replica": replica,
+        "model": "m",
         "source": "file:///m", "engine": "reference",
     }  # fmt: skip
     return AgentSpec(**(fields | changes))
@@ -18,8 +19,8 @@ def agent(replica="m/0", cluster="a", **changes):
 
 def gateway(**changes):
     fields = {
-        "fabric": "f", "provider": "p", "site": "s", "cluster": "a", "node": "n", "name": "main",
-        "listen": Address("h", 1), "mesh": Address("h", 2),
+        "fabric": "f", "provider": "p", "site": "s", "cluster": "a", "name": "main",
+        "listen": HostPort("h", 1), "mesh": HostPort("h", 2),
     }  # fmt: skip
     return GatewaySpec(**(fields | changes))
 

@@ -9,7 +9,7 @@ import msgspec
 
 from fabrictool.base.errors import FabrictoolError, InvalidInputError, StaleError
 from fabrictool.base.ids import random_id
-from fabrictool.domain.specs import Phase, UnitSpec
+from fabrictool.domain.specs import AgentSpec, Phase, UnitSpec
 
 SCHEMA = 1
 RESTORE = "`fabrictool state rebuild` makes it anew from what the clusters say; the damaged one is kept aside"
@@ -19,11 +19,21 @@ class Placed(msgspec.Struct, frozen=True, kw_only=True):
     """Where a unit was put; what is remembered of clusters that do not answer."""
 
     cluster: str
-    node: str
+    partition: str = msgspec.field(name="node")
+    """Of an agent; "" of a gateway. Written as ``node``."""
     tp: int = 1
     pp: int = 1
     phase: Phase = "unified"
     operation: str = ""
+
+    @classmethod
+    def of(cls, spec: UnitSpec, cluster: str, operation: str) -> Placed:
+        """A unit that was told `spec`."""
+        if not isinstance(spec, AgentSpec):
+            return cls(cluster=cluster, partition="", operation=operation)
+        return cls(
+            cluster=cluster, partition=spec.partition, tp=spec.tp, pp=spec.pp, phase=spec.phase, operation=operation
+        )
 
 
 class Applied(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fabrictool.clusters.schedulers.protocol import Scheduler
     from fabrictool.clusters.survey import Survey
     from fabrictool.domain.inventory import Cluster as Described
-    from fabrictool.domain.specs import Address
+    from fabrictool.domain.specs import HostPort
 
 WALLTIME_S = 120.0
 WAIT_S = 60.0
@@ -40,7 +40,7 @@ class Visit:
     python: tuple[str, ...]
     """Words of the agents' interpreter; empty: there is none."""
     setup: tuple[str, ...]
-    mesh: Address | None
+    mesh: HostPort | None
     """Where agents will connect to."""
 
     @property
@@ -232,7 +232,7 @@ def _egress(sections: dict[str, list[str]], visit: Visit) -> list[Check]:
     return [Check("way to the gateway", False, f"{where}: {said.removeprefix('failed').strip()}", hint)]
 
 
-def _dialable(mesh: Address) -> bool:
+def _dialable(mesh: HostPort) -> bool:
     return not mesh.host.startswith(_LOOPBACK) and mesh.host not in _ANY
 
 

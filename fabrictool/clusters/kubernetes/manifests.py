@@ -241,9 +241,9 @@ def _place(
     address: str, spec: AgentSpec, described: Described, cluster: str, inside: Object, container: Object
 ) -> None:
     """Devices, size, nodes and the time that it may last."""
-    partition = described.partitions[spec.node]
+    partition = described.partitions[spec.partition]
     if spec.devices > partition.devices_per_node:
-        message = f"{address} needs {spec.devices} devices of one node, and a node of {spec.node} has "
+        message = f"{address} needs {spec.devices} devices of one node, and a node of {spec.partition} has "
         raise FabrictoolError.of("FT5408", f"{message}{partition.devices_per_node}", thing=address)
     each = max(1, spec.devices)
     requests: dict[str, str] = {}

@@ -27,7 +27,7 @@ def until(condition, seconds=20):
 
 
 def placed(state, number):
-    units = {**state.units, f"replica/m/{number}": Placed(cluster="c", node="n", operation=f"o{number}")}
+    units = {**state.units, f"replica/m/{number}": Placed(cluster="c", partition="n", operation=f"o{number}")}
     return msgspec.structs.replace(state, units=units)
 
 
