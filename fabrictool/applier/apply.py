@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import msgspec
 
 from fabrictool.applier.checks import check_fresh, check_sound, check_startable
+from fabrictool.applier.driver import Driver
 from fabrictool.applier.journal import Journal
 from fabrictool.applier.rollout import held_back, model_of, waves
-from fabrictool.applier.state import Applied, Placed
-from fabrictool.applier.succession import KEPT
 from fabrictool.applier.wave import QUEUE_WAIT_S, Course, Wave
 from fabrictool.base.errors import (
     AppliedInPartError,
@@ -28,18 +27,20 @@ from fabrictool.base.errors import (
 from fabrictool.clusters.protocol import NewUnit
 from fabrictool.domain.observed import LIVING, generation
 from fabrictool.domain.specs import AgentSpec, GatewaySpec
+from fabrictool.domain.state import Applied, Placed
+from fabrictool.planner.succession import KEPT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from fabrictool.applier.state import FabricFolder, State
-    from fabrictool.applier.tenantkeys import TenantKeys
-    from fabrictool.applier.truststore import TrustStore
+    from fabrictool.applier.wave import Report
     from fabrictool.base.clock import Clock
-    from fabrictool.clusters.protocol import Cluster
     from fabrictool.domain.observed import Observed, ObservedUnit
     from fabrictool.domain.plan import Action, Plan
     from fabrictool.domain.specs import UnitSpec
+    from fabrictool.domain.state import State
+    from fabrictool.state.fabric import Fabric
+    from fabrictool.state.tenantkeys import TenantKeys
 
 SESSION_SECONDS = 26 * 3600.0
 """Certificates outlive the longest usual walltime (24 h) by a margin (mesh.md §6)."""
@@ -63,29 +64,23 @@ class Interrupt:
     count: int = 0
 
     def press(self) -> None:
-        """Count one Ctrl-C."""
         self.count += 1
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Applier:
-    """Everything that applying needs; `keys` are those of the tenants, for the gateway."""
+    """Carries plans of one fabric out."""
 
-    folder: FabricFolder
-    trust: TrustStore
-    clusters: Mapping[str, Cluster]
+    fabric: Fabric
     clock: Clock
     reporter: Reporter
     keys: TenantKeys | None
-    lineage: str
-    """Of the fabric, when its state has none yet."""
-    observe: Callable[[], Observed]
-    read_set: Callable[[Observed], Mapping[str, str]]
+    """The tenants', for the gateway."""
+    read_set: Callable[[State, Observed], Mapping[str, str]]
     """The facts as they are now, asked for under the lease."""
     interrupt: Interrupt = field(default_factory=Interrupt)
     queue_wait_s: float = QUEUE_WAIT_S
     """How long jobs may wait in their queues; 0: the command ends when they are submitted."""
-    _state: State | None = None
 
     def apply(self, plan: Plan, *, heals: bool = False) -> bool:
         """Carry `plan` out under the lease; returns False when it was the last to be carried out.
@@ -101,11 +96,12 @@ class Applier:
         InterruptedByUserError
             FT4103 after Ctrl-C; running apply again goes on.
         """
-        with self.folder.lease(f"apply {plan.id}", now=self.clock.wall()):
-            check_sound(plan, self.clusters)
+        fabric = self.fabric
+        with fabric.folder.lease(f"apply {plan.id}", now=self.clock.wall()):
+            check_sound(plan, fabric.clusters)
             check_startable(plan)
-            state = self.folder.read_state()
-            journal = Journal(self.folder.journal, plan.id, self.clock)
+            state = fabric.folder.read_state()
+            journal = Journal(fabric.folder.journal, plan.id, self.clock)
             if state.applied_plan == plan.id:
                 if not journal.finished:
                     journal.write("end")  # a crash came between the state and this line
@@ -113,147 +109,155 @@ class Applier:
             if journal.finished:
                 message = f"plan {plan.id[:8]} was applied before, and another one since"
                 raise StaleError.of("FT4004", message, thing="plan", hint="run `fabrictool plan` again")
-            observed = self.observe()
-            check_fresh(plan, observed, self.read_set(observed), journal.entries(), state, self.lineage)
+            observed, lineage = fabric.observe(), fabric.lineage_of(state)
+            check_fresh(plan, observed, self.read_set(state, observed), journal.entries(), state, lineage)
             for action in plan.changes:
                 if action.spec is not None:
-                    self._identity(action.spec)  # says what is missing or has expired before anything starts
+                    self.identity(action.spec)  # says what is missing or has expired before anything starts
             journal.write("begin", text=f"{len(plan.changes)} changes")
             wanted = state.applied_units if heals else self._wanted(plan, state)
             if state.serial == 0 or wanted != state.applied_units:
-                lineage = state.lineage or plan.lineage or self.lineage
-                new = msgspec.structs.replace(state, lineage=lineage, applied_units=wanted)
-                state = self.folder.write_state(new, read=state)
-            self._state = state
-            problems = self._carry_out(plan, observed, journal)
-            if self.interrupt.count:
-                journal.write("interrupted")
-                raise InterruptedByUserError.of(
-                    "FT4103", "interrupted; nothing is half-done", hint="run the same command again to go on"
-                )
-            if problems:
-                raise AppliedInPartError(problems)
-            if not heals:
-                self._forget(lambda unit: unit.address not in wanted)  # a crash came between an end and that
-                self._write(applied_plan=plan.id, applied_blueprint=plan.blueprint_digest)
-            journal.write("end")
+                new = msgspec.structs.replace(state, lineage=state.lineage or plan.lineage or lineage)
+                new = msgspec.structs.replace(new, applied_units=wanted)
+                state = fabric.folder.write_state(new, read=state)
+            _Run(self, plan, journal, state).carry_out(observed, heals=heals)
             return True
+
+    def identity(self, spec: UnitSpec) -> dict[str, bytes]:
+        """Files with which a unit proves who it is."""
+        role: Literal["agent", "gateway"] = "agent" if isinstance(spec, AgentSpec) else "gateway"
+        walltime = spec.walltime_s if isinstance(spec, AgentSpec) else None
+        seconds = SESSION_SECONDS if walltime is None else walltime + QUEUED_SECONDS
+        return self.fabric.trust.session_files(spec.provider, role, now=self.clock.wall(), seconds=seconds)
 
     def _wanted(self, plan: Plan, state: State) -> dict[str, Applied]:
         """What runs when the plan is carried out; what it says nothing of, on clusters out of sight, stays wanted."""
         gone = {action.address for action in plan.actions if action.kind == "delete"}
-        found = {address: unit for address, unit in state.applied_units.items() if address not in gone}
+        wanted = {address: unit for address, unit in state.applied_units.items() if address not in gone}
         for action in plan.actions:
             spec = action.spec
             if spec is None and action.kind == "keep":
-                spec = self.clusters[action.cluster].spec(action.former)
+                spec = self.fabric.clusters[action.cluster].spec(action.former)
             if spec is not None:
                 if isinstance(spec, GatewaySpec) and self.keys is not None:
                     spec = msgspec.structs.replace(spec, keys=self.keys.digest)
-                found[action.address] = Applied(cluster=action.cluster, spec=spec, summary=action.summary)
-        return found
+                wanted[action.address] = Applied(cluster=action.cluster, spec=spec, summary=action.summary)
+        return wanted
 
-    def _carry_out(self, plan: Plan, observed: Observed, journal: Journal) -> list[Problem]:
-        problems: list[Problem] = []
+
+class _Run:
+    """One plan under the lease."""
+
+    def __init__(self, applier: Applier, plan: Plan, journal: Journal, state: State) -> None:
+        self._applier = applier
+        self._fabric = applier.fabric
+        self._clock = applier.clock
+        self._reporter = applier.reporter
+        self._plan = plan
+        self._journal = journal
+        self._state = state
+        self._problems: list[Problem] = []
+        self._driver = Driver(
+            clusters=applier.fabric.clusters,
+            clock=applier.clock,
+            new_unit=self._new_unit,
+            remember=self._save_starts,
+            guard=self._write,
+            report=self._report,
+            ended=self._end,
+            presses=lambda: applier.interrupt.count,
+        )
+
+    def carry_out(self, observed: Observed, *, heals: bool) -> None:
+        """Raises as `Applier.apply`."""
+        self._run_waves(observed)
+        if self._applier.interrupt.count:
+            self._journal.write("interrupted")
+            raise InterruptedByUserError.of(
+                "FT4103", "interrupted; nothing is half-done", hint="run the same command again to go on"
+            )
+        if self._problems:
+            raise AppliedInPartError(self._problems)
+        if not heals:
+            wanted = self._state.applied_units
+            self._forget(lambda unit: unit.address not in wanted)  # a crash came between an end and that
+            self._write(applied_plan=self._plan.id, applied_blueprint=self._plan.blueprint_digest)
+        self._journal.write("end")
+
+    def _run_waves(self, observed: Observed) -> None:
         failed: set[str] = set()
-        done = {(entry.address, entry.operation) for entry in journal.entries() if entry.kind == "done"}
+        done = {(entry.address, entry.operation) for entry in self._journal.entries() if entry.kind == "done"}
         over: list[Action] = []
         homes = {unit.operation: name for name, facts in observed.clusters.items() for unit in facts.units}
-        for wave in waves(plan.changes):
-            if self.interrupt.count:
+        polls = {name: cluster.poll_s for name, cluster in self._fabric.clusters.items()}
+        for actions in waves(self._plan.changes):
+            if self._applier.interrupt.count:
                 break
             courses = []
-            for action in wave:
+            for action in actions:
                 if (action.address, _operation(action)) in done:
                     continue
                 if held_back(action, failed):
-                    problems.append(self._hold(action, journal))
+                    self._hold(action)
                     continue
-                journal.write("intent", address=action.address, action=action.kind, operation=_operation(action))
-                self.reporter.step(action, "intent", action.summary)
-                courses.append(self._course(action, homes))
-            found = self._run(courses, journal)
-            problems += found
-            over += [course.action for course in courses if course.step in ("done", "queued")]
-            failed |= {model_of(course.action.address) for course in courses if course.step == "failed"}
-            gateway_failed = any(c.step == "failed" and isinstance(c.action.spec, GatewaySpec) for c in courses)
-            if gateway_failed or any(problem.code.startswith("FT43") for problem in found):
-                break  # agents would wait in vain for a gateway; without space or rights all else fails alike
+                operation = _operation(action)
+                self._journal.write("intent", address=action.address, action=action.kind, operation=operation)
+                self._reporter.step(action, "intent", action.summary)
+                courses.append(Course.of(action, homes))
+            self._driver.run(Wave(courses, polls, self._applier.queue_wait_s, checked=__debug__))
+            over += [course.action for course in courses if course.phase in ("done", "left-in-queue")]
+            failures = [course for course in courses if course.phase == "failed"]
+            failed |= {model_of(course.action) for course in failures}
+            if any(_stops_everything(course) for course in failures):
+                break
         self._forget_dead(over)
-        return problems
 
-    def _course(self, action: Action, homes: Mapping[str, str]) -> Course:
-        if action.kind == "delete":
-            return Course(action, action.cluster, "stop")
-        former = homes.get(action.former, "") if action.former else ""
-        return Course(action, former, "stop-first" if action.stop_first and former else "start")
-
-    def _hold(self, action: Action, journal: Journal) -> Problem:
-        model = model_of(action.address)
+    def _hold(self, action: Action) -> None:
+        model = model_of(action)
         message = f"{action.kind} {action.address} was held back: a new replica of {model} failed before it"
-        journal.write("failed", address=action.address, action=action.kind, text=message)
-        self.reporter.step(action, "held", message)
+        self._journal.write("failed", address=action.address, action=action.kind, text=message)
+        self._reporter.step(action, "held", message)
         hint = "what serves was not touched; mend the cause and run the command again"
-        return Problem("FT4104", message, Place(thing=action.address), hint, transient=True)
+        self._problems.append(Problem("FT4104", message, Place(thing=action.address), hint, transient=True))
 
-    def _run(self, courses: Sequence[Course], journal: Journal) -> list[Problem]:
-        """One wave; returns what went wrong in it."""
-        if not courses:
-            return []
-        problems: list[Problem] = []
-        wave = Wave(
-            clusters=self.clusters,
-            clock=self.clock,
-            new_unit=self._new_unit,
-            remember=self._save_starts,
-            tell=lambda action, kind, text: self._tell(action, kind, text, journal),
-            presses=lambda: self.interrupt.count,
-            ended=lambda course: problems.extend(self._end(course, journal)),
-            guard=self._write,
-            queue_wait_s=self.queue_wait_s,
-        )
-        wave.run(courses)
-        return problems
+    # -- what the driver asks for -----------------------------------------------------------------------------------
 
-    def _end(self, course: Course, journal: Journal) -> Sequence[Problem]:
+    def _new_unit(self, action: Action) -> NewUnit:
+        spec, keys = action.spec, self._applier.keys
+        if spec is None:  # the plan was found sound
+            raise FabrictoolError.of("FT4006", f"{action.address} has no spec", thing=action.address)
+        files = self._applier.identity(spec)
+        if isinstance(spec, GatewaySpec) and keys is not None:
+            files["keys.json"] = keys.file
+            spec = msgspec.structs.replace(spec, keys=keys.digest)
+        return NewUnit(action.operation, action.address, spec, files, self._state.lineage, self._state.serial)
+
+    def _report(self, report: Report) -> None:
+        action = report.action
+        if report.kind == "started":
+            self._journal.write("started", address=action.address, action=action.kind, operation=action.operation)
+        self._reporter.step(action, report.kind, report.text)
+
+    def _end(self, course: Course) -> None:
         """Write down how an action ended."""
         action = course.action
         about = {"address": action.address, "action": action.kind}
         if course.error is not None:
-            journal.write("failed", **about, text=str(course.error))
-            self.reporter.step(action, "failed", str(course.error))
-            return course.error.problems
-        if course.step == "done" or (course.step == "queued" and action.kind == "create"):
+            self._journal.write("failed", **about, text=str(course.error))
+            self._reporter.step(action, "failed", str(course.error))
+            self._problems += course.error.problems
+        elif course.phase == "done" or (course.phase == "left-in-queue" and action.kind == "create"):
             if action.kind == "delete":
                 self._save_end(action)
             if course.ready is not None:
-                if self._state is not None and action.cluster not in self._state.served_on:
+                if action.cluster not in self._state.served_on:
                     self._write(served_on=[*self._state.served_on, action.cluster])
-                self._save_measured(action, course.ready, course.ready_at or self.clock.wall())
-            journal.write("done", **about, operation=_operation(action))
-            self.reporter.step(action, course.step, course.said if course.step == "queued" else "")
-        return ()
+                self._save_measured(action, course.ready, course.ready_at or self._clock.wall())
+            self._journal.write("done", **about, operation=_operation(action))
+            kind, text = ("done", "") if course.phase == "done" else ("queued", course.text)
+            self._reporter.step(action, kind, text)
 
-    def _tell(self, action: Action, kind: str, text: str, journal: Journal) -> None:
-        if kind == "started":
-            journal.write("started", address=action.address, action=action.kind, operation=action.operation)
-        self.reporter.step(action, kind, text)
-
-    def _new_unit(self, action: Action) -> NewUnit:
-        spec = action.spec
-        if spec is None:  # the plan was found sound
-            raise FabrictoolError.of("FT4006", f"{action.address} has no spec", thing=action.address)
-        files = self._identity(spec)
-        if isinstance(spec, GatewaySpec) and self.keys is not None:
-            files["keys.json"] = self.keys.file
-            spec = msgspec.structs.replace(spec, keys=self.keys.digest)
-        state = self._state
-        lineage, serial = (state.lineage, state.serial) if state is not None else ("", 0)
-        return NewUnit(action.operation, action.address, spec, files, lineage, serial)
-
-    def _identity(self, spec: UnitSpec) -> dict[str, bytes]:
-        role: Literal["agent", "gateway"] = "agent" if isinstance(spec, AgentSpec) else "gateway"
-        return self.trust.session_files(spec.provider, role, now=self.clock.wall(), seconds=_session_seconds(spec))
+    # -- state ------------------------------------------------------------------------------------------------------
 
     def _forget_dead(self, actions: Sequence[Action]) -> None:
         """Remove what former units of these addresses left behind; until now it was evidence."""
@@ -263,28 +267,25 @@ class Applier:
 
     def _forget(self, over: Callable[[ObservedUnit], bool]) -> None:
         """Remove run folders of dead units of ours that are `over`."""
-        lineage = self._state.lineage if self._state is not None else ""
-        for cluster in self.clusters.values():
+        for cluster in self._fabric.clusters.values():
             dead = [u for u in cluster.observe(brief=True).units if u.state not in LIVING and u.state != "damaged"]
-            cluster.forget(unit.operation for unit in dead if unit.lineage in ("", lineage) and over(unit))
+            ours = [unit for unit in dead if unit.lineage in ("", self._state.lineage)]
+            cluster.forget(unit.operation for unit in ours if over(unit))
 
     def _save_starts(self, actions: Sequence[Action]) -> None:
         """Remember units that are about to start: their generations and places."""
-        if self._state is None:
-            return
         generations, units = dict(self._state.generations), dict(self._state.units)
         for action in actions:
-            spec = action.spec
-            if spec is None:
-                continue
-            generations[action.address] = max(generation(action.operation), generations.get(action.address, 0))
-            units[action.address] = Placed.of(spec, action.cluster, action.operation)
+            if action.spec is not None:
+                latest = max(generation(action.operation), generations.get(action.address, 0))
+                generations[action.address] = latest
+                units[action.address] = Placed.of(action.spec, action.cluster, action.operation)
         self._write(generations=generations, units=units)
 
     def _save_measured(self, action: Action, unit: ObservedUnit, served_at: float) -> None:
         """Remember how long its queue and its start took: the next successor is asked for by that."""
         spec, begun = action.spec, unit.begins_at
-        if self._state is None or not isinstance(spec, AgentSpec) or begun is None:
+        if not isinstance(spec, AgentSpec) or begun is None:
             return
         waits, loads = dict(self._state.waits), dict(self._state.loads)
         if unit.submitted_at is not None:
@@ -296,20 +297,20 @@ class Applier:
 
     def _save_end(self, action: Action) -> None:
         """Forget the place of a unit that was stopped, unless a younger one of its address stands there."""
-        placed = None if self._state is None else self._state.units.get(action.address)
-        if self._state is not None and placed is not None and placed.operation in ("", action.former):
+        placed = self._state.units.get(action.address)
+        if placed is not None and placed.operation in ("", action.former):
             self._write(units={name: at for name, at in self._state.units.items() if name != action.address})
 
     def _write(self, **changes: Any) -> None:
-        if self._state is not None:
-            new = msgspec.structs.replace(self._state, **changes)
-            self._state = self.folder.write_state(new, read=self._state)
+        new = msgspec.structs.replace(self._state, **changes)
+        self._state = self._fabric.folder.write_state(new, read=self._state)
 
 
 def _operation(action: Action) -> str:
     return action.operation or action.former
 
 
-def _session_seconds(spec: AgentSpec | GatewaySpec) -> float:
-    walltime = spec.walltime_s if isinstance(spec, AgentSpec) else None
-    return SESSION_SECONDS if walltime is None else walltime + QUEUED_SECONDS
+def _stops_everything(course: Course) -> bool:
+    """Agents would wait in vain for a gateway; without space or rights all else fails alike."""
+    problems = course.error.problems if course.error is not None else ()
+    return isinstance(course.action.spec, GatewaySpec) or any(problem.code.startswith("FT43") for problem in problems)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fabrictool.applier.readset import ABSENT
-from fabrictool.applier.state import operation_id
 from fabrictool.base.errors import InvalidInputError, Place, Problem, StaleError
 from fabrictool.base.ids import is_name
 from fabrictool.domain.observed import generation
+from fabrictool.domain.state import operation_id
+from fabrictool.planner.readset import ABSENT
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping, Sequence
 
     from fabrictool.applier.journal import Entry
-    from fabrictool.applier.state import State
     from fabrictool.domain.observed import Observed
     from fabrictool.domain.plan import Plan
+    from fabrictool.domain.state import State
 
 
 def check_sound(plan: Plan, clusters: Container[str]) -> None:

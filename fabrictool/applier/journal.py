@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from fabrictool.base.files import file_error
+from fabrictool.planner.healing import Failures
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from fabrictool.base.clock import Clock
@@ -95,6 +97,18 @@ def read_entries(path: Path) -> list[Entry]:
         except msgspec.DecodeError:
             continue
     return entries
+
+
+def failures(entries: Sequence[Entry]) -> dict[str, Failures]:
+    """Address → how often it failed in a row since it was last done; `entries` oldest first."""
+    count: dict[str, Failures] = {}
+    for entry in entries:
+        if entry.kind == "done":
+            count.pop(entry.address, None)
+        elif entry.kind == "failed":
+            before = count.get(entry.address)
+            count[entry.address] = Failures(1 + (before.count if before is not None else 0), entry.at)
+    return count
 
 
 def history(folder: Path) -> list[Entry]:

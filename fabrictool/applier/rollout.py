@@ -18,7 +18,8 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from fabrictool.domain.specs import GatewaySpec
+from fabrictool.domain.address import Address
+from fabrictool.planner.diff import is_gateway
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,37 +27,35 @@ if TYPE_CHECKING:
     from fabrictool.domain.plan import Action
 
 
-def model_of(address: str) -> str:
-    """The model of ``replica/MODEL/N``; "" for a gateway."""
-    kind, _, rest = address.partition("/")
-    return rest.rpartition("/")[0] if kind == "replica" else ""
+def model_of(action: Action) -> str:
+    """Whose replica it is about; "" for a gateway."""
+    return Address.parse(action.address).model
 
 
 def waves(changes: Sequence[Action]) -> list[list[Action]]:
     """`changes` in the plan's order, cut into waves."""
-    found: list[list[Action]] = []
-    last = ""
+    cut: list[list[Action]] = []
+    last = None
     surges: dict[str, int] = defaultdict(int)
     replacements: list[list[Action]] = []
     for action in changes:
-        gateway = isinstance(action.spec, GatewaySpec) or action.address.startswith("gateway/")
+        gateway = is_gateway(action)
         if action.kind == "replace" and not gateway:
-            turn = surges[model_of(action.address)]
-            surges[model_of(action.address)] += 1
+            turn = surges[model_of(action)]
+            surges[model_of(action)] += 1
             if turn == len(replacements):
                 replacements.append([])
             replacements[turn].append(action)
             continue
         if action.kind == "delete" and replacements:
-            found, replacements, last = [*found, *replacements], [], ""
-        sort = f"{'delete' if action.kind == 'delete' else 'start'} {gateway}"
-        if sort != last:
-            found.append([])
-            last = sort
-        found[-1].append(action)
-    return [*found, *replacements]
+            cut, replacements, last = [*cut, *replacements], [], None
+        if (action.kind == "delete", gateway) != last:
+            cut.append([])
+            last = (action.kind == "delete", gateway)
+        cut[-1].append(action)
+    return [*cut, *replacements]
 
 
 def held_back(action: Action, failed: set[str]) -> bool:
     """Whether a failure of its model keeps an action from being carried out: what serves is then not touched."""
-    return action.kind in ("replace", "delete") and model_of(action.address) in failed
+    return action.kind in ("replace", "delete") and model_of(action) in failed

@@ -1,9 +1,22 @@
-"""Carrying out the actions of one wave side by side: one start a cluster, then one look a cluster and interval."""
+"""One wave of actions side by side, without I/O: events in, effects out.
+
+`Wave.step` takes the time and what happened, and returns what is to be done about it; `driver` does it and says how it
+went. Every change of an action's phase stands in `TRANSITIONS`; `checked` waves refuse any other.
+
+=========== =================================================================
+making-room its former unit was told to leave, for the new one needs its place
+to-start    its new unit is to be started
+submitted   its new unit was started, and nothing was seen of it yet
+queued      … waits for the scheduler
+booting     … runs and does not serve
+alone       … is ready but for a gateway
+retiring    the new unit serves, and its former one was told to leave
+stopping    its unit was told to leave
+=========== =================================================================
+"""
 
 from __future__ import annotations
 
-import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -12,28 +25,158 @@ from fabrictool.domain.observed import lives
 from fabrictool.domain.specs import AgentSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from fabrictool.base.clock import Clock
-    from fabrictool.clusters.protocol import Cluster, NewUnit
     from fabrictool.domain.observed import ClusterFacts, ObservedUnit
     from fabrictool.domain.plan import Action
 
-TICK_S = 0.1
 STOP_GRACE_S = 60.0
 """A unit drains for its `drain_s`, then leaves; after this long it is killed."""
 READY_MARGIN_S = 30.0
 """For starting the process, and for reaching a gateway once the engine is ready."""
 QUEUE_WAIT_S = 900.0
 """How long a job may wait in its queue before the command goes on without it."""
-STARTERS = 8
 MOST_TAILS = 3
 """Of a wave: two hundred replicas that fail alike are told about by three logs."""
 FIRST_PAUSE_S = 1.0
 """Between the first two looks at a cluster after something was done there; each further pause is twice as long, up to
 the cluster's `poll`: most of what happens, happens at once, and login nodes belong to everybody."""
+MOST_DOUBLINGS = 16
 
-Step = Literal["stop-first", "start", "wait", "ready", "stop", "done", "queued", "failed", "left"]
+Phase = Literal[
+    "making-room", "to-start", "submitted", "queued", "booting", "alone", "retiring", "stopping",
+    "done", "left-in-queue", "failed", "left",
+]  # fmt: skip
+Sign = Literal["unknown", "absent", "ended", "queued", "booting", "alone", "serving", "there"]
+"""What a look shows of the unit that an action waits for; of one that is to leave only whether it is there."""
+
+OVER: frozenset[Phase] = frozenset({"done", "left-in-queue", "failed", "left"})
+STARTING: frozenset[Phase] = frozenset({"submitted", "queued", "booting", "alone"})
+LEAVING: frozenset[Phase] = frozenset({"making-room", "retiring", "stopping"})
+
+TRANSITIONS: Mapping[tuple[Phase, Sign], Phase] = {
+    **{(phase, "unknown"): phase for phase in STARTING | LEAVING},  # unknown is not absent: nothing moves
+    **{(phase, "there"): phase for phase in LEAVING},
+    **{("making-room", sign): "to-start" for sign in ("absent", "ended")},
+    **{(phase, sign): "done" for phase in ("retiring", "stopping") for sign in ("absent", "ended")},
+    **{(phase, "ended"): "failed" for phase in STARTING},
+    **{(phase, "serving"): "done" for phase in STARTING},  # or "retiring", where a former one is left to stop
+    **{(phase, "queued"): "queued" for phase in STARTING},  # or "left-in-queue", where nobody waits for queues
+    **{(phase, "booting"): "booting" for phase in STARTING},
+    **{(phase, "alone"): "alone" for phase in STARTING},
+    ("submitted", "absent"): "booting",
+    ("queued", "absent"): "booting",
+    ("booting", "absent"): "booting",
+    ("alone", "absent"): "booting",
+}
+INSTEAD: Mapping[Phase, Phase] = {"done": "retiring", "queued": "left-in-queue"}
+
+
+# -- events ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """The wave may begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    """Time has passed; `presses`: how often Ctrl-C was pressed."""
+
+    presses: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """A cluster was looked at."""
+
+    facts: ClusterFacts
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A cluster was told to start units; the failed operations with their errors."""
+
+    cluster: str
+    operations: tuple[str, ...]
+    failed: Mapping[str, FabrictoolError] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A cluster could not be told something about these operations."""
+
+    operations: tuple[str, ...]
+    error: FabrictoolError
+
+
+@dataclass(frozen=True, slots=True)
+class TailRead:
+    """The last lines of the log of a unit that died."""
+
+    operation: str
+    tail: str
+
+
+Event = Begun | Ticked | Looked | Started | Refused | TailRead
+
+
+# -- effects --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start the new units of these actions, all of one cluster."""
+
+    cluster: str
+    actions: tuple[Action, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Tell a cluster to end units, or to forget those that have ended."""
+
+    verb: Literal["stop", "kill", "forget"]
+    cluster: str
+    operations: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Look at a cluster."""
+
+    cluster: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTail:
+    """Read the end of a dead unit's log."""
+
+    cluster: str
+    operation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Something to be said: ``started``, ``waiting``."""
+
+    action: Action
+    kind: Literal["started", "waiting"]
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """An action is over."""
+
+    course: Course
+
+
+Effect = Start | Tell | Look | ReadTail | Report | Ended
+
+
+# -- the machine ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -43,252 +186,326 @@ class Course:
     action: Action
     former: str
     """Name of the cluster of the unit to be stopped; "": there is none."""
-    step: Step
+    phase: Phase
     deadline: float = 0.0
-    said: str = ""
+    text: str = ""
+    """What was said of it last."""
     killed: bool = False
-    late: bool = False
-    """Its former unit is to be killed."""
-    gone: bool = False
-    """Its former unit has ended, and its files are still there."""
-    alone: bool = False
     error: FabrictoolError | None = None
+    death: str = ""
+    """Why its new unit ended, until the tail of its log is there."""
     ready: ObservedUnit | None = None
     """The new unit, as it was seen when it first served."""
     ready_at: float | None = None
     """When that was, by the cluster's own clock; None: by ours."""
 
+    @classmethod
+    def of(cls, action: Action, homes: Mapping[str, str]) -> Course:
+        """Its beginning; `homes` says on which cluster an operation is."""
+        if action.kind == "delete":
+            return cls(action, action.cluster, "stopping")
+        former = homes.get(action.former, "") if action.former else ""
+        return cls(action, former, "making-room" if action.stop_first and former else "to-start")
+
     @property
     def over(self) -> bool:
         """Nothing more happens to it."""
-        return self.step in ("done", "queued", "failed", "left")
+        return self.phase in OVER
+
+    @property
+    def watched(self) -> str:
+        """The cluster that is looked at for it."""
+        return self.former if self.phase in LEAVING else self.action.cluster
+
+    @property
+    def awaited(self) -> str:
+        """The operation that is looked for."""
+        return self.action.former if self.phase in LEAVING else self.action.operation
 
 
 @dataclass(slots=True)
 class Wave:
-    """Runs courses until all are over; see the module's docstring."""
+    """See the module's docstring; `polls` are the clusters' longest pauses between two looks, in seconds."""
 
-    clusters: Mapping[str, Cluster]
-    clock: Clock
-    new_unit: Callable[[Action], NewUnit]
-    """Identity included; asked for just before the start."""
-    remember: Callable[[Sequence[Action]], None]
-    """Called before anything is started: whatever runs is in the state."""
-    tell: Callable[[Action, str, str], None]
-    """``started``, ``waiting``."""
-    presses: Callable[[], int]
-    """How often Ctrl-C was pressed."""
-    ended: Callable[[Course], None]
-    """Called once for each course that is over."""
-    guard: Callable[[], None]
-    """Raises when another writer has the lease: nothing that runs is touched then."""
+    courses: Sequence[Course]
+    polls: Mapping[str, float]
     queue_wait_s: float = QUEUE_WAIT_S
-    _facts: dict[str, ClusterFacts] = field(default_factory=dict)
+    checked: bool = False
+    """Whether every step is held against `TRANSITIONS` and the invariants."""
     _next_look: dict[str, float] = field(default_factory=dict)
-    _tails: int = 0
     _looks: dict[str, int] = field(default_factory=dict)
     """How often each cluster was looked at since something was last done on it."""
+    _tails: int = 0
+    _stopping: bool = False
+    """Nothing new is started."""
+    _told: set[int] = field(default_factory=set)
+    """Courses whose end was said."""
+    _begun: set[str] = field(default_factory=set)
+    """Operations that were to be started."""
 
-    def run(self, courses: Sequence[Course]) -> None:
-        """Until every course is over, or the user stopped waiting."""
-        told: set[int] = set()
-        self._ask_to_stop([course for course in courses if course.step in ("stop", "stop-first")])
-        while True:
-            self._start([course for course in courses if course.step == "start"])
-            self._tell_ends(courses, told)
-            open_ones = [course for course in courses if not course.over]
-            if not open_ones or self.presses() >= 2:
-                break
-            for name in self._look(open_ones):
-                watching = [course for course in open_ones if name == self._watched(course)]
-                for course in watching:
-                    self._advance(course, self._facts[name])
-                self._kill(name, [course for course in watching if course.late])
-                self._clear(name, [course for course in watching if course.gone])
-            self._ask_to_stop([course for course in open_ones if course.step == "ready"])
-            if not any(course.step == "start" for course in courses):
-                time.sleep(TICK_S)
-        for course in courses:
-            if not course.over:
-                course.step = "left"
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will happen."""
+        return len(self._told) == len(self.courses)
 
-    def _tell_ends(self, courses: Sequence[Course], told: set[int]) -> None:
-        for index, course in enumerate(courses):
-            if course.over and index not in told:
-                told.add(index)
-                self.ended(course)
+    def step(self, now: float, event: Event) -> list[Effect]:
+        """What is to be done, in this order; `now` in monotonic seconds.
 
-    def _watched(self, course: Course) -> str:
-        return course.former if course.step in ("stop-first", "stop") else course.action.cluster
+        Units are started, and ends are said, when time passes: after it is known how everything else went.
+        """
+        before = [course.phase for course in self.courses]
+        effects = self._react(now, event)
+        if self.checked:
+            self._check(before, event, effects)
+        return effects
 
-    def _look(self, courses: Iterable[Course]) -> list[str]:
-        """Names of the clusters that were looked at now."""
-        now = self.clock.monotonic()
-        names = sorted({self._watched(course) for course in courses})
-        due = [name for name in names if now >= self._next_look.get(name, 0.0)]
-        with ThreadPoolExecutor(STARTERS) as pool:
-            found = list(pool.map(lambda name: self.clusters[name].observe(brief=True), due))
-        for name, facts in zip(due, found, strict=True):
-            self._facts[name] = facts
-            pause = min(self.clusters[name].poll_s, FIRST_PAUSE_S * 2 ** self._looks.get(name, 0))
-            self._looks[name] = self._looks.get(name, 0) + 1
-            self._next_look[name] = self.clock.monotonic() + pause
-        return due
+    def _react(self, now: float, event: Event) -> list[Effect]:
+        match event:
+            case Begun():
+                return self._told_to_leave(now, [course for course in self.courses if course.phase in LEAVING])
+            case Ticked(presses):
+                return self._tick(now, presses)
+            case Looked(facts):
+                return self._looked(now, facts)
+            case Started():
+                return self._started(now, event)
+            case Refused(operations, error):
+                for index, course in enumerate(self.courses):
+                    if index not in self._told and course.action.former in operations:
+                        self._fail(course, error)
+                return []
+            case TailRead(operation, tail):
+                for course in self._open():
+                    if course.action.operation == operation and course.death:
+                        self._fail(course, _death(course, tail))
+                return []
 
-    def _start(self, courses: Sequence[Course]) -> None:
+    def _open(self) -> list[Course]:
+        return [course for course in self.courses if not course.over]
+
+    # -- time -------------------------------------------------------------------------------------------------------
+
+    def _tick(self, now: float, presses: int) -> list[Effect]:
+        self._stopping = self._stopping or presses > 0
+        if presses >= 2:
+            for course in self._open():
+                course.phase = "left"
+        effects: list[Effect] = [*self._start(now), *self._ends()]
+        watched = sorted({course.watched for course in self._open() if not course.death})
+        due = [name for name in watched if now >= self._next_look.get(name, 0.0)]
+        for name in due:
+            looks = self._looks.get(name, 0)
+            pause = min(self.polls[name], FIRST_PAUSE_S * 2 ** min(looks, MOST_DOUBLINGS))
+            self._looks[name], self._next_look[name] = looks + 1, now + pause
+        return effects + [Look(name) for name in due]
+
+    def _ends(self) -> list[Effect]:
+        fresh = [index for index, course in enumerate(self.courses) if course.over and index not in self._told]
+        self._told |= set(fresh)
+        return [Ended(self.courses[index]) for index in fresh]
+
+    def _look_soon(self, cluster: str) -> None:
+        self._next_look[cluster], self._looks[cluster] = 0.0, 0
+
+    # -- starting ---------------------------------------------------------------------------------------------------
+
+    def _start(self, now: float) -> list[Effect]:
         """All of a cluster at once."""
         groups: dict[str, list[Course]] = {}
-        for course in courses:
-            if self.presses():
-                course.step = "left"
-            else:
+        for course in self.courses:
+            if course.phase == "to-start" and self._stopping:
+                course.phase = "left"
+            elif course.phase == "to-start":
+                course.phase = "submitted"
+                course.deadline = now + self.queue_wait_s
                 groups.setdefault(course.action.cluster, []).append(course)
-        if not groups:
-            return
-        self.remember([course.action for group in groups.values() for course in group])
-        with ThreadPoolExecutor(STARTERS) as pool:
-            list(pool.map(lambda name: self._start_on(name, groups[name]), sorted(groups)))
+        return [Start(name, tuple(course.action for course in groups[name])) for name in sorted(groups)]
 
-    def _start_on(self, name: str, courses: Sequence[Course]) -> None:
-        try:
-            failed = self.clusters[name].start([self.new_unit(course.action) for course in courses])
-        except FabrictoolError as error:
-            failed = {course.action.operation: error for course in courses}
-        for course in courses:
-            error_here = failed.get(course.action.operation)
-            if error_here is not None:
-                self._fail(course, error_here)
+    def _started(self, now: float, event: Started) -> list[Effect]:
+        effects: list[Effect] = []
+        for course in self._open():
+            operation = course.action.operation
+            if course.phase != "submitted" or operation not in event.operations:
                 continue
-            course.step = "wait"
-            course.deadline = self.clock.monotonic() + self.queue_wait_s
-            self.tell(course.action, "started", "")
-        self._next_look[name], self._looks[name] = 0.0, 0
-
-    def _advance(self, course: Course, facts: ClusterFacts) -> None:
-        action = course.action
-        if not facts.known:
-            self._say(course, f"{facts.cluster} does not answer: {facts.reason}")
-            self._check_deadline(course)
-        elif course.step == "wait":
-            self._advance_start(course, _unit(facts, action.operation), facts.now)
-        elif course.step in ("stop", "stop-first"):
-            self._advance_stop(course, _unit(facts, action.former))
-
-    def _advance_start(self, course: Course, unit: ObservedUnit | None, facts_now: float | None) -> None:
-        action = course.action
-        if unit is not None and unit.state in ("ended", "killed"):
-            self._fail(course, self._died(action, unit))
-        elif unit is not None and unit.state == "running" and unit.ready:
-            course.ready, course.ready_at = unit, facts_now
-            if course.former and action.kind == "replace" and not action.stop_first:
-                course.step = "ready"
-            else:
-                course.step = "done"
-        else:
-            text = "starting" if unit is None else unit.detail or "starting"
-            if unit is not None and unit.state == "pending":
-                text = f"in the queue: {unit.detail}"
-                if self.queue_wait_s <= 0.0:
-                    course.step = "queued"
-                    return
-            else:
-                self._running(course, text)
-            self._say(course, text)
-            self._check_deadline(course)
-
-    def _running(self, course: Course, text: str) -> None:
-        """Its time counts from its start, not from its submission; and less once only a gateway is missing."""
-        spec, now = course.action.spec, self.clock.monotonic()
-        seconds = (spec.start_timeout_s if isinstance(spec, AgentSpec) else 0.0) + READY_MARGIN_S
-        if not course.said or course.said.startswith("in the queue"):
-            course.deadline = now + seconds
-        if "no gateway is reached" in text and not course.alone:
-            course.alone = True
-            course.deadline = min(course.deadline, now + READY_MARGIN_S)
-
-    def _advance_stop(self, course: Course, unit: ObservedUnit | None) -> None:
-        if unit is not None and lives(unit):
-            if self.clock.monotonic() > course.deadline:
-                if course.killed:
-                    why = f"{course.action.former} does not end, although it was killed"
-                    self._fail(course, UnreachableError.of("FT5102", why, thing=course.action.address, transient=True))
-                    return
-                self._say(course, "it did not leave in time and is killed")
-                course.killed, course.late = True, True
-                course.deadline = self.clock.monotonic() + STOP_GRACE_S
-            return
-        course.gone = unit is not None
-        course.step = "start" if course.step == "stop-first" else "done"
-
-    def _kill(self, cluster: str, courses: Sequence[Course]) -> None:
-        for course in courses:
-            course.late = False
-        self._told(courses, lambda: self.clusters[cluster].kill(course.action.former for course in courses))
-
-    def _told(self, courses: Sequence[Course], tell: Callable[[], None]) -> None:
-        """Say it to a cluster, while we are still the one writer."""
-        if not courses:
-            return
-        try:
-            self.guard()
-            tell()
-        except FabrictoolError as error:
-            for course in courses:
+            error = event.failed.get(operation)
+            if error is not None:
                 self._fail(course, error)
+                continue
+            course.deadline = now + self.queue_wait_s
+            effects.append(Report(course.action, "started"))
+        self._look_soon(event.cluster)
+        return effects
 
-    def _clear(self, cluster: str, courses: Sequence[Course]) -> None:
-        """Remove the run folders of what has ended, all of a cluster at once."""
-        for course in courses:
-            course.gone = False
-        self._told(courses, lambda: self.clusters[cluster].forget(course.action.former for course in courses))
+    # -- looking ----------------------------------------------------------------------------------------------------
 
-    def _ask_to_stop(self, courses: Sequence[Course]) -> None:
+    def _looked(self, now: float, facts: ClusterFacts) -> list[Effect]:
+        effects: list[Effect] = []
+        gone: list[str] = []
+        late: list[str] = []
+        retiring: list[Course] = []
+        units = {unit.operation: unit for unit in facts.units}
+        for course in self._open():
+            if course.watched != facts.cluster or course.death or course.phase == "to-start":
+                continue
+            unit = units.get(course.awaited)
+            was = course.phase
+            sign = former_sign(facts, unit) if was in LEAVING else new_sign(facts, unit)
+            died = self._move(now, course, sign, unit, facts)
+            if was in LEAVING and course.phase != was and unit is not None:
+                gone.append(course.action.former)
+            if course.phase == "retiring" and was != "retiring":
+                retiring.append(course)
+            if died:
+                effects += self._tail(course)
+            elif not course.over:
+                effects += self._describe(course, sign, unit, facts)
+                if now > course.deadline and self._overdue(now, course, sign):
+                    effects += self._say(course, "it did not leave in time and is killed")
+                    late.append(course.action.former)
+        effects += [Tell("kill", facts.cluster, tuple(late))] if late else []
+        effects += [Tell("forget", facts.cluster, tuple(gone))] if gone else []
+        return effects + self._told_to_leave(now, retiring)
+
+    def _move(self, now: float, course: Course, sign: Sign, unit: ObservedUnit | None, facts: ClusterFacts) -> bool:
+        """Into its next phase; True when its new unit died, of which only the tail of the log is missing."""
+        was, then = course.phase, TRANSITIONS[course.phase, sign]
+        if then == "failed":
+            course.death = (unit.reason if unit is not None else "") or "it was killed"
+            return True
+        if then == "done" and was in STARTING:
+            course.ready, course.ready_at = unit, facts.now
+            if course.former and course.action.kind == "replace" and not course.action.stop_first:
+                then = INSTEAD[then]
+        if then == "queued" and self.queue_wait_s <= 0.0:
+            then = INSTEAD[then]
+        course.phase = then
+        if then == "queued" and was in ("booting", "alone"):  # preempted, and in the queue again
+            course.deadline = now + self.queue_wait_s
+        if then in ("booting", "alone") and was in ("submitted", "queued"):  # its time counts from its start
+            spec = course.action.spec
+            course.deadline = now + (spec.start_timeout_s if isinstance(spec, AgentSpec) else 0.0) + READY_MARGIN_S
+        if then == "alone" and was != "alone":
+            course.deadline = min(course.deadline, now + READY_MARGIN_S)
+        return False
+
+    def _describe(self, course: Course, sign: Sign, unit: ObservedUnit | None, facts: ClusterFacts) -> list[Effect]:
+        detail = unit.detail if unit is not None else ""
+        if sign == "unknown":
+            text = f"{facts.cluster} does not answer: {facts.reason}"
+        elif course.phase == "queued":
+            text = f"in the queue: {detail}"
+        elif course.phase in STARTING:
+            text = detail or "starting"
+        else:
+            return []
+        return self._say(course, text)
+
+    def _say(self, course: Course, text: str) -> list[Effect]:
+        if text == course.text:
+            return []
+        course.text = text
+        return [Report(course.action, "waiting", text)]
+
+    def _overdue(self, now: float, course: Course, sign: Sign) -> bool:
+        """Whether its former unit is to be killed; else it has failed."""
+        if course.phase in LEAVING and sign != "unknown" and not course.killed:
+            course.killed = True
+            course.deadline = now + STOP_GRACE_S
+            return True
+        self._fail(course, _late(course, sign))
+        return False
+
+    # -- ending -----------------------------------------------------------------------------------------------------
+
+    def _told_to_leave(self, now: float, courses: Iterable[Course]) -> list[Effect]:
         """All of a cluster at once."""
-        groups: dict[str, list[Course]] = {}
+        groups: dict[str, list[str]] = {}
         for course in courses:
-            course.step = "stop" if course.step == "ready" else course.step
-            course.deadline = self.clock.monotonic() + STOP_GRACE_S
-            groups.setdefault(course.former, []).append(course)
-        for name, group in groups.items():
-            self._next_look[name], self._looks[name] = 0.0, 0
-            self._stop_all(name, group)
+            course.deadline = now + STOP_GRACE_S
+            groups.setdefault(course.former, []).append(course.action.former)
+        for name in groups:
+            self._look_soon(name)
+        return [Tell("stop", name, tuple(operations)) for name, operations in groups.items()]
 
-    def _stop_all(self, cluster: str, courses: Sequence[Course]) -> None:
-        self._told(courses, lambda: self.clusters[cluster].stop(course.action.former for course in courses))
-
-    def _check_deadline(self, course: Course) -> None:
-        if self.clock.monotonic() <= course.deadline:
-            return
-        action, waiting = course.action, course.said
-        code, what = ("FT5110", "still waits") if waiting.startswith("in the queue") else ("FT5106", "is not ready")
-        hint = f"fabrictool logs {action.address}"
-        if code == "FT5110":
-            hint = "it stays in the queue, and `fabrictool reconcile` or the next apply goes on"
-        message = f"{action.address} {what} in time: {waiting}"
-        self._fail(course, UnreachableError.of(code, message, thing=action.address, hint=hint, transient=True))
-
-    def _died(self, action: Action, unit: ObservedUnit) -> FabrictoolError:
+    def _tail(self, course: Course) -> list[Effect]:
         self._tails += 1
-        try:
-            few = self._tails <= MOST_TAILS
-            tail = " | ".join(self.clusters[action.cluster].log_tail(action.operation, 3)) if few else "not asked for"
-        except FabrictoolError as error:
-            tail = str(error)
-        return UnreachableError.of(
-            "FT5105",
-            f"{action.address} ended before it was ready: {unit.reason or 'it was killed'}",
-            thing=action.address,
-            hint=f"fabrictool logs {action.address}; its last lines: {tail}",
-        )
+        if self._tails <= MOST_TAILS:
+            return [ReadTail(course.action.cluster, course.action.operation)]
+        self._fail(course, _death(course, "not asked for"))
+        return []
 
     def _fail(self, course: Course, error: FabrictoolError) -> None:
-        course.error, course.step = error, "failed"
+        course.error, course.phase = error, "failed"
 
-    def _say(self, course: Course, text: str) -> None:
-        if text != course.said:
-            course.said = text
-            self.tell(course.action, "waiting", text)
+    # -- checking ---------------------------------------------------------------------------------------------------
+
+    def _check(self, before: Sequence[Phase], event: Event, effects: Sequence[Effect]) -> None:
+        """What must hold after every step; raises AssertionError, for a wave that breaks it is a bug."""
+        for was, course in zip(before, self.courses, strict=True):
+            change = f"{course.action.address} went from {was} to {course.phase}"
+            _hold(was not in OVER or course.phase in (was, "failed"), change)
+            if isinstance(event, Looked) and was in STARTING | LEAVING:
+                then = {next_phase for (phase, _), next_phase in TRANSITIONS.items() if phase == was}
+                _hold(course.phase in {*then, *(INSTEAD[phase] for phase in then & INSTEAD.keys()), "failed"}, change)
+        leaving = {course.action.former for course in self.courses if course.phase in LEAVING or course.over}
+        for effect in effects:
+            if isinstance(effect, Start):
+                operations = {action.operation for action in effect.actions}
+                _hold(not operations & self._begun, f"{operations & self._begun} would be started twice")
+                _hold(not self._stopping, "something is started after Ctrl-C")
+                self._begun |= operations
+            if isinstance(effect, Tell) and effect.verb != "forget":
+                _hold(set(effect.operations) <= leaving, "a unit is told to leave whose successor does not serve yet")
 
 
-def _unit(facts: ClusterFacts, operation: str) -> ObservedUnit | None:
-    return next((unit for unit in facts.units if unit.operation == operation), None)
+def former_sign(facts: ClusterFacts, unit: ObservedUnit | None) -> Sign:
+    """What a look says of a unit that is to leave."""
+    if not facts.known:
+        return "unknown"
+    if unit is None:
+        return "absent"
+    return "there" if lives(unit) else "ended"
+
+
+def new_sign(facts: ClusterFacts, unit: ObservedUnit | None) -> Sign:
+    """What a look says of a unit that was started."""
+    if not facts.known:
+        return "unknown"
+    if unit is None:
+        return "absent"
+    if unit.state in ("ended", "killed"):
+        return "ended"
+    if unit.state == "pending":
+        return "queued"
+    if unit.ready and unit.state == "running":
+        return "serving"
+    return "alone" if unit.waits_for == "gateway" else "booting"
+
+
+def _late(course: Course, sign: Sign) -> FabrictoolError:
+    action = course.action
+    if course.phase in LEAVING:
+        why = "although it was killed" if sign != "unknown" else f"as far as can be seen: {course.text}"
+        message = f"{action.former} does not end, {why}"
+        return UnreachableError.of("FT5102", message, thing=action.address, transient=True)
+    code, what, hint = "FT5106", "is not ready", f"fabrictool logs {action.address}"
+    if course.phase in ("submitted", "queued"):
+        code, what = "FT5110", "still waits"
+        hint = "it stays in the queue, and `fabrictool reconcile` or the next apply goes on"
+    message = f"{action.address} {what} in time: {course.text}"
+    return UnreachableError.of(code, message, thing=action.address, hint=hint, transient=True)
+
+
+def _death(course: Course, tail: str) -> FabrictoolError:
+    address = course.action.address
+    return UnreachableError.of(
+        "FT5105",
+        f"{address} ended before it was ready: {course.death}",
+        thing=address,
+        hint=f"fabrictool logs {address}; its last lines: {tail}",
+    )
+
+
+def _hold(good: bool, what: str) -> None:
+    if not good:
+        raise AssertionError(what)

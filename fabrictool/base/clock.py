@@ -48,3 +48,18 @@ class ManualClock:
     def advance(self, seconds: float) -> None:
         """Move both clocks forward."""
         self._now += seconds
+
+
+def duration_text(seconds: float) -> str:
+    """``42 s``, ``3 m 10 s``, ``23 h 10 m``."""
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} m {whole % 60:02} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02} m"
+
+
+def minute_text(at: float) -> str:
+    """``11-22 14:05Z``, of wall seconds."""
+    return time.strftime("%m-%d %H:%MZ", time.gmtime(at))

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import ValidationError
 
-from fabrictool.base.canonical import digest
 from fabrictool.base.errors import InvalidInputError, Place, Problem
 from fabrictool.blueprint.complaints import in_order, meant, problems_of
 from fabrictool.blueprint.merge import join, lay_over, with_defaults
@@ -23,6 +22,7 @@ from fabrictool.blueprint.tree import Node, describe, dotted
 from fabrictool.blueprint.variables import fill
 from fabrictool.domain.blueprint import Blueprint
 from fabrictool.domain.inventory import Inventory
+from fabrictool.domain.plan import inputs_digest
 from fabrictool.domain.quantities import Document
 
 if TYPE_CHECKING:
@@ -57,8 +57,8 @@ class Loaded:
 
     @property
     def digest(self) -> str:
-        """Of what the files say after merging, as the types understand it: comments and order do not count."""
-        return digest([self.blueprint.model_dump(mode="json"), self.inventory.model_dump(mode="json")])
+        """What a plan of them relies on."""
+        return inputs_digest(self.blueprint, self.inventory)
 
     @cached_property
     def origins(self) -> Mapping[str, Place]:
@@ -88,6 +88,15 @@ def load(
         With all problems of the first phase that has any: FT10xx, FT13xx, FT11xx, FT12xx.
     """
     return _Loading(environment).load(blueprint_path, inventory_path, overlay, scenario)
+
+
+def load_inventory(path: Path) -> Inventory:
+    """An inventory by itself, without includes and variables; raises InvalidInputError with all its problems."""
+    root = read(path, str(path))
+    try:
+        return Inventory.model_validate(root.data())
+    except ValidationError as error:
+        raise InvalidInputError(problems_of(error, root, Inventory)) from error
 
 
 class _Loading:

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from fabrictool.base.errors import (
     AppliedInPartError,
-    FabrictoolError,
-    InvalidInputError,
     PolicyDeniedError,
     UnreachableError,
     UsageError,
@@ -20,19 +18,16 @@ from fabrictool.base.errors import (
 from fabrictool.cli.output import data, json_line, paint, print_problems, say
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
+    from collections.abc import Iterator
     from types import FrameType
 
-    from fabrictool.applier.apply import Interrupt
-    from fabrictool.domain.observed import Observed
+    from fabrictool.applier.apply import Interrupt, Reporter
+    from fabrictool.cli.source import Source
     from fabrictool.domain.plan import Action, Plan
-    from fabrictool.planner.problem import Solution, Solver
+    from fabrictool.state.fabric import Fabric
 
 QUEUE_WAIT_S = 900.0
 """How long `apply` waits for jobs in their queues."""
-PATIENCE_S = 2.0
-"""A search that takes longer tells how far it is."""
 _MARKS = {"intent": "…", "started": "·", "waiting": "·", "done": "✓", "queued": "✓", "held": "✗", "failed": "✗"}
 
 
@@ -43,11 +38,10 @@ class TextReporter:
         self._began = time.monotonic()
 
     def step(self, action: Action, kind: str, text: str) -> None:
-        """Say it."""
         mark = _MARKS[kind]
         if kind in ("done", "queued", "held", "failed"):
             mark = paint(mark, "good" if kind in ("done", "queued") else "error", sys.stderr)
-        words = action.kind if kind == "intent" else "" if kind == "done" else f"{text}"
+        words = action.kind if kind == "intent" else "" if kind == "done" else text
         say(f"  {mark} {time.monotonic() - self._began:6.1f} s  {action.address}  {words}".rstrip())
 
 
@@ -58,114 +52,35 @@ class JsonReporter:
         json_line({"type": "version", "format_version": "1"})
 
     def step(self, action: Action, kind: str, text: str) -> None:
-        """Say it."""
         json_line({"type": kind, "action": action.kind, "address": action.address, "text": text})
 
 
-def make_plan(
-    blueprint: Path | None,
-    inventory: Path | None,
-    overlay: str | None,
-    scenario: str | None,
-    *,
-    seed: int,
-    time_limit: float = 60.0,
-    solver: Solver | None = None,
-    explain: bool = False,
-    keep_best: bool = False,
-) -> tuple[Plan, Observed]:
-    """Load, observe, solve. With `keep_best`, Ctrl-C ends the search and not the command."""
-    from fabrictool.applier.planning import plan_fabric
-    from fabrictool.applier.tenantkeys import tenant_keys
-    from fabrictool.cli.certificates import check_certificates
-    from fabrictool.cli.fabrics import load, open_fabric
-
-    loaded = load(blueprint, inventory, overlay=overlay, scenario=scenario)
-    check_certificates(loaded.inventory)
-    try:
-        found = tenant_keys(loaded.blueprint, os.environ)
-        keys: str | None = found.digest if found is not None else ""
-    except FabrictoolError:
-        keys = None  # a plan can be made and reviewed where the secrets are not; it says so
-    fabric = open_fabric(loaded)
-    return plan_fabric(
-        fabric,
-        loaded,
-        seed=seed,
-        now=time.time(),
-        time_limit_s=time_limit,
-        solver=solver,
-        keys=keys,
-        explain=explain,
-        progress=_search_progress() if keep_best else None,
-    )
+def reporter(*, as_json: bool) -> Reporter:
+    """Lines for people, or events for programs."""
+    return JsonReporter() if as_json else TextReporter()
 
 
-def solver_named(name: str) -> Solver:
-    """Raises UsageError FT9001 when there is none."""
-    from fabrictool.planner.solvers.registry import SOLVERS
-
-    if name not in SOLVERS:
-        raise UsageError.of("FT9001", f"there is no solver {name!r}", hint=f"one of: {', '.join(SOLVERS)}")
-    return SOLVERS[name]()
-
-
-def _search_progress() -> Callable[[Solution], None]:
-    """A line a better placement on a terminal's stderr, once a search takes long enough to wonder."""
-    began = time.monotonic()
-
-    def show(solution: Solution) -> None:
-        passed = time.monotonic() - began
-        if not sys.stderr.isatty() or passed < PATIENCE_S:
-            return
-        stage = solution.stages[-1]
-        gap = f", at most {stage.objective - stage.bound:.3g} from the best" if stage.objective > stage.bound else ""
-        say(f"{passed:4.0f} s  {stage.name} {stage.objective:.6g}{gap}; Ctrl-C takes the best so far")
-
-    return show
-
-
-def destroy_fabric(blueprint: Path | None, inventory: Path | None, *, yes: bool, as_json: bool) -> int:
+def destroy_fabric(source: Source, *, yes: bool, as_json: bool) -> int:
     """Plan the end of everything, ask, carry it out; returns the exit code."""
-    from fabrictool.applier.planning import destruction_plan
-    from fabrictool.cli.fabrics import load, open_fabric
     from fabrictool.cli.plan_text import action_lines
+    from fabrictool.planner.plan import destruction
 
-    loaded = load(blueprint, inventory)
-    made, unreached = destruction_plan(open_fabric(loaded), loaded)
-    left = [problem for problem in unreached if problem.severity == "error"]
-    print_problems(problem for problem in unreached if problem.severity == "warning")
-    if not made.changes:
-        if left:
-            raise UnreachableError(left)
-        say(f"nothing of fabric {made.fabric} runs")
-        return 0
-    if not as_json:
-        data("\n".join(action_lines(made, 0)))
-    confirm(made, yes=yes, max_delete=None)
-    code = carry_out(made, blueprint, inventory, None, None, as_json=as_json)
+    with source.fabric() as fabric:
+        plan, unreached = destruction(source.blueprint, source.inventory, fabric.gather(now=time.time()))
+        left = [problem for problem in unreached if problem.severity == "error"]
+        print_problems(problem for problem in unreached if problem.severity == "warning")
+        if not plan.changes:
+            if left:
+                raise UnreachableError(left)
+            say(f"nothing of fabric {plan.fabric} runs")
+            return 0
+        if not as_json:
+            data("\n".join(action_lines(plan, 0)))
+        confirm(plan, yes=yes, max_delete=None)
+        code = carry_out(plan, source, fabric, as_json=as_json)
     if left:
         raise AppliedInPartError(left)
     return code
-
-
-def read_plan(path: Path) -> Plan:
-    """A saved plan; raises FT4006 when the file is something else."""
-    import msgspec
-
-    from fabrictool.base.files import file_error
-    from fabrictool.domain.plan import PLAN_API, decode_plan
-
-    try:
-        plan = decode_plan(path.read_bytes())
-    except OSError as error:
-        raise file_error(error, path) from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        hint = "make one with `fabrictool plan -o FILE`"
-        raise InvalidInputError.of("FT4006", f"not a saved plan: {error}", file=str(path), hint=hint) from error
-    if plan.api != PLAN_API:
-        raise InvalidInputError.of("FT4006", f"the plan has version {plan.api}, not {PLAN_API}", file=str(path))
-    return plan
 
 
 def confirm(plan: Plan, *, yes: bool, max_delete: int | None) -> None:
@@ -183,36 +98,21 @@ def confirm(plan: Plan, *, yes: bool, max_delete: int | None) -> None:
         raise UsageError.of("FT4007", "not confirmed; nothing was changed")
 
 
-def carry_out(
-    plan: Plan,
-    blueprint: Path | None,
-    inventory: Path | None,
-    overlay: str | None,
-    scenario: str | None,
-    *,
-    as_json: bool,
-    queue_wait_s: float = QUEUE_WAIT_S,
-) -> int:
+def carry_out(plan: Plan, source: Source, fabric: Fabric, *, as_json: bool, queue_wait_s: float = QUEUE_WAIT_S) -> int:
     """Apply `plan`; returns the exit code."""
     from fabrictool.applier.apply import Applier
-    from fabrictool.applier.readset import read_set
-    from fabrictool.applier.tenantkeys import tenant_keys
     from fabrictool.base.clock import SystemClock
-    from fabrictool.cli.fabrics import load, open_fabric
+    from fabrictool.planner.readset import read_set
+    from fabrictool.state.tenantkeys import tenant_keys
 
-    loaded = load(blueprint, inventory, overlay=overlay, scenario=scenario)
-    fabric = open_fabric(loaded)
-    keys = tenant_keys(loaded.blueprint, os.environ)  # a missing secret must be said before anything is started
+    keys = tenant_keys(source.blueprint, os.environ)  # a missing secret must be said before anything is started
+    digest, key_digest = source.loaded.digest, keys.digest if keys is not None else ""
     applier = Applier(
-        folder=fabric.folder,
-        trust=fabric.trust,
-        clusters=fabric.clusters,
-        clock=SystemClock(),
-        reporter=JsonReporter() if as_json else TextReporter(),
-        keys=keys,
-        lineage=fabric.lineage,
-        observe=fabric.observe,
-        read_set=lambda observed: read_set(loaded, observed, keys.digest if keys is not None else ""),
+        fabric,
+        SystemClock(),
+        reporter(as_json=as_json),
+        keys,
+        lambda _, observed: read_set(digest, observed, key_digest),
         queue_wait_s=queue_wait_s,
     )
     with finishing(applier.interrupt):

@@ -32,8 +32,8 @@ def validate(
     from fabrictool.base.errors import InvalidInputError
     from fabrictool.blueprint import load
     from fabrictool.blueprint.report import to_github, to_json
-    from fabrictool.cli.fabrics import find_blueprint
     from fabrictool.cli.output import data, json_data, print_problems, say
+    from fabrictool.cli.source import find_blueprint
 
     chosen = "json" if as_json else output
     path = find_blueprint(blueprint)

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from fabrictool.cli.options import BlueprintOption, InventoryOption, JsonOption
+from fabrictool.cli.source import Source
 
 
 def register(app: typer.Typer) -> None:
@@ -33,17 +34,16 @@ def bootstrap(
     """Place the Python environment of agents on a cluster, checked file by file; a second time changes nothing."""
     from dataclasses import asdict
 
-    from fabrictool.cli.hosts import login_of, read_inventory
-    from fabrictool.cli.logins import at_keyboard
     from fabrictool.cli.output import json_data, say
+    from fabrictool.clusters.connections.factory import at_keyboard, login_of
     from fabrictool.clusters.environment.bootstrap import Wishes
     from fabrictool.clusters.environment.bootstrap import bootstrap as carry_out
 
-    found = read_inventory(blueprint, inventory)
-    login = login_of(found, cluster)
+    described = Source(blueprint, inventory).inventory_alone()
+    login = login_of(described, cluster)
     wishes = Wishes(python=python, machine=platform or "", lock=lock, keep=keep, dry_run=dry_run)
     with at_keyboard(login) as connection:
-        placed = carry_out(cluster, found.clusters[cluster], connection, wishes, say)
+        placed = carry_out(cluster, described.clusters[cluster], connection, wishes, say)
     if as_json:
         json_data({"format_version": "1", "type": "environment", "cluster": cluster, **asdict(placed)})
     elif not dry_run:

@@ -16,16 +16,19 @@ from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.base.files import file_error, write_atomic
-from fabrictool.cli.applying import carry_out, destroy_fabric, make_plan
-from fabrictool.cli.fabrics import find_blueprint, load, open_fabric
+from fabrictool.cli.applying import carry_out, destroy_fabric
 from fabrictool.cli.output import data, paint, say
 from fabrictool.cli.plan_text import render
+from fabrictool.cli.planning import plan_online
+from fabrictool.cli.source import Source, find_blueprint
 from fabrictool.cli.watching import show_status
+from fabrictool.domain.address import Address
 from fabrictool.gateway.keys import new_key
+from fabrictool.planner.plan import PlanOptions
 
 if TYPE_CHECKING:
-    from fabrictool.applier.fabric import Fabric
     from fabrictool.blueprint import Loaded
+    from fabrictool.state.fabric import Fabric
 
 KEY_VARIABLE = "FABRICTOOL_DEMO_KEY"
 QUESTION = "What is the capital of France?"
@@ -95,16 +98,16 @@ class Client:
         return connection, connection.getresponse()
 
 
-def run_demo(blueprint: Path | None, inventory: Path | None, *, keep: bool) -> int:
+def run_demo(source: Source, *, keep: bool) -> int:
     """All steps; the fabric is taken down again whatever happens, unless `keep`."""
     began = time.monotonic()
-    path = find_blueprint(blueprint)
+    path = find_blueprint(source.path)
     by_hand = f"-b {path}"
     say(f"By hand, every step is a command: export PATH={Path(sys.executable).parent}:$PATH")
     _step(1, "validate the blueprint and its inventory", f"fabrictool validate {by_hand}")
     os.environ.setdefault(KEY_VARIABLE, "read-below")
-    loaded = load(path, inventory)
-    fabric = open_fabric(loaded)
+    loaded = source.loaded
+    fabric = source.fabric()
     key_file = fabric.folder.path / "demo.key"
     os.environ[KEY_VARIABLE] = _key(key_file)
     say(f"  fabric {loaded.blueprint.fabric}: {len(loaded.blueprint.models)} model, {len(fabric.clusters)} clusters of")
@@ -112,7 +115,7 @@ def run_demo(blueprint: Path | None, inventory: Path | None, *, keep: bool) -> i
     _step(2, "make the federation's root and its providers' certificates", f"fabrictool trust init {by_hand}")
     _trust(fabric, loaded)
     try:
-        _serve(path, inventory, by_hand)
+        _serve(source, fabric, by_hand)
         client = _client(loaded)
         _step(5, "ask it, through the gateway, streamed", f"curl -N {_url(client)}/chat/completions …")
         data(f"  > {QUESTION}")
@@ -121,33 +124,33 @@ def run_demo(blueprint: Path | None, inventory: Path | None, *, keep: bool) -> i
             raise DemoError.of("FT9101", "the model answered with nothing", hint="fabrictool logs gateway/main")
         _kill_one(fabric, client)
         _step(7, "look at it", f"fabrictool status {by_hand}")
-        show_status(path, inventory, "", as_json=False, watch=False)
+        show_status(source, "", as_json=False, watch=False)
     finally:
         if not keep:
             _step(8, "take it down: drain, leave the mesh, stop", f"fabrictool destroy {by_hand}")
-            destroy_fabric(path, inventory, yes=True, as_json=False)
+            destroy_fabric(source, yes=True, as_json=False)
     if keep:
         _kept(client, key_file, by_hand)
     say(f"\ndone in {time.monotonic() - began:.0f} s")
     return 0
 
 
-def _serve(path: Path, inventory: Path | None, by_hand: str) -> None:
+def _serve(source: Source, fabric: Fabric, by_hand: str) -> None:
     _step(3, "plan: what would run where, and what it forecasts", f"fabrictool plan {by_hand} -o plan.json")
-    made, observed = make_plan(path, inventory, None, None, seed=0)
-    data("\n".join(f"  {line}".rstrip() for line in render(made, observed).split("\n")))
+    plan, evidence = plan_online(source, fabric, PlanOptions())
+    data("\n".join(f"  {line}".rstrip() for line in render(plan, evidence.observed).split("\n")))
     _step(
         4, "apply: start the gateway and the node agents, load the model, join the mesh", "fabrictool apply plan.json"
     )
-    if made.changes:
-        carry_out(made, path, inventory, None, None, as_json=False)
+    if plan.changes:
+        carry_out(plan, source, fabric, as_json=False)
     else:
         say("  it runs already")
 
 
 def _kill_one(fabric: Fabric, client: Client) -> None:
     """Kill an agent while requests flow and count what the clients saw."""
-    victim = next(u for a, (_, u) in sorted(fabric.observe().running().items()) if a.startswith("replica/"))
+    victim = next(u for a, (_, u) in sorted(fabric.observe().running().items()) if Address.parse(a).kind == "replica")
     _step(6, f"kill the agent of {victim.address} with -9 while {REQUESTS} requests flow", f"kill -9 {victim.pid}")
     answered = threading.Semaphore(0)
     failures: list[str] = []

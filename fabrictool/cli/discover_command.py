@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from fabrictool.cli.options import BlueprintOption, InventoryOption
+from fabrictool.cli.source import Source
 
 if TYPE_CHECKING:
     from fabrictool.clusters.connections.protocol import Connection
@@ -66,7 +67,7 @@ def discover(
         identity=identity,
         names=(name, site, provider),
         kind=kind or "",
-        files=(blueprint, inventory),
+        source=Source(blueprint, inventory),
     )
     with connect() as connection:
         text = _ask(connection, program("discover"))

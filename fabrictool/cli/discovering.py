@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from fabrictool.base.errors import InvalidInputError, UsageError
 from fabrictool.base.files import file_error
 from fabrictool.base.ids import is_name
-from fabrictool.cli.hosts import login_of, read_inventory, split_target
+from fabrictool.cli.hosts import split_target
+from fabrictool.cli.source import Source
 from fabrictool.clusters.discovery.document import Target
 
 if TYPE_CHECKING:
@@ -31,23 +32,21 @@ def found_target(
     identity: str,
     names: tuple[str, str, str],
     kind: str,
-    files: tuple[Path | None, Path | None],
+    source: Source,
 ) -> tuple[Target, Callable[[], Connection]]:
     """Raises UsageError FT9001 for options that contradict, FT5304 for a host without a pinned key."""
     for name in names:
         if name and not is_name(name):
             raise UsageError.of("FT9001", f"`{name}` cannot be a name", hint="small letters, digits, `.`, `_` and `-`")
-    described = files != (None, None) and "@" not in text and not keys and pin is None and not user
-    target, connect = _cluster(text, names, files) if described else _host(text, user, keys, pin, identity, names)
+    described = source != Source() and "@" not in text and not keys and pin is None and not user
+    target, connect = _cluster(text, names, source) if described else _host(text, user, keys, pin, identity, names)
     return replace(target, kind=kind or target.kind), connect
 
 
-def _cluster(
-    text: str, names: tuple[str, str, str], files: tuple[Path | None, Path | None]
-) -> tuple[Target, Callable[[], Connection]]:
-    from fabrictool.clusters.connections.factory import connect_login
+def _cluster(text: str, names: tuple[str, str, str], source: Source) -> tuple[Target, Callable[[], Connection]]:
+    from fabrictool.clusters.connections.factory import connect_login, login_of
 
-    inventory = read_inventory(*files)
+    inventory = source.inventory_alone()
     login = login_of(inventory, text)
     cluster = inventory.clusters[text]
     provider = inventory.sites[cluster.site].provider if cluster.site in inventory.sites else ""

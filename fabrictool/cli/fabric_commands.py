@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -18,12 +18,7 @@ from fabrictool.cli.options import (
     ScenarioOption,
     YesOption,
 )
-
-if TYPE_CHECKING:
-    from fabrictool.base.errors import Problem
-    from fabrictool.domain.observed import Observed
-    from fabrictool.domain.plan import Plan
-    from fabrictool.planner.problem import Solver
+from fabrictool.cli.source import Source
 
 
 def register(app: typer.Typer) -> None:
@@ -86,29 +81,25 @@ def plan(
     max_age: Annotated[str, typer.Option(help="Refuse an older observation.")] = "24h",
 ) -> int:
     """Show what would change and what it forecasts; changes nothing."""
-    from fabrictool.base.files import write_output
-    from fabrictool.cli.applying import solver_named
-    from fabrictool.cli.output import data
-    from fabrictool.cli.policies import as_rows, policy_problems, protected_models
+    from fabrictool.cli.plan_output import PlanOutput, show_plan
+    from fabrictool.cli.planning import BundleFile, search_progress, solver_named
     from fabrictool.cli.solve_watch import Watch
-    from fabrictool.domain.plan import encode_plan
+    from fabrictool.planner.plan import PlanOptions
 
     _refuse("--offline needs --observed FILE, and --observed needs --offline", offline != (observed_file is not None))
     if math.isnan(time_limit):
         raise typer.BadParameter("nan is no number of seconds", param_hint="--time-limit")
+    source = Source(blueprint, inventory, overlay, scenario)
     if what_if:
         _refuse(
             "--what-if makes no plan: no --out, --plot, --chart, --explain, --policy, --offline or --detailed-exitcode"
             " with it",
             out or plot or chart or explain or policy or offline or detailed_exitcode,
         )
-        from fabrictool.cli.whatif import show_sweep
+        from fabrictool.cli.whatif import SweepOptions, show_sweep
 
-        return show_sweep(
-            what_if, blueprint, inventory, overlay, scenario,
-            solver=solver_named(solver), time_limit=time_limit, seed=seed,
-            executor=executor, workers=workers, as_json=as_json,
-        )  # fmt: skip
+        sweep = SweepOptions(solver_named(solver), time_limit, seed, executor, workers)
+        return show_sweep(what_if, source, sweep, as_json=as_json)
     _refuse("--executor and --workers are for --what-if", executor or workers is not None)
     _refuse("--json prints one document: no --chart with it; --plot draws into a file", chart and as_json)
     if plot is not None:
@@ -116,70 +107,10 @@ def plan(
 
         drawable(plot)
     watch = Watch(solver_named(solver))
-    made, observed = _made(
-        blueprint, inventory, overlay, scenario, observed_file, root, max_age,
-        seed=seed, time_limit=time_limit, solver=watch, explain=explain,
-    )  # fmt: skip
-    problems = policy_problems(policy, made, lambda: protected_models(blueprint, inventory, overlay, scenario))
-    if out is not None:
-        write_output(out, encode_plan(made))
-    if as_json:
-        from fabrictool.cli.plan_text import as_document
-
-        data(as_document(made, watch.seconds, None if problems is None else as_rows(problems)))
-    else:
-        from fabrictool.cli.plan_text import render
-
-        data(render(made, observed, verbosity=verbose, explain=explain))
-    if chart or plot is not None:
-        from fabrictool.cli.plan_plots import draw
-
-        draw(made, watch.moments, blueprint, inventory, overlay, scenario, chart=chart, path=plot)
-    return _ending(made, problems, out, as_json=as_json, detailed=detailed_exitcode)
-
-
-def _ending(made: Plan, problems: list[Problem] | None, out: Path | None, *, as_json: bool, detailed: bool) -> int:
-    """What was saved, what a policy says, and what comes next; returns the exit code."""
-    from fabrictool.cli.output import print_problems, say
-    from fabrictool.cli.policies import denied
-
-    if out is not None:
-        say(f"saved {out} (id {made.id[:8]}, valid while {len(made.read_set)} facts hold)")
-    print_problems(problems or ())
-    if denied(problems or ()):
-        return 6
-    if made.changes and (out is not None or not as_json):
-        say(f"next: fabrictool apply {out or ''}".rstrip())
-    return 2 if detailed and made.changes else 0
-
-
-def _made(
-    blueprint: Path | None,
-    inventory: Path | None,
-    overlay: str | None,
-    scenario: str | None,
-    observed_file: Path | None,
-    root: Path | None,
-    max_age: str,
-    *,
-    seed: int,
-    time_limit: float,
-    solver: Solver,
-    explain: bool,
-) -> tuple[Plan, Observed]:
-    """From the clusters, or from an observation of them."""
-    from fabrictool.cli.applying import make_plan
-    from fabrictool.cli.observe_command import offline_plan
-
-    if observed_file is None:
-        return make_plan(
-            blueprint, inventory, overlay, scenario,
-            seed=seed, time_limit=time_limit, solver=solver, explain=explain, keep_best=True,
-        )  # fmt: skip
-    return offline_plan(
-        observed_file, root, max_age, blueprint, inventory, overlay, scenario,
-        seed=seed, time_limit=time_limit, solver=solver, explain=explain,
-    )  # fmt: skip
+    bundle = None if observed_file is None else BundleFile(observed_file, root, max_age)
+    options = PlanOptions(seed, time_limit, watch, explain, search_progress() if bundle is None else None)
+    output = PlanOutput(out, policy, chart, plot, explain, verbose, as_json, detailed_exitcode)
+    return show_plan(source, bundle, options, watch, output)
 
 
 def _refuse(why: str, given: object) -> None:
@@ -209,31 +140,36 @@ def apply(
     ] = None,
 ) -> int:
     """Carry a plan out: journalled, safe to repeat, safe to interrupt."""
-    from fabrictool.cli.applying import carry_out, confirm, make_plan, read_plan
+    from fabrictool.cli.applying import carry_out, confirm
     from fabrictool.cli.output import data, json_line, say
     from fabrictool.cli.plan_text import action_lines, render
-    from fabrictool.cli.policies import check_policy, check_reviewed, protected_models
+    from fabrictool.cli.planning import plan_online
+    from fabrictool.cli.policies import check_policy, check_reviewed
+    from fabrictool.planner.plan import PlanOptions
+    from fabrictool.state.planfile import read_plan
 
-    if plan_file is None:
-        made, observed = make_plan(blueprint, inventory, overlay, scenario, seed=seed)
-        if not as_json:
-            data(render(made, observed))
-    else:
-        made = read_plan(plan_file)
-        if made.changes and not as_json:
-            data("\n".join(action_lines(made, 0)))
-    if not made.changes:
-        say("nothing to do")
-        if as_json:
-            json_line({"type": "end", "plan": made.id, "changed": False})
-        return 0
-    check_policy(policy, made, lambda: protected_models(blueprint, inventory, overlay, scenario), as_json=as_json)
-    if reviewed is not None:
-        check_reviewed(read_plan(reviewed), made)
-    confirm(made, yes=yes, max_delete=max_delete)
-    return carry_out(
-        made, blueprint, inventory, overlay, scenario, as_json=as_json, queue_wait_s=queue_wait if wait else 0.0
-    )
+    source = Source(blueprint, inventory, overlay, scenario)
+    saved = None if plan_file is None else read_plan(plan_file)
+    if saved is not None and saved.changes and not as_json:
+        data("\n".join(action_lines(saved, 0)))
+    with ExitStack() as stack:
+        plan = saved
+        if plan is None or plan.changes:
+            fabric = stack.enter_context(source.fabric())
+        if plan is None:
+            plan, evidence = plan_online(source, fabric, PlanOptions(seed))
+            if not as_json:
+                data(render(plan, evidence.observed))
+        if not plan.changes:
+            say("nothing to do")
+            if as_json:
+                json_line({"type": "end", "plan": plan.id, "changed": False})
+            return 0
+        check_policy(plan, policy, source, as_json=as_json)
+        if reviewed is not None:
+            check_reviewed(read_plan(reviewed), plan)
+        confirm(plan, yes=yes, max_delete=max_delete)
+        return carry_out(plan, source, fabric, as_json=as_json, queue_wait_s=queue_wait if wait else 0.0)
 
 
 def reconcile(
@@ -248,12 +184,10 @@ def reconcile(
     detailed_exitcode: Annotated[bool, typer.Option(help="Exit with 2 when something has drifted.")] = False,
 ) -> int:
     """Heal what has drifted from what was applied last: missing replicas, ends of allocations, maintenance."""
-    from fabrictool.cli.reconciling import reconcile_fabric
+    from fabrictool.cli.reconciling import ReconcileOptions, reconcile_fabric
 
-    return reconcile_fabric(
-        blueprint, inventory, watch=watch, interval=interval, dry_run=dry_run, prune=prune, max_delete=max_delete,
-        as_json=as_json, detailed=detailed_exitcode,
-    )  # fmt: skip
+    options = ReconcileOptions(watch, interval, dry_run, prune, max_delete, as_json, detailed_exitcode)
+    return reconcile_fabric(Source(blueprint, inventory), options)
 
 
 def destroy(
@@ -265,7 +199,7 @@ def destroy(
     """Stop everything of this fabric that runs: replicas drain first, the gateway goes last."""
     from fabrictool.cli.applying import destroy_fabric
 
-    return destroy_fabric(blueprint, inventory, yes=yes, as_json=as_json)
+    return destroy_fabric(Source(blueprint, inventory), yes=yes, as_json=as_json)
 
 
 def status(
@@ -278,7 +212,7 @@ def status(
     """One look at the fabric: units, replicas, models, drift."""
     from fabrictool.cli.watching import show_status
 
-    return show_status(blueprint, inventory, url, as_json=as_json, watch=watch)
+    return show_status(Source(blueprint, inventory), url, as_json=as_json, watch=watch)
 
 
 def logs(
@@ -291,7 +225,7 @@ def logs(
     """The log of a unit and its engine, also after it ended."""
     from fabrictool.cli.watching import show_logs
 
-    show_logs(unit, blueprint, inventory, lines, follow=follow)
+    show_logs(unit, Source(blueprint, inventory), lines, follow=follow)
 
 
 def events(
@@ -303,7 +237,7 @@ def events(
     """What happened: steps of apply from the journal, and what the running units saw."""
     from fabrictool.cli.watching import show_events
 
-    show_events(blueprint, inventory, lines, as_json=as_json)
+    show_events(Source(blueprint, inventory), lines, as_json=as_json)
 
 
 def top(
@@ -316,7 +250,7 @@ def top(
     from fabrictool.cli.watching import gateway_url, require_tui
 
     run = require_tui()
-    with nullcontext(url) if url else gateway_url(blueprint, inventory) as page:
+    with nullcontext(url) if url else gateway_url(Source(blueprint, inventory)) as page:
         run(page, interval)
 
 
@@ -328,4 +262,4 @@ def demo(
     """The main job on this machine, step by step: plan, apply, an answer, a killed agent, destroy."""
     from fabrictool.cli.demo import run_demo
 
-    return run_demo(blueprint, inventory, keep=keep)
+    return run_demo(Source(blueprint, inventory), keep=keep)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fabrictool.cli.options import BlueprintOption, InventoryOption, JsonOption
+from fabrictool.cli.source import Source
+
+if TYPE_CHECKING:
+    from fabrictool.clusters.checks.result import Check
 
 
 def register(app: typer.Typer) -> None:
@@ -56,9 +60,9 @@ def doctor(
     With CLUSTER or --clusters: login, clock, folder, scheduler, environment, and what a node sees, in a job of at most
     two minutes that is always cancelled. Exit 1 when something is bad.
     """
-    from fabrictool.cli.checkup import run_checks
     from fabrictool.cli.output import data, json_data, paint
-    from fabrictool.clusters.checks.result import Check
+
+    source = Source(blueprint, inventory)
 
     def show(check: Check) -> None:
         if as_json:
@@ -70,16 +74,19 @@ def doctor(
 
     checks = []
     if cluster is None:
-        checks = run_checks(blueprint, inventory)
+        checks = _here(source)
         for check in checks:
             show(check)
     if cluster is not None or clusters:
-        from fabrictool.cli.site_checks import Wanted, check_clusters, inventory_and_mesh
+        from fabrictool.clusters.checks.site import SiteCheckup, check_clusters
 
-        found, mesh = inventory_and_mesh(blueprint, inventory)
-        every = [name for name, each in found.clusters.items() if each.enabled and each.login]
-        names = [cluster] if cluster is not None else every
-        checks = [*checks, *check_clusters(found, names, mesh, Wanted(not no_jobs, partition, wait), show)]
+        sites = source.inventory_alone()
+        alone = source.path is None and source.inventory_path is not None
+        gateway = None if alone else source.blueprint.gateway
+        enabled = [name for name, described in sites.clusters.items() if described.enabled and described.login]
+        names = [cluster] if cluster is not None else enabled
+        checkup = SiteCheckup(not no_jobs, partition, wait, None if gateway is None else gateway.mesh)
+        checks = [*checks, *check_clusters(sites, names, checkup, show)]
     if as_json:
         rows = [
             {
@@ -93,6 +100,22 @@ def doctor(
         ]
         json_data({"format_version": "1", "type": "checks", "checks": rows})
     return 0 if all(check.good for check in checks) else 1
+
+
+def _here(source: Source) -> list[Check]:
+    """This machine, and the fabric if its blueprint loads."""
+    from fabrictool.base.errors import FabrictoolError
+    from fabrictool.base.settings import Settings
+    from fabrictool.clusters.checks.result import failed
+    from fabrictool.state.checkup import fabric_checks, machine_checks
+
+    checks = machine_checks(Settings.from_environment())
+    try:
+        loaded = source.loaded
+    except FabrictoolError as error:
+        return [*checks, *[failed("blueprint", problem) for problem in error.problems]]
+    with source.fabric() as fabric:
+        return [*checks, *fabric_checks(fabric, loaded)]
 
 
 def version() -> None:

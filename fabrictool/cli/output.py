@@ -66,16 +66,6 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     )
 
 
-def duration(seconds: float) -> str:
-    """``42 s``, ``3 m 10 s``, ``23 h 10 m``."""
-    whole = int(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} m {whole % 60:02} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02} m"
-
-
 def seconds_text(seconds: float | None) -> str:
     """``640 ms`` or ``1.2 s``; a dash for nothing."""
     if seconds is None:

@@ -96,18 +96,13 @@ def drawable(path: Path) -> None:
 def draw(
     plan: Plan,
     moments: Sequence[Moment],
-    blueprint: Path | None,
-    inventory: Path | None,
-    overlay: str | None,
-    scenario: str | None,
+    inventory: Inventory,
     *,
     chart: bool,
     path: Path | None,
 ) -> None:
     """As text on stdout, into a file, or both."""
-    from fabrictool.cli.fabrics import load
-
-    bars, legend = bars_of(plan.placement, load(blueprint, inventory, overlay=overlay, scenario=scenario).inventory)
+    bars, legend = bars_of(plan.placement, inventory)
     if chart:
         data("\n" + text_chart(bars, legend))
     if path is not None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from fabrictool.base.clock import minute_text
 from fabrictool.cli.output import seconds_text
 from fabrictool.domain.plan import encode_plan
 
@@ -81,15 +81,11 @@ def action_lines(plan: Plan, verbosity: int) -> list[str]:
 def _outlook_lines(outlook: Outlook) -> list[str]:
     words = [outlook.queue] if outlook.queue else []
     if outlook.starts_at is not None:
-        words.append(f"would start {_clock(outlook.starts_at)}")
+        words.append(f"would start {minute_text(outlook.starts_at)}")
     if outlook.walltime_s is not None:
-        end = f", until {_clock(outlook.ends_at)}" if outlook.ends_at is not None else ""
+        end = f", until {minute_text(outlook.ends_at)}" if outlook.ends_at is not None else ""
         words.append(f"walltime {outlook.walltime_s / 3600:.1f} h{end}")
     return ["; ".join(words), *([f"window: {outlook.window}"] if outlook.window else [])]
-
-
-def _clock(at: float) -> str:
-    return time.strftime("%m-%d %H:%MZ", time.gmtime(at))
 
 
 def _first_changes(action: Action) -> str:

@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fabrictool.base.errors import Place, PolicyDeniedError, Problem, StaleError
 from fabrictool.cli.output import json_line, print_problems
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
+    from fabrictool.cli.source import Source
     from fabrictool.domain.plan import Plan
 
 
-def policy_problems(file: Path | None, plan: Plan, protected: Callable[[], Collection[str]]) -> list[Problem] | None:
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What one review rule says of a plan."""
+
+    rule: str
+    problem: Problem
+
+    @property
+    def denied(self) -> bool:
+        """Whether it forbids the plan; else it only warns."""
+        return self.problem.severity == "error"
+
+
+def verdicts_on(plan: Plan, file: Path | None, source: Source) -> list[Verdict] | None:
     """FT3002 for each denial and FT3003 for each warning, with the limit's place in `file`; None without one.
 
-    `protected` is asked only where a rule needs the blueprint's protected models.
+    The blueprint is read only where a rule needs its protected models.
     """
     from fabrictool.blueprint.policy import load_policy
     from fabrictool.planner.policy import evaluate
@@ -27,44 +42,38 @@ def policy_problems(file: Path | None, plan: Plan, protected: Callable[[], Colle
         return None
     loaded = load_policy(file)
     limits = [rule.deny or rule.warn for rule in loaded.policy.rules]
-    asked = any(each is not None and each.keep_protected for each in limits)
-    findings = evaluate(loaded.policy, plan, protected=protected() if asked else (), now=time.time())
+    asked = any(limit is not None and limit.keep_protected for limit in limits)
+    protected = [name for name, model in source.blueprint.models.items() if model.protect] if asked else []
     return [
-        Problem(
-            "FT3002" if finding.effect == "deny" else "FT3003",
-            f"{finding.rule}: {finding.text}",
-            loaded.place(finding.index, finding.effect, finding.limit),
-            "change the blueprint so that the limit is kept" if finding.effect == "deny" else None,
-            severity="error" if finding.effect == "deny" else "warning",
+        Verdict(
+            finding.rule,
+            Problem(
+                "FT3002" if finding.effect == "deny" else "FT3003",
+                f"{finding.rule}: {finding.text}",
+                loaded.place(finding.index, finding.effect, finding.limit),
+                "change the blueprint so that the limit is kept" if finding.effect == "deny" else None,
+                severity="error" if finding.effect == "deny" else "warning",
+            ),
         )
-        for finding in findings
+        for finding in evaluate(loaded.policy, plan, protected=protected, now=time.time())
     ]
 
 
-def protected_models(
-    blueprint: Path | None, inventory: Path | None, overlay: str | None, scenario: str | None
-) -> frozenset[str]:
-    """Models with ``protect: true``."""
-    from fabrictool.cli.fabrics import load
-
-    models = load(blueprint, inventory, overlay=overlay, scenario=scenario, quiet=True).blueprint.models
-    return frozenset(name for name, model in models.items() if model.protect)
-
-
-def denied(problems: Sequence[Problem]) -> bool:
-    """Whether one of them is a denial."""
-    return any(problem.severity == "error" for problem in problems)
-
-
-def check_policy(file: Path | None, plan: Plan, protected: Callable[[], Collection[str]], *, as_json: bool) -> None:
+def check_policy(plan: Plan, file: Path | None, source: Source, *, as_json: bool) -> None:
     """Say what is warned of; raise PolicyDeniedError (exit code 6) with all that is denied."""
-    problems = policy_problems(file, plan, protected) or []
+    verdicts = verdicts_on(plan, file, source) or []
     if as_json:
-        for row in as_rows(problems):
+        for row in as_rows(verdicts):
             json_line({"type": "policy", **row})
-    print_problems(problem for problem in problems if problem.severity == "warning")
-    if denied(problems):
-        raise PolicyDeniedError(problem for problem in problems if problem.severity == "error")
+    print_problems(verdict.problem for verdict in verdicts if not verdict.denied)
+    denials = [verdict.problem for verdict in verdicts if verdict.denied]
+    if denials:
+        raise PolicyDeniedError(denials)
+
+
+def exit_code(verdicts: Iterable[Verdict]) -> int:
+    """6 when one of them is a denial."""
+    return 6 if any(verdict.denied for verdict in verdicts) else 0
 
 
 def check_reviewed(reviewed: Plan, fresh: Plan) -> None:
@@ -72,19 +81,19 @@ def check_reviewed(reviewed: Plan, fresh: Plan) -> None:
     from fabrictool.planner.compare import differences
 
     hint = "make a plan anew and have it reviewed; nothing was changed"
-    found = [Problem("FT4405", text, Place(thing="plan"), hint) for text in differences(reviewed, fresh)]
-    if found:
-        raise StaleError(found)
+    problems = [Problem("FT4405", text, Place(thing="plan"), hint) for text in differences(reviewed, fresh)]
+    if problems:
+        raise StaleError(problems)
 
 
-def as_rows(problems: Sequence[Problem]) -> list[dict[str, Any]]:
+def as_rows(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
     """For ``--json``."""
     return [
         {
-            "effect": "deny" if problem.severity == "error" else "warn",
-            "rule": problem.message.partition(":")[0],
-            "message": problem.message,
-            "place": str(problem.place),
+            "effect": "deny" if verdict.denied else "warn",
+            "rule": verdict.rule,
+            "message": verdict.problem.message,
+            "place": str(verdict.problem.place),
         }
-        for problem in problems
+        for verdict in verdicts
     ]

@@ -4,50 +4,45 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fabrictool.base.errors import AppliedInPartError, FabrictoolError, InterruptedByUserError, StaleError
+from fabrictool.base.errors import FabrictoolError, InterruptedByUserError
 from fabrictool.cli.output import data, json_line, print_problems, say
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from fabrictool.applier.apply import Applier, Interrupt
-    from fabrictool.applier.fabric import Fabric
-    from fabrictool.applier.reconcile import Reconciliation
-    from fabrictool.blueprint import Loaded
+    from fabrictool.cli.source import Source
+    from fabrictool.planner.healing import Healing
+    from fabrictool.state.fabric import Fabric
 
 
-def reconcile_fabric(
-    blueprint: Path | None,
-    inventory: Path | None,
-    *,
-    watch: bool,
-    interval: float,
-    dry_run: bool,
-    prune: bool,
-    max_delete: int,
-    as_json: bool,
-    detailed: bool,
-) -> int:
+@dataclass(frozen=True, slots=True)
+class ReconcileOptions:
+    """What the command line asks for."""
+
+    watch: bool
+    interval: float
+    dry_run: bool
+    prune: bool
+    max_delete: int
+    as_json: bool
+    detailed: bool
+
+
+def reconcile_fabric(source: Source, options: ReconcileOptions) -> int:
     """Returns the exit code of the last look."""
     from fabrictool.applier.apply import Interrupt
-    from fabrictool.cli.applying import JsonReporter, TextReporter, finishing
-    from fabrictool.cli.fabrics import load, open_fabric
+    from fabrictool.cli.applying import finishing
 
-    loaded = load(blueprint, inventory)
-    fabric = open_fabric(loaded)
     interrupt = Interrupt()
-    reporter = JsonReporter() if as_json else TextReporter()
-    applier = _applier(fabric, loaded, interrupt, reporter)
-    code = 0
-    with finishing(interrupt):
+    with source.fabric() as fabric, finishing(interrupt):
+        applier = _applier(fabric, source, interrupt, as_json=options.as_json)
         while True:
-            code = _pass(fabric, applier, prune=prune, dry_run=dry_run, max_delete=max_delete, as_json=as_json,
-                         detailed=detailed, lenient=watch)  # fmt: skip
-            if not watch:
+            code = _look(applier, options)
+            if not options.watch:
                 return code
-            until = time.monotonic() + interval
+            until = time.monotonic() + options.interval
             while time.monotonic() < until and not interrupt.count:
                 time.sleep(0.1)
             if interrupt.count:
@@ -55,107 +50,61 @@ def reconcile_fabric(
                 return 0
 
 
-def _applier(fabric: Fabric, loaded: Loaded, interrupt: Interrupt, reporter: object) -> Applier:
+def _applier(fabric: Fabric, source: Source, interrupt: Interrupt, *, as_json: bool) -> Applier:
     from fabrictool.applier.apply import Applier
-    from fabrictool.applier.reconcile import healing_facts
-    from fabrictool.applier.tenantkeys import tenant_keys
     from fabrictool.base.clock import SystemClock
+    from fabrictool.cli.applying import reporter
+    from fabrictool.planner.readset import healing_facts
+    from fabrictool.state.tenantkeys import tenant_keys
 
     try:
-        keys = tenant_keys(loaded.blueprint, os.environ)
+        keys = tenant_keys(source.blueprint, os.environ)
     except FabrictoolError as error:
         print_problems(error.problems)
         say("without the tenants' keys a gateway cannot be started again; replicas can")
         keys = None
-    return Applier(
-        folder=fabric.folder,
-        trust=fabric.trust,
-        clusters=fabric.clusters,
-        clock=SystemClock(),
-        reporter=reporter,  # type: ignore[arg-type]
-        keys=keys,
-        lineage=fabric.lineage,
-        observe=fabric.observe,
-        read_set=lambda observed: healing_facts(fabric.folder.read_state(), observed),
-        interrupt=interrupt,
-        queue_wait_s=0.0,
-    )
+    return Applier(fabric, SystemClock(), reporter(as_json=as_json), keys, healing_facts, interrupt, queue_wait_s=0.0)
 
 
-def _pass(
-    fabric: Fabric,
-    applier: Applier,
-    *,
-    prune: bool,
-    dry_run: bool,
-    max_delete: int,
-    as_json: bool,
-    detailed: bool,
-    lenient: bool,
-) -> int:
-    """One look. `lenient`: a trouble is said, and the next look follows."""
-    from msgspec.structs import replace
-
-    from fabrictool.applier.journal import history
-    from fabrictool.applier.reconcile import look
+def _look(applier: Applier, options: ReconcileOptions) -> int:
+    """Of a watch a passing trouble is said, and the next look follows."""
+    from fabrictool.applier.reconcile import look, mend, passes
 
     try:
-        found = look(fabric, history(fabric.folder.journal), now=time.time(), prune=prune)
-        _show(found, as_json=as_json, dry_run=dry_run)
-        deletions = [action for action in found.plan.changes if action.kind == "delete"]
-        plan = found.plan
-        if len(deletions) > max_delete and not dry_run:
-            if not lenient:
-                raise too_many(len(deletions), max_delete)
-            print_problems(too_many(len(deletions), max_delete).problems)
-            plan = replace(plan, actions=tuple(action for action in plan.actions if action.kind != "delete"))
-        if plan.changes and not dry_run:
-            applier.apply(plan, heals=True)
-    except (AppliedInPartError, StaleError) as error:
-        if not lenient:
-            raise
-        print_problems(error.problems)
-    except InterruptedByUserError:
-        if not lenient:
-            raise
+        healing = look(applier.fabric, now=time.time(), prune=options.prune)
+        _show(healing, options)
+        if not options.dry_run:
+            print_problems(mend(applier, healing, max_delete=options.max_delete, watches=options.watch))
     except FabrictoolError as error:
-        if not lenient or not any(problem.transient for problem in error.problems):
+        if not options.watch or not passes(error):
             raise
-        print_problems(error.problems)
-    else:
-        return 2 if detailed and found.drift else 0
-    return 0
+        if not isinstance(error, InterruptedByUserError):
+            print_problems(error.problems)
+        return 0
+    return 2 if options.detailed and healing.drift else 0
 
 
-def too_many(count: int, allowed: int) -> FabrictoolError:
-    """FT3001: nothing is stopped then; a watch heals the rest."""
-    from fabrictool.base.errors import PolicyDeniedError
-
-    message = f"healing would stop {count} units, --max-delete allows {allowed}"
-    return PolicyDeniedError.of("FT3001", message, hint="`fabrictool reconcile --dry-run` names them")
-
-
-def _show(found: Reconciliation, *, as_json: bool, dry_run: bool) -> None:
+def _show(healing: Healing, options: ReconcileOptions) -> None:
     from fabrictool.cli.plan_text import action_lines
 
-    if as_json:
-        for each in found.drift:
-            event = {"kind": each.kind, "address": each.address, "cluster": each.cluster, "text": each.text}
+    if options.as_json:
+        for drift in healing.drift:
+            event = {"kind": drift.kind, "address": drift.address, "cluster": drift.cluster, "text": drift.text}
             json_line({"type": "drift", **event})
-        for action in found.plan.changes:
+        for action in healing.plan.changes:
             json_line({"type": "healing", "action": action.kind, "address": action.address, "text": action.reason})
-        for text in found.held:
+        for text in healing.held:
             json_line({"type": "held", "text": text})
         return
-    for each in found.drift:
-        data(f"  ~ {each.kind:<11} {each.text}")
-    for text in found.held:
+    for drift in healing.drift:
+        data(f"  ~ {drift.kind:<11} {drift.text}")
+    for text in healing.held:
         data(f"  ! held        {text}")
-    if found.plan.changes:
-        data("\n".join(action_lines(found.plan, 0)))
-    if any(each.kind == "unreachable" for each in found.drift):
+    if healing.plan.changes:
+        data("\n".join(action_lines(healing.plan, 0)))
+    if any(drift.kind == "unreachable" for drift in healing.drift):
         say("a cluster does not answer: nothing on it is touched; `fabrictool plan` can place its replicas elsewhere")
-    if not found.drift:
+    if not healing.drift:
         say("nothing has drifted")
-    elif dry_run and found.plan.changes:
+    elif options.dry_run and healing.plan.changes:
         say("next: fabrictool reconcile")

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from fabrictool.cli.options import BlueprintOption, InventoryOption
+from fabrictool.cli.source import Source
 
 
 def register(app: typer.Typer) -> None:
@@ -21,9 +22,8 @@ def shell(
     inventory: InventoryOption = None,
 ) -> int:
     """Open a shell on a cluster's login node, with the host keys, user and jump hosts of the inventory."""
-    from fabrictool.cli.hosts import login_of, read_inventory
-    from fabrictool.clusters.connections.factory import endpoint_of, keyboard
+    from fabrictool.clusters.connections.factory import endpoint_of, keyboard, login_of
 
-    login = login_of(read_inventory(blueprint, inventory), cluster)
+    login = login_of(Source(blueprint, inventory).inventory_alone(), cluster)
     with keyboard(endpoint_of(login)) as connection:
         return connection.interact(command or ())

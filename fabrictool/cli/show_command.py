@@ -15,9 +15,10 @@ from fabrictool.cli.options import (
     PolicyOption,
     ScenarioOption,
 )
+from fabrictool.cli.source import Source
 
 if TYPE_CHECKING:
-    from fabrictool.base.errors import Problem
+    from fabrictool.cli.policies import Verdict
     from fabrictool.domain.observed import Observed
     from fabrictool.domain.plan import Plan
 
@@ -47,34 +48,35 @@ def show(
     ] = 0,
 ) -> int:
     """Print a saved plan; without one, every value of the blueprint and the inventory, with --origin its place."""
+    source = Source(blueprint, inventory, overlay, scenario)
     if plan_file is None:
         if as_markdown or policy is not None:
             raise typer.BadParameter("--markdown and --policy are for a saved plan")
-        _values(blueprint, inventory, overlay, scenario, resolved=resolved, origin=origin, as_json=as_json)
+        _values(source, resolved=resolved, origin=origin, as_json=as_json)
         return 0
-    from fabrictool.cli.applying import read_plan
     from fabrictool.cli.output import data, print_problems
-    from fabrictool.cli.policies import as_rows, denied, policy_problems, protected_models
+    from fabrictool.cli.policies import as_rows, exit_code, verdicts_on
+    from fabrictool.state.planfile import read_plan
 
     if as_markdown and as_json:
         raise typer.BadParameter("either --markdown or --json")
     plan = read_plan(plan_file)
-    problems = policy_problems(policy, plan, lambda: protected_models(blueprint, inventory, overlay, scenario))
+    verdicts = verdicts_on(plan, policy, source)
     if as_markdown:
         from fabrictool.cli.plan_markdown import markdown
 
-        data(markdown(plan, None if problems is None else as_rows(problems)))
+        data(markdown(plan, None if verdicts is None else as_rows(verdicts)))
     elif as_json:
-        _document(plan, problems)
+        _document(plan, verdicts)
     else:
         from fabrictool.cli.plan_text import render
 
         data(f"{render(plan, _as_planned(plan), verbosity=verbose, explain=bool(verbose))}\nid {plan.id}")
-    print_problems(problems or ())
-    return 6 if denied(problems or ()) else 0
+    print_problems(verdict.problem for verdict in verdicts or ())
+    return exit_code(verdicts or ())
 
 
-def _document(plan: Plan, problems: list[Problem] | None) -> None:
+def _document(plan: Plan, verdicts: list[Verdict] | None) -> None:
     import msgspec
 
     from fabrictool.cli.output import json_data
@@ -90,8 +92,8 @@ def _document(plan: Plan, problems: list[Problem] | None) -> None:
         "counts": counts(plan.actions),
         "plan": msgspec.json.decode(encode_plan(plan)),
     }
-    if problems is not None:
-        document["policy"] = as_rows(problems)
+    if verdicts is not None:
+        document["policy"] = as_rows(verdicts)
     json_data(document)
 
 
@@ -112,21 +114,11 @@ def _as_planned(plan: Plan) -> Observed:
     )
 
 
-def _values(
-    blueprint: Path | None,
-    inventory: Path | None,
-    overlay: str | None,
-    scenario: str | None,
-    *,
-    resolved: bool,
-    origin: bool,
-    as_json: bool,
-) -> None:
+def _values(source: Source, *, resolved: bool, origin: bool, as_json: bool) -> None:
     from fabrictool.blueprint.resolved import resolved as rows_of
-    from fabrictool.cli.fabrics import load
     from fabrictool.cli.output import data, json_data, table
 
-    rows = rows_of(load(blueprint, inventory, overlay=overlay, scenario=scenario))
+    rows = rows_of(source.loaded)
     if not resolved:
         rows = [row for row in rows if row.origin.file is not None]
     if as_json:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fabrictool.cli.options import BlueprintOption, InventoryOption, JsonOption, OverlayOption
+from fabrictool.cli.source import Source
 
 if TYPE_CHECKING:
     from fabrictool.cli.simulating import Run
@@ -99,10 +100,7 @@ def simulate(
     for name in scenarios:
         asked = simulating.Asked(
             plan=plan,
-            blueprint=blueprint,
-            inventory=inventory,
-            overlay=overlay,
-            scenario=name,
+            source=Source(blueprint, inventory, overlay, name),
             status=status,
             trace=trace,
             workload=workload,

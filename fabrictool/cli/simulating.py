@@ -10,12 +10,12 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
+from fabrictool.base.clock import duration_text
 from fabrictool.base.errors import FabrictoolError, InvalidInputError, UsageError
 from fabrictool.base.files import file_error, write_output
 from fabrictool.base.units import Duration, UnitError
 from fabrictool.cli import tracing
-from fabrictool.cli.fabrics import load
-from fabrictool.cli.output import duration, say
+from fabrictool.cli.output import say
 from fabrictool.routing.policies import policy
 from fabrictool.simulator import fabric, sheet
 from fabrictool.simulator.calibration import loads, shipped
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from fabrictool.blueprint import Loaded
     from fabrictool.catalog import ModelArchitecture
+    from fabrictool.cli.source import Source
     from fabrictool.domain.inventory import Cluster
     from fabrictool.domain.plan import ReplicaPlacement
     from fabrictool.simulator.calibration import Calibration
@@ -47,10 +48,7 @@ class Asked:
     """The options of one simulation."""
 
     plan: Path | None
-    blueprint: Path | None
-    inventory: Path | None
-    overlay: str | None
-    scenario: str | None
+    source: Source
     status: Path | None
     trace: Path | None
     workload: str | None
@@ -164,7 +162,7 @@ def answer_cases(source: Path, output: Path | None, calibrations: Path | None = 
 
 def play(asked: Asked, *, samples: int) -> list[Run]:
     """Every model of one scenario, one after the other; Ctrl-C ends it with the model that is being played."""
-    loaded = load(asked.blueprint, asked.inventory, overlay=asked.overlay, scenario=asked.scenario)
+    loaded = asked.source.loaded
     replicas = _placement(asked, loaded)
     own = _calibrations(asked.calibrations)
     trace = _workload(asked)
@@ -203,7 +201,7 @@ def play(asked: Asked, *, samples: int) -> list[Run]:
         found = report(
             outcome, simulation.specs, simulation.hardware, simulation.target, simulation.calibrations, seen_as
         )
-        runs.append(Run(asked.scenario or "", simulation, outcome, found, events))
+        runs.append(Run(asked.source.scenario or "", simulation, outcome, found, events))
         rest = names[names.index(name) + 1 :]
         if stop.pressed and rest:  # as this model's last request ended
             raise KeyboardInterrupt
@@ -256,7 +254,7 @@ def architectures(names: set[str]) -> dict[str, ModelArchitecture]:
 
 def _placement(asked: Asked, loaded: Loaded) -> Sequence[ReplicaPlacement]:
     if asked.plan is not None:
-        from fabrictool.cli.applying import read_plan
+        from fabrictool.state.planfile import read_plan
 
         planned = read_plan(asked.plan).placement.replicas
         for replica in planned:
@@ -432,7 +430,7 @@ def _progress(what: str) -> Callable[[int, int], None]:
         last = now
         left = (now - began) / max(done, 1) * (total - done)
         end = "\n" if done >= total and now - began > PROGRESS_EVERY_S else "\r"
-        sys.stderr.write(f"{what}: {done} of {total}, {duration(left)} left \x1b[K{end}")
+        sys.stderr.write(f"{what}: {done} of {total}, {duration_text(left)} left \x1b[K{end}")
         sys.stderr.flush()
 
     return tell

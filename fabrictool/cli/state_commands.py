@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fabrictool.cli.options import BlueprintOption, InventoryOption, JsonOption, YesOption
+from fabrictool.cli.source import Source
+
+if TYPE_CHECKING:
+    from fabrictool.domain.state import State
 
 
 def register(app: typer.Typer) -> None:
@@ -22,11 +26,11 @@ def show(blueprint: BlueprintOption = None, inventory: InventoryOption = None, a
     """Say where the state is, what it holds and who has the lease."""
     import msgspec
 
+    from fabrictool.base.clock import duration_text
     from fabrictool.base.errors import FabrictoolError
-    from fabrictool.cli.fabrics import load, open_fabric
-    from fabrictool.cli.output import data, duration, json_data, table
+    from fabrictool.cli.output import data, json_data
 
-    folder = open_fabric(load(blueprint, inventory)).folder
+    folder = Source(blueprint, inventory).fabric().folder
     state = folder.read_state()
     try:
         lease, trouble = folder.store.holder(), ""
@@ -48,18 +52,15 @@ def show(blueprint: BlueprintOption = None, inventory: InventoryOption = None, a
     elif lease is None:
         data("lease: nobody holds it")
     else:
-        data(f"lease: {lease}, since {duration(max(0.0, time.time() - lease.at))}")
-    rows = [[address, unit.cluster, unit.partition, unit.operation] for address, unit in sorted(state.units.items())]
-    if rows:
-        data("\n" + table(["UNIT", "CLUSTER", "PARTITION", "OPERATION"], rows))
+        data(f"lease: {lease}, since {duration_text(max(0.0, time.time() - lease.at))}")
+    _print_units(state)
 
 
 def history(blueprint: BlueprintOption = None, inventory: InventoryOption = None, as_json: JsonOption = False) -> None:
     """List former states: the last 20 of this machine, or the commits of a Git branch."""
-    from fabrictool.cli.fabrics import load, open_fabric
     from fabrictool.cli.output import data, json_data, say, table
 
-    store = open_fabric(load(blueprint, inventory)).folder.store
+    store = Source(blueprint, inventory).fabric().folder.store
     versions = [
         {
             "serial": version.state.serial,
@@ -77,8 +78,8 @@ def history(blueprint: BlueprintOption = None, inventory: InventoryOption = None
         say(f"{store.place} lists no former states; an HTTP server may show them itself")
         return
     rows = [
-        [str(each["serial"]), _clock(float(str(each["at"]))), str(each["applied_plan"])[:8] or "-", str(each["units"])]
-        for each in versions
+        [str(row["serial"]), _clock(float(str(row["at"]))), str(row["applied_plan"])[:8] or "-", str(row["units"])]
+        for row in versions
     ]
     data(table(["SERIAL", "WRITTEN", "PLAN", "UNITS"], rows))
 
@@ -94,25 +95,20 @@ def rebuild(
     """Make a lost or damaged state anew from what the clusters say; a damaged one is kept aside."""
     import msgspec
 
-    from fabrictool.applier.rebuild import rebuild as scan
-    from fabrictool.applier.rebuild import write_rebuilt
-    from fabrictool.cli.fabrics import load, open_fabric
-    from fabrictool.cli.output import data, json_data, say, table
+    from fabrictool.cli.output import data, json_data, say
+    from fabrictool.state.rebuild import rebuild as scan
+    from fabrictool.state.rebuild import write_rebuilt
 
-    fabric = open_fabric(load(blueprint, inventory))
-    found = scan(fabric, lineage=lineage, partial=partial)
-    state = found.state
-    if not as_json:
-        data(f"Found {len(state.units)} units of lineage {state.lineage or 'none yet'}, for serial {state.serial}")
-        rows = [
-            [address, unit.cluster, unit.partition, unit.operation] for address, unit in sorted(state.units.items())
-        ]
-        if rows:
-            data(table(["UNIT", "CLUSTER", "PARTITION", "OPERATION"], rows))
-    for note in found.notes:
-        say(f"! {note}")
-    _ask(f"Write this as the state of fabric {fabric.name}, in {fabric.folder.store.place}?", yes=yes)
-    aside = write_rebuilt(fabric, found, lineage=lineage, partial=partial, now=time.time())
+    with Source(blueprint, inventory).fabric() as fabric:
+        rebuilt = scan(fabric, lineage=lineage, partial=partial)
+        state = rebuilt.state
+        if not as_json:
+            data(f"Found {len(state.units)} units of lineage {state.lineage or 'none yet'}, for serial {state.serial}")
+            _print_units(state)
+        for note in rebuilt.notes:
+            say(f"! {note}")
+        _ask(f"Write this as the state of fabric {fabric.name}, in {fabric.folder.store.place}?", yes=yes)
+        aside = write_rebuilt(fabric, rebuilt, lineage=lineage, partial=partial, now=time.time())
     if aside is not None:
         say(f"the damaged state is kept in {aside}")
     if as_json:
@@ -121,11 +117,19 @@ def rebuild(
                 "format_version": "1",
                 "type": "state-rebuilt",
                 "aside": None if aside is None else str(aside),
-                "notes": list(found.notes),
+                "notes": list(rebuilt.notes),
                 "state": msgspec.to_builtins(state),
             }
         )
     say(f"wrote serial {state.serial}; next: fabrictool plan")
+
+
+def _print_units(state: State) -> None:
+    from fabrictool.cli.output import data, table
+
+    rows = [[address, unit.cluster, unit.partition, unit.operation] for address, unit in sorted(state.units.items())]
+    if rows:
+        data("\n" + table(["UNIT", "CLUSTER", "PARTITION", "OPERATION"], rows))
 
 
 def unlock(
@@ -135,13 +139,13 @@ def unlock(
     yes: YesOption = False,
 ) -> None:
     """Take a lease away whose holder is gone for good; one that lives notices before its next write."""
-    from fabrictool.cli.fabrics import load, open_fabric
-    from fabrictool.cli.output import duration, say
+    from fabrictool.base.clock import duration_text
+    from fabrictool.cli.output import say
 
-    store = open_fabric(load(blueprint, inventory)).folder.store
+    store = Source(blueprint, inventory).fabric().folder.store
     holder = store.holder()
     if holder is not None and holder.id == lease:
-        say(f"{holder}, since {duration(max(0.0, time.time() - holder.at))}")
+        say(f"{holder}, since {duration_text(max(0.0, time.time() - holder.at))}")
         _ask("Take it away? If its holder lives, it stops at its next write, perhaps half-way.", yes=yes)
     store.unlock(lease)
     say(f"lease {lease} is taken away")

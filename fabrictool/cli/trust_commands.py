@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from fabrictool.cli.options import BlueprintOption, InventoryOption, JsonOption
-
-if TYPE_CHECKING:
-    from fabrictool.applier.truststore import TrustStore
+from fabrictool.cli.source import Source
 
 
 def register(app: typer.Typer) -> None:
@@ -28,15 +26,15 @@ def init(blueprint: BlueprintOption = None, inventory: InventoryOption = None) -
     """Make the federation's root, once, and a certificate for each provider of the inventory."""
     import time
 
-    from fabrictool.cli.fabrics import load
     from fabrictool.cli.output import say
 
-    loaded, store = load(blueprint, inventory), _store(blueprint, inventory)
-    root = store.init(loaded.blueprint.fabric, now=time.time())
-    for provider in loaded.inventory.providers:
+    source = Source(blueprint, inventory)
+    store = source.fabric().trust
+    root = store.init(source.blueprint.fabric, now=time.time())
+    for provider in source.inventory.providers:
         store.issue(provider, now=time.time())
-    say(f"federation {root.claims.federation[:8]} of {loaded.blueprint.fabric}, keys in {store.folder} (mode 0700)")
-    say(f"providers: {', '.join(loaded.inventory.providers)}, valid for 90 days")
+    say(f"federation {root.claims.federation[:8]} of {source.blueprint.fabric}, keys in {store.folder} (mode 0700)")
+    say(f"providers: {', '.join(source.inventory.providers)}, valid for 90 days")
 
 
 def issue(
@@ -50,7 +48,7 @@ def issue(
 
     from fabrictool.cli.output import say
 
-    credential = _store(blueprint, inventory).issue(provider, now=time.time(), days=days)
+    credential = Source(blueprint, inventory).fabric().trust.issue(provider, now=time.time(), days=days)
     say(f"{credential.claims.uri()}, valid for {days} days; running sessions are not affected")
 
 
@@ -58,7 +56,7 @@ def show(blueprint: BlueprintOption = None, inventory: InventoryOption = None, a
     """List the certificates and when they end."""
     from fabrictool.cli.output import data, json_data, table
 
-    rows = _store(blueprint, inventory).certificates()
+    rows = Source(blueprint, inventory).fabric().trust.certificates()
     if as_json:
         json_data({"format_version": "1", "type": "trust", "certificates": rows})
         return
@@ -78,10 +76,4 @@ def host(
     """Print the keys that a host shows, for `host_keys`; trusts nothing. Exit 1: a pinned key is not among them."""
     from fabrictool.cli.trusting_hosts import show_host
 
-    return show_host(target, jump or (), blueprint, inventory, as_json=as_json)
-
-
-def _store(blueprint: BlueprintOption, inventory: InventoryOption) -> TrustStore:
-    from fabrictool.cli.fabrics import load, open_fabric
-
-    return open_fabric(load(blueprint, inventory)).trust
+    return show_host(target, jump or (), Source(blueprint, inventory), as_json=as_json)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fabrictool.base.errors import FabrictoolError, UsageError
-from fabrictool.cli.hosts import known_endpoints, read_inventory, split_target
+from fabrictool.cli.hosts import known_endpoints, split_target
 from fabrictool.cli.output import data, json_data, paint, say
+from fabrictool.cli.source import Source
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,14 +18,12 @@ if TYPE_CHECKING:
     from fabrictool.domain.inventory import Inventory
 
 
-def show_host(
-    target: str, jumps: Sequence[str], blueprint: Path | None, inventory: Path | None, *, as_json: bool
-) -> int:
+def show_host(target: str, jumps: Sequence[str], source: Source, *, as_json: bool) -> int:
     """Exit 1 when a key that the inventory pins for this host is not among those that it shows."""
     from fabrictool.clusters.connections.hostkeys import shown_keys
 
     _, host, port = split_target(target)
-    known = known_endpoints(_inventory(blueprint, inventory))
+    known = known_endpoints(_inventory(source))
     same = [(cluster, endpoint) for cluster, endpoint in known if (endpoint.host, endpoint.port) == (host, port)]
     shown = shown_keys(_endpoint(host, port, jumps, known, same))
     pinned = _pinned(same)
@@ -37,12 +35,12 @@ def show_host(
     return 1 if missing else 0
 
 
-def _inventory(blueprint: Path | None, inventory: Path | None) -> Inventory | None:
+def _inventory(source: Source) -> Inventory | None:
     """Without options, the one here if there is a sound one: a new cluster's keys are not in it yet."""
     try:
-        return read_inventory(blueprint, inventory)
+        return source.inventory_alone()
     except FabrictoolError as error:
-        if blueprint is not None or inventory is not None:
+        if source != Source():
             raise
         if error.problems[0].code != "FT9004":
             say(

@@ -5,19 +5,19 @@ from __future__ import annotations
 import sys
 import time
 from concurrent.futures import BrokenExecutor, CancelledError
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.cli.executors import executor_named
-from fabrictool.cli.fabrics import load, open_fabric
 from fabrictool.cli.output import data, json_data, say, table
 from fabrictool.planner.explaining.whatif import Outcome, Sweep, started, stopped, sweep
 from fabrictool.planner.stages import amount, number, tolerance
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
+    from fabrictool.cli.source import Source
     from fabrictool.planner.problem import Solver
 
 PATIENCE_S = 2.0
@@ -25,30 +25,31 @@ PATIENCE_S = 2.0
 AS_IT_IS = "as it is"
 
 
-def show_sweep(
-    expressions: Sequence[str],
-    blueprint: Path | None,
-    inventory: Path | None,
-    overlay: str | None,
-    scenario: str | None,
-    *,
-    solver: Solver,
-    time_limit: float,
-    seed: int,
-    executor: str,
-    workers: int | None,
-    as_json: bool,
-) -> int:
-    """Try each expression and print what it would change; returns the exit code."""
-    from fabrictool.applier.planning import currency_of, situation_of
+@dataclass(frozen=True, slots=True)
+class SweepOptions:
+    """How the what-ifs are tried."""
 
-    loaded = load(blueprint, inventory, overlay=overlay, scenario=scenario)
-    situation = situation_of(open_fabric(loaded), loaded, time.time())
+    solver: Solver
+    time_limit_s: float
+    seed: int
+    executor: str
+    workers: int | None
+
+
+def show_sweep(expressions: Sequence[str], source: Source, options: SweepOptions, *, as_json: bool) -> int:
+    """Try each expression and print what it would change; returns the exit code."""
+    from fabrictool.planner.plan import currency_of
+    from fabrictool.planner.situation import situation_of
+
+    now = time.time()
+    with source.fabric() as fabric:
+        evidence = fabric.gather(now=now)
+    situation = situation_of(source.blueprint, source.inventory, evidence, now)
     try:
-        with executor_named(executor, len(expressions), workers) as doer:
+        with executor_named(options.executor, len(expressions), options.workers) as doer:
             found = sweep(
-                doer, situation, expressions, solver,
-                deadline_s=time_limit, seed=seed, done=_progress(len(expressions)),
+                doer, situation, expressions, options.solver,
+                deadline_s=options.time_limit_s, seed=options.seed, done=_progress(len(expressions)),
             )  # fmt: skip
     except Exception as error:
         if not _lost(error):
@@ -59,7 +60,7 @@ def show_sweep(
     if as_json:
         json_data(document(found))
     else:
-        data(text(found, currency_of(loaded.inventory)))
+        data(text(found, currency_of(source.inventory)))
     return 0
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import msgspec
 
+from fabrictool.base.clock import minute_text
 from fabrictool.base.errors import FabrictoolError, UnreachableError
 from fabrictool.clusters.jobs import away, job_of, run_folder, tar
 from fabrictool.clusters.schedulers import programs
@@ -170,7 +170,7 @@ class RemoteCluster:
                     starts_at=start,
                     ends_at=None if start is None or job.walltime_s is None else start + job.walltime_s,
                     walltime_s=job.walltime_s,
-                    window="; ".join(f"{a.name} from {_clock(a.begin)} to {_clock(a.end)}" for a in windows),
+                    window="; ".join(f"{a.name} from {minute_text(a.begin)} to {minute_text(a.end)}" for a in windows),
                 )
             )
         return found, list(warnings)
@@ -337,7 +337,3 @@ class RemoteCluster:
 def _queue_words(queue: Queue) -> str:
     up = f"{queue.idle} of {queue.nodes} nodes idle, {queue.pending} jobs wait"
     return (up + (f", {queue.away} nodes away" if queue.away else "")) if queue.up else "the partition is down"
-
-
-def _clock(at: float) -> str:
-    return time.strftime("%m-%d %H:%MZ", time.gmtime(at))

@@ -6,12 +6,16 @@ those bytes.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from fabrictool.base.canonical import digest
 from fabrictool.domain.specs import AgentSpec, GatewaySpec, Phase
+
+if TYPE_CHECKING:
+    from fabrictool.domain.blueprint import Blueprint
+    from fabrictool.domain.inventory import Inventory
 
 PLAN_API = "fabrictool/plan/v1"
 
@@ -215,6 +219,11 @@ def decode_plan(data: bytes) -> Plan:
     """The inverse; raises msgspec.DecodeError on anything else."""
     plan: Plan = _decoder.decode(data)
     return plan
+
+
+def inputs_digest(blueprint: Blueprint, inventory: Inventory) -> str:
+    """Of what the files say after merging, as the types understand it: comments and order do not count."""
+    return digest([blueprint.model_dump(mode="json"), inventory.model_dump(mode="json")])
 
 
 def spec_digest(spec: AgentSpec | GatewaySpec) -> str:

@@ -5,37 +5,47 @@ Unknown is not absent: a unit on a cluster that did not answer is neither starte
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from fabrictool.domain.address import Address
+from fabrictool.domain.observed import generation
 from fabrictool.domain.plan import Action, spec_digest
 from fabrictool.domain.specs import AgentSpec, GatewaySpec
+from fabrictool.domain.state import operation_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping, Sequence
 
-    from fabrictool.domain.observed import Observed, ObservedUnit
+    from fabrictool.domain.evidence import Evidence
+    from fabrictool.domain.observed import ObservedUnit
+    from fabrictool.domain.plan import ActionKind
     from fabrictool.domain.specs import UnitSpec
+    from fabrictool.planner.succession import Succession
 
-START_FIRST = "start the new one, then stop the old one"
-ORDER = {"create": 0, "replace": 1, "delete": 2, "keep": 3, "unknown": 4}
+Order = Literal["", "start-first", "resumed", "ports", "queue", "nodes", "devices"]
+"""Of a replacement: the new unit first, or what the old one must give up before that."""
+
+IN_WORDS: Mapping[Order, str] = {
+    "": "",
+    "resumed": "",
+    "start-first": "start the new one, then stop the old one",
+    "ports": "stop the old one, then start the new one: its ports are the same",
+    "queue": "take the old one out of the queue, then submit the new one",
+    "nodes": "stop the old one; the new one starts when its nodes are back",
+    "devices": "stop the old one, then start the new one: no device is spare",
+}
+STOPS_FIRST = frozenset({"ports", "queue", "nodes", "devices"})
+TURN = {"create": 0, "replace": 1, "delete": 2, "keep": 3, "unknown": 4}
+Units = list[tuple[str, "ObservedUnit"]]
+"""(cluster, unit) of those that live at one address, youngest first."""
 
 
 @dataclass(frozen=True, slots=True)
-class Succession:
-    """Why a unit needs a successor although nothing about it changed."""
-
-    reason: str
-    stop_first: bool = False
-    """It must be gone by then, and its successor can only start later: its nodes are taken away."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedUnit:
     """One unit that should run."""
 
     address: str
@@ -43,82 +53,54 @@ class Wanted:
     spec: UnitSpec
     summary: str
 
+    def action(self, kind: ActionKind, **more: Any) -> Action:
+        return Action(kind=kind, address=self.address, cluster=self.cluster, summary=self.summary, **more)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """An action whose order is not in words yet."""
+
+    action: Action
+    order: Order = ""
+
+    def worded(self) -> Action:
+        reason = "; ".join(filter(None, (self.action.reason, IN_WORDS[self.order])))
+        return msgspec.structs.replace(self.action, reason=reason, stop_first=self.order in STOPS_FIRST)
+
 
 def actions(
-    wanted: Mapping[str, Wanted],
-    observed: Observed,
-    operation: Callable[[str], str],
-    *,
-    running_specs: Mapping[str, UnitSpec],
-    expiring: Mapping[str, Succession] = MappingProxyType({}),
+    wanted: Mapping[str, WantedUnit], evidence: Evidence, expiring: Mapping[str, Succession] = MappingProxyType({})
 ) -> tuple[Action, ...]:
     """The actions, gateways first where something starts and last where something ends.
 
-    `operation` gives the id of an address's next unit; `running_specs` the specs of running units, for naming what
-    changed; `expiring` the operations that need a successor although nothing changed, and why.
+    `expiring` names operations that need a successor although nothing changed, and why.
     """
-    living = observed.living()
-    found = [_wanted_action(want, observed, living, operation, running_specs, expiring) for want in wanted.values()]
-    found, early = _make_room(found, living, running_specs)
-    used = {name for action in found for name in (action.operation, action.former)} | _awaiting(living)
-    untouched = {action.address for action in found if action.kind == "unknown"}
+    living = evidence.observed.living()
+    steps, early = _make_room([_step(want, evidence, living, expiring) for want in wanted.values()], living, evidence)
+    planned = [step.worded() for step in steps]
+    used = {name for action in planned for name in (action.operation, action.former)} | _awaiting(living)
+    untouched = {action.address for action in planned if action.kind == "unknown"}
     for address, units in living.items():
-        reason = (
-            "a replacement that was cut off left it" if address in wanted else "the blueprint no longer asks for it"
-        )
-        found += [
-            delete(cluster, unit, "another one needs its devices" if unit.operation in early else reason)
+        left = "a replacement that was cut off left it" if address in wanted else "the blueprint no longer asks for it"
+        planned += [
+            delete(cluster, unit, "another one needs its devices" if unit.operation in early else left)
             for cluster, unit in units
             if unit.operation not in used and address not in untouched
         ]
-    for name, facts in observed.clusters.items():
+    for name, facts in evidence.clusters.items():
         damaged = [unit for unit in facts.units if unit.state == "damaged"]
         early |= {unit.operation for unit in damaged}  # they may hold a port or devices that a new one needs
-        found += [delete(name, unit, f"what it is cannot be read any more: {unit.reason}") for unit in damaged]
-    return tuple(sorted(found, key=lambda action: (action.former not in early, *_order(action))))
+        planned += [delete(name, unit, f"what it is cannot be read any more: {unit.reason}") for unit in damaged]
+    return tuple(sorted(planned, key=lambda action: (action.former not in early, *_turn(action))))
 
 
-def _awaiting(living: Mapping[str, list[tuple[str, ObservedUnit]]]) -> set[str]:
-    """Units that serve while their successor waits in a queue: a slot given up may not come back for days."""
-    return {unit.operation for units in living.values() if units[0][1].state == "pending" for _, unit in units[1:]}
-
-
-def _make_room(
-    found: list[Action], living: Mapping[str, list[tuple[str, ObservedUnit]]], specs: Mapping[str, UnitSpec]
-) -> tuple[list[Action], set[str]]:
-    """Where a new replica gets devices on which another runs, that one ends first.
-
-    Returns the actions and the operations of units that must be deleted before anything else starts.
-    """
-    holders: dict[tuple[str, int], set[str]] = {}
-    for units in living.values():
-        for cluster, unit in units:
-            spec = specs.get(unit.operation)
-            for index in spec.device_indices if isinstance(spec, AgentSpec) else ():
-                holders.setdefault((cluster, index), set()).add(unit.operation)
-    early: set[str] = set()
-    changed = []
-    for action in found:
-        spec = action.spec if action.kind in ("create", "replace") else None
-        indices = spec.device_indices if isinstance(spec, AgentSpec) else ()
-        there = {name for index in indices for name in holders.get((action.cluster, index), ())} - {action.operation}
-        early |= there - {action.former}
-        if action.former in there and not action.stop_first:
-            reason = (
-                action.reason.removesuffix(START_FIRST) + "stop the old one, then start the new one: no device is spare"
-            )
-            changed.append(msgspec.structs.replace(action, stop_first=True, reason=reason))
-        else:
-            changed.append(action)
-    return [_without_former(action) if action.former in early else action for action in changed], early
-
-
-def _without_former(action: Action) -> Action:
-    """A replacement whose former unit ends before everything else, because another one needs its devices."""
-    if action.kind != "replace":
-        return action
-    reason = "its devices go to another"
-    return msgspec.structs.replace(action, kind="create", former="", stop_first=False, reason=reason)
+def next_operation(evidence: Evidence, address: str) -> str:
+    """The id of an address's next unit: past every generation that the state or a cluster knows of."""
+    start = Address.parse(address).operations  # a damaged folder still bears its id
+    units = [unit for facts in evidence.clusters.values() for unit in facts.units]
+    known = [generation(unit.operation) for unit in units if unit.operation.startswith(start)]
+    return operation_id(evidence.lineage, address, max([evidence.state.generations.get(address, 0), *known]) + 1)
 
 
 def delete(cluster: str, unit: ObservedUnit, reason: str) -> Action:
@@ -133,95 +115,107 @@ def delete(cluster: str, unit: ObservedUnit, reason: str) -> Action:
     )
 
 
-def _wanted_action(
-    want: Wanted,
-    observed: Observed,
-    living: Mapping[str, list[tuple[str, ObservedUnit]]],
-    operation: Callable[[str], str],
-    running_specs: Mapping[str, UnitSpec],
-    expiring: Mapping[str, Succession],
-) -> Action:
-    here = living.get(want.address)
-    facts = observed.clusters[want.cluster]
+def _awaiting(living: Mapping[str, Units]) -> set[str]:
+    """Units that serve while their successor waits in a queue: a slot given up may not come back for days."""
+    return {unit.operation for units in living.values() if units[0][1].state == "pending" for _, unit in units[1:]}
+
+
+def _make_room(steps: Sequence[_Step], living: Mapping[str, Units], evidence: Evidence) -> tuple[list[_Step], set[str]]:
+    """Where a new replica gets devices on which another runs, that one ends first.
+
+    Returns the steps and the operations of units that must be deleted before anything else starts.
+    """
+    holders: dict[tuple[str, int], set[str]] = {}
+    for units in living.values():
+        for cluster, unit in units:
+            for index in _devices(evidence.specs.get(unit.operation)):
+                holders.setdefault((cluster, index), set()).add(unit.operation)
+    early: set[str] = set()
+    moved = []
+    for step in steps:
+        action = step.action
+        indices = _devices(action.spec) if action.kind in ("create", "replace") else ()
+        there = {name for index in indices for name in holders.get((action.cluster, index), ())} - {action.operation}
+        early |= there - {action.former}
+        in_place = action.former in there and step.order in ("start-first", "resumed")
+        moved.append(replace(step, order="devices") if in_place else step)
+    return [_without_former(step) if step.action.former in early else step for step in moved], early
+
+
+def _devices(spec: UnitSpec | None) -> tuple[int, ...]:
+    return spec.device_indices if isinstance(spec, AgentSpec) else ()
+
+
+def _without_former(step: _Step) -> _Step:
+    """A replacement whose former unit ends before everything else, because another one needs its devices."""
+    if step.action.kind != "replace":
+        return step
+    return _Step(msgspec.structs.replace(step.action, kind="create", former="", reason="its devices go to another"))
+
+
+def _step(
+    want: WantedUnit, evidence: Evidence, living: Mapping[str, Units], expiring: Mapping[str, Succession]
+) -> _Step:
+    facts = evidence.clusters[want.cluster]
     if not facts.known:
-        return Action(
-            kind="unknown",
-            address=want.address,
-            cluster=want.cluster,
-            summary=want.summary,
-            reason=f"{want.cluster} is unknown: {facts.reason}",
-        )
-    if here is None:
+        return _Step(want.action("unknown", reason=f"{want.cluster} is unknown: {facts.reason}"))
+    units = living.get(want.address)
+    if units is None:
         dead = facts.unit(want.address)
-        reason = "" if dead is None else f"the former one {'was killed' if dead.state == 'killed' else 'ended'}"
-        if dead is not None and dead.reason:
-            reason += f": {dead.reason}"
-        return Action(
-            kind="create",
-            address=want.address,
-            cluster=want.cluster,
-            summary=want.summary,
-            reason=reason,
-            operation=operation(want.address),
-            spec=want.spec,
-        )
-    cluster, unit = here[0]
+        operation = next_operation(evidence, want.address)
+        return _Step(want.action("create", reason=_obituary(dead), operation=operation, spec=want.spec))
+    cluster, unit = units[0]
     same = cluster == want.cluster and unit.spec_digest == spec_digest(want.spec)
     if same and unit.operation not in expiring:
-        if unit.state == "pending" and unit.job:
-            reason = f"it waits in the queue: {unit.detail}"
-            return Action(
-                kind="keep",
-                address=want.address,
-                cluster=cluster,
-                summary=want.summary,
-                reason=reason,
-                former=unit.operation,
-            )
-        if len(here) > 1:  # the new one was started, the old one not yet stopped
-            return Action(
-                kind="replace",
-                address=want.address,
-                cluster=want.cluster,
-                summary=want.summary,
-                reason="goes on with a replacement that was cut off",
-                operation=unit.operation,
-                former=here[1][1].operation,
-                stop_first=isinstance(want.spec, GatewaySpec),
-                spec=want.spec,
-            )
-        if unit.state == "pending":
-            return Action(
-                kind="create",
-                address=want.address,
-                cluster=cluster,
-                summary=want.summary,
-                reason="goes on with a submission that was cut off",
-                operation=unit.operation,
-                spec=want.spec,
-            )
-        return Action(kind="keep", address=want.address, cluster=cluster, summary=want.summary, former=unit.operation)
-    before = running_specs.get(unit.operation)
-    succession = expiring.get(unit.operation, Succession(""))
-    order = START_FIRST
-    if isinstance(want.spec, GatewaySpec):
-        order = "stop the old one, then start the new one: its ports are the same"
-    elif unit.state == "pending":
-        order = "take the old one out of the queue, then submit the new one"
-    elif succession.stop_first:
-        order = "stop the old one; the new one starts when its nodes are back"
-    return Action(
-        kind="replace",
-        address=want.address,
-        cluster=want.cluster,
-        summary=want.summary,
-        reason="; ".join(filter(None, (succession.reason if same else "", order))),
-        changes=() if before is None else changed_fields(before, want.spec),
-        operation=operation(want.address),
-        former=unit.operation,
-        stop_first=isinstance(want.spec, GatewaySpec) or succession.stop_first or unit.state == "pending",
-        spec=want.spec,
+        return _resumed(want, units)
+    succession = expiring.get(unit.operation) if same else None
+    former = evidence.specs.get(unit.operation)
+    return _Step(
+        want.action(
+            "replace",
+            reason="" if succession is None else succession.reason,
+            changes=() if former is None else changed_fields(former, want.spec),
+            operation=next_operation(evidence, want.address),
+            former=unit.operation,
+            spec=want.spec,
+        ),
+        _order(want, unit, expiring.get(unit.operation)),
     )
+
+
+def _obituary(dead: ObservedUnit | None) -> str:
+    if dead is None:
+        return ""
+    end = f"the former one {'was killed' if dead.state == 'killed' else 'ended'}"
+    return f"{end}: {dead.reason}" if dead.reason else end
+
+
+def _resumed(want: WantedUnit, units: Units) -> _Step:
+    """What is wanted lives already, or is on its way."""
+    _, unit = units[0]
+    if unit.state == "pending" and unit.job:
+        return _Step(want.action("keep", reason=f"it waits in the queue: {unit.detail}", former=unit.operation))
+    if len(units) > 1:  # the new one was started, the old one not yet stopped
+        action = want.action(
+            "replace",
+            reason="goes on with a replacement that was cut off",
+            operation=unit.operation,
+            former=units[1][1].operation,
+            spec=want.spec,
+        )
+        return _Step(action, "ports" if isinstance(want.spec, GatewaySpec) else "resumed")
+    if unit.state == "pending":
+        reason = "goes on with a submission that was cut off"
+        return _Step(want.action("create", reason=reason, operation=unit.operation, spec=want.spec))
+    return _Step(want.action("keep", former=unit.operation))
+
+
+def _order(want: WantedUnit, unit: ObservedUnit, succession: Succession | None) -> Order:
+    if isinstance(want.spec, GatewaySpec):
+        return "ports"
+    if unit.state == "pending":
+        return "queue"
+    return "nodes" if succession is not None and succession.stop_first else "start-first"
 
 
 def changed_fields(before: UnitSpec, after: UnitSpec) -> tuple[str, ...]:
@@ -238,7 +232,11 @@ def _short(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "…"
 
 
-def _order(action: Action) -> tuple[int, int, str]:
-    gateway = isinstance(action.spec, GatewaySpec) or Address.parse(action.address).kind == "gateway"
+def _turn(action: Action) -> tuple[int, int, str]:
     starts = action.kind in ("create", "replace")
-    return (ORDER[action.kind], 0 if gateway == starts else 1, action.address)
+    return (TURN[action.kind], 0 if is_gateway(action) == starts else 1, action.address)
+
+
+def is_gateway(action: Action) -> bool:
+    """Whether it starts or ends a gateway."""
+    return Address.parse(action.address).kind == "gateway"

@@ -9,7 +9,7 @@ from fabrictool.catalog import accelerators, engines
 from fabrictool.domain.address import Address
 from fabrictool.domain.specs import AgentSpec, GatewaySpec
 from fabrictool.planner.devices import visibility_variable, with_devices
-from fabrictool.planner.diff import Wanted
+from fabrictool.planner.diff import WantedUnit
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping
@@ -30,16 +30,16 @@ def wanted_units(
     running: Mapping[str, AgentSpec],
     living: Iterable[AgentSpec],
     renewed: Container[str],
-) -> dict[str, Wanted]:
+) -> dict[str, WantedUnit]:
     """Address → what should run there; `keys` is the digest of the tenants' keys, the rest is for `with_devices`."""
     agents = [_agent(blueprint, inventory, replica) for replica in placement.replicas]
     placed = {replica.replica: replica for replica in placement.replicas}
     specs = with_devices(agents, inventory, running, living, renewed)
-    found = [_wanted(spec, placed[spec.replica]) for spec in specs]
+    units = [_wanted(spec, placed[spec.replica]) for spec in specs]
     gateway = _gateway(blueprint, inventory, keys)
     if gateway is not None:
-        found.append(gateway)
-    return {wanted.address: wanted for wanted in found}
+        units.append(gateway)
+    return {unit.address: unit for unit in units}
 
 
 def _agent(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement) -> AgentSpec:
@@ -73,7 +73,7 @@ def _agent(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement
     )
 
 
-def _wanted(spec: AgentSpec, replica: ReplicaPlacement) -> Wanted:
+def _wanted(spec: AgentSpec, replica: ReplicaPlacement) -> WantedUnit:
     which = f" {','.join(map(str, spec.device_indices))}" if spec.device_indices else ""
     stages = f"{spec.pp}×" if spec.pp > 1 else ""
     where = f"{spec.cluster}/{spec.partition}  {stages}{spec.tp}×{spec.device}{which}"
@@ -81,10 +81,10 @@ def _wanted(spec: AgentSpec, replica: ReplicaPlacement) -> Wanted:
         where = " → ".join(f"{stage.cluster}/{stage.partition} {stage.tp}×{stage.device}" for stage in replica.stages)
     part = f", {spec.phase}" if spec.phase != "unified" else ""
     summary = f"{where}  {spec.engine}, {spec.precision}{part}"
-    return Wanted(str(Address.of(spec)), spec.cluster, spec, summary)
+    return WantedUnit(str(Address.of(spec)), spec.cluster, spec, summary)
 
 
-def _gateway(blueprint: Blueprint, inventory: Inventory, keys: str) -> Wanted | None:
+def _gateway(blueprint: Blueprint, inventory: Inventory, keys: str) -> WantedUnit | None:
     gateway = blueprint.gateway
     if gateway is None:
         return None
@@ -108,7 +108,9 @@ def _gateway(blueprint: Blueprint, inventory: Inventory, keys: str) -> Wanted | 
             if model.trust is not None
         },
     )
-    return Wanted(GATEWAY, gateway.cluster, spec, f"{gateway.cluster}  clients {gateway.listen}, agents {gateway.mesh}")
+    return WantedUnit(
+        GATEWAY, gateway.cluster, spec, f"{gateway.cluster}  clients {gateway.listen}, agents {gateway.mesh}"
+    )
 
 
 def _flag(value: str | float | bool) -> str:

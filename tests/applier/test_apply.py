@@ -6,11 +6,9 @@ import json
 import msgspec
 import pytest
 
-from fabrictool.applier import wave as module_wave
-from fabrictool.applier.apply import Applier, Interrupt
+from fabrictool.applier import driver
+from fabrictool.applier.apply import Applier
 from fabrictool.applier.journal import Journal
-from fabrictool.applier.readset import unit_facts
-from fabrictool.applier.state import FabricFolder, operation_id
 from fabrictool.base.clock import SystemClock
 from fabrictool.base.errors import (
     AppliedInPartError,
@@ -22,6 +20,10 @@ from fabrictool.base.errors import (
 from fabrictool.domain.observed import ClusterFacts, Observed, ObservedUnit
 from fabrictool.domain.plan import Action, Certificate, Forecast, Placement, Plan
 from fabrictool.domain.specs import AgentSpec, HostPort
+from fabrictool.domain.state import operation_id
+from fabrictool.planner.readset import unit_facts
+from fabrictool.state.fabric import Fabric
+from fabrictool.state.folder import FabricFolder
 
 SPEC = AgentSpec(
     fabric="f", provider="p", site="s", cluster="c", partition="n", replica="m/0", model="m", source="x", engine="vllm",
@@ -87,6 +89,8 @@ def address_of(name):
 
 
 class FakeTrust:
+    exists = False
+
     def root(self):
         pass
 
@@ -118,14 +122,11 @@ def action(kind, new=None, old=None):
 @pytest.fixture
 def bench(tmp_path, monkeypatch):
     """An applier over a fake cluster."""
-    monkeypatch.setattr(module_wave, "TICK_S", 0.0)
+    monkeypatch.setattr(driver, "TICK_S", 0.0)
 
     def make(cluster):
-        return Applier(
-            folder=FabricFolder(tmp_path), trust=FakeTrust(), clusters={"c": cluster}, clock=SystemClock(),
-            reporter=Silent(), keys=None, lineage="", observe=lambda: Observed(clusters={"c": cluster.observe()}),
-            read_set=unit_facts, interrupt=Interrupt(),
-        )  # fmt: skip
+        fabric = Fabric("f", FabricFolder(tmp_path), FakeTrust(), {"c": cluster})
+        return Applier(fabric, SystemClock(), Silent(), None, lambda _, observed: unit_facts(observed))
 
     return make
 

@@ -12,9 +12,9 @@ import time
 import asyncssh  # noqa: F401 - what children would load anyway
 
 import fabrictool.applier.apply
-import fabrictool.applier.planning
 import fabrictool.blueprint
 import fabrictool.clusters.kinds
+import fabrictool.planner.plan
 import fabrictool.planner.solvers.registry  # noqa: F401
 from fabrictool.cli.main import main
 

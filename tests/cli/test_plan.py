@@ -6,7 +6,6 @@ import re
 import pytest
 
 from fabrictool.cli import simulation_output
-from fabrictool.cli.applying import read_plan
 from fabrictool.cli.main import main
 from fabrictool.cli.plan_plots import OTHERS, Bar, bars_of, long_stages, text_chart
 from fabrictool.cli.solve_watch import Moment
@@ -14,6 +13,7 @@ from fabrictool.domain.inventory import Inventory
 from fabrictool.domain.plan import Placement, ReplicaPlacement, StagePlacement
 from fabrictool.planner.forecast import certificate
 from fabrictool.planner.problem import Solution, StageResult
+from fabrictool.state.planfile import read_plan
 from tests.planner.fabrics import write_fabric
 from tests.planner.test_exact import problem
 

@@ -22,7 +22,7 @@ from tests.planner.fabrics import write_fabric
 def test_what_cannot_be_drawn_is_refused_before_the_search(tmp_path, capsys, monkeypatch, arguments, code, said):
     monkeypatch.chdir(tmp_path)
     searched = []
-    monkeypatch.setattr("fabrictool.cli.applying.make_plan", lambda *given, **more: searched.append(given))
+    monkeypatch.setattr("fabrictool.cli.plan_output.plan_online", lambda *given, **more: searched.append(given))
     assert main(["plan", "-b", str(write_fabric(tmp_path)), *arguments]) == code
     assert said in capsys.readouterr().err
     assert not searched

@@ -10,9 +10,9 @@ import sys
 import pytest
 
 from fabrictool.base.errors import FabrictoolError
-from fabrictool.cli.certificates import check_certificates
 from fabrictool.cli.main import main
 from fabrictool.clusters.checks import login, node
+from fabrictool.clusters.checks.certificates import check_certificates
 from fabrictool.clusters.schedulers.protocol import Job, SchedulerFacts
 from fabrictool.domain.inventory import Cluster, Inventory
 from fabrictool.domain.observed import Queue

@@ -199,10 +199,10 @@ def test_an_inventory_may_pin_an_authority(tmp_path):
     inventory = tmp_path / "inventory.yaml"
     text = (CASES / "testbed-a.yaml").read_text()
     inventory.write_text(text.replace(f'"{KEY}"', f'"@cert-authority {KEY} of the site"'))
-    from fabrictool.cli.hosts import read_inventory
+    from fabrictool.blueprint.load import load_inventory
 
-    login = read_inventory(None, inventory).clusters["a"].login[0]
+    login = load_inventory(inventory).clusters["a"].login[0]
     assert login.host_keys == (f"@cert-authority {KEY}",)
     inventory.write_text(text.replace(f'"{KEY}"', f'"@cert-authority  {KEY}"'))
     with pytest.raises(FabrictoolError, match="FT1116"):
-        read_inventory(None, inventory)
+        load_inventory(inventory)

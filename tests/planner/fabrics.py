@@ -1,7 +1,7 @@
 """A small fabric in YAML, for tests of what is built from blueprint and inventory."""
 
 from fabrictool.blueprint import load
-from fabrictool.planner.explaining.situation import Situation
+from fabrictool.planner.situation import Situation
 from fabrictool.planner.solvers.exact import ExactSolver
 
 INVENTORY = """\

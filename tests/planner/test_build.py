@@ -7,8 +7,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fabrictool.applier.fabric import Fabric
-from fabrictool.applier.planning import plan_fabric
 from fabrictool.base.settings import Settings
 from fabrictool.blueprint import load
 from fabrictool.domain.blueprint import Slo
@@ -17,8 +15,10 @@ from fabrictool.planner.assign import assign
 from fabrictool.planner.build import build_problem
 from fabrictool.planner.columns import slo_misses
 from fabrictool.planner.forecast import forecast
+from fabrictool.planner.plan import plan_fabric
 from fabrictool.planner.solvers.exact import ExactSolver
 from fabrictool.simulator.capacity import Latency
+from fabrictool.state.fabric import Fabric
 
 ROOT = Path(__file__).parents[2]
 INVENTORY = """\

@@ -2,10 +2,15 @@
 
 import pytest
 
+from fabrictool.domain.evidence import Evidence
 from fabrictool.domain.observed import ClusterFacts, Observed, ObservedUnit
 from fabrictool.domain.plan import spec_digest
 from fabrictool.domain.specs import AgentSpec, GatewaySpec, HostPort
-from fabrictool.planner.diff import Succession, Wanted, actions
+from fabrictool.domain.state import State, operation_id
+from fabrictool.planner.diff import WantedUnit, actions
+from fabrictool.planner.succession import Succession
+
+COUNTED = {"replica/m/0": 7}
 
 
 def agent(replica="m/0", cluster="a", **changes):
@@ -30,7 +35,7 @@ def address(spec):
 
 
 def want(*specs):
-    return {address(s): Wanted(address(s), s.cluster, s, "here") for s in specs}
+    return {address(s): WantedUnit(address(s), s.cluster, s, "here") for s in specs}
 
 
 def unit(spec, operation="op", state="running", **changes):
@@ -46,7 +51,10 @@ def observed(unknown=(), **units):
 
 
 def plan(wanted, facts, specs=None, expiring=None):
-    found = actions(wanted, facts, lambda a: f"new-{a}", running_specs=specs or {}, expiring=expiring or {})
+    evidence = Evidence(
+        fabric="f", lineage="l", at=0.0, clusters=facts.clusters, specs=specs or {}, state=State(generations=COUNTED)
+    )
+    found = actions(wanted, evidence, expiring or {})
     return [(a.kind, a.address, a.former) for a in found], found
 
 
@@ -61,15 +69,20 @@ def test_a_changed_spec_is_replaced_and_the_change_is_named():
     kinds, found = plan(want(new), observed(a=[unit(old, "o")]), {"o": old})
     assert kinds == [("replace", "replica/m/0", "o")]
     assert found[0].changes == ("context: 1 → 2",)
-    assert found[0].operation == "new-replica/m/0"
+    assert found[0].operation == operation_id("l", "replica/m/0", 8)
 
 
 def test_a_certificate_that_ends_soon_is_followed_by_a_new_session():
     spec = agent()
-    assert plan(want(spec), observed(a=[unit(spec, "o")]), expiring={"o": Succession("its certificate ends soon")})[1][
-        0
-    ].reason.startswith("its certificate")
-    assert plan(want(spec), observed(a=[unit(spec, "o")]), expiring={"other": Succession("x")})[0][0][0] == "keep"
+    assert plan(
+        want(spec),
+        observed(a=[unit(spec, "o")]),
+        expiring={"o": Succession("certificate", "its certificate ends soon")},
+    )[1][0].reason.startswith("its certificate")
+    assert (
+        plan(want(spec), observed(a=[unit(spec, "o")]), expiring={"other": Succession("certificate", "x")})[0][0][0]
+        == "keep"
+    )
 
 
 @pytest.mark.parametrize(("state", "said"), [("killed", "was killed"), ("ended", "ended: why")])

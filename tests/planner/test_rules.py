@@ -8,8 +8,8 @@ import pytest
 from fabrictool.planner.explaining import alternatives, rules
 from fabrictool.planner.explaining.alternatives import alternative_sentences, nearest_unused, runner_up
 from fabrictool.planner.explaining.rules import price_rules, rule_sentences, rules_of
-from fabrictool.planner.explaining.situation import with_model
 from fabrictool.planner.problem import ModelNeed
+from fabrictool.planner.situation import with_model
 from fabrictool.planner.stages import amount, first_change, values_of, where
 from tests.planner.fabrics import situation, solved
 from tests.planner.test_exact import cheapest_load, fits, option, pool, problem, solve

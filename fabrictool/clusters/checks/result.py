@@ -3,6 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fabrictool.base.errors import FabrictoolError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fabrictool.base.errors import Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,3 +23,19 @@ class Check:
     hint: str = ""
     warning: bool = False
     """Good enough to go on, and worth a word."""
+
+
+def guarded(name: str, check: Callable[[], list[Check]]) -> list[Check]:
+    """Its coded errors as lines of the answer."""
+    try:
+        return check()
+    except FabrictoolError as error:
+        return [failed(name, problem) for problem in error.problems]
+
+
+def failed(name: str, problem: Problem) -> Check:
+    """A problem as a line of the answer."""
+    where = str(problem.place)
+    return Check(
+        name, False, f"{problem.code} {problem.message}" + (f" ({where})" if where else ""), problem.hint or ""
+    )

@@ -6,6 +6,7 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Literal
 
+from fabrictool.base.errors import UsageError
 from fabrictool.blueprint.secrets import resolve
 from fabrictool.clusters.connections.protocol import Connection, Endpoint
 from fabrictool.domain.secrets import SecretRef
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from fabrictool.clusters.connections.fabric_connection import FabricConnection
     from fabrictool.clusters.connections.loopthread import LoopThread
     from fabrictool.clusters.connections.settings import Limits
-    from fabrictool.domain.inventory import Login
+    from fabrictool.domain.inventory import Inventory, Login
 
 How = Literal["asyncssh", "openssh", "fabric"]
 
@@ -50,8 +51,8 @@ def keyboard(endpoint: Endpoint, *, limits: Limits | None = None) -> FabricConne
     """A connection that can give the terminal to the other side."""
     # By name: import contracts forbid that the rooms which reconcile reach Fabric, and they do reach this module.
     module = importlib.import_module("fabrictool.clusters.connections.fabric_connection")
-    found: FabricConnection = module.FabricConnection(endpoint, limits=limits)
-    return found
+    connection: FabricConnection = module.FabricConnection(endpoint, limits=limits)
+    return connection
 
 
 def connect_login(
@@ -90,3 +91,27 @@ def endpoint_of(login: Login, environment: Mapping[str, str] | None = None) -> E
 
 def _user(name: str | SecretRef, environment: Mapping[str, str] | None) -> str:
     return resolve(name, os.environ if environment is None else environment) if isinstance(name, SecretRef) else name
+
+
+def at_keyboard(login: Login) -> Connection:
+    """For verbs that a person types: Fabric's; where the site wants a person, OpenSSH's own, as the inventory says."""
+    return connect_login(login) if login.transport == "openssh" else keyboard(endpoint_of(login))
+
+
+def login_of(inventory: Inventory, cluster: str) -> Login:
+    """The first login node of a cluster.
+
+    Raises
+    ------
+    UsageError
+        FT5341 when there is no such cluster, FT5342 when it has no login node.
+    """
+    described = inventory.clusters.get(cluster)
+    if described is None:
+        names = ", ".join(name for name, other in inventory.clusters.items() if other.login) or "none"
+        message = f"the inventory has no cluster `{cluster}`"
+        raise UsageError.of("FT5341", message, hint=f"clusters with login nodes: {names}")
+    if not described.login:
+        message = f"the cluster `{cluster}` has no login node: it is of kind {described.kind}"
+        raise UsageError.of("FT5342", message, hint="its units run on this machine")
+    return described.login[0]

@@ -16,8 +16,8 @@ from fabrictool.planner.formulation import Formulation
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from fabrictool.planner.explaining.situation import Situation
     from fabrictool.planner.problem import ModelNeed, PoolKey, Problem
+    from fabrictool.planner.situation import Situation
 
 SECONDS = 10.0
 """For each question whether a placement exists; what cannot be said by then counts as possible."""

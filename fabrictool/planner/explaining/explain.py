@@ -13,8 +13,8 @@ from fabrictool.planner.stages import where
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fabrictool.planner.explaining.situation import Situation
     from fabrictool.planner.problem import Problem, Solution
+    from fabrictool.planner.situation import Situation
 
 MOST_PRICES = 5
 """Partitions whose shadow prices are told, the dearest first."""

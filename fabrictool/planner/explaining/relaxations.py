@@ -17,8 +17,8 @@ from fabrictool.planner.formulation import Formulation
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from fabrictool.planner.explaining.situation import Situation
     from fabrictool.planner.problem import ModelNeed, Option, Pool, Problem
+    from fabrictool.planner.situation import Situation
 
 MOST_HINTS = 8
 """Relaxations that are told."""

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.domain.blueprint import Replicas
-from fabrictool.planner.explaining.situation import with_model
 from fabrictool.planner.formulation import Formulation
+from fabrictool.planner.situation import with_model
 from fabrictool.planner.solvers.exact import SMALL, ExactSolver
 from fabrictool.planner.stages import NOUNS, TIDYING, amount, first_change, in_order, proved, user_stages, values_of
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from fabrictool.domain.blueprint import Blueprint, Model
-    from fabrictool.planner.explaining.situation import Situation
     from fabrictool.planner.problem import Problem, Solution
+    from fabrictool.planner.situation import Situation
 
 MOST_RULES = 20
 """So many are priced, those of the models with the largest demand first."""

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from fabrictool.domain.inventory import Inventory, Partition
-    from fabrictool.planner.explaining.situation import Situation
     from fabrictool.planner.problem import OptionKey, Solver
+    from fabrictool.planner.situation import Situation
 
 MOST_RATE = 1e7
 """Requests/s of one model; numbers beyond it are no demand, and too large for the solvers."""

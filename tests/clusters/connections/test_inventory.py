@@ -54,7 +54,7 @@ def test_what_is_for_openssh_is_refused_elsewhere(field):
 
 def test_what_plans_and_applies_never_loads_fabric():
     code = (
-        "import sys, fabrictool.applier.apply, fabrictool.applier.fabric\n"
+        "import sys, fabrictool.applier.apply, fabrictool.state.fabric\n"
         "import fabrictool.clusters.connections.factory as f\n"
         "from fabrictool.clusters.connections.protocol import Endpoint\n"
         f"point = Endpoint('a', 22, 'u', ({KEY!r},))\n"

@@ -1,0 +1,132 @@
+"""Does what a wave asks for: clusters, threads and the clock on one side, `wave` on the other."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, TypeVar
+
+from fabrictool.applier.wave import (
+    Begun,
+    Ended,
+    Look,
+    Looked,
+    ReadTail,
+    Refused,
+    Report,
+    Start,
+    Started,
+    TailRead,
+    Tell,
+    Ticked,
+)
+from fabrictool.base.errors import FabrictoolError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from fabrictool.applier.wave import Course, Effect, Event, Wave
+    from fabrictool.base.clock import Clock
+    from fabrictool.clusters.protocol import Cluster, NewUnit
+    from fabrictool.domain.plan import Action
+
+E = TypeVar("E", Start, Look)
+TICK_S = 0.1
+WORKERS = 8
+TAIL_LINES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """Runs waves on real clusters."""
+
+    clusters: Mapping[str, Cluster]
+    clock: Clock
+    new_unit: Callable[[Action], NewUnit]
+    """Identity included; asked for just before the start."""
+    remember: Callable[[Sequence[Action]], None]
+    """Called before anything is started: whatever runs is in the state."""
+    guard: Callable[[], None]
+    """Raises when another writer has the lease: nothing that runs is touched then."""
+    report: Callable[[Report], None]
+    ended: Callable[[Course], None]
+    """Called once for each course that is over."""
+    presses: Callable[[], int]
+    """How often Ctrl-C was pressed."""
+
+    def run(self, wave: Wave) -> None:
+        """Until all is over, or the user stopped waiting."""
+        events: deque[Event] = deque([Begun()])
+        while not wave.over:
+            idle = not events
+            if idle:
+                events.append(Ticked(self.presses()))
+            effects: list[Effect] = []
+            while events:
+                effects += wave.step(self.clock.monotonic(), events.popleft())
+            events.extend(self._done(effects))
+            if idle and not effects:
+                time.sleep(TICK_S)
+
+    def _done(self, effects: Sequence[Effect]) -> Iterator[Event]:
+        """What came of them; neighbours of one kind go on side by side."""
+        for kind, group in groupby(effects, type):
+            if kind is Start:
+                starts = [effect for effect in group if isinstance(effect, Start)]
+                self.remember([action for start in starts for action in start.actions])
+                yield from self._side_by_side(self._start, starts)
+            elif kind is Look:
+                yield from self._side_by_side(self._look, [effect for effect in group if isinstance(effect, Look)])
+            else:
+                for effect in group:
+                    yield from self._do(effect)
+
+    def _do(self, effect: Effect) -> Iterator[Event]:
+        match effect:
+            case Tell():
+                yield from self._tell(effect)
+            case ReadTail(cluster, operation):
+                yield TailRead(operation, self._tail(cluster, operation))
+            case Report():
+                self.report(effect)
+            case Ended(course):
+                self.ended(course)
+
+    def _side_by_side(self, do: Callable[[E], Event], effects: Sequence[E]) -> list[Event]:
+        with ThreadPoolExecutor(WORKERS) as pool:
+            return list(pool.map(do, effects))
+
+    def _start(self, start: Start) -> Event:
+        operations = tuple(action.operation for action in start.actions)
+        try:
+            failed = self.clusters[start.cluster].start([self.new_unit(action) for action in start.actions])
+        except FabrictoolError as error:
+            failed = dict.fromkeys(operations, error)
+        return Started(start.cluster, operations, failed)
+
+    def _look(self, look: Look) -> Event:
+        return Looked(self.clusters[look.cluster].observe(brief=True))
+
+    def _tell(self, tell: Tell) -> Iterator[Event]:
+        """While we are still the one writer."""
+        cluster = self.clusters[tell.cluster]
+        try:
+            self.guard()
+            match tell.verb:
+                case "stop":
+                    cluster.stop(tell.operations)
+                case "kill":
+                    cluster.kill(tell.operations)
+                case "forget":
+                    cluster.forget(tell.operations)
+        except FabrictoolError as error:
+            yield Refused(tell.operations, error)
+
+    def _tail(self, cluster: str, operation: str) -> str:
+        try:
+            return " | ".join(self.clusters[cluster].log_tail(operation, TAIL_LINES))
+        except FabrictoolError as error:
+            return str(error)

@@ -1,0 +1,36 @@
+"""What the schedulers say of a plan before it is carried out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from fabrictool.base.errors import FabrictoolError
+from fabrictool.clusters.protocol import NewUnit
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fabrictool.clusters.protocol import Cluster
+    from fabrictool.domain.evidence import Evidence
+    from fabrictool.domain.plan import Outlook, Plan
+
+
+def with_outlook(plan: Plan, evidence: Evidence, clusters: Mapping[str, Cluster]) -> Plan:
+    """The plan with what is expected of the units that it would start, and warnings of what would be refused."""
+    groups: dict[str, list[NewUnit]] = {}
+    for action in plan.actions:
+        if action.kind in ("create", "replace") and action.spec is not None and evidence.clusters[action.cluster].known:
+            unit = NewUnit(action.operation, action.address, action.spec, {}, plan.lineage)
+            groups.setdefault(action.cluster, []).append(unit)
+    outlooks: list[Outlook] = []
+    warnings: list[str] = []
+    for cluster, units in sorted(groups.items()):
+        try:
+            expected, refused = clusters[cluster].outlook(units)
+        except FabrictoolError as error:
+            expected, refused = [], [f"{cluster}: its queue is not known: {error}"]
+        outlooks += expected
+        warnings += refused
+    return msgspec.structs.replace(plan, outlook=tuple(outlooks), warnings=(*plan.warnings, *warnings))

@@ -1,0 +1,110 @@
+"""Plans for the commands: from the clusters as they are now, or from a bundle."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import typer
+
+from fabrictool.base.clock import duration_text
+from fabrictool.base.errors import UsageError
+from fabrictool.cli.output import say
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from fabrictool.cli.source import Source
+    from fabrictool.domain.evidence import Evidence
+    from fabrictool.domain.plan import Plan
+    from fabrictool.planner.plan import PlanOptions
+    from fabrictool.planner.problem import Solution, Solver
+    from fabrictool.state.fabric import Fabric
+
+PATIENCE_S = 2.0
+"""A search that takes longer tells how far it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class BundleFile:
+    """Where the evidence of an offline plan is, and how far it is believed."""
+
+    path: Path
+    root: Path | None
+    """Certificate of the root that signed it; None: this machine's."""
+    max_age: str
+
+
+def plan_online(source: Source, fabric: Fabric, options: PlanOptions) -> tuple[Plan, Evidence]:
+    """Look at the clusters, plan, and ask the schedulers what they think of it."""
+    from fabrictool.applier.outlook import with_outlook
+    from fabrictool.clusters.checks.certificates import check_certificates
+    from fabrictool.planner.plan import plan
+    from fabrictool.state.tenantkeys import keys_seen
+
+    check_certificates(source.inventory)
+    now = time.time()
+    evidence = fabric.gather(now=now, keys=keys_seen(source.blueprint, os.environ))
+    planned = plan(source.blueprint, source.inventory, evidence, options, now=now, warnings=source.loaded.warnings)
+    return with_outlook(planned, evidence, fabric.clusters), evidence
+
+
+def plan_offline(source: Source, bundle: BundleFile, options: PlanOptions) -> tuple[Plan, Evidence]:
+    """Reaches no cluster, reads no key and no secret."""
+    from fabrictool.planner.plan import plan
+
+    evidence, now = _opened(source, bundle), time.time()
+    where = f" on {evidence.host}" if evidence.host else ""
+    say(f"planned from an observation that is {duration_text(max(0.0, now - evidence.at))} old, made{where}")
+    planned = plan(source.blueprint, source.inventory, evidence, options, now=now, warnings=source.loaded.warnings)
+    return planned, evidence.within(source.inventory)
+
+
+def _opened(source: Source, bundle: BundleFile) -> Evidence:
+    from fabrictool.base.files import file_error
+    from fabrictool.base.units import Duration, UnitError
+    from fabrictool.state.bundle import open_bundle
+
+    try:
+        oldest = float(Duration.parse(bundle.max_age))
+    except UnitError as error:
+        raise typer.BadParameter(f"{error.message}: {error.hint}", param_hint="--max-age") from error
+    root = bundle.root if bundle.root is not None else source.fabric().trust.folder / "root.crt"
+    file = bundle.path
+    try:
+        data = file.read_bytes()
+        file = root
+        certificate = file.read_bytes()
+    except OSError as error:
+        raise file_error(error, file) from error
+    return open_bundle(
+        data, certificate, fabric=source.blueprint.fabric, now=time.time(), max_age_s=oldest, file=str(bundle.path)
+    )
+
+
+def solver_named(name: str) -> Solver:
+    """Raises UsageError FT9001 when there is none."""
+    from fabrictool.planner.solvers.registry import SOLVERS
+
+    if name not in SOLVERS:
+        raise UsageError.of("FT9001", f"there is no solver {name!r}", hint=f"one of: {', '.join(SOLVERS)}")
+    return SOLVERS[name]()
+
+
+def search_progress() -> Callable[[Solution], None]:
+    """A line a better placement on a terminal's stderr, once a search takes long enough to wonder."""
+    began = time.monotonic()
+
+    def show(solution: Solution) -> None:
+        passed = time.monotonic() - began
+        if not sys.stderr.isatty() or passed < PATIENCE_S:
+            return
+        stage = solution.stages[-1]
+        gap = f", at most {stage.objective - stage.bound:.3g} from the best" if stage.objective > stage.bound else ""
+        say(f"{passed:4.0f} s  {stage.name} {stage.objective:.6g}{gap}; Ctrl-C takes the best so far")
+
+    return show

@@ -1,0 +1,82 @@
+"""The files that a command is about: named by its options, read once, handed on."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fabrictool.base.errors import UsageError
+from fabrictool.base.settings import Settings
+from fabrictool.cli.output import print_problems
+
+if TYPE_CHECKING:
+    from fabrictool.blueprint import Loaded
+    from fabrictool.domain.blueprint import Blueprint
+    from fabrictool.domain.inventory import Inventory
+    from fabrictool.state.fabric import Fabric
+
+
+@dataclass(frozen=True)
+class Source:
+    """A blueprint with its inventory, overlay and scenario."""
+
+    path: Path | None = None
+    """Of the blueprint; None: the one that is meant by default."""
+    inventory_path: Path | None = None
+    overlay: str | None = None
+    scenario: str | None = None
+
+    @cached_property
+    def loaded(self) -> Loaded:
+        """Read and checked; warnings go to stderr."""
+        from fabrictool.blueprint import load
+
+        loaded = load(
+            find_blueprint(self.path),
+            inventory_path=self.inventory_path,
+            overlay=self.overlay,
+            scenario=self.scenario,
+            environment=os.environ,
+        )
+        print_problems(loaded.warnings)
+        return loaded
+
+    @property
+    def blueprint(self) -> Blueprint:
+        """What is wanted."""
+        return self.loaded.blueprint
+
+    @property
+    def inventory(self) -> Inventory:
+        """What exists, as far as files say."""
+        return self.loaded.inventory
+
+    def inventory_alone(self) -> Inventory:
+        """The inventory that is given, else the one that the blueprint names; alone it needs no blueprint."""
+        if self.path is not None or self.inventory_path is None:
+            return self.inventory
+        from fabrictool.blueprint.load import load_inventory
+
+        return load_inventory(self.inventory_path)
+
+    def fabric(self) -> Fabric:
+        """Opened under this user's settings; to be used as a context, once a command."""
+        from fabrictool.state.fabric import Fabric
+
+        return Fabric.open(self.blueprint, self.inventory, Settings.from_environment(), os.environ)
+
+
+def find_blueprint(given: Path | None) -> Path:
+    """The blueprint that is meant: the one given, ``blueprint.yaml``, or the only one in ``blueprints/``."""
+    if given is not None:
+        return given
+    if Path("blueprint.yaml").exists():
+        return Path("blueprint.yaml")
+    candidates = sorted(Path("blueprints").glob("*.yaml")) if Path("blueprints").is_dir() else []
+    if len(candidates) == 1:
+        return candidates[0]
+    what = f"blueprints/ holds {len(candidates)}" if candidates else "there is no blueprint.yaml here"
+    raise UsageError.of("FT9004", f"which blueprint? {what}", hint="-b FILE; `fabrictool init` writes a starter")

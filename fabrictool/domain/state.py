@@ -1,0 +1,102 @@
+"""What the operator's side remembers of a fabric: counts, places and what was applied last. Never a secret.
+
+The truth is in the clusters. The state holds what they cannot say: the fabric's *lineage* (a random id that marks what
+is ours), the *serial* that every write raises by one, and per address the *generation* of its last start.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+
+from fabrictool.domain.specs import AgentSpec, Phase, UnitSpec
+
+SCHEMA = 1
+SHORTEST_MARK = 8
+"""Digits of a lineage that tell it from others: job comments have no room for all of them."""
+
+
+class Placed(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a unit was put; what is remembered of clusters that do not answer."""
+
+    cluster: str
+    partition: str = msgspec.field(name="node")
+    """Of an agent; "" of a gateway. Written as ``node``."""
+    tp: int = 1
+    pp: int = 1
+    phase: Phase = "unified"
+    operation: str = ""
+
+    @classmethod
+    def of(cls, spec: UnitSpec, cluster: str, operation: str) -> Placed:
+        """A unit that was told `spec`."""
+        if not isinstance(spec, AgentSpec):
+            return cls(cluster=cluster, partition="", operation=operation)
+        return cls(
+            cluster=cluster, partition=spec.partition, tp=spec.tp, pp=spec.pp, phase=spec.phase, operation=operation
+        )
+
+
+class Applied(msgspec.Struct, frozen=True, kw_only=True):
+    """One unit of the last approved plan."""
+
+    cluster: str
+    spec: UnitSpec
+    summary: str = ""
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True):
+    """``state.json``."""
+
+    schema: int = SCHEMA
+    fabric: str = ""
+    """Whose state it is."""
+    lineage: str = ""
+    """Random, given with the first write: marks what is ours."""
+    serial: int = 0
+    applied_plan: str = ""
+    """Id of the last plan that was carried out."""
+    applied_blueprint: str = ""
+    """Digest of what that plan was made of."""
+    applied_units: dict[str, Applied] = {}
+    """Address → what the last approved plan wants there: what `reconcile` heals to."""
+    generations: dict[str, int] = {}
+    """Address → how many units it ever had."""
+    waits: dict[str, list[float]] = {}
+    """``CLUSTER/PARTITION`` → seconds that our last jobs waited in its queue."""
+    served_on: list[str] = []
+    """Clusters on which a unit of ours was once seen to serve: there its folder must be."""
+    loads: dict[str, list[float]] = {}
+    """Model → seconds from the start of its last replicas until they served."""
+    units: dict[str, Placed] = {}
+    """Address → where its unit was started and not stopped since."""
+
+
+class Lease(msgspec.Struct, frozen=True, kw_only=True):
+    """Who writes now."""
+
+    id: str
+    who: str
+    host: str
+    pid: int
+    purpose: str
+    at: float
+    """Wall seconds."""
+    expires: float | None = None
+    """Wall seconds after which another one may take it over; None: it ends with its process, or by hand."""
+
+    def __str__(self) -> str:
+        """For messages."""
+        return f"{self.who}@{self.host} (pid {self.pid}), lease {self.id}, for {self.purpose}"
+
+
+def operation_id(lineage: str, address: str, generation: int) -> str:
+    """The id under which a unit is started, at most once: readable, unique in the fabric, the same on a retry."""
+    mark = hashlib.sha256(f"{lineage}|{address}|{generation}".encode()).hexdigest()[:8]
+    return f"{address.replace('/', '-')}-g{generation}-{mark}"
+
+
+def same_lineage(mark: str, lineage: str) -> bool:
+    """Whether a unit's mark is that lineage, or its beginning."""
+    return bool(lineage) and (mark == lineage or (len(mark) >= SHORTEST_MARK and lineage.startswith(mark)))

@@ -1,0 +1,261 @@
+"""Solve, name, compare: the plan of a fabric as a function of what is wanted and what was seen.
+
+The same call online, from a bundle, in CI and in what-ifs: whatever it reads is an argument.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from fabrictool.base.errors import FabrictoolError, InfeasibleError, Place, Problem
+from fabrictool.domain.address import Address
+from fabrictool.domain.plan import Action, Certificate, Forecast, Placement, Plan, inputs_digest
+from fabrictool.domain.specs import AgentSpec, GatewaySpec
+from fabrictool.planner.assign import assign
+from fabrictool.planner.diff import actions, delete, is_gateway
+from fabrictool.planner.drift import out_of_reach
+from fabrictool.planner.explaining.explain import explanation, reasons
+from fabrictool.planner.explaining.relaxations import explain_conflict
+from fabrictool.planner.forecast import certificate, forecast
+from fabrictool.planner.readset import ABSENT, read_set
+from fabrictool.planner.replay import replay
+from fabrictool.planner.situation import placed_option, running_options, situation_of
+from fabrictool.planner.solvers.exact import ExactSolver
+from fabrictool.planner.succession import successions
+from fabrictool.planner.units import wanted_units
+from fabrictool.planner.verify import violations
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from fabrictool.domain.blueprint import Blueprint
+    from fabrictool.domain.evidence import Evidence
+    from fabrictool.domain.inventory import Inventory
+    from fabrictool.domain.observed import Observed
+    from fabrictool.domain.specs import UnitSpec
+    from fabrictool.planner.build import Tables
+    from fabrictool.planner.problem import OptionKey, Solution, Solver
+    from fabrictool.planner.problem import Problem as PlacementProblem
+    from fabrictool.planner.situation import Situation
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """How a plan is searched for."""
+
+    seed: int = 0
+    time_limit_s: float = 60.0
+    solver: Solver = field(default_factory=ExactSolver)
+    explain: bool = False
+    """Adds what rules cost and what was not chosen to the reasons: it solves again, and takes longer."""
+    progress: Callable[[Solution], None] | None = None
+    """Is told each better placement; with it, Ctrl-C ends the search and keeps the last one, and ends the explaining
+    and keeps what it has."""
+
+
+def plan(
+    blueprint: Blueprint,
+    inventory: Inventory,
+    evidence: Evidence,
+    options: PlanOptions,
+    *,
+    now: float,
+    warnings: Sequence[Problem] = (),
+) -> Plan:
+    """What should change; `warnings` are the loader's, and stand in the plan. `now` in wall seconds.
+
+    Raises
+    ------
+    InfeasibleError
+        FT200x with what conflicts and what would resolve it.
+    """
+    evidence = evidence.within(inventory)
+    situation = situation_of(blueprint, inventory, evidence, now)
+    problem, tables, solution, stopped = _solved(situation, options, evidence.observed)
+    placement = _placed(situation, problem, solution, evidence)
+    keys = evidence.keys_of(blueprint)
+    wanted, changes = _actions(situation, placement, evidence, keys)
+    currency = currency_of(inventory)
+    sentences = explanation(situation, problem, solution, currency, options.seed) if options.explain else ()
+    why, cut = _until_interrupted(sentences, patient=options.progress is None)
+    return Plan(
+        fabric=evidence.fabric,
+        lineage=evidence.lineage,
+        blueprint_digest=inputs_digest(blueprint, inventory),
+        read_set={f"unit/{address}": ABSENT for address in wanted}
+        | read_set(inputs_digest(blueprint, inventory), evidence.observed, keys),
+        actions=changes,
+        placement=placement,
+        forecast=forecast(
+            blueprint, problem, solution, tables, currency, replay(blueprint, inventory, placement, options.seed)
+        ),
+        certificate=certificate(problem, solution, options.seed),
+        reasons=(*reasons(problem, solution, currency), *why),
+        warnings=(
+            *_unrepeatable(solution),
+            *(["the search was stopped early: this is the best placement until then"] if stopped else ()),
+            *(["the explaining was stopped early"] if cut else ()),
+            *(f"{warning.code} {warning.message}" for warning in warnings),
+            *_unread_traces(blueprint),
+            *_unread_keys(blueprint, keys),
+            *(trouble.message for trouble in out_of_reach(evidence) if _disabled(trouble, evidence.observed)),
+        ),
+    )
+
+
+def destruction(blueprint: Blueprint, inventory: Inventory, evidence: Evidence) -> tuple[Plan, list[Problem]]:
+    """Delete every unit of this fabric on clusters that can be seen, the gateway last; and what that leaves out."""
+    observed = evidence.observed
+    ends = [delete(name, unit, unit.state) for name, facts in observed.clusters.items() for unit in facts.units]
+    blueprint_digest = inputs_digest(blueprint, inventory)
+    changes = tuple(sorted(ends, key=lambda action: (is_gateway(action), action.address)))
+    facts = read_set(blueprint_digest, observed)
+    return unsolved(evidence, blueprint_digest, facts, changes, "nothing is left to forecast"), out_of_reach(evidence)
+
+
+def unsolved(
+    evidence: Evidence, blueprint_digest: str, facts: Mapping[str, str], changes: tuple[Action, ...], basis: str
+) -> Plan:
+    """A plan that no solver made: it places nothing and forecasts nothing."""
+    return Plan(
+        fabric=evidence.fabric,
+        lineage=evidence.lineage,
+        blueprint_digest=blueprint_digest,
+        read_set=dict(facts),
+        actions=changes,
+        placement=Placement(),
+        forecast=Forecast(models=(), cost_per_hour=0.0, currency="", power_w=0.0, basis=basis),
+        certificate=Certificate(solver="none", seed=0, optimal=True, stages=(), tables_sha256=""),
+    )
+
+
+def _solved(
+    situation: Situation, options: PlanOptions, observed: Observed
+) -> tuple[PlacementProblem, Tables, Solution, bool]:
+    """The last solution, and whether Ctrl-C made it the last."""
+    problem, tables = situation.build()
+    try:
+        search = options.solver.solve(problem, deadline_s=options.time_limit_s, seed=options.seed)
+        solution, stopped = _last(search, options.progress)
+    except InfeasibleError as error:
+        why = [*error.problems, *explain_conflict(situation), *_unknown_clusters(observed)]
+        raise InfeasibleError(why) from error
+    return solution.whole(problem), tables, solution, stopped
+
+
+def _placed(situation: Situation, problem: PlacementProblem, solution: Solution, evidence: Evidence) -> Placement:
+    """The solution with names; raises FT2903 when it breaks a rule after all."""
+    names = _names_out_of_sight(evidence) | running_options(evidence)
+    placement = assign(problem, solution, names, situation.unseen)
+    blind = {name for name, facts in evidence.clusters.items() if not facts.known}
+    unseen = {replica.cluster for replica in situation.unseen}
+    broken = violations(situation.blueprint, situation.inventory, placement, blind | unseen, situation.now)
+    if broken:
+        hint = "this is a bug of the planner: report it with blueprint and inventory"
+        raise FabrictoolError.of("FT2903", f"the placement breaks a rule: {'; '.join(broken)}", hint=hint)
+    return placement
+
+
+def _names_out_of_sight(evidence: Evidence) -> dict[str, OptionKey]:
+    """Nothing can be said of replicas on a cluster that is not enabled, but their names are taken."""
+    remembered = [(Address.parse(address), placed) for address, placed in evidence.state.units.items()]
+    return {
+        address.name: placed_option(address.name, placed)
+        for address, placed in remembered
+        if address.kind == "replica" and placed.cluster not in evidence.clusters
+    }
+
+
+def _actions(
+    situation: Situation, placement: Placement, evidence: Evidence, keys: str | None
+) -> tuple[Iterable[str], tuple[Action, ...]]:
+    """Addresses of all that is wanted, and what leads there; `keys` None: as they are."""
+    expiring = successions(evidence, situation.now)
+    specs = evidence.running_specs()
+    renewed = {a for a, (_, unit) in evidence.observed.running().items() if unit.operation in expiring}
+    wanted = wanted_units(
+        situation.blueprint,
+        situation.inventory,
+        placement,
+        keys=_running_keys(specs) if keys is None else keys,
+        running=evidence.running_agents(),
+        living=[spec for spec in specs.values() if isinstance(spec, AgentSpec)],
+        renewed={Address.parse(address).name for address in renewed},
+    )
+    return wanted, actions(wanted, evidence, expiring)
+
+
+def _last(search: Iterator[Solution], progress: Callable[[Solution], None] | None) -> tuple[Solution, bool]:
+    solution = None
+    try:
+        for solution in search:
+            if progress is not None:
+                progress(solution)
+    except KeyboardInterrupt:
+        if solution is None or progress is None:
+            raise
+        return solution, True
+    if solution is None:
+        raise FabrictoolError.of("FT2902", "the solver found nothing")
+    return solution, False
+
+
+def _until_interrupted(sentences: Iterable[str], *, patient: bool) -> tuple[list[str], bool]:
+    """All sentences, and whether Ctrl-C cut them short; the `patient` let it through."""
+    complete: list[str] = []
+    try:
+        for sentence in sentences:
+            complete.append(sentence)  # noqa: PERF402 - what came before Ctrl-C counts
+    except KeyboardInterrupt:
+        if patient:
+            raise
+        return complete, True
+    return complete, False
+
+
+def _disabled(trouble: Problem, observed: Observed) -> bool:
+    return (trouble.place.thing or "").removeprefix("cluster/") not in observed.clusters
+
+
+def _unrepeatable(solution: Solution) -> list[str]:
+    if solution.repeatable:
+        return []
+    return ["the search ran out of time: on another machine the same files may be placed otherwise"]
+
+
+def _unread_traces(blueprint: Blueprint) -> list[str]:
+    return [
+        f"{name}: demand.trace is not read by this release; it is planned for replicas.min without a demand"
+        for name, model in sorted(blueprint.models.items())
+        if model.demand is not None and model.demand.trace is not None
+    ]
+
+
+def _running_keys(specs: Mapping[str, UnitSpec]) -> str:
+    return next((spec.keys for spec in specs.values() if isinstance(spec, GatewaySpec)), "")
+
+
+def _unread_keys(blueprint: Blueprint, keys: str | None) -> list[str]:
+    if keys is not None or not blueprint.tenants or blueprint.gateway is None:
+        return []
+    return ["the tenants' keys cannot be had here; whether one of them has changed is not known"]
+
+
+def _unknown_clusters(observed: Observed) -> list[Problem]:
+    return [
+        Problem(
+            "FT2005",
+            f"{name} is unknown and cannot be planned with: {facts.reason}",
+            Place(thing=f"cluster/{name}"),
+            facts.hint or None,
+        )
+        for name, facts in sorted(observed.clusters.items())
+        if not facts.known
+    ]
+
+
+def currency_of(inventory: Inventory) -> str:
+    """Of all prices; "" without any."""
+    prices = [p.price for c in inventory.clusters.values() for p in c.partitions.values() if p.price is not None]
+    return prices[0].currency if prices else ""

@@ -1,0 +1,122 @@
+"""What a problem is built from, so that it can be built again with something changed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from fabrictool.domain.address import Address, model_of
+from fabrictool.domain.plan import ReplicaPlacement
+from fabrictool.planner.build import build_problem
+from fabrictool.planner.problem import unit_key
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fabrictool.domain.blueprint import Blueprint, Model
+    from fabrictool.domain.evidence import Evidence
+    from fabrictool.domain.inventory import Inventory
+    from fabrictool.domain.specs import AgentSpec
+    from fabrictool.domain.state import Placed
+    from fabrictool.planner.build import Tables
+    from fabrictool.planner.problem import OptionKey, Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """Desired state, what exists, and what the clusters answered; can be pickled."""
+
+    blueprint: Blueprint
+    inventory: Inventory
+    usable: tuple[str, ...]
+    """Clusters that answered."""
+    unseen: tuple[ReplicaPlacement, ...]
+    """Replicas on the others."""
+    current: Mapping[OptionKey, int]
+    """What runs."""
+    now: float
+    """Seconds since 1970: maintenance that is over does not matter."""
+
+    def build(self) -> tuple[Problem, Tables]:
+        """The solver's problem. Raises as `build_problem`."""
+        return build_problem(
+            self.blueprint,
+            self.inventory,
+            usable=self.usable,
+            unseen=self.unseen,
+            current=self.current,
+            now=self.now,
+        )
+
+    def with_models(self, changes: Mapping[str, Mapping[str, Any]]) -> Situation:
+        """With other fields of some models; what pydantic would check is the caller's care."""
+        models = {
+            name: model.model_copy(update=dict(changes[name])) if name in changes else model
+            for name, model in self.blueprint.models.items()
+        }
+        return replace(self, blueprint=self.blueprint.model_copy(update={"models": models}))
+
+
+def with_model(situation: Situation, problem: Problem, name: str, changed: Model) -> Problem:
+    """`problem`, which `situation` led to, with one model described otherwise; only its own tables are made anew."""
+    alone, _ = replace(situation, blueprint=situation.blueprint.model_copy(update={"models": {name: changed}})).build()
+    kept = [option for option in problem.options if option.model != name]
+    others = {option.key for option in kept}
+    return replace(
+        problem,
+        needs=tuple(alone.needs[0] if need.model == name else need for need in problem.needs),
+        options=tuple(sorted([*kept, *alone.options], key=lambda option: option.key)),
+        fixed={key: count for key, count in problem.fixed.items() if key in others} | alone.fixed,
+        columns={**problem.columns, **alone.columns},
+        phases={**problem.phases, **alone.phases},
+        transfers={key: way for key, way in problem.transfers.items() if key[0] != name} | alone.transfers,
+    )
+
+
+def situation_of(blueprint: Blueprint, inventory: Inventory, evidence: Evidence, now: float) -> Situation:
+    """What the planner starts from."""
+    return Situation(
+        blueprint,
+        inventory,
+        usable=tuple(name for name, facts in evidence.clusters.items() if facts.known),
+        unseen=_unseen_replicas(inventory, evidence),
+        current=Counter(running_options(evidence).values()),
+        now=now,
+    )
+
+
+def running_options(evidence: Evidence) -> dict[str, OptionKey]:
+    """Replica (``MODEL/NUMBER``) → the option as which it runs."""
+    return {replica: placed_option(replica, spec) for replica, spec in evidence.running_agents().items()}
+
+
+def placed_option(replica: str, placed: AgentSpec | Placed) -> OptionKey:
+    """The option as which a replica (``MODEL/NUMBER``) was placed."""
+    return unit_key(model_of(replica), (placed.cluster, placed.partition), placed.tp, placed.pp, placed.phase)
+
+
+def _unseen_replicas(inventory: Inventory, evidence: Evidence) -> tuple[ReplicaPlacement, ...]:
+    """Replicas that we started on clusters that do not answer now: unknown is not absent, so they count as there."""
+    unseen = []
+    for text, placed in sorted(evidence.state.units.items()):
+        address, facts = Address.parse(text), evidence.clusters.get(placed.cluster)
+        cluster = inventory.clusters.get(placed.cluster)
+        if facts is None or facts.known or cluster is None or address.kind != "replica":
+            continue
+        partition = cluster.partitions.get(placed.partition)
+        unseen.append(
+            ReplicaPlacement(
+                replica=address.name,
+                model=address.model,
+                provider=inventory.provider_of(placed.cluster),
+                site=cluster.site,
+                cluster=placed.cluster,
+                partition=placed.partition,
+                device=partition.device if partition is not None else "cpu",
+                tp=placed.tp,
+                pp=placed.pp,
+                phase=placed.phase,
+            )
+        )
+    return tuple(unseen)

@@ -1,0 +1,124 @@
+"""When a unit needs a successor though nothing about it changed: its allocation or certificate ends, or it is mute.
+
+A successor is asked for early enough that it serves before the unit drains: 95th percentile of the queue's wait, plus
+loading, draining, and twice the 90 s by which a scheduler's warning may come early (measured on Slurm 22.05).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from fabrictool.domain.specs import AgentSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fabrictool.domain.evidence import Evidence
+    from fabrictool.domain.observed import Away, ClusterFacts, ObservedUnit
+    from fabrictool.domain.specs import UnitSpec
+    from fabrictool.domain.state import State
+
+Cause = Literal["certificate", "silence", "maintenance", "walltime"]
+
+SIGNAL_SLACK_S = 180.0
+MUTE_S = 300.0
+"""A unit whose job runs and that gave no sign of life for so long gets a successor."""
+UNKNOWN_WAIT_S = 1800.0
+"""Of a queue that we have not waited in yet and in which no node is idle."""
+IDLE_WAIT_S = 60.0
+UNKNOWN_LOAD_S = 300.0
+RENEW_BEFORE_S = 4 * 3600.0
+RENEW_SHARE = 1 / 6
+"""A unit is replaced when less than this is left of its certificate: four hours, or a sixth of its life when that is
+shorter. One that outlives the unit's own walltime is never renewed."""
+LONGEST_LEAD = 2 / 3
+"""Of an allocation: of a short one no more is spent on two at once."""
+KEPT = 20
+"""Measured waits and loads that are remembered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Succession:
+    """Why a unit needs a successor although nothing about it changed."""
+
+    cause: Cause
+    reason: str
+    """The same for people."""
+    stop_first: bool = False
+    """It must be gone by then, and its successor can only start later: its nodes are taken away."""
+
+
+def successions(evidence: Evidence, now: float) -> dict[str, Succession]:
+    """Operation → why it needs a successor, of the youngest living unit of every address; `now` in wall seconds."""
+    expiring = {}
+    for cluster, unit in evidence.observed.running().values():
+        facts = evidence.clusters[cluster]
+        here = now if facts.now is None else facts.now
+        succession = _succession(unit, evidence.specs.get(unit.operation), facts, evidence.state, here)
+        if succession is not None:
+            expiring[unit.operation] = succession
+    return expiring
+
+
+def _succession(
+    unit: ObservedUnit, spec: UnitSpec | None, facts: ClusterFacts, state: State, now: float
+) -> Succession | None:
+    if unit.state != "running":
+        late = "its certificate would end before it serves"
+        return Succession("certificate", late) if expires_soon(unit, now) else None
+    if unit.silent_s > MUTE_S:
+        return Succession("silence", f"it gave no sign of life for {unit.silent_s:.0f} s")
+    if isinstance(spec, AgentSpec) and facts.scheduler:
+        window = _taken_away(unit, spec, facts, now)
+        if window is not None:
+            text = f"{window.name} takes its nodes away at {_clock(window.begin)}"
+            return Succession(
+                "maintenance", text, stop_first=not window.nodes
+            )  # of some nodes: others are there for a successor
+        lead = lead_s(unit, spec, facts, state)
+        if unit.ends_at is not None and unit.ends_at - now < lead:
+            at = _clock(unit.ends_at)
+            return Succession("walltime", f"its allocation ends at {at}, and a successor needs up to {lead:.0f} s")
+    return Succession("certificate", "its certificate ends soon") if expires_soon(unit, now) else None
+
+
+def _taken_away(unit: ObservedUnit, spec: AgentSpec, facts: ClusterFacts, now: float) -> Away | None:
+    """The reservation before which the unit must leave now, if its allocation does not end before that."""
+    for away in facts.away:
+        here = unit.node in away.nodes if away.nodes else not away.partitions or spec.partition in away.partitions
+        outlasts = unit.ends_at is None or unit.ends_at > away.begin
+        if here and outlasts and now < away.end and away.begin - now < spec.drain_s + SIGNAL_SLACK_S:
+            return away
+    return None
+
+
+def _clock(at: float) -> str:
+    return time.strftime("%H:%M:%S UTC", time.gmtime(at))
+
+
+def lead_s(unit: ObservedUnit, spec: AgentSpec, facts: ClusterFacts, state: State) -> float:
+    """Seconds before a unit's end at which its successor is asked for; at most a part of its allocation."""
+    queue = facts.queues.get(spec.partition)
+    usual = IDLE_WAIT_S if queue is not None and queue.idle else UNKNOWN_WAIT_S
+    wait = percentile(state.waits.get(f"{facts.cluster}/{spec.partition}", ()), 0.95, usual)
+    load = percentile(state.loads.get(spec.model, ()), 0.95, UNKNOWN_LOAD_S)
+    lead = wait + load + spec.drain_s + SIGNAL_SLACK_S
+    if unit.begins_at is not None and unit.ends_at is not None:
+        lead = min(lead, (unit.ends_at - unit.begins_at) * LONGEST_LEAD)
+    return lead
+
+
+def percentile(values: Sequence[float], share: float, default: float) -> float:
+    """The smallest value that at least `share` of them do not exceed."""
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)] if values else default
+
+
+def expires_soon(unit: ObservedUnit, now: float) -> bool:
+    """Whether a new session must follow this one, for the sake of its certificate."""
+    end = unit.certificate_ends_at
+    if end is None or (unit.ends_at is not None and unit.ends_at <= end):
+        return False
+    return end - now < min(RENEW_BEFORE_S, RENEW_SHARE * (end - unit.certificate_begins_at))

@@ -1,0 +1,1 @@
+"""What the operator's side remembers of a fabric: its state, its trust material, the tenants' keys, its evidence."""

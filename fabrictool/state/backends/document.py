@@ -1,0 +1,87 @@
+"""The files of a state: how it and the lease of the one writer are written, and why a write is refused."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import msgspec
+
+from fabrictool.base.errors import FabrictoolError, InvalidInputError, StaleError
+from fabrictool.base.ids import random_id
+from fabrictool.domain.state import SCHEMA, Lease, State
+
+RESTORE = "`fabrictool state rebuild` makes it anew from what the clusters say; the damaged one is kept aside"
+
+
+class Version(msgspec.Struct, frozen=True, kw_only=True):
+    """One state that once was the current one."""
+
+    at: float
+    """Wall seconds at which it was written."""
+    state: State
+
+
+def new_lease(purpose: str, *, now: float, expires: float | None = None) -> Lease:
+    """One for this process."""
+    who = os.environ.get("USER") or str(os.getuid())
+    return Lease(
+        id=random_id(4),
+        who=who,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        purpose=purpose,
+        at=now,
+        expires=expires,
+    )
+
+
+def encode_state(state: State) -> bytes:
+    """Readable in a review."""
+    return msgspec.json.format(msgspec.json.encode(state, order="sorted"), indent=1) + b"\n"
+
+
+def decode_state(data: bytes, place: str) -> State:
+    """The inverse; raises FT4001 for what is damaged or from a later release."""
+    try:
+        state = msgspec.json.decode(data, type=State)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidInputError.of("FT4001", f"the state is damaged: {error}", file=place, hint=RESTORE) from error
+    if state.schema != SCHEMA:
+        message = f"the state has schema {state.schema}, this release reads {SCHEMA}"
+        raise InvalidInputError.of("FT4001", message, file=place, hint="use the release that wrote it")
+    return state
+
+
+def successor(new: State, read: State) -> State:
+    """What is written after `read`: one serial later, with a lineage."""
+    return msgspec.structs.replace(new, serial=read.serial + 1, lineage=new.lineage or random_id())
+
+
+def stale(read: State, current: State, place: str) -> FabrictoolError:
+    """Somebody wrote since `read`."""
+    if read.lineage != current.lineage and read.lineage:
+        message = f"the state is now of lineage {current.lineage}, no longer {read.lineage}"
+    else:
+        message = f"the state moved from serial {read.serial} to {current.serial} meanwhile"
+    return StaleError.of("FT4002", message, file=place, hint="run the command again")
+
+
+def held(lease: Lease | None, place: str, *, now: float) -> FabrictoolError:
+    """Another writer has the lease."""
+    if lease is None:
+        message, hint = "the fabric's lease is held by another process", "wait for it to end; nothing was changed"
+    else:
+        age = max(0.0, now - lease.at)
+        message = f"the fabric's lease is held by {lease}, since {age:.0f} s"
+        hint = f"wait for it to end; if it is gone for good: fabrictool state unlock {lease.id}"
+        if lease.expires is not None:
+            hint = f"wait for it to end; without a sign of life it runs out in {max(0.0, lease.expires - now):.0f} s"
+    return StaleError.of("FT4003", message, file=place, hint=hint, transient=True)
+
+
+def lost(lease: Lease, why: str, place: str) -> FabrictoolError:
+    """We had the lease, and have it no longer."""
+    hint = "nothing was overwritten; what was started is found again: run the same command again to go on"
+    message = f"the lease {lease.id} for {lease.purpose} is lost: {why}"
+    return StaleError.of("FT4201", message, file=place, hint=hint, transient=True)

@@ -1,0 +1,140 @@
+"""One fabric as the operator's commands see it: its folder, its clusters, its trust material."""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+import msgspec
+
+from fabrictool.clusters.kinds import open_cluster
+from fabrictool.domain.evidence import Evidence
+from fabrictool.domain.observed import ClusterFacts, Observed
+from fabrictool.domain.state import same_lineage
+from fabrictool.state.backends.factory import store_elsewhere
+from fabrictool.state.folder import FabricFolder
+from fabrictool.state.truststore import TrustStore
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+
+    from fabrictool.base.settings import Settings
+    from fabrictool.clusters.protocol import Cluster
+    from fabrictool.domain.blueprint import Blueprint
+    from fabrictool.domain.evidence import KeysSeen
+    from fabrictool.domain.inventory import Inventory
+    from fabrictool.domain.state import State
+
+OBSERVERS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Fabric:
+    """Opened once a command, as a context: its connections end with it."""
+
+    name: str
+    folder: FabricFolder
+    trust: TrustStore
+    clusters: Mapping[str, Cluster]
+
+    @classmethod
+    def open(
+        cls, blueprint: Blueprint, inventory: Inventory, settings: Settings, environment: Mapping[str, str]
+    ) -> Fabric:
+        """Nothing is read, written or asked yet; disabled clusters are left out; secrets come from `environment`."""
+        name = blueprint.fabric
+        path = settings.state_path / name
+        folder = FabricFolder(path, store_elsewhere(blueprint.state, path, environment))
+        clusters = {
+            cluster: open_cluster(cluster, name, described, folder.cluster(cluster))
+            for cluster, described in inventory.clusters.items()
+            if described.enabled
+        }
+        return cls(name, folder, TrustStore(folder.trust), clusters)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for cluster in self.clusters.values():
+            cluster.close()
+
+    def gather(self, *, now: float, keys: KeysSeen | None = None) -> Evidence:
+        """All that a plan is a function of; `now` in wall seconds, `keys` None where they cannot be had.
+
+        A cluster that does not answer is unknown, and never an error.
+
+        Raises
+        ------
+        FabrictoolError
+            FT4001 and others of the state; FT5104 what a living unit was told cannot be read.
+        """
+        state = self.folder.read_state()
+        lineage = self.lineage_of(state)
+        observed = self._observe(state, lineage)
+        return Evidence(
+            fabric=self.name,
+            lineage=lineage,
+            at=round(now, 3),
+            host=socket.gethostname(),
+            clusters=observed.clusters,
+            specs={
+                unit.operation: self.clusters[cluster].spec(unit.operation)
+                for units in observed.living().values()
+                for cluster, unit in units
+                if unit.spec_digest  # without one its files are gone, and only its job is left
+            },
+            state=state,
+            keys=keys,
+        )
+
+    def observe(self) -> Observed:
+        """Ask every cluster, side by side, for its facts alone."""
+        state = self.folder.read_state()
+        return self._observe(state, self.lineage_of(state))
+
+    def lineage_of(self, state: State) -> str:
+        """What marks a unit as ours: the state's, and before the first apply the federation root's fingerprint.
+
+        So two fabrics of one name never have an operation in common, and a lost state finds its units again.
+        """
+        return state.lineage or self.root_lineage
+
+    @property
+    def root_lineage(self) -> str:
+        """Of the federation's root; "" before there is one."""
+        return hashlib.sha256(self.trust.root().chain_pem()).hexdigest()[:16] if self.trust.exists else ""
+
+    def ask_clusters(self) -> list[ClusterFacts]:
+        """Every cluster's own answer, with the units of all lineages."""
+        with ThreadPoolExecutor(OBSERVERS) as pool:
+            return list(pool.map(lambda cluster: cluster.observe(), self.clusters.values()))
+
+    def _observe(self, state: State, lineage: str) -> Observed:
+        started = {placed.cluster for placed in state.units.values()} & set(state.served_on)
+        ours = [without_foreign(facts, lineage) for facts in self.ask_clusters()]
+        return Observed(clusters={facts.cluster: believed(facts, facts.cluster in started) for facts in ours})
+
+
+def believed(facts: ClusterFacts, started: bool) -> ClusterFacts:
+    """A cluster on which units were `started` and whose folder of units is gone is unknown: it may not be mounted."""
+    if facts.here or not started or not facts.known:
+        return facts
+    reason = "units were started there, and their folder is not there now"
+    hint = (
+        "is its file system mounted on the login node? If the folder was removed for good: `fabrictool state rebuild`"
+    )
+    return ClusterFacts(cluster=facts.cluster, known=False, reason=reason, hint=hint)
+
+
+def without_foreign(facts: ClusterFacts, lineage: str) -> ClusterFacts:
+    """Units of other lineages, which bear the same fabric's name by chance, are named and otherwise left out."""
+    ours = tuple(unit for unit in facts.units if not unit.lineage or same_lineage(unit.lineage, lineage))
+    foreign = tuple(unit.operation for unit in facts.units if unit not in ours)
+    return msgspec.structs.replace(facts, units=ours, foreign=foreign) if foreign else facts

@@ -1,0 +1,131 @@
+"""The whole fabric at one look: what the clusters, the units and the gateway say, joined."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from fabrictool.base.clock import duration_text, minute_text
+from fabrictool.domain.address import Address
+from fabrictool.planner.drift import drift_of, out_of_reach
+from fabrictool.planner.succession import successions
+from fabrictool.status.client import StatusUnavailableError, fetch
+from fabrictool.status.documents import AgentStatus, GatewayStatus
+
+if TYPE_CHECKING:
+    from fabrictool.base.errors import Problem
+    from fabrictool.domain.observed import Observed, ObservedUnit
+    from fabrictool.state.fabric import Fabric
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """What `status` shows."""
+
+    fabric: str
+    units: list[dict[str, Any]]
+    """One row a unit."""
+    unknown: dict[str, str]
+    """Cluster that does not answer → why."""
+    unreached: list[Problem]
+    drift: list[str]
+    """Sentences."""
+    gateway: GatewayStatus | None
+
+    @property
+    def good(self) -> bool:
+        """Whether all that runs is well, and something does."""
+        well = all(unit["state"] == "running" and (unit["engine"] or "ready") == "ready" for unit in self.units)
+        return bool(self.units) and well and not any(problem.severity == "error" for problem in self.unreached)
+
+    def document(self) -> dict[str, Any]:
+        """For ``--json``."""
+        return {
+            "format_version": "1",
+            "type": "status",
+            "fabric": self.fabric,
+            "good": self.good,
+            "unknown_clusters": self.unknown,
+            "out_of_reach": [problem.message for problem in self.unreached],
+            "drift": self.drift,
+            "units": self.units,
+            "gateway": msgspec.to_builtins(self.gateway) if self.gateway is not None else None,
+        }
+
+
+def overview_of(fabric: Fabric, blueprint_digest: str, *, now: float) -> Overview:
+    """Look at the fabric, whose blueprint has that digest now; `now` in wall seconds."""
+    evidence = fabric.gather(now=now)
+    observed = evidence.observed
+    drift = [drift.text for drift in drift_of(evidence, successions(evidence, now)) if drift.kind != "unreachable"]
+    if evidence.state.applied_blueprint not in ("", blueprint_digest):
+        drift.append("the blueprint is not the one that was applied last, or that was with an overlay or a scenario")
+    return Overview(
+        fabric.name,
+        [_unit_row(cluster, unit) for cluster, unit in latest_units(observed)],
+        {name: facts.reason for name, facts in observed.clusters.items() if not facts.known},
+        out_of_reach(evidence),
+        drift,
+        _gateway_document(fabric, observed),
+    )
+
+
+def latest_units(observed: Observed) -> list[tuple[str, ObservedUnit]]:
+    """Of each address the living unit, or the last one that died."""
+    units = []
+    for cluster, facts in sorted(observed.clusters.items()):
+        for address in sorted({unit.address for unit in facts.units}):
+            unit = facts.unit(address)
+            if unit is not None:
+                units.append((cluster, unit))
+    return sorted(units, key=lambda pair: pair[1].address)
+
+
+def _unit_row(cluster: str, unit: ObservedUnit) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "address": unit.address,
+        "cluster": cluster,
+        "operation": unit.operation,
+        "state": unit.state,
+        "pid": unit.pid,
+        "engine": "",
+        "detail": unit.reason or unit.detail,
+        "status_url": unit.status_url,
+        "job": unit.job,
+        "ready": unit.ready,
+        "begins_at": unit.begins_at,
+        "ends_at": unit.ends_at,
+    }
+    if unit.state == "running" and not unit.status_url and Address.parse(unit.address).kind == "replica":
+        row["engine"] = "ready" if unit.ready else "not ready"
+    times = [f"job {unit.job}"] if unit.job else []
+    if unit.state == "pending" and unit.begins_at is not None:
+        times.append(f"expected to start {minute_text(unit.begins_at)}")
+    if unit.state == "running" and unit.ends_at is not None:
+        times.append(f"ends {minute_text(unit.ends_at)}")
+    row["detail"] = "; ".join([*times, *([row["detail"]] if row["detail"] else [])])
+    if unit.state == "running" and unit.status_url:
+        try:
+            document = fetch(unit.status_url, timeout_s=2.0)
+        except StatusUnavailableError:
+            row["detail"] = "does not answer"
+        else:
+            if isinstance(document, AgentStatus):
+                row["engine"] = document.engine.state
+                row["detail"] = document.engine.progress or f"up {duration_text(document.at - document.started_at)}"
+                row["in_flight"] = document.in_flight
+                row["links"] = len(document.links)
+                row["ends_at"] = document.ends_at or unit.ends_at
+            else:
+                row["detail"] = f"clients {document.listen}, agents {document.mesh}"
+    return row
+
+
+def _gateway_document(fabric: Fabric, observed: Observed) -> GatewayStatus | None:
+    for cluster, unit in observed.running().values():
+        if Address.parse(unit.address).kind == "gateway":
+            document = fabric.clusters[cluster].document(unit.operation)
+            return document if isinstance(document, GatewayStatus) else None
+    return None

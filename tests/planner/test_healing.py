@@ -1,0 +1,119 @@
+"""What a look finds, what it heals, and what it leaves alone."""
+
+import msgspec
+import pytest
+
+from fabrictool.applier.journal import Entry, failures
+from fabrictool.domain.evidence import Evidence
+from fabrictool.domain.observed import Away, ClusterFacts, ObservedUnit, Queue
+from fabrictool.domain.plan import spec_digest
+from fabrictool.domain.specs import AgentSpec
+from fabrictool.domain.state import Applied, State, operation_id
+from fabrictool.planner.healing import BACK_OFF_S, heal
+
+NOW = 1_800_000_000.0
+LINEAGE = "0123456789abcdef"
+SPEC = AgentSpec(
+    fabric="f",
+    provider="p",
+    site="s",
+    cluster="c",
+    partition="gpu",
+    replica="m/0",
+    model="m",
+    source="x",
+    engine="vllm",
+)
+ADDRESS = "replica/m/0"
+OPERATION = operation_id(LINEAGE, ADDRESS, 1)
+
+
+def seen(*units, known=True, wanted=True, away=(), **state):
+    """A cluster that shows these units, and a state that wants one replica."""
+    facts = ClusterFacts(
+        cluster="c", known=known, reason="" if known else "no answer", units=units, scheduler="slurm 22.05",
+        queues={"gpu": Queue(nodes=1, idle=1)}, away=away,
+    )  # fmt: skip
+    applied = {ADDRESS: Applied(cluster="c", spec=SPEC)} if wanted else {}
+    memory = State(lineage=LINEAGE, serial=1, applied_units=applied, generations={ADDRESS: 1}, **state)
+    specs = {unit.operation: SPEC for unit in units}
+    return Evidence(fabric="f", lineage=LINEAGE, at=NOW, clusters={"c": facts}, specs=specs, state=memory)
+
+
+def unit(state="running", **more):
+    usual = {"ready": True, "begins_at": NOW - 3600, "ends_at": NOW + 20 * 3600, "spec_digest": spec_digest(SPEC)}
+    return ObservedUnit(address=ADDRESS, operation=OPERATION, state=state, **(usual | {"job": "7"} | more))
+
+
+def outcome(evidence, history=(), **more):
+    healing = heal(evidence, failures(history), now=NOW, **more)
+    return [d.kind for d in healing.drift], [(a.kind, a.former) for a in healing.plan.changes], healing.held
+
+
+WINDOW = Away(name="maint", begin=NOW + 100, end=NOW + 7200)
+
+
+@pytest.mark.parametrize(
+    ("evidence", "drift", "healing"),
+    [
+        (seen(unit()), [], []),
+        (seen(), ["missing"], [("create", "")]),
+        (seen(unit("ended", reason="told to stop")), ["ended"], [("create", "")]),
+        (seen(unit("killed", reason="NODE_FAIL")), ["ended"], [("create", "")]),
+        (seen(unit("pending", ready=False)), [], []),
+        (seen(unit("pending", job="", ready=False)), [], [("create", "")]),
+        (seen(unit(ends_at=NOW + 60)), ["ending"], [("replace", OPERATION)]),
+        (seen(unit(), away=(WINDOW,)), ["ending"], [("replace", OPERATION)]),
+        (seen(unit(ends_at=NOW + 50), away=(WINDOW,)), ["ending"], [("replace", OPERATION)]),
+        (seen(unit(silent_s=400, ready=False)), ["degraded"], [("replace", OPERATION)]),
+        (seen(unit(ready=False, detail="engine loading")), ["degraded"], []),
+        (seen(unit(spec_digest="another")), ["changed"], [("replace", OPERATION)]),
+        (seen(known=False), ["unreachable"], []),
+        (seen(unit(), wanted=False), ["orphan"], []),
+    ],
+)
+def test_drift_and_what_heals_it(evidence, drift, healing):
+    assert outcome(evidence)[:2] == (drift, healing)
+
+
+def test_before_maintenance_the_replica_leaves_first_and_else_its_successor_comes_first():
+    (leaving,) = heal(seen(unit(), away=(WINDOW,)), {}, now=NOW).plan.changes
+    (ending,) = heal(seen(unit(ends_at=NOW + 60)), {}, now=NOW).plan.changes
+    assert (leaving.stop_first, ending.stop_first) == (True, False)
+    assert "maint takes its nodes away" in leaving.reason
+
+
+def test_an_orphan_is_stopped_only_when_asked_to():
+    evidence = seen(unit(), wanted=False)
+    assert "nobody asked for it" in outcome(evidence)[2][0]
+    assert outcome(evidence, prune=True)[1] == [("delete", OPERATION)]
+
+
+def test_the_next_attempt_has_a_number_of_its_own():
+    (action,) = heal(seen(unit("ended")), {}, now=NOW).plan.changes
+    assert action.operation == operation_id(LINEAGE, ADDRESS, 2)
+
+
+def test_failures_in_a_row_are_followed_by_growing_pauses_and_a_success_forgets_them():
+    def entries(*kinds):
+        return [Entry(at=NOW - 100 + n, plan="p", kind=kind, address=ADDRESS) for n, kind in enumerate(kinds)]
+
+    assert outcome(seen(), entries("failed"))[1] == [("create", "")]
+    held = outcome(seen(), entries("failed", "failed", "failed"))
+    assert held[1] == []
+    assert "failed 3 times in a row" in held[2][0]
+    assert BACK_OFF_S * 4 > 98
+    assert outcome(seen(), entries("failed", "failed", "failed", "done"))[1] == [("create", "")]
+
+
+def test_a_serving_replica_is_never_stopped_while_its_successor_waits_in_the_queue():
+    successor = msgspec.structs.replace(
+        unit("pending", ready=False), operation=operation_id(LINEAGE, ADDRESS, 2), job="8"
+    )
+    evidence = seen(unit(ends_at=NOW + 60), successor)
+    assert outcome(evidence)[:2] == ([], [])
+
+
+def test_two_looks_at_the_same_trouble_are_two_plans():
+    first, second = (heal(seen(), {}, now=NOW + n).plan.id for n in (0, 1))
+    assert first != second
