@@ -15,13 +15,15 @@ BIN := .venv/bin
 demo: .venv/.ready ## validate, plan, apply, one answer, one killed agent, destroy; KEEP=1 leaves it up
 	@$(BIN)/python -m fabrictool.cli.main demo $(if $(KEEP),--keep)
 
-test: .venv/.ready ## all tests that need no extra build
+test: .venv/.ready ## all tests that need no extra build; as root on Debian or Ubuntu it installs what they run
+	@bash .ci/test-packages
 	$(BIN)/python tests/run.py $(ARGS)
 
 test-extended: .venv/.ready ## builds llama-server and tests against it
 	$(BIN)/python -m pytest $(ARGS) -m extended
 
 test-bed: .venv/.ready ## only the tests on the Slurm testbed
+	@bash .ci/test-packages
 	FTBED_KILLS=100 $(BIN)/python -m pytest $(ARGS) -m "bed and not extended"
 
 testbed-up: .venv/.ready ## two real Slurm clusters in namespaces, to try things on; as root (docs/how-to/use-the-testbed.md)

@@ -12,6 +12,13 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
+
+def pytest_configure():
+    """Programs that tests start hear Ctrl-C, also where the test run itself was started in the background."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 INVENTORY = """\
 apiVersion: fabrictool/v1
 kind: Inventory

@@ -983,19 +983,11 @@ def test_a_chart_of_nothing_is_empty():
 # --- Ctrl-C
 
 
-INTERRUPTIBLE = """\
-import signal, sys
-from fabrictool.cli.main import main
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
-sys.exit(main())
-"""
-
-
 def interrupted(said, *arguments):
     """Runs the command on a terminal, sends SIGINT when `said` stands there: (exit code, stdout, the terminal)."""
     terminal, theirs = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTIBLE, *map(str, arguments)],
+        [sys.executable, "-m", "fabrictool.cli.main", *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=theirs,
     )

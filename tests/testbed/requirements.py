@@ -5,10 +5,6 @@ import shutil
 import subprocess
 import sys
 
-PACKAGES = (
-    "slurmctld slurmd slurm-client slurmdbd slurm-wlm-basic-plugins munge openssh-server openssh-client nftables "
-    "iproute2 mariadb-server"
-)
 PROGRAMS = ["slurmctld", "slurmd", "sbatch", "slurmdbd", "mariadbd", "munged", "sshd", "ssh", "nft", "ip"]
 PROGRAMS += ["nsenter", "unshare", "setpriv"]
 # What a container may forbid although we are root in it: namespaces, bridges, cables, NAT, device files.
@@ -30,8 +26,7 @@ def missing() -> str | None:
         return "it needs root, for network namespaces: run as root"
     absent = [program for program in PROGRAMS if not shutil.which(program)]
     if absent:
-        remedy = f"apt-get install --no-install-recommends {PACKAGES} (and /usr/sbin on PATH)"
-        return f"{', '.join(absent)} missing: {remedy}"
+        return f"{', '.join(absent)} missing: run `bash .ci/test-packages` as root (and have /usr/sbin on PATH)"
     probe = ["unshare", "--net", "--mount", "--pid", "--uts", "--ipc", "--fork", "bash", "-c", PROBE]
     done = subprocess.run(probe, capture_output=True, text=True, check=False, timeout=20, stdin=subprocess.DEVNULL)
     if done.returncode:
