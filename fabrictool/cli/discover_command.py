@@ -53,9 +53,9 @@ def discover(
     from fabrictool.base.files import write_output
     from fabrictool.cli.discovering import found_target
     from fabrictool.cli.output import data, paint, say
-    from fabrictool.clusters.discovery.document import describe
-    from fabrictool.clusters.discovery.facts import read_site
-    from fabrictool.clusters.schedulers.programs import program
+    from fabrictool.clusters.discovery import describe
+    from fabrictool.clusters.schedulers.shell import program
+    from fabrictool.clusters.site_facts import read_site
 
     if output is not None and output.is_file():
         raise InvalidInputError.of("FT9007", f"{output} exists", file=str(output), hint="choose another file")

@@ -12,7 +12,7 @@ from fabrictool.base.files import file_error
 from fabrictool.base.ids import is_name
 from fabrictool.cli.hosts import split_target
 from fabrictool.cli.source import Source
-from fabrictool.clusters.discovery.document import Target
+from fabrictool.clusters.discovery import Target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

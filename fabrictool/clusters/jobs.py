@@ -12,6 +12,7 @@ import msgspec
 
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.clusters.allocation import allocation
+from fabrictool.clusters.environment.interpreter import python_of
 from fabrictool.clusters.schedulers.protocol import ENDS_AT, Job
 from fabrictool.domain.observed import Away
 from fabrictool.domain.specs import GatewaySpec, encode_spec
@@ -29,8 +30,8 @@ WARNING_MARGIN_S = 120.0
 """A scheduler looks at its clocks every half minute, and sends its warning up to a minute early."""
 
 
-def job_of(unit: NewUnit, described: Described, kind: str, cluster: str, fabric: str, survey: Survey) -> Job:
-    """The job of one unit; `kind` is the scheduler's.
+def job_of(unit: NewUnit, described: Described, cluster: str, fabric: str, survey: Survey) -> Job:
+    """The job of one unit.
 
     Raises
     ------
@@ -51,7 +52,7 @@ def job_of(unit: NewUnit, described: Described, kind: str, cluster: str, fabric:
         "setup": (*setup, f"export FABRICTOOL_CACHE_DIR={shlex.quote(posixpath.join(survey.base, 'cache'))}"),
     }
     if isinstance(spec, GatewaySpec):
-        if kind != "ssh":
+        if described.queues:
             message = f"{unit.address} cannot run as a job of {cluster}: its address would change"
             raise FabrictoolError.of("FT5408", message, thing=unit.address)
         return Job(**common, command=(*python, "-P", "-m", "fabrictool.gateway", folder))
@@ -125,28 +126,6 @@ def run_folder(unit: NewUnit, job: Job, scheduler: Scheduler, survey: Survey) ->
         "job.sh": submission.script.encode(),
         "submit": f"{submission.line}\n".encode(),
     }
-
-
-def python_of(described: Described, cluster: str, survey: Survey) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The interpreter's words, and shell lines that come before them; raises FT5403 when there is none.
-
-    What `bootstrap` placed goes before a bare interpreter: its wrapper was made for that one. Jobs name the release and
-    not the link: one that waits in a queue starts with what it was planned with, and that is not removed meanwhile.
-    """
-    way = described.software.python
-    if way.venv is not None:
-        return (f"{way.venv}/bin/python",), ()
-    if way.container is not None:
-        return ("apptainer", "exec", "--nv", way.container, "python3"), ()
-    if survey.environment:
-        return (posixpath.join(survey.base, "env", survey.environment, "bin", "python"),), ()
-    if way.path is not None:
-        return (way.path,), ()
-    if way.module is not None:
-        load = "command -v module >/dev/null 2>&1 || . /etc/profile"
-        return ("python3",), (load, f"module load {shlex.quote(way.module)} || exit 66")
-    message = f"{cluster} has no Python for agents"
-    raise FabrictoolError.of("FT5403", message, thing=f"cluster/{cluster}", hint=f"fabrictool bootstrap {cluster}")
 
 
 def tar(folders: Mapping[str, Mapping[str, bytes]]) -> bytes:

@@ -18,7 +18,7 @@ import msgspec
 from fabrictool.base.clock import minute_text
 from fabrictool.base.errors import FabrictoolError, UnreachableError
 from fabrictool.clusters.jobs import away, job_of, run_folder, tar
-from fabrictool.clusters.schedulers import programs
+from fabrictool.clusters.schedulers import shell
 from fabrictool.clusters.survey import read_survey
 from fabrictool.domain.observed import ClusterFacts, Queue
 from fabrictool.domain.plan import Outlook
@@ -46,10 +46,6 @@ _REFUSALS = {
     "unknown": ("FT5405", "run the command again: it asks the scheduler first"),
     "unplaced": ("FT5406", "check space, quota and rights there; `folder` in the inventory chooses another place"),
 }
-
-
-_PASSING = re.compile(r"Unable to contact|Connection refused|Socket timed out|(QOS|Assoc)\w*Submit\w*Limit")
-"""Refusals that end by themselves; limits on the number of jobs are such, limits on their length are not."""
 
 
 class RemoteCluster:
@@ -116,7 +112,7 @@ class RemoteCluster:
 
     def document(self, operation: str) -> StatusDocument | None:
         """As the unit wrote it last."""
-        written = self._run("ft-document", programs.program("document"), [operation]).stdout
+        written = self._run("ft-document", shell.program("document"), [operation]).stdout
         try:
             return decode(written) if written else None
         except msgspec.DecodeError:
@@ -127,7 +123,7 @@ class RemoteCluster:
         """Through the login node of a plain host, which is the unit's own machine; of jobs there is none."""
         url = self.survey().pages.get(operation, "")
         parts = urlsplit(url)
-        if self._scheduler.kind != "ssh" or parts.port is None:
+        if self._described.queues or parts.port is None:
             yield ""
             return
         with self._connections[0].forward("127.0.0.1", parts.port) as (host, port):
@@ -135,7 +131,7 @@ class RemoteCluster:
 
     def log_tail(self, operation: str, lines: int) -> list[str]:
         """Of the job's output."""
-        tail = self._run("ft-log", programs.program("tail"), [operation, str(lines)]).stdout
+        tail = self._run("ft-log", shell.program("tail"), [operation, str(lines)]).stdout
         return tail.decode(errors="replace").splitlines()
 
     def outlook(self, units: Sequence[NewUnit]) -> tuple[list[Outlook], list[str]]:
@@ -153,7 +149,7 @@ class RemoteCluster:
             except FabrictoolError as error:
                 warnings |= {f"{problem.code} {problem.message}": None for problem in error.problems}
                 continue
-            if self._scheduler.kind == "ssh":
+            if not self._described.queues:
                 continue
             queue = survey.scheduler.queues.get(job.partition)
             start = starts.get(shape)
@@ -180,7 +176,7 @@ class RemoteCluster:
         argv = self._scheduler.estimate(survey.scheduler, job)
         if argv is None:
             return None
-        program = f'export SLURM_TIME_FORMAT=%s\n{self._scheduler.prelude()}\nexec "$@"'
+        program = f'{self._scheduler.prelude()}\nexec "$@"'
         done = self._connected(["sh", "-c", program, "ft-estimate", *argv])
         stdout, stderr = done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
         if done.status != 0:
@@ -206,7 +202,7 @@ class RemoteCluster:
             return failed
         done = self._run(
             "ft-submit",
-            programs.submit_program(self._scheduler),
+            shell.submit_program(self._scheduler),
             sorted(folders),
             stdin=tar(folders),
             timeout_s=SUBMIT_SECONDS + SUBMIT_SECONDS_EACH * len(folders),
@@ -236,7 +232,7 @@ class RemoteCluster:
         """Remove run folders, identity first."""
         named = sorted(operations)
         if named:
-            done = self._run("ft-forget", programs.program("forget"), named)
+            done = self._run("ft-forget", shell.program("forget"), named)
             if done.status != 0:
                 why = done.stderr.decode(errors="replace").strip()[-200:]
                 message = f"the files of {len(named)} units cannot be removed: {why}"
@@ -258,7 +254,7 @@ class RemoteCluster:
     # -- internals --------------------------------------------------------------------------------------------
 
     def _look(self, *, brief: bool) -> Survey:
-        done = self._run("ft-survey", programs.survey_program(self._scheduler, brief=brief), [])
+        done = self._run("ft-survey", shell.survey_program(self._scheduler, brief=brief), [])
         if done.status != 0:
             why = done.stderr.decode(errors="replace").strip()[-300:] or f"exit {done.status}"
             raise UnreachableError.of(
@@ -282,7 +278,7 @@ class RemoteCluster:
             return
         jobs = {unit.operation: unit.job for unit in self.survey().units}
         pairs = [word for operation in named for word in (operation, jobs.get(operation) or "-")]
-        done = self._run("ft-signal", programs.signal_program(self._scheduler, kill=kill), pairs)
+        done = self._run("ft-signal", shell.signal_program(self._scheduler, kill=kill), pairs)
         said = done.stdout.decode(errors="replace").strip()
         if done.status != 0:
             said = f"the scheduler does not answer: {done.stderr.decode(errors='replace').strip()[-200:]} {said}"
@@ -297,7 +293,7 @@ class RemoteCluster:
             )
 
     def _job(self, unit: NewUnit, survey: Survey) -> Job:
-        return job_of(unit, self._described, self._scheduler.kind, self.name, self._fabric, survey)
+        return job_of(unit, self._described, self.name, self._fabric, survey)
 
     def _refusal(self, operation: str, verdict: str, why: str) -> FabrictoolError:
         code, hint = _REFUSALS[verdict]
@@ -306,7 +302,7 @@ class RemoteCluster:
             f"{operation}: {why}",
             thing=f"cluster/{self.name}",
             hint=hint,
-            transient=verdict == "unknown" or _PASSING.search(why) is not None,
+            transient=verdict == "unknown" or re.search(shell.PASSING, why) is not None,
         )
 
     def _run(

@@ -254,6 +254,11 @@ class Cluster(Document):
     software: Software = Software()
     """How Python and engines get there."""
 
+    @property
+    def queues(self) -> bool:
+        """Whether its units are jobs of a batch scheduler: they wait, and run on other machines than the login node."""
+        return self.kind not in ("local", "ssh", "kubernetes")
+
 
 class Link(Document):
     """Bandwidth and latency between two sites."""

@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from fabrictool.clusters.schedulers.gridengine import GridEngine
-from fabrictool.clusters.schedulers.programs import submit_program
+from fabrictool.clusters.schedulers.shell import submit_program
 from tests.clusters import submit_bench
 from tests.testbed.waiting import wait_until
 

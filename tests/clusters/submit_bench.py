@@ -9,7 +9,7 @@ import subprocess
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
 
-from fabrictool.clusters.schedulers.programs import submit_program
+from fabrictool.clusters.schedulers.shell import submit_program
 from fabrictool.clusters.schedulers.slurm import Slurm
 
 PROGRAM = submit_program(Slurm())

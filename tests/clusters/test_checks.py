@@ -14,6 +14,7 @@ from fabrictool.cli.main import main
 from fabrictool.clusters.checks import login, node
 from fabrictool.clusters.checks.certificates import check_certificates
 from fabrictool.clusters.schedulers.protocol import Job, SchedulerFacts
+from fabrictool.clusters.schedulers.slurm import Slurm
 from fabrictool.domain.inventory import Cluster, Inventory
 from fabrictool.domain.observed import Queue
 from fabrictool.domain.specs import HostPort
@@ -125,14 +126,14 @@ def test_quotas(line, texts):
 
 def test_schedulers():
     facts = SchedulerFacts(version=(22, 5, 8), name="slurm 22.05.8")
-    assert set(marks(login.scheduler_checks(ANSWER, "slurm", facts)).values()) == {"ok"}
+    assert set(marks(login.scheduler_checks(ANSWER, Slurm(), facts)).values()) == {"ok"}
     old = SchedulerFacts(version=(20, 11, 9), name="slurm 20.11.9")
     without = ANSWER.replace("srun\n", "").replace("asked", "Slurm accounting storage is disabled\nasked")
-    found = login.scheduler_checks(without, "slurm", old)
+    found = login.scheduler_checks(without, Slurm(), old)
     assert marks(found) == {"commands": "FAIL", "scheduler": "FAIL", "accounting": "ok"}
     assert "missing: srun" in found[0].text
     assert "disabled" in found[2].text
-    assert "there is no sacct" in login.scheduler_checks(ANSWER.replace("asked\n", ""), "slurm", facts)[2].text
+    assert "there is no sacct" in login.scheduler_checks(ANSWER.replace("asked\n", ""), Slurm(), facts)[2].text
 
 
 def described(**partition):

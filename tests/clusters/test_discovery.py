@@ -13,9 +13,9 @@ from fabrictool.base.errors import FabrictoolError
 from fabrictool.blueprint import load
 from fabrictool.cli.discovering import _pinned, found_target
 from fabrictool.cli.main import main
-from fabrictool.clusters.discovery.devices import device_named
-from fabrictool.clusters.discovery.document import Target, describe
-from fabrictool.clusters.discovery.facts import read_site
+from fabrictool.clusters.devices import device_named
+from fabrictool.clusters.discovery import Target, describe
+from fabrictool.clusters.site_facts import read_site
 
 CASES = Path(__file__).parents[1] / "cases" / "discover"
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIPZ3Ji9n8TxA+0hSHSy7gP0mVYQp9mP5pm1VF3DuIyfS"
@@ -188,7 +188,7 @@ def test_a_cluster_of_an_inventory_keeps_its_way_there(tmp_path):
     )
     inventory.write_text(text.replace("        host_keys:\n", f"{jump}        host_keys:\n", 1))
     target, _ = found_target(
-        "a", user="", keys=(), pin=None, identity="", names=("", "", ""), kind="", files=(None, inventory)
+        "a", user="", keys=(), pin=None, identity="", names=("", "", ""), kind="", source=Source(None, inventory)
     )
     site = read_site((CASES / "testbed-a.txt").read_text(), thing="host/x")
     again = yaml.safe_load(describe(site, target).text)

@@ -9,7 +9,7 @@ import pytest
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.blueprint import load
 from fabrictool.clusters.kinds import scheduler_of
-from fabrictool.clusters.schedulers.programs import signal_program, submit_program, survey_program
+from fabrictool.clusters.schedulers.shell import signal_program, submit_program, survey_program
 from fabrictool.domain.inventory import UNVERIFIED
 
 NOW = 1_800_000_000.0  # 2027-01-15 08:00:00 UTC

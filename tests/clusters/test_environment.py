@@ -23,7 +23,7 @@ from fabrictool.clusters.environment import bootstrap as whole
 from fabrictool.clusters.environment import installed, locked, pack
 from fabrictool.clusters.environment.requirements import Requirement, Target, closure, holds, requirement, roots
 from fabrictool.clusters.environment.site import Interpreter, Site, read_look
-from fabrictool.clusters.schedulers.programs import program
+from fabrictool.clusters.schedulers.shell import program
 from fabrictool.domain.inventory import Cluster
 
 HERE = Target((3, 11), "x86_64", (2, 36))
@@ -211,7 +211,7 @@ def test_a_package_without_record_or_hash_is_not_packed(package):
 
 def test_this_package_is_packed_with_its_data_and_without_caches():
     own = installed.files_of("fabrictool")
-    assert {"fabrictool/agent/__main__.py", "fabrictool/clusters/programs/submit.sh"} <= set(own)
+    assert {"fabrictool/agent/__main__.py", "fabrictool/clusters/shell/submit.sh"} <= set(own)
     assert any(path.startswith("fabrictool/catalog/data/") for path in own)
     assert not any("__pycache__" in path for path in own)
 

@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.clusters.checks.result import Check
-from fabrictool.clusters.discovery.devices import device_named
-from fabrictool.clusters.discovery.facts import sections_of
-from fabrictool.clusters.schedulers.slurm import OLDEST
+from fabrictool.clusters.devices import device_named
+from fabrictool.clusters.site_facts import sections_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from fabrictool.clusters.schedulers.protocol import SchedulerFacts
+    from fabrictool.clusters.schedulers.protocol import Scheduler, SchedulerFacts
     from fabrictool.domain.inventory import Cluster as Described
 
 CLOCK_WORTH_A_WORD_S = 2.0
@@ -25,7 +24,6 @@ FEW_INODES = 20_000
 """An environment has some 2300 files, a unit about 20."""
 NEARLY = 0.95
 SLOW_SHELL_S = 3.0
-PROGRAMS = {"slurm": ("sbatch", "srun", "squeue", "scancel", "sinfo", "scontrol"), "ssh": ("setsid",)}
 """What each kind of cluster is steered with."""
 
 
@@ -118,23 +116,23 @@ def _locks(lines: Sequence[str]) -> list[Check]:
     return [links, Check("locks", True, text, "ask the site to mount it with -o flock", warning=True)]
 
 
-def scheduler_checks(text: str, kind: str, facts: SchedulerFacts) -> list[Check]:
+def scheduler_checks(text: str, scheduler: Scheduler, facts: SchedulerFacts) -> list[Check]:
     """Its commands, its release, and whether it remembers old jobs."""
     sections = sections_of(text)
-    wanted = PROGRAMS.get(kind, ())
+    wanted = scheduler.commands
     missing = [name for name in wanted if name not in sections.get("programs", ())]
     hint = "is this a login node of the cluster? a module may have them, which non-interactive shells do not load"
     text_of = f"missing: {', '.join(missing)}" if missing else ", ".join(wanted)
     checks = [Check("commands", not missing, text_of, hint)] if wanted else []
-    if kind != "slurm":
-        return [*checks, Check("scheduler", True, facts.name)]
-    old = bool(facts.version) and facts.version < OLDEST
-    oldest = f"{OLDEST[0]}.{OLDEST[1]:02d}"
-    checks.append(Check("scheduler", not old, facts.name, f"{oldest} or later is needed"))
-    said = sections.get("accounting", ())
-    if said == ["asked"]:
-        return [*checks, Check("accounting", True, "sacct answers")]
-    why = said[0] if said else "there is no sacct"
+    old = scheduler.oldest is not None and bool(facts.version) and facts.version < scheduler.oldest
+    oldest = ".".join(f"{part:02d}" for part in scheduler.oldest or ())
+    checks.append(Check("scheduler", not old, facts.name, f"{oldest} or later is needed" if oldest else ""))
+    if not scheduler.accounting:
+        return checks
+    answer = sections.get("accounting", ())
+    if answer == ["asked"]:
+        return [*checks, Check("accounting", True, f"{scheduler.accounting} answers")]
+    why = answer[0] if answer else f"there is no {scheduler.accounting}"
     return [*checks, Check("accounting", True, f"none ({why[:80]}): what became of jobs is known by their files")]
 
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.clusters.checks.result import Check
-from fabrictool.clusters.discovery.facts import sections_of
-from fabrictool.clusters.schedulers import programs
+from fabrictool.clusters.schedulers import shell
 from fabrictool.clusters.schedulers.protocol import Job
+from fabrictool.clusters.site_facts import sections_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -100,14 +100,13 @@ def in_a_job(
     survey: Survey,
     scheduler: Scheduler,
     connection: Connection,
-    base: str,
     wait_s: float,
 ) -> list[Check]:
     """Submit, wait, judge; the job is cancelled and its folder removed whatever happens, Ctrl-C included."""
     number = ""
     try:
-        connection.put(programs.program("doctor-node").encode(), f"{visit.folder}/check.sh", mode=0o700)
-        if scheduler.kind == "ssh":
+        connection.put(shell.program("doctor-node").encode(), f"{visit.folder}/check.sh", mode=0o700)
+        if not described.queues:
             done = connection.run(["sh", "-c", 'cd "$0" && exec "$@"', visit.folder, *visit.command])
             return node_checks(_read(connection, visit), visit, described) or [_no_result(done.stderr.decode())]
         job = job_of(visit, described, survey)
@@ -121,7 +120,7 @@ def in_a_job(
             return [Check("job", False, f"refused on {visit.partition}: {said}", hint)]
         return _awaited(visit, described, scheduler, connection, job, number, wait_s)
     finally:
-        _end(visit, scheduler, connection, base, number)
+        _end(visit, described, scheduler, connection, number)
 
 
 def _awaited(
@@ -246,15 +245,15 @@ def _read(connection: Connection, visit: Visit) -> str:
     )
 
 
-def _end(visit: Visit, scheduler: Scheduler, connection: Connection, base: str, number: str) -> None:
+def _end(visit: Visit, described: Described, scheduler: Scheduler, connection: Connection, number: str) -> None:
     """Cancel by number and name; by name alone when the submission broke off."""
     with suppress(FabrictoolError):
-        if scheduler.kind != "ssh":
+        if described.queues:
             if not number:
                 listed = connection.run(["sh", "-c", scheduler.lookup()]).stdout.decode(errors="replace").splitlines()
                 rows = [line.split(" ", 2) for line in listed]
                 number = next((row[0] for row in rows if len(row) > 1 and row[1] == f"ft-{visit.operation}"), "")
             if number:
-                program = programs.signal_program(scheduler, kill=True)
-                connection.run(["sh", "-c", program, "ft-signal", base, "-", visit.operation, number])
-        connection.run(["sh", "-c", programs.program("doctor-end"), "ft-doctor-end", base, "-", visit.token])
+                program = shell.signal_program(scheduler, kill=True)
+                connection.run(["sh", "-c", program, "ft-signal", described.folder, "-", visit.operation, number])
+        connection.run(["sh", "-c", shell.program("doctor-end"), "ft-doctor-end", described.folder, "-", visit.token])

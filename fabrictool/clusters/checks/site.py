@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError, UsageError
 from fabrictool.clusters.checks.login import (
-    PROGRAMS,
     SLOW_SHELL_S,
     clock,
     folder_checks,
@@ -27,10 +26,10 @@ from fabrictool.clusters.connections.identities import certificate_end, check_ce
 from fabrictool.clusters.connections.pins import pins
 from fabrictool.clusters.connections.settings import Limits
 from fabrictool.clusters.connections.shell_verbs import ShellVerbs
+from fabrictool.clusters.environment.interpreter import python_of
 from fabrictool.clusters.environment.site import Site
-from fabrictool.clusters.jobs import python_of
 from fabrictool.clusters.kinds import scheduler_of
-from fabrictool.clusters.schedulers import programs
+from fabrictool.clusters.schedulers import shell
 from fabrictool.clusters.survey import read_survey
 
 if TYPE_CHECKING:
@@ -97,7 +96,7 @@ def _cluster(name: str, described: Described, wanted: SiteCheckup, add: Callable
         add(guarded("login noise", lambda: _noise(connection)))
         scheduler, token = scheduler_of(described.kind), secrets.token_hex(6)
         try:
-            text = _run(connection, "doctor-login", described, token, *PROGRAMS.get(scheduler.kind, ()))
+            text = _run(connection, "doctor-login", described, token, *scheduler.commands)
             checks, folder = folder_checks(text, thing=f"cluster/{name}")
             add(checks)
             survey = _survey(name, described, connection, scheduler, text, add)
@@ -106,8 +105,7 @@ def _cluster(name: str, described: Described, wanted: SiteCheckup, add: Callable
             add(guarded("environment", lambda: _environment(name, described, connection, survey)))
             if wanted.jobs and folder:
                 visit = _visit(name, described, survey, wanted, token, folder)
-                waits = (described.folder, wanted.wait_s)
-                add(guarded("job", lambda: in_a_job(visit, described, survey, scheduler, connection, *waits)))
+                add(guarded("job", lambda: in_a_job(visit, described, survey, scheduler, connection, wanted.wait_s)))
         finally:
             with contextlib.suppress(FabrictoolError):
                 _run(connection, "doctor-end", described, token)
@@ -200,15 +198,15 @@ def _survey(
     text: str,
     add: Callable[[list[Check]], None],
 ) -> Survey | None:
-    argv = ["sh", "-c", programs.survey_program(scheduler, brief=False), "ft-survey", described.folder, "-"]
+    argv = ["sh", "-c", shell.survey_program(scheduler, brief=False), "ft-survey", described.folder, "-"]
     done = connection.run(argv)
     if done.status != 0:
         why = done.stderr.decode(errors="replace").strip()[-200:] or f"exit {done.status}"
         add([Check("scheduler", False, f"it does not answer: {why}", "try its commands there by hand")])
         return None
     survey = read_survey(done.stdout.decode(errors="replace"), scheduler, thing=f"cluster/{name}")
-    add(scheduler_checks(text, scheduler.kind, survey.scheduler))
-    if scheduler.kind != "ssh":
+    add(scheduler_checks(text, scheduler, survey.scheduler))
+    if described.queues:
         add(partition_checks(described, survey.scheduler))
     return survey
 
@@ -235,5 +233,5 @@ def _visit(name: str, described: Described, survey: Survey, wanted: SiteCheckup,
 
 
 def _run(connection: Connection, name: str, described: Described, *arguments: str) -> str:
-    argv = ["sh", "-c", programs.program(name), f"ft-{name}", described.folder, "-", *arguments]
+    argv = ["sh", "-c", shell.program(name), f"ft-{name}", described.folder, "-", *arguments]
     return connection.run(argv).stdout.decode(errors="replace")

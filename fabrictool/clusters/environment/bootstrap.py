@@ -133,7 +133,7 @@ def extras_of(described: Described) -> list[str]:
     """A plain host may have the gateway; the reference engine goes wherever no other choice of engines is made."""
     engines = described.software.engines
     reference = ["reference"] if not engines or "reference" in engines else []
-    return ["agent", *reference, *(["gateway"] if described.kind == "ssh" else [])]
+    return ["agent", *reference, *([] if described.queues else ["gateway"])]
 
 
 def choose(interpreters: tuple[Interpreter, ...], cluster: str) -> Interpreter:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError, UnreachableError
-from fabrictool.clusters.discovery.facts import sections_of
 from fabrictool.clusters.environment.requirements import Target
-from fabrictool.clusters.schedulers.programs import program
+from fabrictool.clusters.schedulers.shell import program
+from fabrictool.clusters.site_facts import sections_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -36,6 +36,9 @@ class Flux:
 
     kind = KIND
     tag_option = "the job's name"
+    commands: tuple[str, ...] = ()
+    oldest: tuple[int, int] | None = None
+    accounting = ""
 
     def prelude(self) -> str:
         """Nothing is needed."""

@@ -34,6 +34,9 @@ class GridEngine:
 
     kind = KIND
     tag_option = "the job's name"
+    commands: tuple[str, ...] = ()
+    oldest: tuple[int, int] | None = None
+    accounting = ""
 
     def prelude(self) -> str:
         """Grid Engine's commands need SGE_ROOT, which a shell without a profile may lack."""

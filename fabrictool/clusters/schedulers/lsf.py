@@ -39,6 +39,9 @@ class Lsf:
 
     kind = KIND
     tag_option = "-Jd"
+    commands: tuple[str, ...] = ()
+    oldest: tuple[int, int] | None = None
+    accounting = ""
 
     def prelude(self) -> str:
         """LSF's commands need its environment, which a shell without a profile may lack."""

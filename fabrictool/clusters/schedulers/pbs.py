@@ -35,6 +35,9 @@ class Pbs:
 
     kind = KIND
     tag_option = "the job's name"
+    commands: tuple[str, ...] = ()
+    oldest: tuple[int, int] | None = None
+    accounting = ""
 
     def prelude(self) -> str:
         """The commands may be on no path of a shell without a profile."""

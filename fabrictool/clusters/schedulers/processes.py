@@ -30,6 +30,9 @@ class Processes:
 
     kind = KIND
     tag_option = "the run folder"
+    commands: tuple[str, ...] = ("setsid",)
+    oldest: tuple[int, int] | None = None
+    accounting = ""
 
     def prelude(self) -> str:
         """Nothing is needed."""

@@ -133,6 +133,21 @@ class Scheduler(Protocol):
         """Name of what marks jobs, for messages."""
         ...
 
+    @property
+    def commands(self) -> tuple[str, ...]:
+        """Programs that a login node must have on its path; empty where nobody has tried what is needed."""
+        ...
+
+    @property
+    def oldest(self) -> tuple[int, int] | None:
+        """Release before which it is not used; None: any."""
+        ...
+
+    @property
+    def accounting(self) -> str:
+        """The command that remembers jobs which are over; "": there is none."""
+        ...
+
     def prelude(self) -> str:
         """Shell text that comes before all others, such as a profile that the commands need."""
         ...

@@ -39,6 +39,9 @@ class Slurm:
 
     kind = KIND
     tag_option = "--comment"
+    commands: tuple[str, ...] = ("sbatch", "srun", "squeue", "scancel", "sinfo", "scontrol")
+    oldest: tuple[int, int] | None = OLDEST
+    accounting = "sacct"
 
     def prelude(self) -> str:
         """Nothing is needed."""
@@ -118,7 +121,7 @@ class Slurm:
         """``sbatch --test-only``: tells a start and the node, refuses what can never run."""
         submission = self.submission(facts, job)
         kept = [each for each in submission.argv[1:-1] if not each.startswith(("--parsable", "--output", "--signal"))]
-        return ("sbatch", "--test-only", *kept, "--wrap=true")
+        return ("env", "SLURM_TIME_FORMAT=%s", "sbatch", "--test-only", *kept, "--wrap=true")
 
     def estimated(self, stdout: str, stderr: str) -> float | None:
         """From ``sbatch: Job 17 to start at 1763749800 using …``; with the time format of the survey's environment."""

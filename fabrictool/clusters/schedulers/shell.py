@@ -1,4 +1,4 @@
-"""The shell programs for login nodes (``clusters/programs/*.sh``), with a scheduler's words put in.
+"""The shell programs for login nodes (``clusters/shell/*.sh``), with a scheduler's words put in.
 
 Every program is one argument of ``sh -c`` with its data in the arguments after it and on stdin, so nothing is quoted
 into it and nothing stays installed there. Its first two arguments are the base folder and the fabric.
@@ -20,10 +20,13 @@ REFUSED = (
 """What a scheduler says when no job was made (an extended regular expression); believed only after a look that found
 none."""
 
+PASSING = r"Unable to contact|Connection refused|Socket timed out|(QOS|Assoc)\w*Submit\w*Limit"
+"""Of these, what ends by itself; limits on the number of jobs are such, limits on their length are not."""
+
 
 def program(name: str, **words: str) -> str:
     """The text of ``NAME.sh`` with each ``#@WORD@`` replaced."""
-    folder = resources.files("fabrictool.clusters") / "programs"
+    folder = resources.files("fabrictool.clusters") / "shell"
     text = (folder / "root.sh").read_text() + (folder / f"{name}.sh").read_text()
     for word, value in words.items():
         text = text.replace(f"#@{word}@", value)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from fabrictool.base.ids import is_name
 from fabrictool.base.units import Duration, Instant, Memory
-from fabrictool.clusters.discovery.devices import Guess, device_named
+from fabrictool.clusters.devices import Guess, device_named
 
 if TYPE_CHECKING:
-    from fabrictool.clusters.discovery.facts import Nodes, PartitionFacts, SiteFacts
+    from fabrictool.clusters.site_facts import Nodes, PartitionFacts, SiteFacts
 
 _TIME = re.compile(r"(?:(\d+)-)?(\d+):(\d+)(?::(\d+))?")
 _SHARE = 0.9

@@ -1,4 +1,4 @@
-"""What ``programs/discover.sh`` printed, as values; pure, so that every site's habit is a case in a file."""
+"""What ``shell/discover.sh`` printed, as values; pure, so that every site's habit is a case in a file."""
 
 from __future__ import annotations
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError, UnreachableError
 from fabrictool.base.units import Instant
-from fabrictool.clusters.discovery.devices import device_named
-from fabrictool.clusters.discovery.partitions import CHECK, Lines, left_out, memory_text, partition_lines
+from fabrictool.clusters.devices import device_named
+from fabrictool.clusters.schedulers.slurm_partitions import CHECK, Lines, left_out, memory_text, partition_lines
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fabrictool.clusters.discovery.facts import SiteFacts
+    from fabrictool.clusters.site_facts import SiteFacts
 
 OLDEST_PYTHON = (3, 11)
 _PLAIN = re.compile(r"[A-Za-z_~./][A-Za-z0-9_./~:@-]*")

@@ -1,1 +1,0 @@
-"""From what a site says about itself to the section of an inventory that describes it."""
