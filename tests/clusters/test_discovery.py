@@ -13,6 +13,7 @@ from fabrictool.base.errors import FabrictoolError
 from fabrictool.blueprint import load
 from fabrictool.cli.discovering import _pinned, found_target
 from fabrictool.cli.main import main
+from fabrictool.cli.source import Source
 from fabrictool.clusters.devices import device_named
 from fabrictool.clusters.discovery import Target, describe
 from fabrictool.clusters.site_facts import read_site
