@@ -32,7 +32,7 @@ from fabrictool.applier.stores.document import (
 )
 from fabrictool.applier.stores.heartbeat import SKEW_S, TTL_S, Heartbeat
 from fabrictool.applier.stores.local import no_such_lease
-from fabrictool.applier.stores.requests import Answer, Requests
+from fabrictool.applier.stores.requests import Requests
 from fabrictool.base.clock import SystemClock
 from fabrictool.base.errors import FabrictoolError
 
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from fabrictool.base.clock import Clock
+    from fabrictool.base.http import HttpAnswer
 
 LOCKED = (409, 423)
 """Somebody has the lock; the body says who."""
@@ -217,7 +218,7 @@ class HttpStore:
     def _expired(self, lease: Lease) -> bool:
         return lease.expires is not None and self._clock.wall() > lease.expires + SKEW_S
 
-    def _odd(self, method: str, answer: Answer) -> FabrictoolError:
+    def _odd(self, method: str, answer: HttpAnswer) -> FabrictoolError:
         if answer.status in (404, 405, 501) and method not in ("GET", "POST"):
             message = f"the server knows no {method} (HTTP {answer.status}), and without a lock nothing is written"
             hint = "give lock_address, lock_method and unlock_method as its manual says"
