@@ -9,7 +9,6 @@ import signal
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
-from fabrictool.agent.heartbeat import Heartbeat
 from fabrictool.base.errors import InvalidInputError
 from fabrictool.gateway.directory import StaticRegistry, static_targets
 from fabrictool.gateway.gateway import Gateway, node_body
@@ -21,6 +20,7 @@ from fabrictool.routing.candidates import TrustPolicy
 from fabrictool.routing.policies import policy
 from fabrictool.status.documents import Health
 from fabrictool.status.pages import serve_status
+from fabrictool.status.signs import SignsOfLife
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,8 +84,8 @@ async def run_on_mesh(spec: GatewaySpec, folder: RunFolder, clock: Clock) -> str
         )
         gateway.publish_node(node_body(mesh, **about, lifecycle=Lifecycle.SERVING, version=1))
         _log.info("clients on %s, agents on %s", gateway.listen_address, gateway.mesh_address)
-        beat = asyncio.create_task(Heartbeat(folder, lambda: _health(clock), gateway.status, BEAT_S).run())
-        stack.callback(beat.cancel)
+        signs = asyncio.create_task(SignsOfLife(folder, lambda: _health(clock), gateway.status, BEAT_S).run())
+        stack.callback(signs.cancel)
         reason = await stop()
         await gateway.drain(DRAIN_S)
         gateway.publish_node(node_body(mesh, **about, lifecycle=Lifecycle.LEFT, version=2))

@@ -30,7 +30,7 @@ from fabrictool.applier.stores.document import (
     successor,
 )
 from fabrictool.applier.stores.gitcommand import Git
-from fabrictool.applier.stores.heartbeat import SKEW_S, TTL_S, Heartbeat
+from fabrictool.applier.stores.heartbeat import SKEW_S, TTL_S, LeaseHeartbeat
 from fabrictool.applier.stores.local import locked_within, no_such_lease
 from fabrictool.base.clock import SystemClock
 from fabrictool.base.errors import FabrictoolError, StaleError
@@ -69,7 +69,7 @@ class GitStore:
         self._branch = branch
         self._clock = clock or SystemClock()
         self._ttl_s = ttl_s
-        self._heart: Heartbeat | None = None
+        self._heart: LeaseHeartbeat | None = None
         self._threads = threading.Lock()
         self._head = ""
         """The branch as this store left it; "" when that is not known."""
@@ -145,7 +145,7 @@ class GitStore:
             return {LEASE: _encode(lease)}
 
         self._push(take, f"lease: {purpose}")
-        heart = Heartbeat(lease, self._renew, clock=self._clock, place=self.place, ttl_s=self._ttl_s)
+        heart = LeaseHeartbeat(lease, self._renew, clock=self._clock, place=self.place, ttl_s=self._ttl_s)
         self._heart = heart
         try:
             with heart.beating():

@@ -30,7 +30,7 @@ from fabrictool.applier.stores.document import (
     stale,
     successor,
 )
-from fabrictool.applier.stores.heartbeat import SKEW_S, TTL_S, Heartbeat
+from fabrictool.applier.stores.heartbeat import SKEW_S, TTL_S, LeaseHeartbeat
 from fabrictool.applier.stores.local import no_such_lease
 from fabrictool.applier.stores.requests import Requests
 from fabrictool.base.clock import SystemClock
@@ -82,7 +82,7 @@ class HttpStore:
         self._requests = Requests(user, secret)
         self._clock = clock or SystemClock()
         self._ttl_s = ttl_s
-        self._heart: Heartbeat | None = None
+        self._heart: LeaseHeartbeat | None = None
 
     @property
     def place(self) -> str:
@@ -166,7 +166,9 @@ class HttpStore:
         try:
             dated = msgspec.structs.replace(lease, expires=self._clock.wall() + self._ttl_s)
             lease = dated if self._try_lock(dated) is None else lease
-            heart = self._heart = Heartbeat(lease, self._renew, clock=self._clock, place=self.place, ttl_s=self._ttl_s)
+            heart = self._heart = LeaseHeartbeat(
+                lease, self._renew, clock=self._clock, place=self.place, ttl_s=self._ttl_s
+            )
             with heart.beating():
                 yield lease
         finally:

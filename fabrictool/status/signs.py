@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from fabrictool.base.runfolder import RunFolder
     from fabrictool.status.documents import Health, StatusDocument
 
-_log = logging.getLogger("fabrictool.agent")
+_log = logging.getLogger("fabrictool.status")
 
 PERIOD_S = 15.0
 """Two small writes a unit; a shared file system carries thousands of them a second."""
 
 
-class Heartbeat:
-    """Writes until it is cancelled; `touch` makes the next write come now."""
+class SignsOfLife:
+    """Writes until `run` is cancelled; `touch` makes the next write come now."""
 
     def __init__(
         self,
@@ -44,11 +44,9 @@ class Heartbeat:
         self._changed = asyncio.Event()
 
     def touch(self) -> None:
-        """Something changed."""
         self._changed.set()
 
     async def run(self) -> None:
-        """For ever."""
         while True:
             self._changed.clear()
             await self.write()
