@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from fabrictool import __version__
 from fabrictool.agent.forwarder import Forwarder, allowed
-from fabrictool.agent.supervisor import EngineFailedError, Supervisor
+from fabrictool.agent.supervisor import Supervisor
 from fabrictool.engines.adapter import EngineLaunch, adapter
 from fabrictool.engines.artifacts import resolve
 from fabrictool.mesh.records import Hardware, Lifecycle, NodeBody, ServiceBody, with_note
@@ -336,6 +336,3 @@ async def _cancelled(*tasks: asyncio.Task[Any]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-__all__ = ["Agent", "EngineFailedError"]

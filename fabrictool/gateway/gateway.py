@@ -74,7 +74,8 @@ class Gateway:
         self._directory = Directory()
         self._directory.replace(targets)
         self._metrics = Metrics()
-        self._connections: set[Connection] = set()
+        self.connections: set[Connection] = set()
+        """Of the clients that are here now."""
         self._events: deque[Event] = deque(maxlen=EVENTS_KEPT)
         self._lost_at: dict[bytes, float] = {}
         self._known: set[str] = set(self._directory.models())
@@ -98,7 +99,7 @@ class Gateway:
         """Accept clients; raises FT8004 when the address cannot be used."""
         loop = asyncio.get_running_loop()
         try:
-            self._server = await loop.create_server(lambda: Connection(self), host, port, backlog=1024)
+            self._server = await loop.create_server(lambda: Connection(self, self._clock), host, port, backlog=1024)
         except OSError as error:
             raise FabrictoolError.of(
                 "FT8004",
@@ -115,29 +116,29 @@ class Gateway:
         if self._server is not None:
             self._server.close()
         self.draining = True
-        for connection in list(self._connections):
+        for connection in list(self.connections):
             connection.close_when_answered()
-        if not self._connections:
+        if not self.connections:
             self._drained.set()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._drained.wait(), seconds)
         if self._tick is not None:
             self._tick.cancel()
-        for connection in list(self._connections):
+        for connection in list(self.connections):
             connection.abort()
 
     # -- Handler, for connections -----------------------------------------------------------------------------
 
     def opened(self, connection: Connection) -> None:
         """A client connected."""
-        self._connections.add(connection)
+        self.connections.add(connection)
         if self.draining:
             connection.close_when_answered()
 
     def closed(self, connection: Connection) -> None:
         """A client went."""
-        self._connections.discard(connection)
-        if self.draining and not self._connections:
+        self.connections.discard(connection)
+        if self.draining and not self.connections:
             self._drained.set()
 
     def admit(self, request: Request) -> Answer | None:
@@ -304,7 +305,7 @@ class Gateway:
     async def _tick_forever(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            for connection in list(self._connections):
+            for connection in list(self.connections):
                 connection.expire()
             self._warn_of_certificates()
             if self._mesh is not None and self._mesh.registry.forget_expired(wall=self._clock.wall()):

@@ -14,6 +14,7 @@ from fabrictool.gateway.openai import MAX_BODY_OCTETS, Answer, error_answer
 from fabrictool.mesh.framing import TEXT_CHARACTERS
 
 if TYPE_CHECKING:
+    from fabrictool.base.clock import Clock
     from fabrictool.gateway.exchange import Exchange
     from fabrictool.gateway.keys import Consumer
     from fabrictool.gateway.upstream import Headers
@@ -89,22 +90,24 @@ class Handler(Protocol):
 class Connection(asyncio.Protocol):
     """One client."""
 
-    def __init__(self, handler: Handler) -> None:
+    def __init__(self, handler: Handler, clock: Clock) -> None:
         self._handler = handler
-        self._loop = asyncio.get_running_loop()
+        self._clock = clock
         self._parser = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport
-        self._building = Request()
+        self.receiving = Request()
+        """What has come of the next request."""
         self._in_head = True
         self._head_octets = 0
         self._waiting: list[Request] = []
         self._waiting_octets = 0
         self._current: Request | None = None
         self._broken = False
-        self._writing_paused = False
+        self.writing_paused = False
+        """The client does not take what is written."""
         self._request_began: float | None = None
-        self._unread = 0
-        self._progress = self._last_activity = self._loop.time()
+        self._last_unread = 0
+        self._progress = self._last_activity = clock.monotonic()
         self.exchange: Exchange | None = None
         self.request_id = ""
 
@@ -113,19 +116,24 @@ class Connection(asyncio.Protocol):
         if self._current is None:
             self._transport.close()
 
+    @property
+    def unread(self) -> int:
+        """Octets that are written and that the client has not taken."""
+        return self._transport.get_write_buffer_size()
+
     def abort(self) -> None:
         """Close at once, whatever is lost."""
         self._transport.abort()
 
     def expire(self) -> None:
         """Called every second: give up a client or a replica that has been silent for too long."""
-        now, unread = self._loop.time(), self._transport.get_write_buffer_size()
-        if unread != self._unread or not unread:
-            self._unread, self._progress = unread, now
+        now, unread = self.now(), self.unread
+        if unread != self._last_unread or not unread:
+            self._last_unread, self._progress = unread, now
         if now - self._progress > IDLE_CLIENT_S:
             self._transport.abort()
         elif self.exchange is not None:
-            if not self._writing_paused and now - self.exchange.last_activity > IDLE_UPSTREAM_S:
+            if not self.writing_paused and now - self.exchange.last_activity > IDLE_UPSTREAM_S:
                 self.exchange.time_out()
         elif self._current is None and not unread:
             if self._request_began is None:
@@ -139,7 +147,7 @@ class Connection(asyncio.Protocol):
 
     def now(self) -> float:
         """Monotonic seconds."""
-        return self._loop.time()
+        return self._clock.monotonic()
 
     def answer(self, answer: Answer) -> None:
         """A whole response."""
@@ -187,7 +195,7 @@ class Connection(asyncio.Protocol):
         """Request bytes."""
         if self._broken:
             return
-        self._last_activity = self._loop.time()
+        self._last_activity = self.now()
         if self._in_head:
             self._head_octets += len(data)
         try:
@@ -209,14 +217,14 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """The client reads slowly: nothing more is fetched, read or begun for it."""
-        self._writing_paused = True
+        self.writing_paused = True
         self._regulate()
         if self.exchange is not None:
             self.exchange.pause()
 
     def resume_writing(self) -> None:
         """The client reads again."""
-        self._writing_paused = False
+        self.writing_paused = False
         if self.exchange is not None:
             self.exchange.resume()
         self._next()
@@ -226,26 +234,26 @@ class Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         """A request starts."""
-        self._building = Request()
-        self._request_began = self._loop.time()
+        self.receiving = Request()
+        self._request_began = self.now()
 
     def on_url(self, url: bytes) -> None:
         """Part of the target."""
-        self._building.target += url.decode("latin-1")
-        if len(self._building.target) > TEXT_CHARACTERS:
+        self.receiving.target += url.decode("latin-1")
+        if len(self.receiving.target) > TEXT_CHARACTERS:
             self._refuse(414, "FT8108", f"the request's target is over {TEXT_CHARACTERS} octets")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """One header."""
-        self._building.head_octets += len(name) + len(value)
-        if self._building.head_octets > MAX_HEAD_OCTETS:
+        self.receiving.head_octets += len(name) + len(value)
+        if self.receiving.head_octets > MAX_HEAD_OCTETS:
             self._refuse(431, "FT8108", "the request's head is too large")
-        self._building.headers.append((name.decode("latin-1").lower(), value.decode("latin-1")))
+        self.receiving.headers.append((name.decode("latin-1").lower(), value.decode("latin-1")))
 
     def on_headers_complete(self) -> None:
         """The head is whole."""
         self._in_head, self._head_octets = False, 0
-        request = self._building
+        request = self.receiving
         request.method = self._parser.get_method().decode()
         request.http10 = self._parser.get_http_version() == "1.0"
         request.keep_alive = self._parser.should_keep_alive()
@@ -260,7 +268,7 @@ class Connection(asyncio.Protocol):
 
     def on_body(self, data: bytes) -> None:
         """Body bytes; kept only where somebody will read them."""
-        request = self._building
+        request = self.receiving
         request.body_octets += len(data)
         if request.refusal is None and request.method == "POST" and not self._broken:
             request.body += data
@@ -273,16 +281,16 @@ class Connection(asyncio.Protocol):
         self._request_began = None
         if self._broken:
             return
-        self._waiting.append(self._building)
-        self._waiting_octets += len(self._building.body)
-        self._building = Request()
+        self._waiting.append(self.receiving)
+        self._waiting_octets += len(self.receiving.body)
+        self.receiving = Request()
         self._next()
         self._regulate()
 
     # -- internals --------------------------------------------------------------------------------------------
 
     def _next(self) -> None:
-        while self._waiting and self._current is None and not self._writing_paused:
+        while self._waiting and self._current is None and not self.writing_paused:
             if self._transport.is_closing():
                 return
             request = self._waiting.pop(0)
@@ -299,7 +307,7 @@ class Connection(asyncio.Protocol):
     def _done(self) -> None:
         request, self._current = self._current, None
         self.exchange = None
-        self._last_activity = self._loop.time()
+        self._last_activity = self.now()
         if self._request_began is not None:
             self._request_began = self._last_activity  # it may have waited because we were not reading
         if self._broken or request is None or not request.keep_alive or self._handler.draining:
@@ -307,11 +315,11 @@ class Connection(asyncio.Protocol):
             return
         self._regulate()
         if self._waiting:
-            self._loop.call_soon(self._next)
+            asyncio.get_running_loop().call_soon(self._next)
 
     def _regulate(self) -> None:
         """Read no more than can be kept: a client that does not take its answers sends no more requests."""
-        full = len(self._waiting) >= PIPELINE or self._waiting_octets > MAX_BODY_OCTETS or self._writing_paused
+        full = len(self._waiting) >= PIPELINE or self._waiting_octets > MAX_BODY_OCTETS or self.writing_paused
         if self._transport.is_closing() or full != self._transport.is_reading():
             return
         if full:

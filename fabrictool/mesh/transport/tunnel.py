@@ -169,6 +169,11 @@ class TunnelStream(asyncio.Transport):
                 self.protocol.connection_lost(error)
 
     @property
+    def held_octets(self) -> int:
+        """What came while reading was paused."""
+        return sum(map(len, self._held))
+
+    @property
     def delivered(self) -> bool:
         """Whether everything that came has been handed to the protocol."""
         return not self._held and not self._held_end
@@ -224,6 +229,11 @@ class Tunnel(asyncio.Protocol):
         if self.peer is not None:
             self.mux.control(F.BEAT, msgspec.msgpack.encode(self._host.beat(self.peer)))
             self.flush()
+
+    @property
+    def open_streams(self) -> int:
+        """How many streams have not ended on both sides."""
+        return len(self._streams)
 
     def close(self, reason: str) -> None:
         """Close the connection and break its streams."""
