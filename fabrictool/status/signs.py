@@ -7,6 +7,7 @@ written when something changes, and now and then, so that a standstill shows.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import TYPE_CHECKING
 
@@ -50,10 +51,9 @@ class SignsOfLife:
         while True:
             self._changed.clear()
             await self.write()
-            try:
-                await asyncio.wait_for(self._changed.wait(), self._period_s)
-            except TimeoutError:
-                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._period_s):  # Python 3.11's wait_for may swallow a cancellation
+                    await self._changed.wait()
 
     async def write(self) -> None:
         """Once; in a thread, for a shared file system may make it wait."""
