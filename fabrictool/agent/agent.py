@@ -19,7 +19,7 @@ from fabrictool.agent.forwarder import Forwarder, allowed
 from fabrictool.agent.supervisor import Supervisor
 from fabrictool.engines.adapter import EngineLaunch, adapter
 from fabrictool.engines.artifacts import resolve
-from fabrictool.mesh.records import Hardware, Lifecycle, NodeBody, ServiceBody, with_note
+from fabrictool.mesh.records import Lifecycle, NodeBody, NodeHardware, ServiceBody, with_note
 from fabrictool.mesh.transport.node import Load, MeshNode
 from fabrictool.mesh.transport.tls import IdentityFiles
 from fabrictool.status.documents import AgentStatus, EngineStatus, Event, Health
@@ -298,7 +298,7 @@ class Agent:
                 site=spec.site,
                 cluster=spec.cluster,
                 node=spec.partition,
-                hardware=Hardware(spec.device, spec.devices, spec.memory),
+                hardware=NodeHardware(spec.device, spec.devices, spec.memory),
                 ends_at=self.ends_at,
                 release=__version__,
             )

@@ -29,7 +29,7 @@ class UnsendableError(ValueError):
     """The address or a header has characters that HTTP cannot carry. Which is not said: it may be a secret."""
 
 
-class HttpAnswer(msgspec.Struct, frozen=True):
+class HttpResponse(msgspec.Struct, frozen=True):
     """What a server answered, whatever its status."""
 
     status: int
@@ -49,7 +49,7 @@ def ask(
     body: bytes | None = None,
     direct: bool = False,
     redirects: int = 0,
-) -> HttpAnswer:
+) -> HttpResponse:
     """Send one request; `timeout_s` bounds each wait for the other side, not their sum.
 
     `direct` passes any proxy by. At most so many `redirects` are followed: give none where a token travels, for it
@@ -81,7 +81,7 @@ def ask(
     if answer.has_redirect_location and redirects:
         there = urljoin(address, answer.headers["Location"])
         return ask(method, there, headers=headers, timeout_s=timeout_s, direct=direct, redirects=redirects - 1)
-    return HttpAnswer(answer.status_code, answer.reason_phrase, bytes(content), answer.headers.get("ETag", ""))
+    return HttpResponse(answer.status_code, answer.reason_phrase, bytes(content), answer.headers.get("ETag", ""))
 
 
 def _client(address: str, timeout_s: float, *, direct: bool) -> httpx2.Client:

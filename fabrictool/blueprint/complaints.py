@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from pydantic_core import ErrorDetails, ValidationError
 
-    from fabrictool.blueprint.tree import Node, Steps
+    from fabrictool.blueprint.tree import Steps, YamlNode
 
 MIN_PREFIX = 3
 """Letters of a word that is taken for the beginning of a longer one."""
@@ -34,7 +34,7 @@ _EXPECTED = {
 }
 
 
-def problems_of(error: ValidationError, root: Node, model: type[BaseModel]) -> list[Problem]:
+def problems_of(error: ValidationError, root: YamlNode, model: type[BaseModel]) -> list[Problem]:
     """One problem per place and code, in the order of the files."""
     found: dict[tuple[Place, str], Problem] = {}
     for detail in error.errors(include_url=False):
@@ -88,7 +88,7 @@ def _position(place: Place) -> Place:
     return Place(place.file, place.line, place.column)
 
 
-def _problem(detail: ErrorDetails, root: Node, model: type[BaseModel]) -> Problem:
+def _problem(detail: ErrorDetails, root: YamlNode, model: type[BaseModel]) -> Problem:
     kind, path = detail["type"], tuple(detail["loc"])
     context: dict[str, Any] = detail.get("ctx") or {}
     node, known = root.nearest(path)
@@ -122,7 +122,7 @@ def _problem(detail: ErrorDetails, root: Node, model: type[BaseModel]) -> Proble
     return Problem("FT1105", f"{thing}: {_range_text(detail)}", place, None)
 
 
-def _long_enough(detail: ErrorDetails, root: Node) -> bool:
+def _long_enough(detail: ErrorDetails, root: YamlNode) -> bool:
     node, _ = root.nearest(tuple(detail["loc"]))
     least = (detail.get("ctx") or {}).get("min_length", 0)
     return isinstance(node.value, dict | list) and len(node.value) >= least
@@ -136,14 +136,14 @@ def masked(place: Place) -> Place:
     return Place(place.file, place.line, place.column, place.thing, line, 8)
 
 
-def _unknown_key(node: Node, path: Steps, model: type[BaseModel]) -> Problem:
+def _unknown_key(node: YamlNode, path: Steps, model: type[BaseModel]) -> Problem:
     key, parent = str(path[-1]), path[:-1]
     known = _fields(model, parent)
     where = f"`{dotted(parent)}` has" if parent else "the document has"
     return Problem("FT1101", f"{where} no key `{key}`", node.key_place(dotted(path)), meant(key, known, "its keys are"))
 
 
-def _missing(node: Node, known: Steps, path: Steps, model: type[BaseModel]) -> Problem:
+def _missing(node: YamlNode, known: Steps, path: Steps, model: type[BaseModel]) -> Problem:
     key = str(path[-1])
     what = f"`{dotted(known)}`" if known else "the document"
     hint = f"add `{key}: …`"
@@ -155,7 +155,7 @@ def _missing(node: Node, known: Steps, path: Steps, model: type[BaseModel]) -> P
     return Problem("FT1102", f"{what} lacks `{key}`", place, hint)
 
 
-def _wrong_kind(kind: str, node: Node, thing: str, place: Place) -> Problem:
+def _wrong_kind(kind: str, node: YamlNode, thing: str, place: Place) -> Problem:
     expected = _EXPECTED[kind]
     hint = None
     if expected == "text" and isinstance(node.value, int | float):

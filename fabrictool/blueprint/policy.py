@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing import Literal
 
     from fabrictool.base.errors import Place
-    from fabrictool.blueprint.tree import Node
+    from fabrictool.blueprint.tree import YamlNode
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class LoadedPolicy:
     """Rules and where they were written."""
 
     policy: Policy
-    tree: Node
+    tree: YamlNode
 
     def place(self, index: int, effect: Literal["deny", "warn"], limit: str) -> Place:
         """Of one limit."""

@@ -14,12 +14,14 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from fabrictool.base.errors import Place
-    from fabrictool.blueprint.tree import Node, Steps
+    from fabrictool.blueprint.tree import Steps, YamlNode
     from fabrictool.domain.blueprint import Blueprint, Model
     from fabrictool.domain.inventory import Cluster, Inventory, Partition
 
 
-def check(blueprint: Blueprint, inventory: Inventory, blueprint_tree: Node, inventory_tree: Node) -> list[Problem]:
+def check(
+    blueprint: Blueprint, inventory: Inventory, blueprint_tree: YamlNode, inventory_tree: YamlNode
+) -> list[Problem]:
     """All problems and warnings of the two documents together."""
     return [
         *InventoryCheck(inventory, inventory_tree).run(),
@@ -30,7 +32,7 @@ def check(blueprint: Blueprint, inventory: Inventory, blueprint_tree: Node, inve
 class _Check:
     """Collects complaints about one tree."""
 
-    def __init__(self, tree: Node) -> None:
+    def __init__(self, tree: YamlNode) -> None:
         self._tree = tree
         self._found: list[Problem] = []
 
@@ -56,7 +58,7 @@ class _Check:
 class InventoryCheck(_Check):
     """The inventory by itself."""
 
-    def __init__(self, inventory: Inventory, tree: Node) -> None:
+    def __init__(self, inventory: Inventory, tree: YamlNode) -> None:
         super().__init__(tree)
         self._inventory = inventory
 
@@ -163,7 +165,7 @@ class InventoryCheck(_Check):
 class BlueprintCheck(_Check):
     """The blueprint against the inventory and the catalogue."""
 
-    def __init__(self, blueprint: Blueprint, inventory: Inventory, tree: Node) -> None:
+    def __init__(self, blueprint: Blueprint, inventory: Inventory, tree: YamlNode) -> None:
         super().__init__(tree)
         self._blueprint = blueprint
         self._inventory = inventory

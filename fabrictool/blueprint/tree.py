@@ -57,7 +57,7 @@ class Source:
         return Place(self.name, line + 1, column + 1, thing, self.line(line), max(1, width))
 
 
-class Node:
+class YamlNode:
     """A value and where it is; mappings hold their children by key, sequences by position."""
 
     __slots__ = ("column", "key_column", "key_line", "line", "plain", "source", "value", "width", "written")
@@ -65,7 +65,7 @@ class Node:
     def __init__(
         self,
         source: Source,
-        value: Scalar | dict[str, Node] | list[Node],
+        value: Scalar | dict[str, YamlNode] | list[YamlNode],
         line: int,
         column: int,
         width: int,
@@ -100,13 +100,13 @@ class Node:
         width = len(text[self.key_column :].partition(":")[0].rstrip())
         return self.source.place(self.key_line, self.key_column, width, thing)
 
-    def like(self, value: Scalar | dict[str, Node] | list[Node], written: str = "") -> Node:
+    def like(self, value: Scalar | dict[str, YamlNode] | list[YamlNode], written: str = "") -> YamlNode:
         """Another value at the same place."""
-        node = Node(self.source, value, self.line, self.column, self.width, written=written, plain=self.plain)
+        node = YamlNode(self.source, value, self.line, self.column, self.width, written=written, plain=self.plain)
         node.key_line, node.key_column = self.key_line, self.key_column
         return node
 
-    def child(self, step: Step) -> Node | None:
+    def child(self, step: Step) -> YamlNode | None:
         """One step down, if there is such a child."""
         if isinstance(self.value, dict):
             return self.value.get(step) if isinstance(step, str) else None
@@ -114,7 +114,7 @@ class Node:
             return self.value[step] if 0 <= step < len(self.value) else None
         return None
 
-    def nearest(self, path: Steps) -> tuple[Node, Steps]:
+    def nearest(self, path: Steps) -> tuple[YamlNode, Steps]:
         """The node at the longest known start of `path`, and that start."""
         node = self
         for index, step in enumerate(path):
@@ -133,7 +133,7 @@ class Node:
             return tuple(child.data() for child in value)
         return value
 
-    def leaves(self, path: Steps = ()) -> Iterator[tuple[Steps, Node]]:
+    def leaves(self, path: Steps = ()) -> Iterator[tuple[Steps, YamlNode]]:
         """All scalars and empty collections, in the order of the file."""
         value = self.value
         if isinstance(value, dict) and value:

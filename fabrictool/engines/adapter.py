@@ -10,7 +10,7 @@ from fabrictool.engines.protocol import (
     EngineAdapter,
     EngineCommand,
     EngineLaunch,
-    Metrics,
+    MetricNames,
     Readiness,
 )
 from fabrictool.engines.reference_adapter import Reference
@@ -22,7 +22,7 @@ __all__ = [
     "EngineAdapter",
     "EngineCommand",
     "EngineLaunch",
-    "Metrics",
+    "MetricNames",
     "Readiness",
     "adapter",
     "engine_names",

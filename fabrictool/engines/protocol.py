@@ -55,7 +55,7 @@ class Readiness(msgspec.Struct, frozen=True):
     """Between two probes."""
 
 
-class Metrics(msgspec.Struct, frozen=True):
+class MetricNames(msgspec.Struct, frozen=True):
     """The engine's own Prometheus names; an empty name means that it does not report this."""
 
     running: str
@@ -98,7 +98,7 @@ class EngineAdapter(Protocol):
         ...
 
     @property
-    def metrics(self) -> Metrics:
+    def metrics(self) -> MetricNames:
         """What it calls the load figures."""
         ...
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fabrictool.engines.checks import check_launch, flags, variables
-from fabrictool.engines.protocol import Capabilities, EngineCommand, Metrics, Readiness
+from fabrictool.engines.protocol import Capabilities, EngineCommand, MetricNames, Readiness
 
 if TYPE_CHECKING:
     from fabrictool.engines.protocol import EngineLaunch
@@ -43,7 +43,7 @@ class Vllm:
     )
     # Loading and compiling a 70B model takes minutes: 106 + 379/tp seconds in published measurements.
     readiness = Readiness(path="/health", timeout_s=1200.0, interval_s=1.0)
-    metrics = Metrics(
+    metrics = MetricNames(
         running="vllm:num_requests_running", waiting="vllm:num_requests_waiting", kv_use="vllm:kv_cache_usage_perc"
     )
 

@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from fabrictool.gateway.openai import Answer, error_answer, error_event
+from fabrictool.gateway.openai import GatewayResponse, error_event, error_response
 from fabrictool.gateway.upstream import Response
 from fabrictool.routing.candidates import select
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from fabrictool.gateway.directory import Directory, Target
-    from fabrictool.gateway.metrics import Metrics
+    from fabrictool.gateway.directory import Directory, RoutingTarget
+    from fabrictool.gateway.metrics import GatewayMetrics
     from fabrictool.gateway.upstream import Headers
     from fabrictool.routing.candidates import Refusal, TrustPolicy
-    from fabrictool.routing.policies import Policy
+    from fabrictool.routing.policies import RoutingPolicy
 
 HOLD_OCTETS = 8 * 1024 * 1024
 """A JSON answer larger than this is passed on as it comes."""
@@ -39,10 +39,10 @@ _RETRIED_STATUS = frozenset({502, 503, 504})
 _PASSED_HEADERS = frozenset({b"content-type", b"cache-control", b"retry-after", b"x-accel-buffering"})
 
 
-class Client(Protocol):
+class Downstream(Protocol):
     """The connection that asked; it owns framing (chunked or sized)."""
 
-    def answer(self, answer: Answer) -> None:
+    def answer(self, answer: GatewayResponse) -> None:
         """A whole response."""
         ...
 
@@ -72,12 +72,12 @@ class Exchange:
 
     def __init__(
         self,
-        client: Client,
+        client: Downstream,
         *,
         directory: Directory,
-        policy: Policy,
+        policy: RoutingPolicy,
         trust: TrustPolicy,
-        metrics: Metrics,
+        metrics: GatewayMetrics,
         retries: int,
         model: str,
         method: str,
@@ -97,8 +97,8 @@ class Exchange:
         self._request = (method, path, headers, body)
         self._group = group
         self._requested = requested
-        self._tried: list[Target] = []
-        self._target: Target | None = None
+        self._tried: list[RoutingTarget] = []
+        self._target: RoutingTarget | None = None
         self._response: Response | None = None
         self._status = 0
         self._answer_headers: Headers = ()
@@ -194,7 +194,7 @@ class Exchange:
         else:
             content_type = dict(self._answer_headers).get("content-type", "application/json")
             headers = tuple((k, v) for k, v in self._answer_headers if k != "content-type")
-            self._client.answer(Answer(self._status, bytes(self._held), content_type, headers))
+            self._client.answer(GatewayResponse(self._status, bytes(self._held), content_type, headers))
             self._measure(bytes(self._held))
         self._answered(self._status)
 
@@ -257,7 +257,9 @@ class Exchange:
             return
         if not self._passing:
             where = f" (tried {', '.join(target.replica for target in self._tried)})"
-            self._client.answer(error_answer(status, code, f"no replica of {self._model!r} answered: {reason}{where}"))
+            self._client.answer(
+                error_response(status, code, f"no replica of {self._model!r} answered: {reason}{where}")
+            )
             self._answered(status)
         elif self._event_stream:
             self._client.chunk(error_event(code, f"the replica was lost in mid-stream: {reason}"))
@@ -269,21 +271,21 @@ class Exchange:
 
     def _refuse(self, refusal: Refusal) -> None:
         if self._tried:
-            self._client.answer(error_answer(502, "FT8106", f"every replica of {self._model!r} failed"))
+            self._client.answer(error_response(502, "FT8106", f"every replica of {self._model!r} failed"))
             self._answered(502)
             return
         match refusal:
             case "unknown-model":
                 message = f"the model {self._model!r} does not exist or is not served now"
-                self._client.answer(error_answer(404, "FT8103", message, param="model"))
+                self._client.answer(error_response(404, "FT8103", message, param="model"))
                 self._end(404)
             case "not-allowed":
                 message = f"no provider that may serve this request serves {self._model!r}"
-                self._client.answer(error_answer(403, "FT8104", message))
+                self._client.answer(error_response(403, "FT8104", message))
                 self._answered(403)
             case "not-ready":
                 message = f"no replica of {self._model!r} is ready; try again"
-                self._client.answer(error_answer(503, "FT8105", message, headers=(("retry-after", "2"),)))
+                self._client.answer(error_response(503, "FT8105", message, headers=(("retry-after", "2"),)))
                 self._answered(503)
 
     def _looks_whole(self) -> bool:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 from fabrictool import __version__
 from fabrictool.base.errors import FabrictoolError
-from fabrictool.gateway.directory import Directory, Target
+from fabrictool.gateway.directory import Directory, RoutingTarget
 from fabrictool.gateway.exchange import Exchange
-from fabrictool.gateway.http import Connection, Request
-from fabrictool.gateway.metrics import Metrics
-from fabrictool.gateway.openai import Answer, error_answer, json_answer, model_object, peek
+from fabrictool.gateway.http import ClientConnection, ClientRequest
+from fabrictool.gateway.metrics import GatewayMetrics
+from fabrictool.gateway.openai import GatewayResponse, error_response, json_response, model_object, peek
 from fabrictool.gateway.view import mesh_rows, model_row, static_rows
 from fabrictool.mesh.framing import TEXT_CHARACTERS
 from fabrictool.mesh.records import Lifecycle, NodeBody, ServiceBody
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from fabrictool.mesh.transport.node import Load, MeshNode
     from fabrictool.mesh.transport.tunnel import TunnelStream
     from fabrictool.routing.candidates import TrustPolicy
-    from fabrictool.routing.policies import Policy
+    from fabrictool.routing.policies import RoutingPolicy
 
 _log = logging.getLogger("fabrictool.gateway")
 
@@ -49,8 +49,8 @@ CERTIFICATE_WARNING_S = 4 * 3600.0
 """A session lives for about a day; an operator who looks in twice a shift sees this in time."""
 
 
-class Gateway:
-    """Handles requests; `Connection` and `Exchange` do the bytes."""
+class GatewayServer:
+    """Handles requests; `ClientConnection` and `Exchange` do the bytes."""
 
     def __init__(
         self,
@@ -58,11 +58,11 @@ class Gateway:
         *,
         fabric: str,
         policy_name: str,
-        policy: Policy,
+        policy: RoutingPolicy,
         trust: TrustPolicy,
         retries: int,
         keyring: Keyring | None,
-        targets: Iterable[Target] = (),
+        targets: Iterable[RoutingTarget] = (),
     ) -> None:
         self._clock = clock
         self._fabric = fabric
@@ -73,8 +73,8 @@ class Gateway:
         self._keyring = keyring
         self._directory = Directory()
         self._directory.replace(targets)
-        self._metrics = Metrics()
-        self.connections: set[Connection] = set()
+        self._metrics = GatewayMetrics()
+        self.connections: set[ClientConnection] = set()
         """Of the clients that are here now."""
         self._events: deque[Event] = deque(maxlen=EVENTS_KEPT)
         self._lost_at: dict[bytes, float] = {}
@@ -99,7 +99,9 @@ class Gateway:
         """Accept clients; raises FT8004 when the address cannot be used."""
         loop = asyncio.get_running_loop()
         try:
-            self._server = await loop.create_server(lambda: Connection(self, self._clock), host, port, backlog=1024)
+            self._server = await loop.create_server(
+                lambda: ClientConnection(self, self._clock), host, port, backlog=1024
+            )
         except OSError as error:
             raise FabrictoolError.of(
                 "FT8004",
@@ -129,19 +131,19 @@ class Gateway:
 
     # -- Handler, for connections -----------------------------------------------------------------------------
 
-    def opened(self, connection: Connection) -> None:
+    def opened(self, connection: ClientConnection) -> None:
         """A client connected."""
         self.connections.add(connection)
         if self.draining:
             connection.close_when_answered()
 
-    def closed(self, connection: Connection) -> None:
+    def closed(self, connection: ClientConnection) -> None:
         """A client went."""
         self.connections.discard(connection)
         if self.draining and not self.connections:
             self._drained.set()
 
-    def admit(self, request: Request) -> Answer | None:
+    def admit(self, request: ClientRequest) -> GatewayResponse | None:
         """Key, method, path and the headers that would be passed on: all that a head alone decides."""
         path, reads = request.path, request.method in ("GET", "HEAD")
         if path == "/health" and reads:
@@ -152,18 +154,18 @@ class Gateway:
             if request.consumer is None:
                 text = "the API key is not valid" if authorization else "an API key is needed"
                 header = (("www-authenticate", 'Bearer realm="fabrictool"'),)
-                return error_answer(401, "FT8102", f"{text}: send Authorization: Bearer KEY", headers=header)
+                return error_response(401, "FT8102", f"{text}: send Authorization: Bearer KEY", headers=header)
         known = path in COMPLETION_PATHS or path.startswith(("/v1/models", "/status", "/metrics", "/health"))
         if not reads and not (request.method == "POST" and path in COMPLETION_PATHS):
             if known:
-                return error_answer(405, "FT8107", f"{request.method} is not allowed on {path}")
-            return error_answer(404, "FT8107", f"there is nothing at {path}")
+                return error_response(405, "FT8107", f"{request.method} is not allowed on {path}")
+            return error_response(404, "FT8107", f"there is nothing at {path}")
         for name, value in request.headers:
             if name in _PASSED_REQUEST_HEADERS and len(value) > TEXT_CHARACTERS:
-                return error_answer(431, "FT8108", f"the header {name} is over {TEXT_CHARACTERS} octets")
+                return error_response(431, "FT8108", f"the header {name} is over {TEXT_CHARACTERS} octets")
         return None
 
-    def handle(self, request: Request, connection: Connection) -> Answer | Exchange:
+    def handle(self, request: ClientRequest, connection: ClientConnection) -> GatewayResponse | Exchange:
         """The answer to a request, or the exchange that will make it."""
         if request.method in ("GET", "HEAD"):
             return self._get(request.path, request.consumer)
@@ -204,24 +206,26 @@ class Gateway:
 
     # -- answers ----------------------------------------------------------------------------------------------
 
-    def _get(self, path: str, consumer: Consumer | None) -> Answer:
+    def _get(self, path: str, consumer: Consumer | None) -> GatewayResponse:
         if path == "/health":
-            return Answer(200, b'{"status":"ok"}')
+            return GatewayResponse(200, b'{"status":"ok"}')
         if path == "/metrics":
-            return Answer(200, self.exposition(), METRICS_TYPE)
+            return GatewayResponse(200, self.exposition(), METRICS_TYPE)
         if path == "/status":
-            return Answer(200, encode(self.status()))
+            return GatewayResponse(200, encode(self.status()))
         group = consumer.group if consumer is not None else None
         models = [m for m in (self._model(name, group) for name in self._directory.models()) if m is not None]
         if path == "/v1/models":
-            return json_answer({"object": "list", "data": models})
+            return json_response({"object": "list", "data": models})
         if path.startswith("/v1/models/"):
             name = path.removeprefix("/v1/models/")
             for entry in models:
                 if entry["id"] == name:
-                    return json_answer(entry)
-            return error_answer(404, "FT8103", f"the model {name!r} does not exist or is not served now", param="model")
-        return error_answer(404, "FT8107", f"there is nothing at {path}")
+                    return json_response(entry)
+            return error_response(
+                404, "FT8103", f"the model {name!r} does not exist or is not served now", param="model"
+            )
+        return error_response(404, "FT8107", f"there is nothing at {path}")
 
     def _model(self, name: str, group: str | None) -> dict[str, object] | None:
         """The entry of a model, if somebody who may serve this group serves it."""
@@ -229,10 +233,10 @@ class Gateway:
         allowed = sorted(p for p in providers if self._trust.permits(p, name, group, None))
         return model_object(name, allowed, int(self._started)) if allowed else None
 
-    def _complete(self, request: Request, connection: Connection) -> Answer | Exchange:
+    def _complete(self, request: ClientRequest, connection: ClientConnection) -> GatewayResponse | Exchange:
         body = bytes(request.body)
         peeked = peek(body)
-        if isinstance(peeked, Answer):
+        if isinstance(peeked, GatewayResponse):
             return peeked
         passed = {name: request.header(name) for name, _ in request.headers if name in _PASSED_REQUEST_HEADERS}
         passed["x-request-id"] = connection.request_id

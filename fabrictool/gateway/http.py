@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import httptools
 
-from fabrictool.gateway.openai import MAX_BODY_OCTETS, Answer, error_answer
+from fabrictool.gateway.openai import MAX_BODY_OCTETS, GatewayResponse, error_response
 from fabrictool.mesh.framing import TEXT_CHARACTERS
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ REQUEST_S = 300.0
 
 
 @dataclass(slots=True)
-class Request:
+class ClientRequest:
     """A whole request."""
 
     method: str = ""
@@ -44,7 +44,7 @@ class Request:
     http10: bool = False
     head_octets: int = 0
     body_octets: int = 0
-    refusal: Answer | None = None
+    refusal: GatewayResponse | None = None
     """Decided when the head was whole; the body is then read past and not kept."""
     consumer: Consumer | None = None
 
@@ -63,31 +63,31 @@ class Request:
 
 
 class Handler(Protocol):
-    """What answers requests: an `Answer` at once, or an exchange that answers through the connection."""
+    """What answers requests: an `GatewayResponse` at once, or an exchange that answers through the connection."""
 
     @property
     def draining(self) -> bool:
         """Whether connections are to be closed after the answer that they are waiting for."""
         ...
 
-    def admit(self, request: Request) -> Answer | None:
+    def admit(self, request: ClientRequest) -> GatewayResponse | None:
         """Called when a head is whole, before the body: the refusal, or None; notes the consumer in the request."""
         ...
 
-    def handle(self, request: Request, connection: Connection) -> Answer | Exchange:
+    def handle(self, request: ClientRequest, connection: ClientConnection) -> GatewayResponse | Exchange:
         """Called once for each admitted request; an exchange is not started yet."""
         ...
 
-    def opened(self, connection: Connection) -> None:
+    def opened(self, connection: ClientConnection) -> None:
         """A client connected."""
         ...
 
-    def closed(self, connection: Connection) -> None:
+    def closed(self, connection: ClientConnection) -> None:
         """A client went."""
         ...
 
 
-class Connection(asyncio.Protocol):
+class ClientConnection(asyncio.Protocol):
     """One client."""
 
     def __init__(self, handler: Handler, clock: Clock) -> None:
@@ -95,13 +95,13 @@ class Connection(asyncio.Protocol):
         self._clock = clock
         self._parser = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport
-        self.receiving = Request()
+        self.receiving = ClientRequest()
         """What has come of the next request."""
         self._in_head = True
         self._head_octets = 0
-        self._waiting: list[Request] = []
+        self._waiting: list[ClientRequest] = []
         self._waiting_octets = 0
-        self._current: Request | None = None
+        self._current: ClientRequest | None = None
         self._broken = False
         self.writing_paused = False
         """The client does not take what is written."""
@@ -149,7 +149,7 @@ class Connection(asyncio.Protocol):
         """Monotonic seconds."""
         return self._clock.monotonic()
 
-    def answer(self, answer: Answer) -> None:
+    def answer(self, answer: GatewayResponse) -> None:
         """A whole response."""
         headers = (("content-type", answer.content_type), ("content-length", str(len(answer.body))), *answer.headers)
         self._write_head(answer.status, headers)
@@ -234,7 +234,7 @@ class Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         """A request starts."""
-        self.receiving = Request()
+        self.receiving = ClientRequest()
         self._request_began = self.now()
 
     def on_url(self, url: bytes) -> None:
@@ -283,7 +283,7 @@ class Connection(asyncio.Protocol):
             return
         self._waiting.append(self.receiving)
         self._waiting_octets += len(self.receiving.body)
-        self.receiving = Request()
+        self.receiving = ClientRequest()
         self._next()
         self._regulate()
 
@@ -298,7 +298,7 @@ class Connection(asyncio.Protocol):
             self._current = request
             self.request_id = _request_id(request.header("x-request-id"))
             outcome = request.refusal or self._handler.handle(request, self)
-            if isinstance(outcome, Answer):
+            if isinstance(outcome, GatewayResponse):
                 self.answer(outcome)
             else:
                 self.exchange = outcome
@@ -346,7 +346,7 @@ class Connection(asyncio.Protocol):
         self._waiting.clear()
         if self._current is None:
             self.request_id = self.request_id or _request_id("")
-            self.answer(error_answer(status, code, message))
+            self.answer(error_response(status, code, message))
 
 
 def _request_id(given: str) -> str:

@@ -30,7 +30,7 @@ def percentile(values: deque[float], share: float) -> float | None:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
 
 
-class Metrics:
+class GatewayMetrics:
     """All counters of one gateway."""
 
     def __init__(self) -> None:

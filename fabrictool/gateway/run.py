@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import InvalidInputError
 from fabrictool.gateway.directory import StaticRegistry, static_targets
-from fabrictool.gateway.gateway import Gateway, node_body
+from fabrictool.gateway.gateway import GatewayServer, node_body
 from fabrictool.gateway.keys import Keyring, read_keys
 from fabrictool.mesh.records import Lifecycle
 from fabrictool.mesh.transport.node import MeshNode
 from fabrictool.mesh.transport.tls import IdentityFiles
 from fabrictool.routing.candidates import TrustPolicy
-from fabrictool.routing.policies import policy
+from fabrictool.routing.policies import routing_policy
 from fabrictool.status.documents import Health
 from fabrictool.status.pages import serve_status
 from fabrictool.status.signs import SignsOfLife
@@ -53,11 +53,11 @@ async def run_on_mesh(spec: GatewaySpec, folder: RunFolder, clock: Clock) -> str
             file=str(keys),
             hint="`fabrictool apply` places it again",
         )
-    gateway = Gateway(
+    gateway = GatewayServer(
         clock,
         fabric=spec.fabric,
         policy_name=spec.policy,
-        policy=policy(spec.policy, random.Random()),
+        policy=routing_policy(spec.policy, random.Random()),
         trust=TrustPolicy(
             {group: frozenset(names) for group, names in spec.groups.items()},
             {model: frozenset(names) for model, names in spec.model_providers.items()},
@@ -105,11 +105,11 @@ async def run_on_list(
     ready: Callable[[str], None],
 ) -> str:
     """Serve a static list until TERM or Ctrl-C; `ready` is told the address once it accepts clients."""
-    gateway = Gateway(
+    gateway = GatewayServer(
         clock,
         fabric="static",
         policy_name=policy_name,
-        policy=policy(policy_name, random.Random()),
+        policy=routing_policy(policy_name, random.Random()),
         trust=TrustPolicy({group: frozenset(names) for group, names in registry.groups.items()}, {}),
         retries=retries,
         keyring=keyring,

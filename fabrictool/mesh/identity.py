@@ -115,7 +115,7 @@ def claims_of(certificate: bytes) -> Claims:
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class UnverifiedChain:
     """What a chain says, unverified."""
 
     claims: Claims
@@ -126,14 +126,14 @@ class Described:
     """Wall seconds after which one of them is no longer valid."""
 
 
-def describe_chain(pem: bytes) -> Described:
+def describe_chain(pem: bytes) -> UnverifiedChain:
     """Claims and validity of the chain in `pem`; raises FT6002 when the bytes are something else."""
     try:
         chain = x509.load_pem_x509_certificates(pem)
     except ValueError as error:
         raise IdentityError.of("FT6002", f"not a certificate: {error}") from error
     end = min(certificate.not_valid_after_utc.timestamp() for certificate in chain)
-    return Described(_claims(chain[0]), chain[0].not_valid_before_utc.timestamp(), end)
+    return UnverifiedChain(_claims(chain[0]), chain[0].not_valid_before_utc.timestamp(), end)
 
 
 def create_root(fabric: str, *, now: float, days: int = 3650) -> Credential:

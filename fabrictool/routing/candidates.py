@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
 
-class Replica(Protocol):
+class RoutableReplica(Protocol):
     """What routing needs to know of a replica; gateway and simulator bring their own objects."""
 
     @property
@@ -66,7 +66,7 @@ class TrustPolicy:
         return group is None or provider in self.groups.get(group, frozenset())
 
 
-R = TypeVar("R", bound=Replica)
+R = TypeVar("R", bound=RoutableReplica)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,18 +6,18 @@ import itertools
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from fabrictool.base.errors import InvalidInputError
-from fabrictool.routing.candidates import Replica
+from fabrictool.routing.candidates import RoutableReplica
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Sequence
 
-R = TypeVar("R", bound=Replica)
+R = TypeVar("R", bound=RoutableReplica)
 
-POLICIES = ("least-loaded", "random", "round-robin")
+ROUTING_POLICIES = ("least-loaded", "random", "round-robin")
 
 
-class Policy(Protocol):
+class RoutingPolicy(Protocol):
     """Chooses one of at least one candidate."""
 
     def pick(self, candidates: Sequence[R]) -> R:
@@ -60,7 +60,7 @@ class LeastLoadedPolicy:
         return self._rng.choice([c for c, load in zip(candidates, loads, strict=True) if load == least])
 
 
-def policy(name: str, rng: random.Random) -> Policy:
+def routing_policy(name: str, rng: random.Random) -> RoutingPolicy:
     """The policy of that name; raises FT8003 for another."""
     match name:
         case "random":
@@ -69,4 +69,6 @@ def policy(name: str, rng: random.Random) -> Policy:
             return RoundRobinPolicy()
         case "least-loaded":
             return LeastLoadedPolicy(rng)
-    raise InvalidInputError.of("FT8003", f"there is no routing policy {name!r}", hint=f"one of: {', '.join(POLICIES)}")
+    raise InvalidInputError.of(
+        "FT8003", f"there is no routing policy {name!r}", hint=f"one of: {', '.join(ROUTING_POLICIES)}"
+    )

@@ -60,7 +60,7 @@ class Pmf:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class ClientWindow:
     """What one client does between two times, seconds."""
 
     client: int
@@ -79,7 +79,7 @@ class Window:
 class Clients:
     """The windows of a folder in which requests come."""
 
-    windows: tuple[Window, ...]
+    windows: tuple[ClientWindow, ...]
     span: tuple[float, float]
     """Seconds between which requests are drawn; idle windows count, too."""
     dropped: Mapping[str, int]
@@ -98,7 +98,7 @@ def read(folder: Path, hours: tuple[float, float] | None = None) -> Clients:
         if match := FILE.fullmatch(path.name):
             found.setdefault(int(match[1]), {})[match[2]] = path
     dropped: Counter[str] = Counter()
-    windows: list[Window] = []
+    windows: list[ClientWindow] = []
     spans = []
     for client, files in sorted(found.items()):
         try:
@@ -106,7 +106,7 @@ def read(folder: Path, hours: tuple[float, float] | None = None) -> Clients:
             lengths = _Lengths(_text(files, "dataset.json", "dataset"))
             inside = [row for row in rows if row[0] < high and row[1] > low]
             mine = [
-                Window(client, start, end, rate, cv, family, *pair)
+                ClientWindow(client, start, end, rate, cv, family, *pair)
                 for start, end, rate, cv, family in inside
                 if (pair := lengths.at(start)) is not None
             ]

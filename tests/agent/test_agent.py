@@ -12,7 +12,7 @@ from fabrictool.agent.agent import Agent
 from fabrictool.base.clock import SystemClock
 from fabrictool.base.runfolder import RunFolder
 from fabrictool.domain.specs import AgentSpec
-from fabrictool.engines.protocol import EngineCommand, Metrics, Readiness
+from fabrictool.engines.protocol import EngineCommand, MetricNames, Readiness
 from fabrictool.mesh.framing import StreamHead
 from fabrictool.mesh.records import ServiceBody
 from tests.mesh.conftest import Federation
@@ -44,7 +44,7 @@ class ScriptedAdapter:
 
     name = "fake"
     readiness = Readiness("/health", 5, 0.05)
-    metrics = Metrics("r", "w", "k")
+    metrics = MetricNames("r", "w", "k")
     script = CRASH
 
     def command(self, launch):

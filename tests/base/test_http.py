@@ -78,7 +78,7 @@ def get(address, **options):
 
 
 def test_an_answer_is_status_body_and_tag(server):
-    assert get(server.url) == http.HttpAnswer(200, "OK", b"hello", '"7"')
+    assert get(server.url) == http.HttpResponse(200, "OK", b"hello", '"7"')
     server.pages["/teapot"] = (418, {}, b"short and stout")
     assert get(f"{server.url}/teapot").status == 418
 

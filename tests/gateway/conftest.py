@@ -11,10 +11,10 @@ from aiohttp import web
 
 from fabrictool.base.clock import ManualClock
 from fabrictool.gateway.directory import StaticNode, StaticRegistry, static_targets
-from fabrictool.gateway.gateway import Gateway
+from fabrictool.gateway.gateway import GatewayServer
 from fabrictool.gateway.keys import Keyring, KeyRow, hash_key
 from fabrictool.routing.candidates import TrustPolicy
-from fabrictool.routing.policies import policy
+from fabrictool.routing.policies import routing_policy
 
 
 async def until(condition, seconds=5.0):
@@ -135,11 +135,11 @@ class Bed:
         ]
         groups = {"everyone": frozenset({"alpha", "beta"}), "alpha-only": frozenset({"alpha"})}
         self.clock = ManualClock()
-        self.gateway = Gateway(
+        self.gateway = GatewayServer(
             self.clock,
             fabric="test",
             policy_name=policy_name,
-            policy=policy(policy_name, random.Random(7)),
+            policy=routing_policy(policy_name, random.Random(7)),
             trust=TrustPolicy(groups, {}),
             retries=retries,
             keyring=Keyring(rows),

@@ -7,9 +7,9 @@ import aiohttp
 import openai
 import pytest
 
-from fabrictool.gateway.directory import Directory, StaticNode, Target
+from fabrictool.gateway.directory import Directory, RoutingTarget, StaticNode
 from fabrictool.gateway.exchange import Exchange
-from fabrictool.gateway.metrics import Metrics
+from fabrictool.gateway.metrics import GatewayMetrics
 from fabrictool.routing.candidates import TrustPolicy
 from fabrictool.routing.policies import RoundRobinPolicy
 from tests.gateway.conftest import until
@@ -226,8 +226,8 @@ class Silent:
 
 @pytest.mark.parametrize("usage", [b"", b'data: {"choices": [], "usage": {"completion_tokens": 5}}\n\n'])
 async def test_time_per_token_counts_tokens_and_no_other_events(usage):
-    directory, metrics, client, replica = Directory(), Metrics(), ManualClient(), Silent()
-    directory.replace([Target(b"k", "m", "alpha", replica, "r")])
+    directory, metrics, client, replica = Directory(), GatewayMetrics(), ManualClient(), Silent()
+    directory.replace([RoutingTarget(b"k", "m", "alpha", replica, "r")])
     exchange = Exchange(
         client,
         directory=directory,
@@ -305,7 +305,7 @@ async def test_metrics_and_status_are_read_only_and_count(bed):
 
 async def test_an_agents_report_of_the_past_is_no_load_of_others():
     session, directory = b"s" * 16, Directory()
-    targets = [Target(session + bytes([i]) * 16, "m", "alpha", Silent(), f"m/{i}") for i in range(2)]
+    targets = [RoutingTarget(session + bytes([i]) * 16, "m", "alpha", Silent(), f"m/{i}") for i in range(2)]
     directory.replace(targets)
     busy = (bytes([0]) * 16, 8, 0, 0.1, 0)  # eight of our own ran when the agent looked; they have ended since
     directory.report(session, (busy, (bytes([1]) * 16, 0, 0, 0.0, 3)))

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from fabrictool.base.clock import Clock
-    from fabrictool.base.http import HttpAnswer
+    from fabrictool.base.http import HttpResponse
 
 LOCKED = (409, 423)
 """Somebody has the lock; the body says who."""
@@ -220,7 +220,7 @@ class HttpStore:
     def _expired(self, lease: Lease) -> bool:
         return lease.expires is not None and self._clock.wall() > lease.expires + SKEW_S
 
-    def _odd(self, method: str, answer: HttpAnswer) -> FabrictoolError:
+    def _odd(self, method: str, answer: HttpResponse) -> FabrictoolError:
         if answer.status in (404, 405, 501) and method not in ("GET", "POST"):
             message = f"the server knows no {method} (HTTP {answer.status}), and without a lock nothing is written"
             hint = "give lock_address, lock_method and unlock_method as its manual says"

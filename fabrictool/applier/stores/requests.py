@@ -6,7 +6,7 @@ import base64
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError, UnreachableError
-from fabrictool.base.http import HttpAnswer, NoAnswerError, UnsendableError, ask
+from fabrictool.base.http import HttpResponse, NoAnswerError, UnsendableError, ask
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +22,7 @@ class Requests:
         self._secret = secret
         self._header = ""
 
-    def ask(self, method: str, address: str, body: bytes | None = None, *, tag: str = "") -> HttpAnswer:
+    def ask(self, method: str, address: str, body: bytes | None = None, *, tag: str = "") -> HttpResponse:
         """Any answer below 500 but 401 and 403.
 
         Raises

@@ -19,7 +19,7 @@ from fabrictool.base.clock import SystemClock
 from fabrictool.base.errors import FabrictoolError, InvalidInputError
 from fabrictool.base.logs import configure_logging
 from fabrictool.base.settings import Settings
-from fabrictool.engines.reference.engine import Engine, Limits
+from fabrictool.engines.reference.engine import EngineLimits, ReferenceEngine
 from fabrictool.engines.reference.kv import block_bytes
 from fabrictool.engines.reference.server import EngineServer
 from fabrictool.engines.reference.tokenizer import Tokenizer
@@ -65,7 +65,7 @@ def parser() -> argparse.ArgumentParser:
     return arguments
 
 
-def limits(config: LlamaConfig, arguments: argparse.Namespace) -> Limits:
+def limits(config: LlamaConfig, arguments: argparse.Namespace) -> EngineLimits:
     """Sizes of the engine for a model.
 
     Raises
@@ -90,7 +90,7 @@ def limits(config: LlamaConfig, arguments: argparse.Namespace) -> Limits:
             f"{blocks} blocks of {block_size} tokens cannot hold one request of {context}",
             hint=f"lower --context, or give the pool at least {least} blocks ({least * each / (1 << 20):.0f}MiB)",
         )
-    return Limits(context, arguments.max_num_seqs, blocks, block_size, arguments.token_budget)
+    return EngineLimits(context, arguments.max_num_seqs, blocks, block_size, arguments.token_budget)
 
 
 async def serve(arguments: argparse.Namespace, settings: Settings) -> int:
@@ -143,12 +143,12 @@ async def _load(
             sys.stderr.write(f"loading weights {percent} %\n")
         server.progress = max(percent, server.progress)
 
-    def build() -> Engine:
+    def build() -> ReferenceEngine:
         weights = load_weights(arguments.model, cache, progress)
         if weights.warning is not None:
             _log.warning("%s", weights.warning)
         sizes = limits(weights.config, arguments)
-        return Engine(weights, Tokenizer(weights.metadata), sizes, SystemClock(), on_failure)
+        return ReferenceEngine(weights, Tokenizer(weights.metadata), sizes, SystemClock(), on_failure)
 
     engine = await _in_daemon_thread(build)
     engine.start()
@@ -156,12 +156,12 @@ async def _load(
     sys.stderr.write(f"ready: {arguments.served_name}, context {engine.limits.context}\n")
 
 
-async def _in_daemon_thread(work: Callable[[], Engine]) -> Engine:
+async def _in_daemon_thread(work: Callable[[], ReferenceEngine]) -> ReferenceEngine:
     """Like asyncio.to_thread, in a thread that the process does not wait for: TERM ends a load at once."""
     loop = asyncio.get_running_loop()
-    future: asyncio.Future[Engine] = loop.create_future()
+    future: asyncio.Future[ReferenceEngine] = loop.create_future()
 
-    def settle(engine: Engine | None, error: BaseException | None) -> None:
+    def settle(engine: ReferenceEngine | None, error: BaseException | None) -> None:
         if future.cancelled():
             return
         if engine is not None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
-from fabrictool.engines.reference.engine import Request
+from fabrictool.engines.reference.engine import GenerationRequest
 from fabrictool.engines.reference.sampling import Sampling
 from fabrictool.engines.reference.tokenizer import TemplateError
 
@@ -88,7 +88,7 @@ class _CompletionBody(_Body, kw_only=True):
 class Ask(msgspec.Struct, frozen=True):
     """A checked request and how it wants its answer."""
 
-    request: Request
+    request: GenerationRequest
     stream: bool
     include_usage: bool
     chat: bool
@@ -123,7 +123,7 @@ def parse(raw: bytes, *, chat: bool, served: str, tokenizer: Tokenizer, context:
             raise ApiError(400, f"this engine does not support {name}", code="unsupported_parameter", param=name)
     prompt = _chat_prompt(body, tokenizer) if isinstance(body, _ChatBody) else _prompt(body, tokenizer)
     return Ask(
-        request=Request(prompt, _answer_length(body, len(prompt), context), _sampling(body), _stop(body)),
+        request=GenerationRequest(prompt, _answer_length(body, len(prompt), context), _sampling(body), _stop(body)),
         stream=bool(body.stream),
         include_usage=body.stream_options is not None and body.stream_options.include_usage,
         chat=chat,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fabrictool.engines.reference.kv import BlockAllocator
 
 
-class Work(NamedTuple):
+class ScheduledChunk(NamedTuple):
     """What one step computes for one request."""
 
     request: int
@@ -37,7 +37,7 @@ class StepPlan(NamedTuple):
     """One step. Whoever carries it out needs nothing else, and reports the sampled tokens to `commit`."""
 
     epoch: int
-    work: tuple[Work, ...]
+    work: tuple[ScheduledChunk, ...]
     preempted: tuple[int, ...]
     """Requests that lost their blocks in making this plan."""
 
@@ -51,7 +51,7 @@ class _Sequence:
     blocks: list[int] = field(default_factory=list)
 
 
-class Scheduler:
+class ContinuousBatcher:
     """The queue and the batch."""
 
     def __init__(self, allocator: BlockAllocator, *, block_size: int, max_seqs: int, token_budget: int) -> None:
@@ -92,7 +92,7 @@ class Scheduler:
     def plan(self) -> StepPlan:
         """The next step; empty when there is nothing to do. `commit` it before the next."""
         preempted: list[int] = []
-        work: list[Work] = []
+        work: list[ScheduledChunk] = []
         budget = self._budget
         decoding = [s for s in self._running if s.computed == len(s.tokens) - 1]
         for sequence in decoding:
@@ -164,9 +164,9 @@ class Scheduler:
         sequence.blocks = []
         sequence.computed = 0
 
-    def _work(self, sequence: _Sequence, count: int) -> Work:
+    def _work(self, sequence: _Sequence, count: int) -> ScheduledChunk:
         start, end = sequence.computed, sequence.computed + count
-        return Work(
+        return ScheduledChunk(
             sequence.request,
             tuple(sequence.tokens[start:end]),
             start,
