@@ -77,7 +77,6 @@ class Directory:
         return self._targets.get(key)
 
     def models(self) -> list[str]:
-        """Names in order."""
         return sorted(self._by_model)
 
     def replace(self, targets: Iterable[RoutingTarget]) -> None:
@@ -88,7 +87,7 @@ class Directory:
             self._by_model.setdefault(target.model, []).append(target)
 
     def follow(self, serving: Iterable[Serving], mesh: MeshNode) -> None:
-        """Mirror the registry."""
+        """Make the targets those that serve now; who is known already keeps its counters."""
         targets = []
         for entry in serving:
             service = entry.service

@@ -10,6 +10,7 @@ gets a well-formed error event and no ``[DONE]``.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from fabrictool.gateway.directory import Directory, RoutingTarget
     from fabrictool.gateway.metrics import GatewayMetrics
     from fabrictool.gateway.upstream import Headers
-    from fabrictool.routing.candidates import Refusal, TrustPolicy
+    from fabrictool.routing.candidates import Refusal, Selection, TrustPolicy
     from fabrictool.routing.policies import RoutingPolicy
 
 HOLD_OCTETS = 8 * 1024 * 1024
@@ -42,9 +43,7 @@ _PASSED_HEADERS = frozenset({b"content-type", b"cache-control", b"retry-after", 
 class Downstream(Protocol):
     """The connection that asked; it owns framing (chunked or sized)."""
 
-    def answer(self, answer: GatewayResponse) -> None:
-        """A whole response."""
-        ...
+    def answer(self, answer: GatewayResponse) -> None: ...
 
     def begin(self, status: int, headers: Headers) -> None:
         """The head of a streamed response."""
@@ -54,17 +53,41 @@ class Downstream(Protocol):
         """A piece of its body."""
         ...
 
-    def finish(self) -> None:
-        """Its end."""
-        ...
+    def finish(self) -> None: ...
 
     def break_off(self) -> None:
         """It cannot be ended properly: close the connection."""
         ...
 
     def now(self) -> float:
-        """Monotonic seconds."""
+        """Seconds on a monotonic clock."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingRules:
+    """How a gateway chooses a replica, the same for every request."""
+
+    policy: RoutingPolicy
+    trust: TrustPolicy
+    retries: int
+    """Attempts after the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionRequest:
+    """What a client wants, and from whom."""
+
+    model: str
+    method: str
+    path: str
+    headers: Headers
+    """Those that an engine may see."""
+    body: bytes
+    group: str | None
+    """The client's consumer group; None where keys are not asked for, or the key names none."""
+    requested: Collection[str] | None
+    """The client's own allowlist of providers."""
 
 
 class Exchange:
@@ -73,30 +96,18 @@ class Exchange:
     def __init__(
         self,
         client: Downstream,
-        *,
+        request: CompletionRequest,
+        rules: RoutingRules,
         directory: Directory,
-        policy: RoutingPolicy,
-        trust: TrustPolicy,
         metrics: GatewayMetrics,
-        retries: int,
-        model: str,
-        method: str,
-        path: str,
-        headers: Headers,
-        body: bytes,
-        group: str | None,
-        requested: Collection[str] | None,
     ) -> None:
         self._client = client
+        self._request = request
+        self._rules = rules
         self._directory = directory
-        self._policy = policy
-        self._trust = trust
         self._metrics = metrics
-        self._retries_left = retries
-        self._model = model
-        self._request = (method, path, headers, body)
-        self._group = group
-        self._requested = requested
+        self._model = request.model
+        self._retries_left = rules.retries
         self._tried: list[RoutingTarget] = []
         self._target: RoutingTarget | None = None
         self._response: Response | None = None
@@ -165,7 +176,6 @@ class Exchange:
         self._event_stream = kind.startswith("text/event-stream")
 
     def body(self, data: bytes) -> None:
-        """Pass or hold."""
         self.last_activity = self._client.now()
         if self._first_byte is None:
             self._first_byte = self.last_activity
@@ -206,21 +216,14 @@ class Exchange:
     # -- internals --------------------------------------------------------------------------------------------
 
     def _attempt(self, retry_reason: str | None) -> None:
-        selection = select(
-            self._directory.of_model(self._model),
-            model=self._model,
-            trust=self._trust,
-            group=self._group,
-            requested=self._requested,
-            exclude=self._tried,
-        )
+        selection = self._select()
         if selection.refusal is not None:
             self._refuse(selection.refusal)
             return
         if retry_reason is not None:
             self._retries_left -= 1
             self._metrics.retried(retry_reason)
-        target = self._policy.pick(selection.candidates)
+        target = self._rules.policy.pick(selection.candidates)
         self._tried.append(target)
         self._target = target
         target.in_flight += 1
@@ -229,24 +232,22 @@ class Exchange:
         self._partial = b""
         self._first_byte = None
         self._response = Response(self)
-        target.connector.start(*self._request, self._response)
+        asked = self._request
+        target.connector.start(asked.method, asked.path, asked.headers, asked.body, self._response)
+
+    def _select(self) -> Selection[RoutingTarget]:
+        """The replicas that may answer and have not been tried."""
+        return select(
+            self._directory.of_model(self._model),
+            model=self._model,
+            trust=self._rules.trust,
+            group=self._request.group,
+            requested=self._request.requested,
+            exclude=self._tried,
+        )
 
     def _may_retry(self) -> bool:
-        return not self._passing and self._retries_left > 0 and self._others_ready()
-
-    def _others_ready(self) -> bool:
-        replicas = self._directory.of_model(self._model)
-        trust = self._trust
-        return bool(
-            select(
-                replicas,
-                model=self._model,
-                trust=trust,
-                group=self._group,
-                requested=self._requested,
-                exclude=self._tried,
-            ).candidates
-        )
+        return not self._passing and self._retries_left > 0 and bool(self._select().candidates)
 
     def _lost(self, code: str, word: str, reason: str, *, status: int) -> None:
         if self._target is not None:
@@ -304,8 +305,8 @@ class Exchange:
         """Pass whole events only: what a lost replica leaves half said is dropped, and the error event is readable."""
         begin = max(0, len(self._partial) - 3)
         self._partial += data
-        found = [(self._partial.rfind(mark, begin), len(mark)) for mark in _EVENT_ENDS]
-        end = max(at + size if at >= 0 else 0 for at, size in found)
+        ends = [(self._partial.rfind(mark, begin), len(mark)) for mark in _EVENT_ENDS]
+        end = max(at + size if at >= 0 else 0 for at, size in ends)
         if not end and len(self._partial) > HOLD_OCTETS:
             end = len(self._partial)
         if not end:

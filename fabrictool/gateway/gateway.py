@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from fabrictool import __version__
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.gateway.directory import Directory, RoutingTarget
-from fabrictool.gateway.exchange import Exchange
+from fabrictool.gateway.exchange import CompletionRequest, Exchange, RoutingRules
 from fabrictool.gateway.http import ClientConnection, ClientRequest
 from fabrictool.gateway.metrics import GatewayMetrics
 from fabrictool.gateway.openai import GatewayResponse, error_response, json_response, model_object, peek
@@ -28,14 +28,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from fabrictool.base.clock import Clock
+    from fabrictool.domain.specs import GatewaySpec
     from fabrictool.gateway.keys import Consumer, Keyring
     from fabrictool.mesh.framing import StreamHead
     from fabrictool.mesh.identity import VerifiedSession
     from fabrictool.mesh.records import Record
     from fabrictool.mesh.transport.node import Load, MeshNode
     from fabrictool.mesh.transport.tunnel import TunnelStream
-    from fabrictool.routing.candidates import TrustPolicy
-    from fabrictool.routing.policies import RoutingPolicy
 
 _log = logging.getLogger("fabrictool.gateway")
 
@@ -57,19 +56,13 @@ class GatewayServer:
         clock: Clock,
         *,
         fabric: str,
-        policy_name: str,
-        policy: RoutingPolicy,
-        trust: TrustPolicy,
-        retries: int,
+        rules: RoutingRules,
         keyring: Keyring | None,
         targets: Iterable[RoutingTarget] = (),
     ) -> None:
         self._clock = clock
         self._fabric = fabric
-        self._policy_name = policy_name
-        self._policy = policy
-        self._trust = trust
-        self._retries = retries
+        self._rules = rules
         self._keyring = keyring
         self._directory = Directory()
         self._directory.replace(targets)
@@ -132,13 +125,11 @@ class GatewayServer:
     # -- Handler, for connections -----------------------------------------------------------------------------
 
     def opened(self, connection: ClientConnection) -> None:
-        """A client connected."""
         self.connections.add(connection)
         if self.draining:
             connection.close_when_answered()
 
     def closed(self, connection: ClientConnection) -> None:
-        """A client went."""
         self.connections.discard(connection)
         if self.draining and not self.connections:
             self._drained.set()
@@ -193,7 +184,6 @@ class GatewayServer:
         self._follow()
 
     def load_reported(self, session: bytes, load: Load) -> None:
-        """An agent's beat."""
         self._directory.report(session, load)
 
     def load(self, peer: bytes) -> Load:
@@ -230,7 +220,7 @@ class GatewayServer:
     def _model(self, name: str, group: str | None) -> dict[str, object] | None:
         """The entry of a model, if somebody who may serve this group serves it."""
         providers = {t.provider for t in self._directory.of_model(name)}
-        allowed = sorted(p for p in providers if self._trust.permits(p, name, group, None))
+        allowed = sorted(p for p in providers if self._rules.trust.permits(p, name, group, None))
         return model_object(name, allowed, int(self._started)) if allowed else None
 
     def _complete(self, request: ClientRequest, connection: ClientConnection) -> GatewayResponse | Exchange:
@@ -240,13 +230,7 @@ class GatewayServer:
             return peeked
         passed = {name: request.header(name) for name, _ in request.headers if name in _PASSED_REQUEST_HEADERS}
         passed["x-request-id"] = connection.request_id
-        return Exchange(
-            connection,
-            directory=self._directory,
-            policy=self._policy,
-            trust=self._trust,
-            metrics=self._metrics,
-            retries=self._retries,
+        asked = CompletionRequest(
             model=peeked.model,
             method=request.method,
             path=request.target,
@@ -255,6 +239,7 @@ class GatewayServer:
             group=request.consumer.group if request.consumer is not None else None,
             requested=_requested(request.values(PROVIDERS_HEADER)),
         )
+        return Exchange(connection, asked, self._rules, self._directory, self._metrics)
 
     # -- status -----------------------------------------------------------------------------------------------
 
@@ -279,7 +264,7 @@ class GatewayServer:
             session=mesh.session.hex() if mesh is not None else "",
             listen=self.listen_address,
             mesh=self.mesh_address,
-            policy=self._policy_name,
+            policy=self._rules.policy.name,
             nodes=nodes,
             models=[model_row(name, nodes, self._directory, metrics) for name in sorted(self._known)],
             totals=Totals(
@@ -339,21 +324,18 @@ def _requested(lists: list[str]) -> frozenset[str] | None:
     return frozenset.intersection(*named) if named else None
 
 
-def node_body(
-    mesh: MeshNode, *, fabric: str, site: str, cluster: str, node: str, lifecycle: Lifecycle, version: int
-) -> NodeBody:
+def node_body(mesh: MeshNode, spec: GatewaySpec, lifecycle: Lifecycle, version: int) -> NodeBody:
     """What a gateway says of itself."""
-    claims = mesh.credential.claims
     return NodeBody(
         federation=mesh.federation,
         session=mesh.session,
         lifecycle=lifecycle,
         version=version,
         role="gateway",
-        fabric=fabric,
-        provider=claims.provider,
-        site=site,
-        cluster=cluster,
-        node=node,
+        fabric=spec.fabric,
+        provider=mesh.credential.claims.provider,
+        site=spec.site,
+        cluster=spec.cluster,
+        node=spec.cluster,
         release=__version__,
     )

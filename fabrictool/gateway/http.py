@@ -34,7 +34,7 @@ REQUEST_S = 300.0
 
 @dataclass(slots=True)
 class ClientRequest:
-    """A whole request."""
+    """A request, as far as it has come."""
 
     method: str = ""
     target: str = ""
@@ -78,17 +78,13 @@ class Handler(Protocol):
         """Called once for each admitted request; an exchange is not started yet."""
         ...
 
-    def opened(self, connection: ClientConnection) -> None:
-        """A client connected."""
-        ...
+    def opened(self, connection: ClientConnection) -> None: ...
 
-    def closed(self, connection: ClientConnection) -> None:
-        """A client went."""
-        ...
+    def closed(self, connection: ClientConnection) -> None: ...
 
 
 class ClientConnection(asyncio.Protocol):
-    """One client."""
+    """One client: parses its requests, writes its answers."""
 
     def __init__(self, handler: Handler, clock: Clock) -> None:
         self._handler = handler
@@ -146,11 +142,9 @@ class ClientConnection(asyncio.Protocol):
     # -- Client, for exchanges --------------------------------------------------------------------------------
 
     def now(self) -> float:
-        """Monotonic seconds."""
         return self._clock.monotonic()
 
     def answer(self, answer: GatewayResponse) -> None:
-        """A whole response."""
         headers = (("content-type", answer.content_type), ("content-length", str(len(answer.body))), *answer.headers)
         self._write_head(answer.status, headers)
         if self._current is None or self._current.method != "HEAD":
@@ -173,7 +167,6 @@ class ClientConnection(asyncio.Protocol):
             self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
     def finish(self) -> None:
-        """Its end."""
         if self._current is not None and not self._current.http10:
             self._transport.write(b"0\r\n\r\n")
         self._done()
@@ -186,13 +179,11 @@ class ClientConnection(asyncio.Protocol):
     # -- asyncio.Protocol -------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client connected."""
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=HIGH_WATER)
         self._handler.opened(self)
 
     def data_received(self, data: bytes) -> None:
-        """Request bytes."""
         if self._broken:
             return
         self._last_activity = self.now()
@@ -233,7 +224,6 @@ class ClientConnection(asyncio.Protocol):
     # -- httptools callbacks ----------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        """A request starts."""
         self.receiving = ClientRequest()
         self._request_began = self.now()
 
@@ -244,7 +234,6 @@ class ClientConnection(asyncio.Protocol):
             self._refuse(414, "FT8108", f"the request's target is over {TEXT_CHARACTERS} octets")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header."""
         self.receiving.head_octets += len(name) + len(value)
         if self.receiving.head_octets > MAX_HEAD_OCTETS:
             self._refuse(431, "FT8108", "the request's head is too large")

@@ -66,7 +66,6 @@ class GatewayMetrics:
             figures.failures += failed
 
     def retried(self, reason: str) -> None:
-        """One more attempt."""
         self._retries.labels(reason).inc()
         self.retries += 1
 
@@ -91,5 +90,5 @@ class GatewayMetrics:
         self.models.setdefault(model, ModelFigures()).tokens += completion
 
     def exposition(self) -> bytes:
-        """Prometheus text."""
+        """In Prometheus' text format."""
         return generate_latest(self._registry)

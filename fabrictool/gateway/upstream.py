@@ -99,7 +99,6 @@ class Response(asyncio.Protocol):
             self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Response bytes."""
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
@@ -122,7 +121,6 @@ class Response(asyncio.Protocol):
     # -- httptools callbacks ----------------------------------------------------------------------------------
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header."""
         self._headers.append((name, value))
         if name.lower() in (b"content-length", b"transfer-encoding"):
             self.sized = True
@@ -138,7 +136,6 @@ class Response(asyncio.Protocol):
             self._listener.head(status, self._headers)
 
     def on_body(self, data: bytes) -> None:
-        """Decoded body bytes."""
         if self._listener is not None:
             self._listener.body(data)
 
@@ -198,7 +195,6 @@ class TcpConnector:
         """Static nodes are always worth a try; a refused connection costs one retry."""
 
     def start(self, method: str, path: str, headers: Headers, body: bytes, response: Response) -> None:
-        """Connect and send."""
         lines = [f"{method} {self._prefix}{path} HTTP/1.1", f"host: {self._host}:{self._port}", "connection: close"]
         lines += [f"{name}: {value}" for name, value in headers]
         lines.append(f"content-length: {len(body)}")

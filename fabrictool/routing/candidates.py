@@ -13,14 +13,10 @@ class RoutableReplica(Protocol):
     """What routing needs to know of a replica; gateway and simulator bring their own objects."""
 
     @property
-    def model(self) -> str:
-        """What it serves."""
-        ...
+    def model(self) -> str: ...
 
     @property
-    def provider(self) -> str:
-        """Whose it is."""
-        ...
+    def provider(self) -> str: ...
 
     @property
     def ready(self) -> bool:

@@ -11,6 +11,7 @@ from aiohttp import web
 
 from fabrictool.base.clock import ManualClock
 from fabrictool.gateway.directory import StaticNode, StaticRegistry, static_targets
+from fabrictool.gateway.exchange import RoutingRules
 from fabrictool.gateway.gateway import GatewayServer
 from fabrictool.gateway.keys import Keyring, KeyRow, hash_key
 from fabrictool.routing.candidates import TrustPolicy
@@ -138,10 +139,7 @@ class Bed:
         self.gateway = GatewayServer(
             self.clock,
             fabric="test",
-            policy_name=policy_name,
-            policy=routing_policy(policy_name, random.Random(7)),
-            trust=TrustPolicy(groups, {}),
-            retries=retries,
+            rules=RoutingRules(routing_policy(policy_name, random.Random(7)), TrustPolicy(groups, {}), retries),
             keyring=Keyring(rows),
             targets=static_targets(StaticRegistry(nodes)),
         )

@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from fabrictool.gateway.directory import Directory, RoutingTarget, StaticNode
-from fabrictool.gateway.exchange import Exchange
+from fabrictool.gateway.exchange import CompletionRequest, Exchange, RoutingRules
 from fabrictool.gateway.metrics import GatewayMetrics
 from fabrictool.routing.candidates import TrustPolicy
 from fabrictool.routing.policies import RoundRobinPolicy
@@ -228,21 +228,9 @@ class Silent:
 async def test_time_per_token_counts_tokens_and_no_other_events(usage):
     directory, metrics, client, replica = Directory(), GatewayMetrics(), ManualClient(), Silent()
     directory.replace([RoutingTarget(b"k", "m", "alpha", replica, "r")])
-    exchange = Exchange(
-        client,
-        directory=directory,
-        policy=RoundRobinPolicy(),
-        trust=TrustPolicy({}, {}),
-        metrics=metrics,
-        retries=0,
-        model="m",
-        method="POST",
-        path="/v1/chat/completions",
-        headers=(),
-        body=b"",
-        group=None,
-        requested=None,
-    )
+    request = CompletionRequest("m", "POST", "/v1/chat/completions", headers=(), body=b"", group=None, requested=None)
+    rules = RoutingRules(RoundRobinPolicy(), TrustPolicy({}, {}), retries=0)
+    exchange = Exchange(client, request, rules, directory, metrics)
     exchange.start()
     exchange.head(200, [(b"content-type", b"text/event-stream"), (b"transfer-encoding", b"chunked")])
     replica.response.sized = True
