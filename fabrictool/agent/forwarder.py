@@ -66,11 +66,9 @@ class EngineSide(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
         self.transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        """Response bytes."""
         self._stream.write(data)
 
     def connection_lost(self, exc: Exception | None) -> None:

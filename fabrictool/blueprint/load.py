@@ -63,10 +63,10 @@ class Loaded:
     @cached_property
     def origins(self) -> Mapping[str, Place]:
         """Dotted path of each written value → its place; those of the inventory begin with ``inventory.``."""
-        found = {dotted(path): node.place(dotted(path)) for path, node in self.blueprint_tree.leaves()}
+        places = {dotted(path): node.place(dotted(path)) for path, node in self.blueprint_tree.leaves()}
         for path, node in self.inventory_tree.leaves(("inventory",)):
-            found[dotted(path)] = node.place(dotted(path))
-        return found
+            places[dotted(path)] = node.place(dotted(path))
+        return places
 
 
 def load(
@@ -136,7 +136,7 @@ class _Loading:
             self._problems.extend(error.problems)
             return None
         self._files.append(ReadFile(path, node.source.sha256))
-        self._templates = self._templates or "${" in node.source.text
+        self._templates = self._templates or "${" in node.source.content
         before = len(self._problems)
         self._check_head(node, kinds)
         return node if len(self._problems) == before else None
@@ -155,8 +155,8 @@ class _Loading:
         if kind is None:
             self._problems.append(Problem("FT1108", "the document lacks `kind`", top, f"add `kind: {kinds[0]}`"))
         elif kind.value not in kinds:
-            found = f"`{kind.written}`" if kind.written else describe(kind.value)
-            message = f"this is {found}, expected {' or '.join(f'`{k}`' for k in kinds)}"
+            written = f"`{kind.written}`" if kind.written else describe(kind.value)
+            message = f"this is {written}, expected {' or '.join(f'`{k}`' for k in kinds)}"
             mend = "is this the right file?" if kind.value in ("Blueprint", "Inventory", "Part") else None
             self._problems.append(Problem("FT1126", message, kind.place("kind"), mend))
 

@@ -80,7 +80,7 @@ def parse(raw: bytes, path: Path, shown: str) -> YamlNode:
 def _compose(source: Source) -> Any:
     loader = None
     try:
-        loader = _COMPOSER(source.text)
+        loader = _COMPOSER(source.content)
         composed = loader.get_single_node()
     except yaml.MarkedYAMLError as error:
         raise InvalidInputError(syntax_problem(error, source)) from error
@@ -104,7 +104,7 @@ def _refuse_sharing_and_depth(source: Source) -> None:
     One pass over the events finds both but costs as much as composing, so it is made only when a look at the text
     cannot rule both out.
     """
-    text = source.text
+    text = source.content
     if "&" not in text and "*" not in text and not _may_be_deep(text):
         return
     problems, depth = [], 0
@@ -194,7 +194,7 @@ class _Builder:
         return YamlNode(self._source, value, line, column, width, written=text, plain=True)
 
     def _mapping(self, composed: Any, depth: int) -> dict[str, YamlNode]:
-        found: dict[str, YamlNode] = {}
+        children: dict[str, YamlNode] = {}
         for key_node, value_node in composed.value:
             line, column = key_node.start_mark.line, key_node.start_mark.column
             if key_node.id != "scalar" or not key_node.value:
@@ -207,14 +207,14 @@ class _Builder:
                 continue
             child = self._node(value_node, depth + 1)
             child.key_line, child.key_column = line, column
-            if key in found:
-                first = found[key].key_place()
+            if key in children:
+                first = children[key].key_place()
                 hint = "one of the two would be lost: keep one, or rename it"
                 problem = Problem("FT1004", f"the key `{key}` is there twice", child.key_place(), hint, also=(first,))
                 self._problems.append(problem)
                 continue
-            found[key] = child
-        return found
+            children[key] = child
+        return children
 
     def _say(self, code: str, message: str, line: int, column: int, width: int, hint: str) -> None:
         self._problems.append(Problem(code, message, self._source.place(line, column, width), hint))

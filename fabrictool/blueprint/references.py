@@ -34,7 +34,7 @@ class _Check:
 
     def __init__(self, tree: YamlNode) -> None:
         self._tree = tree
-        self._found: list[Problem] = []
+        self._problems: list[Problem] = []
 
     def place(self, path: Steps) -> Place:
         """Of the value at `path`, or of what it would be written in."""
@@ -45,7 +45,7 @@ class _Check:
         self, code: str, path: Steps, message: str, hint: str, severity: Literal["error", "warning"] = "error"
     ) -> None:
         """One complaint; the message begins with the path."""
-        self._found.append(Problem(code, f"{dotted(path)}: {message}", self.place(path), hint, severity=severity))
+        self._problems.append(Problem(code, f"{dotted(path)}: {message}", self.place(path), hint, severity=severity))
 
     def refer(self, code: str, path: Steps, name: str, known: Collection[str], noun: str, where: str = "") -> bool:
         """Complain unless `name` is known; `where` narrows the place in the message, such as `` in alpha-gpu``."""
@@ -63,7 +63,6 @@ class InventoryCheck(_Check):
         self._inventory = inventory
 
     def run(self) -> list[Problem]:
-        """All complaints."""
         inventory = self._inventory
         for name, site in inventory.sites.items():
             self.refer("FT1201", ("sites", name, "provider"), site.provider, inventory.providers, "provider")
@@ -71,7 +70,7 @@ class InventoryCheck(_Check):
             self._cluster(("clusters", name), cluster)
         self._links()
         self._currencies()
-        return self._found
+        return self._problems
 
     def _cluster(self, path: Steps, cluster: Cluster) -> None:
         self.refer("FT1202", (*path, "site"), cluster.site, self._inventory.sites, "site")
@@ -144,7 +143,7 @@ class InventoryCheck(_Check):
             elif ends in seen:
                 also = self.place(("links", seen[ends], "between"))
                 message = f"{dotted(path)}: these two sites are linked twice"
-                self._found.append(Problem("FT1221", message, self.place(path), "keep the better one", also=(also,)))
+                self._problems.append(Problem("FT1221", message, self.place(path), "keep the better one", also=(also,)))
             seen.setdefault(ends, index)
 
     def _currencies(self) -> None:
@@ -159,7 +158,9 @@ class InventoryCheck(_Check):
                 elif partition.price.currency != first[0]:
                     message = f"{dotted(path)}: {partition.price.currency} beside {first[0]}"
                     hint = "write all prices in one currency: rates change, and plans must not"
-                    self._found.append(Problem("FT1222", message, self.place(path), hint, also=(self.place(first[1]),)))
+                    self._problems.append(
+                        Problem("FT1222", message, self.place(path), hint, also=(self.place(first[1]),))
+                    )
 
 
 class BlueprintCheck(_Check):
@@ -181,7 +182,6 @@ class BlueprintCheck(_Check):
         self._has_engine = {name: set(c.software.engines or startable()) for name, c in inventory.clusters.items()}
 
     def run(self) -> list[Problem]:
-        """All complaints."""
         for name, wanted in self._blueprint.models.items():
             self._model(("models", name), wanted)
         for name, group in self._blueprint.trust.groups.items():
@@ -191,7 +191,7 @@ class BlueprintCheck(_Check):
             self.refer("FT1208", path, tenant.group, self._blueprint.trust.groups, "group")
         self._gateway()
         self._move_price()
-        return self._found
+        return self._problems
 
     def _move_price(self) -> None:
         price = self._blueprint.move_price
@@ -213,8 +213,8 @@ class BlueprintCheck(_Check):
         self._trust(path, wanted)
         for key, names in (("prefer", wanted.place.prefer), ("avoid", wanted.place.avoid)):
             for index, name in enumerate(names):
-                noun = "place"
-                self.refer("FT1210", (*path, "place", key, index), name, self._places | set(accelerators()), noun)
+                known = self._places | set(accelerators())
+                self.refer("FT1210", (*path, "place", key, index), name, known, "place")
         for name in sorted(set(wanted.place.prefer) & set(wanted.place.avoid)):
             self.say("FT1223", (*path, "place"), f"`{name}` is both preferred and avoided", "keep one")
         self._architecture(path, wanted)
@@ -254,7 +254,7 @@ class BlueprintCheck(_Check):
         architecture = model(wanted.architecture_id)
         key = "architecture" if wanted.architecture is not None else "source"
         if architecture is None:
-            known = [*models(), *(alias for each in models().values() for alias in each.aliases)]
+            known = [*models(), *(alias for entry in models().values() for alias in entry.aliases)]
             if key == "source" and not wanted.source.startswith("hf://"):
                 hint = "add `architecture:` with the model id of the catalogue that these weights are of"
                 self.say("FT1211", path, "the source does not say which model this is", hint)

@@ -22,7 +22,7 @@ ALREADY_SHOWN = frozenset({"defaults", "include", "scenarios"})
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One value."""
+    """One value of the merged documents, and where it comes from."""
 
     path: str
     value: str
@@ -44,10 +44,10 @@ def _rows(value: Any, node: YamlNode | None, path: Steps, prefix: Steps = ()) ->
             yield _row(value, node, (*prefix, *path))  # a short form, such as a length that is only its mean
             return
         fields = [(name, getattr(value, name)) for name in type(value).model_fields]
-        said = [(name, below) for name, below in fields if below is not None]
-        if node is not None and not said:
+        given = [(name, below) for name, below in fields if below is not None]
+        if node is not None and not given:
             yield Row(dotted((*prefix, *path)), "{}", node.place())  # written, though it says nothing
-        yield from _below(said, node, path, prefix)
+        yield from _below(given, node, path, prefix)
     elif isinstance(value, dict):
         yield from _below(value.items(), node, path, prefix)
     elif isinstance(value, tuple):

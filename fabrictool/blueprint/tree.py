@@ -36,11 +36,11 @@ def _hide(match: re.Match[str]) -> str:
 
 @dataclass(frozen=True)
 class Source:
-    """One file: the name that complaints use, and its text for the caret display."""
+    """One file: the name that complaints use, and its content for the caret display."""
 
     path: Path
     name: str
-    text: str = field(repr=False)
+    content: str = field(repr=False)
     sha256: str
 
     def line(self, number: int) -> str | None:
@@ -50,11 +50,11 @@ class Source:
 
     @cached_property
     def _lines(self) -> list[str]:
-        return _BREAK.split(self.text)
+        return _BREAK.split(self.content)
 
-    def place(self, line: int, column: int, width: int = 1, thing: str | None = None) -> Place:
+    def place(self, line: int, column: int, width: int = 1, subject: str | None = None) -> Place:
         """A position that counts from 0, as YAML's do, as one that counts from 1, as people's do."""
-        return Place(self.name, line + 1, column + 1, thing, self.line(line), max(1, width))
+        return Place(self.name, line + 1, column + 1, subject, self.line(line), max(1, width))
 
 
 class YamlNode:
@@ -62,6 +62,7 @@ class YamlNode:
 
     __slots__ = ("column", "key_column", "key_line", "line", "plain", "source", "value", "width", "written")
 
+    # Wide: where a value stands is three numbers, and `__slots__` leaves no room for defaults in the class.
     def __init__(
         self,
         source: Source,
@@ -85,20 +86,20 @@ class YamlNode:
         self.key_line = -1
         self.key_column = -1
 
-    def place(self, thing: str | None = None) -> Place:
+    def place(self, subject: str | None = None) -> Place:
         """Where the value is; a collection that starts below its key, and an empty value, are shown at the key."""
         below = isinstance(self.value, dict | list) and self.key_line != self.line
         if self.key_line >= 0 and (below or self.value is None):
-            return self.key_place(thing)
-        return self.source.place(self.line, self.column, self.width, thing)
+            return self.key_place(subject)
+        return self.source.place(self.line, self.column, self.width, subject)
 
-    def key_place(self, thing: str | None = None) -> Place:
+    def key_place(self, subject: str | None = None) -> Place:
         """Where the key of this value is; where the value is, if it has none."""
         if self.key_line < 0:
-            return self.source.place(self.line, self.column, 1, thing)
+            return self.source.place(self.line, self.column, 1, subject)
         text = self.source.line(self.key_line) or ""
         width = len(text[self.key_column :].partition(":")[0].rstrip())
-        return self.source.place(self.key_line, self.key_column, width, thing)
+        return self.source.place(self.key_line, self.key_column, width, subject)
 
     def like(self, value: Scalar | dict[str, YamlNode] | list[YamlNode], written: str = "") -> YamlNode:
         """Another value at the same place."""
@@ -147,7 +148,7 @@ class YamlNode:
 
 
 def dotted(path: Steps) -> str:
-    """``models.llama.place.pin[0]``."""
+    """A path as people write it: ``models.llama.place.pin[0]``."""
     text = ""
     for step in path:
         text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else step

@@ -41,11 +41,11 @@ def _fill(
             problems.append(Problem("FT1311", f"`{match[0]}` is not a variable of this format", place, hint))
             return match[0]
         names.add(name)
-        found = environment.get(name)
-        if not found:
+        content = environment.get(name)
+        if not content:
             problems.append(Problem("FT1310", f"the variable {name} is not set: {message}", place, f"export {name}=…"))
             return match[0]
-        return found
+        return content
 
     text = _FORM.sub(replace, value)
     if not node.plain:

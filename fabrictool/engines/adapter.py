@@ -52,4 +52,4 @@ def adapter(name: str) -> EngineAdapter:
 
 def _adapters() -> dict[str, EngineAdapter]:
     every: tuple[EngineAdapter, ...] = (Reference(), LlamaCpp(), Vllm(), SGLang())
-    return {one.name: one for one in every}
+    return {engine.name: engine for engine in every}

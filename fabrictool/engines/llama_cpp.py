@@ -53,7 +53,6 @@ class LlamaCpp:
     metrics = MetricNames(running="llamacpp:requests_processing", waiting="llamacpp:requests_deferred", kv_use="")
 
     def command(self, launch: EngineLaunch) -> EngineCommand:
-        """See `EngineAdapter.command`."""
         check_launch(launch, self.capabilities, fields=_FIELDS, refused=_REFUSED)
         # A path is absolute (or has a .gguf name); everything else is a repository of the hub.
         is_file = launch.model.startswith("/") or launch.model.endswith(".gguf")

@@ -42,7 +42,6 @@ class Reference:
     )
 
     def command(self, launch: EngineLaunch) -> EngineCommand:
-        """See `EngineAdapter.command`."""
         check_launch(launch, self.capabilities, fields=_FIELDS, refused={}, known=_OPTIONS)
         argv = [launch.python, "-m", "fabrictool.engines.reference", "--model", launch.model]
         argv += ["--served-name", launch.served_name, "--host", launch.host, "--port", str(launch.port)]

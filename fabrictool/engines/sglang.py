@@ -50,7 +50,6 @@ class SGLang:
     )
 
     def command(self, launch: EngineLaunch) -> EngineCommand:
-        """See `EngineAdapter.command`."""
         check_launch(launch, self.capabilities, fields=_FIELDS, refused={})
         argv = [launch.python, "-m", "sglang.launch_server", "--model-path", launch.model]
         argv += ["--served-model-name", launch.served_name, "--host", launch.host, "--port", str(launch.port)]

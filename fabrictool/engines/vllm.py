@@ -48,7 +48,6 @@ class Vllm:
     )
 
     def command(self, launch: EngineLaunch) -> EngineCommand:
-        """See `EngineAdapter.command`."""
         check_launch(launch, self.capabilities, fields=_FIELDS, refused=_REFUSED)
         argv = [launch.python, "-m", "vllm.entrypoints.openai.api_server", "--model", launch.model]
         argv += ["--served-model-name", launch.served_name, "--host", launch.host, "--port", str(launch.port)]

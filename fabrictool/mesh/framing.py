@@ -38,7 +38,7 @@ PROTOCOL = 1
 
 
 class FrameType(enum.IntEnum):
-    """The type octet."""
+    """What a frame is; its type octet."""
 
     HELLO = 0
     OPEN = 1

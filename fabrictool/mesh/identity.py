@@ -75,7 +75,7 @@ class Credential:
         return claims_of(self.chain[0])
 
     def sign(self, message: bytes) -> bytes:
-        """64 octets."""
+        """The Ed25519 signature of `message`, 64 octets."""
         return self.key.sign(message)
 
     def key_pem(self) -> bytes:
@@ -190,7 +190,6 @@ class VerifiedSession:
 
     @property
     def session(self) -> bytes:
-        """The 16-octet id."""
         return bytes.fromhex(self.claims.session)
 
     def verify(self, signature: bytes, message: bytes) -> bool:
@@ -264,6 +263,7 @@ def _claims(certificate: x509.Certificate) -> Claims:
     return Claims.from_uri(uris[0])
 
 
+# Wide: what makes the three kinds of certificate differ.
 def _build(
     common_name: str,
     claims: Claims,

@@ -64,7 +64,6 @@ class Top(App[None]):
         self.run_worker(self._keep_asking(), exclusive=True)
 
     def action_show(self, name: str) -> None:
-        """Change the screen."""
         self._shown = name
         self.switch_screen(name)
         self.redraw()

@@ -55,7 +55,6 @@ class Pmf:
     """Ascending to 1."""
 
     def draw(self, count: int, rng: np.random.Generator) -> Ints:
-        """`count` token counts."""
         return self.tokens[np.searchsorted(self.cumulative, rng.random(count), side="right")]
 
 
@@ -93,14 +92,14 @@ def read(folder: Path, hours: tuple[float, float] | None = None) -> Clients:
     when the folder cannot be listed.
     """
     low, high = (3600.0 * hours[0], 3600.0 * hours[1]) if hours else (0.0, math.inf)
-    found: dict[int, dict[str, Path]] = {}
+    files_of: dict[int, dict[str, Path]] = {}
     for path in folder.iterdir():
         if match := FILE.fullmatch(path.name):
-            found.setdefault(int(match[1]), {})[match[2]] = path
+            files_of.setdefault(int(match[1]), {})[match[2]] = path
     dropped: Counter[str] = Counter()
     windows: list[ClientWindow] = []
     spans = []
-    for client, files in sorted(found.items()):
+    for client, files in sorted(files_of.items()):
         try:
             rows, span = _rows(_text(files, "trace.csv", "trace"))
             lengths = _Lengths(_text(files, "dataset.json", "dataset"))
@@ -232,8 +231,8 @@ class _Lengths:
 
     def __init__(self, text: str) -> None:
         try:
-            found = json.loads(text)
-            self._by_start = {int(start): fields for start, fields in sorted(found.items(), key=lambda f: int(f[0]))}
+            document = json.loads(text)
+            self._by_start = {int(start): fields for start, fields in sorted(document.items(), key=lambda f: int(f[0]))}
         except (ValueError, AttributeError, TypeError, RecursionError) as error:
             raise _BrokenError("with a broken dataset") from error
         self._known: dict[int, tuple[Pmf, Pmf] | None] = {}

@@ -52,7 +52,7 @@ class Trace:
 
     @property
     def rate(self) -> float:
-        """Mean requests/s."""
+        """Requests/s over the span, on average; 0 where it has no length."""
         return (len(self) - 1) / self.span if self.span > 0 else 0.0
 
     def only(self, chosen: Any) -> Trace:
@@ -81,8 +81,8 @@ class Trace:
         """The requests for one model."""
         if self.model is None:
             return self if self.models == (name,) else self.only(np.zeros(len(self), dtype=bool))
-        found = self.only(self.model == self.models.index(name)) if name in self.models else self.only(slice(0))
-        return replace(found, models=(name,), model=None)
+        chosen = self.only(self.model == self.models.index(name)) if name in self.models else self.only(slice(0))
+        return replace(chosen, models=(name,), model=None)
 
     def at_rate(self, rate: float) -> Trace:
         """The same requests, faster or slower: `rate` requests/s on average. Raises InvalidInputError FT2202."""

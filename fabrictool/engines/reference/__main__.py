@@ -42,7 +42,6 @@ _UNITS = {"KiB": 10, "MiB": 20, "GiB": 30}
 
 
 def parser() -> argparse.ArgumentParser:
-    """The program's arguments."""
     arguments = argparse.ArgumentParser(
         prog="python -m fabrictool.engines.reference",
         description="Serve one GGUF model of the Llama family over the OpenAI API.",
@@ -78,17 +77,17 @@ def limits(config: LlamaConfig, arguments: argparse.Namespace) -> EngineLimits:
         raise InvalidInputError.of("FT7022", f"--context {context} is longer than the model's {config.context}")
     block_size = arguments.block_size
     least = -(-context // block_size)
-    each = block_bytes(config, block_size)
+    per_block = block_bytes(config, block_size)
     blocks = arguments.kv_blocks
     if arguments.kv_memory is not None:
-        blocks = arguments.kv_memory // each
+        blocks = arguments.kv_memory // per_block
     if blocks is None:
-        blocks = max(least, _KV_MEMORY // each)
+        blocks = max(least, _KV_MEMORY // per_block)
     if blocks < least:
         raise InvalidInputError.of(
             "FT7022",
             f"{blocks} blocks of {block_size} tokens cannot hold one request of {context}",
-            hint=f"lower --context, or give the pool at least {least} blocks ({least * each / (1 << 20):.0f}MiB)",
+            hint=f"lower --context, or give the pool at least {least} blocks ({least * per_block / (1 << 20):.0f}MiB)",
         )
     return EngineLimits(context, arguments.max_num_seqs, blocks, block_size, arguments.token_budget)
 

@@ -221,8 +221,8 @@ class Reply(msgspec.Struct, frozen=True):
 
     def whole(self, text: str, finish: str, tokens: int) -> dict[str, Any]:
         """The answer in one piece."""
-        said = {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
-        choice = {"index": 0, **said, "logprobs": None, "finish_reason": finish}
+        answer = {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
+        choice = {"index": 0, **answer, "logprobs": None, "finish_reason": finish}
         return self._document(choice, chunk=False) | {"usage": self.usage(tokens)}
 
     def opening(self) -> dict[str, Any]:
@@ -239,8 +239,8 @@ class Reply(msgspec.Struct, frozen=True):
         """The chunk after the last, when the client asked for usage."""
         return self._document(None, chunk=True) | {"usage": self.usage(tokens)}
 
-    def _chunk(self, said: dict[str, Any], finish: str | None) -> dict[str, Any]:
-        choice = {"index": 0, **said, "logprobs": None, "finish_reason": finish}
+    def _chunk(self, content: dict[str, Any], finish: str | None) -> dict[str, Any]:
+        choice = {"index": 0, **content, "logprobs": None, "finish_reason": finish}
         return self._document(choice, chunk=True) | ({"usage": None} if self.include_usage else {})
 
     def _document(self, choice: dict[str, Any] | None, *, chunk: bool) -> dict[str, Any]:

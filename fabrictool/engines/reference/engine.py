@@ -111,7 +111,6 @@ class ReferenceEngine:
         self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
 
     def start(self) -> None:
-        """Begin to compute."""
         self._thread.start()
 
     def stop(self, timeout_s: float = 5.0) -> None:

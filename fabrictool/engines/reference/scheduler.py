@@ -118,7 +118,7 @@ class ContinuousBatcher:
             budget -= count
         # A request may have been preempted after its part was planned.
         lost = set(preempted)
-        work = [one for one in work if one.request not in lost]
+        work = [chunk for chunk in work if chunk.request not in lost]
         self._epoch += 1
         return StepPlan(self._epoch, tuple(work), tuple(preempted))
 
@@ -130,12 +130,12 @@ class ContinuousBatcher:
         if plan.epoch != self._epoch:
             raise AssertionError(f"plan {plan.epoch} is not the last one, {self._epoch}")
         running = {sequence.request: sequence for sequence in self._running}
-        for one in plan.work:
-            sequence = running.get(one.request)
+        for chunk in plan.work:
+            sequence = running.get(chunk.request)
             if sequence is not None:
-                sequence.computed += len(one.tokens)
-                if one.samples:
-                    sequence.tokens.append(sampled[one.request])
+                sequence.computed += len(chunk.tokens)
+                if chunk.samples:
+                    sequence.tokens.append(sampled[chunk.request])
 
     def _extend(self, sequence: _Sequence, preempted: list[int]) -> bool:
         """Make room for one more token, at the cost of the youngest; False when that was the sequence itself."""
@@ -145,7 +145,7 @@ class ContinuousBatcher:
             if blocks is not None:
                 sequence.blocks += blocks
                 return True
-            youngest = max(self._running, key=lambda one: one.arrival)
+            youngest = max(self._running, key=lambda candidate: candidate.arrival)
             self._release(youngest)
             self._running.remove(youngest)
             self._requeue(youngest)
@@ -156,7 +156,7 @@ class ContinuousBatcher:
 
     def _requeue(self, sequence: _Sequence) -> None:
         """Back into the queue, before everything younger."""
-        at = sum(1 for one in self._waiting if one.arrival < sequence.arrival)
+        at = sum(1 for queued in self._waiting if queued.arrival < sequence.arrival)
         self._waiting.insert(at, sequence)
 
     def _release(self, sequence: _Sequence) -> None:

@@ -154,7 +154,7 @@ class MeshNode:
         return complete
 
     async def close(self) -> None:
-        """Stop at once."""
+        """Stop at once, without waiting for acknowledgements."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -189,7 +189,6 @@ class MeshNode:
         self._listener.link_changed(peer, up=True, reason="connected")
 
     def tunnel_down(self, tunnel: Tunnel, reason: str) -> None:
-        """A connection ended."""
         peer = _session(tunnel)
         if self._tunnels.get(peer) is not tunnel:
             return

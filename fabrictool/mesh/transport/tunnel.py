@@ -60,13 +60,9 @@ class Host(Protocol):
         """The connection is gone; called once, only after `tunnel_up`."""
         ...
 
-    def gossip_received(self, tunnel: Tunnel, payload: bytes) -> None:
-        """A registry message."""
-        ...
+    def gossip_received(self, tunnel: Tunnel, payload: bytes) -> None: ...
 
-    def beat_received(self, tunnel: Tunnel, beat: Beat) -> None:
-        """A heartbeat."""
-        ...
+    def beat_received(self, tunnel: Tunnel, beat: Beat) -> None: ...
 
     def stream_opened(self, stream: TunnelStream, head: StreamHead) -> asyncio.Protocol | None:
         """The peer wants a service: the handler of the stream, or None to refuse."""
@@ -102,7 +98,6 @@ class TunnelStream(asyncio.Transport):
         self.tunnel.reap(self)
 
     def can_write_eof(self) -> bool:
-        """Streams half-close."""
         return True
 
     def is_closing(self) -> bool:
@@ -301,7 +296,6 @@ class Tunnel(asyncio.Protocol):
             stream.regulate()
 
     def resume_writing(self) -> None:
-        """The socket drained."""
         self.socket_full = False
         for stream in list(self._streams.values()):
             stream.regulate()

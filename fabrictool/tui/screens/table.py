@@ -64,13 +64,11 @@ class TableScreen(Screen[None]):
         self._fill()
 
     def action_filter(self) -> None:
-        """Open the filter line."""
         line = self.query_one("#filter", Input)
         line.display = True
         line.focus()
 
     def action_clear(self) -> None:
-        """Drop the filter."""
         line = self.query_one("#filter", Input)
         line.value = ""
         line.display = False
@@ -79,7 +77,6 @@ class TableScreen(Screen[None]):
         self._fill()
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        """Filter while typing."""
         self._wanted = event.value
         self._fill()
 
