@@ -84,7 +84,6 @@ class EngineSide(asyncio.Protocol):
         self._stream.pause_reading()
 
     def resume_writing(self) -> None:
-        """The engine reads again."""
         self._stream.resume_reading()
 
 
@@ -122,7 +121,6 @@ class Forwarder(asyncio.Protocol):
             self._stream.resume_reading()
 
     def data_received(self, data: bytes) -> None:
-        """Body bytes from the gateway."""
         if self._engine.transport is not None:
             self._engine.transport.write(data)
 
@@ -144,7 +142,6 @@ class Forwarder(asyncio.Protocol):
             self._engine.transport.pause_reading()
 
     def resume_writing(self) -> None:
-        """The gateway reads again."""
         self._paused = False
         if self._engine.transport is not None and not self._engine.transport.is_closing():
             self._engine.transport.resume_reading()

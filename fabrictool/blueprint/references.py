@@ -88,7 +88,7 @@ class InventoryCheck(_Check):
             message = "a plain host has one login: what runs on another cannot be seen from it"
             self.say("FT1242", (*path, "login"), message, hint)
         if cluster.enabled and cluster.kind in UNVERIFIED:
-            message = f"`{cluster.kind}` was written after its documentation, and never tried on a real one"
+            message = f"support for `{cluster.kind}` follows its documentation and was never tried on a real one"
             hint = "try one replica first, and tell us what differs"
             self.say("FT1240", (*path, "kind"), message, hint, "warning")
         software = cluster.software
@@ -101,7 +101,12 @@ class InventoryCheck(_Check):
             self._partition((*path, "partitions", name), partition)
             if partition.whole_nodes and cluster.kind == "local":
                 hint = "remove it: replicas of a local cluster share its nodes"
-                self.say("FT1239", (*path, "partitions", name, "whole_nodes"), "no scheduler gives nodes here", hint)
+                self.say(
+                    "FT1239",
+                    (*path, "partitions", name, "whole_nodes"),
+                    "there is no scheduler here that gives whole nodes",
+                    hint,
+                )
 
     def _kubernetes(self, path: Steps, cluster: Cluster) -> None:
         if cluster.kubernetes is None:
@@ -271,7 +276,7 @@ class BlueprintCheck(_Check):
         longest = int(context or architecture.max_context)
         mean = int(demand.input.mean) + int(demand.output.mean)
         if mean > longest:
-            message = f"a mean request has {mean} tok, the context holds {longest} tok"
+            message = f"an average request has {mean} tok, but the context holds {longest} tok"
             self.say("FT1225", (*path, "demand"), message, "raise `variant.context`, or correct the lengths")
 
     def _pins(self, path: Steps, wanted: Model) -> None:

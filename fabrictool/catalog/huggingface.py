@@ -53,7 +53,7 @@ def architecture(config: Any, name: str) -> ModelArchitecture:
     if unknown:
         raise InvalidInputError.of(
             "FT1421",
-            f"{name}: nobody has said what {', '.join(unknown)} mean for memory and time",
+            f"{name}: it is not known what {', '.join(unknown)} mean for memory and time",
             hint="remove them if they are of no importance, or write the architecture into the catalogue",
         )
     read = _Reader(config, name)

@@ -206,7 +206,6 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
 
 @cache
 def links() -> Mapping[str, Interconnect]:
-    """All links by id."""
     return _table("links", lambda id_, row: Interconnect(id=id_, **{**row, "bandwidth": _bandwidth(row["bandwidth"])}))
 
 
@@ -224,7 +223,6 @@ def models() -> Mapping[str, ModelArchitecture]:
 
 @cache
 def engines() -> Mapping[str, Engine]:
-    """All engines by id."""
     return _table("engines", lambda id_, row: msgspec.convert({**row, "id": id_}, Engine))
 
 

@@ -67,7 +67,7 @@ class MetricNames(msgspec.Struct, frozen=True):
 
 
 class Capabilities(msgspec.Struct, frozen=True):
-    """What the engine can be asked for. Policies ask capabilities, never engine names."""
+    """What the engine can be asked for. Whoever decides asks for a capability, never for an engine by name."""
 
     tensor_parallel: bool
     pipeline_parallel: bool

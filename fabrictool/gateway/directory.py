@@ -73,7 +73,6 @@ class Directory:
         return self._by_model.get(model, [])
 
     def get(self, key: bytes) -> RoutingTarget | None:
-        """The target of that key."""
         return self._targets.get(key)
 
     def models(self) -> list[str]:

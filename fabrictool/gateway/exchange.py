@@ -49,9 +49,7 @@ class Downstream(Protocol):
         """The head of a streamed response."""
         ...
 
-    def chunk(self, data: bytes) -> None:
-        """A piece of its body."""
-        ...
+    def chunk(self, data: bytes) -> None: ...
 
     def finish(self) -> None: ...
 
@@ -68,7 +66,7 @@ class Downstream(Protocol):
 class RoutingRules:
     """How a gateway chooses a replica, the same for every request."""
 
-    policy: RoutingPolicy
+    routing_policy: RoutingPolicy
     trust: TrustPolicy
     retries: int
     """Attempts after the first."""
@@ -91,7 +89,7 @@ class CompletionRequest:
 
 
 class Exchange:
-    """See the module's docstring; one object a request."""
+    """See the module's docstring; one object for each request."""
 
     def __init__(
         self,
@@ -145,7 +143,6 @@ class Exchange:
             self._lost("FT8109", "timeout", "the replica sent nothing for too long", status=504)
 
     def pause(self) -> None:
-        """The client reads slowly."""
         if self._response is not None:
             self._response.pause_reading()
 
@@ -209,7 +206,6 @@ class Exchange:
         self._answered(self._status)
 
     def failed(self, reason: str) -> None:
-        """The replica broke off."""
         self._response = None
         self._lost("FT8106", "broken", reason, status=502)
 
@@ -223,7 +219,7 @@ class Exchange:
         if retry_reason is not None:
             self._retries_left -= 1
             self._metrics.retried(retry_reason)
-        target = self._rules.policy.pick(selection.candidates)
+        target = self._rules.routing_policy.pick(selection.candidates)
         self._tried.append(target)
         self._target = target
         target.in_flight += 1

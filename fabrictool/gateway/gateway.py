@@ -264,7 +264,7 @@ class GatewayServer:
             session=mesh.session.hex() if mesh is not None else "",
             listen=self.listen_address,
             mesh=self.mesh_address,
-            policy=self._rules.policy.name,
+            policy=self._rules.routing_policy.name,
             nodes=nodes,
             models=[model_row(name, nodes, self._directory, metrics) for name in sorted(self._known)],
             totals=Totals(
@@ -282,7 +282,6 @@ class GatewayServer:
     # -- internals --------------------------------------------------------------------------------------------
 
     def publish_node(self, body: NodeBody) -> None:
-        """Advertise this gateway itself."""
         if self._mesh is not None:
             self._mesh.publish(body)
 

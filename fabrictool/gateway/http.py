@@ -160,7 +160,6 @@ class ClientConnection(asyncio.Protocol):
             self._write_head(status, (*headers, ("transfer-encoding", "chunked")))
 
     def chunk(self, data: bytes) -> None:
-        """A piece of its body."""
         if self._current is not None and self._current.http10:
             self._transport.write(data)
         elif data:
@@ -172,7 +171,6 @@ class ClientConnection(asyncio.Protocol):
         self._done()
 
     def break_off(self) -> None:
-        """The response cannot be ended properly."""
         self.exchange = None
         self._transport.abort()
 
@@ -214,7 +212,6 @@ class ClientConnection(asyncio.Protocol):
             self.exchange.pause()
 
     def resume_writing(self) -> None:
-        """The client reads again."""
         self.writing_paused = False
         if self.exchange is not None:
             self.exchange.resume()
@@ -228,7 +225,6 @@ class ClientConnection(asyncio.Protocol):
         self._request_began = self.now()
 
     def on_url(self, url: bytes) -> None:
-        """Part of the target."""
         self.receiving.target += url.decode("latin-1")
         if len(self.receiving.target) > TEXT_CHARACTERS:
             self._refuse(414, "FT8108", f"the request's target is over {TEXT_CHARACTERS} octets")
@@ -240,7 +236,6 @@ class ClientConnection(asyncio.Protocol):
         self.receiving.headers.append((name.decode("latin-1").lower(), value.decode("latin-1")))
 
     def on_headers_complete(self) -> None:
-        """The head is whole."""
         self._in_head, self._head_octets = False, 0
         request = self.receiving
         request.method = self._parser.get_method().decode()

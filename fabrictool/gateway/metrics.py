@@ -70,7 +70,6 @@ class GatewayMetrics:
         self.retries += 1
 
     def cancelled(self, phase: str) -> None:
-        """The client went away."""
         self._cancelled.labels(phase).inc()
 
     def timed(self, model: str, ttft_s: float, tpot_s: float | None) -> None:

@@ -34,17 +34,13 @@ class Connector(Protocol):
 class ResponseListener(Protocol):
     """What an exchange hears of its upstream; after `failed` or `complete` nothing more comes."""
 
-    def head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        """Status and headers have arrived."""
-        ...
+    def head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None: ...
 
     def body(self, data: bytes) -> None:
         """Body bytes, transfer coding removed."""
         ...
 
-    def complete(self) -> None:
-        """The response is whole."""
-        ...
+    def complete(self) -> None: ...
 
     def failed(self, reason: str) -> None:
         """The upstream broke off, before or after its head."""
@@ -81,12 +77,10 @@ class Response(asyncio.Protocol):
             listener.failed(reason)
 
     def pause_reading(self) -> None:
-        """The client is slow."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """The client reads again."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
 
@@ -140,7 +134,6 @@ class Response(asyncio.Protocol):
             self._listener.body(data)
 
     def on_message_complete(self) -> None:
-        """The response is whole."""
         if not self._head_seen:
             return
         listener, self._listener = self._listener, None

@@ -178,7 +178,6 @@ class Mux:
         self._drop_if_over(stream, state)
 
     def reset(self, stream: int, reason: str) -> None:
-        """Give the stream up."""
         if self._streams.pop(stream, None) is not None:
             self._emit(FrameType.RST, stream, reason.encode()[:200])
 

@@ -56,7 +56,7 @@ class Claims:
         scheme, _, rest = uri.partition("://")
         parts = rest.split("/")
         if scheme != "fabric" or len(parts) != 4 or parts[2] not in ("root", "provider", "agent", "gateway"):
-            raise IdentityError.of("FT6003", f"certificate names {uri!r}, which is no identity of a fabric")
+            raise IdentityError.of("FT6003", f"certificate names {uri!r}, which is not an identity of a fabric")
         federation, provider, role, session = parts
         return cls(federation, provider.strip("-"), cast("Role", role), session.strip("-"))
 

@@ -84,7 +84,6 @@ class Registry:
         return iter(list(self._records.values()))
 
     def get(self, key: bytes) -> Record | None:
-        """The joined record of `key`."""
         return self._records.get(key)
 
     def session(self, session: bytes) -> VerifiedSession | None:

@@ -57,7 +57,6 @@ class Top(App[None]):
         self._shown = "overview"
 
     def on_mount(self) -> None:
-        """Install the screens and start asking."""
         for name, screen in SCREENS_BY_NAME.items():
             self.install_screen(screen(self.redraw), name)
         self.push_screen("overview")

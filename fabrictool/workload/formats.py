@@ -252,7 +252,7 @@ def _until_repeated(numbers: list[int]) -> list[int]:
 
 
 def _conversations(rows: Iterable[Mapping[str, Any]], dropped: Counter[str], name: str) -> Trace:
-    """ShareGPT: each turn of the assistant is a request; there are no times, so one request a second is assumed."""
+    """ShareGPT: each turn of the assistant is a request; there are no times, so one request per second is assumed."""
     prompts, outputs = [], []
     for row in rows:
         turns = row.get("conversations")

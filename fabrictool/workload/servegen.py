@@ -140,7 +140,7 @@ def draw(clients: Clients, seed: int, rate: float | None = None) -> Trace:
     if expected * scale > MOST_REQUESTS:
         raise InvalidInputError.of(
             "FT2204",
-            f"these would be {expected * scale:.3g} requests, {MOST_REQUESTS:.0e} at most are drawn",
+            f"that would be {expected * scale:.3g} requests; {MOST_REQUESTS:.0e} are drawn at most",
             hint="give some --hours, or a lower --rate",
         )
     times, prompts, outputs = [], [], []

@@ -157,7 +157,7 @@ def _prompt(body: _CompletionBody, tokenizer: Tokenizer) -> list[int]:
     else:
         numbers = [token for token in prompt if isinstance(token, int)]
         if len(numbers) != len(prompt):
-            raise ApiError(400, "one prompt for each request", code="unsupported_parameter", param="prompt")
+            raise ApiError(400, "one prompt per request", code="unsupported_parameter", param="prompt")
     if not numbers:
         raise ApiError(400, "the prompt is empty", param="prompt")
     for token in numbers:

@@ -110,7 +110,7 @@ class EngineServer:
         if self.stopping:
             raise ApiError(503, "the engine is stopping", code="stopping")
         if self._active >= engine.limits.max_seqs + self._max_waiting:
-            raise ApiError(429, f"{self._active} requests are here already", code="queue_full")
+            raise ApiError(429, f"the queue is full: {self._active} requests are open", code="queue_full")
         self._active += 1
         self._idle.clear()
         try:

@@ -92,7 +92,6 @@ class TunnelStream(asyncio.Transport):
         self.regulate()
 
     def write_eof(self) -> None:
-        """No more from us."""
         self.tunnel.mux.end(self.id)
         self.tunnel.flush()
         self.tunnel.reap(self)
@@ -130,7 +129,6 @@ class TunnelStream(asyncio.Transport):
         self.tunnel.reap(self)
 
     def is_reading(self) -> bool:
-        """Whether data is being delivered."""
         return not self._paused
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
@@ -140,7 +138,6 @@ class TunnelStream(asyncio.Transport):
     # called by the tunnel
 
     def deliver(self, data: bytes) -> None:
-        """Data from the peer."""
         if self._paused:
             self._held.append(data)
             return
@@ -215,7 +212,6 @@ class Tunnel(asyncio.Protocol):
         return stream
 
     def gossip(self, payload: bytes) -> None:
-        """Send a registry message."""
         self.mux.control(F.GOSSIP, payload)
         self.flush()
 

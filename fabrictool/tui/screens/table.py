@@ -37,7 +37,6 @@ class TableScreen(Screen[None]):
         self._rows: list[Row] = []
 
     def compose(self) -> ComposeResult:
-        """Headline, tabs, table, filter line, keys."""
         yield Static("connecting …", id="headline", markup=False)
         yield Static(id="tabs")
         with Vertical():
@@ -57,7 +56,6 @@ class TableScreen(Screen[None]):
         self._redraw()
 
     def show(self, headline: str, tabs: str, rows: list[Row]) -> None:
-        """Take over a new view."""
         self.query_one("#headline", Static).update(headline)
         self.query_one("#tabs", Static).update(tabs)
         self._rows = rows
