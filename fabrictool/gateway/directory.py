@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class RoutingTarget:
-    """One replica as this gateway sees it; satisfies ``routing.Replica``."""
+    """One replica as this gateway sees it; satisfies ``routing.RoutableReplica``."""
 
     key: bytes
     model: str
