@@ -5,7 +5,7 @@ import random
 import numpy as np
 
 from fabrictool.catalog import accelerators, models
-from fabrictool.routing.policies import policy
+from fabrictool.routing.policies import routing_policy
 from fabrictool.simulator.calibration import choose, shipped
 from fabrictool.simulator.fleet import ReplicaSpec, Stream, simulate
 from fabrictool.simulator.memory import reported_memory, room
@@ -29,7 +29,7 @@ def forecast(model_id, device_id, prompt, answer, tp, count=3000):
     rng = np.random.default_rng(0)
     lengths = [Lengths("normal", *given, 5, 4096).draw(count, rng) for given in (prompt, answer)]
     spec = ReplicaSpec(step.times(256, 8192), 256, 8192, space.kv_tokens)
-    done = simulate([spec], Stream(np.zeros(count), *lengths), policy("random", random.Random(0)))
+    done = simulate([spec], Stream(np.zeros(count), *lengths), routing_policy("random", random.Random(0)))
     return count / done.end
 
 

@@ -10,7 +10,7 @@ from dataclasses import fields, replace
 import numpy as np
 
 from fabrictool.catalog import accelerators, models
-from fabrictool.routing.policies import policy
+from fabrictool.routing.policies import routing_policy
 from fabrictool.simulator.calibration import choose, shipped
 from fabrictool.simulator.capacity import decode_seconds, prefill_seconds
 from fabrictool.simulator.fleet import ReplicaSpec, Stream, simulate
@@ -92,7 +92,7 @@ def plans():
 def throughput(specs, answer):
     """Tokens/s, prompts and answers, with a constant number of requests in flight."""
     stream = Stream(np.zeros(REQUESTS), np.full(REQUESTS, PROMPT), np.full(REQUESTS, answer))
-    done = simulate(specs, stream, policy("least-loaded", random.Random(0)), clients=IN_FLIGHT)
+    done = simulate(specs, stream, routing_policy("least-loaded", random.Random(0)), clients=IN_FLIGHT)
     return REQUESTS * (PROMPT + answer) / done.finish.max()
 
 

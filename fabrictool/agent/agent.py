@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from fabrictool import __version__
 from fabrictool.agent.forwarder import Forwarder, allowed
-from fabrictool.agent.heartbeat import Heartbeat
-from fabrictool.agent.supervisor import EngineFailedError, Supervisor
+from fabrictool.agent.supervisor import Supervisor
 from fabrictool.engines.adapter import EngineLaunch, adapter
 from fabrictool.engines.artifacts import resolve
-from fabrictool.mesh.records import Hardware, Lifecycle, NodeBody, ServiceBody, with_note
+from fabrictool.mesh.records import Lifecycle, NodeBody, NodeHardware, ServiceBody, with_note
 from fabrictool.mesh.transport.node import Load, MeshNode
 from fabrictool.mesh.transport.tls import IdentityFiles
 from fabrictool.status.documents import AgentStatus, EngineStatus, Event, Health
+from fabrictool.status.signs import SignsOfLife
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -81,7 +81,7 @@ class Agent:
         self._stop = asyncio.Event()
         self._events: deque[Event] = deque(maxlen=EVENTS_KEPT)
         self._model_path = ""
-        self._heartbeat = Heartbeat(folder, self.health, self.status)
+        self._signs = SignsOfLife(folder, self.health, self.status)
         self._supervisor = Supervisor(
             self._adapter, self._command, spec.model, self._engine_moved, start_timeout_s=spec.start_timeout_s
         )
@@ -111,7 +111,7 @@ class Agent:
         self._model_path = resolve(self.spec.source)
         self._publish_node(Lifecycle.JOIN)
         self.mesh.dial([(hub.host, hub.port) for hub in self.spec.hubs])
-        beat = asyncio.create_task(self._heartbeat.run())
+        signs = asyncio.create_task(self._signs.run())
         engine = asyncio.create_task(self._supervisor.run())
         stop = asyncio.create_task(self._stop.wait())
         reason = "told to stop"
@@ -127,8 +127,8 @@ class Agent:
         finally:
             async with AsyncExitStack() as leaving:  # last in, first out; each step is taken whatever another raises
                 leaving.push_async_callback(self._supervisor.stop)
-                leaving.push_async_callback(self._heartbeat.write)
-                leaving.push_async_callback(_cancelled, engine, stop, beat)
+                leaving.push_async_callback(self._signs.write)
+                leaving.push_async_callback(_cancelled, engine, stop, signs)
                 leaving.push_async_callback(self._leave)
         return reason
 
@@ -265,7 +265,7 @@ class Agent:
 
     async def _leave(self) -> None:
         self._accepting = False
-        self._heartbeat.touch()
+        self._signs.touch()
         if self._service and self._service_lifecycle is Lifecycle.SERVING:
             self._publish_service(Lifecycle.SERVING)
             try:
@@ -298,7 +298,7 @@ class Agent:
                 site=spec.site,
                 cluster=spec.cluster,
                 node=spec.partition,
-                hardware=Hardware(spec.device, spec.devices, spec.memory),
+                hardware=NodeHardware(spec.device, spec.devices, spec.memory),
                 ends_at=self.ends_at,
                 release=__version__,
             )
@@ -328,7 +328,7 @@ class Agent:
 
     def _note(self, kind: str, subject: str, text: str) -> None:
         self._events.append(Event(at=self._clock.wall(), kind=kind, subject=subject, text=text))
-        self._heartbeat.touch()
+        self._signs.touch()
         _log.info("%s %s %s", kind, subject, text)
 
 
@@ -336,6 +336,3 @@ async def _cancelled(*tasks: asyncio.Task[Any]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-__all__ = ["Agent", "EngineFailedError"]

@@ -66,11 +66,9 @@ class EngineSide(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
         self.transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        """Response bytes."""
         self._stream.write(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -86,7 +84,6 @@ class EngineSide(asyncio.Protocol):
         self._stream.pause_reading()
 
     def resume_writing(self) -> None:
-        """The engine reads again."""
         self._stream.resume_reading()
 
 
@@ -124,7 +121,6 @@ class Forwarder(asyncio.Protocol):
             self._stream.resume_reading()
 
     def data_received(self, data: bytes) -> None:
-        """Body bytes from the gateway."""
         if self._engine.transport is not None:
             self._engine.transport.write(data)
 
@@ -146,7 +142,6 @@ class Forwarder(asyncio.Protocol):
             self._engine.transport.pause_reading()
 
     def resume_writing(self) -> None:
-        """The gateway reads again."""
         self._paused = False
         if self._engine.transport is not None and not self._engine.transport.is_closing():
             self._engine.transport.resume_reading()

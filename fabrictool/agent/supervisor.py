@@ -218,7 +218,7 @@ class Supervisor:
                 text = await answer.text()
         except (aiohttp.ClientError, TimeoutError, OSError):
             return
-        values = _samples(text)
+        values = samples(text)
         self.running = int(values.get(names.running, 0))
         self.waiting = int(values.get(names.waiting, 0))
         self.kv_use = values.get(names.kv_use, 0.0) if names.kv_use else 0.0
@@ -258,7 +258,7 @@ class Supervisor:
             self._on_change()
 
 
-def _samples(text: str) -> dict[str, float]:
+def samples(text: str) -> dict[str, float]:
     """Prometheus text → metric name → sum over its label sets."""
     values: dict[str, float] = {}
     for line in text.splitlines():

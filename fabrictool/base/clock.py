@@ -22,11 +22,9 @@ class SystemClock:
     """The machine's own clocks."""
 
     def monotonic(self) -> float:
-        """Seconds on the monotonic clock."""
         return time.monotonic()
 
     def wall(self) -> float:
-        """Seconds since the epoch."""
         return time.time()
 
 
@@ -42,7 +40,6 @@ class ManualClock:
         return self._now
 
     def wall(self) -> float:
-        """The virtual wall clock."""
         return self._now + self._wall_offset
 
     def advance(self, seconds: float) -> None:

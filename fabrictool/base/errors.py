@@ -6,7 +6,7 @@
     ├── InfeasibleError        3   no placement satisfies the constraints
     ├── AppliedInPartError     4   some actions were carried out, some were not
     ├── StaleError             5   the plan's read set changed, or another writer holds the lease
-    ├── PolicyDeniedError      6   a policy forbids it
+    ├── PolicyDeniedError      6   a review rule forbids it
     ├── UnreachableError      69   a needed cluster did not answer
     └── InterruptedByUserError 130 Ctrl-C
 
@@ -163,7 +163,7 @@ class StaleError(FabrictoolError):
 
 
 class PolicyDeniedError(FabrictoolError):
-    """A policy forbids what was asked for."""
+    """A review rule forbids what was asked for."""
 
     exit_code = 6
 

@@ -127,7 +127,6 @@ class RunFolder:
         return self._read("health.json")
 
     def write_exit(self, code: int, reason: str, at: float) -> None:
-        """Record how the unit ended."""
         write_atomic(self.path / "exit.json", json.dumps({"code": code, "reason": reason, "at": at}).encode())
 
     def exit(self) -> dict[str, Any]:
@@ -135,7 +134,6 @@ class RunFolder:
         return self._read("exit.json")
 
     def log_tail(self, lines: int) -> list[str]:
-        """The last lines of the log."""
         try:
             with self.log.open("rb") as file:
                 file.seek(0, os.SEEK_END)
@@ -174,5 +172,5 @@ def _decoded(data: bytes) -> dict[str, Any]:
 def _elsewhere(path: Path, reason: str) -> FabrictoolError:
     hint = "run the tool there; if that machine is gone for good, remove the folder"
     return FabrictoolError.of(
-        "FT5108", f"whether {path.name} runs is not known here: {reason}", file=str(path), hint=hint
+        "FT5108", f"cannot tell from here whether {path.name} runs: {reason}", file=str(path), hint=hint
     )

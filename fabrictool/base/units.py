@@ -109,7 +109,6 @@ class Quantity:
         return f"{_plain(_EXACT.divide(exact, self.UNITS[unit]))}{self.SPACE}{unit}"
 
     def __repr__(self) -> str:
-        """``Duration('800ms')``."""
         return f"{type(self).__name__}({str(self)!r})"
 
     @classmethod
@@ -125,8 +124,8 @@ class Quantity:
 
     @classmethod
     def _suggested(cls) -> tuple[str, ...]:
-        found = [split(example, cls.NOUN, ())[1] for example in cls.EXAMPLES]
-        return tuple(dict.fromkeys(found))[:2]
+        units = [split(example, cls.NOUN, ())[1] for example in cls.EXAMPLES]
+        return tuple(dict.fromkeys(units))[:2]
 
     @classmethod
     def _unit_hint(cls, number: Decimal, unit: str) -> str:
@@ -186,7 +185,7 @@ class _Whole(Quantity, int):
 
 
 class Duration(_Real):
-    """Seconds."""
+    """Seconds, from nanoseconds to days."""
 
     __slots__ = ()
     NOUN = "a duration"
@@ -243,7 +242,7 @@ class Memory(_Whole):
 
 
 class Tokens(_Whole):
-    """Tokens."""
+    """A number of tokens."""
 
     __slots__ = ()
     NOUN = "a number of tokens"
@@ -254,7 +253,7 @@ class Tokens(_Whole):
 
 
 class Rate(_Real):
-    """Requests per second."""
+    """A rate in requests per second."""
 
     __slots__ = ()
     NOUN = "a request rate"
@@ -284,7 +283,7 @@ class Bandwidth(_Real):
 
 
 class Power(_Real):
-    """Watts."""
+    """Electrical power in watts."""
 
     __slots__ = ()
     NOUN = "a power"
@@ -362,11 +361,9 @@ class Price:
         return cls(float(number), unit[:3])
 
     def __str__(self) -> str:
-        """``1.2 CHF/h``."""
         return f"{_plain(Decimal(repr(self.amount)))} {self.currency}/h"
 
     def __float__(self) -> float:
-        """The amount."""
         return self.amount
 
 
@@ -393,11 +390,9 @@ class Instant:
             raise UnitError("FT1112", f"`{text}` is not {cls.NOUN}: {error}", such) from error
 
     def __str__(self) -> str:
-        """``2026-12-01T06:00:00Z``."""
         return datetime.fromtimestamp(self.seconds, UTC).isoformat().replace("+00:00", "Z")
 
     def __float__(self) -> float:
-        """Seconds since 1970."""
         return self.seconds
 
 

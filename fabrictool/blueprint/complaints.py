@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from pydantic_core import ErrorDetails, ValidationError
 
-    from fabrictool.blueprint.tree import Node, Steps
+    from fabrictool.blueprint.tree import Steps, YamlNode
 
 MIN_PREFIX = 3
 """Letters of a word that is taken for the beginning of a longer one."""
@@ -34,16 +34,16 @@ _EXPECTED = {
 }
 
 
-def problems_of(error: ValidationError, root: Node, model: type[BaseModel]) -> list[Problem]:
+def problems_of(error: ValidationError, root: YamlNode, model: type[BaseModel]) -> list[Problem]:
     """One problem per place and code, in the order of the files."""
-    found: dict[tuple[Place, str], Problem] = {}
+    problems: dict[tuple[Place, str], Problem] = {}
     for detail in error.errors(include_url=False):
         if detail["type"] == "too_short" and _long_enough(detail, root):
             continue  # its entries have complaints of their own, and are only therefore not counted
         problem = _problem(detail, root, model)
         key = (problem.place if problem.code == "FT1101" else _position(problem.place), problem.code)
-        found.setdefault(key, problem)
-    return in_order(found.values())
+        problems.setdefault(key, problem)
+    return in_order(problems.values())
 
 
 def in_order(problems: Iterable[Problem]) -> list[Problem]:
@@ -88,41 +88,43 @@ def _position(place: Place) -> Place:
     return Place(place.file, place.line, place.column)
 
 
-def _problem(detail: ErrorDetails, root: Node, model: type[BaseModel]) -> Problem:
+def _problem(detail: ErrorDetails, root: YamlNode, model: type[BaseModel]) -> Problem:
     kind, path = detail["type"], tuple(detail["loc"])
     context: dict[str, Any] = detail.get("ctx") or {}
     node, known = root.nearest(path)
-    thing = dotted(known)
+    subject = dotted(known)
     if kind == "extra_forbidden":
         return _unknown_key(node, known, model)
     if kind == "missing":
         return _missing(node, known, path, model)
-    place = node.place(thing)
+    place = node.place(subject)
     if kind.startswith("FT"):
         if kind == "FT1118":
             place = masked(place)
-        return Problem(kind, f"{thing}: {context['text']}", place, context["hint"] or None)
+        return Problem(kind, f"{subject}: {context['text']}", place, context["hint"] or None)
     if kind in _EXPECTED:
-        return _wrong_kind(kind, node, thing, place)
+        return _wrong_kind(kind, node, subject, place)
     value = node.written
     if kind == "literal_error":
         allowed = _allowed(str(context["expected"]))
-        return Problem("FT1104", f"{thing}: `{value}` is not one of the values", place, meant(value, allowed, "one of"))
+        return Problem(
+            "FT1104", f"{subject}: `{value}` is not one of the values", place, meant(value, allowed, "one of")
+        )
     if kind == "string_pattern_mismatch":
         named = path[-1:] == ("[key]",)
         if named:
-            value, place = str(path[-2]), node.key_place(thing)
+            value, place = str(path[-2]), node.key_place(subject)
         hint = "small letters, digits, `.`, `_` and `-`, at most 63, letters or digits at both ends"
-        return Problem("FT1106", f"{thing}: `{value[:80]}` is not a name", place, hint)
+        return Problem("FT1106", f"{subject}: `{value[:80]}` is not a name", place, hint)
     if kind in ("too_short", "too_long"):
         least, most = context.get("min_length"), context.get("max_length")
         bound = f"at least {least}" if kind == "too_short" else f"at most {most}"
-        found = len(node.value) if isinstance(node.value, dict | list) else 0
-        return Problem("FT1107", f"{thing}: {bound} needed, {found} found", place, None)
-    return Problem("FT1105", f"{thing}: {_range_text(detail)}", place, None)
+        count = len(node.value) if isinstance(node.value, dict | list) else 0
+        return Problem("FT1107", f"{subject}: {bound} needed, {count} found", place, None)
+    return Problem("FT1105", f"{subject}: {_range_text(detail)}", place, None)
 
 
-def _long_enough(detail: ErrorDetails, root: Node) -> bool:
+def _long_enough(detail: ErrorDetails, root: YamlNode) -> bool:
     node, _ = root.nearest(tuple(detail["loc"]))
     least = (detail.get("ctx") or {}).get("min_length", 0)
     return isinstance(node.value, dict | list) and len(node.value) >= least
@@ -136,14 +138,14 @@ def masked(place: Place) -> Place:
     return Place(place.file, place.line, place.column, place.thing, line, 8)
 
 
-def _unknown_key(node: Node, path: Steps, model: type[BaseModel]) -> Problem:
+def _unknown_key(node: YamlNode, path: Steps, model: type[BaseModel]) -> Problem:
     key, parent = str(path[-1]), path[:-1]
     known = _fields(model, parent)
     where = f"`{dotted(parent)}` has" if parent else "the document has"
     return Problem("FT1101", f"{where} no key `{key}`", node.key_place(dotted(path)), meant(key, known, "its keys are"))
 
 
-def _missing(node: Node, known: Steps, path: Steps, model: type[BaseModel]) -> Problem:
+def _missing(node: YamlNode, known: Steps, path: Steps, model: type[BaseModel]) -> Problem:
     key = str(path[-1])
     what = f"`{dotted(known)}`" if known else "the document"
     hint = f"add `{key}: …`"
@@ -155,7 +157,7 @@ def _missing(node: Node, known: Steps, path: Steps, model: type[BaseModel]) -> P
     return Problem("FT1102", f"{what} lacks `{key}`", place, hint)
 
 
-def _wrong_kind(kind: str, node: Node, thing: str, place: Place) -> Problem:
+def _wrong_kind(kind: str, node: YamlNode, subject: str, place: Place) -> Problem:
     expected = _EXPECTED[kind]
     hint = None
     if expected == "text" and isinstance(node.value, int | float):
@@ -166,7 +168,7 @@ def _wrong_kind(kind: str, node: Node, thing: str, place: Place) -> Problem:
         hint = "write the number without quotes and without a unit"
     elif expected == "a mapping" and isinstance(node.value, str):
         hint = "write `name: value` pairs, indented below the key or in braces"
-    return Problem("FT1103", f"{thing}: expected {expected}, found {describe(node.value)}", place, hint)
+    return Problem("FT1103", f"{subject}: expected {expected}, found {describe(node.value)}", place, hint)
 
 
 def _range_text(detail: ErrorDetails) -> str:
@@ -186,8 +188,8 @@ def _allowed(expected: str) -> list[str]:
 
 
 def _fields(model: type[BaseModel], path: Steps) -> list[str]:
-    found = _model_at(model, path)
-    return list(found.model_fields) if found is not None else []
+    schema = _model_at(model, path)
+    return list(schema.model_fields) if schema is not None else []
 
 
 def _model_at(model: type[BaseModel], path: Steps) -> type[BaseModel] | None:

@@ -18,7 +18,7 @@ from fabrictool.blueprint.complaints import in_order, meant, problems_of
 from fabrictool.blueprint.merge import join, lay_over, with_defaults
 from fabrictool.blueprint.reader import read
 from fabrictool.blueprint.references import check
-from fabrictool.blueprint.tree import Node, describe, dotted
+from fabrictool.blueprint.tree import YamlNode, describe, dotted
 from fabrictool.blueprint.variables import fill
 from fabrictool.domain.blueprint import Blueprint
 from fabrictool.domain.inventory import Inventory
@@ -47,8 +47,8 @@ class Loaded:
 
     blueprint: Blueprint
     inventory: Inventory
-    blueprint_tree: Node
-    inventory_tree: Node
+    blueprint_tree: YamlNode
+    inventory_tree: YamlNode
     files: tuple[ReadFile, ...]
     """In the order of reading: blueprint, parts, overlay, inventory."""
     variables: tuple[str, ...]
@@ -63,10 +63,10 @@ class Loaded:
     @cached_property
     def origins(self) -> Mapping[str, Place]:
         """Dotted path of each written value → its place; those of the inventory begin with ``inventory.``."""
-        found = {dotted(path): node.place(dotted(path)) for path, node in self.blueprint_tree.leaves()}
+        places = {dotted(path): node.place(dotted(path)) for path, node in self.blueprint_tree.leaves()}
         for path, node in self.inventory_tree.leaves(("inventory",)):
-            found[dotted(path)] = node.place(dotted(path))
-        return found
+            places[dotted(path)] = node.place(dotted(path))
+        return places
 
 
 def load(
@@ -137,7 +137,7 @@ class _Loading:
 
     # -- reading ----------------------------------------------------------------------------------------------
 
-    def _read(self, path: Path, *kinds: str) -> Node | None:
+    def _read(self, path: Path, *kinds: str) -> YamlNode | None:
         """One file, checked for its version and kind; None after noting its problems."""
         try:
             node = read(path, os.path.normpath(path))
@@ -145,12 +145,12 @@ class _Loading:
             self._problems.extend(error.problems)
             return None
         self._files.append(ReadFile(path, node.source.sha256))
-        self._templates = self._templates or "${" in node.source.text
+        self._templates = self._templates or "${" in node.source.content
         before = len(self._problems)
         self._check_head(node, kinds)
         return node if len(self._problems) == before else None
 
-    def _check_head(self, node: Node, kinds: tuple[str, ...]) -> None:
+    def _check_head(self, node: YamlNode, kinds: tuple[str, ...]) -> None:
         version = node.child("apiVersion")
         top = node.source.place(node.line, node.column)
         if version is None:
@@ -164,12 +164,12 @@ class _Loading:
         if kind is None:
             self._problems.append(Problem("FT1108", "the document lacks `kind`", top, f"add `kind: {kinds[0]}`"))
         elif kind.value not in kinds:
-            found = f"`{kind.written}`" if kind.written else describe(kind.value)
-            message = f"this is {found}, expected {' or '.join(f'`{k}`' for k in kinds)}"
+            written = f"`{kind.written}`" if kind.written else describe(kind.value)
+            message = f"this is {written}, expected {' or '.join(f'`{k}`' for k in kinds)}"
             mend = "is this the right file?" if kind.value in ("Blueprint", "Inventory", "Part") else None
             self._problems.append(Problem("FT1126", message, kind.place("kind"), mend))
 
-    def _read_blueprint(self, path: Path) -> Node | None:
+    def _read_blueprint(self, path: Path) -> YamlNode | None:
         """The blueprint and its included parts, which may include more."""
         root = self._read(path, "Blueprint")
         if root is None:
@@ -196,7 +196,7 @@ class _Loading:
             root = join(root, part, self._problems, skip=(*HEAD, "include"))
         return root
 
-    def _includes(self, node: Node) -> list[tuple[Node, Path]]:
+    def _includes(self, node: YamlNode) -> list[tuple[YamlNode, Path]]:
         listed = node.child("include")
         if listed is None or not isinstance(listed.value, list):
             return []
@@ -207,7 +207,7 @@ class _Loading:
             if isinstance(entry.value, str) and "\0" not in entry.value
         ]
 
-    def _with_overlay(self, root: Node, path: Path, overlay: str) -> Node:
+    def _with_overlay(self, root: YamlNode, path: Path, overlay: str) -> YamlNode:
         folder = path.parent / "overlays"
         file = folder / f"{overlay}.yaml"
         if "/" in overlay or "\0" in overlay or not _is_file(file):
@@ -218,7 +218,7 @@ class _Loading:
         change = self._read(file, "Part")
         return root if change is None else lay_over(root, change, self._problems, skip=HEAD)
 
-    def _named_inventory(self, root: Node) -> Path | None:
+    def _named_inventory(self, root: YamlNode) -> Path | None:
         named = root.child("inventory")
         if named is None:
             hint = "add `inventory: ../inventory/NAME.yaml`, or use --inventory"
@@ -240,7 +240,7 @@ class _Loading:
 
     # -- composing --------------------------------------------------------------------------------------------
 
-    def _with_scenario(self, root: Node, inventory: Node, name: str) -> tuple[Node, Node]:
+    def _with_scenario(self, root: YamlNode, inventory: YamlNode, name: str) -> tuple[YamlNode, YamlNode]:
         """The named changes on both documents; ``inventory`` inside a scenario maps clusters to changes."""
         every = root.child("scenarios")
         change = every.child(name) if every is not None else None
@@ -256,7 +256,7 @@ class _Loading:
             inventory = lay_over(inventory, clusters.like({"clusters": clusters}), self._problems)
         return root, inventory
 
-    def _finish(self, root: Node) -> Node:
+    def _finish(self, root: YamlNode) -> YamlNode:
         """Variables filled in and empty values refused; scenarios are left alone, null deletes there."""
         scenarios = root.child("scenarios")
         if isinstance(root.value, dict) and scenarios is not None:
@@ -272,7 +272,7 @@ class _Loading:
             root = root.like({**root.value, "scenarios": scenarios})
         return root
 
-    def _validate(self, model: type[_D], root: Node) -> _D | None:
+    def _validate(self, model: type[_D], root: YamlNode) -> _D | None:
         try:
             return model.model_validate(root.data())
         except ValidationError as error:

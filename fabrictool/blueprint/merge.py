@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import Problem
-from fabrictool.blueprint.tree import Node, Steps, dotted
+from fabrictool.blueprint.tree import Steps, YamlNode, dotted
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -26,7 +26,9 @@ WHOLE = frozenset({"demand"})
 """Keys of a model that replace their default as a whole: a trace and a rate do not mix."""
 
 
-def join(base: Node, part: Node, problems: list[Problem], *, skip: Collection[str] = (), path: Steps = ()) -> Node:
+def join(
+    base: YamlNode, part: YamlNode, problems: list[Problem], *, skip: Collection[str] = (), path: Steps = ()
+) -> YamlNode:
     """`base` with the keys of an included `part`."""
     if not isinstance(base.value, dict) or not isinstance(part.value, dict):
         return base
@@ -48,8 +50,8 @@ def join(base: Node, part: Node, problems: list[Problem], *, skip: Collection[st
 
 
 def lay_over(
-    base: Node, change: Node, problems: list[Problem], *, skip: Collection[str] = (), path: Steps = ()
-) -> Node:
+    base: YamlNode, change: YamlNode, problems: list[Problem], *, skip: Collection[str] = (), path: Steps = ()
+) -> YamlNode:
     """`base` changed by an overlay or a scenario."""
     if not isinstance(base.value, dict) or not isinstance(change.value, dict):
         return change
@@ -70,7 +72,7 @@ def lay_over(
     return base.like(merged)
 
 
-def under(upper: Node, lower: Node) -> Node:
+def under(upper: YamlNode, lower: YamlNode) -> YamlNode:
     """`upper` with what `lower` says and it does not."""
     if not isinstance(upper.value, dict) or not isinstance(lower.value, dict):
         return upper
@@ -84,7 +86,7 @@ def under(upper: Node, lower: Node) -> Node:
     return upper.like(merged)
 
 
-def with_defaults(root: Node) -> Node:
+def with_defaults(root: YamlNode) -> YamlNode:
     """Each model above ``defaults``."""
     if not isinstance(root.value, dict):
         return root

@@ -8,18 +8,17 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from fabrictool.base.errors import InvalidInputError, Problem
+from fabrictool.base.errors import InvalidInputError
 from fabrictool.blueprint.complaints import problems_of
 from fabrictool.blueprint.reader import read
 from fabrictool.domain.policy import Policy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path
     from typing import Literal
 
     from fabrictool.base.errors import Place
-    from fabrictool.blueprint.tree import Node
+    from fabrictool.blueprint.tree import YamlNode
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +26,9 @@ class LoadedPolicy:
     """Rules and where they were written."""
 
     policy: Policy
-    tree: Node
+    tree: YamlNode
 
     def place(self, index: int, effect: Literal["deny", "warn"], limit: str) -> Place:
-        """Of one limit."""
         node, _ = self.tree.nearest(("rules", index, effect, limit))
         return node.key_place(f"rules[{index}].{effect}.{limit}")
 
@@ -41,5 +39,4 @@ def load_policy(path: Path) -> LoadedPolicy:
     try:
         return LoadedPolicy(Policy.model_validate(tree.data()), tree)
     except ValidationError as error:
-        found: Iterable[Problem] = problems_of(error, tree, Policy)
-        raise InvalidInputError(found) from error
+        raise InvalidInputError(problems_of(error, tree, Policy)) from error

@@ -11,7 +11,7 @@ import yaml
 from fabrictool.base.errors import InvalidInputError, Place, Problem
 from fabrictool.blueprint.scalars import TrapError, resolve
 from fabrictool.blueprint.syntax import character_problem, syntax_problem
-from fabrictool.blueprint.tree import Node, Source, describe
+from fabrictool.blueprint.tree import Source, YamlNode, describe
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,7 +45,7 @@ def composer_of(base: Any) -> Any:
 _COMPOSER = composer_of(_BASE)
 
 
-def read(path: Path, name: str | None = None) -> Node:
+def read(path: Path, name: str | None = None) -> YamlNode:
     """The document in a file; `name` is what complaints call it.
 
     Raises
@@ -64,7 +64,7 @@ def read(path: Path, name: str | None = None) -> Node:
     return parse(raw, path, shown)
 
 
-def parse(raw: bytes, path: Path, shown: str) -> Node:
+def parse(raw: bytes, path: Path, shown: str) -> YamlNode:
     """The document in `raw`; see `read`."""
     try:
         text = raw.decode("utf-8-sig")
@@ -80,7 +80,7 @@ def parse(raw: bytes, path: Path, shown: str) -> Node:
 def _compose(source: Source) -> Any:
     loader = None
     try:
-        loader = _COMPOSER(source.text)
+        loader = _COMPOSER(source.content)
         composed = loader.get_single_node()
     except yaml.MarkedYAMLError as error:
         raise InvalidInputError(syntax_problem(error, source)) from error
@@ -104,7 +104,7 @@ def _refuse_sharing_and_depth(source: Source) -> None:
     One pass over the events finds both but costs as much as composing, so it is made only when a look at the text
     cannot rule both out.
     """
-    text = source.text
+    text = source.content
     if "&" not in text and "*" not in text and not _may_be_deep(text):
         return
     problems, depth = [], 0
@@ -154,7 +154,7 @@ class _Builder:
         self._source = source
         self._problems: list[Problem] = []
 
-    def build(self, composed: Any) -> Node:
+    def build(self, composed: Any) -> YamlNode:
         """The tree, or all complaints."""
         root = self._node(composed, 0)
         if not self._problems and not isinstance(root.value, dict):
@@ -164,7 +164,7 @@ class _Builder:
             raise InvalidInputError(self._problems)
         return root
 
-    def _node(self, composed: Any, depth: int) -> Node:
+    def _node(self, composed: Any, depth: int) -> YamlNode:
         start, end = composed.start_mark, composed.end_mark
         line, column = start.line, start.column
         width = end.column - column if end.line == line else 1
@@ -176,25 +176,25 @@ class _Builder:
             return self._scalar(composed, line, column, width)
         if depth >= MAX_DEPTH:
             self._problems.append(_too_deep(self._source.place(line, column)))
-            return Node(self._source, None, line, column, width)
+            return YamlNode(self._source, None, line, column, width)
         if composed.id == "sequence":
             children = [self._node(child, depth + 1) for child in composed.value]
-            return Node(self._source, children, line, column, width)
-        return Node(self._source, self._mapping(composed, depth), line, column, width)
+            return YamlNode(self._source, children, line, column, width)
+        return YamlNode(self._source, self._mapping(composed, depth), line, column, width)
 
-    def _scalar(self, composed: Any, line: int, column: int, width: int) -> Node:
+    def _scalar(self, composed: Any, line: int, column: int, width: int) -> YamlNode:
         text: str = composed.value
         if composed.style:
-            return Node(self._source, text, line, column, width, written=text)
+            return YamlNode(self._source, text, line, column, width, written=text)
         value: Any = text
         try:
             value = resolve(text)
         except TrapError as trap:
             self._say(trap.code, trap.message, line, column, width, trap.hint)
-        return Node(self._source, value, line, column, width, written=text, plain=True)
+        return YamlNode(self._source, value, line, column, width, written=text, plain=True)
 
-    def _mapping(self, composed: Any, depth: int) -> dict[str, Node]:
-        found: dict[str, Node] = {}
+    def _mapping(self, composed: Any, depth: int) -> dict[str, YamlNode]:
+        children: dict[str, YamlNode] = {}
         for key_node, value_node in composed.value:
             line, column = key_node.start_mark.line, key_node.start_mark.column
             if key_node.id != "scalar" or not key_node.value:
@@ -207,14 +207,14 @@ class _Builder:
                 continue
             child = self._node(value_node, depth + 1)
             child.key_line, child.key_column = line, column
-            if key in found:
-                first = found[key].key_place()
+            if key in children:
+                first = children[key].key_place()
                 hint = "one of the two would be lost: keep one, or rename it"
                 problem = Problem("FT1004", f"the key `{key}` is there twice", child.key_place(), hint, also=(first,))
                 self._problems.append(problem)
                 continue
-            found[key] = child
-        return found
+            children[key] = child
+        return children
 
     def _say(self, code: str, message: str, line: int, column: int, width: int, hint: str) -> None:
         self._problems.append(Problem(code, message, self._source.place(line, column, width), hint))

@@ -14,12 +14,14 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from fabrictool.base.errors import Place
-    from fabrictool.blueprint.tree import Node, Steps
+    from fabrictool.blueprint.tree import Steps, YamlNode
     from fabrictool.domain.blueprint import Blueprint, Model
     from fabrictool.domain.inventory import Cluster, Inventory, Partition
 
 
-def check(blueprint: Blueprint, inventory: Inventory, blueprint_tree: Node, inventory_tree: Node) -> list[Problem]:
+def check(
+    blueprint: Blueprint, inventory: Inventory, blueprint_tree: YamlNode, inventory_tree: YamlNode
+) -> list[Problem]:
     """All problems and warnings of the two documents together."""
     return [
         *InventoryCheck(inventory, inventory_tree).run(),
@@ -30,9 +32,9 @@ def check(blueprint: Blueprint, inventory: Inventory, blueprint_tree: Node, inve
 class _Check:
     """Collects complaints about one tree."""
 
-    def __init__(self, tree: Node) -> None:
+    def __init__(self, tree: YamlNode) -> None:
         self._tree = tree
-        self._found: list[Problem] = []
+        self._problems: list[Problem] = []
 
     def place(self, path: Steps) -> Place:
         """Of the value at `path`, or of what it would be written in."""
@@ -43,7 +45,7 @@ class _Check:
         self, code: str, path: Steps, message: str, hint: str, severity: Literal["error", "warning"] = "error"
     ) -> None:
         """One complaint; the message begins with the path."""
-        self._found.append(Problem(code, f"{dotted(path)}: {message}", self.place(path), hint, severity=severity))
+        self._problems.append(Problem(code, f"{dotted(path)}: {message}", self.place(path), hint, severity=severity))
 
     def refer(self, code: str, path: Steps, name: str, known: Collection[str], noun: str, where: str = "") -> bool:
         """Complain unless `name` is known; `where` narrows the place in the message, such as `` in alpha-gpu``."""
@@ -56,12 +58,11 @@ class _Check:
 class InventoryCheck(_Check):
     """The inventory by itself."""
 
-    def __init__(self, inventory: Inventory, tree: Node) -> None:
+    def __init__(self, inventory: Inventory, tree: YamlNode) -> None:
         super().__init__(tree)
         self._inventory = inventory
 
     def run(self) -> list[Problem]:
-        """All complaints."""
         inventory = self._inventory
         for name, site in inventory.sites.items():
             self.refer("FT1201", ("sites", name, "provider"), site.provider, inventory.providers, "provider")
@@ -69,7 +70,7 @@ class InventoryCheck(_Check):
             self._cluster(("clusters", name), cluster)
         self._links()
         self._currencies()
-        return self._found
+        return self._problems
 
     def _cluster(self, path: Steps, cluster: Cluster) -> None:
         self.refer("FT1202", (*path, "site"), cluster.site, self._inventory.sites, "site")
@@ -87,7 +88,7 @@ class InventoryCheck(_Check):
             message = "a plain host has one login: what runs on another cannot be seen from it"
             self.say("FT1242", (*path, "login"), message, hint)
         if cluster.enabled and cluster.kind in UNVERIFIED:
-            message = f"`{cluster.kind}` was written after its documentation, and never tried on a real one"
+            message = f"support for `{cluster.kind}` follows its documentation and was never tried on a real one"
             hint = "try one replica first, and tell us what differs"
             self.say("FT1240", (*path, "kind"), message, hint, "warning")
         software = cluster.software
@@ -100,7 +101,12 @@ class InventoryCheck(_Check):
             self._partition((*path, "partitions", name), partition)
             if partition.whole_nodes and cluster.kind == "local":
                 hint = "remove it: replicas of a local cluster share its nodes"
-                self.say("FT1239", (*path, "partitions", name, "whole_nodes"), "no scheduler gives nodes here", hint)
+                self.say(
+                    "FT1239",
+                    (*path, "partitions", name, "whole_nodes"),
+                    "there is no scheduler here that gives whole nodes",
+                    hint,
+                )
 
     def _kubernetes(self, path: Steps, cluster: Cluster) -> None:
         if cluster.kubernetes is None:
@@ -142,7 +148,7 @@ class InventoryCheck(_Check):
             elif ends in seen:
                 also = self.place(("links", seen[ends], "between"))
                 message = f"{dotted(path)}: these two sites are linked twice"
-                self._found.append(Problem("FT1221", message, self.place(path), "keep the better one", also=(also,)))
+                self._problems.append(Problem("FT1221", message, self.place(path), "keep the better one", also=(also,)))
             seen.setdefault(ends, index)
 
     def _currencies(self) -> None:
@@ -157,13 +163,15 @@ class InventoryCheck(_Check):
                 elif partition.price.currency != first[0]:
                     message = f"{dotted(path)}: {partition.price.currency} beside {first[0]}"
                     hint = "write all prices in one currency: rates change, and plans must not"
-                    self._found.append(Problem("FT1222", message, self.place(path), hint, also=(self.place(first[1]),)))
+                    self._problems.append(
+                        Problem("FT1222", message, self.place(path), hint, also=(self.place(first[1]),))
+                    )
 
 
 class BlueprintCheck(_Check):
     """The blueprint against the inventory and the catalogue."""
 
-    def __init__(self, blueprint: Blueprint, inventory: Inventory, tree: Node) -> None:
+    def __init__(self, blueprint: Blueprint, inventory: Inventory, tree: YamlNode) -> None:
         super().__init__(tree)
         self._blueprint = blueprint
         self._inventory = inventory
@@ -179,7 +187,6 @@ class BlueprintCheck(_Check):
         self._has_engine = {name: set(c.software.engines or startable()) for name, c in inventory.clusters.items()}
 
     def run(self) -> list[Problem]:
-        """All complaints."""
         for name, wanted in self._blueprint.models.items():
             self._model(("models", name), wanted)
         for name, group in self._blueprint.trust.groups.items():
@@ -189,7 +196,7 @@ class BlueprintCheck(_Check):
             self.refer("FT1208", path, tenant.group, self._blueprint.trust.groups, "group")
         self._gateway()
         self._move_price()
-        return self._found
+        return self._problems
 
     def _move_price(self) -> None:
         price = self._blueprint.move_price
@@ -211,8 +218,8 @@ class BlueprintCheck(_Check):
         self._trust(path, wanted)
         for key, names in (("prefer", wanted.place.prefer), ("avoid", wanted.place.avoid)):
             for index, name in enumerate(names):
-                noun = "place"
-                self.refer("FT1210", (*path, "place", key, index), name, self._places | set(accelerators()), noun)
+                known = self._places | set(accelerators())
+                self.refer("FT1210", (*path, "place", key, index), name, known, "place")
         for name in sorted(set(wanted.place.prefer) & set(wanted.place.avoid)):
             self.say("FT1223", (*path, "place"), f"`{name}` is both preferred and avoided", "keep one")
         self._architecture(path, wanted)
@@ -252,7 +259,7 @@ class BlueprintCheck(_Check):
         architecture = model(wanted.architecture_id)
         key = "architecture" if wanted.architecture is not None else "source"
         if architecture is None:
-            known = [*models(), *(alias for each in models().values() for alias in each.aliases)]
+            known = [*models(), *(alias for entry in models().values() for alias in entry.aliases)]
             if key == "source" and not wanted.source.startswith("hf://"):
                 hint = "add `architecture:` with the model id of the catalogue that these weights are of"
                 self.say("FT1211", path, "the source does not say which model this is", hint)
@@ -269,7 +276,7 @@ class BlueprintCheck(_Check):
         longest = int(context or architecture.max_context)
         mean = int(demand.input.mean) + int(demand.output.mean)
         if mean > longest:
-            message = f"a mean request has {mean} tok, the context holds {longest} tok"
+            message = f"an average request has {mean} tok, but the context holds {longest} tok"
             self.say("FT1225", (*path, "demand"), message, "raise `variant.context`, or correct the lengths")
 
     def _pins(self, path: Steps, wanted: Model) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from fabrictool.blueprint.load import Loaded
-    from fabrictool.blueprint.tree import Node, Steps
+    from fabrictool.blueprint.tree import Steps, YamlNode
 
 ALREADY_SHOWN = frozenset({"defaults", "include", "scenarios"})
 """Keys of a blueprint that have had their effect elsewhere."""
@@ -22,7 +22,7 @@ ALREADY_SHOWN = frozenset({"defaults", "include", "scenarios"})
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One value."""
+    """One value of the merged documents, and where it comes from."""
 
     path: str
     value: str
@@ -38,16 +38,16 @@ def resolved(loaded: Loaded) -> list[Row]:
     return rows + list(_rows(loaded.inventory, loaded.inventory_tree, (), ("inventory",)))
 
 
-def _rows(value: Any, node: Node | None, path: Steps, prefix: Steps = ()) -> Iterator[Row]:
+def _rows(value: Any, node: YamlNode | None, path: Steps, prefix: Steps = ()) -> Iterator[Row]:
     if isinstance(value, BaseModel):
         if node is not None and not isinstance(node.value, dict):
             yield _row(value, node, (*prefix, *path))  # a short form, such as a length that is only its mean
             return
         fields = [(name, getattr(value, name)) for name in type(value).model_fields]
-        said = [(name, below) for name, below in fields if below is not None]
-        if node is not None and not said:
+        given = [(name, below) for name, below in fields if below is not None]
+        if node is not None and not given:
             yield Row(dotted((*prefix, *path)), "{}", node.place())  # written, though it says nothing
-        yield from _below(said, node, path, prefix)
+        yield from _below(given, node, path, prefix)
     elif isinstance(value, dict):
         yield from _below(value.items(), node, path, prefix)
     elif isinstance(value, tuple):
@@ -56,16 +56,18 @@ def _rows(value: Any, node: Node | None, path: Steps, prefix: Steps = ()) -> Ite
         yield _row(value, node, (*prefix, *path))
 
 
-def _below(children: Iterable[tuple[str | int, Any]], node: Node | None, path: Steps, prefix: Steps) -> Iterator[Row]:
+def _below(
+    children: Iterable[tuple[str | int, Any]], node: YamlNode | None, path: Steps, prefix: Steps
+) -> Iterator[Row]:
     for step, value in children:
         yield from _rows(value, _child(node, step), (*path, step), prefix)
 
 
-def _child(node: Node | None, step: str | int) -> Node | None:
+def _child(node: YamlNode | None, step: str | int) -> YamlNode | None:
     return None if node is None else node.child(step)
 
 
-def _row(value: Any, node: Node | None, path: Steps) -> Row:
+def _row(value: Any, node: YamlNode | None, path: Steps) -> Row:
     if node is not None and not isinstance(node.value, dict | list):
         return Row(dotted(path), node.written, node.place(dotted(path)))
     text = str(value).lower() if isinstance(value, bool) else str(value)

@@ -42,7 +42,7 @@ def _as_written(value: Any) -> Any:
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json", exclude_none=True)
     if isinstance(value, tuple | list):
-        return [_as_written(each) for each in value]
+        return [_as_written(item) for item in value]
     return value if type(value) in (str, int, float, bool) else str(value)
 
 
@@ -69,8 +69,8 @@ def json_schema(kind: SchemaKind) -> JsonSchemaValue:
 def _tidy(node: Any, *, variables: bool) -> None:
     """What pydantic says and people need not read: titles made from field names; ``null`` beside optional fields."""
     if isinstance(node, list):
-        for each in node:
-            _tidy(each, variables=variables)
+        for child in node:
+            _tidy(child, variables=variables)
         return
     if not isinstance(node, dict):
         return
@@ -85,9 +85,9 @@ def _tidy(node: Any, *, variables: bool) -> None:
         text = {key: node.pop(key) for key in ("type", "pattern", "examples") if key in node}
         node["anyOf"] = [text, dict(_VARIABLE)]
         return
-    for key, each in list(node.items()):
+    for key, child in list(node.items()):
         if key not in ("default", "propertyNames"):
-            _tidy(each, variables=variables)
+            _tidy(child, variables=variables)
 
 
 def _tidy_field(name: str, field: dict[str, Any]) -> None:
@@ -116,10 +116,10 @@ def _without_null(field: dict[str, Any]) -> None:
 
 def _loosen(schema: dict[str, Any]) -> None:
     definitions = schema.get("$defs", {})
-    for each in definitions.values():
-        each.pop("required", None)
-        each["properties"] = {
-            name: {"anyOf": [field, {"type": "null"}]} for name, field in each.get("properties", {}).items()
+    for definition in definitions.values():
+        definition.pop("required", None)
+        definition["properties"] = {
+            name: {"anyOf": [field, {"type": "null"}]} for name, field in definition.get("properties", {}).items()
         }
     schema["required"] = ["apiVersion", "kind"]
     schema["properties"]["kind"] = {"const": "Part", "type": "string", "description": "What this file is."}

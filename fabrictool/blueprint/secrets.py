@@ -71,13 +71,13 @@ def _from_keyring(ref: SecretRef) -> str:
         hint = "python -m pip install keyring, beside fabrictool"
         raise _failure("FT1404", ref, "the Python package keyring is not installed", hint) from error
     try:
-        found: str | None = keyring.get_password(service, name)
+        secret: str | None = keyring.get_password(service, name)
     except Exception as error:
         message = f"the keyring cannot be used: {type(error).__name__}"
         raise _failure("FT1404", ref, message, "unlock it, or use secret://file or secret://env") from error
-    if found is None:
+    if secret is None:
         raise _failure("FT1405", ref, f"no entry {name} of {service}", f"keyring set {service} {name}")
-    return found
+    return secret
 
 
 def _from_sops(ref: SecretRef, environment: Mapping[str, str]) -> str:
@@ -93,8 +93,8 @@ def _from_sops(ref: SecretRef, environment: Mapping[str, str]) -> str:
     except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError) as error:
         raise _failure("FT1407", ref, f"sops did not finish: {type(error).__name__}", "run it by hand") from error
     if done.returncode != 0:
-        said = done.stderr.strip().splitlines()
-        message = f"sops ended with {done.returncode}" + (f": {said[-1][:200]}" if said else "")
+        complaint = done.stderr.strip().splitlines()
+        message = f"sops ended with {done.returncode}" + (f": {complaint[-1][:200]}" if complaint else "")
         raise _failure("FT1407", ref, message, f"sops decrypt --extract '{steps}' {ref.name}, by hand")
     return done.stdout
 

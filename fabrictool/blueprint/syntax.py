@@ -38,17 +38,17 @@ def syntax_problem(error: yaml.MarkedYAMLError, source: Source) -> Problem:
     """A scanner's or parser's complaint, where it is and where its construct began."""
     mark = error.problem_mark or error.context_mark
     place = source.place(mark.line, mark.column) if mark is not None else Place(file=source.name)
-    said = " ".join(part for part in (error.context, error.problem) if part)
+    complaint = " ".join(part for part in (error.context, error.problem) if part)
     if place.source_line is not None and "\t" in place.source_line[: place.column]:
-        said += " '\\t'"
+        complaint += " '\\t'"
     began = error.context_mark
     also: tuple[Place, ...] = ()
     if began is not None and mark is not None and began.line != mark.line:
         also = (Place(source.name, began.line + 1, began.column + 1),)
     for needle, code, message, hint in _EXPLAINED:
-        if needle in said:
+        if needle in complaint:
             return Problem(code, message, place, hint, also=also if code == "FT1003" else ())
-    return Problem("FT1003", f"not YAML: {said}", place, "put text with special characters in quotes", also=also)
+    return Problem("FT1003", f"not YAML: {complaint}", place, "put text with special characters in quotes", also=also)
 
 
 _FOREIGN = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
@@ -56,11 +56,11 @@ _FOREIGN = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufefe\uff00-\ufff
 
 def character_problem(error: yaml.YAMLError, source: Source) -> Problem:
     """Characters that YAML excludes; libyaml knows only an offset in its own encoding, so they are searched again."""
-    match = _FOREIGN.search(source.text)
+    match = _FOREIGN.search(source.content)
     if match is None:
-        said = str(error).partition("\n")[0]
-        return Problem("FT1003", f"not YAML: {said}", Place(file=source.name), "save the file as plain UTF-8 text")
-    before = source.text[: match.start()]
+        complaint = str(error).partition("\n")[0]
+        return Problem("FT1003", f"not YAML: {complaint}", Place(file=source.name), "save the file as plain UTF-8 text")
+    before = source.content[: match.start()]
     line, column = before.count("\n"), len(before) - (before.rfind("\n") + 1)
     message = f"the character U+{ord(match[0]):04X} cannot stand in YAML"
     place = Place(source.name, line + 1, column + 1)

@@ -36,11 +36,11 @@ def _hide(match: re.Match[str]) -> str:
 
 @dataclass(frozen=True)
 class Source:
-    """One file: the name that complaints use, and its text for the caret display."""
+    """One file: the name that complaints use, and its content for the caret display."""
 
     path: Path
     name: str
-    text: str = field(repr=False)
+    content: str = field(repr=False)
     sha256: str
 
     def line(self, number: int) -> str | None:
@@ -50,22 +50,23 @@ class Source:
 
     @cached_property
     def _lines(self) -> list[str]:
-        return _BREAK.split(self.text)
+        return _BREAK.split(self.content)
 
-    def place(self, line: int, column: int, width: int = 1, thing: str | None = None) -> Place:
+    def place(self, line: int, column: int, width: int = 1, subject: str | None = None) -> Place:
         """A position that counts from 0, as YAML's do, as one that counts from 1, as people's do."""
-        return Place(self.name, line + 1, column + 1, thing, self.line(line), max(1, width))
+        return Place(self.name, line + 1, column + 1, subject, self.line(line), max(1, width))
 
 
-class Node:
+class YamlNode:
     """A value and where it is; mappings hold their children by key, sequences by position."""
 
     __slots__ = ("column", "key_column", "key_line", "line", "plain", "source", "value", "width", "written")
 
+    # Wide: where a value stands is three numbers, and `__slots__` leaves no room for defaults in the class.
     def __init__(
         self,
         source: Source,
-        value: Scalar | dict[str, Node] | list[Node],
+        value: Scalar | dict[str, YamlNode] | list[YamlNode],
         line: int,
         column: int,
         width: int,
@@ -85,28 +86,28 @@ class Node:
         self.key_line = -1
         self.key_column = -1
 
-    def place(self, thing: str | None = None) -> Place:
+    def place(self, subject: str | None = None) -> Place:
         """Where the value is; a collection that starts below its key, and an empty value, are shown at the key."""
         below = isinstance(self.value, dict | list) and self.key_line != self.line
         if self.key_line >= 0 and (below or self.value is None):
-            return self.key_place(thing)
-        return self.source.place(self.line, self.column, self.width, thing)
+            return self.key_place(subject)
+        return self.source.place(self.line, self.column, self.width, subject)
 
-    def key_place(self, thing: str | None = None) -> Place:
+    def key_place(self, subject: str | None = None) -> Place:
         """Where the key of this value is; where the value is, if it has none."""
         if self.key_line < 0:
-            return self.source.place(self.line, self.column, 1, thing)
+            return self.source.place(self.line, self.column, 1, subject)
         text = self.source.line(self.key_line) or ""
         width = len(text[self.key_column :].partition(":")[0].rstrip())
-        return self.source.place(self.key_line, self.key_column, width, thing)
+        return self.source.place(self.key_line, self.key_column, width, subject)
 
-    def like(self, value: Scalar | dict[str, Node] | list[Node], written: str = "") -> Node:
+    def like(self, value: Scalar | dict[str, YamlNode] | list[YamlNode], written: str = "") -> YamlNode:
         """Another value at the same place."""
-        node = Node(self.source, value, self.line, self.column, self.width, written=written, plain=self.plain)
+        node = YamlNode(self.source, value, self.line, self.column, self.width, written=written, plain=self.plain)
         node.key_line, node.key_column = self.key_line, self.key_column
         return node
 
-    def child(self, step: Step) -> Node | None:
+    def child(self, step: Step) -> YamlNode | None:
         """One step down, if there is such a child."""
         if isinstance(self.value, dict):
             return self.value.get(step) if isinstance(step, str) else None
@@ -114,7 +115,7 @@ class Node:
             return self.value[step] if 0 <= step < len(self.value) else None
         return None
 
-    def nearest(self, path: Steps) -> tuple[Node, Steps]:
+    def nearest(self, path: Steps) -> tuple[YamlNode, Steps]:
         """The node at the longest known start of `path`, and that start."""
         node = self
         for index, step in enumerate(path):
@@ -133,7 +134,7 @@ class Node:
             return tuple(child.data() for child in value)
         return value
 
-    def leaves(self, path: Steps = ()) -> Iterator[tuple[Steps, Node]]:
+    def leaves(self, path: Steps = ()) -> Iterator[tuple[Steps, YamlNode]]:
         """All scalars and empty collections, in the order of the file."""
         value = self.value
         if isinstance(value, dict) and value:
@@ -147,7 +148,7 @@ class Node:
 
 
 def dotted(path: Steps) -> str:
-    """``models.llama.place.pin[0]``."""
+    """A path as people write it: ``models.llama.place.pin[0]``."""
     text = ""
     for step in path:
         text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else step

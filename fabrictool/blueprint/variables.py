@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import Problem
 from fabrictool.blueprint.scalars import TrapError, resolve
-from fabrictool.blueprint.tree import Node, Steps, dotted
+from fabrictool.blueprint.tree import Steps, YamlNode, dotted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -15,12 +15,14 @@ if TYPE_CHECKING:
 _FORM = re.compile(r"\$\$|\$\{([A-Za-z_][A-Za-z0-9_]*):\?([^{}]+)\}|\$\{[^}]*\}?")
 
 
-def fill(root: Node, environment: Mapping[str, str], names: set[str], problems: list[Problem]) -> Node:
+def fill(root: YamlNode, environment: Mapping[str, str], names: set[str], problems: list[Problem]) -> YamlNode:
     """`root` with its variables replaced; adds the names that were used. ``$${`` stands for ``${`` itself."""
     return _fill(root, environment, names, problems, ())
 
 
-def _fill(node: Node, environment: Mapping[str, str], names: set[str], problems: list[Problem], path: Steps) -> Node:
+def _fill(
+    node: YamlNode, environment: Mapping[str, str], names: set[str], problems: list[Problem], path: Steps
+) -> YamlNode:
     value = node.value
     if isinstance(value, dict):
         return node.like({k: _fill(v, environment, names, problems, (*path, k)) for k, v in value.items()})
@@ -39,11 +41,11 @@ def _fill(node: Node, environment: Mapping[str, str], names: set[str], problems:
             problems.append(Problem("FT1311", f"`{match[0]}` is not a variable of this format", place, hint))
             return match[0]
         names.add(name)
-        found = environment.get(name)
-        if not found:
+        content = environment.get(name)
+        if not content:
             problems.append(Problem("FT1310", f"the variable {name} is not set: {message}", place, f"export {name}=…"))
             return match[0]
-        return found
+        return content
 
     text = _FORM.sub(replace, value)
     if not node.plain:

@@ -3,7 +3,7 @@
 from fabrictool.catalog.tables import (
     Accelerator,
     Engine,
-    Link,
+    Interconnect,
     ModelArchitecture,
     accelerators,
     engines,
@@ -16,7 +16,7 @@ from fabrictool.catalog.tables import (
 __all__ = [
     "Accelerator",
     "Engine",
-    "Link",
+    "Interconnect",
     "ModelArchitecture",
     "accelerators",
     "engines",

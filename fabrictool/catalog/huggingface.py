@@ -28,6 +28,7 @@ UNSTATED_CONTEXT = 10_000_000
 """Tokens; a configuration that does not limit the context leaves that to its family's code."""
 
 
+# Long: one call with a line for each field of an architecture.
 def architecture(config: Any, name: str) -> ModelArchitecture:
     """The architecture that a parsed ``config.json`` describes; multimodal ones by their ``text_config``.
 
@@ -52,7 +53,7 @@ def architecture(config: Any, name: str) -> ModelArchitecture:
     if unknown:
         raise InvalidInputError.of(
             "FT1421",
-            f"{name}: nobody has said what {', '.join(unknown)} mean for memory and time",
+            f"{name}: it is not known what {', '.join(unknown)} mean for memory and time",
             hint="remove them if they are of no importance, or write the architecture into the catalogue",
         )
     read = _Reader(config, name)
@@ -138,7 +139,7 @@ def _dense_layers(config: Mapping[str, Any], read: _Reader, layers: int) -> int:
         raise read.wrong("first_k_dense_replace", f"{first} of {layers} layers")
     stride, step = read.positive("moe_layer_freq", 1), read.positive("decoder_sparse_step", 1)
     named = config.get("mlp_only_layers") or []
-    if not isinstance(named, list) or not all(type(one) is int and 0 <= one < layers for one in named):
+    if not isinstance(named, list) or not all(type(layer) is int and 0 <= layer < layers for layer in named):
         raise read.wrong("mlp_only_layers", f"{named!r}, not a list of layers below {layers}")
     kinds = _kinds(config, read, "mlp_layer_types", layers) or ["sparse"] * layers
     if not set(kinds) <= {"dense", "sparse"}:
@@ -178,19 +179,19 @@ def _mixture(config: Mapping[str, Any], read: _Reader, family: str) -> dict[str,
 
 
 def _latent(config: Mapping[str, Any], read: _Reader) -> dict[str, Any]:
-    found = {
+    fields = {
         "kv_rank": read.positive("kv_lora_rank"),
         "query_rank": read.whole("q_lora_rank", 0),
         "rope_dim": read.positive("qk_rope_head_dim"),
         "value_dim": read.positive("v_head_dim"),
     }
     if "index_topk" in config:
-        found |= {
+        fields |= {
             "index_heads": read.positive("index_n_heads"),
             "index_dim": read.positive("index_head_dim"),
             "index_topk": read.positive("index_topk"),
         }
-    return found
+    return fields
 
 
 def _linear(read: _Reader) -> dict[str, Any]:

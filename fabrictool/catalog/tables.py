@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Kind = Literal["gpu", "npu", "cpu"]
 
 
-class Link(msgspec.Struct, frozen=True, kw_only=True):
+class Interconnect(msgspec.Struct, frozen=True, kw_only=True):
     """A kind of connection between devices, nodes or sites."""
 
     id: str
@@ -205,9 +205,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @cache
-def links() -> Mapping[str, Link]:
-    """All links by id."""
-    return _table("links", lambda id_, row: Link(id=id_, **{**row, "bandwidth": _bandwidth(row["bandwidth"])}))
+def links() -> Mapping[str, Interconnect]:
+    return _table("links", lambda id_, row: Interconnect(id=id_, **{**row, "bandwidth": _bandwidth(row["bandwidth"])}))
 
 
 @cache
@@ -224,7 +223,6 @@ def models() -> Mapping[str, ModelArchitecture]:
 
 @cache
 def engines() -> Mapping[str, Engine]:
-    """All engines by id."""
     return _table("engines", lambda id_, row: msgspec.convert({**row, "id": id_}, Engine))
 
 

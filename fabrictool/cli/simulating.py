@@ -16,7 +16,7 @@ from fabrictool.base.files import file_error, write_output
 from fabrictool.base.units import Duration, UnitError
 from fabrictool.cli import tracing
 from fabrictool.cli.output import say
-from fabrictool.routing.policies import policy
+from fabrictool.routing.policies import routing_policy
 from fabrictool.simulator import fabric, sheet
 from fabrictool.simulator.calibration import loads, shipped
 from fabrictool.simulator.fleet import simulate
@@ -192,7 +192,7 @@ def play(asked: Asked, *, samples: int) -> list[Run]:
         if stream is None:
             say(f"{name}: no demand is declared; left out (give --trace or --workload)")
             continue
-        pick = policy(loaded.blueprint.routing.policy, random.Random(asked.seed))
+        pick = routing_policy(loaded.blueprint.routing.policy, random.Random(asked.seed))
         with Interrupts(at_once=False) as stop:
             tell = stoppable(_progress(name), stop)
             outcome = simulate(simulation.specs, stream, pick, samples=samples, progress=tell)

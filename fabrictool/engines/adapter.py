@@ -10,7 +10,7 @@ from fabrictool.engines.protocol import (
     EngineAdapter,
     EngineCommand,
     EngineLaunch,
-    Metrics,
+    MetricNames,
     Readiness,
 )
 from fabrictool.engines.reference_adapter import Reference
@@ -22,7 +22,7 @@ __all__ = [
     "EngineAdapter",
     "EngineCommand",
     "EngineLaunch",
-    "Metrics",
+    "MetricNames",
     "Readiness",
     "adapter",
     "engine_names",
@@ -52,4 +52,4 @@ def adapter(name: str) -> EngineAdapter:
 
 def _adapters() -> dict[str, EngineAdapter]:
     every: tuple[EngineAdapter, ...] = (Reference(), LlamaCpp(), Vllm(), SGLang())
-    return {one.name: one for one in every}
+    return {engine.name: engine for engine in every}

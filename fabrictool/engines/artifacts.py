@@ -76,10 +76,10 @@ def _on_this_machine(source: str, text: str) -> str:
             "FT7010", f"{source!r} is not an absolute path", thing=source, hint="write file:///ABSOLUTE/PATH"
         )
     try:
-        found = path.exists()
+        exists = path.exists()
     except OSError:
-        found = False
-    if not found:
+        exists = False
+    if not exists:
         raise InvalidInputError.of(
             "FT7013",
             f"{path} does not exist on this machine, or may not be read",

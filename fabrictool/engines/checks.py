@@ -113,7 +113,7 @@ def _field_problems(launch: EngineLaunch, can: Capabilities) -> Iterator[Problem
     if not can.hub_models and not launch.model.startswith("/"):
         yield Problem(
             "FT7005",
-            f"engine {launch.engine} loads files only, and {launch.model} is no absolute path",
+            f"engine {launch.engine} loads files only, and {launch.model} is not an absolute path",
             place,
             "name the model's source as file:///… or pypi://…",
         )
@@ -127,7 +127,7 @@ def _option_problems(
         if not (_FLAG.fullmatch(name) or _VARIABLE.fullmatch(name)):
             yield Problem(
                 "FT7002",
-                f"{name!r} is no option name",
+                f"{name!r} is not an option name",
                 place,
                 "write a flag in small letters without its dashes, or an environment variable in capitals",
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fabrictool.engines.checks import check_launch, flags, variables
-from fabrictool.engines.protocol import Capabilities, EngineCommand, Metrics, Readiness
+from fabrictool.engines.protocol import Capabilities, EngineCommand, MetricNames, Readiness
 
 if TYPE_CHECKING:
     from fabrictool.engines.protocol import EngineLaunch
@@ -50,10 +50,9 @@ class LlamaCpp:
         kv_precisions=frozenset(_KV),
     )
     readiness = Readiness(path="/health", timeout_s=600.0, interval_s=0.5)
-    metrics = Metrics(running="llamacpp:requests_processing", waiting="llamacpp:requests_deferred", kv_use="")
+    metrics = MetricNames(running="llamacpp:requests_processing", waiting="llamacpp:requests_deferred", kv_use="")
 
     def command(self, launch: EngineLaunch) -> EngineCommand:
-        """See `EngineAdapter.command`."""
         check_launch(launch, self.capabilities, fields=_FIELDS, refused=_REFUSED)
         # A path is absolute (or has a .gguf name); everything else is a repository of the hub.
         is_file = launch.model.startswith("/") or launch.model.endswith(".gguf")

@@ -55,7 +55,7 @@ class Readiness(msgspec.Struct, frozen=True):
     """Between two probes."""
 
 
-class Metrics(msgspec.Struct, frozen=True):
+class MetricNames(msgspec.Struct, frozen=True):
     """The engine's own Prometheus names; an empty name means that it does not report this."""
 
     running: str
@@ -67,7 +67,7 @@ class Metrics(msgspec.Struct, frozen=True):
 
 
 class Capabilities(msgspec.Struct, frozen=True):
-    """What the engine can be asked for. Policies ask capabilities, never engine names."""
+    """What the engine can be asked for. Whoever decides asks for a capability, never for an engine by name."""
 
     tensor_parallel: bool
     pipeline_parallel: bool
@@ -98,7 +98,7 @@ class EngineAdapter(Protocol):
         ...
 
     @property
-    def metrics(self) -> Metrics:
+    def metrics(self) -> MetricNames:
         """What it calls the load figures."""
         ...
 

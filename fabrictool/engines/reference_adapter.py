@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import InvalidInputError
 from fabrictool.engines.checks import check_launch, flags, variables
-from fabrictool.engines.protocol import Capabilities, EngineCommand, Metrics, Readiness
+from fabrictool.engines.protocol import Capabilities, EngineCommand, MetricNames, Readiness
 
 if TYPE_CHECKING:
     from fabrictool.engines.protocol import EngineLaunch
@@ -37,12 +37,11 @@ class Reference:
         kv_precisions=frozenset({"fp32"}),
     )
     readiness = Readiness(path="/health", timeout_s=600.0, interval_s=0.2)
-    metrics = Metrics(
+    metrics = MetricNames(
         running="vllm:num_requests_running", waiting="vllm:num_requests_waiting", kv_use="vllm:kv_cache_usage_perc"
     )
 
     def command(self, launch: EngineLaunch) -> EngineCommand:
-        """See `EngineAdapter.command`."""
         check_launch(launch, self.capabilities, fields=_FIELDS, refused={}, known=_OPTIONS)
         argv = [launch.python, "-m", "fabrictool.engines.reference", "--model", launch.model]
         argv += ["--served-name", launch.served_name, "--host", launch.host, "--port", str(launch.port)]

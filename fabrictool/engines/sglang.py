@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fabrictool.engines.checks import check_launch, flags, variables
-from fabrictool.engines.protocol import Capabilities, EngineCommand, Metrics, Readiness
+from fabrictool.engines.protocol import Capabilities, EngineCommand, MetricNames, Readiness
 
 if TYPE_CHECKING:
     from fabrictool.engines.protocol import EngineLaunch
@@ -45,10 +45,11 @@ class SGLang:
         kv_precisions=frozenset(_KV),
     )
     readiness = Readiness(path="/health", timeout_s=1200.0, interval_s=1.0)
-    metrics = Metrics(running="sglang:num_running_reqs", waiting="sglang:num_queue_reqs", kv_use="sglang:token_usage")
+    metrics = MetricNames(
+        running="sglang:num_running_reqs", waiting="sglang:num_queue_reqs", kv_use="sglang:token_usage"
+    )
 
     def command(self, launch: EngineLaunch) -> EngineCommand:
-        """See `EngineAdapter.command`."""
         check_launch(launch, self.capabilities, fields=_FIELDS, refused={})
         argv = [launch.python, "-m", "sglang.launch_server", "--model-path", launch.model]
         argv += ["--served-model-name", launch.served_name, "--host", launch.host, "--port", str(launch.port)]

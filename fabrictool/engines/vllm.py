@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fabrictool.engines.checks import check_launch, flags, variables
-from fabrictool.engines.protocol import Capabilities, EngineCommand, Metrics, Readiness
+from fabrictool.engines.protocol import Capabilities, EngineCommand, MetricNames, Readiness
 
 if TYPE_CHECKING:
     from fabrictool.engines.protocol import EngineLaunch
@@ -43,12 +43,11 @@ class Vllm:
     )
     # Loading and compiling a 70B model takes minutes: 106 + 379/tp seconds in published measurements.
     readiness = Readiness(path="/health", timeout_s=1200.0, interval_s=1.0)
-    metrics = Metrics(
+    metrics = MetricNames(
         running="vllm:num_requests_running", waiting="vllm:num_requests_waiting", kv_use="vllm:kv_cache_usage_perc"
     )
 
     def command(self, launch: EngineLaunch) -> EngineCommand:
-        """See `EngineAdapter.command`."""
         check_launch(launch, self.capabilities, fields=_FIELDS, refused=_REFUSED)
         argv = [launch.python, "-m", "vllm.entrypoints.openai.api_server", "--model", launch.model]
         argv += ["--served-model-name", launch.served_name, "--host", launch.host, "--port", str(launch.port)]

@@ -1,6 +1,6 @@
 """Where requests can go: the replicas behind this gateway, from the mesh's registry or from a static list.
 
-Both sources fill the same `Target`s, so that everything above them is one code.
+Both sources fill the same `RoutingTarget`s, so that everything above them is one code.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True, eq=False)
-class Target:
-    """One replica as this gateway sees it; satisfies ``routing.Replica``."""
+class RoutingTarget:
+    """One replica as this gateway sees it; satisfies ``routing.RoutableReplica``."""
 
     key: bytes
     model: str
@@ -44,7 +44,7 @@ class Target:
     """Open requests of other gateways, counted by its agent: the engine's own figures are older than ours."""
     requests: int = 0
     failures: int = 0
-    shares: list[Target] = field(default_factory=list)
+    shares: list[RoutingTarget] = field(default_factory=list)
     """The same server's targets for its other models: their requests load it too."""
 
     @property
@@ -62,25 +62,23 @@ class Directory:
     """All targets, by model."""
 
     def __init__(self) -> None:
-        self._targets: dict[bytes, Target] = {}
-        self._by_model: dict[str, list[Target]] = {}
+        self._targets: dict[bytes, RoutingTarget] = {}
+        self._by_model: dict[str, list[RoutingTarget]] = {}
 
-    def __iter__(self) -> Iterator[Target]:
+    def __iter__(self) -> Iterator[RoutingTarget]:
         return iter(list(self._targets.values()))
 
-    def of_model(self, model: str) -> list[Target]:
+    def of_model(self, model: str) -> list[RoutingTarget]:
         """The replicas of a model, ready or not."""
         return self._by_model.get(model, [])
 
-    def get(self, key: bytes) -> Target | None:
-        """The target of that key."""
+    def get(self, key: bytes) -> RoutingTarget | None:
         return self._targets.get(key)
 
     def models(self) -> list[str]:
-        """Names in order."""
         return sorted(self._by_model)
 
-    def replace(self, targets: Iterable[Target]) -> None:
+    def replace(self, targets: Iterable[RoutingTarget]) -> None:
         """Install a new set; counters of targets that stay are kept by keeping the objects."""
         self._targets = {target.key: target for target in targets}
         self._by_model = {}
@@ -88,14 +86,14 @@ class Directory:
             self._by_model.setdefault(target.model, []).append(target)
 
     def follow(self, serving: Iterable[Serving], mesh: MeshNode) -> None:
-        """Mirror the registry."""
+        """Make the targets those that serve now; who is known already keeps its counters."""
         targets = []
         for entry in serving:
             service = entry.service
             key = service.session + service.service
             targets.append(
                 self._targets.get(key)
-                or Target(
+                or RoutingTarget(
                     key,
                     service.model,
                     entry.node.provider,
@@ -164,14 +162,14 @@ def read_registry(path: Path) -> StaticRegistry:
     return registry
 
 
-def static_targets(registry: StaticRegistry) -> list[Target]:
+def static_targets(registry: StaticRegistry) -> list[RoutingTarget]:
     """A target for each model of each node."""
     targets = []
     for index, node in enumerate(registry.nodes):
         parts = urlsplit(node.url)
         connector = TcpConnector(parts.hostname or "", parts.port or 80, parts.path.rstrip("/"))
         group = [
-            Target(
+            RoutingTarget(
                 f"{index}/{model}".encode(),
                 model,
                 node.provider,

@@ -10,22 +10,23 @@ gets a well-formed error event and no ``[DONE]``.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from fabrictool.gateway.openai import Answer, error_answer, error_event
+from fabrictool.gateway.openai import GatewayResponse, error_event, error_response
 from fabrictool.gateway.upstream import Response
 from fabrictool.routing.candidates import select
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from fabrictool.gateway.directory import Directory, Target
-    from fabrictool.gateway.metrics import Metrics
+    from fabrictool.gateway.directory import Directory, RoutingTarget
+    from fabrictool.gateway.metrics import GatewayMetrics
     from fabrictool.gateway.upstream import Headers
-    from fabrictool.routing.candidates import Refusal, TrustPolicy
-    from fabrictool.routing.policies import Policy
+    from fabrictool.routing.candidates import Refusal, Selection, TrustPolicy
+    from fabrictool.routing.policies import RoutingPolicy
 
 HOLD_OCTETS = 8 * 1024 * 1024
 """A JSON answer larger than this is passed on as it comes."""
@@ -39,66 +40,74 @@ _RETRIED_STATUS = frozenset({502, 503, 504})
 _PASSED_HEADERS = frozenset({b"content-type", b"cache-control", b"retry-after", b"x-accel-buffering"})
 
 
-class Client(Protocol):
+class Downstream(Protocol):
     """The connection that asked; it owns framing (chunked or sized)."""
 
-    def answer(self, answer: Answer) -> None:
-        """A whole response."""
-        ...
+    def answer(self, answer: GatewayResponse) -> None: ...
 
     def begin(self, status: int, headers: Headers) -> None:
         """The head of a streamed response."""
         ...
 
-    def chunk(self, data: bytes) -> None:
-        """A piece of its body."""
-        ...
+    def chunk(self, data: bytes) -> None: ...
 
-    def finish(self) -> None:
-        """Its end."""
-        ...
+    def finish(self) -> None: ...
 
     def break_off(self) -> None:
         """It cannot be ended properly: close the connection."""
         ...
 
     def now(self) -> float:
-        """Monotonic seconds."""
+        """Seconds on a monotonic clock."""
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class RoutingRules:
+    """How a gateway chooses a replica, the same for every request."""
+
+    routing_policy: RoutingPolicy
+    trust: TrustPolicy
+    retries: int
+    """Attempts after the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionRequest:
+    """What a client wants, and from whom."""
+
+    model: str
+    method: str
+    path: str
+    headers: Headers
+    """Those that an engine may see."""
+    body: bytes
+    group: str | None
+    """The client's consumer group; None where keys are not asked for, or the key names none."""
+    requested: Collection[str] | None
+    """The client's own allowlist of providers."""
+
+
 class Exchange:
-    """See the module's docstring; one object a request."""
+    """See the module's docstring; one object for each request."""
 
     def __init__(
         self,
-        client: Client,
-        *,
+        client: Downstream,
+        request: CompletionRequest,
+        rules: RoutingRules,
         directory: Directory,
-        policy: Policy,
-        trust: TrustPolicy,
-        metrics: Metrics,
-        retries: int,
-        model: str,
-        method: str,
-        path: str,
-        headers: Headers,
-        body: bytes,
-        group: str | None,
-        requested: Collection[str] | None,
+        metrics: GatewayMetrics,
     ) -> None:
         self._client = client
+        self._request = request
+        self._rules = rules
         self._directory = directory
-        self._policy = policy
-        self._trust = trust
         self._metrics = metrics
-        self._retries_left = retries
-        self._model = model
-        self._request = (method, path, headers, body)
-        self._group = group
-        self._requested = requested
-        self._tried: list[Target] = []
-        self._target: Target | None = None
+        self._model = request.model
+        self._retries_left = rules.retries
+        self._tried: list[RoutingTarget] = []
+        self._target: RoutingTarget | None = None
         self._response: Response | None = None
         self._status = 0
         self._answer_headers: Headers = ()
@@ -134,7 +143,6 @@ class Exchange:
             self._lost("FT8109", "timeout", "the replica sent nothing for too long", status=504)
 
     def pause(self) -> None:
-        """The client reads slowly."""
         if self._response is not None:
             self._response.pause_reading()
 
@@ -165,7 +173,6 @@ class Exchange:
         self._event_stream = kind.startswith("text/event-stream")
 
     def body(self, data: bytes) -> None:
-        """Pass or hold."""
         self.last_activity = self._client.now()
         if self._first_byte is None:
             self._first_byte = self.last_activity
@@ -194,33 +201,25 @@ class Exchange:
         else:
             content_type = dict(self._answer_headers).get("content-type", "application/json")
             headers = tuple((k, v) for k, v in self._answer_headers if k != "content-type")
-            self._client.answer(Answer(self._status, bytes(self._held), content_type, headers))
+            self._client.answer(GatewayResponse(self._status, bytes(self._held), content_type, headers))
             self._measure(bytes(self._held))
         self._answered(self._status)
 
     def failed(self, reason: str) -> None:
-        """The replica broke off."""
         self._response = None
         self._lost("FT8106", "broken", reason, status=502)
 
     # -- internals --------------------------------------------------------------------------------------------
 
     def _attempt(self, retry_reason: str | None) -> None:
-        selection = select(
-            self._directory.of_model(self._model),
-            model=self._model,
-            trust=self._trust,
-            group=self._group,
-            requested=self._requested,
-            exclude=self._tried,
-        )
+        selection = self._select()
         if selection.refusal is not None:
             self._refuse(selection.refusal)
             return
         if retry_reason is not None:
             self._retries_left -= 1
             self._metrics.retried(retry_reason)
-        target = self._policy.pick(selection.candidates)
+        target = self._rules.routing_policy.pick(selection.candidates)
         self._tried.append(target)
         self._target = target
         target.in_flight += 1
@@ -229,24 +228,22 @@ class Exchange:
         self._partial = b""
         self._first_byte = None
         self._response = Response(self)
-        target.connector.start(*self._request, self._response)
+        asked = self._request
+        target.connector.start(asked.method, asked.path, asked.headers, asked.body, self._response)
+
+    def _select(self) -> Selection[RoutingTarget]:
+        """The replicas that may answer and have not been tried."""
+        return select(
+            self._directory.of_model(self._model),
+            model=self._model,
+            trust=self._rules.trust,
+            group=self._request.group,
+            requested=self._request.requested,
+            exclude=self._tried,
+        )
 
     def _may_retry(self) -> bool:
-        return not self._passing and self._retries_left > 0 and self._others_ready()
-
-    def _others_ready(self) -> bool:
-        replicas = self._directory.of_model(self._model)
-        trust = self._trust
-        return bool(
-            select(
-                replicas,
-                model=self._model,
-                trust=trust,
-                group=self._group,
-                requested=self._requested,
-                exclude=self._tried,
-            ).candidates
-        )
+        return not self._passing and self._retries_left > 0 and bool(self._select().candidates)
 
     def _lost(self, code: str, word: str, reason: str, *, status: int) -> None:
         if self._target is not None:
@@ -257,7 +254,9 @@ class Exchange:
             return
         if not self._passing:
             where = f" (tried {', '.join(target.replica for target in self._tried)})"
-            self._client.answer(error_answer(status, code, f"no replica of {self._model!r} answered: {reason}{where}"))
+            self._client.answer(
+                error_response(status, code, f"no replica of {self._model!r} answered: {reason}{where}")
+            )
             self._answered(status)
         elif self._event_stream:
             self._client.chunk(error_event(code, f"the replica was lost in mid-stream: {reason}"))
@@ -269,21 +268,21 @@ class Exchange:
 
     def _refuse(self, refusal: Refusal) -> None:
         if self._tried:
-            self._client.answer(error_answer(502, "FT8106", f"every replica of {self._model!r} failed"))
+            self._client.answer(error_response(502, "FT8106", f"every replica of {self._model!r} failed"))
             self._answered(502)
             return
         match refusal:
             case "unknown-model":
                 message = f"the model {self._model!r} does not exist or is not served now"
-                self._client.answer(error_answer(404, "FT8103", message, param="model"))
+                self._client.answer(error_response(404, "FT8103", message, param="model"))
                 self._end(404)
             case "not-allowed":
                 message = f"no provider that may serve this request serves {self._model!r}"
-                self._client.answer(error_answer(403, "FT8104", message))
+                self._client.answer(error_response(403, "FT8104", message))
                 self._answered(403)
             case "not-ready":
                 message = f"no replica of {self._model!r} is ready; try again"
-                self._client.answer(error_answer(503, "FT8105", message, headers=(("retry-after", "2"),)))
+                self._client.answer(error_response(503, "FT8105", message, headers=(("retry-after", "2"),)))
                 self._answered(503)
 
     def _looks_whole(self) -> bool:
@@ -302,8 +301,8 @@ class Exchange:
         """Pass whole events only: what a lost replica leaves half said is dropped, and the error event is readable."""
         begin = max(0, len(self._partial) - 3)
         self._partial += data
-        found = [(self._partial.rfind(mark, begin), len(mark)) for mark in _EVENT_ENDS]
-        end = max(at + size if at >= 0 else 0 for at, size in found)
+        ends = [(self._partial.rfind(mark, begin), len(mark)) for mark in _EVENT_ENDS]
+        end = max(at + size if at >= 0 else 0 for at, size in ends)
         if not end and len(self._partial) > HOLD_OCTETS:
             end = len(self._partial)
         if not end:

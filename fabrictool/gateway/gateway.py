@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 from fabrictool import __version__
 from fabrictool.base.errors import FabrictoolError
-from fabrictool.gateway.directory import Directory, Target
-from fabrictool.gateway.exchange import Exchange
-from fabrictool.gateway.http import Connection, Request
-from fabrictool.gateway.metrics import Metrics
-from fabrictool.gateway.openai import Answer, error_answer, json_answer, model_object, peek
+from fabrictool.gateway.directory import Directory, RoutingTarget
+from fabrictool.gateway.exchange import CompletionRequest, Exchange, RoutingRules
+from fabrictool.gateway.http import ClientConnection, ClientRequest
+from fabrictool.gateway.metrics import GatewayMetrics
+from fabrictool.gateway.openai import GatewayResponse, error_response, json_response, model_object, peek
 from fabrictool.gateway.view import mesh_rows, model_row, static_rows
 from fabrictool.mesh.framing import TEXT_CHARACTERS
 from fabrictool.mesh.records import Lifecycle, NodeBody, ServiceBody
@@ -28,14 +28,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from fabrictool.base.clock import Clock
+    from fabrictool.domain.specs import GatewaySpec
     from fabrictool.gateway.keys import Consumer, Keyring
     from fabrictool.mesh.framing import StreamHead
     from fabrictool.mesh.identity import VerifiedSession
     from fabrictool.mesh.records import Record
     from fabrictool.mesh.transport.node import Load, MeshNode
     from fabrictool.mesh.transport.tunnel import TunnelStream
-    from fabrictool.routing.candidates import TrustPolicy
-    from fabrictool.routing.policies import Policy
 
 _log = logging.getLogger("fabrictool.gateway")
 
@@ -49,32 +48,27 @@ CERTIFICATE_WARNING_S = 4 * 3600.0
 """A session lives for about a day; an operator who looks in twice a shift sees this in time."""
 
 
-class Gateway:
-    """Handles requests; `Connection` and `Exchange` do the bytes."""
+class GatewayServer:
+    """Handles requests; `ClientConnection` and `Exchange` do the bytes."""
 
     def __init__(
         self,
         clock: Clock,
         *,
         fabric: str,
-        policy_name: str,
-        policy: Policy,
-        trust: TrustPolicy,
-        retries: int,
+        rules: RoutingRules,
         keyring: Keyring | None,
-        targets: Iterable[Target] = (),
+        targets: Iterable[RoutingTarget] = (),
     ) -> None:
         self._clock = clock
         self._fabric = fabric
-        self._policy_name = policy_name
-        self._policy = policy
-        self._trust = trust
-        self._retries = retries
+        self._rules = rules
         self._keyring = keyring
         self._directory = Directory()
         self._directory.replace(targets)
-        self._metrics = Metrics()
-        self._connections: set[Connection] = set()
+        self._metrics = GatewayMetrics()
+        self.connections: set[ClientConnection] = set()
+        """Of the clients that are here now."""
         self._events: deque[Event] = deque(maxlen=EVENTS_KEPT)
         self._lost_at: dict[bytes, float] = {}
         self._known: set[str] = set(self._directory.models())
@@ -98,7 +92,9 @@ class Gateway:
         """Accept clients; raises FT8004 when the address cannot be used."""
         loop = asyncio.get_running_loop()
         try:
-            self._server = await loop.create_server(lambda: Connection(self), host, port, backlog=1024)
+            self._server = await loop.create_server(
+                lambda: ClientConnection(self, self._clock), host, port, backlog=1024
+            )
         except OSError as error:
             raise FabrictoolError.of(
                 "FT8004",
@@ -115,32 +111,30 @@ class Gateway:
         if self._server is not None:
             self._server.close()
         self.draining = True
-        for connection in list(self._connections):
+        for connection in list(self.connections):
             connection.close_when_answered()
-        if not self._connections:
+        if not self.connections:
             self._drained.set()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._drained.wait(), seconds)
         if self._tick is not None:
             self._tick.cancel()
-        for connection in list(self._connections):
+        for connection in list(self.connections):
             connection.abort()
 
     # -- Handler, for connections -----------------------------------------------------------------------------
 
-    def opened(self, connection: Connection) -> None:
-        """A client connected."""
-        self._connections.add(connection)
+    def opened(self, connection: ClientConnection) -> None:
+        self.connections.add(connection)
         if self.draining:
             connection.close_when_answered()
 
-    def closed(self, connection: Connection) -> None:
-        """A client went."""
-        self._connections.discard(connection)
-        if self.draining and not self._connections:
+    def closed(self, connection: ClientConnection) -> None:
+        self.connections.discard(connection)
+        if self.draining and not self.connections:
             self._drained.set()
 
-    def admit(self, request: Request) -> Answer | None:
+    def admit(self, request: ClientRequest) -> GatewayResponse | None:
         """Key, method, path and the headers that would be passed on: all that a head alone decides."""
         path, reads = request.path, request.method in ("GET", "HEAD")
         if path == "/health" and reads:
@@ -151,18 +145,18 @@ class Gateway:
             if request.consumer is None:
                 text = "the API key is not valid" if authorization else "an API key is needed"
                 header = (("www-authenticate", 'Bearer realm="fabrictool"'),)
-                return error_answer(401, "FT8102", f"{text}: send Authorization: Bearer KEY", headers=header)
+                return error_response(401, "FT8102", f"{text}: send Authorization: Bearer KEY", headers=header)
         known = path in COMPLETION_PATHS or path.startswith(("/v1/models", "/status", "/metrics", "/health"))
         if not reads and not (request.method == "POST" and path in COMPLETION_PATHS):
             if known:
-                return error_answer(405, "FT8107", f"{request.method} is not allowed on {path}")
-            return error_answer(404, "FT8107", f"there is nothing at {path}")
+                return error_response(405, "FT8107", f"{request.method} is not allowed on {path}")
+            return error_response(404, "FT8107", f"there is nothing at {path}")
         for name, value in request.headers:
             if name in _PASSED_REQUEST_HEADERS and len(value) > TEXT_CHARACTERS:
-                return error_answer(431, "FT8108", f"the header {name} is over {TEXT_CHARACTERS} octets")
+                return error_response(431, "FT8108", f"the header {name} is over {TEXT_CHARACTERS} octets")
         return None
 
-    def handle(self, request: Request, connection: Connection) -> Answer | Exchange:
+    def handle(self, request: ClientRequest, connection: ClientConnection) -> GatewayResponse | Exchange:
         """The answer to a request, or the exchange that will make it."""
         if request.method in ("GET", "HEAD"):
             return self._get(request.path, request.consumer)
@@ -190,7 +184,6 @@ class Gateway:
         self._follow()
 
     def load_reported(self, session: bytes, load: Load) -> None:
-        """An agent's beat."""
         self._directory.report(session, load)
 
     def load(self, peer: bytes) -> Load:
@@ -203,45 +196,41 @@ class Gateway:
 
     # -- answers ----------------------------------------------------------------------------------------------
 
-    def _get(self, path: str, consumer: Consumer | None) -> Answer:
+    def _get(self, path: str, consumer: Consumer | None) -> GatewayResponse:
         if path == "/health":
-            return Answer(200, b'{"status":"ok"}')
+            return GatewayResponse(200, b'{"status":"ok"}')
         if path == "/metrics":
-            return Answer(200, self.exposition(), METRICS_TYPE)
+            return GatewayResponse(200, self.exposition(), METRICS_TYPE)
         if path == "/status":
-            return Answer(200, encode(self.status()))
+            return GatewayResponse(200, encode(self.status()))
         group = consumer.group if consumer is not None else None
         models = [m for m in (self._model(name, group) for name in self._directory.models()) if m is not None]
         if path == "/v1/models":
-            return json_answer({"object": "list", "data": models})
+            return json_response({"object": "list", "data": models})
         if path.startswith("/v1/models/"):
             name = path.removeprefix("/v1/models/")
             for entry in models:
                 if entry["id"] == name:
-                    return json_answer(entry)
-            return error_answer(404, "FT8103", f"the model {name!r} does not exist or is not served now", param="model")
-        return error_answer(404, "FT8107", f"there is nothing at {path}")
+                    return json_response(entry)
+            return error_response(
+                404, "FT8103", f"the model {name!r} does not exist or is not served now", param="model"
+            )
+        return error_response(404, "FT8107", f"there is nothing at {path}")
 
     def _model(self, name: str, group: str | None) -> dict[str, object] | None:
         """The entry of a model, if somebody who may serve this group serves it."""
         providers = {t.provider for t in self._directory.of_model(name)}
-        allowed = sorted(p for p in providers if self._trust.permits(p, name, group, None))
+        allowed = sorted(p for p in providers if self._rules.trust.permits(p, name, group, None))
         return model_object(name, allowed, int(self._started)) if allowed else None
 
-    def _complete(self, request: Request, connection: Connection) -> Answer | Exchange:
+    def _complete(self, request: ClientRequest, connection: ClientConnection) -> GatewayResponse | Exchange:
         body = bytes(request.body)
         peeked = peek(body)
-        if isinstance(peeked, Answer):
+        if isinstance(peeked, GatewayResponse):
             return peeked
         passed = {name: request.header(name) for name, _ in request.headers if name in _PASSED_REQUEST_HEADERS}
         passed["x-request-id"] = connection.request_id
-        return Exchange(
-            connection,
-            directory=self._directory,
-            policy=self._policy,
-            trust=self._trust,
-            metrics=self._metrics,
-            retries=self._retries,
+        asked = CompletionRequest(
             model=peeked.model,
             method=request.method,
             path=request.target,
@@ -250,6 +239,7 @@ class Gateway:
             group=request.consumer.group if request.consumer is not None else None,
             requested=_requested(request.values(PROVIDERS_HEADER)),
         )
+        return Exchange(connection, asked, self._rules, self._directory, self._metrics)
 
     # -- status -----------------------------------------------------------------------------------------------
 
@@ -274,7 +264,7 @@ class Gateway:
             session=mesh.session.hex() if mesh is not None else "",
             listen=self.listen_address,
             mesh=self.mesh_address,
-            policy=self._policy_name,
+            policy=self._rules.routing_policy.name,
             nodes=nodes,
             models=[model_row(name, nodes, self._directory, metrics) for name in sorted(self._known)],
             totals=Totals(
@@ -292,7 +282,6 @@ class Gateway:
     # -- internals --------------------------------------------------------------------------------------------
 
     def publish_node(self, body: NodeBody) -> None:
-        """Advertise this gateway itself."""
         if self._mesh is not None:
             self._mesh.publish(body)
 
@@ -304,7 +293,7 @@ class Gateway:
     async def _tick_forever(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            for connection in list(self._connections):
+            for connection in list(self.connections):
                 connection.expire()
             self._warn_of_certificates()
             if self._mesh is not None and self._mesh.registry.forget_expired(wall=self._clock.wall()):
@@ -334,21 +323,18 @@ def _requested(lists: list[str]) -> frozenset[str] | None:
     return frozenset.intersection(*named) if named else None
 
 
-def node_body(
-    mesh: MeshNode, *, fabric: str, site: str, cluster: str, node: str, lifecycle: Lifecycle, version: int
-) -> NodeBody:
+def node_body(mesh: MeshNode, spec: GatewaySpec, lifecycle: Lifecycle, version: int) -> NodeBody:
     """What a gateway says of itself."""
-    claims = mesh.credential.claims
     return NodeBody(
         federation=mesh.federation,
         session=mesh.session,
         lifecycle=lifecycle,
         version=version,
         role="gateway",
-        fabric=fabric,
-        provider=claims.provider,
-        site=site,
-        cluster=cluster,
-        node=node,
+        fabric=spec.fabric,
+        provider=mesh.credential.claims.provider,
+        site=spec.site,
+        cluster=spec.cluster,
+        node=spec.cluster,
         release=__version__,
     )

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import httptools
 
-from fabrictool.gateway.openai import MAX_BODY_OCTETS, Answer, error_answer
+from fabrictool.gateway.openai import MAX_BODY_OCTETS, GatewayResponse, error_response
 from fabrictool.mesh.framing import TEXT_CHARACTERS
 
 if TYPE_CHECKING:
+    from fabrictool.base.clock import Clock
     from fabrictool.gateway.exchange import Exchange
     from fabrictool.gateway.keys import Consumer
     from fabrictool.gateway.upstream import Headers
@@ -32,8 +33,8 @@ REQUEST_S = 300.0
 
 
 @dataclass(slots=True)
-class Request:
-    """A whole request."""
+class ClientRequest:
+    """A request, as far as it has come."""
 
     method: str = ""
     target: str = ""
@@ -43,7 +44,7 @@ class Request:
     http10: bool = False
     head_octets: int = 0
     body_octets: int = 0
-    refusal: Answer | None = None
+    refusal: GatewayResponse | None = None
     """Decided when the head was whole; the body is then read past and not kept."""
     consumer: Consumer | None = None
 
@@ -62,49 +63,47 @@ class Request:
 
 
 class Handler(Protocol):
-    """What answers requests: an `Answer` at once, or an exchange that answers through the connection."""
+    """What answers requests: an `GatewayResponse` at once, or an exchange that answers through the connection."""
 
     @property
     def draining(self) -> bool:
         """Whether connections are to be closed after the answer that they are waiting for."""
         ...
 
-    def admit(self, request: Request) -> Answer | None:
+    def admit(self, request: ClientRequest) -> GatewayResponse | None:
         """Called when a head is whole, before the body: the refusal, or None; notes the consumer in the request."""
         ...
 
-    def handle(self, request: Request, connection: Connection) -> Answer | Exchange:
+    def handle(self, request: ClientRequest, connection: ClientConnection) -> GatewayResponse | Exchange:
         """Called once for each admitted request; an exchange is not started yet."""
         ...
 
-    def opened(self, connection: Connection) -> None:
-        """A client connected."""
-        ...
+    def opened(self, connection: ClientConnection) -> None: ...
 
-    def closed(self, connection: Connection) -> None:
-        """A client went."""
-        ...
+    def closed(self, connection: ClientConnection) -> None: ...
 
 
-class Connection(asyncio.Protocol):
-    """One client."""
+class ClientConnection(asyncio.Protocol):
+    """One client: parses its requests, writes its answers."""
 
-    def __init__(self, handler: Handler) -> None:
+    def __init__(self, handler: Handler, clock: Clock) -> None:
         self._handler = handler
-        self._loop = asyncio.get_running_loop()
+        self._clock = clock
         self._parser = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport
-        self._building = Request()
+        self.receiving = ClientRequest()
+        """What has come of the next request."""
         self._in_head = True
         self._head_octets = 0
-        self._waiting: list[Request] = []
+        self._waiting: list[ClientRequest] = []
         self._waiting_octets = 0
-        self._current: Request | None = None
+        self._current: ClientRequest | None = None
         self._broken = False
-        self._writing_paused = False
+        self.writing_paused = False
+        """The client does not take what is written."""
         self._request_began: float | None = None
-        self._unread = 0
-        self._progress = self._last_activity = self._loop.time()
+        self._last_unread = 0
+        self._progress = self._last_activity = clock.monotonic()
         self.exchange: Exchange | None = None
         self.request_id = ""
 
@@ -113,19 +112,24 @@ class Connection(asyncio.Protocol):
         if self._current is None:
             self._transport.close()
 
+    @property
+    def unread(self) -> int:
+        """Octets that are written and that the client has not taken."""
+        return self._transport.get_write_buffer_size()
+
     def abort(self) -> None:
         """Close at once, whatever is lost."""
         self._transport.abort()
 
     def expire(self) -> None:
         """Called every second: give up a client or a replica that has been silent for too long."""
-        now, unread = self._loop.time(), self._transport.get_write_buffer_size()
-        if unread != self._unread or not unread:
-            self._unread, self._progress = unread, now
+        now, unread = self.now(), self.unread
+        if unread != self._last_unread or not unread:
+            self._last_unread, self._progress = unread, now
         if now - self._progress > IDLE_CLIENT_S:
             self._transport.abort()
         elif self.exchange is not None:
-            if not self._writing_paused and now - self.exchange.last_activity > IDLE_UPSTREAM_S:
+            if not self.writing_paused and now - self.exchange.last_activity > IDLE_UPSTREAM_S:
                 self.exchange.time_out()
         elif self._current is None and not unread:
             if self._request_began is None:
@@ -138,11 +142,9 @@ class Connection(asyncio.Protocol):
     # -- Client, for exchanges --------------------------------------------------------------------------------
 
     def now(self) -> float:
-        """Monotonic seconds."""
-        return self._loop.time()
+        return self._clock.monotonic()
 
-    def answer(self, answer: Answer) -> None:
-        """A whole response."""
+    def answer(self, answer: GatewayResponse) -> None:
         headers = (("content-type", answer.content_type), ("content-length", str(len(answer.body))), *answer.headers)
         self._write_head(answer.status, headers)
         if self._current is None or self._current.method != "HEAD":
@@ -158,36 +160,31 @@ class Connection(asyncio.Protocol):
             self._write_head(status, (*headers, ("transfer-encoding", "chunked")))
 
     def chunk(self, data: bytes) -> None:
-        """A piece of its body."""
         if self._current is not None and self._current.http10:
             self._transport.write(data)
         elif data:
             self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
     def finish(self) -> None:
-        """Its end."""
         if self._current is not None and not self._current.http10:
             self._transport.write(b"0\r\n\r\n")
         self._done()
 
     def break_off(self) -> None:
-        """The response cannot be ended properly."""
         self.exchange = None
         self._transport.abort()
 
     # -- asyncio.Protocol -------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client connected."""
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=HIGH_WATER)
         self._handler.opened(self)
 
     def data_received(self, data: bytes) -> None:
-        """Request bytes."""
         if self._broken:
             return
-        self._last_activity = self._loop.time()
+        self._last_activity = self.now()
         if self._in_head:
             self._head_octets += len(data)
         try:
@@ -209,14 +206,13 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """The client reads slowly: nothing more is fetched, read or begun for it."""
-        self._writing_paused = True
+        self.writing_paused = True
         self._regulate()
         if self.exchange is not None:
             self.exchange.pause()
 
     def resume_writing(self) -> None:
-        """The client reads again."""
-        self._writing_paused = False
+        self.writing_paused = False
         if self.exchange is not None:
             self.exchange.resume()
         self._next()
@@ -225,27 +221,23 @@ class Connection(asyncio.Protocol):
     # -- httptools callbacks ----------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        """A request starts."""
-        self._building = Request()
-        self._request_began = self._loop.time()
+        self.receiving = ClientRequest()
+        self._request_began = self.now()
 
     def on_url(self, url: bytes) -> None:
-        """Part of the target."""
-        self._building.target += url.decode("latin-1")
-        if len(self._building.target) > TEXT_CHARACTERS:
+        self.receiving.target += url.decode("latin-1")
+        if len(self.receiving.target) > TEXT_CHARACTERS:
             self._refuse(414, "FT8108", f"the request's target is over {TEXT_CHARACTERS} octets")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header."""
-        self._building.head_octets += len(name) + len(value)
-        if self._building.head_octets > MAX_HEAD_OCTETS:
+        self.receiving.head_octets += len(name) + len(value)
+        if self.receiving.head_octets > MAX_HEAD_OCTETS:
             self._refuse(431, "FT8108", "the request's head is too large")
-        self._building.headers.append((name.decode("latin-1").lower(), value.decode("latin-1")))
+        self.receiving.headers.append((name.decode("latin-1").lower(), value.decode("latin-1")))
 
     def on_headers_complete(self) -> None:
-        """The head is whole."""
         self._in_head, self._head_octets = False, 0
-        request = self._building
+        request = self.receiving
         request.method = self._parser.get_method().decode()
         request.http10 = self._parser.get_http_version() == "1.0"
         request.keep_alive = self._parser.should_keep_alive()
@@ -260,7 +252,7 @@ class Connection(asyncio.Protocol):
 
     def on_body(self, data: bytes) -> None:
         """Body bytes; kept only where somebody will read them."""
-        request = self._building
+        request = self.receiving
         request.body_octets += len(data)
         if request.refusal is None and request.method == "POST" and not self._broken:
             request.body += data
@@ -273,16 +265,16 @@ class Connection(asyncio.Protocol):
         self._request_began = None
         if self._broken:
             return
-        self._waiting.append(self._building)
-        self._waiting_octets += len(self._building.body)
-        self._building = Request()
+        self._waiting.append(self.receiving)
+        self._waiting_octets += len(self.receiving.body)
+        self.receiving = ClientRequest()
         self._next()
         self._regulate()
 
     # -- internals --------------------------------------------------------------------------------------------
 
     def _next(self) -> None:
-        while self._waiting and self._current is None and not self._writing_paused:
+        while self._waiting and self._current is None and not self.writing_paused:
             if self._transport.is_closing():
                 return
             request = self._waiting.pop(0)
@@ -290,7 +282,7 @@ class Connection(asyncio.Protocol):
             self._current = request
             self.request_id = _request_id(request.header("x-request-id"))
             outcome = request.refusal or self._handler.handle(request, self)
-            if isinstance(outcome, Answer):
+            if isinstance(outcome, GatewayResponse):
                 self.answer(outcome)
             else:
                 self.exchange = outcome
@@ -299,7 +291,7 @@ class Connection(asyncio.Protocol):
     def _done(self) -> None:
         request, self._current = self._current, None
         self.exchange = None
-        self._last_activity = self._loop.time()
+        self._last_activity = self.now()
         if self._request_began is not None:
             self._request_began = self._last_activity  # it may have waited because we were not reading
         if self._broken or request is None or not request.keep_alive or self._handler.draining:
@@ -307,11 +299,11 @@ class Connection(asyncio.Protocol):
             return
         self._regulate()
         if self._waiting:
-            self._loop.call_soon(self._next)
+            asyncio.get_running_loop().call_soon(self._next)
 
     def _regulate(self) -> None:
         """Read no more than can be kept: a client that does not take its answers sends no more requests."""
-        full = len(self._waiting) >= PIPELINE or self._waiting_octets > MAX_BODY_OCTETS or self._writing_paused
+        full = len(self._waiting) >= PIPELINE or self._waiting_octets > MAX_BODY_OCTETS or self.writing_paused
         if self._transport.is_closing() or full != self._transport.is_reading():
             return
         if full:
@@ -338,7 +330,7 @@ class Connection(asyncio.Protocol):
         self._waiting.clear()
         if self._current is None:
             self.request_id = self.request_id or _request_id("")
-            self.answer(error_answer(status, code, message))
+            self.answer(error_response(status, code, message))
 
 
 def _request_id(given: str) -> str:

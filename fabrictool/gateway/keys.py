@@ -32,7 +32,7 @@ class KeyRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``keys.json``."""
+    """The content of ``keys.json``."""
 
     keys: list[KeyRow]
 
@@ -51,7 +51,6 @@ def new_key() -> str:
 
 
 def hash_key(key: str) -> str:
-    """Hex SHA-256."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 
 
 def run_loop(main: Coroutine[Any, Any, str]) -> str:
-    """Run `main` to its end."""
     factory = None
     if importlib.util.find_spec("uvloop") is not None:
         import uvloop  # noqa: PLC0415 - an optional extra

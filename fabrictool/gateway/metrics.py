@@ -30,7 +30,7 @@ def percentile(values: deque[float], share: float) -> float | None:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
 
 
-class Metrics:
+class GatewayMetrics:
     """All counters of one gateway."""
 
     def __init__(self) -> None:
@@ -66,12 +66,10 @@ class Metrics:
             figures.failures += failed
 
     def retried(self, reason: str) -> None:
-        """One more attempt."""
         self._retries.labels(reason).inc()
         self.retries += 1
 
     def cancelled(self, phase: str) -> None:
-        """The client went away."""
         self._cancelled.labels(phase).inc()
 
     def timed(self, model: str, ttft_s: float, tpot_s: float | None) -> None:
@@ -91,5 +89,5 @@ class Metrics:
         self.models.setdefault(model, ModelFigures()).tokens += completion
 
     def exposition(self) -> bytes:
-        """Prometheus text."""
+        """In Prometheus' text format."""
         return generate_latest(self._registry)

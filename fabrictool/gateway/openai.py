@@ -15,7 +15,7 @@ class Peek(msgspec.Struct, frozen=True):
     model: str
 
 
-class Answer(msgspec.Struct, frozen=True):
+class GatewayResponse(msgspec.Struct, frozen=True):
     """A whole response of the gateway's own."""
 
     status: int
@@ -27,15 +27,15 @@ class Answer(msgspec.Struct, frozen=True):
 _peek = msgspec.json.Decoder(Peek)
 
 
-def peek(body: bytes) -> Peek | Answer:
+def peek(body: bytes) -> Peek | GatewayResponse:
     """The routing fields of a request body, or the 400 that it deserves."""
     try:
         return _peek.decode(body)
     except msgspec.ValidationError as error:
         where = "model" if "`model`" in str(error) or "$.model" in str(error) else None
-        return error_answer(400, "FT8101", f"the request is not valid: {error}", param=where)
+        return error_response(400, "FT8101", f"the request is not valid: {error}", param=where)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        return error_answer(400, "FT8101", f"the body is not valid JSON: {error}")
+        return error_response(400, "FT8101", f"the body is not valid JSON: {error}")
 
 
 _TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
@@ -66,11 +66,13 @@ def error_object(status: int, code: str, message: str, *, param: str | None = No
     }
 
 
-def error_answer(
+def error_response(
     status: int, code: str, message: str, *, param: str | None = None, headers: tuple[tuple[str, str], ...] = ()
-) -> Answer:
+) -> GatewayResponse:
     """An error as a whole response."""
-    return Answer(status, msgspec.json.encode(error_object(status, code, message, param=param)), headers=headers)
+    return GatewayResponse(
+        status, msgspec.json.encode(error_object(status, code, message, param=param)), headers=headers
+    )
 
 
 def error_event(code: str, message: str) -> bytes:
@@ -83,6 +85,6 @@ def model_object(name: str, providers: list[str], created: int) -> dict[str, Any
     return {"id": name, "object": "model", "created": created, "owned_by": ",".join(providers)}
 
 
-def json_answer(value: Any) -> Answer:
+def json_response(value: Any) -> GatewayResponse:
     """A 200 with `value` as JSON."""
-    return Answer(200, msgspec.json.encode(value))
+    return GatewayResponse(200, msgspec.json.encode(value))

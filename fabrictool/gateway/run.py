@@ -9,21 +9,22 @@ import signal
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
-from fabrictool.agent.heartbeat import Heartbeat
 from fabrictool.base.errors import InvalidInputError
 from fabrictool.gateway.directory import StaticRegistry, static_targets
-from fabrictool.gateway.gateway import Gateway, node_body
+from fabrictool.gateway.exchange import RoutingRules
+from fabrictool.gateway.gateway import GatewayServer, node_body
 from fabrictool.gateway.keys import Keyring, read_keys
 from fabrictool.mesh.records import Lifecycle
 from fabrictool.mesh.transport.node import MeshNode
 from fabrictool.mesh.transport.tls import IdentityFiles
 from fabrictool.routing.candidates import TrustPolicy
-from fabrictool.routing.policies import policy
+from fabrictool.routing.policies import routing_policy
 from fabrictool.status.documents import Health
 from fabrictool.status.pages import serve_status
+from fabrictool.status.signs import SignsOfLife
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Mapping
 
     from fabrictool.base.clock import Clock
     from fabrictool.base.runfolder import RunFolder
@@ -53,22 +54,15 @@ async def run_on_mesh(spec: GatewaySpec, folder: RunFolder, clock: Clock) -> str
             file=str(keys),
             hint="`fabrictool apply` places it again",
         )
-    gateway = Gateway(
+    gateway = GatewayServer(
         clock,
         fabric=spec.fabric,
-        policy_name=spec.policy,
-        policy=policy(spec.policy, random.Random()),
-        trust=TrustPolicy(
-            {group: frozenset(names) for group, names in spec.groups.items()},
-            {model: frozenset(names) for model, names in spec.model_providers.items()},
-        ),
-        retries=spec.retries,
+        rules=_rules(spec.policy, spec.groups, spec.model_providers, spec.retries),
         keyring=read_keys(keys) if keys.exists() else None,
     )
     mesh = MeshNode(IdentityFiles(folder.identity), gateway, clock, hub=True)
     gateway.join(mesh)
     stop = _stop_event()
-    about = {"fabric": spec.fabric, "site": spec.site, "cluster": spec.cluster, "node": spec.cluster}
     async with AsyncExitStack() as stack:
         port = await mesh.listen(spec.mesh.host, spec.mesh.port)
         stack.push_async_callback(mesh.close)
@@ -82,17 +76,18 @@ async def run_on_mesh(spec: GatewaySpec, folder: RunFolder, clock: Clock) -> str
             mesh=gateway.mesh_address,
             started_at=clock.wall(),
         )
-        gateway.publish_node(node_body(mesh, **about, lifecycle=Lifecycle.SERVING, version=1))
+        gateway.publish_node(node_body(mesh, spec, Lifecycle.SERVING, version=1))
         _log.info("clients on %s, agents on %s", gateway.listen_address, gateway.mesh_address)
-        beat = asyncio.create_task(Heartbeat(folder, lambda: _health(clock), gateway.status, BEAT_S).run())
-        stack.callback(beat.cancel)
+        signs = asyncio.create_task(SignsOfLife(folder, lambda: _health(clock), gateway.status, BEAT_S).run())
+        stack.callback(signs.cancel)
         reason = await stop()
         await gateway.drain(DRAIN_S)
-        gateway.publish_node(node_body(mesh, **about, lifecycle=Lifecycle.LEFT, version=2))
+        gateway.publish_node(node_body(mesh, spec, Lifecycle.LEFT, version=2))
         await mesh.leave()
     return reason
 
 
+# Wide: the options of ``gateway run``, as its command passes them.
 async def run_on_list(
     registry: StaticRegistry,
     clock: Clock,
@@ -105,13 +100,10 @@ async def run_on_list(
     ready: Callable[[str], None],
 ) -> str:
     """Serve a static list until TERM or Ctrl-C; `ready` is told the address once it accepts clients."""
-    gateway = Gateway(
+    gateway = GatewayServer(
         clock,
         fabric="static",
-        policy_name=policy_name,
-        policy=policy(policy_name, random.Random()),
-        trust=TrustPolicy({group: frozenset(names) for group, names in registry.groups.items()}, {}),
-        retries=retries,
+        rules=_rules(policy_name, registry.groups, {}, retries),
         keyring=keyring,
         targets=static_targets(registry),
     )
@@ -126,6 +118,16 @@ async def run_on_list(
     finally:
         await pages.cleanup()
     return reason
+
+
+def _rules(
+    policy_name: str, groups: Mapping[str, Iterable[str]], model_providers: Mapping[str, Iterable[str]], retries: int
+) -> RoutingRules:
+    trust = TrustPolicy(
+        {group: frozenset(names) for group, names in groups.items()},
+        {model: frozenset(names) for model, names in model_providers.items()},
+    )
+    return RoutingRules(routing_policy(policy_name, random.Random()), trust, retries)
 
 
 def _health(clock: Clock) -> Health:

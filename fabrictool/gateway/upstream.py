@@ -34,17 +34,13 @@ class Connector(Protocol):
 class ResponseListener(Protocol):
     """What an exchange hears of its upstream; after `failed` or `complete` nothing more comes."""
 
-    def head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        """Status and headers have arrived."""
-        ...
+    def head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None: ...
 
     def body(self, data: bytes) -> None:
         """Body bytes, transfer coding removed."""
         ...
 
-    def complete(self) -> None:
-        """The response is whole."""
-        ...
+    def complete(self) -> None: ...
 
     def failed(self, reason: str) -> None:
         """The upstream broke off, before or after its head."""
@@ -81,12 +77,10 @@ class Response(asyncio.Protocol):
             listener.failed(reason)
 
     def pause_reading(self) -> None:
-        """The client is slow."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """The client reads again."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
 
@@ -99,7 +93,6 @@ class Response(asyncio.Protocol):
             self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Response bytes."""
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
@@ -122,7 +115,6 @@ class Response(asyncio.Protocol):
     # -- httptools callbacks ----------------------------------------------------------------------------------
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header."""
         self._headers.append((name, value))
         if name.lower() in (b"content-length", b"transfer-encoding"):
             self.sized = True
@@ -138,12 +130,10 @@ class Response(asyncio.Protocol):
             self._listener.head(status, self._headers)
 
     def on_body(self, data: bytes) -> None:
-        """Decoded body bytes."""
         if self._listener is not None:
             self._listener.body(data)
 
     def on_message_complete(self) -> None:
-        """The response is whole."""
         if not self._head_seen:
             return
         listener, self._listener = self._listener, None
@@ -198,7 +188,6 @@ class TcpConnector:
         """Static nodes are always worth a try; a refused connection costs one retry."""
 
     def start(self, method: str, path: str, headers: Headers, body: bytes, response: Response) -> None:
-        """Connect and send."""
         lines = [f"{method} {self._prefix}{path} HTTP/1.1", f"host: {self._host}:{self._port}", "connection: close"]
         lines += [f"{name}: {value}" for name, value in headers]
         lines.append(f"content-length: {len(body)}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fabrictool.gateway.metrics import Metrics, ModelFigures, percentile
+from fabrictool.gateway.metrics import GatewayMetrics, ModelFigures, percentile
 from fabrictool.mesh.records import NodeBody, ServiceBody
 from fabrictool.status.documents import ModelRow, NodeRow, ServiceRow
 
@@ -18,7 +18,7 @@ GONE_SHOWN_S = 60.0
 """How long a node that left or was lost is still shown."""
 
 
-def model_row(name: str, nodes: list[NodeRow], directory: Directory, metrics: Metrics) -> ModelRow:
+def model_row(name: str, nodes: list[NodeRow], directory: Directory, metrics: GatewayMetrics) -> ModelRow:
     """One model over all its replicas."""
     targets = directory.of_model(name)
     figures = metrics.models.get(name, ModelFigures())

@@ -38,7 +38,7 @@ PROTOCOL = 1
 
 
 class FrameType(enum.IntEnum):
-    """The type octet."""
+    """What a frame is; its type octet."""
 
     HELLO = 0
     OPEN = 1
@@ -178,7 +178,6 @@ class Mux:
         self._drop_if_over(stream, state)
 
     def reset(self, stream: int, reason: str) -> None:
-        """Give the stream up."""
         if self._streams.pop(stream, None) is not None:
             self._emit(FrameType.RST, stream, reason.encode()[:200])
 

@@ -100,7 +100,6 @@ class Gossip:
         return [Send(peer, _encode(Buckets(self.registry.bucket_digests())))]
 
     def link_down(self, peer: bytes) -> None:
-        """The neighbour is gone."""
         self._peers.pop(peer, None)
 
     def publish(self, record: Record, *, wall: float) -> list[Effect]:

@@ -56,7 +56,7 @@ class Claims:
         scheme, _, rest = uri.partition("://")
         parts = rest.split("/")
         if scheme != "fabric" or len(parts) != 4 or parts[2] not in ("root", "provider", "agent", "gateway"):
-            raise IdentityError.of("FT6003", f"certificate names {uri!r}, which is no identity of a fabric")
+            raise IdentityError.of("FT6003", f"certificate names {uri!r}, which is not an identity of a fabric")
         federation, provider, role, session = parts
         return cls(federation, provider.strip("-"), cast("Role", role), session.strip("-"))
 
@@ -75,7 +75,7 @@ class Credential:
         return claims_of(self.chain[0])
 
     def sign(self, message: bytes) -> bytes:
-        """64 octets."""
+        """The Ed25519 signature of `message`, 64 octets."""
         return self.key.sign(message)
 
     def key_pem(self) -> bytes:
@@ -115,7 +115,7 @@ def claims_of(certificate: bytes) -> Claims:
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class UnverifiedChain:
     """What a chain says, unverified."""
 
     claims: Claims
@@ -126,14 +126,14 @@ class Described:
     """Wall seconds after which one of them is no longer valid."""
 
 
-def describe_chain(pem: bytes) -> Described:
+def describe_chain(pem: bytes) -> UnverifiedChain:
     """Claims and validity of the chain in `pem`; raises FT6002 when the bytes are something else."""
     try:
         chain = x509.load_pem_x509_certificates(pem)
     except ValueError as error:
         raise IdentityError.of("FT6002", f"not a certificate: {error}") from error
     end = min(certificate.not_valid_after_utc.timestamp() for certificate in chain)
-    return Described(_claims(chain[0]), chain[0].not_valid_before_utc.timestamp(), end)
+    return UnverifiedChain(_claims(chain[0]), chain[0].not_valid_before_utc.timestamp(), end)
 
 
 def create_root(fabric: str, *, now: float, days: int = 3650) -> Credential:
@@ -190,7 +190,6 @@ class VerifiedSession:
 
     @property
     def session(self) -> bytes:
-        """The 16-octet id."""
         return bytes.fromhex(self.claims.session)
 
     def verify(self, signature: bytes, message: bytes) -> bool:
@@ -264,6 +263,7 @@ def _claims(certificate: x509.Certificate) -> Claims:
     return Claims.from_uri(uris[0])
 
 
+# Wide: what makes the three kinds of certificate differ.
 def _build(
     common_name: str,
     claims: Claims,

@@ -47,7 +47,7 @@ class Lifecycle(enum.IntEnum):
     LEFT = 3
 
 
-class Hardware(msgspec.Struct, frozen=True, omit_defaults=True):
+class NodeHardware(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the node offers, in the catalogue's words."""
 
     device: Name
@@ -69,7 +69,7 @@ class NodeBody(msgspec.Struct, frozen=True, tag="n", omit_defaults=True):
     site: Name
     cluster: Name
     node: Name
-    hardware: Hardware | None = None
+    hardware: NodeHardware | None = None
     ends_at: float | None = None
     """Wall time at which the allocation ends; routers drain before it."""
     release: Name = ""

@@ -84,7 +84,6 @@ class Registry:
         return iter(list(self._records.values()))
 
     def get(self, key: bytes) -> Record | None:
-        """The joined record of `key`."""
         return self._records.get(key)
 
     def session(self, session: bytes) -> VerifiedSession | None:
@@ -117,7 +116,7 @@ class Registry:
 
     def serving(self, *, wall: float) -> list[Serving]:
         """Services that are SERVING and accepting on a node that is SERVING, by key."""
-        found = []
+        entries = []
         for key in sorted(self._records):
             service = self._records[key].body
             if not isinstance(service, ServiceBody) or service.lifecycle is not Lifecycle.SERVING:
@@ -126,8 +125,8 @@ class Registry:
             if node is None or not isinstance(node.body, NodeBody) or node.body.lifecycle is not Lifecycle.SERVING:
                 continue
             if service.accepting and not self._expired(service.session, wall):
-                found.append(Serving(node.body, service))
-        return found
+                entries.append(Serving(node.body, service))
+        return entries
 
     def forget_expired(self, *, wall: float, margin: float = 3600.0 + 600.0) -> int:
         """Drop records whose session certificate ended `margin` seconds ago; they can never come back.

@@ -13,7 +13,7 @@ import numpy as np
 from fabrictool.base.canonical import tidy
 from fabrictool.base.errors import InvalidInputError
 from fabrictool.domain.plan import Replay
-from fabrictool.routing.policies import policy
+from fabrictool.routing.policies import routing_policy
 from fabrictool.simulator.fabric import declared_stream, of_model
 from fabrictool.simulator.fleet import simulate
 from fabrictool.simulator.report import report
@@ -43,7 +43,7 @@ def replay(blueprint: Blueprint, inventory: Inventory, placement: Placement, see
             stream = declared_stream(simulation, count, seed)
         except InvalidInputError:  # nothing to play: no demand, or nobody whom trust lets serve it
             continue
-        pick = policy(blueprint.routing.policy, random.Random(seed))
+        pick = routing_policy(blueprint.routing.policy, random.Random(seed))
         outcome = simulate(simulation.specs, stream, pick)
         seen_as = simulation.specs[0].model
         result = report(

@@ -9,18 +9,14 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
 
-class Replica(Protocol):
+class RoutableReplica(Protocol):
     """What routing needs to know of a replica; gateway and simulator bring their own objects."""
 
     @property
-    def model(self) -> str:
-        """What it serves."""
-        ...
+    def model(self) -> str: ...
 
     @property
-    def provider(self) -> str:
-        """Whose it is."""
-        ...
+    def provider(self) -> str: ...
 
     @property
     def ready(self) -> bool:
@@ -66,7 +62,7 @@ class TrustPolicy:
         return group is None or provider in self.groups.get(group, frozenset())
 
 
-R = TypeVar("R", bound=Replica)
+R = TypeVar("R", bound=RoutableReplica)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Which of the candidates: pick policies, synchronous, without I/O, with their random source as an argument."""
+"""Which of the candidates: routing policies, synchronous, without I/O, with their random source as an argument."""
 
 from __future__ import annotations
 
@@ -6,19 +6,22 @@ import itertools
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from fabrictool.base.errors import InvalidInputError
-from fabrictool.routing.candidates import Replica
+from fabrictool.routing.candidates import RoutableReplica
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Sequence
 
-R = TypeVar("R", bound=Replica)
+R = TypeVar("R", bound=RoutableReplica)
 
-POLICIES = ("least-loaded", "random", "round-robin")
+ROUTING_POLICIES = ("least-loaded", "random", "round-robin")
 
 
-class Policy(Protocol):
+class RoutingPolicy(Protocol):
     """Chooses one of at least one candidate."""
+
+    name: str
+    """As blueprints write it."""
 
     def pick(self, candidates: Sequence[R]) -> R:
         """The chosen one; never called with an empty sequence."""
@@ -28,40 +31,43 @@ class Policy(Protocol):
 class RandomPolicy:
     """Uniform over the candidates, by weight when weights differ (paper 001, §3.4's default)."""
 
+    name = "random"
+
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
 
     def pick(self, candidates: Sequence[R]) -> R:
-        """One at random."""
         return self._rng.choices(candidates, weights=[c.weight for c in candidates])[0]
 
 
 class RoundRobinPolicy:
     """One after the other, over all models together; a candidate that comes or goes shifts the turn by one."""
 
+    name = "round-robin"
+
     def __init__(self) -> None:
         self._turn = itertools.count()
 
     def pick(self, candidates: Sequence[R]) -> R:
-        """The next one."""
         return candidates[next(self._turn) % len(candidates)]
 
 
 class LeastLoadedPolicy:
     """The smallest load for its weight; equal loads are drawn at random, so that idle replicas share the work."""
 
+    name = "least-loaded"
+
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
 
     def pick(self, candidates: Sequence[R]) -> R:
-        """One with the least load."""
         loads = [candidate.load / candidate.weight for candidate in candidates]
         least = min(loads)
         return self._rng.choice([c for c, load in zip(candidates, loads, strict=True) if load == least])
 
 
-def policy(name: str, rng: random.Random) -> Policy:
-    """The policy of that name; raises FT8003 for another."""
+def routing_policy(name: str, rng: random.Random) -> RoutingPolicy:
+    """The routing policy of that name; raises FT8003 for another."""
     match name:
         case "random":
             return RandomPolicy(rng)
@@ -69,4 +75,6 @@ def policy(name: str, rng: random.Random) -> Policy:
             return RoundRobinPolicy()
         case "least-loaded":
             return LeastLoadedPolicy(rng)
-    raise InvalidInputError.of("FT8003", f"there is no routing policy {name!r}", hint=f"one of: {', '.join(POLICIES)}")
+    raise InvalidInputError.of(
+        "FT8003", f"there is no routing policy {name!r}", hint=f"one of: {', '.join(ROUTING_POLICIES)}"
+    )

@@ -18,7 +18,7 @@ from fabrictool.simulator import kernel
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from fabrictool.routing.policies import Policy
+    from fabrictool.routing.policies import RoutingPolicy
     from fabrictool.simulator.steptimes import StepTimes
 
     Floats = np.ndarray[Any, np.dtype[np.float64]]
@@ -180,7 +180,7 @@ class Fleet:
 
     specs: Sequence[ReplicaSpec]
     stream: Stream
-    policy: Policy
+    policy: RoutingPolicy
     clients: int = 0
     """Closed loop: that many requests are always in flight; 0: open loop."""
     limit: int = FAST_FORWARD
@@ -346,7 +346,7 @@ class Fleet:
 def simulate(
     specs: Sequence[ReplicaSpec],
     stream: Stream,
-    policy: Policy,
+    policy: RoutingPolicy,
     *,
     clients: int = 0,
     samples: int = 0,

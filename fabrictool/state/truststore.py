@@ -18,7 +18,7 @@ from fabrictool.mesh.identity import Credential, create_root, describe_chain, is
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from fabrictool.mesh.identity import Described
+    from fabrictool.mesh.identity import UnverifiedChain
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class TrustStore:
         self._write(f"providers/{provider}", credential)
         return credential
 
-    def described(self) -> list[Described]:
+    def described(self) -> list[UnverifiedChain]:
         """Root and providers."""
         self.root()  # says what is missing
         files = [self.folder / "root.crt", *sorted((self.folder / "providers").glob("*.crt"))]

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import http.client
-import urllib.error
-import urllib.request
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import msgspec
 
-from fabrictool.base.errors import UnreachableError
+from fabrictool.base.errors import FabrictoolError, UnreachableError
+from fabrictool.base.http import NoAnswerError, UnsendableError, ask
 from fabrictool.status.documents import decode
 
 if TYPE_CHECKING:
     from fabrictool.status.documents import StatusDocument
 
-MAX_OCTETS = 64 * 1024 * 1024
+MOST_REDIRECTS = 10
 
 
 class StatusUnavailableError(UnreachableError):
@@ -40,20 +38,26 @@ def fetch(url: str, *, timeout_s: float = 5.0, key: str = "") -> StatusDocument:
         raise StatusUnavailableError.of("FT5201", f"{url!r} is not an http URL", thing=url, hint=hint)
     full = url if parts.path not in ("", "/") else url.rstrip("/") + "/status"
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    request = urllib.request.Request(full, headers=headers)  # noqa: S310 - the scheme was checked above
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(request, timeout=timeout_s) as answer:
-            return decode(answer.read(MAX_OCTETS))
-    except (OSError, urllib.error.URLError, http.client.HTTPException) as error:
-        reason = getattr(error, "reason", None) or error
-        raise StatusUnavailableError.of(
-            "FT5201",
-            f"no status from {full}: {reason}",
-            thing=full,
-            hint="is it running? `fabrictool status`",
-            transient=True,
-        ) from error
+        # Past any proxy: agents and gateways are asked from within their network.
+        follow = 0 if key else MOST_REDIRECTS
+        answer = ask("GET", full, headers=headers, timeout_s=timeout_s, direct=True, redirects=follow)
+    except (NoAnswerError, UnsendableError) as error:
+        raise _unavailable(full, str(error)) from error
+    if answer.status != 200:
+        raise _unavailable(full, f"HTTP {answer.status} {answer.reason}")
+    try:
+        return decode(answer.body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         message = f"what {full} answers is not a status document: {error}"
         raise StatusUnavailableError.of("FT5201", message, thing=full) from error
+
+
+def _unavailable(address: str, reason: str) -> FabrictoolError:
+    return StatusUnavailableError.of(
+        "FT5201",
+        f"no status from {address}: {reason}",
+        thing=address,
+        hint="is it running? `fabrictool status`",
+        transient=True,
+    )

@@ -191,7 +191,6 @@ _decoder = msgspec.json.Decoder(StatusDocument)
 
 
 def encode(document: StatusDocument) -> bytes:
-    """JSON, UTF-8."""
     return msgspec.json.encode(document)
 
 

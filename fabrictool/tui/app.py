@@ -57,14 +57,12 @@ class Top(App[None]):
         self._shown = "overview"
 
     def on_mount(self) -> None:
-        """Install the screens and start asking."""
         for name, screen in SCREENS_BY_NAME.items():
             self.install_screen(screen(self.redraw), name)
         self.push_screen("overview")
         self.run_worker(self._keep_asking(), exclusive=True)
 
     def action_show(self, name: str) -> None:
-        """Change the screen."""
         self._shown = name
         self.switch_screen(name)
         self.redraw()

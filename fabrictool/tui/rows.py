@@ -42,7 +42,7 @@ def headline(document: GatewayStatus | AgentStatus, *, age_s: float) -> str:
 
 
 def cluster_rows(document: GatewayStatus) -> list[Row]:
-    """One row a cluster, gateways left out."""
+    """One row for each cluster, without gateways."""
     groups: dict[str, list[NodeRow]] = {}
     for node in document.nodes:
         if node.role != "gateway":
@@ -69,12 +69,12 @@ def cluster_rows(document: GatewayStatus) -> list[Row]:
 
 
 def model_rows(document: GatewayStatus) -> list[Row]:
-    """One row a model."""
+    """One row for each model."""
     return [(model.model, _model_cells(model)) for model in document.models]
 
 
 def node_rows(document: GatewayStatus) -> list[Row]:
-    """One row a service, and one for a node without any."""
+    """One row for each service, and one for a node without any."""
     rows: list[Row] = []
     for node in document.nodes:
         services: list[ServiceRow | None] = [s for s in node.services if s.lifecycle in ("JOIN", "SERVING")]

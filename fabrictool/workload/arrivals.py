@@ -22,6 +22,7 @@ WINDOWS = (1e-6, 1e9)
 """Seconds of a burst, or between two."""
 
 
+# Wide: the parameters of five processes, each with its default.
 def arrivals(
     process: Process,
     rate: float,

@@ -106,17 +106,17 @@ def _rows(text: str) -> tuple[Iterator[Mapping[str, Any]], Counter[str]]:
     start = text.lstrip("\ufeff \t\r\n")
     if start.startswith("["):
         try:
-            found = json.loads(start)
+            document = json.loads(start)
         except (ValueError, RecursionError) as error:
             raise InvalidInputError.of("FT2201", f"this is not JSON: {error}") from error
-        return _objects(found, dropped), dropped
+        return _objects(document, dropped), dropped
     if start.startswith("{"):
         return _json_lines(start, dropped), dropped
     return _csv_lines(start, dropped), dropped
 
 
-def _objects(found: Iterable[Any], dropped: Counter[str]) -> Iterator[Mapping[str, Any]]:
-    for row in found:
+def _objects(document: Iterable[Any], dropped: Counter[str]) -> Iterator[Mapping[str, Any]]:
+    for row in document:
         if isinstance(row, dict):
             yield _lower(row)
         else:
@@ -233,7 +233,7 @@ def _prefixes(chains: list[list[Any]], dropped: Counter[str]) -> tuple[Any, Any]
     flat: list[int] = []
     start = [0]
     for ids in chains:
-        numbers = [dense.setdefault(json.dumps(one), len(dense)) for one in ids]
+        numbers = [dense.setdefault(json.dumps(block), len(dense)) for block in ids]
         unique = _until_repeated(numbers)
         dropped["ends of prefix chains with an id twice"] += len(unique) < len(numbers)
         flat += unique
@@ -252,7 +252,7 @@ def _until_repeated(numbers: list[int]) -> list[int]:
 
 
 def _conversations(rows: Iterable[Mapping[str, Any]], dropped: Counter[str], name: str) -> Trace:
-    """ShareGPT: each turn of the assistant is a request; there are no times, so one request a second is assumed."""
+    """ShareGPT: each turn of the assistant is a request; there are no times, so one request per second is assumed."""
     prompts, outputs = [], []
     for row in rows:
         turns = row.get("conversations")

@@ -55,12 +55,11 @@ class Pmf:
     """Ascending to 1."""
 
     def draw(self, count: int, rng: np.random.Generator) -> Ints:
-        """`count` token counts."""
         return self.tokens[np.searchsorted(self.cumulative, rng.random(count), side="right")]
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class ClientWindow:
     """What one client does between two times, seconds."""
 
     client: int
@@ -79,7 +78,7 @@ class Window:
 class Clients:
     """The windows of a folder in which requests come."""
 
-    windows: tuple[Window, ...]
+    windows: tuple[ClientWindow, ...]
     span: tuple[float, float]
     """Seconds between which requests are drawn; idle windows count, too."""
     dropped: Mapping[str, int]
@@ -93,20 +92,20 @@ def read(folder: Path, hours: tuple[float, float] | None = None) -> Clients:
     when the folder cannot be listed.
     """
     low, high = (3600.0 * hours[0], 3600.0 * hours[1]) if hours else (0.0, math.inf)
-    found: dict[int, dict[str, Path]] = {}
+    files_of: dict[int, dict[str, Path]] = {}
     for path in folder.iterdir():
         if match := FILE.fullmatch(path.name):
-            found.setdefault(int(match[1]), {})[match[2]] = path
+            files_of.setdefault(int(match[1]), {})[match[2]] = path
     dropped: Counter[str] = Counter()
-    windows: list[Window] = []
+    windows: list[ClientWindow] = []
     spans = []
-    for client, files in sorted(found.items()):
+    for client, files in sorted(files_of.items()):
         try:
             rows, span = _rows(_text(files, "trace.csv", "trace"))
             lengths = _Lengths(_text(files, "dataset.json", "dataset"))
             inside = [row for row in rows if row[0] < high and row[1] > low]
             mine = [
-                Window(client, start, end, rate, cv, family, *pair)
+                ClientWindow(client, start, end, rate, cv, family, *pair)
                 for start, end, rate, cv, family in inside
                 if (pair := lengths.at(start)) is not None
             ]
@@ -141,7 +140,7 @@ def draw(clients: Clients, seed: int, rate: float | None = None) -> Trace:
     if expected * scale > MOST_REQUESTS:
         raise InvalidInputError.of(
             "FT2204",
-            f"these would be {expected * scale:.3g} requests, {MOST_REQUESTS:.0e} at most are drawn",
+            f"that would be {expected * scale:.3g} requests; {MOST_REQUESTS:.0e} are drawn at most",
             hint="give some --hours, or a lower --rate",
         )
     times, prompts, outputs = [], [], []
@@ -232,8 +231,8 @@ class _Lengths:
 
     def __init__(self, text: str) -> None:
         try:
-            found = json.loads(text)
-            self._by_start = {int(start): fields for start, fields in sorted(found.items(), key=lambda f: int(f[0]))}
+            document = json.loads(text)
+            self._by_start = {int(start): fields for start, fields in sorted(document.items(), key=lambda f: int(f[0]))}
         except (ValueError, AttributeError, TypeError, RecursionError) as error:
             raise _BrokenError("with a broken dataset") from error
         self._known: dict[int, tuple[Pmf, Pmf] | None] = {}

@@ -15,7 +15,7 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Of one trace."""
+    """The figures of one trace."""
 
     requests: int
     span_s: float

@@ -20,7 +20,7 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Requests in order of arrival. All arrays have one entry a request, `chain_start` one more."""
+    """Requests in order of arrival. Each array has one entry for each request, `chain_start` one more."""
 
     arrival: Floats
     """Seconds since the first."""
@@ -52,7 +52,7 @@ class Trace:
 
     @property
     def rate(self) -> float:
-        """Mean requests/s."""
+        """Requests/s over the span, on average; 0 where it has no length."""
         return (len(self) - 1) / self.span if self.span > 0 else 0.0
 
     def only(self, chosen: Any) -> Trace:
@@ -78,11 +78,10 @@ class Trace:
         )
 
     def of_model(self, name: str) -> Trace:
-        """The requests for one model."""
         if self.model is None:
             return self if self.models == (name,) else self.only(np.zeros(len(self), dtype=bool))
-        found = self.only(self.model == self.models.index(name)) if name in self.models else self.only(slice(0))
-        return replace(found, models=(name,), model=None)
+        chosen = self.only(self.model == self.models.index(name)) if name in self.models else self.only(slice(0))
+        return replace(chosen, models=(name,), model=None)
 
     def at_rate(self, rate: float) -> Trace:
         """The same requests, faster or slower: `rate` requests/s on average. Raises InvalidInputError FT2202."""
@@ -107,7 +106,7 @@ def merge(traces: Mapping[str, Trace]) -> Trace:
 
 
 def dumps(trace: Trace) -> Iterator[str]:
-    """Our own format, one JSON object a line: t (seconds), in and out (tokens).
+    """Our own format, one JSON object on each line: t (seconds), in and out (tokens).
 
     Where known also model, prefix (block ids), block (tokens of one), ttft and latency (seconds until its first and
     its last token).

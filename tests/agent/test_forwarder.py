@@ -3,7 +3,7 @@
 import pytest
 
 from fabrictool.agent.forwarder import EngineSide, allowed, request_head
-from fabrictool.agent.supervisor import _samples
+from fabrictool.agent.supervisor import samples
 from fabrictool.mesh.framing import StreamHead
 
 
@@ -59,7 +59,7 @@ def test_hop_by_hop_headers_keys_and_injections_are_dropped():
 
 def test_prometheus_text_is_summed_over_labels():
     text = '# HELP a b\na{x="1"} 2\na{x="2"} 3\nb 1.5\nbroken\nc NaNx\n'
-    assert _samples(text) == {"a": 5.0, "b": 1.5}
+    assert samples(text) == {"a": 5.0, "b": 1.5}
 
 
 class FakeStream:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fabrictool.agent.supervisor import LINE_OCTETS, Supervisor
-from fabrictool.engines.protocol import EngineCommand, Metrics, Readiness
+from fabrictool.engines.protocol import EngineCommand, MetricNames, Readiness
 
 pytestmark = pytest.mark.asyncio
 
@@ -40,7 +40,7 @@ http.server.ThreadingHTTPServer(("127.0.0.1", port), Page).serve_forever()
 class FakeAdapter:
     name = "fake"
     readiness = Readiness("/health", 5, 0.05)
-    metrics = Metrics("r", "w", "k")
+    metrics = MetricNames("r", "w", "k")
 
 
 async def started(mode):

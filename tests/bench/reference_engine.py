@@ -21,13 +21,13 @@ HOLD = """
 import sys
 from pathlib import Path
 from fabrictool.engines.reference.kv import KvPool
-from fabrictool.engines.reference.model import Model, Rows
+from fabrictool.engines.reference.model import SequenceRows, Transformer
 from fabrictool.engines.reference.tokenizer import Tokenizer
 from fabrictool.engines.reference.weights import load_weights
 import fabrictool.engines.reference.server
 weights = load_weights(Path(sys.argv[1]), Path(sys.argv[2]), lambda _: None)
-tokenizer, model, pool = Tokenizer(weights.metadata), Model(weights), KvPool(weights.config, 365, 16)
-model.step([Rows([5] * 256, 0, list(range(16)), True)], pool)
+tokenizer, model, pool = Tokenizer(weights.metadata), Transformer(weights), KvPool(weights.config, 365, 16)
+model.step([SequenceRows([5] * 256, 0, list(range(16)), True)], pool)
 print("ready", flush=True)
 sys.stdin.read()
 """
@@ -67,11 +67,11 @@ def speed(path, cache, rows):
     import numpy as np
 
     from fabrictool.engines.reference.kv import KvPool
-    from fabrictool.engines.reference.model import Model, Rows
+    from fabrictool.engines.reference.model import SequenceRows, Transformer
     from fabrictool.engines.reference.weights import load_weights
 
     weights = load_weights(Path(path), Path(cache), lambda _: None)
-    model, pool = Model(weights), KvPool(weights.config, 365, 16)
+    model, pool = Transformer(weights), KvPool(weights.config, 365, 16)
     flat, width = weights.flat, weights.config.width
     matrix, vector = flat[: flat.size // width * width].reshape(-1, width), np.ones(width, dtype=np.float32)
     floor = best(lambda: matrix @ vector)
@@ -80,10 +80,10 @@ def speed(path, cache, rows):
     )
     for length in (128, 256, 512):
         table = list(range(-(-length // 16)))
-        took = best(lambda n=length, t=table: model.step([Rows([5] * n, 0, t, True)], pool))
+        took = best(lambda n=length, t=table: model.step([SequenceRows([5] * n, 0, t, True)], pool))
         rows.append((f"prefill, one chunk of {length}", f"{length / took:.0f} tok/s", ""))
     for batch in (1, 2, 4, 8, 16):
-        work = [Rows([5], 200, list(range(i * 13, i * 13 + 13)), True) for i in range(batch)]
+        work = [SequenceRows([5], 200, list(range(i * 13, i * 13 + 13)), True) for i in range(batch)]
         took = best(lambda w=work: [model.step(w, pool) for _ in range(5)]) / 5
         rows.append(
             (

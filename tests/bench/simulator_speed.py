@@ -61,7 +61,7 @@ PLAY = """
 import random, sys, time
 import numpy as np
 from fabrictool.catalog import accelerators, models
-from fabrictool.routing.policies import policy
+from fabrictool.routing.policies import routing_policy
 from fabrictool.simulator.calibration import choose, shipped
 from fabrictool.simulator.fleet import ReplicaSpec, Stream, simulate
 from fabrictool.simulator.operators import Parallelism
@@ -75,7 +75,7 @@ rng = np.random.default_rng(0)
 def play(n):
     stream = Stream(np.cumsum(rng.exponential(1 / rate, n)), np.full(n, 512), np.full(n, 128))
     began = time.perf_counter()
-    found = simulate([spec], stream, policy("random", random.Random(0)))
+    found = simulate([spec], stream, routing_policy("random", random.Random(0)))
     return time.perf_counter() - began, found
 play(10)
 took, found = play(count)

@@ -8,7 +8,7 @@ import pytest
 from fabrictool.catalog.errors import error_codes
 from fabrictool.cli.main import main
 
-HEAVY = ("ortools", "textual", "asyncssh", "paramiko", "fabric", "torch", "starlette")
+HEAVY = ("httpx2", "ortools", "textual", "asyncssh", "paramiko", "fabric", "torch", "starlette")
 
 
 def test_help_loads_none_of_the_heavy_libraries():

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from fabrictool.engines.reference.kv import BlockAllocator, KvPool
-from fabrictool.engines.reference.model import Model, Rows
+from fabrictool.engines.reference.model import SequenceRows, Transformer
 from fabrictool.engines.reference.sampling import Sampler, Sampling
-from fabrictool.engines.reference.scheduler import Scheduler
+from fabrictool.engines.reference.scheduler import ContinuousBatcher
 from fabrictool.engines.reference.tiny import write_tiny_model
 from fabrictool.engines.reference.tokenizer import Tokenizer
 from fabrictool.engines.reference.weights import load_weights
@@ -23,18 +23,18 @@ def last_logits(model, prompt, *, chunk=None, block_size=16, blocks=None):
     logits = None
     for at in range(0, len(prompt), chunk or len(prompt)):
         part = prompt[at : at + (chunk or len(prompt))]
-        logits = model.step([Rows(part, at, table, True)], pool)
+        logits = model.step([SequenceRows(part, at, table, True)], pool)
     return logits[0]
 
 
 def test_smollm2_logits_are_those_of_the_committed_computation(cases, smollm2_path, smollm2_cache):
     fixture = json.loads((cases / "smollm2_logits.json").read_text())
     assert hashlib.sha256(smollm2_path.read_bytes()).hexdigest() == fixture["model_sha256"]
-    model = Model(load_weights(smollm2_path, smollm2_cache, lambda _: None))
+    model = Transformer(load_weights(smollm2_path, smollm2_cache, lambda _: None))
     for case in fixture["prompts"].values():
         pool = KvPool(model.config, 4, 16)
         for position, token in enumerate(case["tokens"]):
-            logits = model.step([Rows([token], position, [2], True)], pool)[0]
+            logits = model.step([SequenceRows([token], position, [2], True)], pool)[0]
             np.testing.assert_allclose(logits[fixture["vocab"]], case["logits"][position], rtol=0, atol=1e-3)
             assert int(logits.argmax()) == case["argmax"][position]
         whole = last_logits(model, case["tokens"])
@@ -56,7 +56,7 @@ def test_smollm2_logits_are_those_of_the_committed_computation(cases, smollm2_pa
 def test_tiny_models_equal_the_independent_computation(naive, tmp_path, shape):
     path = tmp_path / "tiny.gguf"
     write_tiny_model(path, seed=11, **shape)
-    model = Model(load_weights(path, None, lambda _: None))
+    model = Transformer(load_weights(path, None, lambda _: None))
     wanted = naive.all_logits(path, PROMPT)
     assert wanted.std() > 0.5  # not a flat distribution that everything equals
     for length in (1, 2, len(PROMPT)):
@@ -66,25 +66,25 @@ def test_tiny_models_equal_the_independent_computation(naive, tmp_path, shape):
 
 @pytest.mark.parametrize("chunk", [1, 2, 5, 12])
 def test_chunked_prefill_equals_whole(tiny, chunk):
-    model = Model(tiny)
+    model = Transformer(tiny)
     np.testing.assert_allclose(last_logits(model, PROMPT, chunk=chunk), last_logits(model, PROMPT), atol=1e-4)
 
 
 def test_scattered_tiny_blocks_equal_one_block(tiny):
-    model = Model(tiny)
+    model = Transformer(tiny)
     scattered = last_logits(model, PROMPT, block_size=2, blocks=[40, 3, 17, 18, 5, 60, 1])
     np.testing.assert_allclose(scattered, last_logits(model, PROMPT), atol=1e-4)
 
 
 def test_a_mixed_batch_equals_its_requests_alone(tiny):
-    model = Model(tiny)
+    model = Transformer(tiny)
     pool = KvPool(model.config, 16, 4)
-    model.step([Rows(PROMPT[:6], 0, [9, 2], False)], pool)
+    model.step([SequenceRows(PROMPT[:6], 0, [9, 2], False)], pool)
     batch = [
-        Rows(PROMPT[6:7], 6, [9, 2], True),  # decodes
-        Rows(PROMPT[2:9], 0, [0, 1], True),  # a whole prompt
-        Rows(PROMPT[:3], 0, [5], False),  # a chunk that samples nothing
-        Rows([200], 0, [7], True),  # a prompt of one token
+        SequenceRows(PROMPT[6:7], 6, [9, 2], True),  # decodes
+        SequenceRows(PROMPT[2:9], 0, [0, 1], True),  # a whole prompt
+        SequenceRows(PROMPT[:3], 0, [5], False),  # a chunk that samples nothing
+        SequenceRows([200], 0, [7], True),  # a prompt of one token
     ]
     logits = model.step(batch, pool)
     assert logits.shape == (3, model.config.vocab)  # three rows through the output: the way of few rows
@@ -103,7 +103,7 @@ def test_large_activations_do_not_overflow():
 def generate(model, prompts, count, *, blocks, block_size=4, max_seqs=4, budget=16):
     """Greedy answers through the real planner and the real pool; returns them and the number of preemptions."""
     allocator = BlockAllocator(blocks)
-    scheduler = Scheduler(allocator, block_size=block_size, max_seqs=max_seqs, token_budget=budget)
+    scheduler = ContinuousBatcher(allocator, block_size=block_size, max_seqs=max_seqs, token_budget=budget)
     pool = KvPool(model.config, blocks, block_size)
     answers, preemptions, greedy = {i: [] for i in range(len(prompts))}, 0, Sampler(Sampling(temperature=0.0))
     for i, prompt in enumerate(prompts):
@@ -111,7 +111,7 @@ def generate(model, prompts, count, *, blocks, block_size=4, max_seqs=4, budget=
     while scheduler.running or scheduler.waiting:
         plan = scheduler.plan()
         preemptions += len(plan.preempted)
-        logits = model.step([Rows(w.tokens, w.position, w.blocks, w.samples) for w in plan.work], pool)
+        logits = model.step([SequenceRows(w.tokens, w.position, w.blocks, w.samples) for w in plan.work], pool)
         sampled = {
             w.request: greedy.draw(row) for w, row in zip([w for w in plan.work if w.samples], logits, strict=True)
         }
@@ -124,7 +124,7 @@ def generate(model, prompts, count, *, blocks, block_size=4, max_seqs=4, budget=
 
 
 def test_preempted_and_batched_answers_equal_those_made_alone(tiny):
-    model = Model(tiny)
+    model = Transformer(tiny)
     prompts = [PROMPT, PROMPT[3:], PROMPT[::-1], PROMPT[5:9]]
     alone = {i: generate(model, [p], 24, blocks=64)[0][0] for i, p in enumerate(prompts)}
     assert len({tuple(answer) for answer in alone.values()}) == 4

@@ -18,7 +18,7 @@ import pytest
 
 from fabrictool.engines.adapter import EngineLaunch, adapter
 from fabrictool.engines.reference.kv import KvPool
-from fabrictool.engines.reference.model import Model, Rows
+from fabrictool.engines.reference.model import SequenceRows, Transformer
 from fabrictool.engines.reference.tokenizer import Tokenizer
 from fabrictool.engines.reference.weights import load_weights
 
@@ -160,9 +160,11 @@ def test_term_while_loading_ends_at_once(tiny_path, tmp_path):
 def compare_log_probabilities(port, path, cache):
     """Another implementation of the same model: near, not equal, for it rounds activations to 8 bits."""
     weights = load_weights(path, cache, lambda _: None)
-    model, tokenizer = Model(weights), Tokenizer(weights.metadata)
+    model, tokenizer = Transformer(weights), Tokenizer(weights.metadata)
     for prompt in (tokenizer.encode_chat(QUESTION), tokenizer.encode(FRANCE), tokenizer.encode("Once upon a time")):
-        logits = model.step([Rows(prompt, 0, list(range(8)), True)], KvPool(model.config, 8, 16))[0].astype(np.float64)
+        logits = model.step([SequenceRows(prompt, 0, list(range(8)), True)], KvPool(model.config, 8, 16))[0].astype(
+            np.float64
+        )
         ours = logits - logits.max() - np.log(np.exp(logits - logits.max()).sum())
         body = {"prompt": prompt, "n_predict": 1, "n_probs": 6, "temperature": 0, "cache_prompt": False}
         answer = post(port, "/completion", body)

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fabrictool.engines.reference.kv import BlockAllocator
-from fabrictool.engines.reference.scheduler import Scheduler
+from fabrictool.engines.reference.scheduler import ContinuousBatcher
 
 
 def fake_token(prefix):
@@ -46,7 +46,7 @@ def compute(plan, memory, block_size):
 def drive(requests, *, blocks, block_size, max_seqs, budget, cancel=frozenset(), late=frozenset()):
     """Runs to the end; returns answers and the number of preemptions. The 'memory' checks what each step reads."""
     allocator = BlockAllocator(blocks)
-    scheduler = Scheduler(allocator, block_size=block_size, max_seqs=max_seqs, token_budget=budget)
+    scheduler = ContinuousBatcher(allocator, block_size=block_size, max_seqs=max_seqs, token_budget=budget)
     memory = {}
     answers = {i: list(prompt) for i, (prompt, _) in enumerate(requests)}
     done, preemptions, steps = set(cancel), 0, 0
@@ -114,7 +114,7 @@ def test_cancelled_requests_leave_no_blocks():
 
 
 def test_removing_an_unknown_request_says_so():
-    scheduler = Scheduler(BlockAllocator(4), block_size=4, max_seqs=1, token_budget=4)
+    scheduler = ContinuousBatcher(BlockAllocator(4), block_size=4, max_seqs=1, token_budget=4)
     assert not scheduler.remove(9)
 
 
@@ -129,7 +129,7 @@ def test_a_block_cannot_be_freed_twice():
 
 
 def test_a_plan_can_be_committed_once_and_in_order():
-    scheduler = Scheduler(BlockAllocator(4), block_size=4, max_seqs=2, token_budget=4)
+    scheduler = ContinuousBatcher(BlockAllocator(4), block_size=4, max_seqs=2, token_budget=4)
     scheduler.add(1, [1, 2, 3])
     first = scheduler.plan()
     scheduler.plan()

@@ -12,7 +12,7 @@ import pytest_asyncio
 from aiohttp import web
 
 from fabrictool.base.clock import SystemClock
-from fabrictool.engines.reference.engine import Engine, Limits
+from fabrictool.engines.reference.engine import EngineLimits, ReferenceEngine
 from fabrictool.engines.reference.server import EngineServer
 from fabrictool.engines.reference.tokenizer import Tokenizer
 
@@ -65,7 +65,9 @@ async def until(condition):
 
 @contextlib.asynccontextmanager
 async def serving(weights, limits=None, max_waiting=64):
-    engine = Engine(weights, Tokenizer(weights.metadata), limits or Limits(512, 4, 200, 8, 64), SystemClock())
+    engine = ReferenceEngine(
+        weights, Tokenizer(weights.metadata), limits or EngineLimits(512, 4, 200, 8, 64), SystemClock()
+    )
     server = EngineServer("tiny", SystemClock(), max_waiting=max_waiting)
     runner = web.AppRunner(server.application(), handler_cancellation=True, shutdown_timeout=1.0)
     await runner.setup()
@@ -236,7 +238,7 @@ async def test_a_client_that_leaves_frees_its_blocks(running):
 
 @pytest.mark.asyncio
 async def test_a_small_pool_and_a_long_queue(tiny):
-    async with serving(tiny, Limits(64, 2, 8, 8, 16), max_waiting=2) as one:
+    async with serving(tiny, EngineLimits(64, 2, 8, 8, 16), max_waiting=2) as one:
         one.server.engine = one.engine
         body = {**ASK, "max_tokens": 50}
         one.hold()

@@ -9,12 +9,13 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from fabrictool.base.clock import SystemClock
+from fabrictool.base.clock import ManualClock
 from fabrictool.gateway.directory import StaticNode, StaticRegistry, static_targets
-from fabrictool.gateway.gateway import Gateway
+from fabrictool.gateway.exchange import RoutingRules
+from fabrictool.gateway.gateway import GatewayServer
 from fabrictool.gateway.keys import Keyring, KeyRow, hash_key
 from fabrictool.routing.candidates import TrustPolicy
-from fabrictool.routing.policies import policy
+from fabrictool.routing.policies import routing_policy
 
 
 async def until(condition, seconds=5.0):
@@ -119,11 +120,12 @@ class Bed:
     ALPHA_KEY = "key-of-alpha-only-0123456789"
     NOBODY_KEY = "key-of-an-unknown-group-0123"
 
-    async def start(self, policy_name="round-robin", retries=2):
+    async def start(self, policy_name="round-robin", retries=2, nodes=None):
+        """`nodes`: servers of the test's own in place of the engines."""
         self.a, self.b = FakeEngine("a"), FakeEngine("b")
         for engine in (self.a, self.b):
             await engine.start()
-        nodes = [
+        nodes = nodes or [
             StaticNode(self.a.url, ["m", "only-a"], "alpha", "a100-80g", "bf16", 4096),
             StaticNode(self.b.url, ["m"], "beta"),
         ]
@@ -133,13 +135,11 @@ class Bed:
             KeyRow("t3", hash_key(self.NOBODY_KEY), "missing"),
         ]
         groups = {"everyone": frozenset({"alpha", "beta"}), "alpha-only": frozenset({"alpha"})}
-        self.gateway = Gateway(
-            SystemClock(),
+        self.clock = ManualClock()
+        self.gateway = GatewayServer(
+            self.clock,
             fabric="test",
-            policy_name=policy_name,
-            policy=policy(policy_name, random.Random(7)),
-            trust=TrustPolicy(groups, {}),
-            retries=retries,
+            rules=RoutingRules(routing_policy(policy_name, random.Random(7)), TrustPolicy(groups, {}), retries),
             keyring=Keyring(rows),
             targets=static_targets(StaticRegistry(nodes)),
         )

@@ -88,8 +88,8 @@ async def test_a_client_that_does_not_read_is_not_read_from_either(bed):
             await asyncio.wait_for(writer.drain(), 1)
         except TimeoutError:
             break
-    (connection,) = bed.gateway._connections
-    assert connection._transport.get_write_buffer_size() < 2 * HIGH_WATER
+    (connection,) = bed.gateway.connections
+    assert connection.unread < 2 * HIGH_WATER
     writer.transport.abort()
     del reader
 
@@ -98,9 +98,9 @@ async def test_a_body_without_a_key_is_not_kept(bed):
     reader, writer = await asyncio.open_connection(bed.host, bed.port)
     size = 4 * 1024 * 1024
     writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % size + b"x" * (size - 1))
-    await until(lambda: any(c._building.body_octets == size - 1 for c in bed.gateway._connections))
-    (connection,) = bed.gateway._connections
-    assert not connection._building.body
+    await until(lambda: any(c.receiving.body_octets == size - 1 for c in bed.gateway.connections))
+    (connection,) = bed.gateway.connections
+    assert not connection.receiving.body
     writer.write(b"x")
     assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 401 ")
     writer.close()
@@ -111,8 +111,8 @@ async def test_the_idle_clock_starts_at_the_answer_and_cuts_nothing(bed):
     reader, writer = await asyncio.open_connection(bed.host, bed.port)
     writer.write(post(bed, CHAT))
     await until(lambda: bed.a.seen)
-    (connection,) = bed.gateway._connections
-    connection._last_activity -= IDLE_CLIENT_S + 1  # the request came that long ago
+    (connection,) = bed.gateway.connections
+    bed.clock.advance(IDLE_CLIENT_S + 1)  # the request came that long ago
     bed.a.release.set()
     await reader.readuntil(b"\r\n\r\n")
     connection.expire()
@@ -127,8 +127,8 @@ async def test_a_slow_reader_is_no_sick_replica_and_gets_all_while_it_reads(bed)
     reader, writer = await asyncio.open_connection(bed.host, bed.port, limit=1024)
     writer.transport.pause_reading()
     writer.write(post(bed, b'{"model": "only-a", "stream": true}', headers="connection: close\r\n"))
-    await until(lambda: any(c._writing_paused for c in bed.gateway._connections))
-    (connection,) = bed.gateway._connections
+    await until(lambda: any(c.writing_paused for c in bed.gateway.connections))
+    (connection,) = bed.gateway.connections
     connection.exchange.last_activity -= IDLE_UPSTREAM_S + 1
     connection.expire()
     assert bed.gateway.status().totals.failures == 0
@@ -144,12 +144,12 @@ async def test_a_client_that_takes_nothing_of_its_answer_is_given_up(bed):
     _, writer = await asyncio.open_connection(bed.host, bed.port, limit=1024)
     writer.transport.pause_reading()
     writer.write(post(bed, b'{"model": "only-a", "stream": true}'))
-    await until(lambda: any(c._writing_paused for c in bed.gateway._connections))
-    (connection,) = bed.gateway._connections
+    await until(lambda: any(c.writing_paused for c in bed.gateway.connections))
+    (connection,) = bed.gateway.connections
     connection.expire()
-    connection._progress -= IDLE_CLIENT_S + 1
+    bed.clock.advance(IDLE_CLIENT_S + 1)
     connection.expire()
-    await until(lambda: not bed.gateway._connections)
+    await until(lambda: not bed.gateway.connections)
     assert bed.gateway.status().totals.failures == 0
     assert bed.gateway.status().totals.in_flight == 0
     writer.close()
@@ -159,12 +159,13 @@ async def test_a_client_that_takes_nothing_of_its_answer_is_given_up(bed):
 async def test_a_request_that_drips_in_has_a_deadline(bed, part, limit):
     reader, writer = await asyncio.open_connection(bed.host, bed.port)
     writer.write(part or post(bed, CHAT)[:-1])
-    await until(lambda: any(c._request_began for c in bed.gateway._connections))
-    (connection,) = bed.gateway._connections
-    connection._request_began -= limit - 1
+    await until(lambda: any(c.receiving.target for c in bed.gateway.connections))
+    (connection,) = bed.gateway.connections
+    bed.clock.advance(limit - 1)
     connection.expire()
-    assert not connection._transport.is_closing()
-    connection._request_began -= 2
+    await asyncio.sleep(0.01)  # a closed one would leave meanwhile
+    assert bed.gateway.connections == {connection}
+    bed.clock.advance(2)
     connection.expire()
     assert await asyncio.wait_for(reader.read(), 5) == b""
     writer.close()
@@ -176,7 +177,7 @@ async def test_draining_answers_what_is_open_refuses_what_is_new_and_ends(make_b
     reader, writer = await asyncio.open_connection(bed.host, bed.port)
     idle, idle_writer = await asyncio.open_connection(bed.host, bed.port)
     writer.write(post(bed, CHAT) + post(bed, CHAT))
-    await until(lambda: bed.a.seen and len(bed.gateway._connections) == 2)
+    await until(lambda: bed.a.seen and len(bed.gateway.connections) == 2)
     draining = asyncio.create_task(bed.gateway.drain(3600))
     assert await asyncio.wait_for(idle.read(), 5) == b""
     bed.a.release.set()

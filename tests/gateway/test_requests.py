@@ -7,9 +7,9 @@ import aiohttp
 import openai
 import pytest
 
-from fabrictool.gateway.directory import Directory, StaticNode, StaticRegistry, Target, static_targets
-from fabrictool.gateway.exchange import Exchange
-from fabrictool.gateway.metrics import Metrics
+from fabrictool.gateway.directory import Directory, RoutingTarget, StaticNode
+from fabrictool.gateway.exchange import CompletionRequest, Exchange, RoutingRules
+from fabrictool.gateway.metrics import GatewayMetrics
 from fabrictool.routing.candidates import TrustPolicy
 from fabrictool.routing.policies import RoundRobinPolicy
 from tests.gateway.conftest import until
@@ -180,11 +180,9 @@ async def raw_server(answer):
         ("text/event-stream", b'data: {"choices": []}\n\n', 200, True),
     ],
 )
-async def test_an_answer_without_a_length_counts_only_when_it_is_whole(bed, kind, body, status, broken):
+async def test_an_answer_without_a_length_counts_only_when_it_is_whole(make_bed, kind, body, status, broken):
     server, port = await raw_server(b"HTTP/1.1 200 OK\r\ncontent-type: " + kind.encode() + b"\r\n\r\n" + body)
-    bed.gateway._directory.replace(
-        static_targets(StaticRegistry([StaticNode(f"http://127.0.0.1:{port}", ["m"], "alpha")]))
-    )
+    bed = await make_bed().start(nodes=[StaticNode(f"http://127.0.0.1:{port}", ["m"], "alpha")])
     async with (
         aiohttp.ClientSession(headers={"authorization": f"Bearer {bed.KEY}"}) as http,
         http.post(bed.url + "/v1/chat/completions", json={"model": "m"}) as answer,
@@ -194,6 +192,7 @@ async def test_an_answer_without_a_length_counts_only_when_it_is_whole(bed, kind
         assert ("upstream_failed" in text) == (broken or status == 502)
     assert bed.gateway.status().totals.failures == (broken or status == 502)
     server.close()
+    await bed.stop()
 
 
 class ManualClient:
@@ -217,34 +216,24 @@ class ManualClient:
 
 
 class Silent:
+    """A way to a replica that says nothing of itself; the test speaks for it through `response`."""
+
     ready = True
 
     def start(self, method, path, headers, body, response):
-        pass
+        self.response = response
 
 
 @pytest.mark.parametrize("usage", [b"", b'data: {"choices": [], "usage": {"completion_tokens": 5}}\n\n'])
 async def test_time_per_token_counts_tokens_and_no_other_events(usage):
-    directory, metrics, client = Directory(), Metrics(), ManualClient()
-    directory.replace([Target(b"k", "m", "alpha", Silent(), "r")])
-    exchange = Exchange(
-        client,
-        directory=directory,
-        policy=RoundRobinPolicy(),
-        trust=TrustPolicy({}, {}),
-        metrics=metrics,
-        retries=0,
-        model="m",
-        method="POST",
-        path="/v1/chat/completions",
-        headers=(),
-        body=b"",
-        group=None,
-        requested=None,
-    )
+    directory, metrics, client, replica = Directory(), GatewayMetrics(), ManualClient(), Silent()
+    directory.replace([RoutingTarget(b"k", "m", "alpha", replica, "r")])
+    request = CompletionRequest("m", "POST", "/v1/chat/completions", headers=(), body=b"", group=None, requested=None)
+    rules = RoutingRules(RoundRobinPolicy(), TrustPolicy({}, {}), retries=0)
+    exchange = Exchange(client, request, rules, directory, metrics)
     exchange.start()
     exchange.head(200, [(b"content-type", b"text/event-stream"), (b"transfer-encoding", b"chunked")])
-    exchange._response.sized = True
+    replica.response.sized = True
     exchange.body(b'data: {"choices": [{"delta": {"role": "assistant", "content": ""}}]}\n\n')
     for second in range(1, 6):
         client.time = float(second)
@@ -304,7 +293,7 @@ async def test_metrics_and_status_are_read_only_and_count(bed):
 
 async def test_an_agents_report_of_the_past_is_no_load_of_others():
     session, directory = b"s" * 16, Directory()
-    targets = [Target(session + bytes([i]) * 16, "m", "alpha", Silent(), f"m/{i}") for i in range(2)]
+    targets = [RoutingTarget(session + bytes([i]) * 16, "m", "alpha", Silent(), f"m/{i}") for i in range(2)]
     directory.replace(targets)
     busy = (bytes([0]) * 16, 8, 0, 0.1, 0)  # eight of our own ran when the agent looked; they have ended since
     directory.report(session, (busy, (bytes([1]) * 16, 0, 0, 0.0, 3)))

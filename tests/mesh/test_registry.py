@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fabrictool.mesh.identity import Credential, IdentityError, create_root, issue_provider, issue_session
-from fabrictool.mesh.records import Envelope, Hardware, Lifecycle, RecordError, decode, seal, with_note
+from fabrictool.mesh.records import Envelope, Lifecycle, NodeHardware, RecordError, decode, seal, with_note
 from fabrictool.mesh.registry import Verdict
 from tests.mesh.signed_records import NOW, PROVIDERS, ROOT, SESSIONS, VERIFIER, fresh, node, sealed, service
 
@@ -177,7 +177,7 @@ def test_a_body_over_the_limit_is_refused():
 
 def test_decode_is_the_inverse_of_seal():
     owner = SESSIONS[0]
-    body = node(owner, hardware=Hardware("a100-80g", 4, 80 * 2**30), ends_at=NOW + 5)
+    body = node(owner, hardware=NodeHardware("a100-80g", 4, 80 * 2**30), ends_at=NOW + 5)
     record = sealed(owner, body)
     assert decode(record.envelope).body == body
     assert len(record.envelope.body) < 400

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from fabrictool.base.clock import SystemClock
-from fabrictool.mesh.framing import STREAM_CREDIT, TEXT_CHARACTERS, Frame, FrameType, FramingError, StreamHead
+from fabrictool.mesh.framing import HEADER, STREAM_CREDIT, TEXT_CHARACTERS, FrameType, FramingError, StreamHead
 from fabrictool.mesh.records import Lifecycle, NodeBody, ServiceBody
 
 pytestmark = pytest.mark.asyncio
@@ -50,6 +50,11 @@ def service_body(node, version=1, lifecycle=Lifecycle.SERVING, **changes):
     return ServiceBody(**(fields | changes))
 
 
+def frame(kind, stream, payload):
+    """As it lies on the wire."""
+    return HEADER.pack(len(payload), kind, stream) + payload
+
+
 class Echo(asyncio.Protocol):
     def connection_made(self, transport):
         self.transport = transport
@@ -87,26 +92,35 @@ class Collect(asyncio.Protocol):
         pass
 
 
+async def listening(federation, clock=None):
+    hub, listener = federation.node("hub", role="gateway", clock=clock)
+    return hub, listener, await hub.listen("127.0.0.1", 0)
+
+
 async def linked(federation, *agents):
-    hub, hub_listener = federation.node("hub", role="gateway")
-    port = await hub.listen("127.0.0.1", 0)
+    hub, hub_listener, port = await listening(federation)
+    return hub, hub_listener, await joined(federation, hub, port, *agents)
+
+
+async def joined(federation, hub, port, *agents):
     nodes = []
     for name in agents:
         node, listener = federation.node(name)
         node.dial([("127.0.0.1", port)])
         nodes.append((node, listener))
     await until(lambda: len(hub.neighbours) == len(agents))
-    return hub, hub_listener, nodes
+    return nodes
 
 
 async def test_records_reach_every_node_through_the_hub(federation):
-    hub, _, [(a, _), (b, _)] = await linked(federation, "a", "b")
+    hub, _, port = await listening(federation)
+    [(a, _), (b, _)] = await joined(federation, hub, port, "a", "b")
     a.publish(node_body(a))
     a.publish(service_body(a))
     await until(lambda: len(b.registry) == 2)
     assert b.registry.root() == a.registry.root() == hub.registry.root()
     late, _ = federation.node("late")
-    late.dial([("127.0.0.1", hub._server.sockets[0].getsockname()[1])])
+    late.dial([("127.0.0.1", port)])
     await until(lambda: late.registry.root() == a.registry.root())
     for node in (a, b, late, hub):
         await node.close()
@@ -124,8 +138,8 @@ async def test_a_stream_carries_more_than_its_credit_both_ways(federation):
     assert bytes(sink.data) == payload
     assert sink.paused, "writing beyond the peer's credit must tell the writer to pause"
     assert await asyncio.wait_for(sink.lost, 10) is None
-    assert not hub.tunnel(agent.session)._streams
-    await until(lambda: not agent.tunnel(hub.session)._streams)
+    assert not hub.tunnel(agent.session).open_streams
+    await until(lambda: not agent.tunnel(hub.session).open_streams)
     for node in (agent, hub):
         await node.close()
 
@@ -149,7 +163,7 @@ async def test_a_reader_that_pauses_stalls_its_sender_and_loses_nothing(federati
     sink = Collect()
     stream = hub.tunnel(agent.session).open_stream(StreamHead(b"s" * 16, "GET", "/v1/x", (), 0), sink)
     stream.pause_reading()
-    await until(lambda: sum(map(len, stream._held)) == STREAM_CREDIT)
+    await until(lambda: stream.held_octets == STREAM_CREDIT)
     assert not sink.data
     stream.resume_reading()
     await asyncio.wait_for(sink.ended, 10)
@@ -182,8 +196,7 @@ async def test_leaving_is_acknowledged(federation):
 
 async def test_another_federation_is_refused(federation, tmp_path):
     stranger = type(federation)(tmp_path / "other")
-    hub, _, _ = await linked(federation)
-    port = hub._server.sockets[0].getsockname()[1]
+    hub, _, port = await listening(federation)
     node, _ = stranger.node("intruder")
     node.dial([("127.0.0.1", port)])
     await until(lambda: node.dial_errors)
@@ -201,10 +214,8 @@ async def test_a_head_that_cannot_be_decoded_costs_its_stream_and_not_the_tunnel
     with pytest.raises(FramingError) as refused:
         tunnel.open_stream(StreamHead(b"s" * 16, "GET", "/" + "x" * TEXT_CHARACTERS, (), 0), poisoned)
     assert refused.value.problems[0].code == "FT6205"
-    bad = tunnel.mux._next_stream  # what a peer of another release, or a hostile one, might send all the same
-    tunnel.mux._next_stream += 2
-    tunnel.mux._emit(FrameType.OPEN, bad, b"junk")
-    tunnel.flush()
+    bad = stream.id + 2  # what a peer of another release, or a hostile one, might send all the same
+    agent.tunnel(hub.session).data_received(frame(FrameType.OPEN, bad, b"junk"))
     stream.write(b"still here")
     await until(lambda: innocent.data == b"still here")
     assert hub.tunnel(agent.session) is tunnel
@@ -213,17 +224,16 @@ async def test_a_head_that_cannot_be_decoded_costs_its_stream_and_not_the_tunnel
 
 
 async def test_a_tunnel_ends_with_its_peers_certificate(federation):
-    hub, hub_listener, [(agent, _)] = await linked(federation, "a")
+    class Calendar(SystemClock):
+        days = 0
 
-    class NextWeek(SystemClock):
         def wall(self):
-            return super().wall() + 7 * 86400
+            return super().wall() + self.days * 86400
 
-    tunnel = hub.tunnel(agent.session)
-    tunnel._beat()
-    assert hub.tunnel(agent.session) is tunnel
-    hub._clock = NextWeek()
-    tunnel._beat()
+    clock = Calendar()
+    hub, hub_listener, port = await listening(federation, clock)
+    [(agent, _)] = await joined(federation, hub, port, "a")
+    clock.days = 7
     await until(lambda: hub.neighbours == [])
     assert hub_listener.links[-1][:2] == (agent.session, False)
     for node in (agent, hub):
@@ -250,7 +260,7 @@ async def test_a_full_socket_pauses_streams_old_and_new_and_credit_alone_resumes
     tunnel.pause_writing()
     tunnel.open_stream(head, new)
     assert (old.calls, new.calls) == (["pause"], ["pause"])
-    tunnel._on_stream(Frame(FrameType.CREDIT, stream.id))
+    tunnel.data_received(frame(FrameType.CREDIT, stream.id, bytes(4)))
     assert old.calls == ["pause"], "the socket is still full"
     stream.write(b"x" * (STREAM_CREDIT + 1))
     tunnel.resume_writing()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fabrictool.base.errors import InvalidInputError
 from fabrictool.routing.candidates import TrustPolicy, select
-from fabrictool.routing.policies import POLICIES, policy
+from fabrictool.routing.policies import ROUTING_POLICIES, routing_policy
 
 
 @dataclass(eq=False)
@@ -54,10 +54,10 @@ def test_refusals_name_the_true_reason():
     assert select([ready], model="m", trust=OPEN, exclude=[ready]).refusal == "not-ready"
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", ROUTING_POLICIES)
 def test_every_policy_uses_every_idle_replica(name):
     replicas = [FakeReplica() for _ in range(4)]
-    chosen = policy(name, random.Random(7))
+    chosen = routing_policy(name, random.Random(7))
     counts = Counter(id(chosen.pick(replicas)) for _ in range(400))
     assert len(counts) == 4
     assert min(counts.values()) > 60
@@ -65,16 +65,16 @@ def test_every_policy_uses_every_idle_replica(name):
 
 def test_least_loaded_weighs_load_by_weight():
     slow, fast = FakeReplica(load=2.0, weight=1.0), FakeReplica(load=3.0, weight=4.0)
-    assert policy("least-loaded", random.Random(1)).pick([slow, fast]) is fast
+    assert routing_policy("least-loaded", random.Random(1)).pick([slow, fast]) is fast
 
 
 def test_random_follows_weights():
     light, heavy = FakeReplica(weight=1.0), FakeReplica(weight=9.0)
-    chosen = policy("random", random.Random(3))
+    chosen = routing_policy("random", random.Random(3))
     counts = Counter(id(chosen.pick([light, heavy])) for _ in range(1000))
     assert 850 < counts[id(heavy)] < 950
 
 
 def test_an_unknown_policy_is_an_error():
     with pytest.raises(InvalidInputError):
-        policy("best", random.Random())
+        routing_policy("best", random.Random())

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fabrictool.catalog import accelerators, models
-from fabrictool.routing.policies import RoundRobinPolicy, policy
+from fabrictool.routing.policies import RoundRobinPolicy, routing_policy
 from fabrictool.simulator import capacity
 from fabrictool.simulator.calibration import NONE, choose, shipped
 from fabrictool.simulator.capacity import MAX_UTILISATION, Demand, decode_seconds, prefill_seconds, under_load
@@ -74,10 +74,10 @@ def test_saturation_and_a_lone_request_are_those_of_the_event_loop():
     spec = ReplicaSpec(one.times(64, 8192), 64, 8192, int(ONE.free))
     count = 600
     full = Stream(np.zeros(count), np.full(count, 1000), np.full(count, 200))
-    busy = simulate([spec], full, policy("random", random.Random(0)))
+    busy = simulate([spec], full, routing_policy("random", random.Random(0)))
     assert count / busy.end == pytest.approx(ONE.capacity, rel=0.1)
     lone = Stream(np.array([0.0]), np.array([1000]), np.array([200]))
-    alone = simulate([spec], lone, policy("random", random.Random(0)))
+    alone = simulate([spec], lone, routing_policy("random", random.Random(0)))
     assert alone.ttft[0] == pytest.approx(ONE.prefill_s, rel=0.01)
     assert alone.tpot[0] == pytest.approx(ONE.step_alone_s, rel=0.01)
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fabrictool.base.errors import InvalidInputError
-from fabrictool.routing.policies import policy
+from fabrictool.routing.policies import routing_policy
 from fabrictool.simulator.fleet import (
     STEP_BY_STEP,
     Fleet,
@@ -56,7 +56,7 @@ def stream(count, rate, seed=0, prompt=(1, 400), output=(1, 60), **more):
 
 
 def play(specs, requests, pick="least-loaded", **more):
-    return simulate(specs, requests, policy(pick, random.Random(0)), **more)
+    return simulate(specs, requests, routing_policy(pick, random.Random(0)), **more)
 
 
 def service(seconds, slots=1):
@@ -106,7 +106,7 @@ def test_fast_forward_equals_step_by_step(kv):
     requests = stream(400, 6.0, prompt=(10, 900), output=(1, 300))
     one = spec(kv_tokens=kv)
     fast = play([one], requests)
-    fleet = Fleet([one], requests, policy("least-loaded", random.Random(0)), limit=STEP_BY_STEP)
+    fleet = Fleet([one], requests, routing_policy("least-loaded", random.Random(0)), limit=STEP_BY_STEP)
     fleet.advance()
     slow = fleet.outcome()
     assert np.allclose(fast.finish, slow.finish, rtol=1e-9)
@@ -184,7 +184,7 @@ def test_a_batch_server_shares_like_m_g_1_ps():
 
 def test_littles_law_holds():
     requests = stream(4000, 6.0)
-    fleet = Fleet([spec()], requests, policy("least-loaded", random.Random(0)))
+    fleet = Fleet([spec()], requests, routing_policy("least-loaded", random.Random(0)))
     ends = float(requests.arrival[-1])
     inside = []
     for at in np.linspace(0, ends, 4000):
@@ -362,7 +362,7 @@ INTERPRETED = """
 import sys
 sys.modules["numba"] = None
 import random, numpy as np
-from fabrictool.routing.policies import policy
+from fabrictool.routing.policies import routing_policy
 from fabrictool.simulator import kernel
 from fabrictool.simulator.fleet import ReplicaSpec, Stream, simulate
 from fabrictool.simulator.steptimes import StepTimes
@@ -372,7 +372,7 @@ times = StepTimes(given["decode"], given["mixed"], given["sample"], read=2e-7, p
 found = simulate(
     [ReplicaSpec(times, 32, 256, 1600, prefix_tokens=64)] * 2,
     Stream(given["arrival"], given["prompt"], given["output"], chain_start=given["start"], chain=given["chain"]),
-    policy("least-loaded", random.Random(0)),
+    routing_policy("least-loaded", random.Random(0)),
 )
 np.save(sys.argv[2], found.finish)
 """
@@ -395,7 +395,7 @@ def test_without_a_compiler_the_times_are_the_same(tmp_path):
 def test_handed_over_caches_give_all_their_blocks_back(prompt):
     pair = [spec(role="prefill", kv_tokens=100_000), spec(role="decode", kv_tokens=5840)]
     requests = Stream(np.arange(400) * 0.05, np.full(400, prompt), np.full(400, 13))
-    fleet = Fleet(pair, requests, policy("round-robin", random.Random(0)))
+    fleet = Fleet(pair, requests, routing_policy("round-robin", random.Random(0)))
     fleet.advance()
     assert np.isfinite(fleet.outcome().finish).all()
     assert (fleet.replicas.free == fleet.replicas.blocks).all()
@@ -403,7 +403,7 @@ def test_handed_over_caches_give_all_their_blocks_back(prompt):
 
 def test_swapped_caches_give_all_their_blocks_back():
     requests = Stream(np.zeros(100), np.full(100, 16), np.full(100, 100))
-    fleet = Fleet([spec(kv_tokens=160, swap=True)], requests, policy("round-robin", random.Random(0)))
+    fleet = Fleet([spec(kv_tokens=160, swap=True)], requests, routing_policy("round-robin", random.Random(0)))
     fleet.advance()
     assert fleet.outcome().preempted.sum() > 0
     assert np.isfinite(fleet.outcome().finish).all()
@@ -467,7 +467,7 @@ def test_a_decode_replica_that_dies_loses_the_answers_that_had_begun():
 
 
 def test_an_interruption_without_anybody_to_show_progress_to_goes_through():
-    class Stop(type(policy("round-robin", random.Random(0)))):
+    class Stop(type(routing_policy("round-robin", random.Random(0)))):
         def pick(self, candidates):
             raise KeyboardInterrupt
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fabrictool.catalog import accelerators, model
-from fabrictool.routing.policies import policy
+from fabrictool.routing.policies import routing_policy
 from fabrictool.simulator.calibration import choose, shipped
 from fabrictool.simulator.fleet import ReplicaSpec, Stream, simulate
 from fabrictool.simulator.operators import Parallelism
@@ -25,7 +25,7 @@ def reported(*lives):
     specs = [replace(spec, **life) for life in lives]
     count = 721
     stream = Stream(10.0 * np.arange(count), np.full(count, 100), np.full(count, 20), models=(MODEL,))
-    outcome = simulate(specs, stream, policy("least-loaded", random.Random(0)))
+    outcome = simulate(specs, stream, routing_policy("least-loaded", random.Random(0)))
     hardware = Hardware((1,) * len(specs), (700.0,) * len(specs), (3.0,) * len(specs))
     return report(outcome, specs, hardware, Target(), [CALIBRATION], MODEL)
 

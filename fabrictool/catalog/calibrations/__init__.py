@@ -5,5 +5,5 @@ from importlib.resources import files
 
 def texts() -> dict[str, str]:
     """File name without its ending → TOML text, in order of names."""
-    found = (entry for entry in files(__name__).iterdir() if entry.name.endswith(".toml"))
-    return {entry.name[: -len(".toml")]: entry.read_text("utf-8") for entry in sorted(found, key=lambda e: e.name)}
+    entries = (entry for entry in files(__name__).iterdir() if entry.name.endswith(".toml"))
+    return {entry.name[: -len(".toml")]: entry.read_text("utf-8") for entry in sorted(entries, key=lambda e: e.name)}

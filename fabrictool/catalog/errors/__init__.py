@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class ErrorCode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One code."""
+    """One code, as its TOML file explains it."""
 
     title: str
     text: str
@@ -33,12 +33,12 @@ def error_codes() -> Mapping[str, ErrorCode]:
     ValueError
         A code is documented twice: a mistake of ours, found by a test.
     """
-    found: dict[str, ErrorCode] = {}
+    codes: dict[str, ErrorCode] = {}
     for entry in sorted(files("fabrictool.catalog.errors").iterdir(), key=lambda entry: entry.name):
         if not entry.name.endswith(".toml"):
             continue
         for code, row in tomllib.loads(entry.read_text("utf-8")).items():
-            if code in found:
+            if code in codes:
                 raise ValueError(f"{code} is documented twice, again in {entry.name}")
-            found[code] = msgspec.convert(row, ErrorCode)
-    return MappingProxyType(dict(sorted(found.items())))
+            codes[code] = msgspec.convert(row, ErrorCode)
+    return MappingProxyType(dict(sorted(codes.items())))

@@ -19,7 +19,7 @@ from fabrictool.base.clock import SystemClock
 from fabrictool.base.errors import FabrictoolError, InvalidInputError
 from fabrictool.base.logs import configure_logging
 from fabrictool.base.settings import Settings
-from fabrictool.engines.reference.engine import Engine, Limits
+from fabrictool.engines.reference.engine import EngineLimits, ReferenceEngine
 from fabrictool.engines.reference.kv import block_bytes
 from fabrictool.engines.reference.server import EngineServer
 from fabrictool.engines.reference.tokenizer import Tokenizer
@@ -42,7 +42,6 @@ _UNITS = {"KiB": 10, "MiB": 20, "GiB": 30}
 
 
 def parser() -> argparse.ArgumentParser:
-    """The program's arguments."""
     arguments = argparse.ArgumentParser(
         prog="python -m fabrictool.engines.reference",
         description="Serve one GGUF model of the Llama family over the OpenAI API.",
@@ -65,7 +64,7 @@ def parser() -> argparse.ArgumentParser:
     return arguments
 
 
-def limits(config: LlamaConfig, arguments: argparse.Namespace) -> Limits:
+def limits(config: LlamaConfig, arguments: argparse.Namespace) -> EngineLimits:
     """Sizes of the engine for a model.
 
     Raises
@@ -78,19 +77,19 @@ def limits(config: LlamaConfig, arguments: argparse.Namespace) -> Limits:
         raise InvalidInputError.of("FT7022", f"--context {context} is longer than the model's {config.context}")
     block_size = arguments.block_size
     least = -(-context // block_size)
-    each = block_bytes(config, block_size)
+    per_block = block_bytes(config, block_size)
     blocks = arguments.kv_blocks
     if arguments.kv_memory is not None:
-        blocks = arguments.kv_memory // each
+        blocks = arguments.kv_memory // per_block
     if blocks is None:
-        blocks = max(least, _KV_MEMORY // each)
+        blocks = max(least, _KV_MEMORY // per_block)
     if blocks < least:
         raise InvalidInputError.of(
             "FT7022",
             f"{blocks} blocks of {block_size} tokens cannot hold one request of {context}",
-            hint=f"lower --context, or give the pool at least {least} blocks ({least * each / (1 << 20):.0f}MiB)",
+            hint=f"lower --context, or give the pool at least {least} blocks ({least * per_block / (1 << 20):.0f}MiB)",
         )
-    return Limits(context, arguments.max_num_seqs, blocks, block_size, arguments.token_budget)
+    return EngineLimits(context, arguments.max_num_seqs, blocks, block_size, arguments.token_budget)
 
 
 async def serve(arguments: argparse.Namespace, settings: Settings) -> int:
@@ -143,12 +142,12 @@ async def _load(
             sys.stderr.write(f"loading weights {percent} %\n")
         server.progress = max(percent, server.progress)
 
-    def build() -> Engine:
+    def build() -> ReferenceEngine:
         weights = load_weights(arguments.model, cache, progress)
         if weights.warning is not None:
             _log.warning("%s", weights.warning)
         sizes = limits(weights.config, arguments)
-        return Engine(weights, Tokenizer(weights.metadata), sizes, SystemClock(), on_failure)
+        return ReferenceEngine(weights, Tokenizer(weights.metadata), sizes, SystemClock(), on_failure)
 
     engine = await _in_daemon_thread(build)
     engine.start()
@@ -156,12 +155,12 @@ async def _load(
     sys.stderr.write(f"ready: {arguments.served_name}, context {engine.limits.context}\n")
 
 
-async def _in_daemon_thread(work: Callable[[], Engine]) -> Engine:
+async def _in_daemon_thread(work: Callable[[], ReferenceEngine]) -> ReferenceEngine:
     """Like asyncio.to_thread, in a thread that the process does not wait for: TERM ends a load at once."""
     loop = asyncio.get_running_loop()
-    future: asyncio.Future[Engine] = loop.create_future()
+    future: asyncio.Future[ReferenceEngine] = loop.create_future()
 
-    def settle(engine: Engine | None, error: BaseException | None) -> None:
+    def settle(engine: ReferenceEngine | None, error: BaseException | None) -> None:
         if future.cancelled():
             return
         if engine is not None:

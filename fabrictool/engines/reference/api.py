@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
-from fabrictool.engines.reference.engine import Request
+from fabrictool.engines.reference.engine import GenerationRequest
 from fabrictool.engines.reference.sampling import Sampling
 from fabrictool.engines.reference.tokenizer import TemplateError
 
@@ -88,7 +88,7 @@ class _CompletionBody(_Body, kw_only=True):
 class Ask(msgspec.Struct, frozen=True):
     """A checked request and how it wants its answer."""
 
-    request: Request
+    request: GenerationRequest
     stream: bool
     include_usage: bool
     chat: bool
@@ -123,7 +123,7 @@ def parse(raw: bytes, *, chat: bool, served: str, tokenizer: Tokenizer, context:
             raise ApiError(400, f"this engine does not support {name}", code="unsupported_parameter", param=name)
     prompt = _chat_prompt(body, tokenizer) if isinstance(body, _ChatBody) else _prompt(body, tokenizer)
     return Ask(
-        request=Request(prompt, _answer_length(body, len(prompt), context), _sampling(body), _stop(body)),
+        request=GenerationRequest(prompt, _answer_length(body, len(prompt), context), _sampling(body), _stop(body)),
         stream=bool(body.stream),
         include_usage=body.stream_options is not None and body.stream_options.include_usage,
         chat=chat,
@@ -157,7 +157,7 @@ def _prompt(body: _CompletionBody, tokenizer: Tokenizer) -> list[int]:
     else:
         numbers = [token for token in prompt if isinstance(token, int)]
         if len(numbers) != len(prompt):
-            raise ApiError(400, "one prompt for each request", code="unsupported_parameter", param="prompt")
+            raise ApiError(400, "one prompt per request", code="unsupported_parameter", param="prompt")
     if not numbers:
         raise ApiError(400, "the prompt is empty", param="prompt")
     for token in numbers:
@@ -221,8 +221,8 @@ class Reply(msgspec.Struct, frozen=True):
 
     def whole(self, text: str, finish: str, tokens: int) -> dict[str, Any]:
         """The answer in one piece."""
-        said = {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
-        choice = {"index": 0, **said, "logprobs": None, "finish_reason": finish}
+        answer = {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
+        choice = {"index": 0, **answer, "logprobs": None, "finish_reason": finish}
         return self._document(choice, chunk=False) | {"usage": self.usage(tokens)}
 
     def opening(self) -> dict[str, Any]:
@@ -239,8 +239,8 @@ class Reply(msgspec.Struct, frozen=True):
         """The chunk after the last, when the client asked for usage."""
         return self._document(None, chunk=True) | {"usage": self.usage(tokens)}
 
-    def _chunk(self, said: dict[str, Any], finish: str | None) -> dict[str, Any]:
-        choice = {"index": 0, **said, "logprobs": None, "finish_reason": finish}
+    def _chunk(self, content: dict[str, Any], finish: str | None) -> dict[str, Any]:
+        choice = {"index": 0, **content, "logprobs": None, "finish_reason": finish}
         return self._document(choice, chunk=True) | ({"usage": None} if self.include_usage else {})
 
     def _document(self, choice: dict[str, Any] | None, *, chunk: bool) -> dict[str, Any]:

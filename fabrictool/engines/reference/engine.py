@@ -13,9 +13,9 @@ import threading
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from fabrictool.engines.reference.kv import BlockAllocator, KvPool
-from fabrictool.engines.reference.model import Model, Rows
+from fabrictool.engines.reference.model import SequenceRows, Transformer
 from fabrictool.engines.reference.sampling import Sampler, Sampling
-from fabrictool.engines.reference.scheduler import Scheduler, StepPlan
+from fabrictool.engines.reference.scheduler import ContinuousBatcher, StepPlan
 from fabrictool.engines.reference.stats import Stats
 from fabrictool.engines.reference.tokenizer import TextStream, Tokenizer
 
@@ -30,7 +30,7 @@ _log = logging.getLogger("fabrictool.engine")
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 
-class Limits(NamedTuple):
+class EngineLimits(NamedTuple):
     """Sizes that are fixed while the engine runs."""
 
     context: int
@@ -43,7 +43,7 @@ class Limits(NamedTuple):
     """Tokens of one step: larger fills the caches of prompts better and makes other requests wait longer for it."""
 
 
-class Request(NamedTuple):
+class GenerationRequest(NamedTuple):
     """One answer to make; `prompt` and `max_tokens` together fit into the context."""
 
     prompt: list[int]
@@ -52,7 +52,7 @@ class Request(NamedTuple):
     stop: tuple[str, ...] = ()
 
 
-class Event(NamedTuple):
+class GenerationEvent(NamedTuple):
     """Progress of a request."""
 
     text: str
@@ -65,7 +65,9 @@ class Event(NamedTuple):
 class _Answer:
     """What the compute thread keeps of a request in progress."""
 
-    def __init__(self, request: Request, tokenizer: Tokenizer, emit: Callable[[Event], None], now: float) -> None:
+    def __init__(
+        self, request: GenerationRequest, tokenizer: Tokenizer, emit: Callable[[GenerationEvent], None], now: float
+    ) -> None:
         self.request = request
         self.emit = emit
         self.sampler = Sampler(request.sampling)
@@ -75,14 +77,14 @@ class _Answer:
         self.last_token: float | None = None
 
 
-class Engine:
+class ReferenceEngine:
     """Answers requests for one model, several at a time."""
 
     def __init__(
         self,
         weights: Weights,
         tokenizer: Tokenizer,
-        limits: Limits,
+        limits: EngineLimits,
         clock: Clock,
         on_failure: Callable[[str], None] = _log.error,
     ) -> None:
@@ -93,10 +95,10 @@ class Engine:
         """Why the compute thread ended, when it should not have."""
         self._on_failure = on_failure
         self._clock = clock
-        self._model = Model(weights)
+        self._model = Transformer(weights)
         self._pool = KvPool(weights.config, limits.blocks, limits.block_size)
         self._allocator = BlockAllocator(limits.blocks)
-        self._scheduler = Scheduler(
+        self._scheduler = ContinuousBatcher(
             self._allocator,
             block_size=limits.block_size,
             max_seqs=limits.max_seqs,
@@ -109,7 +111,6 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
 
     def start(self) -> None:
-        """Begin to compute."""
         self._thread.start()
 
     def stop(self, timeout_s: float = 5.0) -> None:
@@ -117,7 +118,7 @@ class Engine:
         self._inbox.put((0, None))
         self._thread.join(timeout_s)
 
-    def submit(self, request: Request, emit: Callable[[Event], None]) -> int:
+    def submit(self, request: GenerationRequest, emit: Callable[[GenerationEvent], None]) -> int:
         """Queue a request; returns its number for `cancel`."""
         if len(request.prompt) + request.max_tokens > self.limits.context or not request.prompt:
             raise AssertionError("the caller checks lengths")
@@ -161,11 +162,11 @@ class Engine:
             elif number == 0:
                 return False
             elif number in self._answers:
-                self._end(number, Event("", self._answers[number].tokens, "cancelled"))
+                self._end(number, GenerationEvent("", self._answers[number].tokens, "cancelled"))
             self._measure()
 
     def _carry_out(self, plan: StepPlan) -> None:
-        batch = [Rows(work.tokens, work.position, work.blocks, work.samples) for work in plan.work]
+        batch = [SequenceRows(work.tokens, work.position, work.blocks, work.samples) for work in plan.work]
         logits = self._model.step(batch, self._pool)
         sampling = [work.request for work in plan.work if work.samples]
         sampled = {
@@ -190,16 +191,16 @@ class Engine:
         answer.tokens += 1
         self.stats.generated_tokens += 1
         if token in self.tokenizer.ends:
-            self._end(number, Event(answer.text.finish(), answer.tokens, "stop"))
+            self._end(number, GenerationEvent(answer.text.finish(), answer.tokens, "stop"))
             return
         full = answer.tokens == answer.request.max_tokens
         text = answer.text.push(token, last=full)
         if answer.text.stopped or full:
-            self._end(number, Event(text, answer.tokens, "stop" if answer.text.stopped else "length"))
+            self._end(number, GenerationEvent(text, answer.tokens, "stop" if answer.text.stopped else "length"))
         else:
-            answer.emit(Event(text, answer.tokens))
+            answer.emit(GenerationEvent(text, answer.tokens))
 
-    def _end(self, number: int, event: Event) -> None:
+    def _end(self, number: int, event: GenerationEvent) -> None:
         answer = self._answers.pop(number)
         self._scheduler.remove(number)
         self.stats.finished[event.finish or "stop"] += 1
@@ -208,7 +209,7 @@ class Engine:
 
     def _end_all(self, reason: FinishReason) -> None:
         for number, answer in list(self._answers.items()):
-            self._end(number, Event("", answer.tokens, reason))
+            self._end(number, GenerationEvent("", answer.tokens, reason))
 
     def _measure(self) -> None:
         self.stats.running = self._scheduler.running

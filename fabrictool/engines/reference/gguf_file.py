@@ -79,15 +79,15 @@ class GgufModel:
             FT7020 missing, FT7021 a tensor type without a conversion.
         """
         try:
-            found = self._tensors[name]
+            tensor = self._tensors[name]
         except KeyError as error:
             raise InvalidInputError.of("FT7020", f"tensor {name} is missing", file=str(self._path)) from error
         try:
             # gguf.quants is vectorised: the whole of SmolLM2 takes about a second, so there is no converter of ours.
-            values = gguf.quants.dequantize(found.data, found.tensor_type)
+            values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
         except NotImplementedError as error:
             raise InvalidInputError.of(
-                "FT7021", f"tensor {name} has type {found.tensor_type.name}", file=str(self._path)
+                "FT7021", f"tensor {name} has type {tensor.tensor_type.name}", file=str(self._path)
             ) from error
         return np.asarray(values, dtype=np.float32)
 
@@ -173,5 +173,5 @@ def _plain(field: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, list):
-        return [one.item() if isinstance(one, np.generic) else one for one in value]
+        return [item.item() if isinstance(item, np.generic) else item for item in value]
     return value

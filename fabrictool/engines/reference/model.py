@@ -25,7 +25,7 @@ _CACHED = 147_456
 """Values of a matrix part that stays in a core's second-level cache (576 KiB)."""
 
 
-class Rows(NamedTuple):
+class SequenceRows(NamedTuple):
     """The part of a step that belongs to one request: consecutive tokens of its sequence."""
 
     tokens: Sequence[int]
@@ -37,7 +37,7 @@ class Rows(NamedTuple):
     """For the last token."""
 
 
-class Model:
+class Transformer:
     """Weights with the arithmetic. Holds no state of requests: that is in the pool and in the plan."""
 
     def __init__(self, weights: Weights) -> None:
@@ -54,7 +54,7 @@ class Model:
             self._frequencies = self._frequencies / named["rope_freqs"].astype(np.float64)
         self._scale = np.float32(c.head_dim**-0.5)
 
-    def step(self, batch: Sequence[Rows], pool: KvPool) -> NDArray[np.float32]:
+    def step(self, batch: Sequence[SequenceRows], pool: KvPool) -> NDArray[np.float32]:
         """Compute one step, storing keys and values in `pool`.
 
         Returns logits [requests that want them, vocab] in the order of `batch`. Rows of one batch may not share

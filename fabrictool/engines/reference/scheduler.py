@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fabrictool.engines.reference.kv import BlockAllocator
 
 
-class Work(NamedTuple):
+class ScheduledChunk(NamedTuple):
     """What one step computes for one request."""
 
     request: int
@@ -37,7 +37,7 @@ class StepPlan(NamedTuple):
     """One step. Whoever carries it out needs nothing else, and reports the sampled tokens to `commit`."""
 
     epoch: int
-    work: tuple[Work, ...]
+    work: tuple[ScheduledChunk, ...]
     preempted: tuple[int, ...]
     """Requests that lost their blocks in making this plan."""
 
@@ -51,7 +51,7 @@ class _Sequence:
     blocks: list[int] = field(default_factory=list)
 
 
-class Scheduler:
+class ContinuousBatcher:
     """The queue and the batch."""
 
     def __init__(self, allocator: BlockAllocator, *, block_size: int, max_seqs: int, token_budget: int) -> None:
@@ -92,7 +92,7 @@ class Scheduler:
     def plan(self) -> StepPlan:
         """The next step; empty when there is nothing to do. `commit` it before the next."""
         preempted: list[int] = []
-        work: list[Work] = []
+        work: list[ScheduledChunk] = []
         budget = self._budget
         decoding = [s for s in self._running if s.computed == len(s.tokens) - 1]
         for sequence in decoding:
@@ -118,7 +118,7 @@ class Scheduler:
             budget -= count
         # A request may have been preempted after its part was planned.
         lost = set(preempted)
-        work = [one for one in work if one.request not in lost]
+        work = [chunk for chunk in work if chunk.request not in lost]
         self._epoch += 1
         return StepPlan(self._epoch, tuple(work), tuple(preempted))
 
@@ -130,12 +130,12 @@ class Scheduler:
         if plan.epoch != self._epoch:
             raise AssertionError(f"plan {plan.epoch} is not the last one, {self._epoch}")
         running = {sequence.request: sequence for sequence in self._running}
-        for one in plan.work:
-            sequence = running.get(one.request)
+        for chunk in plan.work:
+            sequence = running.get(chunk.request)
             if sequence is not None:
-                sequence.computed += len(one.tokens)
-                if one.samples:
-                    sequence.tokens.append(sampled[one.request])
+                sequence.computed += len(chunk.tokens)
+                if chunk.samples:
+                    sequence.tokens.append(sampled[chunk.request])
 
     def _extend(self, sequence: _Sequence, preempted: list[int]) -> bool:
         """Make room for one more token, at the cost of the youngest; False when that was the sequence itself."""
@@ -145,7 +145,7 @@ class Scheduler:
             if blocks is not None:
                 sequence.blocks += blocks
                 return True
-            youngest = max(self._running, key=lambda one: one.arrival)
+            youngest = max(self._running, key=lambda candidate: candidate.arrival)
             self._release(youngest)
             self._running.remove(youngest)
             self._requeue(youngest)
@@ -156,7 +156,7 @@ class Scheduler:
 
     def _requeue(self, sequence: _Sequence) -> None:
         """Back into the queue, before everything younger."""
-        at = sum(1 for one in self._waiting if one.arrival < sequence.arrival)
+        at = sum(1 for queued in self._waiting if queued.arrival < sequence.arrival)
         self._waiting.insert(at, sequence)
 
     def _release(self, sequence: _Sequence) -> None:
@@ -164,9 +164,9 @@ class Scheduler:
         sequence.blocks = []
         sequence.computed = 0
 
-    def _work(self, sequence: _Sequence, count: int) -> Work:
+    def _work(self, sequence: _Sequence, count: int) -> ScheduledChunk:
         start, end = sequence.computed, sequence.computed + count
-        return Work(
+        return ScheduledChunk(
             sequence.request,
             tuple(sequence.tokens[start:end]),
             start,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from fabrictool.base.clock import Clock
-    from fabrictool.engines.reference.engine import Engine, Event
+    from fabrictool.engines.reference.engine import GenerationEvent, ReferenceEngine
 
 _MAX_BODY = 16 << 20
 
@@ -32,7 +32,7 @@ class EngineServer:
         self._active = 0
         self._idle = asyncio.Event()
         self._idle.set()
-        self.engine: Engine | None = None
+        self.engine: ReferenceEngine | None = None
         """Set when the model is loaded."""
         self.progress = 0
         """Percent loaded."""
@@ -100,7 +100,7 @@ class EngineServer:
             "max_model_len": self._loaded().limits.context,
         }
 
-    def _loaded(self) -> Engine:
+    def _loaded(self) -> ReferenceEngine:
         if self.engine is None:
             raise ApiError(503, f"the model is loading, {self.progress} % done", code="loading")
         return self.engine
@@ -110,7 +110,7 @@ class EngineServer:
         if self.stopping:
             raise ApiError(503, "the engine is stopping", code="stopping")
         if self._active >= engine.limits.max_seqs + self._max_waiting:
-            raise ApiError(429, f"{self._active} requests are here already", code="queue_full")
+            raise ApiError(429, f"the queue is full: {self._active} requests are open", code="queue_full")
         self._active += 1
         self._idle.clear()
         try:
@@ -150,12 +150,12 @@ class EngineServer:
             return web.json_response(error_body(error.status, message), status=error.status)
 
 
-async def _events(engine: Engine, ask: Ask) -> AsyncGenerator[Event, None]:
+async def _events(engine: ReferenceEngine, ask: Ask) -> AsyncGenerator[GenerationEvent, None]:
     """The events of one request; leaving early cancels it and frees its blocks."""
     loop = asyncio.get_running_loop()
-    queue: asyncio.Queue[Event] = asyncio.Queue()
+    queue: asyncio.Queue[GenerationEvent] = asyncio.Queue()
 
-    def emit(event: Event) -> None:
+    def emit(event: GenerationEvent) -> None:
         loop.call_soon_threadsafe(queue.put_nowait, event)
 
     number = engine.submit(ask.request, emit)
@@ -170,7 +170,7 @@ async def _events(engine: Engine, ask: Ask) -> AsyncGenerator[Event, None]:
             engine.cancel(number)
 
 
-async def _collect(reply: Reply, events: AsyncGenerator[Event, None]) -> web.Response:
+async def _collect(reply: Reply, events: AsyncGenerator[GenerationEvent, None]) -> web.Response:
     parts: list[str] = []
     tokens, finish = 0, "error"
     async for event in events:
@@ -181,7 +181,9 @@ async def _collect(reply: Reply, events: AsyncGenerator[Event, None]) -> web.Res
     return web.json_response(reply.whole("".join(parts), finish, tokens), dumps=_dumps)
 
 
-async def _stream(request: web.Request, reply: Reply, events: AsyncGenerator[Event, None]) -> web.StreamResponse:
+async def _stream(
+    request: web.Request, reply: Reply, events: AsyncGenerator[GenerationEvent, None]
+) -> web.StreamResponse:
     # The first event comes before the headers: what fails until then has a status of its own.
     first = await anext(events)
     if first.finish in ("error", "cancelled"):

@@ -18,12 +18,11 @@ class Histogram:
         self._sum = 0.0
 
     def observe(self, seconds: float) -> None:
-        """Count one."""
         self._counts[bisect_left(self._bounds, seconds)] += 1
         self._sum += seconds
 
     def lines(self, name: str, labels: str) -> list[str]:
-        """Prometheus text."""
+        """Lines of Prometheus' text format; its buckets are cumulative."""
         out, total = [f"# TYPE {name} histogram"], 0
         for bound, count in zip((*map(str, self._bounds), "+Inf"), self._counts, strict=True):
             total += count

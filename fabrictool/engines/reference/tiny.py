@@ -23,6 +23,7 @@ _MERGES = ("t h", "th e", "i n", "a n", "an d", "Ġ the", "Ġ a")
 _NORMAL, _CONTROL = 1, 3
 
 
+# Wide: a test chooses any part of the shape. Long: a line for each field of the file.
 def write_tiny_model(
     path: Path,
     *,
@@ -97,7 +98,6 @@ def write_tiny_model(
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Write one file."""
     arguments = argparse.ArgumentParser(prog="python -m fabrictool.engines.reference.tiny", description=__doc__)
     arguments.add_argument("out", type=Path, metavar="OUT.gguf")
     arguments.add_argument("--seed", type=int, default=7)

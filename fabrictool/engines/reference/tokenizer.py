@@ -123,10 +123,10 @@ class TextStream:
         if self.stopped:
             return ""
         text = self._held + new
-        found = [at for at in (text.find(stop) for stop in self._stop) if at >= 0]
-        if found:
+        matches = [at for at in (text.find(stop) for stop in self._stop) if at >= 0]
+        if matches:
             self.stopped, self._held = True, ""
-            return text[: min(found)]
+            return text[: min(matches)]
         keep = 0 if last else self._doubtful(text)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]

@@ -45,7 +45,7 @@ class _Cached(msgspec.Struct, frozen=True):
 
 
 class Weights(NamedTuple):
-    """A loaded model."""
+    """A model's configuration, metadata and tensors."""
 
     config: LlamaConfig
     metadata: dict[str, Any]

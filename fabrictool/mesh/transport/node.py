@@ -45,9 +45,7 @@ class Listener(Protocol):
         """A neighbour's tunnel came or went: the earliest evidence of life and death."""
         ...
 
-    def load_reported(self, session: bytes, load: Load) -> None:
-        """A neighbour's volatile load."""
-        ...
+    def load_reported(self, session: bytes, load: Load) -> None: ...
 
     def load(self, peer: bytes) -> Load:
         """Our own volatile load, for the next beat to this neighbour."""
@@ -85,12 +83,10 @@ class MeshNode:
 
     @property
     def federation(self) -> str:
-        """Id of the federation that we belong to."""
         return self._verifier.federation
 
     @property
     def session(self) -> bytes:
-        """Our own session id."""
         return bytes.fromhex(self.credential.claims.session)
 
     def tunnel(self, session: bytes) -> Tunnel | None:
@@ -154,7 +150,7 @@ class MeshNode:
         return complete
 
     async def close(self) -> None:
-        """Stop at once."""
+        """Stop at once, without waiting for acknowledgements."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -167,7 +163,6 @@ class MeshNode:
     # -- Host, for tunnels ------------------------------------------------------------------------------------
 
     def verify(self, chain: tuple[bytes, ...]) -> VerifiedSession:
-        """Check a peer's chain."""
         return self._verifier.verify(chain, now=self._clock.wall())
 
     def expired(self, session: VerifiedSession) -> bool:
@@ -189,7 +184,6 @@ class MeshNode:
         self._listener.link_changed(peer, up=True, reason="connected")
 
     def tunnel_down(self, tunnel: Tunnel, reason: str) -> None:
-        """A connection ended."""
         peer = _session(tunnel)
         if self._tunnels.get(peer) is not tunnel:
             return

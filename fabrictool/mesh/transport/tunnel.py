@@ -60,13 +60,9 @@ class Host(Protocol):
         """The connection is gone; called once, only after `tunnel_up`."""
         ...
 
-    def gossip_received(self, tunnel: Tunnel, payload: bytes) -> None:
-        """A registry message."""
-        ...
+    def gossip_received(self, tunnel: Tunnel, payload: bytes) -> None: ...
 
-    def beat_received(self, tunnel: Tunnel, beat: Beat) -> None:
-        """A heartbeat."""
-        ...
+    def beat_received(self, tunnel: Tunnel, beat: Beat) -> None: ...
 
     def stream_opened(self, stream: TunnelStream, head: StreamHead) -> asyncio.Protocol | None:
         """The peer wants a service: the handler of the stream, or None to refuse."""
@@ -96,13 +92,11 @@ class TunnelStream(asyncio.Transport):
         self.regulate()
 
     def write_eof(self) -> None:
-        """No more from us."""
         self.tunnel.mux.end(self.id)
         self.tunnel.flush()
         self.tunnel.reap(self)
 
     def can_write_eof(self) -> bool:
-        """Streams half-close."""
         return True
 
     def is_closing(self) -> bool:
@@ -135,7 +129,6 @@ class TunnelStream(asyncio.Transport):
         self.tunnel.reap(self)
 
     def is_reading(self) -> bool:
-        """Whether data is being delivered."""
         return not self._paused
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
@@ -145,7 +138,6 @@ class TunnelStream(asyncio.Transport):
     # called by the tunnel
 
     def deliver(self, data: bytes) -> None:
-        """Data from the peer."""
         if self._paused:
             self._held.append(data)
             return
@@ -167,6 +159,11 @@ class TunnelStream(asyncio.Transport):
             self._closed = True
             if self.protocol is not None:
                 self.protocol.connection_lost(error)
+
+    @property
+    def held_octets(self) -> int:
+        """What came while reading was paused."""
+        return sum(map(len, self._held))
 
     @property
     def delivered(self) -> bool:
@@ -215,7 +212,6 @@ class Tunnel(asyncio.Protocol):
         return stream
 
     def gossip(self, payload: bytes) -> None:
-        """Send a registry message."""
         self.mux.control(F.GOSSIP, payload)
         self.flush()
 
@@ -224,6 +220,11 @@ class Tunnel(asyncio.Protocol):
         if self.peer is not None:
             self.mux.control(F.BEAT, msgspec.msgpack.encode(self._host.beat(self.peer)))
             self.flush()
+
+    @property
+    def open_streams(self) -> int:
+        """How many streams have not ended on both sides."""
+        return len(self._streams)
 
     def close(self, reason: str) -> None:
         """Close the connection and break its streams."""
@@ -291,7 +292,6 @@ class Tunnel(asyncio.Protocol):
             stream.regulate()
 
     def resume_writing(self) -> None:
-        """The socket drained."""
         self.socket_full = False
         for stream in list(self._streams.values()):
             stream.regulate()

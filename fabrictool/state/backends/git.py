@@ -32,7 +32,7 @@ from fabrictool.state.backends.document import (
     successor,
 )
 from fabrictool.state.backends.gitcommand import Git
-from fabrictool.state.backends.heartbeat import SKEW_S, TTL_S, Heartbeat
+from fabrictool.state.backends.heartbeat import SKEW_S, TTL_S, LeaseHeartbeat
 from fabrictool.state.backends.local import locked_within, no_such_lease
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class GitStore:
         self._branch = branch
         self._clock = clock or SystemClock()
         self._ttl_s = ttl_s
-        self._heart: Heartbeat | None = None
+        self._heart: LeaseHeartbeat | None = None
         self._threads = threading.Lock()
         self._head = ""
         """The branch as this store left it; "" when that is not known."""
@@ -144,7 +144,7 @@ class GitStore:
             return {LEASE: _encode(lease)}
 
         self._push(take, f"lease: {purpose}")
-        heart = Heartbeat(lease, self._renew, clock=self._clock, place=self.place, ttl_s=self._ttl_s)
+        heart = LeaseHeartbeat(lease, self._renew, clock=self._clock, place=self.place, ttl_s=self._ttl_s)
         self._heart = heart
         try:
             with heart.beating():

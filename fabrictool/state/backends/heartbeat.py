@@ -26,7 +26,7 @@ SKEW_S = 30.0
 """Another machine's clock may be ahead by this before it takes over a lease that still counts."""
 
 
-class Heartbeat:
+class LeaseHeartbeat:
     """Renews one lease from a thread, and says whether it still counts.
 
     `renew` gets the lease with its new expiry and puts it there; it raises FT4201 when another one is there.

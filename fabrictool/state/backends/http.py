@@ -31,14 +31,15 @@ from fabrictool.state.backends.document import (
     stale,
     successor,
 )
-from fabrictool.state.backends.heartbeat import SKEW_S, TTL_S, Heartbeat
+from fabrictool.state.backends.heartbeat import SKEW_S, TTL_S, LeaseHeartbeat
 from fabrictool.state.backends.local import no_such_lease
-from fabrictool.state.backends.requests import Answer, Requests
+from fabrictool.state.backends.requests import Requests
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from fabrictool.base.clock import Clock
+    from fabrictool.base.http import HttpResponse
 
 LOCKED = (409, 423)
 """Somebody has the lock; the body says who."""
@@ -80,7 +81,7 @@ class HttpStore:
         self._requests = Requests(user, secret)
         self._clock = clock or SystemClock()
         self._ttl_s = ttl_s
-        self._heart: Heartbeat | None = None
+        self._heart: LeaseHeartbeat | None = None
 
     @property
     def place(self) -> str:
@@ -164,7 +165,9 @@ class HttpStore:
         try:
             dated = msgspec.structs.replace(lease, expires=self._clock.wall() + self._ttl_s)
             lease = dated if self._try_lock(dated) is None else lease
-            heart = self._heart = Heartbeat(lease, self._renew, clock=self._clock, place=self.place, ttl_s=self._ttl_s)
+            heart = self._heart = LeaseHeartbeat(
+                lease, self._renew, clock=self._clock, place=self.place, ttl_s=self._ttl_s
+            )
             with heart.beating():
                 yield lease
         finally:
@@ -216,7 +219,7 @@ class HttpStore:
     def _expired(self, lease: Lease) -> bool:
         return lease.expires is not None and self._clock.wall() > lease.expires + SKEW_S
 
-    def _odd(self, method: str, answer: Answer) -> FabrictoolError:
+    def _odd(self, method: str, answer: HttpResponse) -> FabrictoolError:
         if answer.status in (404, 405, 501) and method not in ("GET", "POST"):
             message = f"the server knows no {method} (HTTP {answer.status}), and without a lock nothing is written"
             hint = "give lock_address, lock_method and unlock_method as its manual says"

@@ -9,7 +9,7 @@ from fabrictool.tui.screens.table import TableScreen
 
 
 class ModelsScreen(TableScreen):
-    """One row a model."""
+    """One row for each model."""
 
     TITLE_TEXT: ClassVar[str] = "Models"
     COLUMNS: ClassVar[tuple[str, ...]] = MODEL_COLUMNS

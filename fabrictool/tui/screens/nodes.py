@@ -9,7 +9,7 @@ from fabrictool.tui.screens.table import TableScreen
 
 
 class NodesScreen(TableScreen):
-    """One row a service, and one for a node without any."""
+    """One row for each service, and one for a node without any."""
 
     TITLE_TEXT: ClassVar[str] = "Nodes"
     COLUMNS: ClassVar[tuple[str, ...]] = NODE_COLUMNS

@@ -9,7 +9,7 @@ from fabrictool.tui.screens.table import TableScreen
 
 
 class OverviewScreen(TableScreen):
-    """One row a cluster."""
+    """One row for each cluster."""
 
     TITLE_TEXT: ClassVar[str] = "Overview"
     COLUMNS: ClassVar[tuple[str, ...]] = CLUSTER_COLUMNS

@@ -37,7 +37,6 @@ class TableScreen(Screen[None]):
         self._rows: list[Row] = []
 
     def compose(self) -> ComposeResult:
-        """Headline, tabs, table, filter line, keys."""
         yield Static("connecting …", id="headline", markup=False)
         yield Static(id="tabs")
         with Vertical():
@@ -57,20 +56,17 @@ class TableScreen(Screen[None]):
         self._redraw()
 
     def show(self, headline: str, tabs: str, rows: list[Row]) -> None:
-        """Take over a new view."""
         self.query_one("#headline", Static).update(headline)
         self.query_one("#tabs", Static).update(tabs)
         self._rows = rows
         self._fill()
 
     def action_filter(self) -> None:
-        """Open the filter line."""
         line = self.query_one("#filter", Input)
         line.display = True
         line.focus()
 
     def action_clear(self) -> None:
-        """Drop the filter."""
         line = self.query_one("#filter", Input)
         line.value = ""
         line.display = False
@@ -79,7 +75,6 @@ class TableScreen(Screen[None]):
         self._fill()
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        """Filter while typing."""
         self._wanted = event.value
         self._fill()
 

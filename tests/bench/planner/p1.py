@@ -22,7 +22,7 @@ from fabrictool.planner.instances import synthetic
 from fabrictool.planner.solvers.appraisal import appraise
 from fabrictool.planner.solvers.exact import ExactSolver
 from fabrictool.planner.solvers.memp import MempSolver
-from fabrictool.routing.policies import policy
+from fabrictool.routing.policies import routing_policy
 from fabrictool.simulator.fabric import of_model
 from fabrictool.simulator.fleet import Stream, simulate
 from fabrictool.workload.arrivals import arrivals
@@ -140,7 +140,7 @@ def play(blueprint, inventory, problem, solution, reading, routing):
         prompts, answers = (READINGS[reading](name, at).draw(len(times), rng) for at in (0, 1))
         simulation = of_model(name, blueprint, inventory, placement.replicas, [])
         stream = Stream(times, prompts, answers, models=(simulation.specs[0].model,))
-        pick = policy("least-loaded", random.Random(SEED))
+        pick = routing_policy("least-loaded", random.Random(SEED))
         if routing == "shares":
             pick = Shares(weights(problem, solution, placement, simulation.replicas), random.Random(SEED))
         outcome = simulate(simulation.specs, stream, pick)

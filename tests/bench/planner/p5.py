@@ -20,7 +20,7 @@ from fabrictool.planner.assign import assign
 from fabrictool.planner.build import build_problem
 from fabrictool.planner.solvers.appraisal import appraise
 from fabrictool.planner.solvers.registry import SOLVERS
-from fabrictool.routing.policies import policy
+from fabrictool.routing.policies import routing_policy
 from fabrictool.simulator.fabric import of_model
 from fabrictool.simulator.fleet import Stream, simulate
 
@@ -64,7 +64,7 @@ def play(loaded, problem, solution, rows):
             simulation.output.draw(count, rng),
             models=(simulation.specs[0].model,),
         )
-        outcome = simulate(simulation.specs, stream, policy("least-loaded", random.Random(SEED)))
+        outcome = simulate(simulation.specs, stream, routing_policy("least-loaded", random.Random(SEED)))
         inside = float((np.minimum(outcome.finish, span) - outcome.arrival).clip(0).sum()) / span
         found[name] = Played(
             count, float(outcome.ttft.mean()), float(np.nanmean(outcome.tpot)), float(outcome.end), inside

@@ -14,7 +14,7 @@ import numpy as np
 import yaml
 
 from fabrictool.catalog import accelerators, models
-from fabrictool.routing.policies import policy
+from fabrictool.routing.policies import routing_policy
 from fabrictool.simulator import fitting
 from fabrictool.simulator.fleet import ReplicaSpec, Stream, simulate
 from fabrictool.simulator.memory import reported_memory, room
@@ -118,7 +118,7 @@ def play(described, profile, stages, factors):
         frontend=factors.request,
         frontend_token=factors.prompt_token,
     )
-    found = simulate([spec], stream, policy("random", random.Random(0)))
+    found = simulate([spec], stream, routing_policy("random", random.Random(0)))
     at = np.concatenate([[0], np.cumsum(counts)])
     for i, stage in enumerate(stages):
         latency = stage["successes"]["latency"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from fabrictool.catalog import accelerators, models
-from fabrictool.routing.policies import policy
+from fabrictool.routing.policies import routing_policy
 from fabrictool.simulator.fleet import ReplicaSpec, Stream, simulate
 from fabrictool.simulator.memory import reported_memory, room
 from fabrictool.simulator.operators import Parallelism
@@ -46,7 +46,7 @@ def play(name, factors, start=0, stop=None):
     space = room(model, cut, reported_memory(device), weights="bf16", kv="bf16")
     spec = ReplicaSpec(step.times(slots, budget), slots, budget, space.kv_tokens, lanes=step.lanes)
     prompt, output = column["prompt"].astype(np.int64), column["output"].astype(np.int64)
-    found = simulate([spec], Stream(column["arrival_s"], prompt, output), policy("random", random.Random(0)))
+    found = simulate([spec], Stream(column["arrival_s"], prompt, output), routing_policy("random", random.Random(0)))
     measured = {
         "ttft": column["ttft_s"],
         "tpot": (column["e2e_s"] - column["ttft_s"]) / np.maximum(output - 1, 1),

@@ -7,6 +7,7 @@ written when something changes, and now and then, so that a standstill shows.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import TYPE_CHECKING
 
@@ -21,14 +22,14 @@ if TYPE_CHECKING:
     from fabrictool.base.runfolder import RunFolder
     from fabrictool.status.documents import Health, StatusDocument
 
-_log = logging.getLogger("fabrictool.agent")
+_log = logging.getLogger("fabrictool.status")
 
 PERIOD_S = 15.0
 """Two small writes a unit; a shared file system carries thousands of them a second."""
 
 
-class Heartbeat:
-    """Writes until it is cancelled; `touch` makes the next write come now."""
+class SignsOfLife:
+    """Writes until `run` is cancelled; `touch` makes the next write come now."""
 
     def __init__(
         self,
@@ -44,18 +45,15 @@ class Heartbeat:
         self._changed = asyncio.Event()
 
     def touch(self) -> None:
-        """Something changed."""
         self._changed.set()
 
     async def run(self) -> None:
-        """For ever."""
         while True:
             self._changed.clear()
             await self.write()
-            try:
-                await asyncio.wait_for(self._changed.wait(), self._period_s)
-            except TimeoutError:
-                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._period_s):  # Python 3.11's wait_for may swallow a cancellation
+                    await self._changed.wait()
 
     async def write(self) -> None:
         """Once; in a thread, for a shared file system may make it wait."""
