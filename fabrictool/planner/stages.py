@@ -61,8 +61,12 @@ def proved(solution: Solution) -> bool:
 
 def tolerance(name: str, value: float) -> float:
     """Differences up to this are none: the slack with which the stage is kept while later ones are solved."""
-    slack = TOLERANCE * max(1.0, abs(value))
-    return max(slack, LATENCY_TOLERANCE * value) if name == "latency" else slack
+    return max(rounding(value), LATENCY_TOLERANCE * value) if name == "latency" else rounding(value)
+
+
+def rounding(value: float) -> float:
+    """Up to which two values are the same to a solver."""
+    return TOLERANCE * max(1.0, abs(value))
 
 
 def in_order(

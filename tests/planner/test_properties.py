@@ -47,6 +47,7 @@ def values(solution):
 
 @given(SEEDS)
 @example(seed=2189)  # a stage that was kept within the engine's own tolerance was found infeasible, or worse than it is
+@example(seed=147456)  # a tolerance was spent twice: when a stage was good enough already, and again by later ones
 @settings(max_examples=150, deadline=None)
 def test_more_devices_never_make_it_worse(seed):
     less = random_instance(random.Random(seed))

@@ -98,12 +98,13 @@ class _Search:
         if below is None:
             raise explain_infeasible(self._problem)
         self._bounds[name] = below.objective
+        least = below.objective
         now = self._answer = self._better(name, self._answer, self._near(name, below))
-        if now is None or self.whole.value(name, now) > below.objective + tolerance(name, below.objective):
+        if now is None or self.whole.value(name, now) > least + tolerance(name, least):
             now = self._improve(name)
+            least = self.whole.value(name, now)
         self._answer = now
-        value = self.whole.value(name, now)
-        limit = value + tolerance(name, value) + self._integers.lost(self.whole.terms(name))
+        limit = least + tolerance(name, least) + self._integers.lost(self.whole.terms(name))
         for formulation in (self.whole, self._relaxed):
             formulation.keep(name, limit)
         values = {stage: self.whole.value(stage, now) for stage in self._bounds}

@@ -17,7 +17,7 @@ from fabrictool.planner.formulation import Formulation
 from fabrictool.planner.infeasible import explain_infeasible, require_options
 from fabrictool.planner.problem import Problem, Solution, StageResult
 from fabrictool.planner.solvers.large import LargeSearch
-from fabrictool.planner.stages import TIE_BREAK, clean, stage_names, tolerance
+from fabrictool.planner.stages import TIE_BREAK, clean, rounding, stage_names, tolerance
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,7 +69,8 @@ class _Search:
             raise explain_infeasible(self._problem)
         self._bounds[name] = below.objective
         answer = self._answer
-        if answer is None or self.whole.value(name, answer) > below.objective + tolerance(name, below.objective):
+        # Not the stage's tolerance: that is kept above the least value, and must not be spent before.
+        if answer is None or self.whole.value(name, answer) > below.objective + rounding(below.objective):
             answer = self._improve(name)
         self._answer = answer
         value = self.whole.value(name, answer)
