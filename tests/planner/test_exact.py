@@ -12,6 +12,7 @@ from fabrictool.planner.explaining.prices import device_prices
 from fabrictool.planner.problem import Level, ModelNeed, Option, Pool, Problem
 from fabrictool.planner.solvers.exact import ExactSolver
 from fabrictool.simulator.capacity import Replica
+from tests.seeds import seeds
 
 
 def pool(name, *, device="x", nodes=2, per_node=1, price=1.0, site=None, stable=True):
@@ -140,6 +141,11 @@ def random_instance(rng):
 def test_equals_brute_force_on_a_thousand_tiny_instances(first):
     for seed in range(first, first + 100):
         equals_brute_force(random_instance(random.Random(seed)))
+
+
+@seeds(0, drawn=20, long=1000)
+def test_equals_brute_force_on_instances_that_nobody_chose(seed):
+    equals_brute_force(random_instance(random.Random(seed)))
 
 
 def equals_brute_force(instance):
