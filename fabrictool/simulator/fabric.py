@@ -11,7 +11,7 @@ import numpy as np
 
 from fabrictool.base.errors import InvalidInputError
 from fabrictool.base.units import as_float
-from fabrictool.catalog import accelerators, model
+from fabrictool.catalog import accelerators, engines, model
 from fabrictool.domain.address import model_of
 from fabrictool.routing.candidates import TrustPolicy
 from fabrictool.simulator.fleet import ReplicaSpec, Stream
@@ -40,7 +40,6 @@ EventKind = Literal["up", "drain", "down"]
 EVENT_KINDS: tuple[EventKind, ...] = get_args(EventKind)
 DEFAULT_CONTEXT = 4096
 """Of a variant that names none: no pipeline is made larger for contexts that nobody asked for."""
-TOKEN_BUDGET = {"vllm": 8192, "sglang": 16384, "tensorrt-llm": 8192, "llama.cpp": 2048, "reference": 512}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +74,7 @@ class ModelSimulation:
     input: Lengths
     output: Lengths
     caches_prefixes: bool = False
-    """Whether its engine keeps the cache of prompts' beginnings, as vLLM and SGLang do by default."""
+    """Whether its engine keeps the cache of prompts' beginnings by default."""
     untrusted: tuple[str, ...] = ()
     """Replicas of the placement that may not serve these requests: ``MODEL/INDEX``; not among `replicas`."""
 
@@ -170,7 +169,7 @@ def of_model(
         rate=float(demand.rate) if demand and demand.rate is not None else 0.0,
         input=lengths_of(demand.input) if demand and demand.input else Lengths("lognormal", 512, 512),
         output=lengths_of(demand.output) if demand and demand.output else Lengths("lognormal", 128, 128),
-        caches_prefixes=wanted.engine in ("vllm", "sglang"),
+        caches_prefixes=engines()[wanted.engine].caches_prefixes,
         untrusted=tuple(replica.replica.removeprefix("replica/") for replica in placed if replica not in mine),
     )
 
@@ -245,7 +244,7 @@ def _spec(
             f" {room.usable / 1e9:.0f} GB to use",
         )
     hand, latency = _hand(wanted, architecture, inventory, replica, receivers)
-    budget = TOKEN_BUDGET.get(wanted.engine, 8192)
+    budget = engines()[wanted.engine].token_budget
     times = steps.times(stood.max_num_seqs, budget, hand, latency)
     spec = ReplicaSpec(
         times=times.of_a_pair if replica.phase == "decode" else times,

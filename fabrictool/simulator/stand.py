@@ -81,7 +81,7 @@ def stand(
         kv=kv,
         octets=octets,
         usable=USABLE if part else None,
-        reserved=min(3e9, 0.02 * machine.memory),
+        reserved=engine.reserved(machine.memory),
     )
     token = kv_elements_per_token(architecture, cut) * KV_OCTETS[kv]
     return Stand(step, space, calibration, wanted.max_num_seqs or engine.default_max_num_seqs, token)
