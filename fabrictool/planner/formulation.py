@@ -26,19 +26,19 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from fabrictool.planner.program import Answer, Program, Terms
+from fabrictool.planner.program import Program, ProgramSolution, Terms
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from fabrictool.domain.specs import Phase
-    from fabrictool.planner.problem import ModelNeed, PoolKey, Problem
+    from fabrictool.planner.problem import ModelNeed, PlacementProblem, PoolKey
 
 INFINITY = math.inf
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class PricedRows:
     """Where the rows stand whose prices matter."""
 
     demand: dict[str, int] = field(default_factory=dict)
@@ -51,12 +51,12 @@ class Formulation:
     """See the module's docstring; over the options `chosen`, by index."""
 
     def __init__(
-        self, problem: Problem, chosen: Sequence[int], *, whole: bool, given: Mapping[int, int] | None = None
+        self, problem: PlacementProblem, chosen: Sequence[int], *, whole: bool, given: Mapping[int, int] | None = None
     ) -> None:
         """`given` counts, by option, leave only the loads to be found."""
         self.problem = problem
         self.chosen = list(chosen)
-        self.rows = Rows()
+        self.rows = PricedRows()
         self._program = Program(whole=whole)
         self._whole, self._given = whole, given
         self._limit = {need.model: need.maximum for need in problem.needs}
@@ -82,7 +82,9 @@ class Formulation:
         self._moves = self._move_rows()
 
     @classmethod
-    def of_counts(cls, problem: Problem, counts: Mapping[int, int], among: Iterable[int] | None = None) -> Formulation:
+    def of_counts(
+        cls, problem: PlacementProblem, counts: Mapping[int, int], among: Iterable[int] | None = None
+    ) -> Formulation:
         """The linear program of what given counts, by option, can be loaded with; `among`: those that may have any.
 
         What runs or cannot be seen takes part also without a count: that it goes is a move, and a rule may want it.
@@ -102,9 +104,9 @@ class Formulation:
         seed: int,
         gap: float = 0.0,
         nodes: int | None = None,
-        start: Answer | None = None,
+        start: ProgramSolution | None = None,
         counts: Mapping[int, int] | None = None,
-    ) -> Answer | None:
+    ) -> ProgramSolution | None:
         """The best answer of one stage, with just these `counts` when they are given; None when there is none."""
         return self._program.minimise(
             self.terms(name),
@@ -120,32 +122,32 @@ class Formulation:
         """From now on the stage's value may not exceed `limit`."""
         self._program.row(-INFINITY, limit, self.terms(name))
 
-    def value(self, name: str, answer: Answer) -> float:
+    def value(self, name: str, answer: ProgramSolution) -> float:
         """The stage's objective of an answer, in floating point."""
         return math.fsum(weight * float(answer.values[column]) for column, weight in self.terms(name))
 
-    def shares(self, name: str, answer: Answer) -> dict[str, float]:
+    def shares(self, name: str, answer: ProgramSolution) -> dict[str, float]:
         """The stage's objective by model: every column is one model's."""
         found = {need.model: 0.0 for need in self.problem.needs}
         for column, weight in self.terms(name):
             found[self._owners[column]] += weight * float(answer.values[column])
         return found
 
-    def counts(self, answer: Answer) -> dict[int, int]:
+    def counts(self, answer: ProgramSolution) -> dict[int, int]:
         """Replicas by option."""
         found = {i: round(sum(w * float(answer.values[c]) for c, w in self.count(i))) for i in self.chosen}
         return {i: k for i, k in found.items() if k}
 
-    def loads(self, answer: Answer) -> dict[int, float]:
+    def loads(self, answer: ProgramSolution) -> dict[int, float]:
         """Requests/s by option."""
         found = {i: sum(w * float(answer.values[c]) for c, w in self._load(i)) for i in self.chosen}
         return {i: y for i, y in found.items() if y > 1e-6}
 
-    def usage(self, answer: Answer) -> dict[int, float]:
+    def usage(self, answer: ProgramSolution) -> dict[int, float]:
         """Replicas by option, not whole ones: of a relaxation."""
         return {i: sum(w * float(answer.values[c]) for c, w in self.count(i)) for i in self.chosen}
 
-    def distance(self, answer: Answer, i: int) -> float:
+    def distance(self, answer: ProgramSolution, i: int) -> float:
         """What one request/s on an option would cost the objective of a relaxation at least."""
         levels = zip(self._levels[i], self.problem.options[i].levels, strict=True)
         return min(float(answer.reduced[column]) / level.rate for column, level in levels)

@@ -30,7 +30,7 @@ Terms = list[tuple[int, float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ProgramSolution:
     """What an engine found."""
 
     values: Floats
@@ -94,7 +94,7 @@ class Program:
         nodes: int | None = None,
         start: Floats | None = None,
         fixed: Mapping[int, float] | None = None,
-    ) -> Answer | None:
+    ) -> ProgramSolution | None:
         """The best values for an objective; None when the rows contradict each other.
 
         `gap` is the relative one at which the search may end, `nodes` the most that it looks at: a limit that is the
@@ -142,7 +142,7 @@ class Program:
         found = math.fsum(costs[column] * values[column] for column in used)
         bound = float(engine.best_objective_bound()) if self._whole else found
         none = np.zeros(0)
-        return Answer(
+        return ProgramSolution(
             values=values,
             objective=found,
             bound=min(bound, found) if used else found,

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from fabrictool.catalog.tables import Accelerator, ModelArchitecture
     from fabrictool.simulator.calibration import Calibration, Scope
     from fabrictool.simulator.fleet import Outcome
-    from fabrictool.simulator.memory import Room
+    from fabrictool.simulator.memory import ReplicaMemory
     from fabrictool.simulator.stepmodel import Factors
 
 Mode = Literal["batch", "closed", "agg", "disagg"]
@@ -49,7 +49,7 @@ HAND_LINK = 50e9
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class PhaseWorkers:
     """The replicas of one phase of a disaggregated case."""
 
     cut: Parallelism
@@ -70,8 +70,8 @@ class Case:
     output_len: int
     concurrency: int
     mode: Mode = "agg"
-    prefill: Pool | None = None
-    decode: Pool | None = None
+    prefill: PhaseWorkers | None = None
+    decode: PhaseWorkers | None = None
 
     @property
     def scope(self) -> Scope:
@@ -85,7 +85,7 @@ class Case:
             return self.prefill.cut.devices * self.prefill.workers + self.decode.cut.devices * self.decode.workers
         return self.cut.devices
 
-    def room(self, cut: Parallelism) -> Room:
+    def room(self, cut: Parallelism) -> ReplicaMemory:
         """Memory of a replica that is cut so."""
         memory = reported_memory(self.device)
         reserved = engines()[self.engine].reserved(memory)

@@ -30,7 +30,7 @@ def reported_memory(device: Accelerator) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class ReplicaMemory:
     """Memory of one replica. Octets over all its devices, and tokens."""
 
     weights: float
@@ -66,7 +66,7 @@ def room(
     octets: float | None = None,
     usable: float | None = None,
     reserved: float | None = None,
-) -> Room:
+) -> ReplicaMemory:
     """Memory of a replica of `model`.
 
     `device_memory` octets a device; `usable` is the share that the engine takes, None: the usual 0.9, or more where
@@ -82,7 +82,7 @@ def room(
         tokens = int(free / (token / cut.dp)) if token else 1 << 40
         if tokens >= model_minimum(model) or usable is not None:
             break
-    return Room(held, total, max(0, tokens))
+    return ReplicaMemory(held, total, max(0, tokens))
 
 
 def model_minimum(model: ModelArchitecture) -> int:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from fabrictool.simulator.cases import Case
-    from fabrictool.simulator.memory import Room
+    from fabrictool.simulator.memory import ReplicaMemory
     from fabrictool.workload.trace import Trace
 
     Floats = np.ndarray[Any, np.dtype[np.float64]]
@@ -52,7 +52,7 @@ SOONEST, LATEST = 1e-6, 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RecordedRun:
     """What one replica was sent and how long it took; arrays over requests, in order of arrival."""
 
     case: Case
@@ -71,7 +71,7 @@ class Run:
     """Came while the service kept up."""
 
     @property
-    def room(self) -> Room:
+    def room(self) -> ReplicaMemory:
         """Memory of the replica. Raises InvalidInputError FT2111 when the model does not fit."""
         case = self.case
         found = case.room(case.cut)
@@ -153,7 +153,7 @@ class Run:
         )
 
 
-def recorded(case: Case, trace: Trace, max_num_seqs: int | None = None, token_budget: int | None = None) -> Run:
+def recorded(case: Case, trace: Trace, max_num_seqs: int | None = None, token_budget: int | None = None) -> RecordedRun:
     """A run from the records of one replica, with the engine's own limits unless others are given.
 
     A request whose latencies are not known is load all the same.
@@ -170,7 +170,7 @@ def recorded(case: Case, trace: Trace, max_num_seqs: int | None = None, token_bu
         tpot = np.where(usable & (trace.output > 1) & (e2e > ttft), (e2e - ttft) / (trace.output - 1), np.nan)
     engine = engines()[case.engine]
     caches = engine.caches_prefixes and trace.block_tokens and not trace.block_tokens % BLOCK
-    return Run(
+    return RecordedRun(
         case=case,
         max_num_seqs=max_num_seqs or engine.default_max_num_seqs,
         token_budget=token_budget or engine.token_budget,
@@ -210,7 +210,7 @@ def keeping_up(arrival: Floats, ttft: Floats) -> Bools:
 
 
 def fit(
-    run: Run, chosen: Ints, prior: Factors, rounds: int = 12, *, progress: Callable[[], None] | None = None
+    run: RecordedRun, chosen: Ints, prior: Factors, rounds: int = 12, *, progress: Callable[[], None] | None = None
 ) -> Factors:
     """The factors that explain the latencies of the `chosen` requests best without leaving `prior` for nothing.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError, InvalidInputError
 from fabrictool.catalog.tables import accelerators, engines, model
-from fabrictool.simulator.cases import MODES, Case, Pool, predict
+from fabrictool.simulator.cases import MODES, Case, PhaseWorkers, predict
 from fabrictool.simulator.operators import Parallelism
 from fabrictool.simulator.stepmodel import KV_OCTETS, OCTETS
 
@@ -173,7 +173,7 @@ def case_of(row: Mapping[str, str], architectures: Mapping[str, ModelArchitectur
     pools = {}
     if mode == "disagg":
         pools = {
-            phase: Pool(_cut(cells, f"{phase}_"), _whole(cells, f"{phase}_workers", 1))
+            phase: PhaseWorkers(_cut(cells, f"{phase}_"), _whole(cells, f"{phase}_workers", 1))
             for phase in ("prefill", "decode")
         }
     return Case(

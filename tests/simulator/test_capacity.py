@@ -11,7 +11,7 @@ from fabrictool.catalog import accelerators, models
 from fabrictool.routing.policies import RoundRobinPolicy, policy
 from fabrictool.simulator import capacity
 from fabrictool.simulator.calibration import NONE, choose, shipped
-from fabrictool.simulator.capacity import MAX_UTILISATION, Demand, decode_seconds, prefill_seconds, under_load
+from fabrictool.simulator.capacity import MAX_UTILISATION, MeanWorkload, decode_seconds, prefill_seconds, under_load
 from fabrictool.simulator.fleet import ReplicaSpec, Stream, simulate
 from fabrictool.simulator.memory import reported_memory, room
 from fabrictool.simulator.operators import Parallelism
@@ -21,7 +21,7 @@ from tests.seeds import seeds
 CHIP = accelerators()["h100-sxm"]
 LLAMA = models()["meta-llama/Llama-3.1-8B-Instruct"]
 SEVENTY = models()["meta-llama/Llama-3.1-70B-Instruct"]
-DEMAND = Demand(1.0, 1000.0, 200.0, 4096)
+DEMAND = MeanWorkload(1.0, 1000.0, 200.0, 4096)
 
 
 def step(model=LLAMA, tp=1):
@@ -98,7 +98,7 @@ def test_latency_under_load_is_that_of_the_event_loop(model, tp, prompt, answer,
     known = choose(shipped(), "h100-sxm", "nvidia", "vllm", "online")
     one = StepModel.of(model, Machine.of(CHIP), Parallelism(tp=tp), known.factors)
     space = room(model, Parallelism(tp=tp), reported_memory(CHIP), weights="bf16", kv="bf16")
-    demand = Demand(1.0, prompt, answer, 4096)
+    demand = MeanWorkload(1.0, prompt, answer, 4096)
     found = capacity.replica(one, space, demand, slots, known)
     rate, count = load * found.capacity, 6000
     arrival = np.cumsum(np.random.default_rng(0).exponential(1 / rate, count))

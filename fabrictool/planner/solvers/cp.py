@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from fabrictool.domain.specs import Phase
-    from fabrictool.planner.problem import PoolKey, Problem
-    from fabrictool.planner.program import Answer, Floats, Terms
+    from fabrictool.planner.problem import PlacementProblem, PoolKey
+    from fabrictool.planner.program import Floats, ProgramSolution, Terms
 
 LEVEL = 1e-4
 """The step in which replicas at a load level are counted; a finer one makes the search much slower."""
@@ -59,7 +59,7 @@ class CpSolver:
     uniform = False
 
     def solve(
-        self, problem: Problem, *, deadline_s: float, seed: int, warm: Solution | None = None
+        self, problem: PlacementProblem, *, deadline_s: float, seed: int, warm: Solution | None = None
     ) -> Iterator[Solution]:
         """Yields a solution after each stage; the last one is the answer."""
         require_options(problem)
@@ -80,7 +80,7 @@ class CpUniformSolver(CpSolver):
 class _Search:
     """One run: the integer program, its relaxation, and the best placement so far."""
 
-    def __init__(self, problem: Problem, deadline_s: float, seed: int, *, uniform: bool) -> None:
+    def __init__(self, problem: PlacementProblem, deadline_s: float, seed: int, *, uniform: bool) -> None:
         every = range(len(problem.options))
         self._problem, self._seconds, self._seed = problem, deadline_s, seed
         self.whole = Formulation(problem, every, whole=True)
@@ -89,7 +89,7 @@ class _Search:
         self._groups = _alternatives(problem) if uniform else []
         groups = [[self._column(i) for i in group] for group in self._groups]
         self._integers = _Integers(self.whole, groups)
-        self._answer: Answer | None = None
+        self._answer: ProgramSolution | None = None
         self._bounds: dict[str, float] = {}
 
     def stage(self, name: str) -> tuple[dict[int, int], dict[int, float], tuple[StageResult, ...]]:
@@ -111,7 +111,7 @@ class _Search:
         stages = tuple(StageResult(n, clean(v), clean(min(v, self._bounds[n]))) for n, v in values.items())
         return self.whole.counts(now), self.whole.loads(now), stages
 
-    def _improve(self, name: str) -> Answer:
+    def _improve(self, name: str) -> ProgramSolution:
         found = self._integers.minimise(self.whole.terms(name), WORK * self._seconds, self._seed, self._answer)
         if found is None:
             raise explain_infeasible(self._problem)
@@ -124,11 +124,11 @@ class _Search:
             raise FabrictoolError.of("FT2902", "CP-SAT found nothing in time", hint="more time, or `--solver exact`")
         return best
 
-    def _better(self, name: str, *answers: Answer | None) -> Answer | None:
+    def _better(self, name: str, *answers: ProgramSolution | None) -> ProgramSolution | None:
         there = [answer for answer in answers if answer is not None]
         return min(there, key=lambda answer: self.whole.value(name, answer), default=None)
 
-    def _near(self, name: str, below: Answer) -> Answer | None:
+    def _near(self, name: str, below: ProgramSolution) -> ProgramSolution | None:
         """The relaxation rounded to whole replicas, where that keeps the rules and the stages before."""
         distance = {i: self._relaxed.distance(below, i) for i in self._relaxed.chosen}
         counts = rounded(self._problem, self._relaxed.usage(below), distance)
@@ -136,7 +136,7 @@ class _Search:
             return None
         return self._loaded(name, counts)
 
-    def _loaded(self, name: str, counts: dict[int, int]) -> Answer | None:
+    def _loaded(self, name: str, counts: dict[int, int]) -> ProgramSolution | None:
         return self.whole.minimise(name, seconds=self._seconds, seed=self._seed, counts=counts)
 
     def _counts(self, values: Floats) -> dict[int, int]:
@@ -147,7 +147,7 @@ class _Search:
         return column
 
 
-def _alternatives(problem: Problem) -> list[list[int]]:
+def _alternatives(problem: PlacementProblem) -> list[list[int]]:
     """Options of which one at most may be used; what runs on clusters that do not answer is as it is."""
     groups: dict[tuple[str, PoolKey, Phase], list[int]] = defaultdict(list)
     for i, option in enumerate(problem.options):
@@ -204,7 +204,7 @@ class _Integers:
         self._model: Any = None
         self._columns: list[Any] = []
 
-    def minimise(self, terms: Terms, work: float, seed: int, start: Answer | None) -> _Found | None:
+    def minimise(self, terms: Terms, work: float, seed: int, start: ProgramSolution | None) -> _Found | None:
         """The best values found; None when there is no solution."""
         self._build()
         used, costs = self._chained(terms)

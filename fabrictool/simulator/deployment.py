@@ -19,7 +19,7 @@ from fabrictool.simulator.kernel import BLOCK
 from fabrictool.simulator.mixed import MixedSteps, Part, pipeline
 from fabrictool.simulator.network import HAND_LATENCY_S, hop
 from fabrictool.simulator.operators import Parallelism, kv_elements_per_token
-from fabrictool.simulator.report import Hardware, Target
+from fabrictool.simulator.report import Hardware, LatencyTarget
 from fabrictool.simulator.stand import Stand, stand
 from fabrictool.simulator.stepmodel import KV_OCTETS, StepModel
 from fabrictool.workload.arrivals import arrivals
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from fabrictool.domain.inventory import Inventory, Partition
     from fabrictool.domain.plan import ReplicaPlacement
     from fabrictool.simulator.calibration import Calibration
-    from fabrictool.simulator.memory import Room
+    from fabrictool.simulator.memory import ReplicaMemory
     from fabrictool.workload.trace import Trace
 
 EventKind = Literal["up", "drain", "down"]
@@ -43,7 +43,7 @@ DEFAULT_CONTEXT = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class ReplicaEvent:
     """Something that befalls a replica: ready only now (`up`), no new requests (`drain`), gone (`down`)."""
 
     kind: EventKind
@@ -67,7 +67,7 @@ class ModelSimulation:
     """``MODEL/INDEX`` of each of `specs`."""
     specs: tuple[ReplicaSpec, ...]
     hardware: Hardware
-    target: Target
+    target: LatencyTarget
     calibrations: tuple[Calibration, ...]
     rate: float
     """Requests/s declared; 0 without a demand."""
@@ -84,7 +84,7 @@ class ModelSimulation:
             return self
         return replace(self, specs=tuple(replace(spec, prefix_tokens=block_tokens) for spec in self.specs))
 
-    def with_events(self, events: Sequence[Event]) -> ModelSimulation:
+    def with_events(self, events: Sequence[ReplicaEvent]) -> ModelSimulation:
         """The same with replicas that come and go. Raises InvalidInputError FT2149 for what no replica lives through.
 
         A replica starts once and ends once: what comes back is another session.
@@ -267,7 +267,7 @@ def _standing(
     inventory: Inventory,
     replica: ReplicaPlacement,
     calibrations: Sequence[Calibration],
-) -> tuple[StepModel | MixedSteps, Room, Stand] | None:
+) -> tuple[StepModel | MixedSteps, ReplicaMemory, Stand] | None:
     """Step times and memory of a replica, and how its first stage stands."""
     places = [inventory.clusters[s.cluster].partitions[s.partition] for s in replica.every_stage]
     if not replica.stages:
@@ -322,11 +322,11 @@ def lengths_of(declared: Length) -> Lengths:
     return Lengths(declared.shape if sd else "fixed", mean, sd, 1, most)
 
 
-def _target(slo: Slo | None) -> Target:
+def _target(slo: Slo | None) -> LatencyTarget:
     """The tightest target of each metric: what one request has to meet to count as good."""
 
     def tightest(metric: str) -> float:
         given = [getattr(slo, f"{metric}_{p}") for p in ("p50", "p95", "p99")]
         return min((float(t) for t in given if t is not None), default=math.inf)
 
-    return Target(tightest("ttft"), tightest("tpot"), tightest("e2e")) if slo else Target()
+    return LatencyTarget(tightest("ttft"), tightest("tpot"), tightest("e2e")) if slo else LatencyTarget()
