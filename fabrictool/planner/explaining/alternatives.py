@@ -148,9 +148,9 @@ class _Other(Formulation):
         for i, option in enumerate(problem.options):
             count, room = counts.get(i, 0), max(most[option.model], counts.get(i, 0)) + 1
             # One of `more` and `fewer` may be 1 if the count is above, or below, what was chosen.
-            more, fewer = (self._program.column(0, 1, whole=True) for _ in range(2))
+            more, fewer = (self.program.column(0, 1, whole=True) for _ in range(2))
             term = self.count(i)
-            self._program.row(count + 1 - room, INFINITY, [*term, (more, -float(room))])
-            self._program.row(-INFINITY, count - 1 + room, [*term, (fewer, float(room))])
+            self.program.row(count + 1 - room, INFINITY, [*term, (more, -float(room))])
+            self.program.row(-INFINITY, count - 1 + room, [*term, (fewer, float(room))])
             differs += [(more, 1.0), (fewer, 1.0)]
-        self._program.row(1, INFINITY, differs)
+        self.program.row(1, INFINITY, differs)

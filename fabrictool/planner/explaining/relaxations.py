@@ -117,10 +117,10 @@ class _Fewer(Formulation):
 
     def most(self, wanted: int) -> int | None:
         """How many can be there, up to `wanted`; None when there is no placement, or none was found in time."""
-        short = self._program.column(0, wanted, whole=True)
-        self._program.row(wanted, wanted, [*self._there, (short, 1.0)])
+        short = self.program.column(0, wanted, whole=True)
+        self.program.row(wanted, wanted, [*self._there, (short, 1.0)])
         try:
-            answer = self._program.minimise([(short, 1.0)], seconds=SECONDS, seed=0)
+            answer = self.program.minimise([(short, 1.0)], seconds=SECONDS, seed=0)
         except FabrictoolError:
             return None
         return None if answer is None else wanted - round(answer.objective)

@@ -185,16 +185,12 @@ class _Integers:
 
         self._engine = cp_model
         self._alternatives = alternatives
-        self._program = formulation._program._model  # noqa: SLF001 - the rows as they stand have no other reader
-        self._rules = self._program.num_constraints()
-        columns = range(self._program.num_variables())
-        self._whole = np.array([self._program.var_is_integral(c) for c in columns], dtype=bool)
+        self._program = formulation.program
+        self._rules = len(self._program.rows())
+        self._whole = np.array(self._program.whole_columns(), dtype=bool)
         self._unit = np.where(self._whole, 1.0, QUANTUM)
         self._exact = self._whole.copy()
-        self._chains = [
-            [formulation._idle[i], *formulation._levels[i]]  # noqa: SLF001 - as above
-            for i in formulation.chosen
-        ]
+        self._chains = [formulation.ladder(i) for i in formulation.chosen]
         self._above: dict[int, int] = {}
         for chain in self._chains:
             self._unit[chain] = LEVEL
@@ -231,14 +227,8 @@ class _Integers:
 
     def _build(self) -> None:
         """The model of the rows as they stand now: each stage adds one."""
-        program = self._program
-        columns = range(len(self._unit))
-        rows = []
-        for r in range(program.num_constraints()):
-            terms = zip(program.constraint_var_indices(r), program.constraint_coefficients(r), strict=True)
-            rows.append((program.constraint_lower_bound(r), program.constraint_upper_bound(r), *self._chained(terms)))
-        self._low = np.array([program.var_lower_bound(c) for c in columns], dtype=float)
-        self._high = np.array([program.var_upper_bound(c) for c in columns], dtype=float)
+        rows = [(least, most, *self._chained(terms)) for least, most, terms in self._program.rows()]
+        self._low, self._high = np.array(self._program.bounds(), dtype=float).T.copy()
         self._bound(rows)
         self._model = self._engine.CpModel()
         bottom, top = (np.ceil(v / self._unit - QUANTUM).astype(int).tolist() for v in (self._low, self._high))
