@@ -6,7 +6,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 BIN := .venv/bin
 
 .PHONY: testbed-up testbed-down testbed-status testbed-shell test-bed
-.PHONY: demo test check bench validate-simulator docs lock clean test-extended
+.PHONY: demo test check bench validate-simulator docs lock clean test-extended test-long
 .DELETE_ON_ERROR:
 
 .venv/.ready: requirements.lock pyproject.toml .ci/setup
@@ -21,6 +21,9 @@ test: .venv/.ready ## all tests that need no extra build; as root on Debian or U
 
 test-extended: .venv/.ready ## builds llama-server and tests against it
 	$(BIN)/python -m pytest $(ARGS) -m extended
+
+test-long: .venv/.ready ## what must hold for any input, on thousands of inputs that are drawn anew
+	$(BIN)/python -m pytest $(ARGS) -m long
 
 test-bed: .venv/.ready ## only the tests on the Slurm testbed
 	@bash .ci/test-packages

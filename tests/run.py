@@ -18,15 +18,16 @@ from pathlib import Path
 PYTEST = [sys.executable, "-m", "pytest"]
 PROCESSES = ["tests/clusters/connections", "tests/e2e", "tests/gitops"]
 NOTHING_COLLECTED = 5
+LEFT_OUT = "not extended and not long"
 
 
 def main(arguments):
     """The worst of the exit codes."""
     if arguments:
-        return subprocess.call([*PYTEST, *arguments, "-m", "not extended"])
+        return subprocess.call([*PYTEST, *arguments, "-m", LEFT_OUT])
     lanes = {
-        "the tests on the Slurm testbed": ["-m", "bed and not extended"],
-        "the tests that start programs": ["-m", "not bed and not extended", *PROCESSES],
+        "the tests on the Slurm testbed": ["-m", f"bed and {LEFT_OUT}"],
+        "the tests that start programs": ["-m", f"not bed and {LEFT_OUT}", *PROCESSES],
     }
     others = [word for path in PROCESSES for word in ("--ignore", path)]
     with tempfile.TemporaryDirectory() as folder:
@@ -37,7 +38,7 @@ def main(arguments):
                 process = subprocess.Popen([*PYTEST, *words], stdout=output, stderr=subprocess.STDOUT)
             started.append((name, process, path))
         try:
-            codes = [subprocess.call([*PYTEST, "-m", "not bed and not extended", *others])]
+            codes = [subprocess.call([*PYTEST, "-m", f"not bed and {LEFT_OUT}", *others])]
             for name, process, path in started:
                 print(f"\n== {name} ==", flush=True)
                 code = process.wait()

@@ -4,7 +4,7 @@ import json
 
 from fabrictool.catalog import accelerators, models
 from fabrictool.simulator.calibration import choose, shipped
-from fabrictool.simulator.capacity import MAX_UTILISATION, Demand, replica
+from fabrictool.simulator.capacity import MAX_UTILISATION, MeanWorkload, replica
 from fabrictool.simulator.memory import reported_memory, room
 from fabrictool.simulator.operators import Parallelism
 from fabrictool.simulator.stepmodel import Machine, StepModel
@@ -23,7 +23,7 @@ def throughput(device_id, given, made):
     calibration = choose(shipped(), device_id, device.vendor, "vllm", "online")
     step = StepModel.of(model, Machine.of(device), cut, calibration.factors, weights="fp16", kv="fp16")
     space = room(model, cut, reported_memory(device), weights="fp16", kv="fp16")
-    figures = replica(step, space, Demand(0.0, given, made, CONTEXT), 256, calibration)
+    figures = replica(step, space, MeanWorkload(0.0, given, made, CONTEXT), 256, calibration)
     return round(MAX_UTILISATION * figures.capacity, 3)
 
 

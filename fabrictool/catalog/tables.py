@@ -198,10 +198,24 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     """Precision of the variant → octets per parameter in memory."""
     default_max_num_seqs: int
     """Requests at once when the blueprint does not say."""
+    token_budget: int
+    """Tokens that one step computes at most, by default."""
+    reserved_share: float
+    """Of a device's memory: activations, graphs and communication buffers ..."""
+    reserved_most: float
+    """... and the octets of it that are enough on any device."""
+    caches_prefixes: bool = False
+    """Whether it keeps the cache of prompts' beginnings by default."""
+    layer_split: bool = False
+    """Whether several devices of a replica hold some of the layers each and work one after the other."""
     started: bool = True
     """Whether we can start it; of the others we only forecast what they do."""
     source: str
     sources: dict[str, str] = {}
+
+    def reserved(self, device_memory: float) -> float:
+        """Octets of a device that neither weights nor cache get."""
+        return min(self.reserved_most, self.reserved_share * device_memory)
 
 
 @cache
@@ -223,7 +237,7 @@ def models() -> Mapping[str, ModelArchitecture]:
 
 @cache
 def engines() -> Mapping[str, Engine]:
-    return _table("engines", lambda id_, row: msgspec.convert({**row, "id": id_}, Engine))
+    return _table("engines", _engine)
 
 
 def startable() -> Mapping[str, Engine]:
@@ -259,6 +273,10 @@ def _accelerator(id_: str, row: dict[str, Any]) -> Accelerator:
         source=row["source"],
         sources=row.get("sources", {}),
     )
+
+
+def _engine(id_: str, row: dict[str, Any]) -> Engine:
+    return msgspec.convert({**row, "id": id_, "reserved_most": float(Memory.parse(row["reserved_most"]))}, Engine)
 
 
 def _vendor(title: str) -> str:

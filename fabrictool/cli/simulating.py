@@ -17,7 +17,7 @@ from fabrictool.base.units import Duration, UnitError
 from fabrictool.cli import tracing
 from fabrictool.cli.output import say
 from fabrictool.routing.policies import routing_policy
-from fabrictool.simulator import fabric, sheet
+from fabrictool.simulator import deployment, sheet
 from fabrictool.simulator.calibration import loads, shipped
 from fabrictool.simulator.fleet import simulate
 from fabrictool.simulator.report import report
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from fabrictool.domain.inventory import Cluster
     from fabrictool.domain.plan import ReplicaPlacement
     from fabrictool.simulator.calibration import Calibration
-    from fabrictool.simulator.fabric import Event, ModelSimulation
+    from fabrictool.simulator.deployment import ModelSimulation, ReplicaEvent
     from fabrictool.simulator.fleet import Outcome, Stream
     from fabrictool.simulator.report import Report
     from fabrictool.workload.trace import Trace
@@ -58,7 +58,7 @@ class Asked:
     rate: float | None
     seed: int
     calibrations: Path | None = None
-    events: tuple[Event, ...] = ()
+    events: tuple[ReplicaEvent, ...] = ()
 
 
 class Interrupts:
@@ -102,7 +102,7 @@ class Run:
     simulation: ModelSimulation
     outcome: Outcome
     report: Report
-    events: tuple[Event, ...] = ()
+    events: tuple[ReplicaEvent, ...] = ()
 
     @property
     def unserved(self) -> int | None:
@@ -110,7 +110,7 @@ class Run:
         found = self.report
         return found.requests - found.finished - found.refused - found.lost if found.complete else None
 
-    def happened(self, event: Event) -> bool:
+    def happened(self, event: ReplicaEvent) -> bool:
         """Whether the simulation got that far."""
         return event.at <= self.outcome.end
 
@@ -120,7 +120,7 @@ class Run:
         return f"{self.scenario} · {self.simulation.name}" if self.scenario else self.simulation.name
 
 
-def event(text: str) -> Event:
+def event(text: str) -> ReplicaEvent:
     """``down:llama/0@60s`` as an event. Raises UsageError FT9001 for another form, kind or time."""
     kind, colon, rest = text.partition(":")
     replica, at, when = rest.rpartition("@")
@@ -128,12 +128,12 @@ def event(text: str) -> Event:
     if not (colon and at and "/" in replica):
         hint = f"{EVENT_FORM}, such as `down:llama/0@60s`"
         raise UsageError.of("FT9001", f"--event {text!r} is not of the form {EVENT_FORM}", hint=hint)
-    known = next((one for one in fabric.EVENT_KINDS if one == kind.strip()), None)
+    known = next((one for one in deployment.EVENT_KINDS if one == kind.strip()), None)
     if known is None:
-        hint = f"one of: {', '.join(fabric.EVENT_KINDS)}"
+        hint = f"one of: {', '.join(deployment.EVENT_KINDS)}"
         raise UsageError.of("FT9001", f"--event {text!r}: {kind!r} is not a kind of event", hint=hint)
     try:
-        return fabric.Event(known, replica, float(Duration.parse(when)))
+        return deployment.ReplicaEvent(known, replica, float(Duration.parse(when)))
     except UnitError as error:
         raise UsageError.of("FT9001", f"--event {text!r}: {error.message}", hint=error.hint) from error
 
@@ -172,7 +172,7 @@ def play(asked: Asked, *, samples: int) -> list[Run]:
         raise InvalidInputError.of("FT2143", f"the blueprint has no model {', '.join(unknown)}")
     _known_models(asked.events, names)
     traces = None if trace is None else _shared_out(trace, names, sorted(loaded.blueprint.models), asked)
-    groups = fabric.consumer_groups(loaded.blueprint)
+    groups = deployment.consumer_groups(loaded.blueprint)
     if len(groups) > 1:
         say(f"a demand does not say whose requests it counts: what {_some(groups)} allow is not looked at")
     runs = []
@@ -184,7 +184,7 @@ def play(asked: Asked, *, samples: int) -> list[Run]:
         if traces is not None and name not in traces:
             say(f"{name}: the trace has no request for it; left out")
             continue
-        simulation = fabric.of_model(name, loaded.blueprint, loaded.inventory, replicas, own)
+        simulation = deployment.of_model(name, loaded.blueprint, loaded.inventory, replicas, own)
         for replica in simulation.untrusted:
             say(f"{replica}: trust does not let it serve {name}; left out")
         simulation = simulation.with_prefixes(trace.block_tokens if trace else 0).with_events(events)
@@ -224,7 +224,7 @@ def _calibrations(folder: Path | None) -> list[Calibration]:
     return found
 
 
-def _known_models(events: Sequence[Event], names: Sequence[str]) -> None:
+def _known_models(events: Sequence[ReplicaEvent], names: Sequence[str]) -> None:
     """Raises InvalidInputError FT2149 for an event of a model that is not simulated."""
     for one in events:
         if one.model not in names:
@@ -395,14 +395,14 @@ def _stream(asked: Asked, simulation: ModelSimulation, trace: Trace | None) -> S
             say(f"{simulation.name}: {len(trace) - len(mine)} of {len(trace)} requests are not played (--requests)")
         if asked.rate is not None:
             mine = mine.at_rate(asked.rate)
-        return fabric.trace_stream(mine, model_name)
+        return deployment.trace_stream(mine, model_name)
     if asked.rate is not None:
         from dataclasses import replace
 
         simulation = replace(simulation, rate=asked.rate)
     if simulation.rate <= 0 and not asked.models:
         return None
-    return fabric.declared_stream(simulation, asked.requests or MADE_UP, asked.seed)
+    return deployment.declared_stream(simulation, asked.requests or MADE_UP, asked.seed)
 
 
 def stoppable(tell: Callable[[int, int], None], stop: Interrupts) -> Callable[[int, int], None]:

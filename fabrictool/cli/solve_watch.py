@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fabrictool.planner.problem import Problem, Solution, Solver, StageResult
+    from fabrictool.planner.problem import PlacementProblem, Solution, Solver, StageResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Watch:
     """One for each solution that was found on the way."""
 
     def solve(
-        self, problem: Problem, *, deadline_s: float, seed: int, warm: Solution | None = None
+        self, problem: PlacementProblem, *, deadline_s: float, seed: int, warm: Solution | None = None
     ) -> Iterator[Solution]:
         """As the solver does."""
         began = time.monotonic()

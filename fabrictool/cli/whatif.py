@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.cli.executors import executor_named
 from fabrictool.cli.output import data, json_data, say, table
-from fabrictool.planner.explaining.whatif import Outcome, Sweep, started, stopped, sweep
+from fabrictool.planner.explaining.whatif import Sweep, WhatIfResult, started, stopped, sweep
 from fabrictool.planner.stages import amount, number, tolerance
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def _progress(every: int) -> Callable[[int], None]:
 def document(found: Sweep) -> dict[str, Any]:
     """All figures as one JSON document."""
 
-    def one(outcome: Outcome) -> dict[str, Any]:
+    def one(outcome: WhatIfResult) -> dict[str, Any]:
         both = outcome.feasible and found.base.feasible
         return {
             "feasible": outcome.feasible,
@@ -127,7 +127,7 @@ HEADINGS = {"served": "unserved", "slo": "misses SLO", "latency": "in system", "
 """Where a stage's name does not say what its value is."""
 
 
-def _cell(name: str, outcome: Outcome, base: Outcome, currency: str) -> str:
+def _cell(name: str, outcome: WhatIfResult, base: WhatIfResult, currency: str) -> str:
     """``46.7 USD/h (−3.1)``."""
     value = outcome.values[name]
     shown = amount(name, value, currency)

@@ -11,11 +11,11 @@ from fabrictool.domain.plan import Placement, ReplicaPlacement, StagePlacement
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from fabrictool.planner.problem import Option, OptionKey, Pool, Problem, Solution
+    from fabrictool.planner.problem import Option, OptionKey, PlacementProblem, Pool, Solution
 
 
 def assign(
-    problem: Problem,
+    problem: PlacementProblem,
     solution: Solution,
     running: Mapping[str, OptionKey],
     unseen: Sequence[ReplicaPlacement] = (),

@@ -13,9 +13,9 @@ from fabrictool.base.errors import Problem as Complaint
 from fabrictool.base.units import as_float
 from fabrictool.catalog import accelerators, engines, model
 from fabrictool.planner.columns import Columns
-from fabrictool.planner.problem import ModelNeed, Option, Pool, Problem, unit_key
-from fabrictool.simulator.capacity import Demand
-from fabrictool.simulator.fabric import DEFAULT_CONTEXT, lengths_of
+from fabrictool.planner.problem import ModelNeed, Option, PlacementProblem, Pool, unit_key
+from fabrictool.simulator.capacity import MeanWorkload
+from fabrictool.simulator.deployment import DEFAULT_CONTEXT, lengths_of
 from fabrictool.simulator.network import hop
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ DEFAULT_INPUT, DEFAULT_OUTPUT = 512.0, 128.0
 class Tables:
     """What the problem was built from, for the forecast."""
 
-    demands: dict[str, Demand]
+    demands: dict[str, MeanWorkload]
 
 
 def build_problem(
@@ -46,7 +46,7 @@ def build_problem(
     unseen: Sequence[ReplicaPlacement],
     current: Mapping[OptionKey, int],
     now: float = -math.inf,
-) -> tuple[Problem, Tables]:
+) -> tuple[PlacementProblem, Tables]:
     """The problem over the clusters in `usable`; those are the ones that answered.
 
     Maintenance windows that end before `now` (seconds since 1970) are over.
@@ -67,7 +67,7 @@ def build_problem(
     considered = [*pools, *(pool for pool in every if pool.key in unseen_pools)]
     options: list[Option] = []
     needs: list[ModelNeed] = []
-    demands: dict[str, Demand] = {}
+    demands: dict[str, MeanWorkload] = {}
     columns: dict[str, Columns] = {}
     for name in sorted(blueprint.models):
         wanted = blueprint.models[name]
@@ -100,7 +100,7 @@ def build_problem(
         [*o.key, o.cost, o.power, [[*map(tidy, (v.rate, v.in_system)), v.attains] for v in o.levels]] for o in options
     ]
     ways = {(a.key, b.key): way for a in pools for b in pools if (way := hop(inventory, a.key, b.key)) is not None}
-    problem = Problem(
+    problem = PlacementProblem(
         needs=tuple(needs),
         options=tuple(options),
         pools=tuple(pools),
@@ -152,18 +152,20 @@ def outages(inventory: Inventory, pools: Sequence[Pool], now: float) -> tuple[fr
     return tuple(sorted((one for one in sets if not any(one < other for other in sets)), key=sorted))
 
 
-def demand_of(wanted: Model, architecture: ModelArchitecture) -> Demand:
+def demand_of(wanted: Model, architecture: ModelArchitecture) -> MeanWorkload:
     """Mean lengths and rate, with the context that a replica must hold."""
     context = int(wanted.variant.context or min(DEFAULT_CONTEXT, architecture.max_context))
     declared = wanted.demand
     if declared is None or declared.rate is None or declared.input is None or declared.output is None:
         longest = float(context)
-        return Demand(0.0, min(DEFAULT_INPUT, longest * 0.8), min(DEFAULT_OUTPUT, longest * 0.2), context)
+        return MeanWorkload(0.0, min(DEFAULT_INPUT, longest * 0.8), min(DEFAULT_OUTPUT, longest * 0.2), context)
     lengths = (lengths_of(declared.input).clipped_mean, lengths_of(declared.output).clipped_mean)
-    return Demand(float(declared.rate), *lengths, context)
+    return MeanWorkload(float(declared.rate), *lengths, context)
 
 
-def _need(name: str, wanted: Model, demand: Demand, *, lost: int, elsewhere: Container[str], sites: int) -> ModelNeed:
+def _need(
+    name: str, wanted: Model, demand: MeanWorkload, *, lost: int, elsewhere: Container[str], sites: int
+) -> ModelNeed:
     """`lost` replicas have no column; pins on the clusters `elsewhere`, which do not answer, wait until they do."""
     return ModelNeed(
         model=name,

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from fabrictool.domain.inventory import Inventory, Partition
     from fabrictool.domain.specs import Phase
     from fabrictool.planner.problem import Pool, PoolKey
-    from fabrictool.simulator.capacity import Demand, Latency, Replica
+    from fabrictool.simulator.capacity import Latency, MeanWorkload, ReplicaFigures
     from fabrictool.simulator.stand import Stand
     from fabrictool.simulator.stepmodel import Steps
 
-    Figures = tuple[Replica, tuple[Level, ...]]
+    Figures = tuple[ReplicaFigures, tuple[Level, ...]]
 
 DEGREES = (1, 2, 4, 8, 16)
 """Tensor-parallel degrees that are tried, inside one node."""
@@ -53,7 +53,7 @@ class Columns:
         name: str,
         wanted: Model,
         architecture: ModelArchitecture,
-        demand: Demand,
+        demand: MeanWorkload,
         inventory: Inventory,
         pools: Sequence[Pool],
     ) -> None:
@@ -184,7 +184,7 @@ class Columns:
 
     def _levels(
         self,
-        figures: Replica,
+        figures: ReplicaFigures,
         step: Steps,
         phase: Phase,
         places: Sequence[Partition],
@@ -221,7 +221,7 @@ class Columns:
         return self._inventory.clusters[pool.cluster].partitions[pool.partition]
 
 
-def after(latency: Latency, arriving: float, demand: Demand) -> Latency:
+def after(latency: Latency, arriving: float, demand: MeanWorkload) -> Latency:
     """A decode replica's latency with `arriving` seconds between the first token and the second."""
     each = arriving / max(1.0, demand.output - 1.0)
     return replace(

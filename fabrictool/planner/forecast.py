@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from fabrictool.domain.blueprint import Blueprint
     from fabrictool.domain.plan import Replay
     from fabrictool.planner.build import Tables
-    from fabrictool.planner.problem import ModelNeed, Option, Problem, Solution
-    from fabrictool.simulator.capacity import Demand, Factors
+    from fabrictool.planner.problem import ModelNeed, Option, PlacementProblem, Solution
+    from fabrictool.simulator.capacity import Factors, MeanWorkload
 
 DUST = 1e-6
 """Share of a demand below which what is not served is the solver's tolerance."""
@@ -31,7 +31,7 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 
 def forecast(
     blueprint: Blueprint,
-    problem: Problem,
+    problem: PlacementProblem,
     solution: Solution,
     tables: Tables,
     currency: str,
@@ -49,7 +49,7 @@ def forecast(
     )
 
 
-def certificate(problem: Problem, solution: Solution, seed: int) -> Certificate:
+def certificate(problem: PlacementProblem, solution: Solution, seed: int) -> Certificate:
     """The solver's claim, stage by stage, and of the stage where it is farthest from proved."""
     import ortools  # noqa: PLC0415 - --help must not pay for it
 
@@ -75,7 +75,7 @@ def certificate(problem: Problem, solution: Solution, seed: int) -> Certificate:
 
 
 def _model(
-    blueprint: Blueprint, problem: Problem, solution: Solution, tables: Tables, need: ModelNeed
+    blueprint: Blueprint, problem: PlacementProblem, solution: Solution, tables: Tables, need: ModelNeed
 ) -> ModelForecast:
     mine = [(problem.options[i], solution.counts[i], i) for i in problem.of(need.model) if i in solution.counts]
     room = {phase: sum(o.capacity * k for o, k, _ in mine if o.phase == phase) for phase in PHASES}
@@ -111,7 +111,7 @@ def _model(
     )
 
 
-def _latency(option: Option, demand: Demand, rate: float) -> Latency:
+def _latency(option: Option, demand: MeanWorkload, rate: float) -> Latency:
     return (
         prefill_under_load(option.figures, rate)
         if option.phase == "prefill"
@@ -120,7 +120,7 @@ def _latency(option: Option, demand: Demand, rate: float) -> Latency:
 
 
 def _slower(
-    slowest: Mapping[Phase, tuple[Latency, Sequence[Factors]]], moving: float, demand: Demand
+    slowest: Mapping[Phase, tuple[Latency, Sequence[Factors]]], moving: float, demand: MeanWorkload
 ) -> tuple[Latency, Sequence[Factors]]:
     """Of those that do all and of the pairs, who take `moving` seconds between them."""
     worst = slowest.get("unified", (Latency(*[0.0] * 7), ((1.0, 1.0),) * 3))
@@ -132,7 +132,7 @@ def _slower(
     return (pair, (bands[0], later[1], later[2])) if pair.e2e_p95 > worst[0].e2e_p95 else worst
 
 
-def _moving(problem: Problem, mine: Sequence[tuple[Option, int, int]]) -> float:
+def _moving(problem: PlacementProblem, mine: Sequence[tuple[Option, int, int]]) -> float:
     """Seconds of the slowest hand-over between the places of a model."""
     ways = [
         problem.transfers.get((sender.model, sender.pool.key, receiver.pool.key))

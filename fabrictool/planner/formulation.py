@@ -26,19 +26,19 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from fabrictool.planner.program import Answer, Program, Terms
+from fabrictool.planner.program import Program, ProgramSolution, Terms
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from fabrictool.domain.specs import Phase
-    from fabrictool.planner.problem import ModelNeed, PoolKey, Problem
+    from fabrictool.planner.problem import ModelNeed, PlacementProblem, PoolKey
 
 INFINITY = math.inf
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class PricedRows:
     """Where the rows stand whose prices matter."""
 
     demand: dict[str, int] = field(default_factory=dict)
@@ -51,13 +51,13 @@ class Formulation:
     """See the module's docstring; over the options `chosen`, by index."""
 
     def __init__(
-        self, problem: Problem, chosen: Sequence[int], *, whole: bool, given: Mapping[int, int] | None = None
+        self, problem: PlacementProblem, chosen: Sequence[int], *, whole: bool, given: Mapping[int, int] | None = None
     ) -> None:
         """`given` counts, by option, leave only the loads to be found."""
         self.problem = problem
         self.chosen = list(chosen)
-        self.rows = Rows()
-        self._program = Program(whole=whole)
+        self.rows = PricedRows()
+        self.program = Program(whole=whole)
         self._whole, self._given = whole, given
         self._limit = {need.model: need.maximum for need in problem.needs}
         self._owners: list[str] = []
@@ -82,7 +82,9 @@ class Formulation:
         self._moves = self._move_rows()
 
     @classmethod
-    def of_counts(cls, problem: Problem, counts: Mapping[int, int], among: Iterable[int] | None = None) -> Formulation:
+    def of_counts(
+        cls, problem: PlacementProblem, counts: Mapping[int, int], among: Iterable[int] | None = None
+    ) -> Formulation:
         """The linear program of what given counts, by option, can be loaded with; `among`: those that may have any.
 
         What runs or cannot be seen takes part also without a count: that it goes is a move, and a rule may want it.
@@ -102,11 +104,11 @@ class Formulation:
         seed: int,
         gap: float = 0.0,
         nodes: int | None = None,
-        start: Answer | None = None,
+        start: ProgramSolution | None = None,
         counts: Mapping[int, int] | None = None,
-    ) -> Answer | None:
+    ) -> ProgramSolution | None:
         """The best answer of one stage, with just these `counts` when they are given; None when there is none."""
-        return self._program.minimise(
+        return self.program.minimise(
             self.terms(name),
             seconds=seconds,
             seed=seed,
@@ -118,34 +120,34 @@ class Formulation:
 
     def keep(self, name: str, limit: float) -> None:
         """From now on the stage's value may not exceed `limit`."""
-        self._program.row(-INFINITY, limit, self.terms(name))
+        self.program.row(-INFINITY, limit, self.terms(name))
 
-    def value(self, name: str, answer: Answer) -> float:
+    def value(self, name: str, answer: ProgramSolution) -> float:
         """The stage's objective of an answer, in floating point."""
         return math.fsum(weight * float(answer.values[column]) for column, weight in self.terms(name))
 
-    def shares(self, name: str, answer: Answer) -> dict[str, float]:
+    def shares(self, name: str, answer: ProgramSolution) -> dict[str, float]:
         """The stage's objective by model: every column is one model's."""
         found = {need.model: 0.0 for need in self.problem.needs}
         for column, weight in self.terms(name):
             found[self._owners[column]] += weight * float(answer.values[column])
         return found
 
-    def counts(self, answer: Answer) -> dict[int, int]:
+    def counts(self, answer: ProgramSolution) -> dict[int, int]:
         """Replicas by option."""
         found = {i: round(sum(w * float(answer.values[c]) for c, w in self.count(i))) for i in self.chosen}
         return {i: k for i, k in found.items() if k}
 
-    def loads(self, answer: Answer) -> dict[int, float]:
+    def loads(self, answer: ProgramSolution) -> dict[int, float]:
         """Requests/s by option."""
         found = {i: sum(w * float(answer.values[c]) for c, w in self._load(i)) for i in self.chosen}
         return {i: y for i, y in found.items() if y > 1e-6}
 
-    def usage(self, answer: Answer) -> dict[int, float]:
+    def usage(self, answer: ProgramSolution) -> dict[int, float]:
         """Replicas by option, not whole ones: of a relaxation."""
         return {i: sum(w * float(answer.values[c]) for c, w in self.count(i)) for i in self.chosen}
 
-    def distance(self, answer: Answer, i: int) -> float:
+    def distance(self, answer: ProgramSolution, i: int) -> float:
         """What one request/s on an option would cost the objective of a relaxation at least."""
         levels = zip(self._levels[i], self.problem.options[i].levels, strict=True)
         return min(float(answer.reduced[column]) / level.rate for column, level in levels)
@@ -156,23 +158,27 @@ class Formulation:
         """The number of an option's replicas."""
         if self._whole:
             return [(self._count[i], 1.0)]
-        return [(column, 1.0) for column in (self._idle[i], *self._levels[i])]
+        return [(column, 1.0) for column in self.ladder(i)]
+
+    def ladder(self, i: int) -> list[int]:
+        """Columns of an option's replicas: idle ones, then those at each load level."""
+        return [self._idle[i], *self._levels[i]]
 
     def _column(self, model: str, low: float, high: float, *, whole: bool = False) -> int:
         self._owners.append(model)
-        return self._program.column(low, high, whole=whole)
+        return self.program.column(low, high, whole=whole)
 
     def _load(self, i: int) -> Terms:
         levels = self.problem.options[i].levels
         return [(column, level.rate) for column, level in zip(self._levels[i], levels, strict=True)]
 
     def _add_option(self, i: int) -> None:
-        option, program = self.problem.options[i], self._program
+        option, program = self.problem.options[i], self.program
         self._idle[i] = self._column(option.model, 0, INFINITY)
         self._levels[i] = [self._column(option.model, 0, INFINITY) for _ in option.levels]
         fixed = self.problem.fixed.get(option.key) if self._given is None else self._given.get(i, 0)
         low, high = (0, self._limit[option.model]) if fixed is None else (fixed, fixed)
-        parts = [(column, 1.0) for column in (self._idle[i], *self._levels[i])]
+        parts = [(column, 1.0) for column in self.ladder(i)]
         if self._whole:
             self._count[i] = self._column(option.model, low, high, whole=True)
             program.row(0, 0, [*parts, (self._count[i], -1.0)])
@@ -180,7 +186,7 @@ class Formulation:
             program.row(fixed, fixed, parts)
 
     def _demand_rows(self, need: ModelNeed, mine: list[int]) -> None:
-        program, problem = self._program, self.problem
+        program, problem = self.program, self.problem
         self._unserved[need.model] = self._column(need.model, 0, need.rate)
         # Each request has its prompt read once: by a replica that does both, or by one for prefill.
         served = [term for i in mine if problem.options[i].phase != "decode" for term in self._load(i)]
@@ -212,7 +218,7 @@ class Formulation:
 
     def _phase_rows(self, model: str, mine: list[int]) -> None:
         """What prefill replicas of a pool hand over goes to decode replicas of pools that it can reach."""
-        program, options = self._program, self.problem.options
+        program, options = self.program, self.problem.options
         loads: dict[Phase, dict[PoolKey, Terms]] = {"prefill": defaultdict(list), "decode": defaultdict(list)}
         for i in mine:
             if options[i].phase != "unified":
@@ -240,17 +246,17 @@ class Formulation:
                 shared[transfer.link].append((column, transfer.octets))
         for link, terms in shared.items():
             # In megabytes: a solver's tolerances are absolute.
-            self._program.row(-INFINITY, self.problem.links[link] / 1e6, [(c, w / 1e6) for c, w in terms])
+            self.program.row(-INFINITY, self.problem.links[link] / 1e6, [(c, w / 1e6) for c, w in terms])
 
     def _device_rows(self, key: PoolKey, nodes: int, per_node: int, here: list[tuple[int, int, int]]) -> None:
         """`here`: (option, size of a block of devices inside a node, how many of them a replica takes)."""
         taken = self.problem.taken
         terms = [(column, size * number * weight) for i, size, number in here for column, weight in self.count(i)]
-        self.rows.devices[key] = self._program.row(-INFINITY, nodes * per_node - taken.get((key, 1), 0), terms)
+        self.rows.devices[key] = self.program.row(-INFINITY, nodes * per_node - taken.get((key, 1), 0), terms)
         for limit in sorted({size for _, size, _ in here if size > 1}):
             large = [(i, size // limit * number) for i, size, number in here if size >= limit]
             parts = [(column, blocks * weight) for i, blocks in large for column, weight in self.count(i)]
-            self._program.row(-INFINITY, nodes * (per_node // limit) - taken.get((key, limit), 0), parts)
+            self.program.row(-INFINITY, nodes * (per_node // limit) - taken.get((key, limit), 0), parts)
 
     # -- objectives -------------------------------------------------------------------------------------------
 
@@ -302,7 +308,7 @@ class Formulation:
                 moves += self.count(i)
                 continue
             move = self._column(self.problem.options[i].model, 0, INFINITY)
-            self._program.row(now, INFINITY, [*self.count(i), (move, 1.0)])
-            self._program.row(-INFINITY, now, [*self.count(i), (move, -1.0)])
+            self.program.row(now, INFINITY, [*self.count(i), (move, 1.0)])
+            self.program.row(-INFINITY, now, [*self.count(i), (move, -1.0)])
             moves.append((move, 1.0))
         return moves

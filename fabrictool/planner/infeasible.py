@@ -8,17 +8,17 @@ from fabrictool.base.errors import InfeasibleError, Place
 from fabrictool.base.errors import Problem as Complaint
 
 if TYPE_CHECKING:
-    from fabrictool.planner.problem import Option, Problem
+    from fabrictool.planner.problem import Option, PlacementProblem
 
 
-def require_options(problem: Problem) -> None:
+def require_options(problem: PlacementProblem) -> None:
     """Raises InfeasibleError when a model of which replicas are asked for can stand nowhere."""
     for need in problem.needs:
         if not problem.of(need.model) and (need.minimum or any(need.pins.values())):
             raise explain_infeasible(problem)
 
 
-def explain_infeasible(problem: Problem) -> InfeasibleError:
+def explain_infeasible(problem: PlacementProblem) -> InfeasibleError:
     """The models whose rules cannot hold, each with the smallest relaxation that would let it."""
     complaints = []
     for need in problem.needs:

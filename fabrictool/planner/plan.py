@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from fabrictool.domain.observed import Observed
     from fabrictool.domain.specs import UnitSpec
     from fabrictool.planner.build import Tables
-    from fabrictool.planner.problem import OptionKey, Solution, Solver
-    from fabrictool.planner.problem import Problem as PlacementProblem
+    from fabrictool.planner.problem import OptionKey, PlacementProblem, Solution, Solver
     from fabrictool.planner.situation import Situation
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from fabrictool.domain.specs import Phase
-    from fabrictool.simulator.capacity import Replica
+    from fabrictool.simulator.capacity import ReplicaFigures
 
 
 PoolKey = tuple[str, str]
@@ -75,7 +75,7 @@ class Option:
     """Where its devices are; those of its first stage."""
     tp: int
     """Devices a stage; of the first stage."""
-    figures: Replica
+    figures: ReplicaFigures
     levels: tuple[Level, ...]
     """Ascending; the last one is the most that a replica is planned for."""
     preference: float = 0.0
@@ -143,7 +143,7 @@ def unit_key(model: str, place: PoolKey, tp: int, pp: int, phase: str) -> Option
     return (model, *place, tp, pp, phase)
 
 
-class Columns(Protocol):
+class ColumnGenerator(Protocol):
     """Makes further columns of one model, on demand."""
 
     def mixed(self, stages: Sequence[tuple[Pool, int]], phase: Phase) -> Option | None:
@@ -182,7 +182,7 @@ class ModelNeed:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class PlacementProblem:
     """Everything that the solver may look at, in a fixed order."""
 
     needs: tuple[ModelNeed, ...]
@@ -197,7 +197,7 @@ class Problem:
     """Option key → its count, of replicas on clusters that do not answer: neither more nor fewer of them can be had."""
     ways: dict[tuple[PoolKey, PoolKey], tuple[float, float]] = field(default_factory=dict)
     """Two pools → (seconds, octets/s) between them; absent: no network joins them."""
-    columns: Mapping[str, Columns] = field(default_factory=dict)
+    columns: Mapping[str, ColumnGenerator] = field(default_factory=dict)
     """By model, for solvers that look beyond `options`."""
     phases: Mapping[str, tuple[Phase, ...]] = field(default_factory=dict)
     """By model; absent: unified."""
@@ -241,7 +241,7 @@ class Solution:
     added: tuple[Option, ...] = ()
     """Columns that the solver made; their indices follow those of the problem's own."""
 
-    def whole(self, problem: Problem) -> Problem:
+    def whole(self, problem: PlacementProblem) -> PlacementProblem:
         """The problem with the columns that this solution speaks of."""
         return replace(problem, options=problem.options + self.added) if self.added else problem
 
@@ -255,7 +255,7 @@ class Solver(Protocol):
         ...
 
     def solve(
-        self, problem: Problem, *, deadline_s: float, seed: int, warm: Solution | None = None
+        self, problem: PlacementProblem, *, deadline_s: float, seed: int, warm: Solution | None = None
     ) -> Iterator[Solution]:
         """Improve until proven optimal or out of time.
 

@@ -30,7 +30,7 @@ Terms = list[tuple[int, float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ProgramSolution:
     """What an engine found."""
 
     values: Floats
@@ -62,8 +62,27 @@ class Program:
 
     @property
     def columns(self) -> int:
-        """How many there are."""
         return int(self._model.num_variables())
+
+    def whole_columns(self) -> list[bool]:
+        """By column: whether it has to be a whole number."""
+        return [bool(self._model.var_is_integral(column)) for column in range(self.columns)]
+
+    def bounds(self) -> list[tuple[float, float]]:
+        """By column: the least and the most that it may be."""
+        return [self._bounds(column) for column in range(self.columns)]
+
+    def rows(self) -> list[tuple[float, float, Terms]]:
+        """(least, most, terms) of each constraint, those of kept stages last."""
+        model = self._model
+        return [
+            (
+                model.constraint_lower_bound(row),
+                model.constraint_upper_bound(row),
+                list(zip(model.constraint_var_indices(row), model.constraint_coefficients(row), strict=True)),
+            )
+            for row in range(model.num_constraints())
+        ]
 
     def column(self, low: float, high: float, *, whole: bool = False) -> int:
         """A new variable between `low` and `high`."""
@@ -94,7 +113,7 @@ class Program:
         nodes: int | None = None,
         start: Floats | None = None,
         fixed: Mapping[int, float] | None = None,
-    ) -> Answer | None:
+    ) -> ProgramSolution | None:
         """The best values for an objective; None when the rows contradict each other.
 
         `gap` is the relative one at which the search may end, `nodes` the most that it looks at: a limit that is the
@@ -118,7 +137,7 @@ class Program:
         self._model.clear_hints()
         for column, value in enumerate(start if start is not None else ()):
             self._model.add_hint(column, float(value))
-        bounds = {c: (self._model.var_lower_bound(c), self._model.var_upper_bound(c)) for c in fixed or {}}
+        bounds = {column: self._bounds(column) for column in fixed or {}}
         for column, value in (fixed or {}).items():
             self._bound(column, value, value)
         try:
@@ -142,7 +161,7 @@ class Program:
         found = math.fsum(costs[column] * values[column] for column in used)
         bound = float(engine.best_objective_bound()) if self._whole else found
         none = np.zeros(0)
-        return Answer(
+        return ProgramSolution(
             values=values,
             objective=found,
             bound=min(bound, found) if used else found,
@@ -151,6 +170,9 @@ class Program:
             prices=none if self._whole else np.asarray(engine.dual_values(), dtype=float),
             reduced=none if self._whole else np.asarray(engine.reduced_costs(), dtype=float),
         )
+
+    def _bounds(self, column: int) -> tuple[float, float]:
+        return self._model.var_lower_bound(column), self._model.var_upper_bound(column)
 
     def _bound(self, column: int, low: float, high: float) -> None:
         self._model.set_var_lower_bound(column, low)

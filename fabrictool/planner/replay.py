@@ -14,7 +14,7 @@ from fabrictool.base.canonical import tidy
 from fabrictool.base.errors import InvalidInputError
 from fabrictool.domain.plan import Replay
 from fabrictool.routing.policies import routing_policy
-from fabrictool.simulator.fabric import declared_stream, of_model
+from fabrictool.simulator.deployment import declared_stream, of_model
 from fabrictool.simulator.fleet import simulate
 from fabrictool.simulator.report import report
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fabrictool.domain.specs import AgentSpec
     from fabrictool.domain.state import Placed
     from fabrictool.planner.build import Tables
-    from fabrictool.planner.problem import OptionKey, Problem
+    from fabrictool.planner.problem import OptionKey, PlacementProblem
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Situation:
     now: float
     """Seconds since 1970: maintenance that is over does not matter."""
 
-    def build(self) -> tuple[Problem, Tables]:
+    def build(self) -> tuple[PlacementProblem, Tables]:
         """The solver's problem. Raises as `build_problem`."""
         return build_problem(
             self.blueprint,
@@ -58,7 +58,7 @@ class Situation:
         return replace(self, blueprint=self.blueprint.model_copy(update={"models": models}))
 
 
-def with_model(situation: Situation, problem: Problem, name: str, changed: Model) -> Problem:
+def with_model(situation: Situation, problem: PlacementProblem, name: str, changed: Model) -> PlacementProblem:
     """`problem`, which `situation` led to, with one model described otherwise; only its own tables are made anew."""
     alone, _ = replace(situation, blueprint=situation.blueprint.model_copy(update={"models": {name: changed}})).build()
     kept = [option for option in problem.options if option.model != name]

@@ -8,8 +8,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from fabrictool.planner.formulation import Formulation
-    from fabrictool.planner.problem import Option, Problem, Solution
-    from fabrictool.planner.program import Answer
+    from fabrictool.planner.problem import Option, PlacementProblem, Solution
+    from fabrictool.planner.program import ProgramSolution
 
 TOLERANCE = 1e-6
 """Slack with which a solved stage is kept, relative to its value (and absolute near zero)."""
@@ -31,14 +31,14 @@ NOUNS = {
 """What a stage keeps small."""
 
 
-def stage_names(problem: Problem) -> list[str]:
+def stage_names(problem: PlacementProblem) -> list[str]:
     """The objectives, first things first."""
     objective = list(problem.objective)
     objective.insert(objective.index("slo") + 1 if "slo" in objective else 0, "preference")
     return list(dict.fromkeys(["served", *objective, "moves", "replicas", TIE_BREAK]))
 
 
-def user_stages(problem: Problem) -> list[str]:
+def user_stages(problem: PlacementProblem) -> list[str]:
     """Those that users feel, first things first."""
     return [name for name in stage_names(problem) if name not in TIDYING]
 
@@ -61,19 +61,23 @@ def proved(solution: Solution) -> bool:
 
 def tolerance(name: str, value: float) -> float:
     """Differences up to this are none: the slack with which the stage is kept while later ones are solved."""
-    slack = TOLERANCE * max(1.0, abs(value))
-    return max(slack, LATENCY_TOLERANCE * value) if name == "latency" else slack
+    return max(rounding(value), LATENCY_TOLERANCE * value) if name == "latency" else rounding(value)
+
+
+def rounding(value: float) -> float:
+    """Up to which two values are the same to a solver."""
+    return TOLERANCE * max(1.0, abs(value))
 
 
 def in_order(
     formulation: Formulation, names: Iterable[str], *, seconds: float, seed: int
-) -> tuple[dict[str, float], Answer] | None:
+) -> tuple[dict[str, float], ProgramSolution] | None:
     """One stage after another, each kept at its least: their values, and the last answer.
 
     None when the rows contradict each other. Raises FabrictoolError FT2902 when a stage found nothing in `seconds`.
     """
     values: dict[str, float] = {}
-    answer: Answer | None = None
+    answer: ProgramSolution | None = None
     for name in names:
         if not formulation.terms(name):
             continue

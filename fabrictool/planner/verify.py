@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from fabrictool.base.units import as_float
 from fabrictool.catalog import accelerators, engines, model
+from fabrictool.engines.adapter import adapter
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Sequence
@@ -88,15 +89,11 @@ def _misplaced(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlace
             yield f"{wanted.engine} is not installed on {stage.cluster}"
         if stage.tp > partition.devices_per_node:
             yield f"{stage.tp} devices are more than a node has"
-    if replica.pp > 1 and wanted.engine not in PIPELINES:
+    if replica.pp > 1 and not adapter(wanted.engine).capabilities.pipeline_parallel:
         yield f"{wanted.engine} has no pipeline"
     if (replica.phase == "unified") == (wanted.phases == "split") and wanted.phases != "any":
         yield f"its phase is {replica.phase}, the blueprint says {wanted.phases}"
     yield from _too_large(wanted, inventory, replica)
-
-
-PIPELINES = ("vllm", "sglang")
-"""Engines that cut a model into stages, by their documentation."""
 
 
 def _too_large(wanted: Model, inventory: Inventory, replica: ReplicaPlacement) -> Iterable[str]:
@@ -166,7 +163,7 @@ def _counts(
 def _roomy_sites(wanted: Model, inventory: Inventory) -> set[str]:
     """Where the model may stand and would have room to spare on one node: no solver needs to be asked for these."""
     architecture = model(wanted.architecture_id)
-    if architecture is None or wanted.engine not in PIPELINES:
+    if architecture is None or not adapter(wanted.engine).capabilities.pipeline_parallel:
         return set()
     cache = 4.0 * architecture.layers * architecture.kv_heads * architecture.head_dim
     context = float(wanted.variant.context or architecture.max_context)

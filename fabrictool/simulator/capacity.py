@@ -16,7 +16,7 @@ from fabrictool.simulator.calibration import UNKNOWN
 
 if TYPE_CHECKING:
     from fabrictool.simulator.calibration import Calibration
-    from fabrictool.simulator.memory import Room
+    from fabrictool.simulator.memory import ReplicaMemory
     from fabrictool.simulator.stepmodel import Steps
 
     Floats = np.ndarray[Any, np.dtype[np.float64]]
@@ -33,7 +33,7 @@ Factors = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class MeanWorkload:
     """Mean lengths, in tokens, and the longest context that a replica must hold."""
 
     rate: float
@@ -44,7 +44,7 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True)
-class Replica:
+class ReplicaFigures:
     """Static figures of one replica."""
 
     fits: bool
@@ -92,10 +92,12 @@ class Latency:
     e2e_p95: float
 
 
-def replica(step: Steps, room: Room, demand: Demand, max_num_seqs: int, calibration: Calibration) -> Replica:
+def replica(
+    step: Steps, room: ReplicaMemory, demand: MeanWorkload, max_num_seqs: int, calibration: Calibration
+) -> ReplicaFigures:
     """Figures of a replica whose steps take what `step` says and whose memory is `room`."""
     if room.kv_tokens < demand.context:
-        return Replica(False, room.weights, room.kv_tokens, 0, 0.0, math.inf, math.inf, math.inf)
+        return ReplicaFigures(False, room.weights, room.kv_tokens, 0, 0.0, math.inf, math.inf, math.inf)
     tokens = demand.input + demand.output
     batch = max(1, min(max_num_seqs, int(room.kv_tokens // tokens)))
     mean_context = demand.input + demand.output / 2
@@ -104,7 +106,7 @@ def replica(step: Steps, room: Room, demand: Demand, max_num_seqs: int, calibrat
     full = float(steps[-1])
     marginal = _marginal_seconds(step, batch, demand.input)
     # A request costs what its prompt adds to a step, and its share of the steps that decode a full batch.
-    return Replica(
+    return ReplicaFigures(
         fits=True,
         weights=room.weights,
         free=room.kv_tokens,
@@ -149,7 +151,7 @@ def prefill_seconds(step: Steps, tokens: float) -> float:
     return linear + step.attending(tokens)
 
 
-def under_load(figures: Replica, demand: Demand, rate: float) -> Latency:
+def under_load(figures: ReplicaFigures, demand: MeanWorkload, rate: float) -> Latency:
     """Latency of one replica that gets `rate` requests/s, Poisson.
 
     A birth-death queue: with b requests in the batch, steps of t(b) seconds to which each arriving prompt adds p, they
@@ -208,7 +210,7 @@ class _Stay:
     wait_p95: float
 
 
-def _stay(figures: Replica, demand: Demand, rate: float, load: float) -> _Stay:
+def _stay(figures: ReplicaFigures, demand: MeanWorkload, rate: float, load: float) -> _Stay:
     batch = np.arange(1, figures.max_batch + 1, dtype=float)
     steps = np.interp(batch, figures.batches, figures.steps_s)
     leaving = np.log(batch / (demand.output * steps + batch * figures.marginal_s))
@@ -247,7 +249,7 @@ def _poisson_p95(mean: float) -> int:
     return number
 
 
-def _step(figures: Replica, batch: float) -> float:
+def _step(figures: ReplicaFigures, batch: float) -> float:
     return float(np.interp(batch, figures.batches, figures.steps_s))
 
 

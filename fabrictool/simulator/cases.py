@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from fabrictool.base.errors import InvalidInputError
+from fabrictool.catalog import engines
 from fabrictool.routing.policies import RoundRobinPolicy
 from fabrictool.simulator.calibration import METRICS, choose
 from fabrictool.simulator.fleet import ReplicaSpec, Stream, simulate
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from fabrictool.catalog.tables import Accelerator, ModelArchitecture
     from fabrictool.simulator.calibration import Calibration, Scope
     from fabrictool.simulator.fleet import Outcome
+    from fabrictool.simulator.memory import ReplicaMemory
     from fabrictool.simulator.stepmodel import Factors
 
 Mode = Literal["batch", "closed", "agg", "disagg"]
@@ -42,21 +44,12 @@ MOST_IN_FLIGHT = 100_000
 """And thus of requests of one case; with the two below it keeps a slip of the pen from filling the memory."""
 MOST_WORKERS = 1_000
 MOST_DEVICES = 1_024
-TOKEN_BUDGET: Mapping[str, int] = {
-    "vllm": 8192,
-    "sglang": 16384,
-    "tensorrt-llm": 8192,
-    "llama.cpp": 2048,
-    "deepspeed": 8192,
-}
-LAYER_SPLIT = ("llama.cpp",)
-"""Engines whose usual way to use several devices is one after the other (``--split-mode layer``)."""
 HAND_LINK = 50e9
 """Octets/s at which a prefill replica hands its cache over: one 400 Gbit/s port."""
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class PhaseWorkers:
     """The replicas of one phase of a disaggregated case."""
 
     cut: Parallelism
@@ -77,8 +70,8 @@ class Case:
     output_len: int
     concurrency: int
     mode: Mode = "agg"
-    prefill: Pool | None = None
-    decode: Pool | None = None
+    prefill: PhaseWorkers | None = None
+    decode: PhaseWorkers | None = None
 
     @property
     def scope(self) -> Scope:
@@ -91,6 +84,12 @@ class Case:
         if self.prefill and self.decode:
             return self.prefill.cut.devices * self.prefill.workers + self.decode.cut.devices * self.decode.workers
         return self.cut.devices
+
+    def room(self, cut: Parallelism) -> ReplicaMemory:
+        """Memory of a replica that is cut so."""
+        memory = reported_memory(self.device)
+        reserved = engines()[self.engine].reserved(memory)
+        return room(self.model, cut, memory, weights=self.precision, kv=self.kv_precision, reserved=reserved)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +171,7 @@ def _impossible(case: Case, cut: Parallelism) -> str:
     model = case.model
     if min(cut.tp, cut.pp, cut.ep, cut.dp) < 1 or cut.pp > model.layers:
         return f"tp {cut.tp}, pp {cut.pp}, ep {cut.ep}, dp {cut.dp} cut nothing"
-    if model.heads % cut.tp and case.engine not in LAYER_SPLIT:
+    if model.heads % cut.tp and not engines()[case.engine].layer_split:
         return f"tp {cut.tp} does not divide the {model.heads} attention heads of {model.id}"
     if cut.devices > MOST_DEVICES:
         return f"{cut.devices} devices in one replica: at most {MOST_DEVICES}"
@@ -186,12 +185,12 @@ def _impossible(case: Case, cut: Parallelism) -> str:
 def _replica(case: Case, factors: Factors, cut: Parallelism, sequences: int) -> ReplicaSpec:
     machine = Machine.of(case.device)
     whole = cut
-    if case.engine in LAYER_SPLIT:
-        # Several devices hold a part of the layers each and work one after the other: more memory, no more speed.
+    engine = engines()[case.engine]
+    if engine.layer_split:  # more memory, no more speed
         cut = Parallelism(pp=1)
     if case.precision not in OCTETS or case.kv_precision not in KV_OCTETS:
         raise InvalidInputError.of("FT2113", f"precision {case.precision!r} with KV {case.kv_precision!r} is not known")
-    space = room(case.model, whole, reported_memory(case.device), weights=case.precision, kv=case.kv_precision)
+    space = case.room(whole)
     if not space.fits:
         raise InvalidInputError.of(
             "FT2111",
@@ -200,7 +199,7 @@ def _replica(case: Case, factors: Factors, cut: Parallelism, sequences: int) -> 
             hint="more devices, or a lower precision",
         )
     model = StepModel.of(case.model, machine, cut, factors, weights=case.precision, kv=case.kv_precision)
-    budget = TOKEN_BUDGET.get(case.engine, 8192) * cut.dp
+    budget = engine.token_budget * cut.dp
     slots = max(1, min(sequences, 4096))
     if case.mode == "batch":
         budget = max(budget, slots)

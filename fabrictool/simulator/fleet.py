@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 ANYBODY = TrustPolicy({}, {})
-"""Trust is kept where replicas are chosen (`fabric`): whoever is in a fleet may serve."""
+"""Trust is kept where replicas are chosen (`deployment`): whoever is in a fleet may serve."""
 FAST_FORWARD = 1 << 30
 STEP_BY_STEP = 1
 Role = Literal["unified", "prefill", "decode"]
@@ -187,9 +187,9 @@ class Fleet:
     requests: Any = field(init=False)
     replicas: Any = field(init=False)
     lists: kernel.Lists = field(init=False)
-    tables: kernel.Tables = field(init=False)
+    tables: kernel.StepTables = field(init=False)
     cache: kernel.Cache = field(init=False)
-    clock: kernel.Clock = field(init=False)
+    clock: kernel.EventQueue = field(init=False)
     _views: list[_View] = field(init=False)
     _changes: list[tuple[float, int, str]] = field(init=False)
     _parked: list[int] = field(init=False, default_factory=list)
@@ -417,7 +417,7 @@ def _requests(stream: Stream, clients: int, specs: Sequence[ReplicaSpec]) -> Any
     return requests
 
 
-def _tables(specs: Sequence[ReplicaSpec]) -> tuple[kernel.Tables, list[int]]:
+def _tables(specs: Sequence[ReplicaSpec]) -> tuple[kernel.StepTables, list[int]]:
     """One row for each different StepTimes, and which row each replica uses."""
     kinds: list[StepTimes] = []
     rows: dict[int, int] = {}
@@ -436,7 +436,7 @@ def _tables(specs: Sequence[ReplicaSpec]) -> tuple[kernel.Tables, list[int]]:
     for name in kernel.RATES.names or ():
         rates[name] = [getattr(times, name) for times in kinds]
     decode, mixed, sample = (stack([getattr(t, name) for t in kinds]) for name in ("decode", "mixed", "sample"))
-    return kernel.Tables(decode, mixed, sample, rates), which
+    return kernel.StepTables(decode, mixed, sample, rates), which
 
 
 def _replicas(specs: Sequence[ReplicaSpec], kinds: list[int]) -> Any:
@@ -485,9 +485,9 @@ def _cache(specs: Sequence[ReplicaSpec], stream: Stream) -> kernel.Cache:
     )
 
 
-def _clock(requests: Any, clients: int) -> kernel.Clock:
+def _clock(requests: Any, clients: int) -> kernel.EventQueue:
     count = len(requests)
     at = np.zeros(1, dtype=kernel.CLOCK).view(np.recarray)
     at.unfinished, at.request = count, kernel.NOWHERE
     at.opened = at.spawned = min(clients, count) if clients else count
-    return kernel.Clock(at=at, heap=np.zeros(count + 1, dtype=kernel.HEAP).view(np.recarray))
+    return kernel.EventQueue(at=at, heap=np.zeros(count + 1, dtype=kernel.HEAP).view(np.recarray))

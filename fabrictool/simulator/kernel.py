@@ -58,7 +58,7 @@ ITL_RATIO = 1.01
 
 UNIFIED, PREFILL, DECODE = 0, 1, 2
 DONE, ROUTE, UNTIL = 0, 1, 2
-"""Why `advance` returned: nothing is left to do; `Clock.request` needs a replica; the clock would pass `until`."""
+"""Why `advance` returned: nothing is left to do; `EventQueue.request` needs a replica; the clock would pass `until`."""
 WAITING, PREFILLING, DECODING, FINISHED, REFUSED, FLYING, LOST = 0, 1, 2, 3, 4, 5, 6
 NOWHERE, PARKED = -1, -2
 """Not routed yet; taken out of the loop by the caller, who brings it back with `revive`."""
@@ -93,7 +93,7 @@ REQUEST = np.dtype(
 
 REPLICA = np.dtype(
     [
-        ("table", "i8"),  # row of `Tables`
+        ("table", "i8"),  # row of `StepTables`
         ("role", "i8"),
         ("seqs", "i8"),
         ("budget", "i8"),
@@ -184,7 +184,7 @@ class Lists(NamedTuple):
     """(replica, bin) → inter-token latencies."""
 
 
-class Tables(NamedTuple):
+class StepTables(NamedTuple):
     """Step times of each kind of replica, seconds. Rows are kinds."""
 
     decode: Any
@@ -204,7 +204,7 @@ class Cache(NamedTuple):
     ends: Any
 
 
-class Clock(NamedTuple):
+class EventQueue(NamedTuple):
     """The loop's own state, and arrivals to come that are not in the stream's order."""
 
     at: Any
@@ -213,7 +213,7 @@ class Clock(NamedTuple):
 
 
 @compiled
-def push(clock: Clock, time: float, request: int) -> None:
+def push(clock: EventQueue, time: float, request: int) -> None:
     """Request arrives (again) at `time`."""
     at = clock.at[0].queued
     clock.at[0].queued = at + 1
@@ -230,7 +230,7 @@ def push(clock: Clock, time: float, request: int) -> None:
 
 
 @compiled
-def _pop(clock: Clock) -> int:
+def _pop(clock: EventQueue) -> int:
     top = clock.heap[0].request
     size = clock.at[0].queued - 1
     clock.at[0].queued = size
@@ -446,7 +446,7 @@ def _find_soonest(requests: Any, replicas: Any, lists: Lists, r: int) -> None:
 
 
 @compiled
-def _preempt(requests: Any, replicas: Any, lists: Lists, tables: Tables, cache: Cache, r: int) -> None:
+def _preempt(requests: Any, replicas: Any, lists: Lists, tables: StepTables, cache: Cache, r: int) -> None:
     """The least urgent, last admitted request gives its blocks back and waits at the head of its queue."""
     slot, victim = 0, lists.run[r, 0]
     for at in range(1, replicas[r].decoding):
@@ -533,7 +533,7 @@ def _pairs(start: int, chunk: int, window: int) -> float:
 
 @compiled
 def _admit_waiting(
-    requests: Any, replicas: Any, lists: Lists, tables: Tables, cache: Cache, r: int, budget: int
+    requests: Any, replicas: Any, lists: Lists, tables: StepTables, cache: Cache, r: int, budget: int
 ) -> int:
     """Takes requests from the queue into the batch while slots, blocks and `budget` allow; what is left of it."""
     while replicas[r].waiting > 0 and budget > 0:
@@ -566,7 +566,7 @@ def _admit_waiting(
 
 @compiled
 def _plan_step(
-    requests: Any, replicas: Any, lists: Lists, tables: Tables, cache: Cache, r: int, now: float, limit: int
+    requests: Any, replicas: Any, lists: Lists, tables: StepTables, cache: Cache, r: int, now: float, limit: int
 ) -> None:
     """Decides the next step (or run of equal steps) of replica r and when it ends; idle replicas end at infinity."""
     kind = replicas[r].table
@@ -639,7 +639,7 @@ def _plan_step(
 
 
 @compiled
-def _affine(replicas: Any, tables: Tables, r: int, read: int, inside: int) -> tuple[float, float, float]:
+def _affine(replicas: Any, tables: StepTables, r: int, read: int, inside: int) -> tuple[float, float, float]:
     """(fixed, by context, growth) seconds of a decode step: the k-th takes ``fixed + by_context + k·growth``."""
     kind = replicas[r].table
     lanes = max(1, min(replicas[r].lanes, replicas[r].decoding))
@@ -649,7 +649,7 @@ def _affine(replicas: Any, tables: Tables, r: int, read: int, inside: int) -> tu
 
 
 @compiled
-def _interrupt(requests: Any, replicas: Any, lists: Lists, tables: Tables, r: int, now: float) -> None:
+def _interrupt(requests: Any, replicas: Any, lists: Lists, tables: StepTables, r: int, now: float) -> None:
     """An arrival cuts a run of decode steps at the end of the step that is under way."""
     k = replicas[r].count
     if k <= 1:
@@ -677,7 +677,7 @@ def _interrupt(requests: Any, replicas: Any, lists: Lists, tables: Tables, r: in
 
 
 @compiled
-def leave(requests: Any, replicas: Any, clock: Clock, i: int, state: int, now: float) -> None:
+def leave(requests: Any, replicas: Any, clock: EventQueue, i: int, state: int, now: float) -> None:
     """Request i is over; in a closed loop its client sends the next one when it has the whole answer."""
     outside = 0.0
     if state == FINISHED:
@@ -709,7 +709,7 @@ def _count_pause(requests: Any, lists: Lists, r: int, i: int, now: float) -> Non
 
 
 @compiled
-def _complete(requests: Any, replicas: Any, lists: Lists, cache: Cache, clock: Clock, r: int, now: float) -> None:
+def _complete(requests: Any, replicas: Any, lists: Lists, cache: Cache, clock: EventQueue, r: int, now: float) -> None:
     """Takes out the requests whose last token has just been computed."""
     step = replicas[r].step
     soonest = NEVER
@@ -732,7 +732,9 @@ def _complete(requests: Any, replicas: Any, lists: Lists, cache: Cache, clock: C
 
 
 @compiled
-def _end_step(requests: Any, replicas: Any, lists: Lists, tables: Tables, cache: Cache, clock: Clock, r: int) -> None:
+def _end_step(
+    requests: Any, replicas: Any, lists: Lists, tables: StepTables, cache: Cache, clock: EventQueue, r: int
+) -> None:
     """Books the steps that replica r just finished: tokens, completions, hand-overs."""
     now = replicas[r].ends
     k = replicas[r].count
@@ -795,7 +797,7 @@ def _end_step(requests: Any, replicas: Any, lists: Lists, tables: Tables, cache:
 
 @compiled
 def _arrive(
-    requests: Any, replicas: Any, lists: Lists, tables: Tables, cache: Cache, i: int, r: int, now: float, limit: int
+    requests: Any, replicas: Any, lists: Lists, tables: StepTables, cache: Cache, i: int, r: int, now: float, limit: int
 ) -> bool:
     """Request i reaches replica r; False when it can never fit there."""
     if _blocks(requests[i].prompt + requests[i].output) > replicas[r].blocks:
@@ -824,9 +826,9 @@ def advance(
     requests: Any,
     replicas: Any,
     lists: Lists,
-    tables: Tables,
+    tables: StepTables,
     cache: Cache,
-    clock: Clock,
+    clock: EventQueue,
     until: float,
     limit: int,
 ) -> int:

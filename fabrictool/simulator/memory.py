@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fabrictool.catalog import engines
 from fabrictool.simulator.operators import kv_elements_per_token, work
 from fabrictool.simulator.stepmodel import KV_OCTETS, OCTETS
 
@@ -16,10 +17,6 @@ USABLE = 0.9
 """Share of a device's memory that an engine takes (vLLM's ``gpu_memory_utilization``)."""
 USABLE_WHEN_TIGHT = 0.97
 """What operators set when a model would not fit otherwise."""
-RESERVED_OCTETS = 3e9
-"""Activations, graphs and communication buffers on each device."""
-
-
 HBM_OCTETS_PER_S = 1.5e12
 REPORTED_SHARE = 1.069
 """Octets that devices with stacked memory report for each one of the vendor's figure: 81,559 MiB for 80 GB
@@ -33,7 +30,7 @@ def reported_memory(device: Accelerator) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class ReplicaMemory:
     """Memory of one replica. Octets over all its devices, and tokens."""
 
     weights: float
@@ -68,13 +65,15 @@ def room(
     kv: str,
     octets: float | None = None,
     usable: float | None = None,
-    reserved: float = RESERVED_OCTETS,
-) -> Room:
+    reserved: float | None = None,
+) -> ReplicaMemory:
     """Memory of a replica of `model`.
 
     `device_memory` octets a device; `usable` is the share that the engine takes, None: the usual 0.9, or more where
-    the weights would not fit otherwise.
+    the weights would not fit otherwise. `reserved` octets of each device are for neither; None: as many as vLLM's.
     """
+    if reserved is None:
+        reserved = engines()["vllm"].reserved(device_memory)
     held = weight_octets(model, cut, weights, octets)
     token = kv_elements_per_token(model, cut) * KV_OCTETS[kv] * cut.dp
     for share, kept in ((USABLE if usable is None else usable, reserved), (USABLE_WHEN_TIGHT, reserved / 3)):
@@ -83,7 +82,7 @@ def room(
         tokens = int(free / (token / cut.dp)) if token else 1 << 40
         if tokens >= model_minimum(model) or usable is not None:
             break
-    return Room(held, total, max(0, tokens))
+    return ReplicaMemory(held, total, max(0, tokens))
 
 
 def model_minimum(model: ModelArchitecture) -> int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fabrictool.simulator.memory import Room
+from fabrictool.simulator.memory import ReplicaMemory
 from fabrictool.simulator.steptimes import StepTimes
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class MixedSteps:
 
 def pipeline(
     parts: Sequence[Part], layers: int, hops: Sequence[tuple[float, float]], largest_context: int, request: float
-) -> tuple[MixedSteps, Room] | None:
+) -> tuple[MixedSteps, ReplicaMemory] | None:
     """Step times and memory of a pipeline whose stages are `parts`; None where it does not fit.
 
     `hops` are (seconds, octets/s) between each stage and the next; `request` is how many tokens of cache a mean request
@@ -132,7 +132,7 @@ def pipeline(
         wait=sum(seconds for seconds, _ in hops),
         lanes=min(_lanes(decode * shares, REFERENCE_BATCH * wires), _lanes(prompt * shares, REFERENCE_PROMPT * wires)),
     )
-    return steps, Room(weights, float(usable.sum()), held)
+    return steps, ReplicaMemory(weights, float(usable.sum()), held)
 
 
 def deal(parts: Sequence[Part], layers: int, largest_context: int, request: float) -> Floats | None:

@@ -14,14 +14,14 @@ from fabrictool.simulator.capacity import MAX_UTILISATION, Latency, prefill_seco
 from fabrictool.simulator.steptimes import PAIR_STEP
 
 if TYPE_CHECKING:
-    from fabrictool.simulator.capacity import Demand, Replica
+    from fabrictool.simulator.capacity import MeanWorkload, ReplicaFigures
     from fabrictool.simulator.stepmodel import Steps
 
 ENOUGH = 2048.0
 """Prompt tokens in one step from which on devices compute as fast as they can; shorter prompts share a step."""
 
 
-def prefill_only(figures: Replica, step: Steps, demand: Demand) -> Replica:
+def prefill_only(figures: ReplicaFigures, step: Steps, demand: MeanWorkload) -> ReplicaFigures:
     """The same replica when all that it does is to read prompts: its capacity is prompts/s."""
     together = max(1, int(ENOUGH // demand.input))
     whole = prefill_seconds(step, together * demand.input)
@@ -30,7 +30,7 @@ def prefill_only(figures: Replica, step: Steps, demand: Demand) -> Replica:
     return replace(figures, capacity=step.lanes * together / apart)
 
 
-def decode_only(figures: Replica, demand: Demand) -> Replica:
+def decode_only(figures: ReplicaFigures, demand: MeanWorkload) -> ReplicaFigures:
     """The same replica when prompts come with their cache: its capacity is answers/s."""
     steps = [PAIR_STEP * step for step in figures.steps_s]
     return replace(
@@ -46,7 +46,7 @@ def decode_only(figures: Replica, demand: Demand) -> Replica:
     )
 
 
-def prefill_under_load(figures: Replica, rate: float) -> Latency:
+def prefill_under_load(figures: ReplicaFigures, rate: float) -> Latency:
     """Until the first token, of a replica of `prefill_only` that gets `rate` prompts/s, Poisson."""
     utilisation = rate / figures.capacity if figures.capacity > 0 else math.inf
     load = min(utilisation, MAX_UTILISATION)

@@ -16,11 +16,9 @@ from fabrictool.base.errors import InvalidInputError
 from fabrictool.catalog import engines
 from fabrictool.routing.policies import RoundRobinPolicy
 from fabrictool.simulator.calibration import METRICS, Hull
-from fabrictool.simulator.cases import LAYER_SPLIT, TOKEN_BUDGET
 from fabrictool.simulator.fitting import NOISE, WEIGHT, WORST, explain
 from fabrictool.simulator.fleet import ReplicaSpec, Stream, simulate
 from fabrictool.simulator.kernel import BLOCK
-from fabrictool.simulator.memory import reported_memory, room
 from fabrictool.simulator.operators import Parallelism
 from fabrictool.simulator.stepmodel import Factors, Machine, StepModel
 
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from fabrictool.simulator.cases import Case
-    from fabrictool.simulator.memory import Room
+    from fabrictool.simulator.memory import ReplicaMemory
     from fabrictool.workload.trace import Trace
 
     Floats = np.ndarray[Any, np.dtype[np.float64]]
@@ -54,7 +52,7 @@ SOONEST, LATEST = 1e-6, 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RecordedRun:
     """What one replica was sent and how long it took; arrays over requests, in order of arrival."""
 
     case: Case
@@ -73,10 +71,10 @@ class Run:
     """Came while the service kept up."""
 
     @property
-    def room(self) -> Room:
+    def room(self) -> ReplicaMemory:
         """Memory of the replica. Raises InvalidInputError FT2111 when the model does not fit."""
         case = self.case
-        found = room(case.model, case.cut, reported_memory(case.device), weights=case.precision, kv=case.kv_precision)
+        found = case.room(case.cut)
         if not found.fits:
             raise InvalidInputError.of(
                 "FT2111", f"{case.model.id} at {case.precision} does not fit on {case.cut.devices} × {case.device.id}"
@@ -102,7 +100,7 @@ class Run:
     def play(self, factors: Factors) -> Mapping[str, Floats]:
         """The same metrics as forecast; NaN for requests that fit no replica. Raises InvalidInputError FT2111."""
         case = self.case
-        cut = Parallelism(pp=1) if case.engine in LAYER_SPLIT else case.cut
+        cut = Parallelism(pp=1) if engines()[case.engine].layer_split else case.cut
         step = StepModel.of(
             case.model, Machine.of(case.device), cut, factors, weights=case.precision, kv=case.kv_precision
         )
@@ -155,7 +153,7 @@ class Run:
         )
 
 
-def recorded(case: Case, trace: Trace, max_num_seqs: int | None = None, token_budget: int | None = None) -> Run:
+def recorded(case: Case, trace: Trace, max_num_seqs: int | None = None, token_budget: int | None = None) -> RecordedRun:
     """A run from the records of one replica, with the engine's own limits unless others are given.
 
     A request whose latencies are not known is load all the same.
@@ -170,12 +168,12 @@ def recorded(case: Case, trace: Trace, max_num_seqs: int | None = None, token_bu
         absurd = usable & ((ttft < SOONEST) | (e2e > LATEST))
         usable &= ~absurd
         tpot = np.where(usable & (trace.output > 1) & (e2e > ttft), (e2e - ttft) / (trace.output - 1), np.nan)
-    caches = case.engine in ("vllm", "sglang") and trace.block_tokens and not trace.block_tokens % BLOCK
-    usual = engines()[case.engine].default_max_num_seqs if case.engine in engines() else 256
-    return Run(
+    engine = engines()[case.engine]
+    caches = engine.caches_prefixes and trace.block_tokens and not trace.block_tokens % BLOCK
+    return RecordedRun(
         case=case,
-        max_num_seqs=max_num_seqs or usual,
-        token_budget=token_budget or TOKEN_BUDGET.get(case.engine, 8192),
+        max_num_seqs=max_num_seqs or engine.default_max_num_seqs,
+        token_budget=token_budget or engine.token_budget,
         stream=Stream(
             trace.arrival,
             np.maximum(trace.prompt, 1),
@@ -212,7 +210,7 @@ def keeping_up(arrival: Floats, ttft: Floats) -> Bools:
 
 
 def fit(
-    run: Run, chosen: Ints, prior: Factors, rounds: int = 12, *, progress: Callable[[], None] | None = None
+    run: RecordedRun, chosen: Ints, prior: Factors, rounds: int = 12, *, progress: Callable[[], None] | None = None
 ) -> Factors:
     """The factors that explain the latencies of the `chosen` requests best without leaving `prior` for nothing.
 

@@ -26,7 +26,7 @@ BUSY_SHARE = 0.74
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class LatencyTarget:
     """SLO targets, seconds; infinity where there is none."""
 
     ttft: float = math.inf
@@ -94,7 +94,7 @@ def report(
     outcome: Outcome,
     specs: Sequence[ReplicaSpec],
     hardware: Hardware,
-    target: Target,
+    target: LatencyTarget,
     calibrations: Sequence[Calibration],
     model: str,
 ) -> Report:

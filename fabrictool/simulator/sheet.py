@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError, InvalidInputError
 from fabrictool.catalog.tables import accelerators, engines, model
-from fabrictool.simulator.cases import LAYER_SPLIT, MODES, Case, Pool, predict
+from fabrictool.simulator.cases import MODES, Case, PhaseWorkers, predict
 from fabrictool.simulator.operators import Parallelism
 from fabrictool.simulator.stepmodel import KV_OCTETS, OCTETS
 
@@ -163,17 +163,17 @@ def case_of(row: Mapping[str, str], architectures: Mapping[str, ModelArchitectur
     if found is None:
         raise InvalidInputError.of("FT2133", f"no model {cells['model']!r} in the catalogue")
     engine = _ENGINES.get(cells["engine"].lower(), cells["engine"].lower())
-    if engine not in engines() and engine != "deepspeed":
+    if engine not in engines():
         raise InvalidInputError.of("FT2134", f"no engine {cells['engine']!r} in the catalogue")
     mode = cells.get("mode", "agg").lower()
     if mode not in MODES:
         raise InvalidInputError.of("FT2131", f"mode is {mode!r}, not one of {', '.join(MODES)}")
     precision = _precision(cells.get("precision", ""), "bf16", OCTETS, "precision")
-    narrow = "fp8" if OCTETS[precision] <= 1 and engine not in LAYER_SPLIT and "fp8" in device.flops else "bf16"
+    narrow = "fp8" if OCTETS[precision] <= 1 and not engines()[engine].layer_split and "fp8" in device.flops else "bf16"
     pools = {}
     if mode == "disagg":
         pools = {
-            phase: Pool(_cut(cells, f"{phase}_"), _whole(cells, f"{phase}_workers", 1))
+            phase: PhaseWorkers(_cut(cells, f"{phase}_"), _whole(cells, f"{phase}_workers", 1))
             for phase in ("prefill", "decode")
         }
     return Case(

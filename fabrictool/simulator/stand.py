@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fabrictool.domain.blueprint import Model
     from fabrictool.domain.inventory import Partition
     from fabrictool.simulator.calibration import Calibration
-    from fabrictool.simulator.memory import Room
+    from fabrictool.simulator.memory import ReplicaMemory
 
 ON_CPU = Factors(layer=60e-6, expert_layer=60e-6, step=1e-3, sequence=50e-6, request=5e-3)
 """Interpreter and thread hand-over instead of kernel launches; nothing was measured on processors."""
@@ -35,7 +35,7 @@ class Stand:
     """One way to run a model: on so many devices of a partition."""
 
     step: StepModel
-    room: Room
+    room: ReplicaMemory
     calibration: Calibration
     max_num_seqs: int
     kv_octets: float
@@ -81,7 +81,7 @@ def stand(
         kv=kv,
         octets=octets,
         usable=USABLE if part else None,
-        reserved=min(3e9, 0.02 * machine.memory),
+        reserved=engine.reserved(machine.memory),
     )
     token = kv_elements_per_token(architecture, cut) * KV_OCTETS[kv]
     return Stand(step, space, calibration, wanted.max_num_seqs or engine.default_max_num_seqs, token)

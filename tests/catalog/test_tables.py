@@ -45,8 +45,8 @@ def test_every_entry_says_where_its_numbers_come_from(name):
 def test_all_ids_are_there():
     assert sorted(accelerators()) == sorted(ACCELERATORS)
     assert set(MODELS) <= set(models())
-    assert set(engines()) == {"reference", "llama.cpp", "vllm", "sglang", "tensorrt-llm"}
-    assert set(startable()) == set(engines()) - {"tensorrt-llm"}
+    assert set(engines()) == {"reference", "llama.cpp", "vllm", "sglang", "tensorrt-llm", "deepspeed"}
+    assert set(startable()) == set(engines()) - {"tensorrt-llm", "deepspeed"}
 
 
 @pytest.mark.parametrize("id_", MODELS)

@@ -9,9 +9,10 @@ import pytest
 
 from fabrictool.base.errors import InfeasibleError
 from fabrictool.planner.explaining.prices import device_prices
-from fabrictool.planner.problem import Level, ModelNeed, Option, Pool, Problem
+from fabrictool.planner.problem import Level, ModelNeed, Option, PlacementProblem, Pool
 from fabrictool.planner.solvers.exact import ExactSolver
-from fabrictool.simulator.capacity import Replica
+from fabrictool.simulator.capacity import ReplicaFigures
+from tests.seeds import seeds
 
 
 def pool(name, *, device="x", nodes=2, per_node=1, price=1.0, site=None, stable=True):
@@ -22,7 +23,7 @@ def pool(name, *, device="x", nodes=2, per_node=1, price=1.0, site=None, stable=
 
 
 def figures(capacity):
-    return Replica(
+    return ReplicaFigures(
         fits=True, weights=1.0, free=1.0, max_batch=4, capacity=capacity, prefill_s=0.1, step_alone_s=0.01,
         step_full_s=0.02,
     )  # fmt: skip
@@ -39,7 +40,7 @@ def option(model, where, *, tp=1, capacity=1.0, latency=1.0, attains=True, level
 
 def problem(needs, options, pools, *, current=None, objective=("slo", "latency", "cost")):
     options = tuple(sorted(options, key=lambda o: o.key))
-    return Problem(tuple(needs), options, tuple(pools), current or {}, tuple(objective), "tables")
+    return PlacementProblem(tuple(needs), options, tuple(pools), current or {}, tuple(objective), "tables")
 
 
 def solve(instance, seed=0):
@@ -140,6 +141,11 @@ def random_instance(rng):
 def test_equals_brute_force_on_a_thousand_tiny_instances(first):
     for seed in range(first, first + 100):
         equals_brute_force(random_instance(random.Random(seed)))
+
+
+@seeds(0, drawn=20, long=1000)
+def test_equals_brute_force_on_instances_that_nobody_chose(seed):
+    equals_brute_force(random_instance(random.Random(seed)))
 
 
 def equals_brute_force(instance):

@@ -93,7 +93,7 @@ def names(formulation):
 
 def program_text(formulation, stage):
     """In the LP format, as far as these programs need it."""
-    model = formulation._program._model
+    model = formulation.program._model
     known = names(formulation)
     columns = [known.get(c, f"move{c}") for c in range(model.num_variables())]
 

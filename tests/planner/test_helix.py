@@ -7,8 +7,8 @@ from fabrictool.domain.blueprint import Blueprint
 from fabrictool.domain.inventory import Inventory
 from fabrictool.planner.build import build_problem
 from fabrictool.planner.instances.helix import (
-    Cluster,
-    Node,
+    HelixCluster,
+    HelixNode,
     Profile,
     Wire,
     documents,
@@ -71,15 +71,15 @@ compute_node_4=[3]
 
 def test_a_cluster_is_read():
     cluster = read_cluster("c.ini", CLUSTER)
-    assert cluster.nodes == (Node(0, "A100"), Node(1, "A100"), Node(2, "T4"), Node(3, "L4x2"))
+    assert cluster.nodes == (HelixNode(0, "A100"), HelixNode(1, "A100"), HelixNode(2, "T4"), HelixNode(3, "L4x2"))
     assert cluster.wires[0] == Wire((0, 1), 1.3e9, 1e-3)
     assert len(cluster.wires) == 4, "none to the coordinator"
     assert [[node.number for node in region] for region in cluster.regions] == [[0, 1], [2, 3]]
 
 
 def test_regions_are_joined_through_others():
-    nodes = tuple(Node(i, "T4") for i in range(5))
-    cluster = Cluster(nodes, (Wire((3, 4), 1e9, 1e-3), Wire((1, 3), 1e9, 1e-3), Wire((0, 2), 1e9, 1e-3)))
+    nodes = tuple(HelixNode(i, "T4") for i in range(5))
+    cluster = HelixCluster(nodes, (Wire((3, 4), 1e9, 1e-3), Wire((1, 3), 1e9, 1e-3), Wire((0, 2), 1e9, 1e-3)))
     assert [[node.number for node in region] for region in cluster.regions] == [[0, 2], [1, 3, 4]]
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from fabrictool.planner.explaining.conflict import Rule, Rules, conflict_of, possible
+from fabrictool.planner.explaining.conflict import Constraint, Constraints, conflict_of, possible
 from fabrictool.planner.explaining.relaxations import explain_conflict, relaxations
 from fabrictool.planner.problem import ModelNeed
 from tests.planner.fabrics import situation
@@ -89,7 +89,7 @@ def random_instance(rng):
     instance = replace(problem(needs, options, pools), fixed=fixed)
     barred = {}
     for i, o in enumerate(instance.options):
-        rules = [Rule("trust", o.model, words="trust"), Rule("tier", o.model, words="tier")]
+        rules = [Constraint("trust", o.model, words="trust"), Constraint("tier", o.model, words="tier")]
         found = frozenset(rule for rule in rules if rng.random() < 0.2)
         if found and o.key not in fixed:
             barred[i] = found
@@ -99,7 +99,7 @@ def random_instance(rng):
 def infeasible_instances(first, count):
     for seed in range(first, first + count):
         instance, barred = random_instance(random.Random(seed))
-        rules = Rules(instance, barred)
+        rules = Constraints(instance, barred)
         if not exists(instance, barred, rules.all):
             yield seed, instance, barred, rules
 
@@ -116,10 +116,10 @@ def test_conflicts_are_irreducible_and_relaxations_enough(first):
             rest = [other for other in conflict if other != rule]
             assert exists(instance, barred, rest), f"{seed}: {rule} is not needed"
         for one in relaxations(rules, conflict):
-            changed = Rules(one.problem)
+            changed = Constraints(one.problem)
             assert exists(one.problem, {}, changed.all), f"{seed}: {one.words} is not enough"
             for less in a_little_less(one):
-                assert not exists(less, {}, Rules(less).all), f"{seed}: {one.words} is more than enough"
+                assert not exists(less, {}, Constraints(less).all), f"{seed}: {one.words} is more than enough"
     assert seen > 10
 
 
@@ -149,7 +149,7 @@ def test_what_is_possible_is_what_brute_force_finds():
     both = {True: 0, False: 0}
     for seed in range(150):
         instance, barred = random_instance(random.Random(seed))
-        rules = Rules(instance, barred)
+        rules = Constraints(instance, barred)
         found = possible(rules.with_only(rules.all))
         assert found == exists(instance, barred, rules.all), seed
         both[found] += 1
@@ -158,13 +158,13 @@ def test_what_is_possible_is_what_brute_force_finds():
 
 def test_rules_that_hold_have_no_conflict():
     a = pool("a", nodes=2)
-    assert conflict_of(Rules(problem([ModelNeed("m", 1.0, 2, 2)], [option("m", a)], [a]))) == []
+    assert conflict_of(Constraints(problem([ModelNeed("m", 1.0, 2, 2)], [option("m", a)], [a]))) == []
 
 
 def test_two_conflicts_are_resolved_by_lowering_two_minima():
     a, b = pool("a", nodes=1), pool("b", nodes=2)
     needs = [ModelNeed("m", 1.0, 3, 9), ModelNeed("n", 1.0, 3, 9)]
-    rules = Rules(problem(needs, [option("m", a), option("n", b)], [a, b]))
+    rules = Constraints(problem(needs, [option("m", a), option("n", b)], [a, b]))
     conflict = conflict_of(rules)
     assert len({rule.subject for rule in conflict if rule.kind == "min"}) == 1
     (together,) = relaxations(rules, conflict)
@@ -175,7 +175,7 @@ def test_two_conflicts_are_resolved_by_lowering_two_minima():
 def test_maintenance_is_a_rule():
     a, b = pool("a", nodes=2), pool("b", nodes=2)
     instance = problem([ModelNeed("m", 1.0, 3, 9)], [option("m", a), option("m", b)], [a, b])
-    rules = Rules(replace(instance, outages=(frozenset({b.key}),)))
+    rules = Constraints(replace(instance, outages=(frozenset({b.key}),)))
     conflict = conflict_of(rules)
     assert {rule.kind for rule in conflict} == {"min", "outage", "devices"}
     assert {one.rules[0].kind: one.words for one in relaxations(rules, conflict)} == {

@@ -9,7 +9,7 @@ import pytest
 from fabrictool.base.errors import InfeasibleError
 from fabrictool.planner.problem import Level, ModelNeed, Option, Transfer
 from fabrictool.planner.solvers.exact import ExactSolver
-from fabrictool.planner.solvers.search import Search
+from fabrictool.planner.solvers.search import TabuSearch
 from fabrictool.planner.solvers.tabu import TabuSolver
 from tests.planner.test_exact import figures, option, pool, problem
 
@@ -172,7 +172,7 @@ def test_the_search_counts_what_the_program_counts():
         instance = random_pairs(seed)
         instance = replace(instance, links={("a", "b"): 1e12})  # a shared link is the program's alone
         solution = last(instance)
-        search = Search(instance, random.Random(0))
+        search = TabuSearch(instance, random.Random(0))
         state = search.of_counts(solution.counts)
         worth = state.values["m"]
         values = {stage.name: stage.objective for stage in solution.stages}

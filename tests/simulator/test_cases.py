@@ -9,7 +9,7 @@ from fabrictool.base.errors import InvalidInputError
 from fabrictool.catalog import accelerators, models
 from fabrictool.simulator import fitting, sheet
 from fabrictool.simulator.calibration import Calibration, Hull, Spread, choose, dumps, loads, shipped
-from fabrictool.simulator.cases import Case, Pool, estimate, predict
+from fabrictool.simulator.cases import Case, PhaseWorkers, estimate, predict
 from fabrictool.simulator.operators import Parallelism
 from fabrictool.simulator.stepmodel import Factors
 
@@ -126,7 +126,7 @@ def test_other_spellings_are_understood():
 def test_widths_are_taken_as_they_are_written(widths, cut):
     assert case(**widths).cut == cut
     pools = case(mode="disagg", **{f"{phase}_{k}": v for phase in ("prefill", "decode") for k, v in widths.items()})
-    assert pools.prefill == pools.decode == Pool(cut)
+    assert pools.prefill == pools.decode == PhaseWorkers(cut)
 
 
 def test_an_answer_of_one_token_has_no_time_per_token():
@@ -252,7 +252,7 @@ def test_few_points_give_wide_bands():
 def test_a_pair_needs_both_pools():
     base = case()
     with pytest.raises(InvalidInputError, match="disagg"):
-        estimate(replace(base, mode="disagg", prefill=Pool(Parallelism(tp=4))), Factors())
+        estimate(replace(base, mode="disagg", prefill=PhaseWorkers(Parallelism(tp=4))), Factors())
 
 
 def test_layer_split_adds_memory_and_no_speed():

@@ -11,7 +11,7 @@ from fabrictool.routing.policies import routing_policy
 from fabrictool.simulator.calibration import choose, shipped
 from fabrictool.simulator.fleet import ReplicaSpec, Stream, simulate
 from fabrictool.simulator.operators import Parallelism
-from fabrictool.simulator.report import BUSY_SHARE, IDLE_SHARE, Hardware, Target, report
+from fabrictool.simulator.report import BUSY_SHARE, IDLE_SHARE, Hardware, LatencyTarget, report
 from fabrictool.simulator.stepmodel import Machine, StepModel
 
 CALIBRATION = choose(shipped(), "h100-sxm", "nvidia", "vllm", "online")
@@ -27,7 +27,7 @@ def reported(*lives):
     stream = Stream(10.0 * np.arange(count), np.full(count, 100), np.full(count, 20), models=(MODEL,))
     outcome = simulate(specs, stream, routing_policy("least-loaded", random.Random(0)))
     hardware = Hardware((1,) * len(specs), (700.0,) * len(specs), (3.0,) * len(specs))
-    return report(outcome, specs, hardware, Target(), [CALIBRATION], MODEL)
+    return report(outcome, specs, hardware, LatencyTarget(), [CALIBRATION], MODEL)
 
 
 def test_cost_is_of_the_hours_that_devices_were_held():

@@ -24,7 +24,7 @@ from fabrictool.planner.stages import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from fabrictool.planner.problem import Option, Problem, Solution
+    from fabrictool.planner.problem import Option, PlacementProblem, Solution
 
 MOST_MODELS = 20
 """For so many models the nearest unused option is told, those with the largest demand first."""
@@ -45,7 +45,7 @@ class Unused:
     """By how much, for each request/s there; for each replica when the model has no demand."""
 
 
-def nearest_unused(problem: Problem, solution: Solution, seed: int) -> dict[str, Unused]:
+def nearest_unused(problem: PlacementProblem, solution: Solution, seed: int) -> dict[str, Unused]:
     """Model → its nearest unused option, by the reduced costs of the relaxation, stage after stage."""
     relaxed = Formulation(problem, range(len(problem.options)), whole=False)
     asked = sorted(problem.needs, key=lambda need: (-need.rate, need.model))[:MOST_MODELS]
@@ -87,7 +87,9 @@ def _likeness(option: Option) -> tuple[object, ...]:
     return option.model, option.levels, option.cost, option.power, option.preference, option.stable, option.phase
 
 
-def runner_up(problem: Problem, solution: Solution, seed: int) -> tuple[dict[int, int], dict[str, float]] | None:
+def runner_up(
+    problem: PlacementProblem, solution: Solution, seed: int
+) -> tuple[dict[int, int], dict[str, float]] | None:
     """(counts, values) of the best placement with another count of at least one option.
 
     None when there is no other, when there are more than `FEW` options, or when it could not be found in time.
@@ -106,7 +108,7 @@ def runner_up(problem: Problem, solution: Solution, seed: int) -> tuple[dict[int
     return other.counts(answer), {name: other.value(name, answer) for name in values}
 
 
-def alternative_sentences(problem: Problem, solution: Solution, currency: str, seed: int) -> Iterator[str]:
+def alternative_sentences(problem: PlacementProblem, solution: Solution, currency: str, seed: int) -> Iterator[str]:
     """A sentence for each model, and one for the second-best placement."""
     rate = {need.model: need.rate for need in problem.needs}
     for model, unused in nearest_unused(problem, solution, seed).items():
@@ -126,7 +128,7 @@ def alternative_sentences(problem: Problem, solution: Solution, currency: str, s
         yield f"second best: {_differences(problem, solution.counts, counts)}: {loss}"
 
 
-def _differences(problem: Problem, chosen: Mapping[int, int], other: Mapping[int, int]) -> str:
+def _differences(problem: PlacementProblem, chosen: Mapping[int, int], other: Mapping[int, int]) -> str:
     changes = {i: other.get(i, 0) - chosen.get(i, 0) for i in sorted({*chosen, *other})}
     words = [
         f"{problem.options[i].model} {change:+d} on {where(problem.options[i])}"
@@ -139,16 +141,16 @@ def _differences(problem: Problem, chosen: Mapping[int, int], other: Mapping[int
 class _Other(Formulation):
     """The whole program with one rule more: not these counts."""
 
-    def __init__(self, problem: Problem, counts: Mapping[int, int]) -> None:
+    def __init__(self, problem: PlacementProblem, counts: Mapping[int, int]) -> None:
         super().__init__(problem, range(len(problem.options)), whole=True)
         most = {need.model: need.maximum for need in problem.needs}
         differs: list[tuple[int, float]] = []
         for i, option in enumerate(problem.options):
             count, room = counts.get(i, 0), max(most[option.model], counts.get(i, 0)) + 1
             # One of `more` and `fewer` may be 1 if the count is above, or below, what was chosen.
-            more, fewer = (self._program.column(0, 1, whole=True) for _ in range(2))
+            more, fewer = (self.program.column(0, 1, whole=True) for _ in range(2))
             term = self.count(i)
-            self._program.row(count + 1 - room, INFINITY, [*term, (more, -float(room))])
-            self._program.row(-INFINITY, count - 1 + room, [*term, (fewer, float(room))])
+            self.program.row(count + 1 - room, INFINITY, [*term, (more, -float(room))])
+            self.program.row(-INFINITY, count - 1 + room, [*term, (fewer, float(room))])
             differs += [(more, 1.0), (fewer, 1.0)]
-        self._program.row(1, INFINITY, differs)
+        self.program.row(1, INFINITY, differs)

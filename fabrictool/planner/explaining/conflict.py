@@ -16,7 +16,7 @@ from fabrictool.planner.formulation import Formulation
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from fabrictool.planner.problem import ModelNeed, PoolKey, Problem
+    from fabrictool.planner.problem import ModelNeed, PlacementProblem, PoolKey
     from fabrictool.planner.situation import Situation
 
 SECONDS = 10.0
@@ -24,7 +24,7 @@ SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Rule:
+class Constraint:
     """One thing that is demanded."""
 
     kind: str
@@ -55,10 +55,10 @@ class Rule:
         }.get(self.kind, self.subject)
 
 
-class Rules:
+class Constraints:
     """The rules of a problem, each of which can be left out."""
 
-    def __init__(self, problem: Problem, barred: Mapping[int, frozenset[Rule]] | None = None) -> None:
+    def __init__(self, problem: PlacementProblem, barred: Mapping[int, frozenset[Constraint]] | None = None) -> None:
         """`barred`: option → the rules of trust and tier that forbid it; `problem` has those options as well."""
         self.problem = problem
         self._barred = barred or {}
@@ -72,28 +72,28 @@ class Rules:
         """More replicas, or nodes, than any rule can make necessary."""
         self.all = [*sorted({rule for rules in self._barred.values() for rule in rules}), *self._stated(stuck)]
 
-    def _stated(self, stuck: Mapping[str, int]) -> Iterator[Rule]:
+    def _stated(self, stuck: Mapping[str, int]) -> Iterator[Constraint]:
         for need in self.problem.needs:
             name = need.model
             if need.minimum:
-                yield Rule("min", name, words=f"at least {_replicas(need.minimum, name)} on owned capacity")
+                yield Constraint("min", name, words=f"at least {_replicas(need.minimum, name)} on owned capacity")
             for (cluster, partition), count in sorted(need.pins.items()):
-                rule = Rule("pin", name, (cluster, partition))
+                rule = Constraint("pin", name, (cluster, partition))
                 yield replace(rule, words=f"just {_replicas(count, name)} on {rule.place}")
             if stuck[name]:
-                yield Rule("unseen", name, words=f"{_replicas(stuck[name], name)} on clusters that do not answer")
+                yield Constraint("unseen", name, words=f"{_replicas(stuck[name], name)} on clusters that do not answer")
             if need.minimum or need.pins:
-                yield Rule("max", name, words=f"at most {_replicas(need.maximum, name)}")
+                yield Constraint("max", name, words=f"at most {_replicas(need.maximum, name)}")
                 if need.spread_sites:
-                    yield Rule("spread", name, words=f"{name} spread over sites")
+                    yield Constraint("spread", name, words=f"{name} spread over sites")
         for away in self.problem.outages if any(need.minimum for need in self.problem.needs) else ():
             there = _together(away)
-            yield Rule("outage", there, words=f"minima also while {there} is under maintenance")
+            yield Constraint("outage", there, words=f"minima also while {there} is under maintenance")
         for pool in self.problem.pools:
             size = pool.nodes * pool.devices_per_node
-            yield Rule("devices", "/".join(pool.key), words=f"{size} {pool.device} in {'/'.join(pool.key)}")
+            yield Constraint("devices", "/".join(pool.key), words=f"{size} {pool.device} in {'/'.join(pool.key)}")
 
-    def with_only(self, kept: Iterable[Rule]) -> Problem:
+    def with_only(self, kept: Iterable[Constraint]) -> PlacementProblem:
         """The problem with these rules and no others."""
         active = set(kept)
         gone = {rule.subject for rule in self.all if rule.kind == "unseen"} - {
@@ -142,7 +142,7 @@ def _replicas(count: int, model: str) -> str:
     return f"{count} replica{'' if count == 1 else 's'} of {model}"
 
 
-def possible(problem: Problem) -> bool:
+def possible(problem: PlacementProblem) -> bool:
     """Whether a placement exists; True also when it cannot be said in time."""
     asked = {need.model: need for need in problem.needs if need.minimum or any(need.pins.values())}
     held = {option.model for option in problem.options if option.key in problem.fixed}
@@ -163,20 +163,23 @@ def possible(problem: Problem) -> bool:
         return True
 
 
-def conflict_of(rules: Rules) -> list[Rule]:
+def conflict_of(rules: Constraints) -> list[Constraint]:
     """An irreducible set of rules that cannot be kept together; none when all can."""
     if possible(rules.with_only(rules.all)):
         return []
 
-    def kept(some: Sequence[Rule]) -> bool:
+    def kept(some: Sequence[Constraint]) -> bool:
         return possible(rules.with_only(some))
 
     return _irreducible(kept, [], [], rules.all)
 
 
 def _irreducible(
-    kept: Callable[[Sequence[Rule]], bool], base: list[Rule], added: list[Rule], rest: list[Rule]
-) -> list[Rule]:
+    kept: Callable[[Sequence[Constraint]], bool],
+    base: list[Constraint],
+    added: list[Constraint],
+    rest: list[Constraint],
+) -> list[Constraint]:
     """What of `rest` conflicts with `base`; `added` are those that base has just got."""
     if added and not kept(base):
         return []
@@ -188,18 +191,18 @@ def _irreducible(
     return [*of_first, *of_second]
 
 
-def rules_of(situation: Situation) -> Rules:
+def rules_of(situation: Situation) -> Constraints:
     """With the options that trust and tier rule out, and by which of them."""
     models = situation.blueprint.models
     loose, _ = situation.with_models({name: {"trust": None, "tier": "scavenger"} for name in models}).build()
-    barred: dict[int, frozenset[Rule]] = {}
+    barred: dict[int, frozenset[Constraint]] = {}
     for i, option in enumerate(loose.options):
         model, reasons = models[option.model], set()
         if model.trust is not None and not {pool.provider for pool in option.pools} <= set(model.trust):
             words = f"{option.model} on {', '.join(model.trust) or 'nobody'} alone"
-            reasons.add(Rule("trust", option.model, words=words))
+            reasons.add(Constraint("trust", option.model, words=words))
         if model.tier == "owned" and not option.stable:
-            reasons.add(Rule("tier", option.model, words=f"{option.model} on owned capacity alone"))
+            reasons.add(Constraint("tier", option.model, words=f"{option.model} on owned capacity alone"))
         if reasons:
             barred[i] = frozenset(reasons)
-    return Rules(loose, barred)
+    return Constraints(loose, barred)

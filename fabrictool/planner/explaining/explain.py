@@ -13,14 +13,14 @@ from fabrictool.planner.stages import where
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fabrictool.planner.problem import Problem, Solution
+    from fabrictool.planner.problem import PlacementProblem, Solution
     from fabrictool.planner.situation import Situation
 
 MOST_PRICES = 5
 """Partitions whose shadow prices are told, the dearest first."""
 
 
-def reasons(problem: Problem, solution: Solution, currency: str) -> tuple[str, ...]:
+def reasons(problem: PlacementProblem, solution: Solution, currency: str) -> tuple[str, ...]:
     """One sentence for each model and what binds it; and what one device more would be worth."""
     found = []
     for need in problem.needs:
@@ -68,7 +68,9 @@ def reasons(problem: Problem, solution: Solution, currency: str) -> tuple[str, .
     return tuple(found)
 
 
-def explanation(situation: Situation, problem: Problem, solution: Solution, currency: str, seed: int) -> Iterator[str]:
+def explanation(
+    situation: Situation, problem: PlacementProblem, solution: Solution, currency: str, seed: int
+) -> Iterator[str]:
     """What rules cost and what was not chosen; the problem is solved again for it, which takes a while."""
     yield from rule_sentences(situation, problem, solution, currency, seed)
     yield from alternative_sentences(problem, solution, currency, seed)

@@ -14,7 +14,7 @@ from fabrictool.planner.stages import TIE_BREAK, TOLERANCE, stage_names
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from fabrictool.planner.problem import Problem, Solution
+    from fabrictool.planner.problem import PlacementProblem, Solution
 
 INDIFFERENT = ("preference", "moves", "replicas", TIE_BREAK)
 """Stages whose values nobody pays for."""
@@ -29,7 +29,9 @@ class Prices:
     """(cluster, partition) → by how much that objective would fall per device; only what would help."""
 
 
-def device_prices(problem: Problem, solution: Solution, *, seconds: float = 60.0, seed: int = 0) -> Prices | None:
+def device_prices(
+    problem: PlacementProblem, solution: Solution, *, seconds: float = 60.0, seed: int = 0
+) -> Prices | None:
     """The prices behind a solution; None when more devices would improve nothing."""
     relaxed = Formulation(problem, range(len(problem.options)), whole=False)
     values = {stage.name: stage.objective for stage in solution.stages}

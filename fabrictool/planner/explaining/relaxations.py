@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError, Place
 from fabrictool.base.errors import Problem as Complaint
-from fabrictool.planner.explaining.conflict import SECONDS, Rule, Rules, conflict_of, possible, rules_of
+from fabrictool.planner.explaining.conflict import SECONDS, Constraint, Constraints, conflict_of, possible, rules_of
 from fabrictool.planner.formulation import Formulation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from fabrictool.planner.problem import ModelNeed, Option, Pool, Problem
+    from fabrictool.planner.problem import ModelNeed, Option, PlacementProblem, Pool
     from fabrictool.planner.situation import Situation
 
 MOST_HINTS = 8
@@ -34,18 +34,18 @@ LOOSER = {
 class Relaxation:
     """Changed rules with which the whole problem can be solved."""
 
-    rules: tuple[Rule, ...]
+    rules: tuple[Constraint, ...]
     words: str
     """What would be enough."""
     hint: str
     """What to write."""
-    problem: Problem
+    problem: PlacementProblem
     """With the changes."""
     devices: int = 0
     """That it takes beyond those that there are."""
 
 
-def relaxations(rules: Rules, conflict: Sequence[Rule]) -> list[Relaxation]:
+def relaxations(rules: Constraints, conflict: Sequence[Constraint]) -> list[Relaxation]:
     """Each rule of the conflict, changed as little as is enough; several minima together when none alone is.
 
     Those without further devices first, then the fewest.
@@ -57,7 +57,7 @@ def relaxations(rules: Rules, conflict: Sequence[Rule]) -> list[Relaxation]:
     return found
 
 
-def _alone(rules: Rules, rule: Rule) -> Iterator[Relaxation]:
+def _alone(rules: Constraints, rule: Constraint) -> Iterator[Relaxation]:
     problem, name = rules.with_only(rules.all), rule.subject
     need = next((need for need in problem.needs if need.model == name), None)
     pool = next((pool for pool in problem.pools if "/".join(pool.key) == name), None)
@@ -77,7 +77,7 @@ def _alone(rules: Rules, rule: Rule) -> Iterator[Relaxation]:
         yield from _of_need(rules, problem, rule, need)
 
 
-def _of_need(rules: Rules, problem: Problem, rule: Rule, need: ModelNeed) -> Iterator[Relaxation]:
+def _of_need(rules: Constraints, problem: PlacementProblem, rule: Constraint, need: ModelNeed) -> Iterator[Relaxation]:
     low, high = need.minimum, need.maximum
     if rule.kind == "min":
         least = _least(1, low, lambda n: possible(_with_need(problem, replace(need, minimum=low - n))))
@@ -99,7 +99,7 @@ def _of_need(rules: Rules, problem: Problem, rule: Rule, need: ModelNeed) -> Ite
             yield Relaxation((rule,), words, f"pin: {{replicas: {found}}}", changed)
 
 
-def _fewer_pinned(problem: Problem, need: ModelNeed, where: tuple[str, str]) -> int | None:
+def _fewer_pinned(problem: PlacementProblem, need: ModelNeed, where: tuple[str, str]) -> int | None:
     """The largest number below the pin's with which a placement exists: fewer still may be too few for a minimum."""
     others = {place: count for place, count in need.pins.items() if place != where}
     elastic = _Fewer(_with_need(replace(problem, current={}), replace(need, pins=others)), need.model, where)
@@ -110,17 +110,17 @@ def _fewer_pinned(problem: Problem, need: ModelNeed, where: tuple[str, str]) -> 
 class _Fewer(Formulation):
     """The whole program with a column for what a place lacks of a pin."""
 
-    def __init__(self, problem: Problem, model: str, where: tuple[str, str]) -> None:
+    def __init__(self, problem: PlacementProblem, model: str, where: tuple[str, str]) -> None:
         super().__init__(problem, range(len(problem.options)), whole=True)
         mine = (i for i in problem.of(model) if problem.options[i].pool.within(*where))
         self._there = [term for i in mine for term in self.count(i)]
 
     def most(self, wanted: int) -> int | None:
         """How many can be there, up to `wanted`; None when there is no placement, or none was found in time."""
-        short = self._program.column(0, wanted, whole=True)
-        self._program.row(wanted, wanted, [*self._there, (short, 1.0)])
+        short = self.program.column(0, wanted, whole=True)
+        self.program.row(wanted, wanted, [*self._there, (short, 1.0)])
         try:
-            answer = self._program.minimise([(short, 1.0)], seconds=SECONDS, seed=0)
+            answer = self.program.minimise([(short, 1.0)], seconds=SECONDS, seed=0)
         except FabrictoolError:
             return None
         return None if answer is None else wanted - round(answer.objective)
@@ -139,15 +139,15 @@ def _least(low: int, high: int, enough: Callable[[int], bool]) -> int | None:
     return low
 
 
-def _with_need(problem: Problem, changed: ModelNeed) -> Problem:
+def _with_need(problem: PlacementProblem, changed: ModelNeed) -> PlacementProblem:
     return replace(problem, needs=tuple(changed if n.model == changed.model else n for n in problem.needs))
 
 
-def _with_pool(problem: Problem, changed: Pool) -> Problem:
+def _with_pool(problem: PlacementProblem, changed: Pool) -> PlacementProblem:
     return replace(problem, pools=tuple(changed if pool.key == changed.key else pool for pool in problem.pools))
 
 
-def _lowered(rules: Rules) -> Relaxation | None:
+def _lowered(rules: Constraints) -> Relaxation | None:
     """Minima lowered by as few replicas in all as possible.
 
     An elastic program: each model gets an option without devices that counts as a replica, and as few of those as
@@ -181,7 +181,7 @@ def _lowered(rules: Rules) -> Relaxation | None:
     return Relaxation(named, words, hint, changed)
 
 
-def _unreal(problem: Problem, model: str) -> Option | None:
+def _unreal(problem: PlacementProblem, model: str) -> Option | None:
     """Stable, on nothing that has an end."""
     option = next((option for option in problem.options if option.model == model), None)
     if option is None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from fabrictool.domain.blueprint import Blueprint, Model
-    from fabrictool.planner.problem import Problem, Solution
+    from fabrictool.planner.problem import PlacementProblem, Solution
     from fabrictool.planner.situation import Situation
 
 MOST_RULES = 20
@@ -32,7 +32,7 @@ NO_MAXIMUM = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class StatedRule:
     """Something that the blueprint states of one model."""
 
     model: str
@@ -48,7 +48,7 @@ class Rule:
 class RulePrice:
     """What would be better without a rule."""
 
-    rule: Rule
+    rule: StatedRule
     stage: str
     """The first that would improve; "" when none would."""
     gain: float
@@ -57,14 +57,14 @@ class RulePrice:
     """Solved again as an integer program, not by the relaxation."""
 
 
-def rules_of(blueprint: Blueprint, problem: Problem, solution: Solution) -> list[Rule]:
+def rules_of(blueprint: Blueprint, problem: PlacementProblem, solution: Solution) -> list[StatedRule]:
     """The rules that may cost something, those of the models with the largest demand first."""
-    found: list[Rule] = []
+    found: list[StatedRule] = []
     for need in sorted(problem.needs, key=lambda need: (-need.rate, need.model)):
         name, mine = need.model, problem.of(need.model)
         counts = [(problem.options[i].stable and problem.options[i].serves, solution.counts.get(i, 0)) for i in mine]
         total, stable = sum(k for _, k in counts), sum(k for on_stable, k in counts if on_stable)
-        found += [Rule(name, *rest) for rest in _rules(blueprint.models[name], need.rate, total, stable)]
+        found += [StatedRule(name, *rest) for rest in _rules(blueprint.models[name], need.rate, total, stable)]
     return found
 
 
@@ -101,7 +101,7 @@ def _rules(model: Model, rate: float, total: int, stable: int) -> Iterator[tuple
         yield "`protect`", but(protect=False)
 
 
-def price_rules(situation: Situation, problem: Problem, solution: Solution, seed: int) -> Iterator[RulePrice]:
+def price_rules(situation: Situation, problem: PlacementProblem, solution: Solution, seed: int) -> Iterator[RulePrice]:
     """The first `MOST_RULES` rules with what they cost, one after another."""
     relaxed: dict[str, float] = {}
     for rule in rules_of(situation.blueprint, problem, solution)[:MOST_RULES]:
@@ -118,7 +118,7 @@ def price_rules(situation: Situation, problem: Problem, solution: Solution, seed
 
 
 def rule_sentences(
-    situation: Situation, problem: Problem, solution: Solution, currency: str, seed: int
+    situation: Situation, problem: PlacementProblem, solution: Solution, currency: str, seed: int
 ) -> Iterator[str]:
     """A sentence for each rule that costs something, and one for those that do not."""
     free: list[str] = []
@@ -136,7 +136,7 @@ def rule_sentences(
         yield f"{left} more rules, of models with less demand, are not priced"
 
 
-def _exactly(problem: Problem, seed: int) -> dict[str, float] | None:
+def _exactly(problem: PlacementProblem, seed: int) -> dict[str, float] | None:
     """Proved values of the users' stages, if they can be had soon."""
     if len(problem.options) > SMALL:
         return None
@@ -151,7 +151,7 @@ def _exactly(problem: Problem, seed: int) -> dict[str, float] | None:
     return values_of(last) if last is not None and proved(last) else None
 
 
-def _relaxed(problem: Problem, seed: int) -> dict[str, float]:
+def _relaxed(problem: PlacementProblem, seed: int) -> dict[str, float]:
     relaxed = Formulation(problem, range(len(problem.options)), whole=False)
     found = in_order(relaxed, user_stages(problem), seconds=60.0, seed=seed)
     return found[0] if found is not None else {}

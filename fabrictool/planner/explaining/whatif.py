@@ -39,7 +39,7 @@ _EXPRESSION = re.compile(r"\s*(?P<what>[a-z]+)\.(?P<of>[^=\s]*?)\s*(?P<sign>[-+*
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class WhatIfResult:
     """What one expression leads to."""
 
     expression: str
@@ -62,36 +62,36 @@ class Outcome:
 class Sweep:
     """All outcomes, in the order of the expressions."""
 
-    base: Outcome
-    outcomes: tuple[Outcome, ...]
+    base: WhatIfResult
+    outcomes: tuple[WhatIfResult, ...]
     stages: tuple[str, ...]
     """Those that users feel."""
 
 
-def started(base: Outcome, other: Outcome) -> int:
+def started(base: WhatIfResult, other: WhatIfResult) -> int:
     """Replicas that the other placement has where the base has none."""
     return sum(max(0, count - base.counts.get(key, 0)) for key, count in other.counts.items())
 
 
-def stopped(base: Outcome, other: Outcome) -> int:
+def stopped(base: WhatIfResult, other: WhatIfResult) -> int:
     """Replicas that the base has where the other placement has none."""
     return started(other, base)
 
 
-def evaluate(situation: Situation, expression: str, solver: Solver, deadline_s: float, seed: int) -> Outcome:
+def evaluate(situation: Situation, expression: str, solver: Solver, deadline_s: float, seed: int) -> WhatIfResult:
     """Plan for a situation that was changed already; `expression` is only its name."""
     problem, _ = situation.build()
     try:
         *_, solution = solver.solve(problem, deadline_s=deadline_s, seed=seed)
     except InfeasibleError as error:
-        return Outcome(expression, problem="; ".join(one.message for one in error.problems))
+        return WhatIfResult(expression, problem="; ".join(one.message for one in error.problems))
     except FabrictoolError as error:  # such as FT2902: one that takes too long must not cost the others
-        return Outcome(expression, problem="; ".join(f"{one.code} {one.message}" for one in error.problems))
+        return WhatIfResult(expression, problem="; ".join(f"{one.code} {one.message}" for one in error.problems))
     known = values_of(solution)
     values = {name: known.get(name, 0.0) for name in user_stages(problem)}
     options = solution.whole(problem).options
     counts = {options[i].key: count for i, count in solution.counts.items()}
-    return Outcome(expression, values, counts, solution.optimal)
+    return WhatIfResult(expression, values, counts, solution.optimal)
 
 
 def sweep(
@@ -127,7 +127,7 @@ def sweep(
         executor.submit(evaluate, replace(one, current=dict(current)), expression, solver, deadline_s, seed): at
         for at, (one, expression) in enumerate(zip(changed, expressions, strict=True))
     }
-    outcomes: dict[int, Outcome] = {}
+    outcomes: dict[int, WhatIfResult] = {}
     for future in as_completed(futures):
         outcomes[futures[future]] = future.result()
         if done is not None:

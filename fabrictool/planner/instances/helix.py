@@ -37,7 +37,7 @@ SEQUENCES = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class HelixNode:
     """One machine."""
 
     number: int
@@ -57,14 +57,14 @@ class Wire:
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class HelixCluster:
     """Machines and wires. Those to the coordinator are left out: only token numbers travel there."""
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[HelixNode, ...]
     wires: tuple[Wire, ...]
 
     @property
-    def regions(self) -> tuple[tuple[Node, ...], ...]:
+    def regions(self) -> tuple[tuple[HelixNode, ...], ...]:
         """Nodes that low latency joins, directly or through others; ordered by their first node."""
         region = {node.number: node.number for node in self.nodes}
         for wire in self.wires:
@@ -155,7 +155,7 @@ class _File:
             raise InvalidInputError(self.complaints)
 
 
-def read_cluster(name: str, text: str) -> Cluster:
+def read_cluster(name: str, text: str) -> HelixCluster:
     """Of the text of the file `name`. Raises InvalidInputError FT2025 with all that is wrong."""
     file = _File(name, text)
     count = file.number("NodeNames", "total_compute_nodes")
@@ -163,7 +163,7 @@ def read_cluster(name: str, text: str) -> Cluster:
     for section in file.sections:
         if found := re.fullmatch(r"ComputeNode-([0-9]+)", section):
             kind = file.value(section, "type")
-            nodes.append(Node(int(found[1]), kind.text if kind else ""))
+            nodes.append(HelixNode(int(found[1]), kind.text if kind else ""))
     nodes.sort(key=lambda node: node.number)
     if not math.isnan(count) and len(nodes) != count:
         hint = "one [ComputeNode-N] a node"
@@ -180,7 +180,7 @@ def read_cluster(name: str, text: str) -> Cluster:
     if not nodes and not file.complaints:
         file.complain(None, "no node is described", "one [ComputeNode-N] a node")
     file.finish()
-    return Cluster(tuple(nodes), tuple(wires))
+    return HelixCluster(tuple(nodes), tuple(wires))
 
 
 def read_profiles(name: str, text: str) -> dict[str, Profile]:
@@ -195,7 +195,7 @@ def read_profiles(name: str, text: str) -> dict[str, Profile]:
     return found
 
 
-def read_layout(name: str, text: str, cluster: Cluster) -> dict[int, tuple[int, int]]:
+def read_layout(name: str, text: str, cluster: HelixCluster) -> dict[int, tuple[int, int]]:
     """Node → (first, last) layer that it holds. Raises InvalidInputError FT2025."""
     file = _File(name, text)
     offset = file.value("Settings", "offset")
@@ -222,7 +222,9 @@ def read_layout(name: str, text: str, cluster: Cluster) -> dict[int, tuple[int, 
     return found
 
 
-def documents(cluster: Cluster, profiles: Mapping[str, Profile], layout: Mapping[int, tuple[int, int]]) -> Documents:
+def documents(
+    cluster: HelixCluster, profiles: Mapping[str, Profile], layout: Mapping[int, tuple[int, int]]
+) -> Documents:
     """A site a region, and in it a cluster for each type of machine. Raises InvalidInputError FT2026."""
     device = _devices(cluster, profiles)
     clusters: dict[str, Any] = {}
@@ -253,7 +255,7 @@ def documents(cluster: Cluster, profiles: Mapping[str, Profile], layout: Mapping
     return Documents(_blueprint(sum(profiles[node.type].devices for node in cluster.nodes)), inventory, layers)
 
 
-def _devices(cluster: Cluster, profiles: Mapping[str, Profile]) -> dict[str, str]:
+def _devices(cluster: HelixCluster, profiles: Mapping[str, Profile]) -> dict[str, str]:
     """Machine type → device of the catalogue: the name's, with the memory of the profile."""
     found: dict[str, str] = {}
     complaints = []
@@ -277,14 +279,14 @@ def _devices(cluster: Cluster, profiles: Mapping[str, Profile]) -> dict[str, str
     return found
 
 
-def _network(cluster: Cluster, inside: set[int]) -> str:
+def _network(cluster: HelixCluster, inside: set[int]) -> str:
     """The Ethernet of the catalogue that is nearest to a region's wires; none in a region of one node."""
     mean = _mean(wire.bandwidth for wire in cluster.wires if inside.issuperset(wire.between))
     ethernets = [name for name in links() if name.startswith("ethernet-")]
     return min(ethernets, key=lambda name: abs(math.log(links()[name].bandwidth / mean))) if mean else ""
 
 
-def _links(cluster: Cluster, site_of: Mapping[int, str]) -> tuple[dict[str, Any], ...]:
+def _links(cluster: HelixCluster, site_of: Mapping[int, str]) -> tuple[dict[str, Any], ...]:
     """Between two regions: the mean of the wires between their nodes."""
     found: dict[tuple[str, str], list[Wire]] = {}
     for wire in cluster.wires:

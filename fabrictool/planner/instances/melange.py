@@ -60,7 +60,7 @@ class Instance:
 
 
 @dataclass(frozen=True, slots=True)
-class Allocation:
+class Rental:
     """GPUs to rent."""
 
     counts: tuple[int, ...]
@@ -92,7 +92,7 @@ def read(text: str, file: str) -> Instance:
     return found
 
 
-def solve(instance: Instance, kind: Kind, *, seconds: float, seed: int) -> Allocation:
+def solve(instance: Instance, kind: Kind, *, seconds: float, seed: int) -> Rental:
     """The cheapest GPUs. Raises InfeasibleError FT2022 for a bucket that no GPU serves, and as `Program.minimise`."""
     unserved = [
         b for b, rate in enumerate(instance.rates) if rate > 0 and not any(g.throughputs[b] for g in instance.gpus)
@@ -126,7 +126,7 @@ def solve(instance: Instance, kind: Kind, *, seconds: float, seed: int) -> Alloc
     busy = tuple(math.fsum(w * float(answer.values[c]) for c, w in load) for load in loads)
     chosen = tuple(round(float(answer.values[column])) for column in counts)
     cost = math.fsum(count * gpu.cost for count, gpu in zip(chosen, instance.gpus, strict=True))
-    return Allocation(chosen, busy, cost, min(cost, answer.bound), answer.optimal)
+    return Rental(chosen, busy, cost, min(cost, answer.bound), answer.optimal)
 
 
 class _Reader:

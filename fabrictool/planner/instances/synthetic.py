@@ -19,7 +19,7 @@ from fabrictool.planner.build import build_problem
 from fabrictool.planner.formulation import Formulation
 
 if TYPE_CHECKING:
-    from fabrictool.planner.problem import Problem
+    from fabrictool.planner.problem import PlacementProblem
 
 ZIPF = 1.2
 """Exponent of the models' popularity: that of planner.md's instances."""
@@ -149,7 +149,7 @@ def documents(size: Size, seed: int, load: float) -> dict[str, dict[str, Any]]:
     }
 
 
-def most_load(problem: Problem) -> float:
+def most_load(problem: PlacementProblem) -> float:
     """By how much all rates can grow together before some demand goes unserved, by the linear relaxation."""
     low, high = 0.0, 1.0
     while _serves(problem, high) and high < 1e9:
@@ -160,7 +160,7 @@ def most_load(problem: Problem) -> float:
     return low
 
 
-def _serves(problem: Problem, factor: float) -> bool:
+def _serves(problem: PlacementProblem, factor: float) -> bool:
     scaled = replace(problem, needs=tuple(replace(need, rate=need.rate * factor) for need in problem.needs))
     relaxed = Formulation(scaled, range(len(scaled.options)), whole=False)
     found = relaxed.minimise("served", seconds=600, seed=0)

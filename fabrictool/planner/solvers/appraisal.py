@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from fabrictool.planner.formulation import Formulation
 from fabrictool.planner.infeasible import explain_infeasible
-from fabrictool.planner.problem import Problem, Solution, StageResult
+from fabrictool.planner.problem import PlacementProblem, Solution, StageResult
 from fabrictool.planner.stages import TIE_BREAK, clean, stage_names, tolerance
 
 if TYPE_CHECKING:
-    from fabrictool.planner.program import Answer
+    from fabrictool.planner.program import ProgramSolution
 
 
-def appraise(problem: Problem, counts: dict[int, int], solver: str, deadline_s: float, seed: int) -> Solution:
+def appraise(problem: PlacementProblem, counts: dict[int, int], solver: str, deadline_s: float, seed: int) -> Solution:
     """The solution that has just these counts, by option.
 
     Raises InfeasibleError FT2001 when they break a rule.
@@ -21,7 +21,7 @@ def appraise(problem: Problem, counts: dict[int, int], solver: str, deadline_s: 
     relaxed = Formulation(problem, range(len(problem.options)), whole=False)
     loads = Formulation.of_counts(problem, counts)
     stages: list[StageResult] = []
-    answer: Answer | None = None
+    answer: ProgramSolution | None = None
     for name in stage_names(problem):
         if name == TIE_BREAK or not loads.terms(name):
             continue

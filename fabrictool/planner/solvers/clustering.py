@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fabrictool.planner.problem import Problem
+    from fabrictool.planner.problem import PlacementProblem
     from fabrictool.planner.solvers.groups import Blocks
 
 
-def clusters(problem: Problem, holds: Callable[[Blocks], bool], most: int) -> Counter[Blocks]:
+def clusters(problem: PlacementProblem, holds: Callable[[Blocks], bool], most: int) -> Counter[Blocks]:
     """Blocks of whole nodes, each set of which `holds` a replica; of at most `most` nodes. What holds none is left out.
 
     Nodes of one partition are alike: those that hold a replica alone are counted, not compared.
@@ -45,7 +45,7 @@ def clusters(problem: Problem, holds: Callable[[Blocks], bool], most: int) -> Co
     return ready
 
 
-def _linkage(problem: Problem, one: Blocks, other: Blocks) -> float:
+def _linkage(problem: PlacementProblem, one: Blocks, other: Blocks) -> float:
     """Mean bandwidth between the nodes of two clusters, octets/s."""
     pools = problem.pools
     found = [problem.ways.get((pools[a].key, pools[b].key), (0.0, 0.0))[1] for a, _ in one for b, _ in other]

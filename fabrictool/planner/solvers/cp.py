@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from fabrictool.domain.specs import Phase
-    from fabrictool.planner.problem import PoolKey, Problem
-    from fabrictool.planner.program import Answer, Floats, Terms
+    from fabrictool.planner.problem import PlacementProblem, PoolKey
+    from fabrictool.planner.program import Floats, ProgramSolution, Terms
 
 LEVEL = 1e-4
 """The step in which replicas at a load level are counted; a finer one makes the search much slower."""
@@ -59,7 +59,7 @@ class CpSolver:
     uniform = False
 
     def solve(
-        self, problem: Problem, *, deadline_s: float, seed: int, warm: Solution | None = None
+        self, problem: PlacementProblem, *, deadline_s: float, seed: int, warm: Solution | None = None
     ) -> Iterator[Solution]:
         """Yields a solution after each stage; the last one is the answer."""
         require_options(problem)
@@ -80,7 +80,7 @@ class CpUniformSolver(CpSolver):
 class _Search:
     """One run: the integer program, its relaxation, and the best placement so far."""
 
-    def __init__(self, problem: Problem, deadline_s: float, seed: int, *, uniform: bool) -> None:
+    def __init__(self, problem: PlacementProblem, deadline_s: float, seed: int, *, uniform: bool) -> None:
         every = range(len(problem.options))
         self._problem, self._seconds, self._seed = problem, deadline_s, seed
         self.whole = Formulation(problem, every, whole=True)
@@ -89,7 +89,7 @@ class _Search:
         self._groups = _alternatives(problem) if uniform else []
         groups = [[self._column(i) for i in group] for group in self._groups]
         self._integers = _Integers(self.whole, groups)
-        self._answer: Answer | None = None
+        self._answer: ProgramSolution | None = None
         self._bounds: dict[str, float] = {}
 
     def stage(self, name: str) -> tuple[dict[int, int], dict[int, float], tuple[StageResult, ...]]:
@@ -98,19 +98,20 @@ class _Search:
         if below is None:
             raise explain_infeasible(self._problem)
         self._bounds[name] = below.objective
+        least = below.objective
         now = self._answer = self._better(name, self._answer, self._near(name, below))
-        if now is None or self.whole.value(name, now) > below.objective + tolerance(name, below.objective):
+        if now is None or self.whole.value(name, now) > least + tolerance(name, least):
             now = self._improve(name)
+            least = self.whole.value(name, now)
         self._answer = now
-        value = self.whole.value(name, now)
-        limit = value + tolerance(name, value) + self._integers.lost(self.whole.terms(name))
+        limit = least + tolerance(name, least) + self._integers.lost(self.whole.terms(name))
         for formulation in (self.whole, self._relaxed):
             formulation.keep(name, limit)
         values = {stage: self.whole.value(stage, now) for stage in self._bounds}
         stages = tuple(StageResult(n, clean(v), clean(min(v, self._bounds[n]))) for n, v in values.items())
         return self.whole.counts(now), self.whole.loads(now), stages
 
-    def _improve(self, name: str) -> Answer:
+    def _improve(self, name: str) -> ProgramSolution:
         found = self._integers.minimise(self.whole.terms(name), WORK * self._seconds, self._seed, self._answer)
         if found is None:
             raise explain_infeasible(self._problem)
@@ -123,11 +124,11 @@ class _Search:
             raise FabrictoolError.of("FT2902", "CP-SAT found nothing in time", hint="more time, or `--solver exact`")
         return best
 
-    def _better(self, name: str, *answers: Answer | None) -> Answer | None:
+    def _better(self, name: str, *answers: ProgramSolution | None) -> ProgramSolution | None:
         there = [answer for answer in answers if answer is not None]
         return min(there, key=lambda answer: self.whole.value(name, answer), default=None)
 
-    def _near(self, name: str, below: Answer) -> Answer | None:
+    def _near(self, name: str, below: ProgramSolution) -> ProgramSolution | None:
         """The relaxation rounded to whole replicas, where that keeps the rules and the stages before."""
         distance = {i: self._relaxed.distance(below, i) for i in self._relaxed.chosen}
         counts = rounded(self._problem, self._relaxed.usage(below), distance)
@@ -135,7 +136,7 @@ class _Search:
             return None
         return self._loaded(name, counts)
 
-    def _loaded(self, name: str, counts: dict[int, int]) -> Answer | None:
+    def _loaded(self, name: str, counts: dict[int, int]) -> ProgramSolution | None:
         return self.whole.minimise(name, seconds=self._seconds, seed=self._seed, counts=counts)
 
     def _counts(self, values: Floats) -> dict[int, int]:
@@ -146,7 +147,7 @@ class _Search:
         return column
 
 
-def _alternatives(problem: Problem) -> list[list[int]]:
+def _alternatives(problem: PlacementProblem) -> list[list[int]]:
     """Options of which one at most may be used; what runs on clusters that do not answer is as it is."""
     groups: dict[tuple[str, PoolKey, Phase], list[int]] = defaultdict(list)
     for i, option in enumerate(problem.options):
@@ -184,16 +185,12 @@ class _Integers:
 
         self._engine = cp_model
         self._alternatives = alternatives
-        self._program = formulation._program._model  # noqa: SLF001 - the rows as they stand have no other reader
-        self._rules = self._program.num_constraints()
-        columns = range(self._program.num_variables())
-        self._whole = np.array([self._program.var_is_integral(c) for c in columns], dtype=bool)
+        self._program = formulation.program
+        self._rules = len(self._program.rows())
+        self._whole = np.array(self._program.whole_columns(), dtype=bool)
         self._unit = np.where(self._whole, 1.0, QUANTUM)
         self._exact = self._whole.copy()
-        self._chains = [
-            [formulation._idle[i], *formulation._levels[i]]  # noqa: SLF001 - as above
-            for i in formulation.chosen
-        ]
+        self._chains = [formulation.ladder(i) for i in formulation.chosen]
         self._above: dict[int, int] = {}
         for chain in self._chains:
             self._unit[chain] = LEVEL
@@ -203,7 +200,7 @@ class _Integers:
         self._model: Any = None
         self._columns: list[Any] = []
 
-    def minimise(self, terms: Terms, work: float, seed: int, start: Answer | None) -> _Found | None:
+    def minimise(self, terms: Terms, work: float, seed: int, start: ProgramSolution | None) -> _Found | None:
         """The best values found; None when there is no solution."""
         self._build()
         used, costs = self._chained(terms)
@@ -230,14 +227,8 @@ class _Integers:
 
     def _build(self) -> None:
         """The model of the rows as they stand now: each stage adds one."""
-        program = self._program
-        columns = range(len(self._unit))
-        rows = []
-        for r in range(program.num_constraints()):
-            terms = zip(program.constraint_var_indices(r), program.constraint_coefficients(r), strict=True)
-            rows.append((program.constraint_lower_bound(r), program.constraint_upper_bound(r), *self._chained(terms)))
-        self._low = np.array([program.var_lower_bound(c) for c in columns], dtype=float)
-        self._high = np.array([program.var_upper_bound(c) for c in columns], dtype=float)
+        rows = [(least, most, *self._chained(terms)) for least, most, terms in self._program.rows()]
+        self._low, self._high = np.array(self._program.bounds(), dtype=float).T.copy()
         self._bound(rows)
         self._model = self._engine.CpModel()
         bottom, top = (np.ceil(v / self._unit - QUANTUM).astype(int).tolist() for v in (self._low, self._high))

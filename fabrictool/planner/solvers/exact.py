@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 
 from fabrictool.planner.formulation import Formulation
 from fabrictool.planner.infeasible import explain_infeasible, require_options
-from fabrictool.planner.problem import Problem, Solution, StageResult
+from fabrictool.planner.problem import PlacementProblem, Solution, StageResult
 from fabrictool.planner.solvers.large import LargeSearch
-from fabrictool.planner.stages import TIE_BREAK, clean, stage_names, tolerance
+from fabrictool.planner.stages import TIE_BREAK, clean, rounding, stage_names, tolerance
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fabrictool.planner.program import Answer
+    from fabrictool.planner.program import ProgramSolution
 
 SMALL = 1500
 """Options up to which all take part in one integer program, and it is solved to the proof."""
@@ -38,7 +38,7 @@ class ExactSolver:
     name = "exact"
 
     def solve(
-        self, problem: Problem, *, deadline_s: float, seed: int, warm: Solution | None = None
+        self, problem: PlacementProblem, *, deadline_s: float, seed: int, warm: Solution | None = None
     ) -> Iterator[Solution]:
         """Yields ever better solutions, the last one is the answer; a stage has `deadline_s` seconds at most."""
         require_options(problem)
@@ -53,12 +53,12 @@ class ExactSolver:
 class _Search:
     """One run: the integer program, its relaxation, and what is known so far."""
 
-    def __init__(self, problem: Problem, deadline_s: float, seed: int) -> None:
+    def __init__(self, problem: PlacementProblem, deadline_s: float, seed: int) -> None:
         every = range(len(problem.options))
         self._problem, self._seconds, self._seed = problem, deadline_s, seed
         self._relaxed = Formulation(problem, every, whole=False)
         self.whole = Formulation(problem, every, whole=True)
-        self._answer: Answer | None = None
+        self._answer: ProgramSolution | None = None
         self._bounds: dict[str, float] = {}
         self._optimal = self._repeatable = True
 
@@ -69,7 +69,8 @@ class _Search:
             raise explain_infeasible(self._problem)
         self._bounds[name] = below.objective
         answer = self._answer
-        if answer is None or self.whole.value(name, answer) > below.objective + tolerance(name, below.objective):
+        # Not the stage's tolerance: that is kept above the least value, and must not be spent before.
+        if answer is None or self.whole.value(name, answer) > below.objective + rounding(below.objective):
             answer = self._improve(name)
         self._answer = answer
         value = self.whole.value(name, answer)
@@ -77,7 +78,7 @@ class _Search:
             formulation.keep(name, value + tolerance(name, value))
         yield self._solution(answer)
 
-    def _improve(self, name: str) -> Answer:
+    def _improve(self, name: str) -> ProgramSolution:
         nodes = max(1, int(NODES_PER_SECOND * self._seconds))
         found = self.whole.minimise(name, seconds=self._seconds, seed=self._seed, nodes=nodes, start=self._answer)
         if found is None:
@@ -87,7 +88,7 @@ class _Search:
         self._bounds[name] = max(self._bounds[name], found.bound)
         return found
 
-    def _solution(self, answer: Answer) -> Solution:
+    def _solution(self, answer: ProgramSolution) -> Solution:
         """Objectives of all stages so far, as the answer stands now: a later one may have used a tolerance."""
         values = {name: self.whole.value(name, answer) for name in self._bounds}
         return Solution(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from fabrictool.domain.specs import Phase
-    from fabrictool.planner.problem import Option, Pool, Problem
+    from fabrictool.planner.problem import Option, PlacementProblem, Pool
 
 MOST_BLOCKS = 3
 """In one group; ThunderServe's own plans join two. More would pay where a node has one GPU (`examples/helix`)."""
@@ -28,7 +28,7 @@ Blocks = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Group:
+class DeviceGroup:
     """Devices for one replica."""
 
     model: str
@@ -44,10 +44,10 @@ class Group:
 class Deduction:
     """Remembers each group's best column; new ones are numbered after the problem's own."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: PlacementProblem) -> None:
         self._problem, self._pools = problem, problem.pools
         self._at = {pool.key: number for number, pool in enumerate(problem.pools)}
-        self._known: dict[Group, int | None] = {}
+        self._known: dict[DeviceGroup, int | None] = {}
         self._index = {option.key: i for i, option in enumerate(problem.options)}
         self.options: list[Option] = list(problem.options)
 
@@ -56,23 +56,23 @@ class Deduction:
         """Columns beyond the problem's own."""
         return tuple(self.options[len(self._problem.options) :])
 
-    def column(self, group: Group) -> int | None:
+    def column(self, group: DeviceGroup) -> int | None:
         """The index of the best column; None where no cut of the model fits the group."""
         if group not in self._known:
             self._known[group] = self._deduce(group)
         return self._known[group]
 
-    def group_of(self, i: int) -> Group | None:
+    def group_of(self, i: int) -> DeviceGroup | None:
         """The group behind a column; None for one that stands on what is no pool now."""
         option = self.options[i]
         if any(pool.key not in self._at for pool in option.pools):
             return None
         blocks = tuple(sorted((self._at[pool.key], tp) for pool, tp in option.stages))
-        group = Group(option.model, blocks, option.phase)
+        group = DeviceGroup(option.model, blocks, option.phase)
         self._known.setdefault(group, i)
         return group
 
-    def _deduce(self, group: Group) -> int | None:
+    def _deduce(self, group: DeviceGroup) -> int | None:
         best: tuple[tuple[float, ...], Option] | None = None
         for option in self._ways(group):
             rank = _rank(option)
@@ -86,7 +86,7 @@ class Deduction:
             self.options.append(option)
         return self._index[option.key]
 
-    def _ways(self, group: Group) -> Iterator[Option]:
+    def _ways(self, group: DeviceGroup) -> Iterator[Option]:
         columns = self._problem.columns.get(group.model)
         path = self._path(group.blocks)
         if path is None:
@@ -104,7 +104,7 @@ class Deduction:
             if option is not None:
                 yield option
 
-    def _own(self, group: Group, stages: Sequence[tuple[Pool, int]]) -> Option | None:
+    def _own(self, group: DeviceGroup, stages: Sequence[tuple[Pool, int]]) -> Option | None:
         """Of a problem that makes no columns: one that it has."""
         for option in self._problem.options:
             if option.model == group.model and option.phase == group.phase and list(option.stages) == list(stages):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.planner.formulation import Formulation
 from fabrictool.planner.infeasible import explain_infeasible
-from fabrictool.planner.problem import Problem, Solution, StageResult
+from fabrictool.planner.problem import PlacementProblem, Solution, StageResult
 from fabrictool.planner.solvers.rounding import SIZES, rounded
 from fabrictool.planner.stages import TIDYING, TIE_BREAK, TOLERANCE, clean, stage_names, tolerance
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from fabrictool.planner.problem import PoolKey
-    from fabrictool.planner.program import Answer
+    from fabrictool.planner.program import ProgramSolution
 
 NEAREST = 12
 """Options a model beyond those that the relaxation uses: the ones that it would cost least."""
@@ -49,7 +49,7 @@ SWEEPS_PER_SECOND = 0.2
 class LargeSearch:
     """One run."""
 
-    def __init__(self, problem: Problem, solver: str, deadline_s: float, seed: int) -> None:
+    def __init__(self, problem: PlacementProblem, solver: str, deadline_s: float, seed: int) -> None:
         self._problem, self._solver, self._seconds, self._seed = problem, solver, deadline_s, seed
         self._rng = random.Random(f"large {seed}")
         self._core = _core(problem, stage_names(problem), deadline_s, seed)
@@ -107,7 +107,7 @@ class LargeSearch:
             self._repeatable = found.in_time
             self._counts = self.whole.counts(found)
 
-    def _loaded(self, name: str) -> tuple[Formulation, Answer] | None:
+    def _loaded(self, name: str) -> tuple[Formulation, ProgramSolution] | None:
         """The counts as they are, with the loads that are best for this stage."""
         loads = Formulation.of_counts(self._problem, self._counts, self._core.options)
         self._keep_limits(loads, [need.model for need in self._problem.needs])
@@ -185,8 +185,8 @@ class LargeSearch:
             limits |= {model: value + left for model, value in used.items()}
 
     def _best(
-        self, name: str, part: Problem, models: Sequence[str]
-    ) -> tuple[dict[int, int], Formulation, Answer] | None:
+        self, name: str, part: PlacementProblem, models: Sequence[str]
+    ) -> tuple[dict[int, int], Formulation, ProgramSolution] | None:
         """Better counts for a part, and the loads that show it; None when there are none."""
         program = Formulation(part, range(len(part.options)), whole=True)
         self._keep_limits(program, models)
@@ -212,7 +212,7 @@ class LargeSearch:
         """Every model may have used its own slack."""
         formulation.keep(stage, sum(limit + SLACK * max(1.0, limit) for limit in limits.values()))
 
-    def _part(self, models: Sequence[str]) -> tuple[Problem, list[int]]:
+    def _part(self, models: Sequence[str]) -> tuple[PlacementProblem, list[int]]:
         """The problem of these models with what the others leave, and its options' indices in the whole."""
         problem, members = self._problem, set(models)
         indices = [i for i in self._core.options if problem.options[i].model in members]
@@ -263,7 +263,7 @@ class _Core:
     """By option: whole counts near those of the last stage that users feel."""
 
 
-def _core(problem: Problem, names: list[str], deadline_s: float, seed: int) -> _Core:
+def _core(problem: PlacementProblem, names: list[str], deadline_s: float, seed: int) -> _Core:
     relaxed = Formulation(problem, range(len(problem.options)), whole=False)
     core = {i for i, o in enumerate(problem.options) if o.key in problem.fixed or o.key in problem.current}
     for need in problem.needs:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from fabrictool.catalog import accelerators
 from fabrictool.planner.solvers.appraisal import appraise
-from fabrictool.planner.solvers.rounding import Room
+from fabrictool.planner.solvers.rounding import FreeDevices
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fabrictool.planner.problem import ModelNeed, Problem, Solution
+    from fabrictool.planner.problem import ModelNeed, PlacementProblem, Solution
 
 
 class MempSolver:
@@ -24,18 +24,18 @@ class MempSolver:
     name = "memp"
 
     def solve(
-        self, problem: Problem, *, deadline_s: float, seed: int, warm: Solution | None = None
+        self, problem: PlacementProblem, *, deadline_s: float, seed: int, warm: Solution | None = None
     ) -> Iterator[Solution]:
         """Yields the one placement that the rule gives, appraised by the exact solver's program."""
         yield appraise(problem, _counts(problem), "memp (share of devices by rate and size)", deadline_s, seed)
 
 
-def _counts(problem: Problem) -> dict[int, int]:
+def _counts(problem: PlacementProblem) -> dict[int, int]:
     size = {need.model: _size(problem, need) for need in problem.needs}
     weight = {need.model: need.rate * size[need.model] for need in problem.needs}
     devices = sum(pool.nodes * pool.devices_per_node for pool in problem.pools)
     whole = sum(weight.values())
-    room = Room(problem.pools)
+    room = FreeDevices(problem.pools)
     counts = {i: problem.fixed.get(option.key, 0) for i, option in enumerate(problem.options)}
     left: dict[str, float] = {}
     for need in sorted(problem.needs, key=lambda need: (-size[need.model], need.model)):
@@ -54,7 +54,7 @@ def _counts(problem: Problem) -> dict[int, int]:
     return counts
 
 
-def _order(problem: Problem, need: ModelNeed) -> list[int]:
+def _order(problem: PlacementProblem, need: ModelNeed) -> list[int]:
     """Devices with the most memory first, and on each the fewest that hold the model."""
     options = problem.options
     mine = [i for i in problem.of(need.model) if options[i].key not in problem.fixed and options[i].phase == "unified"]
@@ -66,19 +66,19 @@ def _order(problem: Problem, need: ModelNeed) -> list[int]:
     return sorted(fewest, key=lambda i: (-_memory(problem, i), options[i].devices, i))
 
 
-def _fewest(problem: Problem, need: ModelNeed) -> int:
+def _fewest(problem: PlacementProblem, need: ModelNeed) -> int:
     return min((problem.options[i].devices for i in problem.of(need.model)), default=1)
 
 
-def _may(problem: Problem, need: ModelNeed, counts: dict[int, int], share: float) -> bool:
+def _may(problem: PlacementProblem, need: ModelNeed, counts: dict[int, int], share: float) -> bool:
     """Whether the model may have one replica more, of which its share is left."""
     placed = sum(counts[i] for i in problem.of(need.model))
     return placed < need.maximum and (share >= 1.0 or placed < need.minimum)
 
 
-def _size(problem: Problem, need: ModelNeed) -> float:
+def _size(problem: PlacementProblem, need: ModelNeed) -> float:
     return max((problem.options[i].figures.weights for i in problem.of(need.model)), default=0.0)
 
 
-def _memory(problem: Problem, i: int) -> float:
+def _memory(problem: PlacementProblem, i: int) -> float:
     return accelerators()[problem.options[i].pool.device].memory

@@ -6,17 +6,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fabrictool.planner.solvers.groups import MOST_BLOCKS, Group
+from fabrictool.planner.solvers.groups import MOST_BLOCKS, DeviceGroup
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from fabrictool.domain.specs import Phase
     from fabrictool.planner.solvers.groups import Blocks
-    from fabrictool.planner.solvers.search import Change, Search, State
+    from fabrictool.planner.solvers.search import Change, TabuSearch, TabuState
 
 
-def neighbours(search: Search, state: State) -> Iterator[Change]:
+def neighbours(search: TabuSearch, state: TabuState) -> Iterator[Change]:
     """Random changes without end."""
     kinds = [_begin, _split, _merge, _move, _dissolve]
     if any(len(phases) > 1 for phases in search.problem.phases.values()):
@@ -29,31 +29,31 @@ def neighbours(search: Search, state: State) -> Iterator[Change]:
         yield ([], []) if change is None else change
 
 
-def flips(search: Search, state: State) -> Iterator[Change]:
+def flips(search: TabuSearch, state: TabuState) -> Iterator[Change]:
     """Only changes of phase, of each kind of group one: devices and cuts stay as they are."""
     for group in sorted(state.groups):
         for phase in search.problem.phases.get(group.model, ()):
             if phase != group.phase:
-                yield [group], [Group(group.model, group.blocks, phase)]
+                yield [group], [DeviceGroup(group.model, group.blocks, phase)]
 
 
-def _flip(search: Search, present: list[Group]) -> Change | None:
+def _flip(search: TabuSearch, present: list[DeviceGroup]) -> Change | None:
     if not present:
         return None
     group = search.rng.choice(present)
-    return [group], [Group(group.model, group.blocks, _phase(search, group.model))]
+    return [group], [DeviceGroup(group.model, group.blocks, _phase(search, group.model))]
 
 
-def _split(search: Search, present: list[Group]) -> Change | None:
+def _split(search: TabuSearch, present: list[DeviceGroup]) -> Change | None:
     large = [group for group in present if group.devices > 1]
     if not large:
         return None
     group = search.rng.choice(large)
     first, second = _parted(search, group.blocks)
-    return [group], [Group(group.model, blocks, _phase(search, group.model)) for blocks in (first, second)]
+    return [group], [DeviceGroup(group.model, blocks, _phase(search, group.model)) for blocks in (first, second)]
 
 
-def _parted(search: Search, blocks: Blocks) -> tuple[Blocks, Blocks]:
+def _parted(search: TabuSearch, blocks: Blocks) -> tuple[Blocks, Blocks]:
     """Some blocks here and some there, or one block in halves."""
     if len(blocks) > 1:
         order = search.rng.sample(blocks, len(blocks))
@@ -63,7 +63,7 @@ def _parted(search: Search, blocks: Blocks) -> tuple[Blocks, Blocks]:
     return ((pool, size // 2),), ((pool, size - size // 2),)
 
 
-def _merge(search: Search, present: list[Group]) -> Change | None:
+def _merge(search: TabuSearch, present: list[DeviceGroup]) -> Change | None:
     if not present:
         return None
     one = search.rng.choice(present)
@@ -72,10 +72,10 @@ def _merge(search: Search, present: list[Group]) -> Change | None:
     blocks = _joined(search, one.blocks + other.blocks)
     if len(blocks) > MOST_BLOCKS:
         return None
-    return [one, other], [Group(one.model, blocks, _phase(search, one.model))]
+    return [one, other], [DeviceGroup(one.model, blocks, _phase(search, one.model))]
 
 
-def _joined(search: Search, blocks: Blocks) -> Blocks:
+def _joined(search: TabuSearch, blocks: Blocks) -> Blocks:
     """Equal blocks of a partition become one of twice the size where a node has as many devices."""
     left = sorted(blocks)
     for i, (pool, size) in enumerate(left[:-1]):
@@ -84,7 +84,7 @@ def _joined(search: Search, blocks: Blocks) -> Blocks:
     return tuple(left)
 
 
-def _move(search: Search, present: list[Group]) -> Change | None:
+def _move(search: TabuSearch, present: list[DeviceGroup]) -> Change | None:
     """A block, or half of one, from one group to another."""
     if not present:
         return None
@@ -100,20 +100,20 @@ def _move(search: Search, present: list[Group]) -> Change | None:
     larger = _joined(search, (*taker.blocks, (pool, moved)))
     if not rest or len(larger) > MOST_BLOCKS:
         return None
-    smaller = Group(giver.model, tuple(sorted(rest)), giver.phase)
-    return [giver, taker], [smaller, Group(taker.model, larger, taker.phase)]
+    smaller = DeviceGroup(giver.model, tuple(sorted(rest)), giver.phase)
+    return [giver, taker], [smaller, DeviceGroup(taker.model, larger, taker.phase)]
 
 
-def _hand_over(search: Search, present: list[Group]) -> Change | None:
+def _hand_over(search: TabuSearch, present: list[DeviceGroup]) -> Change | None:
     """A group to another model, one that lacks something when there is one."""
     if not present:
         return None
     group = search.rng.choice(present)
     model = search.rng.choice(sorted(search.needs))
-    return [group], [Group(model, group.blocks, _phase(search, model))]
+    return [group], [DeviceGroup(model, group.blocks, _phase(search, model))]
 
 
-def _begin(search: Search, present: list[Group]) -> Change | None:
+def _begin(search: TabuSearch, present: list[DeviceGroup]) -> Change | None:
     """One replica more, in the place of idle devices or of some group."""
     model = search.rng.choice(sorted(search.needs))
     if not search.columns[model]:
@@ -127,9 +127,9 @@ def _begin(search: Search, present: list[Group]) -> Change | None:
     return gone, [group]
 
 
-def _dissolve(search: Search, present: list[Group]) -> Change | None:
+def _dissolve(search: TabuSearch, present: list[DeviceGroup]) -> Change | None:
     return ([search.rng.choice(present)], []) if present else None
 
 
-def _phase(search: Search, model: str) -> Phase:
+def _phase(search: TabuSearch, model: str) -> Phase:
     return search.rng.choice(search.problem.phases.get(model, ("unified",)))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from fabrictool.planner.problem import ModelNeed, Option, PoolKey, Problem
+    from fabrictool.planner.problem import ModelNeed, Option, PlacementProblem, PoolKey
 
 UNITS = 1_000_000
 """The demand in the flow's whole numbers."""
@@ -52,7 +52,7 @@ class Worth:
 FIELDS = tuple(Worth.__dataclass_fields__)
 
 
-def worth(problem: Problem, need: ModelNeed, options: Sequence[Option], counts: Mapping[int, int]) -> Worth:
+def worth(problem: PlacementProblem, need: ModelNeed, options: Sequence[Option], counts: Mapping[int, int]) -> Worth:
     """Of `counts` by index into `options`, all of one model."""
     mine = [(options[i], count) for i, count in sorted(counts.items())]
     split = any(option.phase != "unified" for option, _ in mine)
@@ -69,7 +69,7 @@ def worth(problem: Problem, need: ModelNeed, options: Sequence[Option], counts: 
     )
 
 
-def _broken(problem: Problem, need: ModelNeed, mine: Sequence[tuple[Option, int]]) -> float:
+def _broken(problem: PlacementProblem, need: ModelNeed, mine: Sequence[tuple[Option, int]]) -> float:
     total = sum(count for _, count in mine)
     stable = [(option, count) for option, count in mine if option.stable and option.serves]
     least = min(
@@ -105,7 +105,9 @@ def _rungs(option: Option, count: int) -> list[Rung]:
     return found
 
 
-def _fill(_problem: Problem, need: ModelNeed, mine: Sequence[tuple[Option, int]]) -> tuple[float, float, float]:
+def _fill(
+    _problem: PlacementProblem, need: ModelNeed, mine: Sequence[tuple[Option, int]]
+) -> tuple[float, float, float]:
     """(unserved, beside the SLO, in system) with the cheapest rungs filled first."""
     left, misses, latency = need.rate, 0.0, 0.0
     for rate, price, attains in sorted(
@@ -118,7 +120,7 @@ def _fill(_problem: Problem, need: ModelNeed, mine: Sequence[tuple[Option, int]]
     return left, misses, latency
 
 
-def _flow(problem: Problem, need: ModelNeed, mine: Sequence[tuple[Option, int]]) -> tuple[float, float, float]:
+def _flow(problem: PlacementProblem, need: ModelNeed, mine: Sequence[tuple[Option, int]]) -> tuple[float, float, float]:
     """The same with hand-overs, by a flow from source 0 to sink 1 over one node a pool and phase."""
     from ortools.graph.python import min_cost_flow  # noqa: PLC0415 - --help must not pay for it
 

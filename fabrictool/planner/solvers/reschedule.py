@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import InfeasibleError
 from fabrictool.planner.solvers.neighbours import flips
-from fabrictool.planner.solvers.search import Search
+from fabrictool.planner.solvers.search import TabuSearch
 from fabrictool.planner.solvers.tabu import EVALUATIONS_PER_SECOND
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fabrictool.planner.problem import Problem, Solution
+    from fabrictool.planner.problem import PlacementProblem, Solution
 
 
 class RescheduleSolver:
@@ -26,14 +26,14 @@ class RescheduleSolver:
     name = "reschedule"
 
     def solve(
-        self, problem: Problem, *, deadline_s: float, seed: int, warm: Solution | None = None
+        self, problem: PlacementProblem, *, deadline_s: float, seed: int, warm: Solution | None = None
     ) -> Iterator[Solution]:
         """Yields the one answer. Raises InfeasibleError FT2008 when nothing runs."""
         if warm is None:
             counts = {i: problem.current.get(option.key, 0) for i, option in enumerate(problem.options)}
         else:
             counts = warm.counts
-        search = Search(problem, random.Random(f"reschedule {seed}"))
+        search = TabuSearch(problem, random.Random(f"reschedule {seed}"))
         start = search.of_counts(counts)
         if not start.groups:
             raise InfeasibleError.of(

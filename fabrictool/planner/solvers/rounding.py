@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from fabrictool.planner.problem import ModelNeed, Option, Pool, PoolKey, Problem
+    from fabrictool.planner.problem import ModelNeed, Option, PlacementProblem, Pool, PoolKey
 
 CLOSE = 1e-6
 SIZES = (1, 2, 4, 8, 16)
 """Of the blocks of devices inside a node that replicas take."""
 
 
-def rounded(problem: Problem, usage: Mapping[int, float], distance: Mapping[int, float]) -> dict[int, int]:
+def rounded(problem: PlacementProblem, usage: Mapping[int, float], distance: Mapping[int, float]) -> dict[int, int]:
     """Counts by option: fractions rounded down, then what the demand and the minima lack, nearest options first.
 
     `distance` is what a request/s on an option costs more than the relaxation's optimum. Devices are never exceeded;
@@ -41,10 +41,10 @@ def rounded(problem: Problem, usage: Mapping[int, float], distance: Mapping[int,
 class _State:
     """Counts, and what is left."""
 
-    def __init__(self, problem: Problem, usage: Mapping[int, float]) -> None:
+    def __init__(self, problem: PlacementProblem, usage: Mapping[int, float]) -> None:
         self._problem = problem
         self._need = {need.model: need for need in problem.needs}
-        self._room = Room(problem.pools)
+        self._room = FreeDevices(problem.pools)
         self.counts = {i: problem.fixed.get(problem.options[i].key, 0) for i in usage}
         self.by_model: dict[str, list[int]] = defaultdict(list)
         self._by_pool: dict[tuple[str, str], list[int]] = defaultdict(list)
@@ -92,7 +92,7 @@ class _State:
         return sum(rates) - need.rate
 
 
-class Room:
+class FreeDevices:
     """What is left of each pool: devices, and for each size whole blocks of nodes (the rows of `formulation`)."""
 
     def __init__(self, pools: Iterable[Pool]) -> None:
@@ -103,9 +103,9 @@ class Room:
             for pool in pools
         }
 
-    def copy(self) -> Room:
+    def copy(self) -> FreeDevices:
         """One that changes by itself."""
-        other = Room(())
+        other = FreeDevices(())
         other._left = {key: dict(left) for key, left in self._left.items()}
         return other
 

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING
 
 from fabrictool.planner.solvers.appraisal import appraise
 from fabrictool.planner.solvers.clustering import clusters
-from fabrictool.planner.solvers.groups import MOST_BLOCKS, Deduction, Group
+from fabrictool.planner.solvers.groups import MOST_BLOCKS, Deduction, DeviceGroup
 from fabrictool.planner.solvers.orchestration import FIELDS, Worth, worth
-from fabrictool.planner.solvers.rounding import Room
+from fabrictool.planner.solvers.rounding import FreeDevices
 from fabrictool.planner.stages import stage_names
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from fabrictool.planner.problem import Option, Problem, Solution
+    from fabrictool.planner.problem import Option, PlacementProblem, Solution
     from fabrictool.planner.solvers.groups import Blocks
 
 STEPS, NEIGHBOURS, MEMORY = 200, 16, 50
@@ -32,16 +32,16 @@ PATIENCE = 30
 
 WHOLE = 1e-6
 
-Change = tuple[list[Group], list[Group]]
+Change = tuple[list[DeviceGroup], list[DeviceGroup]]
 """(groups that go, groups that come)."""
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class TabuState:
     """One solution."""
 
-    groups: Counter[Group]
-    room: Room
+    groups: Counter[DeviceGroup]
+    room: FreeDevices
     values: dict[str, Worth]
     rank: tuple[float, ...]
     """What they are worth together, in the order of the objectives; less is better."""
@@ -52,10 +52,10 @@ class State:
         return self.rank[0] > 0.0
 
 
-class Search:
+class TabuSearch:
     """One problem's groups, and what they are worth."""
 
-    def __init__(self, problem: Problem, rng: random.Random) -> None:
+    def __init__(self, problem: PlacementProblem, rng: random.Random) -> None:
         self.problem, self.rng = problem, rng
         self.deduction = Deduction(problem)
         self.needs = {need.model: need for need in problem.needs}
@@ -70,12 +70,12 @@ class Search:
             if option.key in problem.fixed:
                 self._fixed[option.model][i] = problem.fixed[option.key]
 
-    def option(self, group: Group) -> Option | None:
+    def option(self, group: DeviceGroup) -> Option | None:
         """The group's best column."""
         i = self.deduction.column(group)
         return None if i is None else self.deduction.options[i]
 
-    def changed(self, state: State, change: Change) -> State | None:
+    def changed(self, state: TabuState, change: Change) -> TabuState | None:
         """The solution after a change; None when devices or groups for it are missing, or one cannot hold its model."""
         gone, come = change
         if not Counter(gone) <= state.groups:
@@ -94,21 +94,21 @@ class Search:
         groups += Counter()
         touched = {group.model for group in (*gone, *come)}
         values = state.values | {model: self._worth(model, groups) for model in touched}
-        return State(groups, room, values, self._rank(values))
+        return TabuState(groups, room, values, self._rank(values))
 
     def run(
         self,
-        start: State,
-        propose: Callable[[Search, State], Iterator[Change]],
+        start: TabuState,
+        propose: Callable[[TabuSearch, TabuState], Iterator[Change]],
         *,
         evaluations: int,
-    ) -> tuple[State, int]:
+    ) -> tuple[TabuState, int]:
         """The best that a tabu search from `start` finds among the changes of `propose`, and how many it weighed."""
         best = now = start
         visited = deque([frozenset(start.groups.items())], maxlen=MEMORY)
         used = stale = 0
         for _ in range(STEPS):
-            around: list[State] = []
+            around: list[TabuState] = []
             for change in islice(propose(self, now), 4 * NEIGHBOURS):
                 near = self.changed(now, change)
                 if near is not None and frozenset(near.groups.items()) not in visited:
@@ -128,30 +128,30 @@ class Search:
         return best, used
 
     @property
-    def extended(self) -> Problem:
+    def extended(self) -> PlacementProblem:
         """The problem with all columns that were made."""
         return replace(self.problem, options=tuple(self.deduction.options))
 
-    def start(self, usage: Mapping[int, float]) -> State:
+    def start(self, usage: Mapping[int, float]) -> TabuState:
         """From a relaxation's replicas by column: the whole part, and more of the same as long as that helps."""
         state = self.of_counts({i: int(used + WHOLE) for i, used in usage.items()})
         return self._completed(state, sorted(usage))
 
-    def used(self, state: State) -> set[int]:
+    def used(self, state: TabuState) -> set[int]:
         """The columns of a solution."""
         columns = (self.deduction.column(group) for group in state.groups)
         return {i for i in columns if i is not None} | {i for fixed in self._fixed.values() for i in fixed}
 
-    def clustered(self, model: str) -> State:
+    def clustered(self, model: str) -> TabuState:
         """From clusters of well-connected nodes, each in a random phase."""
         return self._completed(self._of_clusters(model), self.columns[model])
 
-    def _empty(self) -> State:
-        room = Room(self.problem.pools)
+    def _empty(self) -> TabuState:
+        room = FreeDevices(self.problem.pools)
         values = {model: self._worth(model, Counter()) for model in self.needs}
-        return State(Counter(), room, values, self._rank(values))
+        return TabuState(Counter(), room, values, self._rank(values))
 
-    def of_counts(self, counts: Mapping[int, int]) -> State:
+    def of_counts(self, counts: Mapping[int, int]) -> TabuState:
         """Replicas by column, as far as they find devices."""
         state = self._empty()
         for i, count in sorted(counts.items()):
@@ -161,22 +161,22 @@ class Search:
                 state = self.changed(state, ([], [group])) or state  # type: ignore[list-item]
         return state
 
-    def _of_clusters(self, model: str) -> State:
+    def _of_clusters(self, model: str) -> TabuState:
         phases = self.problem.phases.get(model, ("unified",))
 
         def holds(blocks: Blocks) -> bool:
-            return any(self.deduction.column(Group(model, blocks, phase)) is not None for phase in phases)
+            return any(self.deduction.column(DeviceGroup(model, blocks, phase)) is not None for phase in phases)
 
         state = self._empty()
         for blocks, count in sorted(clusters(self.problem, holds, MOST_BLOCKS).items()):
             for _ in range(count):
-                group = Group(model, blocks, self.rng.choice(phases))
+                group = DeviceGroup(model, blocks, self.rng.choice(phases))
                 state = self.changed(state, ([], [group])) or state
         return state
 
-    def _completed(self, state: State, columns: Sequence[int]) -> State:
+    def _completed(self, state: TabuState, columns: Sequence[int]) -> TabuState:
         """With idle devices put to use by further replicas or pairs of these columns, as long as that helps most."""
-        groups: dict[str, list[Group]] = defaultdict(list)
+        groups: dict[str, list[DeviceGroup]] = defaultdict(list)
         for i in columns:
             group = self.deduction.group_of(i)
             if group is not None and self.deduction.options[i].key not in self.problem.fixed:
@@ -190,7 +190,7 @@ class Search:
                 return state
             state = min(better, key=lambda near: near.rank)
 
-    def _worth(self, model: str, groups: Counter[Group]) -> Worth:
+    def _worth(self, model: str, groups: Counter[DeviceGroup]) -> Worth:
         counts = self._fixed[model].copy()
         for group, count in groups.items():
             column = self.deduction.column(group) if group.model == model else None
@@ -204,7 +204,7 @@ class Search:
     def _rank(self, values: dict[str, Worth]) -> tuple[float, ...]:
         return tuple(round(sum(getattr(one, name) for one in values.values()), 6) for name in self._order)
 
-    def solution(self, state: State, solver: str, deadline_s: float, seed: int) -> Solution:
+    def solution(self, state: TabuState, solver: str, deadline_s: float, seed: int) -> Solution:
         """The state appraised, with the columns that the search made. Raises InfeasibleError when it breaks a rule."""
         counts = dict.fromkeys(range(len(self.deduction.options)), 0)
         for model in self.needs:
@@ -217,7 +217,7 @@ class Search:
         return replace(found, added=self.deduction.added)
 
 
-def _additions(groups: Sequence[Group]) -> Iterator[Change]:
+def _additions(groups: Sequence[DeviceGroup]) -> Iterator[Change]:
     for group in groups:
         yield [], [group]
         if group.phase == "prefill":

@@ -18,16 +18,16 @@ from fabrictool.planner.formulation import Formulation
 from fabrictool.planner.infeasible import explain_infeasible, require_options
 from fabrictool.planner.solvers.neighbours import neighbours
 from fabrictool.planner.solvers.orchestration import FIELDS
-from fabrictool.planner.solvers.search import Search
+from fabrictool.planner.solvers.search import TabuSearch
 from fabrictool.planner.stages import stage_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from collections.abc import Set as AbstractSet
 
-    from fabrictool.planner.problem import Problem, Solution
-    from fabrictool.planner.program import Answer
-    from fabrictool.planner.solvers.search import State
+    from fabrictool.planner.problem import PlacementProblem, Solution
+    from fabrictool.planner.program import ProgramSolution
+    from fabrictool.planner.solvers.search import TabuState
 
 EVALUATIONS_PER_SECOND = 500
 """By which a time limit becomes one of evaluations."""
@@ -48,11 +48,11 @@ class TabuSolver:
     name = "tabu"
 
     def solve(
-        self, problem: Problem, *, deadline_s: float, seed: int, warm: Solution | None = None
+        self, problem: PlacementProblem, *, deadline_s: float, seed: int, warm: Solution | None = None
     ) -> Iterator[Solution]:
         """Yields the start, then the best that was found; both appraised beside the relaxation's bounds."""
         require_options(problem)
-        search = Search(problem, random.Random(f"tabu {seed}"))
+        search = TabuSearch(problem, random.Random(f"tabu {seed}"))
         left = int(EVALUATIONS_PER_SECOND * deadline_s)
         usage = {i: float(k) for i, k in warm.counts.items()} if warm else _relaxation(problem, deadline_s, seed)
         starts = [search.start(usage)]
@@ -80,13 +80,13 @@ class TabuSolver:
             yield search.solution(best, self.name, deadline_s, seed)
 
 
-def _rank(state: State) -> tuple[float, ...]:
+def _rank(state: TabuState) -> tuple[float, ...]:
     return state.rank
 
 
 def _relaxed(
-    problem: Problem, names: Sequence[str], deadline_s: float, seed: int
-) -> Iterator[tuple[Formulation, Answer]]:
+    problem: PlacementProblem, names: Sequence[str], deadline_s: float, seed: int
+) -> Iterator[tuple[Formulation, ProgramSolution]]:
     """The linear relaxation with its answer to one stage after another, each kept at its least."""
     relaxed = Formulation(problem, range(len(problem.options)), whole=False)
     for name in (name for name in names if relaxed.terms(name)):
@@ -97,14 +97,14 @@ def _relaxed(
         relaxed.keep(name, answer.objective * (1 + SLACK) + SLACK)
 
 
-def _relaxation(problem: Problem, deadline_s: float, seed: int) -> dict[int, float]:
+def _relaxation(problem: PlacementProblem, deadline_s: float, seed: int) -> dict[int, float]:
     """Replicas by column as the linear relaxation would have them, for all stages that the search weighs."""
     names = [name for name in stage_names(problem) if name in FIELDS and name != "replicas"]
     *_, (relaxed, answer) = _relaxed(problem, names, deadline_s, seed)
     return {i: used for i, used in relaxed.usage(answer).items() if used > SLACK}
 
 
-def _nearest(problem: Problem, deadline_s: float, seed: int) -> set[int]:
+def _nearest(problem: PlacementProblem, deadline_s: float, seed: int) -> set[int]:
     """The columns that the relaxation uses or nearly uses in its first stages."""
     found: set[int] = set()
     for relaxed, answer in _relaxed(problem, FIRST, deadline_s, seed):
@@ -114,7 +114,7 @@ def _nearest(problem: Problem, deadline_s: float, seed: int) -> set[int]:
     return found
 
 
-def _whole(problem: Problem, columns: AbstractSet[int], deadline_s: float, seed: int) -> dict[int, int]:
+def _whole(problem: PlacementProblem, columns: AbstractSet[int], deadline_s: float, seed: int) -> dict[int, int]:
     """Whole replicas of some columns, by an integer program that is not solved to its end."""
     program = Formulation(problem, sorted(columns), whole=True)
     counts: dict[int, int] = {}

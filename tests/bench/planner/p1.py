@@ -23,7 +23,7 @@ from fabrictool.planner.solvers.appraisal import appraise
 from fabrictool.planner.solvers.exact import ExactSolver
 from fabrictool.planner.solvers.memp import MempSolver
 from fabrictool.routing.policies import routing_policy
-from fabrictool.simulator.fabric import of_model
+from fabrictool.simulator.deployment import of_model
 from fabrictool.simulator.fleet import Stream, simulate
 from fabrictool.workload.arrivals import arrivals
 from fabrictool.workload.lengths import Lengths

@@ -20,7 +20,7 @@ from fabrictool.planner.instances import synthetic
 from fabrictool.planner.problem import Solution
 from fabrictool.planner.solvers.exact import ExactSolver
 from fabrictool.planner.solvers.reschedule import RescheduleSolver
-from fabrictool.planner.solvers.search import Search
+from fabrictool.planner.solvers.search import TabuSearch
 from fabrictool.planner.solvers.tabu import TabuSolver
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "thunderserve" / "blueprint.yaml"
@@ -197,7 +197,7 @@ def reschedules():
             planned = timed(TabuSolver(), lambda w=workload, r=rate: built(w, None, r), 0)
             problem, counts = lost(workload, rate, planned)
             need = problem.needs[0]
-            worth = Search(problem, None).of_counts(counts).values[need.model]
+            worth = TabuSearch(problem, None).of_counts(counts).values[need.model]
             warm = Solution(counts, {}, (), "", optimal=False)
             _, again, _, quick = timed(
                 RescheduleSolver(), lambda w=workload, r=rate, p=planned: lost(w, r, p)[0], 0, warm=warm

@@ -21,7 +21,7 @@ from fabrictool.planner.build import build_problem
 from fabrictool.planner.solvers.appraisal import appraise
 from fabrictool.planner.solvers.registry import SOLVERS
 from fabrictool.routing.policies import routing_policy
-from fabrictool.simulator.fabric import of_model
+from fabrictool.simulator.deployment import of_model
 from fabrictool.simulator.fleet import Stream, simulate
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "muxserve"

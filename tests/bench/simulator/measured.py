@@ -11,7 +11,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from fabrictool.catalog.tables import accelerators, model
-from fabrictool.simulator.cases import Case, Pool
+from fabrictool.simulator.cases import Case, PhaseWorkers
 from fabrictool.simulator.fitting import Observation
 from fabrictool.simulator.operators import Parallelism
 
@@ -58,7 +58,7 @@ def _observation(row):
 
     pools = {}
     if row["mode"] == "disagg":
-        pools = {p: Pool(cut(f"{p}_"), int(row[f"{p}_workers"])) for p in ("prefill", "decode")}
+        pools = {p: PhaseWorkers(cut(f"{p}_"), int(row[f"{p}_workers"])) for p in ("prefill", "decode")}
     case = Case(
         device=accelerators()[row["device"]],
         model=model(row["model"]),

@@ -11,7 +11,7 @@ import numpy as np
 
 from fabrictool.base.errors import InvalidInputError
 from fabrictool.base.units import as_float
-from fabrictool.catalog import accelerators, model
+from fabrictool.catalog import accelerators, engines, model
 from fabrictool.domain.address import model_of
 from fabrictool.routing.candidates import TrustPolicy
 from fabrictool.simulator.fleet import ReplicaSpec, Stream
@@ -19,7 +19,7 @@ from fabrictool.simulator.kernel import BLOCK
 from fabrictool.simulator.mixed import MixedSteps, Part, pipeline
 from fabrictool.simulator.network import HAND_LATENCY_S, hop
 from fabrictool.simulator.operators import Parallelism, kv_elements_per_token
-from fabrictool.simulator.report import Hardware, Target
+from fabrictool.simulator.report import Hardware, LatencyTarget
 from fabrictool.simulator.stand import Stand, stand
 from fabrictool.simulator.stepmodel import KV_OCTETS, StepModel
 from fabrictool.workload.arrivals import arrivals
@@ -33,18 +33,17 @@ if TYPE_CHECKING:
     from fabrictool.domain.inventory import Inventory, Partition
     from fabrictool.domain.plan import ReplicaPlacement
     from fabrictool.simulator.calibration import Calibration
-    from fabrictool.simulator.memory import Room
+    from fabrictool.simulator.memory import ReplicaMemory
     from fabrictool.workload.trace import Trace
 
 EventKind = Literal["up", "drain", "down"]
 EVENT_KINDS: tuple[EventKind, ...] = get_args(EventKind)
 DEFAULT_CONTEXT = 4096
 """Of a variant that names none: no pipeline is made larger for contexts that nobody asked for."""
-TOKEN_BUDGET = {"vllm": 8192, "sglang": 16384, "tensorrt-llm": 8192, "llama.cpp": 2048, "reference": 512}
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class ReplicaEvent:
     """Something that befalls a replica: ready only now (`up`), no new requests (`drain`), gone (`down`)."""
 
     kind: EventKind
@@ -68,14 +67,14 @@ class ModelSimulation:
     """``MODEL/INDEX`` of each of `specs`."""
     specs: tuple[ReplicaSpec, ...]
     hardware: Hardware
-    target: Target
+    target: LatencyTarget
     calibrations: tuple[Calibration, ...]
     rate: float
     """Requests/s declared; 0 without a demand."""
     input: Lengths
     output: Lengths
     caches_prefixes: bool = False
-    """Whether its engine keeps the cache of prompts' beginnings, as vLLM and SGLang do by default."""
+    """Whether its engine keeps the cache of prompts' beginnings by default."""
     untrusted: tuple[str, ...] = ()
     """Replicas of the placement that may not serve these requests: ``MODEL/INDEX``; not among `replicas`."""
 
@@ -85,7 +84,7 @@ class ModelSimulation:
             return self
         return replace(self, specs=tuple(replace(spec, prefix_tokens=block_tokens) for spec in self.specs))
 
-    def with_events(self, events: Sequence[Event]) -> ModelSimulation:
+    def with_events(self, events: Sequence[ReplicaEvent]) -> ModelSimulation:
         """The same with replicas that come and go. Raises InvalidInputError FT2149 for what no replica lives through.
 
         A replica starts once and ends once: what comes back is another session.
@@ -170,7 +169,7 @@ def of_model(
         rate=float(demand.rate) if demand and demand.rate is not None else 0.0,
         input=lengths_of(demand.input) if demand and demand.input else Lengths("lognormal", 512, 512),
         output=lengths_of(demand.output) if demand and demand.output else Lengths("lognormal", 128, 128),
-        caches_prefixes=wanted.engine in ("vllm", "sglang"),
+        caches_prefixes=engines()[wanted.engine].caches_prefixes,
         untrusted=tuple(replica.replica.removeprefix("replica/") for replica in placed if replica not in mine),
     )
 
@@ -245,7 +244,7 @@ def _spec(
             f" {room.usable / 1e9:.0f} GB to use",
         )
     hand, latency = _hand(wanted, architecture, inventory, replica, receivers)
-    budget = TOKEN_BUDGET.get(wanted.engine, 8192)
+    budget = engines()[wanted.engine].token_budget
     times = steps.times(stood.max_num_seqs, budget, hand, latency)
     spec = ReplicaSpec(
         times=times.of_a_pair if replica.phase == "decode" else times,
@@ -268,7 +267,7 @@ def _standing(
     inventory: Inventory,
     replica: ReplicaPlacement,
     calibrations: Sequence[Calibration],
-) -> tuple[StepModel | MixedSteps, Room, Stand] | None:
+) -> tuple[StepModel | MixedSteps, ReplicaMemory, Stand] | None:
     """Step times and memory of a replica, and how its first stage stands."""
     places = [inventory.clusters[s.cluster].partitions[s.partition] for s in replica.every_stage]
     if not replica.stages:
@@ -323,11 +322,11 @@ def lengths_of(declared: Length) -> Lengths:
     return Lengths(declared.shape if sd else "fixed", mean, sd, 1, most)
 
 
-def _target(slo: Slo | None) -> Target:
+def _target(slo: Slo | None) -> LatencyTarget:
     """The tightest target of each metric: what one request has to meet to count as good."""
 
     def tightest(metric: str) -> float:
         given = [getattr(slo, f"{metric}_{p}") for p in ("p50", "p95", "p99")]
         return min((float(t) for t in given if t is not None), default=math.inf)
 
-    return Target(tightest("ttft"), tightest("tpot"), tightest("e2e")) if slo else Target()
+    return LatencyTarget(tightest("ttft"), tightest("tpot"), tightest("e2e")) if slo else LatencyTarget()
