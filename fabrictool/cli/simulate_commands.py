@@ -11,7 +11,7 @@ from fabrictool.cli.options import BlueprintOption, InventoryOption, JsonOption,
 from fabrictool.cli.source import Source
 
 if TYPE_CHECKING:
-    from fabrictool.cli.simulating import Run
+    from fabrictool.cli.simulating import ScenarioPlay
 
 SeedOption = Annotated[int, typer.Option(min=0, help="Seed: the same seed gives the same bytes.")]
 OutputOption = Annotated[Path | None, typer.Option("--output", "-o", help="Write there instead of to stdout.")]
@@ -81,6 +81,7 @@ def simulate(
     """
     from fabrictool.cli import simulating, simulation_output
     from fabrictool.cli.output import data, json_data, say
+    from fabrictool.simulator.play import PlayOptions
 
     if cases is not None:
         _alone({
@@ -94,28 +95,22 @@ def simulate(
     _refuse("a plan and --status exclude each other", plan, status)
     if plot is not None:
         simulation_output.plottable(plot)
-    events = tuple(simulating.event(text) for text in event or ())
-    runs: list[Run] = []
+    options = PlayOptions(
+        models=tuple(model or ()),
+        requests=requests,
+        rate=rate,
+        seed=seed,
+        calibrations=simulating.read_calibrations(calibrations),
+        events=tuple(simulating.event(text) for text in event or ()),
+    )
+    inputs = simulating.PlayInputs(plan, status, trace, workload)
+    runs: list[ScenarioPlay] = []
     scenarios: list[str | None] = [*scenario] if scenario else [None]
-    for name in scenarios:
-        asked = simulating.Asked(
-            plan=plan,
-            source=Source(blueprint, inventory, overlay, name),
-            status=status,
-            trace=trace,
-            workload=workload,
-            models=tuple(model or ()),
-            requests=requests,
-            rate=rate,
-            seed=seed,
-            calibrations=calibrations,
-            events=events,
-        )
-        runs += simulating.play(asked, samples=200)
-        if not runs[-1].report.complete:
-            rest = scenarios[scenarios.index(name) + 1 :]
-            if rest:
-                say(f"interrupted; not played: {', '.join(map(str, rest))}")
+    for number, name in enumerate(scenarios, 1):
+        runs += simulating.play_scenario(Source(blueprint, inventory, overlay, name), inputs, options)
+        if not runs[-1].play.report.complete:
+            if scenarios[number:]:
+                say(f"interrupted; not played: {', '.join(map(str, scenarios[number:]))}")
             break
     document = simulation_output.document(runs, seed)
     if output is not None:
@@ -134,7 +129,7 @@ def simulate(
     if chrome_trace is not None:
         simulation_output.write_chrome_trace(chrome_trace, runs)
         say(f"{chrome_trace} opens in chrome://tracing or ui.perfetto.dev")
-    return 0 if all(run.report.complete for run in runs) else 130
+    return 0 if all(run.play.report.complete for run in runs) else 130
 
 
 def _alone(others: dict[str, object]) -> None:

@@ -1,64 +1,63 @@
-"""What ``simulate`` does between its options and its output: what to play, and playing it."""
+"""What ``simulate`` reads and how it is watched; the playing itself is `simulator.play`."""
 
 from __future__ import annotations
 
+import contextlib
 import json
-import random
 import signal
 import sys
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
 
 from fabrictool.base.clock import duration_text
 from fabrictool.base.errors import FabrictoolError, InvalidInputError, UsageError
 from fabrictool.base.files import file_error, write_output
 from fabrictool.base.units import Duration, UnitError
+from fabrictool.catalog.huggingface import architecture
 from fabrictool.cli import tracing
 from fabrictool.cli.output import say
-from fabrictool.routing.policies import routing_policy
-from fabrictool.simulator import deployment, sheet
+from fabrictool.simulator import sheet
 from fabrictool.simulator.calibration import loads, shipped
-from fabrictool.simulator.fleet import simulate
-from fabrictool.simulator.report import report
+from fabrictool.simulator.deployment import EVENT_KINDS, ReplicaEvent
+from fabrictool.simulator.play import INVENTED, PlayOptions, Recording, play
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Iterator, Sequence
 
-    from fabrictool.blueprint import Loaded
     from fabrictool.catalog import ModelArchitecture
     from fabrictool.cli.source import Source
-    from fabrictool.domain.inventory import Cluster
     from fabrictool.domain.plan import ReplicaPlacement
     from fabrictool.simulator.calibration import Calibration
-    from fabrictool.simulator.deployment import ModelSimulation, ReplicaEvent
-    from fabrictool.simulator.fleet import Outcome, Stream
-    from fabrictool.simulator.report import Report
-    from fabrictool.workload.trace import Trace
+    from fabrictool.simulator.play import ModelPlay
 
 PROGRESS_EVERY_S = 0.5
-MADE_UP = 10_000
-"""Requests of each model when neither their number nor a trace says how many."""
 EVENT_FORM = "KIND:MODEL/INDEX@TIME"
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """The options of one simulation."""
+class PlayInputs:
+    """The files and texts that say what is played; `recording` does not depend on the scenario."""
 
     plan: Path | None
-    source: Source
     status: Path | None
     trace: Path | None
     workload: str | None
-    models: tuple[str, ...]
-    requests: int | None
-    """Of each model; None: all of a trace, 10,000 made-up ones."""
-    rate: float | None
-    seed: int
-    calibrations: Path | None = None
-    events: tuple[ReplicaEvent, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ScenarioPlay:
+    """One model of one scenario."""
+
+    scenario: str
+    play: ModelPlay
+
+    @property
+    def title(self) -> str:
+        """For tables and legends."""
+        name = self.play.simulation.name
+        return f"{self.scenario} · {name}" if self.scenario else name
 
 
 class Interrupts:
@@ -94,30 +93,27 @@ class Interrupts:
             raise KeyboardInterrupt
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One model, simulated."""
+class TerminalWatcher:
+    """Says what is to be known, and shows how far a play is where somebody looks."""
 
-    scenario: str
-    simulation: ModelSimulation
-    outcome: Outcome
-    report: Report
-    events: tuple[ReplicaEvent, ...] = ()
+    def note(self, text: str) -> None:
+        say(text)
 
-    @property
-    def unserved(self) -> int | None:
-        """Requests of which nothing became, neither an answer nor a refusal; None when it was stopped early."""
-        found = self.report
-        return found.requests - found.finished - found.refused - found.lost if found.complete else None
+    @contextlib.contextmanager
+    def playing(self, model: str, *, last: bool) -> Iterator[Callable[[int, int], None]]:
+        """Ctrl-C ends the play of one model; as its last request ended, the whole."""
+        with Interrupts(at_once=False) as stop:
+            yield stoppable(_progress(model), stop)
+            if stop.pressed and not last:
+                raise KeyboardInterrupt
 
-    def happened(self, event: ReplicaEvent) -> bool:
-        """Whether the simulation got that far."""
-        return event.at <= self.outcome.end
 
-    @property
-    def title(self) -> str:
-        """For tables and legends."""
-        return f"{self.scenario} · {self.simulation.name}" if self.scenario else self.simulation.name
+def play_scenario(source: Source, inputs: PlayInputs, options: PlayOptions) -> list[ScenarioPlay]:
+    """Every model of one scenario, one after the other."""
+    loaded, watcher = source.loaded, TerminalWatcher()
+    replicas = _placement(source, inputs, options.seed)
+    plays = play(loaded.blueprint, loaded.inventory, replicas, _recording(inputs, options), options, watcher)
+    return [ScenarioPlay(source.scenario or "", model) for model in plays]
 
 
 def event(text: str) -> ReplicaEvent:
@@ -128,19 +124,19 @@ def event(text: str) -> ReplicaEvent:
     if not (colon and at and "/" in replica):
         hint = f"{EVENT_FORM}, such as `down:llama/0@60s`"
         raise UsageError.of("FT9001", f"--event {text!r} is not of the form {EVENT_FORM}", hint=hint)
-    known = next((one for one in deployment.EVENT_KINDS if one == kind.strip()), None)
+    known = next((known for known in EVENT_KINDS if known == kind.strip()), None)
     if known is None:
-        hint = f"one of: {', '.join(deployment.EVENT_KINDS)}"
+        hint = f"one of: {', '.join(EVENT_KINDS)}"
         raise UsageError.of("FT9001", f"--event {text!r}: {kind!r} is not a kind of event", hint=hint)
     try:
-        return deployment.ReplicaEvent(known, replica, float(Duration.parse(when)))
+        return ReplicaEvent(known, replica, float(Duration.parse(when)))
     except UnitError as error:
         raise UsageError.of("FT9001", f"--event {text!r}: {error.message}", hint=error.hint) from error
 
 
 def answer_cases(source: Path, output: Path | None, calibrations: Path | None = None) -> int:
     """``--cases``: one forecast a row, errors in their own column; `calibrations` (a folder) go before the shipped."""
-    known = [*_calibrations(calibrations), *shipped()]
+    known = [*read_calibrations(calibrations), *shipped()]
     columns, rows = sheet.read(_text(source))
     models = architectures({row.get("model", "") for row in rows})
     done: list[dict[str, str]] = []
@@ -160,249 +156,65 @@ def answer_cases(source: Path, output: Path | None, calibrations: Path | None = 
     return 0
 
 
-def play(asked: Asked, *, samples: int) -> list[Run]:
-    """Every model of one scenario, one after the other; Ctrl-C ends it with the model that is being played."""
-    loaded = asked.source.loaded
-    replicas = _placement(asked, loaded)
-    own = _calibrations(asked.calibrations)
-    trace = _workload(asked)
-    names = [name for name in sorted(loaded.blueprint.models) if not asked.models or name in asked.models]
-    unknown = sorted(set(asked.models) - set(names))
-    if unknown:
-        raise InvalidInputError.of("FT2143", f"the blueprint has no model {', '.join(unknown)}")
-    _known_models(asked.events, names)
-    traces = None if trace is None else _shared_out(trace, names, sorted(loaded.blueprint.models), asked)
-    groups = deployment.consumer_groups(loaded.blueprint)
-    if len(groups) > 1:
-        say(f"a demand does not say whose requests it counts: what {_some(groups)} allow is not looked at")
-    runs = []
-    for name in names:
-        events = tuple(one for one in asked.events if one.model == name)
-        if asked.models == () and not events and not any(replica.model == name for replica in replicas):
-            say(f"{name}: no replica in this placement; left out")
-            continue
-        if traces is not None and name not in traces:
-            say(f"{name}: the trace has no request for it; left out")
-            continue
-        simulation = deployment.of_model(name, loaded.blueprint, loaded.inventory, replicas, own)
-        for replica in simulation.untrusted:
-            say(f"{replica}: trust does not let it serve {name}; left out")
-        simulation = simulation.with_prefixes(trace.block_tokens if trace else 0).with_events(events)
-        stream = _stream(asked, simulation, None if traces is None else traces[name])
-        if stream is None:
-            say(f"{name}: no demand is declared; left out (give --trace or --workload)")
-            continue
-        pick = routing_policy(loaded.blueprint.routing.policy, random.Random(asked.seed))
-        with Interrupts(at_once=False) as stop:
-            tell = stoppable(_progress(name), stop)
-            outcome = simulate(simulation.specs, stream, pick, samples=samples, progress=tell)
-        # Bands differ for models that a calibration has seen, and it knows them by their architecture.
-        seen_as = simulation.specs[0].model
-        found = report(
-            outcome, simulation.specs, simulation.hardware, simulation.target, simulation.calibrations, seen_as
-        )
-        runs.append(Run(asked.source.scenario or "", simulation, outcome, found, events))
-        rest = names[names.index(name) + 1 :]
-        if stop.pressed and rest:  # as this model's last request ended
-            raise KeyboardInterrupt
-        if not outcome.complete:
-            if rest:
-                say(f"interrupted; not played: {', '.join(rest)}")
-            break
-    if not runs:
-        raise InvalidInputError.of("FT2144", "there is nothing to simulate: no model has both replicas and a workload")
-    return runs
-
-
-def _calibrations(folder: Path | None) -> list[Calibration]:
+def read_calibrations(folder: Path | None) -> list[Calibration]:
     """The files that ``calibrate`` wrote. Raises InvalidInputError FT2120 when there is none, or one is none."""
     if folder is None:
         return []
-    found = [loads(_text(path), str(path)) for path in sorted(folder.glob("*.toml"))]
-    if not found:
+    files = [loads(_text(path), str(path)) for path in sorted(folder.glob("*.toml"))]
+    if not files:
         raise InvalidInputError.of("FT2120", f"{folder} holds no calibration", hint="fabrictool calibrate DATA.csv")
-    return found
-
-
-def _known_models(events: Sequence[ReplicaEvent], names: Sequence[str]) -> None:
-    """Raises InvalidInputError FT2149 for an event of a model that is not simulated."""
-    for one in events:
-        if one.model not in names:
-            raise InvalidInputError.of(
-                "FT2149", f"{one.replica}: no model {one.model!r} is simulated", hint=f"these are: {', '.join(names)}"
-            )
+    return files
 
 
 def architectures(names: set[str]) -> dict[str, ModelArchitecture]:
     """The models that a sheet names by the path of their ``config.json``; what cannot be read stays unknown."""
-    from pathlib import Path
-
-    from fabrictool.catalog.huggingface import architecture
-
-    found = {}
+    known = {}
     for name in sorted(names):
         if not name.endswith(".json"):
             continue
         try:
-            found[name] = architecture(json.loads(_text(Path(name))), name)
+            known[name] = architecture(json.loads(_text(Path(name))), name)
         except (ValueError, RecursionError) as error:
             say(f"{name} is not JSON: {error}")
         except FabrictoolError as error:
             say(f"{name}: {error.problems[0].code}: {error.problems[0].message}")
-    return found
+    return known
 
 
-def _placement(asked: Asked, loaded: Loaded) -> Sequence[ReplicaPlacement]:
-    if asked.plan is not None:
-        from fabrictool.state.planfile import read_plan
+def _placement(source: Source, inputs: PlayInputs, seed: int) -> Sequence[ReplicaPlacement]:
+    """Of a saved plan or a status, else what `plan` would place."""
+    from fabrictool.planner.placements import empty_placement, running_replicas
+    from fabrictool.state.planfile import read_plan
 
-        planned = read_plan(asked.plan).placement.replicas
+    if inputs.plan is not None:
+        planned = read_plan(inputs.plan).placement.replicas
         for replica in planned:
-            cluster = loaded.inventory.clusters.get(replica.cluster)
+            cluster = source.inventory.clusters.get(replica.cluster)
             if cluster is None or replica.partition not in cluster.partitions:
                 place = f"{replica.cluster}/{replica.partition}"
-                raise InvalidInputError.of("FT2148", f"{asked.plan} places {replica.replica} in {place}: unknown here")
+                raise InvalidInputError.of("FT2148", f"{inputs.plan} places {replica.replica} in {place}: unknown here")
         return planned
-    if asked.status is not None:
-        return _running(asked.status, loaded)
-    from fabrictool.planner.assign import assign
-    from fabrictool.planner.build import build_problem
-    from fabrictool.planner.solvers.exact import ExactSolver
-
-    usable = [name for name, cluster in loaded.inventory.clusters.items() if cluster.enabled]
-    problem, _ = build_problem(loaded.blueprint, loaded.inventory, usable=usable, unseen=(), current={})
-    *_, solution = ExactSolver().solve(problem, deadline_s=30.0, seed=asked.seed)
-    return assign(problem, solution, {}).replicas
-
-
-def _running(path: Path, loaded: Loaded) -> list[ReplicaPlacement]:
-    """The replicas of a ``status --json`` document.
-
-    Raises InvalidInputError FT2146 when it is none, FT2151 when it does not say what a replica stands on.
-    """
-    from fabrictool.domain.plan import ReplicaPlacement
-
+    if inputs.status is None:
+        return empty_placement(source.blueprint, source.inventory, seed=seed).replicas
     try:
-        status = json.loads(_text(path))
-        seen = _services(status.get("gateway") or {})
-        found = []
-        for unit in status["units"]:
-            kind, _, rest = unit["address"].partition("/")
-            if kind != "replica" or unit["state"] != "running":
-                continue
-            cluster = loaded.inventory.clusters[unit["cluster"]]
-            partition, tp = _stands_on(unit["address"], unit["cluster"], cluster, seen)
-            found.append(
-                ReplicaPlacement(
-                    replica=unit["address"],
-                    model=rest.partition("/")[0],
-                    provider=loaded.inventory.sites[cluster.site].provider,
-                    site=cluster.site,
-                    cluster=unit["cluster"],
-                    partition=partition,
-                    device=cluster.partitions[partition].device,
-                    tp=tp,
-                )
-            )
+        return running_replicas(json.loads(_text(inputs.status)), source.inventory)
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-        raise InvalidInputError.of("FT2146", f"{path} is not what `status --json` prints: {error!r}") from error
-    return found
-
-
-def _stands_on(address: str, cluster_name: str, cluster: Cluster, seen: dict[str, tuple[str, int]]) -> tuple[str, int]:
-    """Partition and tp of a running replica. Raises InvalidInputError FT2151 where they would have to be guessed."""
-    if address in seen:
-        device, tp = seen[address]
-        alike = [name for name, one in cluster.partitions.items() if one.device == device]
-        if not alike:
-            raise InvalidInputError.of(
-                "FT2151",
-                f"{address} runs on {device}, which no partition of {cluster_name} has",
-                hint="give the inventory of this fabric with -i",
-            )
-        return alike[0], tp
-    only = list(cluster.partitions.items())
-    if len(only) == 1 and only[0][1].devices_per_node == 1:
-        return only[0][0], 1
-    raise InvalidInputError.of(
-        "FT2151",
-        f"{address} runs, but the status does not say on how many devices: its gateway does not know the replica",
-        hint="`fabrictool status --json` again while the gateway answers, or simulate the saved plan",
-    )
-
-
-def _services(gateway: dict[str, Any]) -> dict[str, tuple[str, int]]:
-    """Replica → (device, tp), as the gateway knows them; without a gateway nothing is known."""
-    return {
-        service["replica"]: (str(node["device"]), int(service["tp"]))
-        for node in gateway.get("nodes", ())
-        for service in node["services"]
-    }
-
-
-def _workload(asked: Asked) -> Trace | None:
-    if asked.trace is not None:
-        found = tracing.load(asked.trace)
-        if found.dropped:
-            dropped = ", ".join(f"{count} {why}" for why, count in sorted(found.dropped.items()))
-            say(f"{asked.trace}: dropped {dropped}")
-        return found
-    if asked.workload is not None:
-        return tracing.generated(asked.workload, asked.requests or MADE_UP, asked.seed, asked.rate)
-    return None
-
-
-def _shared_out(trace: Trace, names: Sequence[str], known: Sequence[str], asked: Asked) -> dict[str, Trace]:
-    """Model → its requests, of those `names` that get any; `known` are all models of the blueprint.
-
-    A trace goes to the models that it names, one that names none of them to the only model that it can be for; a
-    workload that is made up without names is made up for each. Raises InvalidInputError FT2153 where several could be
-    meant, or none is.
-    """
-    what = asked.trace or f"--workload {asked.workload}"
-    if not set(trace.models) & set(known):
-        named = trace.models != ("",)
-        if asked.trace is None and not named:
-            return dict.fromkeys(names, trace)
-        if len(names) == 1 and (asked.models or not named):
-            return {names[0]: trace}
-        several = f"requests for {_some(trace.models)}" if named else "requests without a model"
         raise InvalidInputError.of(
-            "FT2153",
-            f"{what} has {several}; the blueprint has {_some(known)}",
-            hint="say with --model which one gets them all",
-        )
-    strangers = {name: len(trace.of_model(name)) for name in trace.models if name not in known}
-    if strangers:
-        count = sum(strangers.values())
-        verb = "request for {} is" if count == 1 else "requests for {} are"
-        say(f"{what}: {count} {verb.format(_some([name or 'no model' for name in strangers]))} not played")
-    return {name: trace.of_model(name) for name in names if name in trace.models}
+            "FT2146", f"{inputs.status} is not what `status --json` prints: {error!r}"
+        ) from error
 
 
-def _some(names: Sequence[str]) -> str:
-    """The first few, for a message."""
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-
-
-def _stream(asked: Asked, simulation: ModelSimulation, trace: Trace | None) -> Stream | None:
-    if asked.rate is not None and not asked.rate > 0:
-        raise InvalidInputError.of("FT2202", f"a rate of {asked.rate:g} requests/s cannot be played")
-    model_name = simulation.specs[0].model
-    if trace is not None:
-        mine = trace.only(slice(asked.requests))
-        if len(mine) < len(trace):
-            say(f"{simulation.name}: {len(trace) - len(mine)} of {len(trace)} requests are not played (--requests)")
-        if asked.rate is not None:
-            mine = mine.at_rate(asked.rate)
-        return deployment.trace_stream(mine, model_name)
-    if asked.rate is not None:
-        from dataclasses import replace
-
-        simulation = replace(simulation, rate=asked.rate)
-    if simulation.rate <= 0 and not asked.models:
-        return None
-    return deployment.declared_stream(simulation, asked.requests or MADE_UP, asked.seed)
+def _recording(inputs: PlayInputs, options: PlayOptions) -> Recording | None:
+    if inputs.trace is not None:
+        trace = tracing.load(inputs.trace)
+        if trace.dropped:
+            dropped = ", ".join(f"{count} {why}" for why, count in sorted(trace.dropped.items()))
+            say(f"{inputs.trace}: dropped {dropped}")
+        return Recording(trace, str(inputs.trace), invented=False)
+    if inputs.workload is not None:
+        trace = tracing.generated(inputs.workload, options.requests or INVENTED, options.seed, options.rate)
+        return Recording(trace, f"--workload {inputs.workload}", invented=True)
+    return None
 
 
 def stoppable(tell: Callable[[int, int], None], stop: Interrupts) -> Callable[[int, int], None]:

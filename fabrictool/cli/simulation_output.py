@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from fabrictool.cli.simulating import Run
+    from fabrictool.cli.simulating import ScenarioPlay
 
 EVENT_WORDS = {"up": "is up from {at}", "drain": "gets no new requests from {at}", "down": "is lost at {at}"}
 
 
-def document(runs: Sequence[Run], seed: int) -> dict[str, Any]:
+def document(runs: Sequence[ScenarioPlay], seed: int) -> dict[str, Any]:
     """All figures as one JSON document."""
     return {
         "format_version": "1",
@@ -31,21 +31,21 @@ def document(runs: Sequence[Run], seed: int) -> dict[str, Any]:
         "seed": seed,
         "models": [
             {
-                "model": run.simulation.name,
+                "model": run.play.simulation.name,
                 "scenario": run.scenario or None,
                 "events": [
-                    {"kind": one.kind, "replica": one.replica, "at_s": one.at, "happened": run.happened(one)}
-                    for one in run.events
+                    {"kind": one.kind, "replica": one.replica, "at_s": one.at, "happened": run.play.happened(one)}
+                    for one in run.play.events
                 ],
-                "unserved": run.unserved,
-                **run.report.to_json(),
+                "unserved": run.play.unserved,
+                **run.play.report.to_json(),
             }
             for run in runs
         ],
     }
 
 
-def table_of(runs: Sequence[Run]) -> str:
+def table_of(runs: Sequence[ScenarioPlay]) -> str:
     """One line a model."""
     headings = (
         "model", "requests", "req/s", "TTFT p50", "p95", "TPOT p50", "p95", "E2E p95", "SLO met", "busy", "KV",
@@ -53,7 +53,7 @@ def table_of(runs: Sequence[Run]) -> str:
     )  # fmt: skip
     rows = []
     for run in runs:
-        found = run.report
+        found = run.play.report
         latency = found.latency
         rows.append((
             run.title,
@@ -74,35 +74,35 @@ def table_of(runs: Sequence[Run]) -> str:
     return table(headings, rows)
 
 
-def notes(runs: Sequence[Run]) -> Iterator[str]:
+def notes(runs: Sequence[ScenarioPlay]) -> Iterator[str]:
     """What one must know to believe the table."""
     for run in runs:
-        found = run.report
+        found = run.play.report
         bands = ", ".join(f"{metric.upper()} ×{low:.2g}-{high:.2g}" for metric, (low, high) in found.bands.items())
         yield f"{run.title}: 90 % of measurements lie within {bands}; {found.basis}"
-        for one in run.events:
-            missed = "" if run.happened(one) else ": not reached, the last answer came before"
+        for one in run.play.events:
+            missed = "" if run.play.happened(one) else ": not reached, the last answer came before"
             yield f"{run.title}: {one.replica} {EVENT_WORDS[one.kind].format(at=Duration(one.at))}{missed}"
-        if found.refused or found.lost or found.retried or run.unserved or found.preemptions:
+        if found.refused or found.lost or found.retried or run.play.unserved or found.preemptions:
             yield (
                 f"{run.title}: {found.refused} requests found no replica, {found.lost} were lost in the middle of an"
-                f" answer, {found.retried} started again elsewhere, {run.unserved or 0} waited for nothing,"
+                f" answer, {found.retried} started again elsewhere, {run.play.unserved or 0} waited for nothing,"
                 f" {found.preemptions} preemptions"
             )
         if not found.complete:
             yield f"{run.title}: interrupted; the figures are of what was simulated until then"
 
 
-def terminal_chart(runs: Sequence[Run], width: int = 60) -> str:
+def terminal_chart(runs: Sequence[ScenarioPlay], width: int = 60) -> str:
     """Latency quantiles as bars."""
     lines = []
     for metric in ("ttft", "tpot", "e2e"):
         # One output token has no TPOT: NaN, which is not above anything.
-        longest = max((v for run in runs if (v := run.report.latency[metric]["p99"]) > 0), default=1.0)
+        longest = max((v for run in runs if (v := run.play.report.latency[metric]["p99"]) > 0), default=1.0)
         lines.append(metric.upper())
         for run in runs:
             for name in QUANTILES:
-                value = run.report.latency[metric][name]
+                value = run.play.report.latency[metric][name]
                 bar = "█" * max(1, round(width * value / longest)) if value > 0 else ""
                 lines.append(f"  {run.title[:24]:<24} {name:>4} {bar} {seconds_text(value)}")
     return "\n".join(lines)
@@ -121,7 +121,7 @@ def plottable(path: Path) -> None:
         raise InvalidInputError.of("FT2145", "plots need matplotlib", hint="pip install 'fabrictool[simulator]'")
 
 
-def write_plot(path: Path, runs: Sequence[Run]) -> None:
+def write_plot(path: Path, runs: Sequence[ScenarioPlay]) -> None:
     """Latency CDFs, running and waiting requests, cache use. Raises as `plottable` does."""
     plottable(path)
     from matplotlib.figure import Figure
@@ -129,7 +129,7 @@ def write_plot(path: Path, runs: Sequence[Run]) -> None:
     figure = Figure(figsize=(11, 7), layout="constrained")
     axes = figure.subplots(2, 3).ravel()
     for run in runs:
-        outcome = run.outcome
+        outcome = run.play.outcome
         for axis, (title, values) in zip(
             axes, (("TTFT, s", outcome.ttft), ("TPOT, s", outcome.tpot), ("E2E, s", outcome.e2e)), strict=False
         ):
@@ -157,14 +157,14 @@ def write_plot(path: Path, runs: Sequence[Run]) -> None:
         raise file_error(error, path) from error
 
 
-def write_chrome_trace(path: Path, runs: Sequence[Run]) -> None:
+def write_chrome_trace(path: Path, runs: Sequence[ScenarioPlay]) -> None:
     """Each request as two asynchronous slices, waiting+prefill and decode, on a track of its own.
 
     Slices of one thread would have to nest; those of requests that run together do not.
     """
     events: list[dict[str, Any]] = []
     for process, run in enumerate(runs):
-        outcome = run.outcome
+        outcome = run.play.outcome
         events.append({"ph": "M", "pid": process, "name": "process_name", "args": {"name": run.title}})
         for i in np.flatnonzero(np.isfinite(outcome.finish)):
             mark = f"{process}.{i}"

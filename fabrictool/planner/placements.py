@@ -1,0 +1,90 @@
+"""Placements without a plan: what a saved ``status --json`` shows, and what an empty fabric would get."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fabrictool.base.errors import InvalidInputError
+from fabrictool.domain.address import Address
+from fabrictool.domain.plan import ReplicaPlacement
+from fabrictool.planner.assign import assign
+from fabrictool.planner.build import build_problem
+from fabrictool.planner.solvers.exact import ExactSolver
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fabrictool.domain.blueprint import Blueprint
+    from fabrictool.domain.inventory import Cluster as Described
+    from fabrictool.domain.inventory import Inventory
+    from fabrictool.domain.plan import Placement
+
+
+EMPTY_DEADLINE_S = 30.0
+
+
+def empty_placement(blueprint: Blueprint, inventory: Inventory, *, seed: int) -> Placement:
+    """What would be placed on the enabled clusters if nothing ran there."""
+    usable = [name for name, cluster in inventory.clusters.items() if cluster.enabled]
+    problem, _ = build_problem(blueprint, inventory, usable=usable, unseen=(), current={})
+    *_, solution = ExactSolver().solve(problem, deadline_s=EMPTY_DEADLINE_S, seed=seed)
+    return assign(problem, solution, {})
+
+
+def running_replicas(status: Mapping[str, Any], inventory: Inventory) -> list[ReplicaPlacement]:
+    """The replicas that run.
+
+    Raises
+    ------
+    InvalidInputError
+        FT2151 when it does not say what a replica stands on. KeyError, TypeError, AttributeError for what is no status.
+    """
+    devices = _devices(status.get("gateway") or {})
+    replicas = []
+    for unit in status["units"]:
+        address = Address.parse(unit["address"])
+        if address.kind != "replica" or unit["state"] != "running":
+            continue
+        cluster = inventory.clusters[unit["cluster"]]
+        partition, tp = _stands_on(str(address), unit["cluster"], cluster, devices)
+        replicas.append(
+            ReplicaPlacement(
+                replica=address.name,
+                model=address.model,
+                provider=inventory.provider_of(unit["cluster"]),
+                site=cluster.site,
+                cluster=unit["cluster"],
+                partition=partition,
+                device=cluster.partitions[partition].device,
+                tp=tp,
+            )
+        )
+    return replicas
+
+
+def _stands_on(address: str, name: str, cluster: Described, devices: Mapping[str, tuple[str, int]]) -> tuple[str, int]:
+    """Partition and tp of a running replica; raises FT2151 where they would have to be guessed."""
+    if address in devices:
+        device, tp = devices[address]
+        alike = [partition for partition, described in cluster.partitions.items() if described.device == device]
+        if alike:
+            return alike[0], tp
+        message = f"{address} runs on {device}, which no partition of {name} has"
+        raise InvalidInputError.of("FT2151", message, hint="give the inventory of this fabric with -i")
+    (partition, described), *more = cluster.partitions.items()
+    if not more and described.devices_per_node == 1:
+        return partition, 1
+    raise InvalidInputError.of(
+        "FT2151",
+        f"{address} runs, but the status does not say on how many devices: its gateway does not know the replica",
+        hint="`fabrictool status --json` again while the gateway answers, or simulate the saved plan",
+    )
+
+
+def _devices(gateway: Mapping[str, Any]) -> dict[str, tuple[str, int]]:
+    """Replica → (device, tp), as the gateway knows them; without a gateway nothing is known."""
+    return {
+        service["replica"]: (str(node["device"]), int(service["tp"]))
+        for node in gateway.get("nodes", ())
+        for service in node["services"]
+    }

@@ -1,0 +1,218 @@
+"""Playing a workload on a whole placement, one model after the other."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+from fabrictool.base.errors import InvalidInputError
+from fabrictool.routing.policies import routing_policy
+from fabrictool.simulator.deployment import consumer_groups, declared_stream, of_model, trace_stream
+from fabrictool.simulator.fleet import simulate
+from fabrictool.simulator.report import report
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from contextlib import AbstractContextManager
+
+    from fabrictool.domain.blueprint import Blueprint
+    from fabrictool.domain.inventory import Inventory
+    from fabrictool.domain.plan import ReplicaPlacement
+    from fabrictool.simulator.calibration import Calibration
+    from fabrictool.simulator.deployment import ModelSimulation, ReplicaEvent
+    from fabrictool.simulator.fleet import Outcome, Stream
+    from fabrictool.simulator.report import Report
+    from fabrictool.workload.trace import Trace
+
+INVENTED = 10_000
+"""Requests of each model when neither their number nor a trace says how many."""
+MOST_NAMED = 5
+"""Names that a message lists."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlayOptions:
+    """What is played, and how."""
+
+    models: tuple[str, ...] = ()
+    """Only these of the blueprint; empty: all."""
+    requests: int | None = None
+    """Of each model; None: all of a trace, 10,000 invented ones."""
+    rate: float | None = None
+    """Requests/s instead of the declared or recorded ones."""
+    seed: int = 0
+    calibrations: Sequence[Calibration] = ()
+    """Before the shipped ones."""
+    events: tuple[ReplicaEvent, ...] = ()
+    samples: int = 200
+    """Points of the timeline."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A workload that is not the declared demand."""
+
+    trace: Trace
+    title: str
+    """For messages."""
+    invented: bool
+    """Without names of models it is played on each model; a recorded one only where one model can be meant."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPlay:
+    """One model, simulated."""
+
+    simulation: ModelSimulation
+    outcome: Outcome
+    report: Report
+    events: tuple[ReplicaEvent, ...] = ()
+
+    @property
+    def unserved(self) -> int | None:
+        """Requests of which nothing became, neither an answer nor a refusal; None when it was stopped early."""
+        figures = self.report
+        return figures.requests - figures.finished - figures.refused - figures.lost if figures.complete else None
+
+    def happened(self, event: ReplicaEvent) -> bool:
+        """Whether the simulation got that far."""
+        return event.at <= self.outcome.end
+
+
+class Watcher(Protocol):
+    """Hears how a play goes on, and may end it."""
+
+    def note(self, text: str) -> None:
+        """Something that one must know to read the result."""
+        ...
+
+    def playing(self, model: str, *, last: bool) -> AbstractContextManager[Callable[[int, int], None]]:
+        """Around one model's play: what is given back hears (requests over, in all), and KeyboardInterrupt from it
+        ends that play with what it has; from the context's end, the whole.
+        """
+        ...
+
+
+def play(
+    blueprint: Blueprint,
+    inventory: Inventory,
+    replicas: Sequence[ReplicaPlacement],
+    recording: Recording | None,
+    options: PlayOptions,
+    watcher: Watcher,
+) -> list[ModelPlay]:
+    """Every model that has replicas and requests; one that is ended early is the last.
+
+    Raises
+    ------
+    InvalidInputError
+        FT2143 and FT2149 for models that are not there, FT2153 where a trace could be for several, FT2144 when nothing
+        is left; and as `deployment.of_model`.
+    """
+    names = _named(blueprint, options)
+    shares = None if recording is None else _shared_out(recording, names, blueprint, options, watcher)
+    groups = consumer_groups(blueprint)
+    if len(groups) > 1:
+        watcher.note(f"a demand does not say whose requests it counts: what {_some(groups)} allow is not looked at")
+    plays = []
+    for name in names:
+        events = tuple(event for event in options.events if event.model == name)
+        if not options.models and not events and not any(replica.model == name for replica in replicas):
+            watcher.note(f"{name}: no replica in this placement; left out")
+            continue
+        if shares is not None and name not in shares:
+            watcher.note(f"{name}: the trace has no request for it; left out")
+            continue
+        simulation = of_model(name, blueprint, inventory, replicas, options.calibrations)
+        for replica in simulation.untrusted:
+            watcher.note(f"{replica}: trust does not let it serve {name}; left out")
+        block = recording.trace.block_tokens if recording is not None else 0
+        simulation = simulation.with_prefixes(block).with_events(events)
+        stream = _stream(options, simulation, None if shares is None else shares[name], watcher)
+        if stream is None:
+            watcher.note(f"{name}: no demand is declared; left out (give --trace or --workload)")
+            continue
+        rest = names[names.index(name) + 1 :]
+        pick = routing_policy(blueprint.routing.policy, random.Random(options.seed))
+        with watcher.playing(name, last=not rest) as progress:
+            outcome = simulate(simulation.specs, stream, pick, samples=options.samples, progress=progress)
+        # Bands differ for models that a calibration has seen, and it knows them by their architecture.
+        seen_as = simulation.specs[0].model
+        figures = report(
+            outcome, simulation.specs, simulation.hardware, simulation.target, simulation.calibrations, seen_as
+        )
+        plays.append(ModelPlay(simulation, outcome, figures, events))
+        if not outcome.complete:
+            if rest:
+                watcher.note(f"interrupted; not played: {', '.join(rest)}")
+            break
+    if not plays:
+        raise InvalidInputError.of("FT2144", "there is nothing to simulate: no model has both replicas and a workload")
+    return plays
+
+
+def _named(blueprint: Blueprint, options: PlayOptions) -> list[str]:
+    names = [name for name in sorted(blueprint.models) if not options.models or name in options.models]
+    unknown = sorted(set(options.models) - set(names))
+    if unknown:
+        raise InvalidInputError.of("FT2143", f"the blueprint has no model {', '.join(unknown)}")
+    for event in options.events:
+        if event.model not in names:
+            message = f"{event.replica}: no model {event.model!r} is simulated"
+            raise InvalidInputError.of("FT2149", message, hint=f"these are: {', '.join(names)}")
+    return names
+
+
+def _shared_out(
+    recording: Recording, names: Sequence[str], blueprint: Blueprint, options: PlayOptions, watcher: Watcher
+) -> Mapping[str, Trace]:
+    """Model → its requests, of those `names` that get any.
+
+    A trace goes to the models that it names, one that names none of them to the only model that it can be for; an
+    invented workload without names to each.
+    """
+    trace, known = recording.trace, sorted(blueprint.models)
+    if not set(trace.models) & set(known):
+        named = trace.models != ("",)
+        if recording.invented and not named:
+            return dict.fromkeys(names, trace)
+        if len(names) == 1 and (options.models or not named):
+            return {names[0]: trace}
+        several = f"requests for {_some(trace.models)}" if named else "requests without a model"
+        raise InvalidInputError.of(
+            "FT2153",
+            f"{recording.title} has {several}; the blueprint has {_some(known)}",
+            hint="say with --model which one gets them all",
+        )
+    strangers = {name: len(trace.of_model(name)) for name in trace.models if name not in known}
+    if strangers:
+        count = sum(strangers.values())
+        verb = "request for {} is" if count == 1 else "requests for {} are"
+        whose = _some([name or "no model" for name in strangers])
+        watcher.note(f"{recording.title}: {count} {verb.format(whose)} not played")
+    return {name: trace.of_model(name) for name in names if name in trace.models}
+
+
+def _stream(options: PlayOptions, simulation: ModelSimulation, trace: Trace | None, watcher: Watcher) -> Stream | None:
+    """None where nothing says what to play."""
+    if options.rate is not None and not options.rate > 0:
+        raise InvalidInputError.of("FT2202", f"a rate of {options.rate:g} requests/s cannot be played")
+    if trace is not None:
+        mine = trace.only(slice(options.requests))
+        if len(mine) < len(trace):
+            left_out = f"{len(trace) - len(mine)} of {len(trace)} requests are not played (--requests)"
+            watcher.note(f"{simulation.name}: {left_out}")
+        if options.rate is not None:
+            mine = mine.at_rate(options.rate)
+        return trace_stream(mine, simulation.specs[0].model)
+    if options.rate is not None:
+        simulation = replace(simulation, rate=options.rate)
+    if simulation.rate <= 0 and not options.models:
+        return None
+    return declared_stream(simulation, options.requests or INVENTED, options.seed)
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - MOST_NAMED
+    return ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
