@@ -11,7 +11,7 @@ import yaml
 from fabrictool.base.errors import InvalidInputError, Place, Problem
 from fabrictool.blueprint.scalars import TrapError, resolve
 from fabrictool.blueprint.syntax import character_problem, syntax_problem
-from fabrictool.blueprint.tree import Source, YamlNode, describe
+from fabrictool.blueprint.tree import SourceFile, YamlNode, describe
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -72,12 +72,12 @@ def parse(raw: bytes, path: Path, shown: str) -> YamlNode:
         start = raw.rfind(b"\n", 0, error.start) + 1
         place = Place(shown, raw.count(b"\n", 0, error.start) + 1, error.start - start + 1)
         raise InvalidInputError(Problem("FT1002", "the file is not UTF-8", place, "save it as UTF-8")) from error
-    source = Source(path, shown, text, hashlib.sha256(raw).hexdigest())
+    source = SourceFile(path, shown, text, hashlib.sha256(raw).hexdigest())
     _refuse_sharing_and_depth(source)
     return _Builder(source).build(_compose(source))
 
 
-def _compose(source: Source) -> Any:
+def _compose(source: SourceFile) -> Any:
     loader = None
     try:
         loader = _COMPOSER(source.content)
@@ -97,7 +97,7 @@ def _compose(source: Source) -> Any:
     return composed
 
 
-def _refuse_sharing_and_depth(source: Source) -> None:
+def _refuse_sharing_and_depth(source: SourceFile) -> None:
     """Anchors and aliases are refused with their places; so is depth, on which the C composer would recurse until
     the process crashes.
 
@@ -150,7 +150,7 @@ def _may_be_deep(text: str) -> bool:
 class _Builder:
     """Composed nodes → our tree, collecting whatever is outside the strict subset."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: SourceFile) -> None:
         self._source = source
         self._problems: list[Problem] = []
 

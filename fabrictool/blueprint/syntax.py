@@ -10,7 +10,7 @@ from fabrictool.base.errors import Place, Problem
 if TYPE_CHECKING:
     import yaml
 
-    from fabrictool.blueprint.tree import Source
+    from fabrictool.blueprint.tree import SourceFile
 
 _EXPLAINED: tuple[tuple[str, str, str, str], ...] = (
     ("expected a single document", "FT1023", "the file holds a second document", "one file holds one: remove `---`"),
@@ -34,7 +34,7 @@ _EXPLAINED: tuple[tuple[str, str, str, str], ...] = (
 )
 
 
-def syntax_problem(error: yaml.MarkedYAMLError, source: Source) -> Problem:
+def syntax_problem(error: yaml.MarkedYAMLError, source: SourceFile) -> Problem:
     """A scanner's or parser's complaint, where it is and where its construct began."""
     mark = error.problem_mark or error.context_mark
     place = source.place(mark.line, mark.column) if mark is not None else Place(file=source.name)
@@ -54,7 +54,7 @@ def syntax_problem(error: yaml.MarkedYAMLError, source: Source) -> Problem:
 _FOREIGN = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
 
 
-def character_problem(error: yaml.YAMLError, source: Source) -> Problem:
+def character_problem(error: yaml.YAMLError, source: SourceFile) -> Problem:
     """Characters that YAML excludes; libyaml knows only an offset in its own encoding, so they are searched again."""
     match = _FOREIGN.search(source.content)
     if match is None:

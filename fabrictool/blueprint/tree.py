@@ -35,7 +35,7 @@ def _hide(match: re.Match[str]) -> str:
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceFile:
     """One file: the name that complaints use, and its content for the caret display."""
 
     path: Path
@@ -65,7 +65,7 @@ class YamlNode:
     # Wide: where a value stands is three numbers, and `__slots__` leaves no room for defaults in the class.
     def __init__(
         self,
-        source: Source,
+        source: SourceFile,
         value: Scalar | dict[str, YamlNode] | list[YamlNode],
         line: int,
         column: int,

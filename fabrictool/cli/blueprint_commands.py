@@ -13,7 +13,6 @@ Format = Literal["text", "json", "github"]
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands."""
     for function in (validate, schema, init):
         app.command(function.__name__)(function)
 
@@ -114,6 +113,6 @@ def _synthetic(size: str, seed: int, load: float) -> dict[str, str]:
 
     if math.isnan(load):
         raise typer.BadParameter("nan is no share", param_hint="--load")
-    found = documents(parse(size), seed, load)
+    texts = documents(parse(size), seed, load)
     line = f"# Made up by `fabrictool init --synthetic {size} --seed {seed} --load {load:g}`.\n"
-    return {name: line + yaml.safe_dump(document, sort_keys=False) for name, document in found.items()}
+    return {name: line + yaml.safe_dump(document, sort_keys=False) for name, document in texts.items()}

@@ -12,7 +12,6 @@ from fabrictool.cli.source import Source
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
     app.command("bootstrap")(bootstrap)
 
 

@@ -57,42 +57,42 @@ def _calibrate(source: Path, output: Path, stop: Interrupts, *, as_json: bool) -
     if not groups:
         raise InvalidInputError.of("FT2147", f"no row of {source} is a usable measurement ({len(bad)} are not)")
     useless: list[str] = []
-    made: list[tuple[Calibration, Errors, Errors]] = []
-    for (device, engine, scope), found in sorted(groups.items()):
-        if len(found) < LEAST:
-            say(f"{device} × {engine}: {len(found)} measurements are too few ({LEAST} at least); left out")
+    fitted: list[tuple[Calibration, Errors, Errors]] = []
+    for (device, engine, scope), rows in sorted(groups.items()):
+        if len(rows) < LEAST:
+            say(f"{device} × {engine}: {len(rows)} measurements are too few ({LEAST} at least); left out")
             continue
         prior = choose(shipped(), device, accelerators()[device].vendor, engine, scope)
-        say(f"fitting {device} × {engine} ({scope}) to {len(found)} measurements …")
+        say(f"fitting {device} × {engine} ({scope}) to {len(rows)} measurements …")
         # What a fold says of the others is an honest error; the file's factors then use every row.
         errors = []
         for fold in range(FOLDS):
-            seen = [one for i, one in enumerate(found) if i % FOLDS != fold]
+            seen = [row for i, row in enumerate(rows) if i % FOLDS != fold]
             others = fit(seen, prior.factors, rounds=6, progress=lambda _: stop.check())
-            errors += [one.log_errors(others) for one in found[fold::FOLDS]]
+            errors += [row.log_errors(others) for row in rows[fold::FOLDS]]
         if why := _useless(errors):
             useless.append(f"{device} × {engine}: {why}")
             say(f"{useless[-1]}; left out")
             continue
-        before = [one.log_errors(prior.factors) for one in found]
-        factors = fit(found, prior.factors, progress=lambda _: stop.check())
-        one = Calibration(
+        before = [row.log_errors(prior.factors) for row in rows]
+        factors = fit(rows, prior.factors, progress=lambda _: stop.check())
+        calibration = Calibration(
             device,
             engine,
             scope,
             factors,
             spreads(errors),
             {},
-            hull(found),
-            len(found),
+            hull(rows),
+            len(rows),
             "1",
             _source(source),
         )
-        made.append((one, before, errors))
-    if useless and not made:
+        fitted.append((calibration, before, errors))
+    if useless and not fitted:
         raise InvalidInputError.of("FT2152", "; ".join(useless))
-    _tell([_written(one, output, *both) for one, *both in made], as_json, {"unusable_rows": len(bad)})
-    return 0 if made else 65
+    _tell([_written(calibration, output, *both) for calibration, *both in fitted], as_json, {"unusable_rows": len(bad)})
+    return 0 if fitted else 65
 
 
 def calibrate_records(
@@ -109,8 +109,8 @@ def calibrate_records(
     Ctrl-C writes none.
     """
     with Interrupts(at_once=True) as stop:
-        one, before, errors, told = _of_records(source, configuration, max_num_seqs, token_budget, stop)
-    _tell([_written(one, output, before, errors)], as_json, told)
+        fitted, before, errors, told = _of_records(source, configuration, max_num_seqs, token_budget, stop)
+    _tell([_written(fitted, output, before, errors)], as_json, told)
     return 0
 
 
@@ -152,11 +152,11 @@ def _of_records(
     # As with rows, the error is that of parts which the fit had not seen; the file's factors use all.
     errors = []
     for fold in range(FOLDS):
-        others = np.concatenate([one for i, one in enumerate(stretches) if i % FOLDS != fold])
+        others = np.concatenate([stretch for i, stretch in enumerate(stretches) if i % FOLDS != fold])
         errors += run.mean_errors(replay.fit(run, others, prior.factors, progress=stop.check), stretches[fold::FOLDS])
     if why := _useless(errors):
         raise InvalidInputError.of("FT2152", f"{source}: {why}")
-    one = Calibration(
+    fitted = Calibration(
         case.device.id,
         case.engine,
         "online",
@@ -168,7 +168,7 @@ def _of_records(
         "1",
         _source(source),
     )
-    return one, before, errors, {"dropped": dict(dropped), "overloaded": late}
+    return fitted, before, errors, {"dropped": dict(dropped), "overloaded": late}
 
 
 def _of_one_model(trace: Trace, model: str, source: Path) -> Trace:
@@ -199,10 +199,20 @@ def _source(path: Path) -> str:
     return "calibrate " + "".join(c if c.isalnum() or c in ".-_ " else "_" for c in path.name)
 
 
-def _written(one: Calibration, output: Path, before: list[dict[str, float]], after: list[dict[str, float]]) -> Row:
-    path = output / f"{one.device}-{one.engine}-{one.scope}.toml"
-    write_atomic(path, dumps(one).encode())
-    return one.device, one.engine, one.scope, one.points, _mean(before), _mean(after), str(path)
+def _written(
+    calibration: Calibration, output: Path, before: list[dict[str, float]], after: list[dict[str, float]]
+) -> Row:
+    path = output / f"{calibration.device}-{calibration.engine}-{calibration.scope}.toml"
+    write_atomic(path, dumps(calibration).encode())
+    return (
+        calibration.device,
+        calibration.engine,
+        calibration.scope,
+        calibration.points,
+        _mean(before),
+        _mean(after),
+        str(path),
+    )
 
 
 def _useless(errors: list[dict[str, float]]) -> str:
@@ -253,5 +263,6 @@ def _seconds(row: dict[str, str], metric: str) -> float:
 
 def _mean(errors: list[dict[str, float]]) -> float:
     """Mean relative error; a refusal counts as 100 %."""
-    every = [1.0 if value >= WORST else abs(math.exp(-value) - 1) for one in errors for value in one.values()]
+    values = [value for row in errors for value in row.values()]
+    every = [1.0 if value >= WORST else abs(math.exp(-value) - 1) for value in values]
     return sum(every) / len(every) if every else math.inf

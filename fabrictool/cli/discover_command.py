@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
     app.command("discover")(discover)
 
 
@@ -51,7 +50,7 @@ def discover(
 
     from fabrictool.base.errors import InvalidInputError
     from fabrictool.base.files import write_output
-    from fabrictool.cli.discovering import found_target
+    from fabrictool.cli.discovering import HostAccess, site_named
     from fabrictool.cli.output import data, paint, say
     from fabrictool.clusters.discovery import describe
     from fabrictool.clusters.schedulers.shell import program
@@ -59,16 +58,9 @@ def discover(
 
     if output is not None and output.is_file():
         raise InvalidInputError.of("FT9007", f"{output} exists", file=str(output), hint="choose another file")
-    wanted, connect = found_target(
-        target,
-        user=user,
-        keys=host_key or (),
-        pin=pin,
-        identity=identity,
-        names=(name, site, provider),
-        kind=kind or "",
-        source=Source(blueprint, inventory),
-    )
+    access = HostAccess(user, tuple(host_key or ()), pin, identity)
+    source = Source(blueprint, inventory)
+    wanted, connect = site_named(target, access, (name, site, provider), kind or "", source)
     with connect() as connection:
         text = _ask(connection, program("discover"))
     described = describe(read_site(text, thing=f"host/{connection.endpoint.host}"), wanted)

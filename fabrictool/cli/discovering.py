@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,23 +23,31 @@ if TYPE_CHECKING:
 _KEY = re.compile(r"(?:@cert-authority )?(?:ssh-|ecdsa-)[a-z0-9-]+ [A-Za-z0-9+/]+=*")
 
 
-def found_target(
-    text: str,
-    *,
-    user: str,
-    keys: Sequence[str],
-    pin: Path | None,
-    identity: str,
-    names: tuple[str, str, str],
-    kind: str,
-    source: Source,
+@dataclass(frozen=True, slots=True)
+class HostAccess:
+    """How a host that no inventory describes is entered."""
+
+    user: str = ""
+    keys: Sequence[str] = ()
+    """Its public host keys."""
+    pin: Path | None = None
+    """A file of them."""
+    identity: str = ""
+
+
+def site_named(
+    text: str, access: HostAccess, names: tuple[str, str, str], kind: str, source: Source
 ) -> tuple[Target, Callable[[], Connection]]:
-    """Raises UsageError FT9001 for options that contradict, FT5304 for a host without a pinned key."""
+    """What is to be described, and how it is reached; `names` are those of cluster, site and provider, or "".
+
+    Raises UsageError FT9001 for a name that is none, FT5304 for a host without a pinned key.
+    """
     for name in names:
         if name and not is_name(name):
             raise UsageError.of("FT9001", f"`{name}` cannot be a name", hint="small letters, digits, `.`, `_` and `-`")
-    described = source != Source() and "@" not in text and not keys and pin is None and not user
-    target, connect = _cluster(text, names, source) if described else _host(text, user, keys, pin, identity, names)
+    entered = replace(access, identity="") != HostAccess()
+    described = source != Source() and "@" not in text and not entered
+    target, connect = _cluster(text, names, source) if described else _host(text, access, names)
     return replace(target, kind=kind or target.kind), connect
 
 
@@ -62,30 +70,29 @@ def _cluster(text: str, names: tuple[str, str, str], source: Source) -> tuple[Ta
     return target, lambda: connect_login(login)
 
 
-def _host(
-    text: str, user: str, keys: Sequence[str], pin: Path | None, identity: str, names: tuple[str, str, str]
-) -> tuple[Target, Callable[[], Connection]]:
+def _host(text: str, access: HostAccess, names: tuple[str, str, str]) -> tuple[Target, Callable[[], Connection]]:
     from pydantic import ValidationError
 
     from fabrictool.clusters.connections.factory import connect_login
     from fabrictool.domain.inventory import Login
 
     before, host, port = split_target(text)
-    pinned = [*keys, *(_pinned(pin, host, port) if pin is not None else ())]
+    pinned = [*access.keys, *(_pinned(access.pin, host, port) if access.pin is not None else ())]
+    user = access.user or before
     shown = host if port == 22 else f"{host}:{port}"
     if not pinned:
         message = f"no host key of {shown} is pinned, and there is no trust on first use"
         hint = f"`fabrictool trust host {shown}` prints its keys; compare them, then give one with --host-key or --pin"
         raise UsageError.of("FT5304", message, hint=hint)
-    if not (user or before):
+    if not user:
         raise UsageError.of("FT9001", f"who are you on {shown}?", hint="--user NAME")
-    fields = {"host": host, "port": port, "user": user or before, "host_keys": pinned, "identity": identity or None}
+    fields = {"host": host, "port": port, "user": user, "host_keys": pinned, "identity": access.identity or None}
     try:
         login = Login.model_validate({key: value for key, value in fields.items() if value is not None}, strict=False)
     except ValidationError as error:
-        said = error.errors()[0]
+        complaint = error.errors()[0]
         raise UsageError.of(
-            "FT5305", f"{said['msg']}", hint="TYPE BASE64, as `fabrictool trust host` prints it"
+            "FT5305", f"{complaint['msg']}", hint="TYPE BASE64, as `fabrictool trust host` prints it"
         ) from error
     name, site, provider = names
     return Target(name, site, provider, _fields(login)), lambda: connect_login(login)
@@ -99,24 +106,24 @@ def _pinned(path: Path, host: str, port: int) -> list[str]:
         raise file_error(error, path) from error
     except UnicodeDecodeError as error:
         raise InvalidInputError.of("FT5305", f"{path} is no text", file=str(path)) from error
-    found = []
+    keys = []
     named = {host, f"[{host}]:{port}"} if port == 22 else {f"[{host}]:{port}"}
     for line in lines:
         words = line.strip().removeprefix("- ").strip()
         match = _KEY.match(words)
         if match:
-            found.append(match.group())
+            keys.append(match.group())
             continue
         authority, _, rest = words.rpartition("@cert-authority ")
         hosts, _, key = rest.partition(" ")
         if (match := _KEY.match(key)) and named & set(hosts.split(",")):
-            found.append(("@cert-authority " if authority or words.startswith("@cert") else "") + match.group())
-    if not found:
+            keys.append(("@cert-authority " if authority or words.startswith("@cert") else "") + match.group())
+    if not keys:
         message = f"{path} holds no key of {host}:{port}"
         raise InvalidInputError.of(
             "FT5305", message, file=str(path), hint="lines `TYPE BASE64`, or a known_hosts unhashed"
         )
-    return found
+    return keys
 
 
 def _fields(login: Login) -> tuple[tuple[str, object], ...]:

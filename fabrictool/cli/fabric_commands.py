@@ -22,7 +22,6 @@ from fabrictool.cli.source import Source
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands."""
     for function in (plan, apply, reconcile, destroy, status, logs, events, top, demo):
         app.command(function.__name__)(function)
 
@@ -83,7 +82,7 @@ def plan(
     """Show what would change and what it forecasts; changes nothing."""
     from fabrictool.cli.plan_output import PlanOutput, show_plan
     from fabrictool.cli.planning import BundleFile, search_progress, solver_named
-    from fabrictool.cli.solve_watch import Watch
+    from fabrictool.cli.solve_watch import SolverWatch
     from fabrictool.planner.plan import PlanOptions
 
     _refuse("--offline needs --observed FILE, and --observed needs --offline", offline != (observed_file is not None))
@@ -106,7 +105,7 @@ def plan(
         from fabrictool.cli.plan_plots import drawable
 
         drawable(plot)
-    watch = Watch(solver_named(solver))
+    watch = SolverWatch(solver_named(solver))
     bundle = None if observed_file is None else BundleFile(observed_file, root, max_age)
     options = PlanOptions(seed, time_limit, watch, explain, search_progress() if bundle is None else None)
     output = PlanOutput(out, policy, chart, plot, explain, verbose, as_json, detailed_exitcode)

@@ -9,7 +9,6 @@ import typer
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands."""
     gateway = typer.Typer(help="The OpenAI-compatible ingress.", no_args_is_help=True)
     gateway.command("run")(run)
     app.add_typer(gateway, name="gateway")

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands."""
     app.command("explain")(explain)
     app.command("doctor")(doctor)
     app.command("version")(version)
@@ -119,7 +118,6 @@ def _here(source: Source) -> list[Check]:
 
 
 def version() -> None:
-    """Print the version."""
     from fabrictool import __version__
     from fabrictool.cli.output import data
 

@@ -35,9 +35,9 @@ def known_endpoints(inventory: Inventory | None) -> list[tuple[str, Endpoint]]:
     """Every login node and jump host of the inventory, with the cluster that it belongs to."""
     from fabrictool.clusters.connections.factory import endpoint_of
 
-    found: list[tuple[str, Endpoint]] = []
+    endpoints: list[tuple[str, Endpoint]] = []
     for name, cluster in inventory.clusters.items() if inventory else ():
         for login in cluster.login:
             endpoint = endpoint_of(login)
-            found += [(name, endpoint), *((name, hop) for hop in endpoint.jumps)]
-    return found
+            endpoints += [(name, endpoint), *((name, hop) for hop in endpoint.jumps)]
+    return endpoints

@@ -19,7 +19,6 @@ class Kind(StrEnum):
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
     app.command("instance")(instance)
 
 
@@ -48,25 +47,27 @@ def instance(
     except UnicodeDecodeError as error:
         raise InvalidInputError.of("FT2020", f"not UTF-8 text: {error}", file=str(file)) from error
     problem = read(text, str(file))
-    found = solve(problem, solver.value, seconds=time_limit, seed=seed)
-    gap = (found.cost - found.bound) / found.cost if found.cost else 0.0
+    answer = solve(problem, solver.value, seconds=time_limit, seed=seed)
+    gap = (answer.cost - answer.bound) / answer.cost if answer.cost else 0.0
     if as_json:
         json_data({
             "format_version": "1",
             "type": "instance",
             "solver": solver.value,
-            "gpus": {gpu.name: count for gpu, count in zip(problem.gpus, found.counts, strict=True)},
-            "cost_per_hour": found.cost,
-            "bound": found.bound,
+            "gpus": {gpu.name: count for gpu, count in zip(problem.gpus, answer.counts, strict=True)},
+            "cost_per_hour": answer.cost,
+            "bound": answer.bound,
             "gap": gap,
-            "optimal": found.optimal,
+            "optimal": answer.optimal,
         })  # fmt: skip
         return 0
     rows = [
         (gpu.name, str(count), f"{load:.2f}", f"{count * gpu.cost:.2f}")
-        for gpu, count, load in zip(problem.gpus, found.counts, found.loads, strict=True)
+        for gpu, count, load in zip(problem.gpus, answer.counts, answer.loads, strict=True)
     ]
     data(table(("GPU type", "count", "busy", "per hour"), rows))
-    proof = "optimal" if found.optimal else "not proved optimal"
-    data(f"cost {found.cost:.2f} per hour, at least {found.bound:.2f} (gap {gap:.2%}, {proof}); solver {solver.value}")
+    proof = "optimal" if answer.optimal else "not proved optimal"
+    data(
+        f"cost {answer.cost:.2f} per hour, at least {answer.bound:.2f} (gap {gap:.2%}, {proof}); solver {solver.value}"
+    )
     return 0

@@ -14,7 +14,6 @@ from fabrictool.cli.source import Source
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
     app.command("observe")(observe)
 
 

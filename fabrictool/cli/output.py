@@ -26,12 +26,10 @@ def paint(text: str, kind: str, stream: Any = None) -> str:
 
 
 def say(text: str) -> None:
-    """Talk."""
     print(text, file=sys.stderr, flush=True)
 
 
 def data(text: str) -> None:
-    """Data."""
     print(text, flush=True)
 
 
@@ -47,11 +45,11 @@ def json_line(value: Any) -> None:
 
 def print_problems(problems: Iterable[Problem], *, as_json: bool = False) -> None:
     """Complaints on stderr; as JSON, one envelope on stdout."""
-    found = list(problems)
+    listed = list(problems)
     if as_json:
-        json_data({"format_version": "1", "type": "problems", "problems": [problem.to_json() for problem in found]})
+        json_data({"format_version": "1", "type": "problems", "problems": [problem.to_json() for problem in listed]})
         return
-    for problem in found:
+    for problem in listed:
         text = problem.render()
         head, newline, rest = text.partition("\n")
         say(paint(head, problem.severity, sys.stderr) + newline + rest)

@@ -58,10 +58,10 @@ def markdown(plan: Plan, policy: Sequence[Mapping[str, Any]] | None = None) -> s
 
 def counts(actions: Iterable[Action]) -> dict[str, int]:
     """How many of each kind."""
-    found = dict.fromkeys(SYMBOLS, 0)
+    counted = dict.fromkeys(SYMBOLS, 0)
     for action in actions:
-        found[action.kind] += 1
-    return found
+        counted[action.kind] += 1
+    return counted
 
 
 def _mark(policy: Sequence[Mapping[str, Any]] | None) -> str:
@@ -90,8 +90,8 @@ def _policy(policy: Sequence[Mapping[str, Any]] | None) -> list[str]:
 def _clusters(plan: Plan) -> list[str]:
     rows = []
     for cluster in sorted({action.cluster for action in plan.actions}):
-        found = counts(action for action in plan.actions if action.cluster == cluster)
-        numbers = [found[kind] for kind in ("create", "replace", "delete", "keep", "unknown")]
+        counted = counts(action for action in plan.actions if action.cluster == cluster)
+        numbers = [counted[kind] for kind in ("create", "replace", "delete", "keep", "unknown")]
         rows.append(_row([_code(cluster), *(str(number) if number else "" for number in numbers)]))
     return rows
 

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fabrictool.cli.planning import BundleFile
-    from fabrictool.cli.policies import Verdict
-    from fabrictool.cli.solve_watch import Watch
+    from fabrictool.cli.policies import RuleVerdict
+    from fabrictool.cli.solve_watch import SolverWatch
     from fabrictool.cli.source import Source
     from fabrictool.domain.plan import Plan
     from fabrictool.planner.plan import PlanOptions
@@ -35,7 +35,9 @@ class PlanOutput:
     detailed: bool
 
 
-def show_plan(source: Source, bundle: BundleFile | None, options: PlanOptions, watch: Watch, output: PlanOutput) -> int:
+def show_plan(
+    source: Source, bundle: BundleFile | None, options: PlanOptions, watch: SolverWatch, output: PlanOutput
+) -> int:
     """Plan, online or from a bundle, and show it; returns the exit code."""
     from fabrictool.base.files import write_output
     from fabrictool.domain.plan import encode_plan
@@ -59,7 +61,7 @@ def show_plan(source: Source, bundle: BundleFile | None, options: PlanOptions, w
     return _ending(plan, verdicts or [], output)
 
 
-def _ending(plan: Plan, verdicts: list[Verdict], output: PlanOutput) -> int:
+def _ending(plan: Plan, verdicts: list[RuleVerdict], output: PlanOutput) -> int:
     """What was saved, what a policy says, and what comes next; returns the exit code."""
     if output.file is not None:
         say(f"saved {output.file} (id {plan.id[:8]}, valid while {len(plan.read_set)} facts hold)")

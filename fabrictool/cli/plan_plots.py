@@ -37,7 +37,7 @@ LETTERS = "ABCDEFGHIJKL"
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One partition."""
+    """One partition's devices, and which models hold them."""
 
     name: str
     devices: int
@@ -207,13 +207,13 @@ def long_stages(moments: Sequence[Moment]) -> list[Search]:
     """
     if moments and moments[0].stage.name in TIDYING:
         return []
-    found: list[Search] = []
+    searches: list[Search] = []
     last = 0.0
     for moment in moments:
-        if not found or found[-1].name != moment.stage.name:
-            found.append(Search(moment.stage.name, last, []))
-        found[-1].points.append((moment.seconds, moment.stage.objective, moment.stage.bound))
+        if not searches or searches[-1].name != moment.stage.name:
+            searches.append(Search(moment.stage.name, last, []))
+        searches[-1].points.append((moment.seconds, moment.stage.objective, moment.stage.bound))
         last = moment.seconds
-    long = [stage for stage in found if stage.points[-1][0] - stage.began > LONG_S]
+    long = [stage for stage in searches if stage.points[-1][0] - stage.began > LONG_S]
     longest = sorted(long, key=lambda stage: stage.began - stage.points[-1][0])[:MOST_STAGES]
     return [stage for stage in long if stage in longest]

@@ -61,7 +61,7 @@ def action_lines(plan: Plan, verbosity: int) -> list[str]:
     kept = len(plan.actions) - len(shown)
     width = max((len(a.address) for a in shown), default=0)
     lines = []
-    outlooks = {each.address: _outlook_lines(each) for each in plan.outlook}
+    outlooks = {outlook.address: _outlook_lines(outlook) for outlook in plan.outlook}
     for action in shown:
         lines.append(f"  {SYMBOLS[action.kind]} {action.kind:<7} {action.address:<{width}}  {action.summary}")
         if action.reason and (verbosity or action.kind in ("unknown", "delete", "create") or not action.changes):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RuleVerdict:
     """What one review rule says of a plan."""
 
     rule: str
@@ -30,7 +30,7 @@ class Verdict:
         return self.problem.severity == "error"
 
 
-def verdicts_on(plan: Plan, file: Path | None, source: Source) -> list[Verdict] | None:
+def verdicts_on(plan: Plan, file: Path | None, source: Source) -> list[RuleVerdict] | None:
     """FT3002 for each denial and FT3003 for each warning, with the limit's place in `file`; None without one.
 
     The blueprint is read only where a rule needs its protected models.
@@ -45,7 +45,7 @@ def verdicts_on(plan: Plan, file: Path | None, source: Source) -> list[Verdict] 
     asked = any(limit is not None and limit.keep_protected for limit in limits)
     protected = [name for name, model in source.blueprint.models.items() if model.protect] if asked else []
     return [
-        Verdict(
+        RuleVerdict(
             finding.rule,
             Problem(
                 "FT3002" if finding.effect == "deny" else "FT3003",
@@ -71,7 +71,7 @@ def check_policy(plan: Plan, file: Path | None, source: Source, *, as_json: bool
         raise PolicyDeniedError(denials)
 
 
-def exit_code(verdicts: Iterable[Verdict]) -> int:
+def exit_code(verdicts: Iterable[RuleVerdict]) -> int:
     """6 when one of them is a denial."""
     return 6 if any(verdict.denied for verdict in verdicts) else 0
 
@@ -86,8 +86,7 @@ def check_reviewed(reviewed: Plan, fresh: Plan) -> None:
         raise StaleError(problems)
 
 
-def as_rows(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
-    """For ``--json``."""
+def as_rows(verdicts: Sequence[RuleVerdict]) -> list[dict[str, Any]]:
     return [
         {
             "effect": "deny" if verdict.denied else "warn",

@@ -146,40 +146,40 @@ def _settings() -> str:
 def _catalogue() -> str:
     devices = [
         (
-            f"`{each.id}`",
-            each.title,
-            f"{each.memory / 1e9:.4g}",
-            f"{each.memory_bandwidth / 1e9:.4g}",
-            ", ".join(f"{precision} {value / 1e12:.4g}" for precision, value in each.flops.items()),
-            f"`{each.link}`" if each.link else "",
-            f"{each.tdp_w:.4g}",
-            each.source,
+            f"`{entry.id}`",
+            entry.title,
+            f"{entry.memory / 1e9:.4g}",
+            f"{entry.memory_bandwidth / 1e9:.4g}",
+            ", ".join(f"{precision} {value / 1e12:.4g}" for precision, value in entry.flops.items()),
+            f"`{entry.link}`" if entry.link else "",
+            f"{entry.tdp_w:.4g}",
+            entry.source,
         )
-        for each in accelerators().values()
+        for entry in accelerators().values()
     ]
-    kinds = [(f"`{each.id}`", f"{each.bandwidth / 1e9:.4g}", each.source) for each in links().values()]
+    kinds = [(f"`{entry.id}`", f"{entry.bandwidth / 1e9:.4g}", entry.source) for entry in links().values()]
     served = [
         (
-            f"`{each.id}`",
-            f"{each.parameters / 1e9:.4g}",
-            f"{each.active_parameters / 1e9:.4g}",
-            str(each.layers),
-            f"{each.heads}/{each.kv_heads}",
-            str(each.max_context),
-            each.licence,
-            each.source,
+            f"`{entry.id}`",
+            f"{entry.parameters / 1e9:.4g}",
+            f"{entry.active_parameters / 1e9:.4g}",
+            str(entry.layers),
+            f"{entry.heads}/{entry.kv_heads}",
+            str(entry.max_context),
+            entry.licence,
+            entry.source,
         )
-        for each in models().values()
+        for entry in models().values()
     ]
     engine_rows = [
         (
-            f"`{each.id}`",
-            each.title,
-            ", ".join(f"{precision} {octets:g}" for precision, octets in each.weight_bytes.items()),
-            str(each.default_max_num_seqs),
-            each.source,
+            f"`{entry.id}`",
+            entry.title,
+            ", ".join(f"{precision} {octets:g}" for precision, octets in entry.weight_bytes.items()),
+            str(entry.default_max_num_seqs),
+            entry.source,
         )
-        for each in engines().values()
+        for entry in engines().values()
     ]
     return "".join(
         [

@@ -18,13 +18,12 @@ from fabrictool.cli.options import (
 from fabrictool.cli.source import Source
 
 if TYPE_CHECKING:
-    from fabrictool.cli.policies import Verdict
+    from fabrictool.cli.policies import RuleVerdict
     from fabrictool.domain.observed import Observed
     from fabrictool.domain.plan import Plan
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
     app.command("show")(show)
 
 
@@ -76,7 +75,7 @@ def show(
     return exit_code(verdicts or ())
 
 
-def _document(plan: Plan, verdicts: list[Verdict] | None) -> None:
+def _document(plan: Plan, verdicts: list[RuleVerdict] | None) -> None:
     import msgspec
 
     from fabrictool.cli.output import json_data

@@ -18,7 +18,6 @@ OutputOption = Annotated[Path | None, typer.Option("--output", "-o", help="Write
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands."""
     app.command("simulate")(simulate)
     app.command("calibrate")(calibrate)
     traces = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Import, describe and make workload traces.")
@@ -203,14 +202,14 @@ def trace_import(
     from fabrictool.cli.output import say
 
     if source.is_dir():
-        found = tracing.drawn(source, seed, hours, rate)
+        requests = tracing.drawn(source, seed, hours, rate)
     elif hours is not None or rate is not None:
         raise UsageError.of("FT9001", "--hours and --rate are for folders of clients", hint="fabrictool trace export")
     else:
-        found = tracing.load(source)
-    tracing.write(found, output)
-    dropped = ", ".join(f"{count} {why}" for why, count in sorted(found.dropped.items())) or "none"
-    say(f"{len(found)} requests over {found.span:.0f} s; dropped: {dropped}")
+        requests = tracing.load(source)
+    tracing.write(requests, output)
+    dropped = ", ".join(f"{count} {why}" for why, count in sorted(requests.dropped.items())) or "none"
+    say(f"{len(requests)} requests over {requests.span:.0f} s; dropped: {dropped}")
 
 
 def trace_stats(
@@ -223,11 +222,11 @@ def trace_stats(
     from fabrictool.cli.output import data, json_data
     from fabrictool.workload.statistics import statistics
 
-    found = statistics(tracing.load(source))
+    described = statistics(tracing.load(source))
     if as_json:
-        json_data({"format_version": "1", "type": "trace-statistics", **tracing.plain(asdict(found))})
+        json_data({"format_version": "1", "type": "trace-statistics", **tracing.plain(asdict(described))})
     else:
-        data(tracing.text(found))
+        data(tracing.text(described))
 
 
 def trace_generate(
@@ -260,10 +259,12 @@ def trace_export(
     from fabrictool.base.errors import InvalidInputError
     from fabrictool.cli import tracing
 
-    found = tracing.load(source)
+    requests = tracing.load(source)
     if model is not None:
-        found = found.of_model(model)
-    found = found.only((found.arrival >= start) & (found.arrival <= (end if end is not None else float("inf"))))
-    if not len(found):
+        requests = requests.of_model(model)
+    requests = requests.only(
+        (requests.arrival >= start) & (requests.arrival <= (end if end is not None else float("inf")))
+    )
+    if not len(requests):
         raise InvalidInputError.of("FT2201", f"nothing of {source} is left")
-    tracing.write(found, output)
+    tracing.write(requests, output)

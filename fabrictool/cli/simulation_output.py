@@ -34,8 +34,13 @@ def document(runs: Sequence[ScenarioPlay], seed: int) -> dict[str, Any]:
                 "model": run.play.simulation.name,
                 "scenario": run.scenario or None,
                 "events": [
-                    {"kind": one.kind, "replica": one.replica, "at_s": one.at, "happened": run.play.happened(one)}
-                    for one in run.play.events
+                    {
+                        "kind": event.kind,
+                        "replica": event.replica,
+                        "at_s": event.at,
+                        "happened": run.play.happened(event),
+                    }
+                    for event in run.play.events
                 ],
                 "unserved": run.play.unserved,
                 **run.play.report.to_json(),
@@ -53,23 +58,23 @@ def table_of(runs: Sequence[ScenarioPlay]) -> str:
     )  # fmt: skip
     rows = []
     for run in runs:
-        found = run.play.report
-        latency = found.latency
+        figures = run.play.report
+        latency = figures.latency
         rows.append((
             run.title,
-            f"{found.finished}/{found.requests}",
-            f"{found.rate:.3g}",
+            f"{figures.finished}/{figures.requests}",
+            f"{figures.rate:.3g}",
             seconds_text(latency["ttft"]["p50"]),
             seconds_text(latency["ttft"]["p95"]),
             seconds_text(latency["tpot"]["p50"]),
             seconds_text(latency["tpot"]["p95"]),
             seconds_text(latency["e2e"]["p95"]),
-            f"{found.attainment:.1%}",
-            f"{max(found.utilisation):.0%}",
-            f"{max(found.kv_use):.0%}",
-            f"{found.output_tokens_per_s:.4g}",
-            f"{found.cost_per_million_tokens:.3g}",
-            f"{found.joules_per_token:.3g}",
+            f"{figures.attainment:.1%}",
+            f"{max(figures.utilisation):.0%}",
+            f"{max(figures.kv_use):.0%}",
+            f"{figures.output_tokens_per_s:.4g}",
+            f"{figures.cost_per_million_tokens:.3g}",
+            f"{figures.joules_per_token:.3g}",
         ))  # fmt: skip
     return table(headings, rows)
 
@@ -77,19 +82,19 @@ def table_of(runs: Sequence[ScenarioPlay]) -> str:
 def notes(runs: Sequence[ScenarioPlay]) -> Iterator[str]:
     """What one must know to believe the table."""
     for run in runs:
-        found = run.play.report
-        bands = ", ".join(f"{metric.upper()} ×{low:.2g}-{high:.2g}" for metric, (low, high) in found.bands.items())
-        yield f"{run.title}: 90 % of measurements lie within {bands}; {found.basis}"
-        for one in run.play.events:
-            missed = "" if run.play.happened(one) else ": not reached, the last answer came before"
-            yield f"{run.title}: {one.replica} {EVENT_WORDS[one.kind].format(at=Duration(one.at))}{missed}"
-        if found.refused or found.lost or found.retried or run.play.unserved or found.preemptions:
+        figures = run.play.report
+        bands = ", ".join(f"{metric.upper()} ×{low:.2g}-{high:.2g}" for metric, (low, high) in figures.bands.items())
+        yield f"{run.title}: 90 % of measurements lie within {bands}; {figures.basis}"
+        for event in run.play.events:
+            missed = "" if run.play.happened(event) else ": not reached, the last answer came before"
+            yield f"{run.title}: {event.replica} {EVENT_WORDS[event.kind].format(at=Duration(event.at))}{missed}"
+        if figures.refused or figures.lost or figures.retried or run.play.unserved or figures.preemptions:
             yield (
-                f"{run.title}: {found.refused} requests found no replica, {found.lost} were lost in the middle of an"
-                f" answer, {found.retried} started again elsewhere, {run.play.unserved or 0} waited for nothing,"
-                f" {found.preemptions} preemptions"
+                f"{run.title}: {figures.refused} requests found no replica,"
+                f" {figures.lost} were lost in the middle of an answer, {figures.retried} started again elsewhere, {run.play.unserved or 0} waited for nothing,"
+                f" {figures.preemptions} preemptions"
             )
-        if not found.complete:
+        if not figures.complete:
             yield f"{run.title}: interrupted; the figures are of what was simulated until then"
 
 

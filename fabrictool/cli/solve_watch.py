@@ -21,7 +21,7 @@ class Moment:
 
 
 @dataclass
-class Watch:
+class SolverWatch:
     """Wraps one solver for one search."""
 
     solver: Solver

@@ -46,7 +46,6 @@ class Source:
 
     @property
     def blueprint(self) -> Blueprint:
-        """What is wanted."""
         return self.loaded.blueprint
 
     @property

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands."""
     state = typer.Typer(help="What this side remembers of the fabric, and who writes it.", no_args_is_help=True)
     for function in (show, history, rebuild, unlock):
         state.command(function.__name__)(function)

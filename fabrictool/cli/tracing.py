@@ -106,39 +106,41 @@ def generated(text: str, count: int, seed: int, rate: float | None = None) -> Tr
     return generate(recipe, count, seed)
 
 
-def text(found: Statistics) -> str:
+def text(statistics: Statistics) -> str:
     """Statistics as a table."""
 
     def numbers(values: dict[str, float]) -> str:
         return "  ".join(f"{name} {value:.4g}" for name, value in values.items())
 
     rows = [
-        ("requests", f"{found.requests} in {found.span_s:.0f} s, {found.rate:.4g} req/s"),
-        ("gaps", f"coefficient of variation {found.gap_cv:.3g}"),
-        ("input tokens", numbers(found.input)),
-        ("output tokens", numbers(found.output)),
-        ("busiest minute", f"{found.peak_to_mean:.3g} × the mean of active minutes, in tokens"),
+        ("requests", f"{statistics.requests} in {statistics.span_s:.0f} s, {statistics.rate:.4g} req/s"),
+        ("gaps", f"coefficient of variation {statistics.gap_cv:.3g}"),
+        ("input tokens", numbers(statistics.input)),
+        ("output tokens", numbers(statistics.output)),
+        ("busiest minute", f"{statistics.peak_to_mean:.3g} × the mean of active minutes, in tokens"),
         (
             "input/output",
-            "  ".join("–" if math.isnan(x) else f"{x:.3g}" for x in found.io_ratio) + "  by tenths of time",
+            "  ".join("–" if math.isnan(x) else f"{x:.3g}" for x in statistics.io_ratio) + "  by tenths of time",
         ),
-        ("prefix reuse", f"{found.prefix_reuse:.1%} of the prompt tokens"),
+        ("prefix reuse", f"{statistics.prefix_reuse:.1%} of the prompt tokens"),
     ]
-    if len(found.popularity) > 1:
-        leading = ", ".join(f"{name} {share:.1%}" for name, share in list(found.popularity.items())[:5])
-        rows.append(("models", f"{len(found.popularity)}: {leading}; the top tenth gets {found.top_tenth:.1%}"))
-    if found.latency:
-        rows.append(("measured latency", numbers(found.latency) + "  s"))
-    rows.append(("dropped", ", ".join(f"{n} {why}" for why, n in sorted(found.dropped.items())) or "none"))
+    if len(statistics.popularity) > 1:
+        leading = ", ".join(f"{name} {share:.1%}" for name, share in list(statistics.popularity.items())[:5])
+        rows.append(
+            ("models", f"{len(statistics.popularity)}: {leading}; the top tenth gets {statistics.top_tenth:.1%}")
+        )
+    if statistics.latency:
+        rows.append(("measured latency", numbers(statistics.latency) + "  s"))
+    rows.append(("dropped", ", ".join(f"{n} {why}" for why, n in sorted(statistics.dropped.items())) or "none"))
     return table(("what", "value"), rows)
 
 
 def plain(value: Any) -> Any:
     """Without NaN, for JSON."""
     if isinstance(value, dict):
-        return {key: plain(one) for key, one in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(one) for one in value]
+        return [plain(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -11,7 +11,6 @@ from fabrictool.cli.source import Source
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands."""
     trust = typer.Typer(
         help="The federation's root, its providers' certificates, and login nodes' host keys.", no_args_is_help=True
     )

@@ -62,23 +62,23 @@ def _endpoint(
 
 def _jump(text: str, known: list[tuple[str, Endpoint]]) -> Endpoint:
     user, host, port = split_target(text)
-    found = next((endpoint for _, endpoint in known if (endpoint.host, endpoint.port) == (host, port)), None)
-    if found is None:
+    endpoint = next((endpoint for _, endpoint in known if (endpoint.host, endpoint.port) == (host, port)), None)
+    if endpoint is None:
         message = f"the inventory pins no host key for the jump host {host}:{port}"
         raise UsageError.of("FT5304", message, hint=f"`fabrictool trust host {text}` first; then give it with -i")
-    return replace(found, user=user or found.user, jumps=())
+    return replace(endpoint, user=user or endpoint.user, jumps=())
 
 
 def _pinned(same: list[tuple[str, Endpoint]]) -> dict[Pin, list[str]]:
     from fabrictool.clusters.connections.pins import pins
 
-    found: dict[Pin, list[str]] = {}
+    clusters: dict[Pin, list[str]] = {}
     for cluster, endpoint in same:
         for pin in pins(endpoint):
-            names = found.setdefault(pin, [])
+            names = clusters.setdefault(pin, [])
             if cluster not in names:
                 names.append(cluster)
-    return found
+    return clusters
 
 
 def _print(host: str, port: int, shown: list[Pin], pinned: dict[Pin, list[str]], missing: list[Pin]) -> None:

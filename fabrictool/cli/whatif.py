@@ -47,7 +47,7 @@ def show_sweep(expressions: Sequence[str], source: Source, options: SweepOptions
     situation = situation_of(source.blueprint, source.inventory, evidence, now)
     try:
         with executor_named(options.executor, len(expressions), options.workers) as doer:
-            found = sweep(
+            outcome = sweep(
                 doer, situation, expressions, options.solver,
                 deadline_s=options.time_limit_s, seed=options.seed, done=_progress(len(expressions)),
             )  # fmt: skip
@@ -58,9 +58,9 @@ def show_sweep(expressions: Sequence[str], source: Source, options: SweepOptions
         hint = "--executor here; every Dask worker needs this release of fabrictool, and memory for a solver"
         raise FabrictoolError.of("FT2013", message, hint=hint) from error
     if as_json:
-        json_data(document(found))
+        json_data(document(outcome))
     else:
-        data(text(found, currency_of(source.inventory)))
+        data(text(outcome, currency_of(source.inventory)))
     return 0
 
 
@@ -81,42 +81,42 @@ def _progress(every: int) -> Callable[[int], None]:
     return show
 
 
-def document(found: Sweep) -> dict[str, Any]:
+def document(sweep: Sweep) -> dict[str, Any]:
     """All figures as one JSON document."""
 
     def one(outcome: WhatIfResult) -> dict[str, Any]:
-        both = outcome.feasible and found.base.feasible
+        both = outcome.feasible and sweep.base.feasible
         return {
             "feasible": outcome.feasible,
             "problem": outcome.problem or None,
             "optimal": outcome.optimal,
             "stages": dict(outcome.values),
-            "differences": {name: outcome.values[name] - found.base.values[name] for name in found.stages if both},
-            "started": started(found.base, outcome) if both else None,
-            "stopped": stopped(found.base, outcome) if both else None,
+            "differences": {name: outcome.values[name] - sweep.base.values[name] for name in sweep.stages if both},
+            "started": started(sweep.base, outcome) if both else None,
+            "stopped": stopped(sweep.base, outcome) if both else None,
         }
 
     return {
         "format_version": "1",
         "type": "what-if",
-        "base": one(found.base),
-        "outcomes": [{"expression": outcome.expression} | one(outcome) for outcome in found.outcomes],
+        "base": one(sweep.base),
+        "outcomes": [{"expression": outcome.expression} | one(outcome) for outcome in sweep.outcomes],
     }
 
 
-def text(found: Sweep, currency: str) -> str:
+def text(sweep: Sweep, currency: str) -> str:
     """A line an expression; below it, why one has no placement."""
-    every = [found.base, *found.outcomes]
-    shown = [name for name in found.stages if any(outcome.values.get(name) for outcome in every)] or ["served"]
+    every = [sweep.base, *sweep.outcomes]
+    shown = [name for name in sweep.stages if any(outcome.values.get(name) for outcome in every)] or ["served"]
     rows = []
     for outcome in every:
         title = outcome.expression or AS_IT_IS
         if not outcome.feasible:
             rows.append([title, *["–"] * len(shown), "–", "infeasible"])
             continue
-        moved = f"+{started(found.base, outcome)} −{stopped(found.base, outcome)}" if found.base.feasible else "–"
+        moved = f"+{started(sweep.base, outcome)} −{stopped(sweep.base, outcome)}" if sweep.base.feasible else "–"
         proved = "" if outcome.optimal else "not proved"
-        rows.append([title, *[_cell(name, outcome, found.base, currency) for name in shown], moved, proved])
+        rows.append([title, *[_cell(name, outcome, sweep.base, currency) for name in shown], moved, proved])
     headings = ["what if", *[HEADINGS.get(name, name) for name in shown], "replicas", ""]
     lines = [table(headings, rows)]
     lines += [f"  ▲ {o.expression or AS_IT_IS}: {o.problem}" for o in every if not o.feasible]
@@ -128,7 +128,6 @@ HEADINGS = {"served": "unserved", "slo": "misses SLO", "latency": "in system", "
 
 
 def _cell(name: str, outcome: WhatIfResult, base: WhatIfResult, currency: str) -> str:
-    """``46.7 USD/h (−3.1)``."""
     value = outcome.values[name]
     shown = amount(name, value, currency)
     if outcome is base or not base.feasible:

@@ -62,7 +62,7 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class ModelPlay:
-    """One model, simulated."""
+    """What the simulation of one model showed."""
 
     simulation: ModelSimulation
     outcome: Outcome

@@ -11,7 +11,7 @@ import yaml
 
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.blueprint import load
-from fabrictool.cli.discovering import _pinned, found_target
+from fabrictool.cli.discovering import HostAccess, _pinned, site_named
 from fabrictool.cli.main import main
 from fabrictool.cli.source import Source
 from fabrictool.clusters.devices import device_named
@@ -188,9 +188,7 @@ def test_a_cluster_of_an_inventory_keeps_its_way_there(tmp_path):
         f"        port: 2222\n        identity: ~/.ssh/k\n        jump: [{{host: j, user: me, host_keys: ['{KEY}']}}]\n"
     )
     inventory.write_text(text.replace("        host_keys:\n", f"{jump}        host_keys:\n", 1))
-    target, _ = found_target(
-        "a", user="", keys=(), pin=None, identity="", names=("", "", ""), kind="", source=Source(None, inventory)
-    )
+    target, _ = site_named("a", HostAccess(), ("", "", ""), "", Source(None, inventory))
     site = read_site((CASES / "testbed-a.txt").read_text(), thing="host/x")
     again = yaml.safe_load(describe(site, target).text)
     assert again == yaml.safe_load(inventory.read_text())
