@@ -89,11 +89,14 @@ def notes(runs: Sequence[ScenarioPlay]) -> Iterator[str]:
             missed = "" if run.play.happened(event) else ": not reached, the last answer came before"
             yield f"{run.title}: {event.replica} {EVENT_WORDS[event.kind].format(at=Duration(event.at))}{missed}"
         if figures.refused or figures.lost or figures.retried or run.play.unserved or figures.preemptions:
-            yield (
-                f"{run.title}: {figures.refused} requests found no replica,"
-                f" {figures.lost} were lost in the middle of an answer, {figures.retried} started again elsewhere, {run.play.unserved or 0} waited for nothing,"
-                f" {figures.preemptions} preemptions"
-            )
+            fates = [
+                f"{figures.refused} requests found no replica",
+                f"{figures.lost} were lost in the middle of an answer",
+                f"{figures.retried} started again elsewhere",
+                f"{run.play.unserved or 0} waited for nothing",
+                f"{figures.preemptions} preemptions",
+            ]
+            yield f"{run.title}: {', '.join(fates)}"
         if not figures.complete:
             yield f"{run.title}: interrupted; the figures are of what was simulated until then"
 
