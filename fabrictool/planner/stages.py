@@ -49,7 +49,6 @@ def clean(value: float) -> float:
 
 
 def values_of(solution: Solution) -> dict[str, float]:
-    """Stage → value."""
     return {stage.name: stage.objective for stage in solution.stages}
 
 

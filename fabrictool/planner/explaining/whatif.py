@@ -84,9 +84,11 @@ def evaluate(situation: Situation, expression: str, solver: Solver, deadline_s: 
     try:
         *_, solution = solver.solve(problem, deadline_s=deadline_s, seed=seed)
     except InfeasibleError as error:
-        return WhatIfResult(expression, problem="; ".join(one.message for one in error.problems))
+        return WhatIfResult(expression, problem="; ".join(complaint.message for complaint in error.problems))
     except FabrictoolError as error:  # such as FT2902: one that takes too long must not cost the others
-        return WhatIfResult(expression, problem="; ".join(f"{one.code} {one.message}" for one in error.problems))
+        return WhatIfResult(
+            expression, problem="; ".join(f"{complaint.code} {complaint.message}" for complaint in error.problems)
+        )
     known = values_of(solution)
     values = {name: known.get(name, 0.0) for name in user_stages(problem)}
     options = solution.whole(problem).options
@@ -94,6 +96,7 @@ def evaluate(situation: Situation, expression: str, solver: Solver, deadline_s: 
     return WhatIfResult(expression, values, counts, solution.optimal)
 
 
+# Wide: what is asked, who works on it, how long and with which seed.
 def sweep(
     executor: Executor,
     situation: Situation,
@@ -124,8 +127,8 @@ def sweep(
         settled = replace(situation, current=dict(current))
         base = executor.submit(evaluate, settled, "", solver, deadline_s, seed).result()
     futures = {
-        executor.submit(evaluate, replace(one, current=dict(current)), expression, solver, deadline_s, seed): at
-        for at, (one, expression) in enumerate(zip(changed, expressions, strict=True))
+        executor.submit(evaluate, replace(start, current=dict(current)), expression, solver, deadline_s, seed): at
+        for at, (start, expression) in enumerate(zip(changed, expressions, strict=True))
     }
     outcomes: dict[int, WhatIfResult] = {}
     for future in as_completed(futures):
@@ -137,10 +140,10 @@ def sweep(
 
 def changed_by(situation: Situation, expression: str) -> Situation:
     """The situation that an expression describes. Raises as `sweep`."""
-    found = _EXPRESSION.fullmatch(expression)
-    if found is None:
+    match = _EXPRESSION.fullmatch(expression)
+    if match is None:
         raise UsageError.of("FT2011", f"{expression!r} is no expression", hint=f"such as {FORMS}")
-    what, of, sign, value = (found[name] for name in ("what", "of", "sign", "value"))
+    what, of, sign, value = (match[name] for name in ("what", "of", "sign", "value"))
     match what, sign:
         case "gpus", "+=" | "-=":
             return _with_devices(situation, of, _count(value, expression) * (1 if sign == "+=" else -1), expression)
@@ -201,25 +204,24 @@ def _with_partition(situation: Situation, key: str, changed: Partition) -> Situa
 def _with_devices(situation: Situation, of: str, devices: int, expression: str) -> Situation:
     there = _partitions(situation.inventory)
     if "/" in of:
-        found = [of] if of in there else []
+        keys = [of] if of in there else []
     else:
-        found = sorted(
-            (key for key, one in there.items() if one.device == of and key.split("/")[0] in situation.usable),
-            key=lambda key: (-there[key].nodes, key),
-        )
-    if not found:
-        raise _unknown(expression, "device or partition", of, [*there, *{one.device for one in there.values()}])
-    key = found[0]
+        keys = [key for key, part in there.items() if part.device == of and key.split("/")[0] in situation.usable]
+        keys.sort(key=lambda key: (-there[key].nodes, key))
+    if not keys:
+        devices_there = {partition.device for partition in there.values()}
+        raise _unknown(expression, "device or partition", of, [*there, *devices_there])
+    key = keys[0]
     partition = there[key]
-    each = partition.devices_per_node
-    if devices % each:
-        near = each * max(1, round(abs(devices) / each))
-        message = f"{expression}: a node of {key} has {each} devices, and nodes come whole"
-        raise UsageError.of("FT2012", message, hint=f"a multiple of {each}, such as {near}")
-    nodes = partition.nodes + devices // each
+    per_node = partition.devices_per_node
+    if devices % per_node:
+        near = per_node * max(1, round(abs(devices) / per_node))
+        message = f"{expression}: a node of {key} has {per_node} devices, and nodes come whole"
+        raise UsageError.of("FT2012", message, hint=f"a multiple of {per_node}, such as {near}")
+    nodes = partition.nodes + devices // per_node
     if nodes < 0:
-        message = f"{expression}: {key} has only {partition.nodes * each} devices"
-        raise UsageError.of("FT2012", message, hint=f"{partition.nodes * each} at most")
+        message = f"{expression}: {key} has only {partition.nodes * per_node} devices"
+        raise UsageError.of("FT2012", message, hint=f"{partition.nodes * per_node} at most")
     return _with_partition(situation, key, partition.model_copy(update={"nodes": nodes}))
 
 

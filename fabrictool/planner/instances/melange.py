@@ -61,7 +61,7 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class Rental:
-    """GPUs to rent."""
+    """How many GPUs of each type to rent, and how busy they will be."""
 
     counts: tuple[int, ...]
     """By GPU type."""
@@ -69,7 +69,7 @@ class Rental:
     """By GPU type, in GPUs: how much of the count is busy."""
     cost: float
     bound: float
-    """No allocation is cheaper."""
+    """Nothing that serves all requests is cheaper."""
     optimal: bool
 
 
@@ -86,10 +86,10 @@ def read(text: str, file: str) -> Instance:
     except RecursionError as error:
         raise InvalidInputError.of("FT2020", "not JSON: nested too deeply", file=file, hint=FORM) from error
     reader = _Reader(file)
-    found = reader.instance(document)
+    instance = reader.instance(document)
     if reader.complaints:
         raise InvalidInputError(reader.complaints)
-    return found
+    return instance
 
 
 def solve(instance: Instance, kind: Kind, *, seconds: float, seed: int) -> Rental:
@@ -162,9 +162,9 @@ class _Reader:
                 self._wrong(where, "is not an object with cost and tputs")
                 continue
             cost = self._number(f"{where}.cost", gpu.get("cost"))
-            throughputs, found = self._matrix(f"{where}.tputs", gpu.get("tputs"))
-            if 0 not in (*found, *shape) and found != shape:
-                self._wrong(f"{where}.tputs", f"is {found[0]} × {found[1]}, the histogram is {shape[0]} × {shape[1]}")
+            throughputs, size = self._matrix(f"{where}.tputs", gpu.get("tputs"))
+            if 0 not in (*size, *shape) and size != shape:
+                self._wrong(f"{where}.tputs", f"is {size[0]} × {size[1]}, the histogram is {shape[0]} × {shape[1]}")
             yield GpuType(name, cost, tuple(throughputs))
 
     def _matrix(self, where: str, given: Any) -> tuple[list[float], tuple[int, int]]:

@@ -96,13 +96,13 @@ Rung = tuple[float, float, bool]
 
 
 def _rungs(option: Option, count: int) -> list[Rung]:
-    found = []
+    rungs = []
     rate = inside = 0.0
     for level in option.levels:
         if level.rate > rate:
-            found.append(((level.rate - rate) * count, (level.in_system - inside) / (level.rate - rate), level.attains))
+            rungs.append(((level.rate - rate) * count, (level.in_system - inside) / (level.rate - rate), level.attains))
             rate, inside = level.rate, level.in_system
-    return found
+    return rungs
 
 
 def _fill(
