@@ -258,7 +258,7 @@ def _number(value: Any, place: str) -> float:
 def _word(row: Mapping[str, Any], name: str) -> str:
     value = row.get(name)
     if not isinstance(value, str):
-        raise _WrongError(f"{name} is {value!r}, not a text")
+        raise _WrongError(f"{name} is {value!r}, not text")
     return value
 
 

@@ -352,7 +352,7 @@ def simulate(
     samples: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Outcome:
-    """Plays the stream to its end .
+    """Plays the stream to its end.
 
     `samples` is how many points of the timeline are kept until the last arrival, and then at the same pace;
     `progress` is told (requests over, requests in all) at each of them. With it, a KeyboardInterrupt ends the

@@ -54,7 +54,7 @@ def reasons(problem: PlacementProblem, solution: Solution, currency: str) -> tup
     if prices is not None:
         unit = {
             "served": "req/s more served",
-            "slo": "req/s less beside the SLO",
+            "slo": "req/s fewer that miss the SLO",
             "latency": "requests less in the system on average",
             "cost": f"{currency}/h less" if currency else "less",
             "energy": "W less",

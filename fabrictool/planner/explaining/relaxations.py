@@ -183,7 +183,7 @@ def _lowered(rules: Constraints) -> Relaxation | None:
 
 
 def _unreal(problem: PlacementProblem, model: str) -> Option | None:
-    """Stable, on nothing that has an end."""
+    """An option that takes no devices: its replicas stand for those that are lacking."""
     option = next((option for option in problem.options if option.model == model), None)
     if option is None:
         return None

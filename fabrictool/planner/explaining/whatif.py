@@ -54,7 +54,6 @@ class WhatIfResult:
 
     @property
     def feasible(self) -> bool:
-        """Whether there is a placement."""
         return not self.problem
 
 
@@ -142,7 +141,7 @@ def changed_by(situation: Situation, expression: str) -> Situation:
     """The situation that an expression describes. Raises as `sweep`."""
     match = _EXPRESSION.fullmatch(expression)
     if match is None:
-        raise UsageError.of("FT2011", f"{expression!r} is no expression", hint=f"such as {FORMS}")
+        raise UsageError.of("FT2011", f"{expression!r} is not an expression", hint=f"such as {FORMS}")
     what, of, sign, value = (match[name] for name in ("what", "of", "sign", "value"))
     match what, sign:
         case "gpus", "+=" | "-=":
@@ -156,12 +155,12 @@ def changed_by(situation: Situation, expression: str) -> Situation:
         case "price", "*=":
             return _with_price(situation, of, _factor(value, expression), expression)
         case _:
-            raise UsageError.of("FT2011", f"{expression!r} is no expression", hint=f"such as {FORMS}")
+            raise UsageError.of("FT2011", f"{expression!r} is not an expression", hint=f"such as {FORMS}")
 
 
 def _count(text: str, expression: str) -> int:
     if not re.fullmatch(r"[0-9]{1,7}", text):
-        raise UsageError.of("FT2011", f"{expression}: {text!r} is no whole number", hint="such as 8")
+        raise UsageError.of("FT2011", f"{expression}: {text!r} is not a whole number", hint="such as 8")
     return int(text)
 
 
@@ -171,7 +170,7 @@ def _factor(text: str, expression: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 <= value < math.inf:
-        raise UsageError.of("FT2011", f"{expression}: {text!r} is no factor", hint="a number from 0 on, such as 1.5")
+        raise UsageError.of("FT2011", f"{expression}: {text!r} is not a factor", hint="a number from 0 on, such as 1.5")
     return value
 
 
@@ -253,7 +252,7 @@ def _with_bound(situation: Situation, of: str, value: str, expression: str) -> S
     was, count = models[name].replicas, _count(value, expression)
     low, high = (count, was.max) if bound == "min" else (was.min, count)
     if low > high or high < 1 or high > NO_MAXIMUM:
-        message = f"{expression}: {low} to {high} replicas are no bounds"
+        message = f"{expression}: {low} to {high} replicas cannot be the bounds"
         raise UsageError.of("FT2012", message, hint=f"now {was.min} to {was.max}; change the other one first")
     return situation.with_models({name: {"replicas": Replicas(min=low, max=high)}})
 

@@ -147,7 +147,7 @@ class _File:
         value = float(match[1]) * factor if match else math.nan
         if not value > 0:
             hint = f"such as {key}=12.5 * UNIT, where UNIT is one of {', '.join(UNITS)}"
-            self.complain(written.line, f"[{section}] {key}: {written.text[:60]!r} is no positive number", hint)
+            self.complain(written.line, f"[{section}] {key}: {written.text[:60]!r} is not a positive number", hint)
         return value
 
     def finish(self) -> None:
@@ -201,19 +201,19 @@ def read_layout(name: str, text: str, cluster: HelixCluster) -> dict[int, tuple[
     offset = file.value("Settings", "offset")
     shift = int(offset.text) if offset is not None and offset.text.isdecimal() else 0
     if offset is not None and not offset.text.isdecimal():
-        file.complain(offset.line, f"[Settings] offset: {offset.text[:60]!r} is no whole number", "such as offset=2")
+        file.complain(offset.line, f"[Settings] offset: {offset.text[:60]!r} is not a whole number", "such as offset=2")
     known = {node.number for node in cluster.nodes}
     intervals: dict[int, tuple[int, int]] = {}
     for key, value in file.sections.get("Solution", {}).items():
         named = re.fullmatch(r"compute_node_([0-9]+)", key)
         if named is None or int(named[1]) - shift not in known:
             hint = "compute_node_N, where N is the number of the node and the offset"
-            file.complain(value.line, f"{key} is no node of the cluster", hint)
+            file.complain(value.line, f"{key} is not a node of the cluster", hint)
             continue
         listed = re.fullmatch(r"\[\s*([0-9]+(?:\s*,\s*[0-9]+)*)\s*\]", value.text)
         numbers = [int(number) for number in listed[1].split(",")] if listed else []
         if not numbers or any(b != a + 1 for a, b in pairwise(numbers)):
-            file.complain(value.line, f"{key}: these are no layers one after another", "such as [3, 4, 5]")
+            file.complain(value.line, f"{key}: these layers do not follow each other", "such as [3, 4, 5]")
             continue
         intervals[int(named[1]) - shift] = (numbers[0], numbers[-1])
     if not intervals and not file.complaints:

@@ -154,7 +154,7 @@ class _Reader:
 
     def _gpus(self, given: Any, shape: tuple[int, int]) -> Iterator[GpuType]:
         if not isinstance(given, dict) or not given:
-            self._wrong("gpu_info", "is no object with a GPU type")
+            self._wrong("gpu_info", "is not an object with GPU types")
             return
         for name, gpu in given.items():
             where = f"gpu_info.{name}"
@@ -172,7 +172,7 @@ class _Reader:
         rows = given if isinstance(given, list) and all(isinstance(row, list) for row in given) else []
         widths = {len(row) for row in rows}
         if len(widths) != 1 or 0 in widths:
-            self._wrong(where, "is no matrix: a list of lists of equal length")
+            self._wrong(where, "is not a matrix: a list of lists of equal length")
             return [], (0, 0)
         numbers = [
             self._number(f"{where}[{i}][{j}]", value) for i, row in enumerate(rows) for j, value in enumerate(row)

@@ -71,11 +71,11 @@ def parse(text: str) -> Size:
     """``MODELSxTYPESxGPUS``, such as ``50x8x5000``. Raises InvalidInputError FT2010."""
     match = re.fullmatch(r"(\d{1,5})x(\d{1,3})x(\d{1,8})", text)
     if not match:
-        raise InvalidInputError.of("FT2010", f"{text!r} is no size", hint="MODELSxTYPESxGPUS, such as 50x8x5000")
+        raise InvalidInputError.of("FT2010", f"{text!r} is not a size", hint="MODELSxTYPESxGPUS, such as 50x8x5000")
     size = Size(*map(int, match.groups()))
     if not (1 <= size.models <= MOST_MODELS and 1 <= size.types <= len(DEVICES) and size.gpus <= MOST_GPUS):
         hint = f"1 to {MOST_MODELS} models, 1 to {len(DEVICES)} device types, up to {MOST_GPUS:,} devices"
-        raise InvalidInputError.of("FT2010", f"{text}: this size is not made", hint=hint)
+        raise InvalidInputError.of("FT2010", f"{text}: there are no fabrics of this size", hint=hint)
     if size.gpus < 8 * size.types:
         raise InvalidInputError.of("FT2010", f"{text}: a node of each type needs {8 * size.types} devices at least")
     return size

@@ -104,7 +104,7 @@ class Deduction:
                 yield option
 
     def _own(self, group: DeviceGroup, stages: Sequence[tuple[Pool, int]]) -> Option | None:
-        """Of a problem that makes no columns: one that it has."""
+        """The problem's own column with these stages, where it makes no new ones."""
         for option in self._problem.options:
             if option.model == group.model and option.phase == group.phase and list(option.stages) == list(stages):
                 return option
