@@ -19,13 +19,13 @@ from fabrictool.simulator.deployment import DEFAULT_CONTEXT, lengths_of
 from fabrictool.simulator.network import hop
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from fabrictool.catalog import ModelArchitecture
     from fabrictool.domain.blueprint import Blueprint, Model
     from fabrictool.domain.inventory import Inventory, Partition
     from fabrictool.domain.plan import ReplicaPlacement
-    from fabrictool.planner.problem import OptionKey, PoolKey
+    from fabrictool.planner.problem import OptionKey, PoolKey, Transfer
 
 DEFAULT_INPUT, DEFAULT_OUTPUT = 512.0, 128.0
 """Lengths of a model without a declared demand: they only size its memory."""
@@ -49,18 +49,16 @@ def build_problem(
 ) -> tuple[PlacementProblem, Tables]:
     """The problem over the clusters in `usable`; those are the ones that answered.
 
-    Maintenance windows that end before `now` (seconds since 1970) are over.
-
-    `unseen` replicas stand on clusters that did not: columns with a fixed count, which serve and count towards the
-    bounds. One for which there is no column any more, such as of a partition that is gone, counts towards the bounds.
+    Maintenance windows that end before `now` (seconds since 1970) are over. `unseen` replicas stand on clusters that
+    did not answer: columns with a fixed count, which serve and count towards the bounds. One without a column, such as
+    of a partition that is gone, counts towards the bounds.
 
     Raises
     ------
     InvalidInputError
         FT1411 a model whose architecture is not in the catalogue, FT1412 a precision that its engine does not hold.
     """
-    complaints: list[Complaint] = []
-    every = pools_of(inventory)
+    every, complaints = pools_of(inventory), list[Complaint]()
     pools = [pool for pool in every if pool.cluster in set(usable)]
     there = Counter(unit_key(r.model, (r.cluster, r.partition), r.tp, r.pp, r.phase) for r in unseen)
     unseen_pools = {key[1:3] for key in there} - {pool.key for pool in pools}
@@ -69,36 +67,19 @@ def build_problem(
     needs: list[ModelNeed] = []
     demands: dict[str, MeanWorkload] = {}
     columns: dict[str, Columns] = {}
-    for name in sorted(blueprint.models):
-        wanted = blueprint.models[name]
-        architecture = model(wanted.architecture_id)
+    for name, wanted in sorted(blueprint.models.items()):
+        architecture = _architecture(name, wanted, complaints)
         if architecture is None:
-            hint = "write `architecture:` with an id of the catalogue; docs/reference/catalogue.md lists them"
-            message = f"{name}: the architecture {wanted.architecture_id!r} is not in the catalogue"
-            complaints.append(Complaint("FT1411", message, Place(thing=f"models.{name}"), hint))
             continue
         demands[name] = demand_of(wanted, architecture)
-        if wanted.variant.precision not in engines()[wanted.engine].weight_bytes:
-            held = ", ".join(sorted(engines()[wanted.engine].weight_bytes))
-            message = f"{name}: {wanted.engine} does not hold weights as {wanted.variant.precision}"
-            place = Place(thing=f"models.{name}.variant.precision")
-            complaints.append(Complaint("FT1412", message, place, f"one of: {held}"))
-            continue
         columns[name] = Columns(name, wanted, architecture, demands[name], inventory, considered)
-        found = list(columns[name].everywhere())
-        mine = [option for option in found if option.pool.key not in unseen_pools or option.key in there]
+        everywhere = columns[name].everywhere()
+        mine = [option for option in everywhere if option.pool.key not in unseen_pools or option.key in there]
         options += mine
-        seen = {option.key for option in mine}
-        lost = sum(count for key, count in there.items() if key[0] == name and key not in seen)
-        elsewhere = {key[1] for key in there if key[0] == name}
-        sites = len({option.pool.site for option in mine})
-        needs.append(_need(name, wanted, demands[name], lost=lost, elsewhere=elsewhere, sites=sites))
+        needs.append(_need(name, wanted, demands[name], mine, {key: n for key, n in there.items() if key[0] == name}))
     if complaints:
         raise InvalidInputError(complaints)
     options.sort(key=lambda option: option.key)
-    tables = [
-        [*o.key, o.cost, o.power, [[*map(tidy, (v.rate, v.in_system)), v.attains] for v in o.levels]] for o in options
-    ]
     ways = {(a.key, b.key): way for a in pools for b in pools if (way := hop(inventory, a.key, b.key)) is not None}
     problem = PlacementProblem(
         needs=tuple(needs),
@@ -107,24 +88,53 @@ def build_problem(
         current=dict(current),
         fixed={option.key: there[option.key] for option in options if option.pool.key in unseen_pools},
         objective=tuple(dict.fromkeys([*blueprint.objective, "latency"])),
-        tables_sha256=digest(tables),
+        tables_sha256=_tables_digest(options),
         ways=ways,
         columns=columns,
-        phases={name: one.phases for name, one in columns.items()},
-        transfers={
-            (name, sender.key, receiver.key): transfer
-            for name, of_model in columns.items()
-            if "decode" in of_model.phases
-            for sender in pools
-            for receiver in pools
-            if of_model.degrees(sender) and of_model.degrees(receiver)
-            if (transfer := of_model.transfer(sender, receiver)) is not None
-        },
+        phases={name: generator.phases for name, generator in columns.items()},
+        transfers=_transfers(columns, pools),
         links={(min(link.between), max(link.between)): float(link.bandwidth) for link in inventory.links},
         move_price=blueprint.move_price.amount if blueprint.move_price is not None else 0.0,
         outages=outages(inventory, pools, now),
     )
     return problem, Tables(demands)
+
+
+def _architecture(name: str, wanted: Model, complaints: list[Complaint]) -> ModelArchitecture | None:
+    """The model's architecture; None after a complaint."""
+    architecture = model(wanted.architecture_id)
+    if architecture is None:
+        hint = "write `architecture:` with an id of the catalogue; docs/reference/catalogue.md lists them"
+        message = f"{name}: the architecture {wanted.architecture_id!r} is not in the catalogue"
+        complaints.append(Complaint("FT1411", message, Place(thing=f"models.{name}"), hint))
+        return None
+    known = engines()[wanted.engine].weight_bytes
+    if wanted.variant.precision not in known:
+        message = f"{name}: {wanted.engine} does not hold weights as {wanted.variant.precision}"
+        place = Place(thing=f"models.{name}.variant.precision")
+        complaints.append(Complaint("FT1412", message, place, f"one of: {', '.join(sorted(known))}"))
+        return None
+    return architecture
+
+
+def _tables_digest(options: Iterable[Option]) -> str:
+    """Of all that the solver reads off the columns."""
+    return digest(
+        [[*o.key, o.cost, o.power, [[*map(tidy, (v.rate, v.in_system)), v.attains] for v in o.levels]] for o in options]
+    )
+
+
+def _transfers(columns: Mapping[str, Columns], pools: Sequence[Pool]) -> dict[tuple[str, PoolKey, PoolKey], Transfer]:
+    """The hand-overs of all models that are served in two phases, between the pools where they may stand."""
+    return {
+        (name, sender.key, receiver.key): transfer
+        for name, of_model in columns.items()
+        if "decode" in of_model.phases
+        for sender in pools
+        for receiver in pools
+        if of_model.degrees(sender) and of_model.degrees(receiver)
+        if (transfer := of_model.transfer(sender, receiver)) is not None
+    }
 
 
 def pools_of(inventory: Inventory) -> list[Pool]:
@@ -149,7 +159,7 @@ def outages(inventory: Inventory, pools: Sequence[Pool], now: float) -> tuple[fr
     sets = {
         frozenset(pool for begin, end, pool in windows if begin <= start < end) for start in {w[0] for w in windows}
     }
-    return tuple(sorted((one for one in sets if not any(one < other for other in sets)), key=sorted))
+    return tuple(sorted((away for away in sets if not any(away < other for other in sets)), key=sorted))
 
 
 def demand_of(wanted: Model, architecture: ModelArchitecture) -> MeanWorkload:
@@ -164,9 +174,11 @@ def demand_of(wanted: Model, architecture: ModelArchitecture) -> MeanWorkload:
 
 
 def _need(
-    name: str, wanted: Model, demand: MeanWorkload, *, lost: int, elsewhere: Container[str], sites: int
+    name: str, wanted: Model, demand: MeanWorkload, options: Sequence[Option], unseen: Mapping[OptionKey, int]
 ) -> ModelNeed:
-    """`lost` replicas have no column; pins on the clusters `elsewhere`, which do not answer, wait until they do."""
+    """What of `unseen` has no column counts towards the bounds; pins on clusters that do not answer wait for these."""
+    known, elsewhere = {option.key for option in options}, {key[1] for key in unseen}
+    lost = sum(count for key, count in unseen.items() if key not in known)
     return ModelNeed(
         model=name,
         rate=demand.rate,
@@ -174,7 +186,7 @@ def _need(
         maximum=max(0, wanted.replicas.max - lost),
         priority=float(wanted.slo.priority if wanted.slo is not None else 1),
         spread_sites=wanted.place.spread == "site",
-        sites=sites,
+        sites=len({option.pool.site for option in options}),
         pins={
             (pin.cluster, pin.partition or ""): pin.replicas for pin in wanted.place.pin if pin.cluster not in elsewhere
         },

@@ -75,16 +75,16 @@ class Columns:
         for pool in self._pools:
             for phase in self.phases:
                 inside = [self.option(pool, tp, 1, phase) for tp in self.degrees(pool)]
-                found = [option for option in inside if option is not None]
-                yield from found or self._across(pool, phase)
+                inside_a_node = [option for option in inside if option is not None]
+                yield from inside_a_node or self._across(pool, phase)
 
     def _across(self, pool: Pool, phase: Phase) -> Iterator[Option]:
         if not self._capabilities.pipeline_parallel or not self.degrees(pool):
             return
         tp = self.degrees(pool)[-1]
         numbers = (pp for pp in STAGES if pp <= pool.nodes * (pool.devices_per_node // tp))
-        found = (option for pp in numbers if (option := self.option(pool, tp, pp, phase)) is not None)
-        for option, _ in zip(found, range(PIPELINES), strict=False):
+        pipelines = (option for pp in numbers if (option := self.option(pool, tp, pp, phase)) is not None)
+        for option, _ in zip(pipelines, range(PIPELINES), strict=False):
             yield option
 
     def degrees(self, pool: Pool) -> list[int]:
@@ -115,11 +115,11 @@ class Columns:
         if len(set(stages)) == 1:
             return self.option(*stages[0], len(stages), phase)
         hops = [hop(self._inventory, a.key, b.key) for (a, _), (b, _) in pairwise(stages)]
-        if any(found is None for found in hops):
+        if any(way is None for way in hops):
             return None
         key = (*((*pool.key, tp) for pool, tp in stages), phase)
         if key not in self._tables:
-            self._tables[key] = self._mixed(stages, phase, [found for found in hops if found is not None])
+            self._tables[key] = self._mixed(stages, phase, [way for way in hops if way is not None])
         table = self._tables[key]
         if table is None:
             return None
@@ -134,14 +134,14 @@ class Columns:
     ) -> Figures | None:
         places = [self._partition(pool) for pool, _ in stages]
         parts = [self._part(place, tp) for place, (_, tp) in zip(places, stages, strict=True)]
-        usable = [one for one in parts if one is not None]
+        usable = [part for part in parts if part is not None]
         if len(usable) < len(stages):
             return None
         request = self._demand.input + self._demand.output
-        made = pipeline(usable, self._architecture.layers, hops, self._demand.context, request)
-        if made is None:
+        cut = pipeline(usable, self._architecture.layers, hops, self._demand.context, request)
+        if cut is None:
             return None
-        steps, room = made
+        steps, room = cut
         first = usable[0].stand
         figures = replica(steps, room, self._demand, first.max_num_seqs, first.calibration)
         share = room.weights / sum(tp for _, tp in stages)
@@ -173,8 +173,8 @@ class Columns:
     def _arrival(self, pool: Pool) -> float:
         """Seconds until a cache has come to a pool, on the fastest way: decode waits for it after the first token."""
         if pool.key not in self._arriving:
-            found = [self.transfer(sender, pool) for sender in self._pools if self.degrees(sender)]
-            self._arriving[pool.key] = min((way.seconds for way in found if way is not None), default=0.0)
+            ways = [self.transfer(sender, pool) for sender in self._pools if self.degrees(sender)]
+            self._arriving[pool.key] = min((way.seconds for way in ways if way is not None), default=0.0)
         return self._arriving[pool.key]
 
     def _figures(self, there: Stand, phase: Phase, places: Sequence[Partition], arriving: float) -> Figures | None:
@@ -223,11 +223,11 @@ class Columns:
 
 def after(latency: Latency, arriving: float, demand: MeanWorkload) -> Latency:
     """A decode replica's latency with `arriving` seconds between the first token and the second."""
-    each = arriving / max(1.0, demand.output - 1.0)
+    between_tokens = arriving / max(1.0, demand.output - 1.0)
     return replace(
         latency,
-        tpot_mean=latency.tpot_mean + each,
-        tpot_p95=latency.tpot_p95 + each,
+        tpot_mean=latency.tpot_mean + between_tokens,
+        tpot_p95=latency.tpot_p95 + between_tokens,
         e2e_p95=latency.e2e_p95 + arriving,
     )
 

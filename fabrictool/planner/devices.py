@@ -48,18 +48,18 @@ def with_devices(
     held: dict[tuple[str, str], set[int]] = defaultdict(set)
     for spec in living:
         held[spec.cluster, spec.partition] |= set(spec.device_indices)
-    found = []
+    placed = []
     for (cluster, partition), specs in groups.items():
         nodes = _nodes(inventory, cluster, partition)
         if not nodes:
-            found += specs
+            placed += specs
             continue
         kept = _kept(specs, running, renewed, nodes)
         chosen = _choose(specs, kept, running, held[cluster, partition], nodes)
         if chosen is None:  # what stays is scattered so that something does not fit beside it
             chosen = _choose(specs, {}, running, held[cluster, partition], nodes) or {}
-        found += [msgspec.structs.replace(spec, device_indices=chosen.get(spec.replica, ())) for spec in specs]
-    return found
+        placed += [msgspec.structs.replace(spec, device_indices=chosen.get(spec.replica, ())) for spec in specs]
+    return placed
 
 
 def _nodes(inventory: Inventory, cluster: str, partition: str) -> list[list[int]]:
@@ -79,8 +79,8 @@ def _nodes(inventory: Inventory, cluster: str, partition: str) -> list[list[int]
 
 
 def _numbered(partition: Partition, first: int) -> list[list[int]]:
-    each = partition.devices_per_node
-    return [list(range(first + node * each, first + (node + 1) * each)) for node in range(partition.nodes)]
+    size = partition.devices_per_node
+    return [list(range(first + node * size, first + (node + 1) * size)) for node in range(partition.nodes)]
 
 
 def _kept(
@@ -129,13 +129,13 @@ def _choose(
 
 def _blocks(stages: int, size: int, nodes: list[list[int]], blocked: set[int]) -> tuple[int, ...]:
     """Devices for all stages, or none."""
-    found: tuple[int, ...] = ()
+    indices: tuple[int, ...] = ()
     for _ in range(stages):
-        block = _block(size, nodes, blocked | set(found))
+        block = _block(size, nodes, blocked | set(indices))
         if not block:
             return ()
-        found += block
-    return found
+        indices += block
+    return indices
 
 
 def _block(size: int, nodes: list[list[int]], blocked: set[int]) -> tuple[int, ...]:

@@ -41,7 +41,7 @@ def forecast(
     used = [(problem.options[i], count) for i, count in sorted(solution.counts.items())]
     models = [_model(blueprint, problem, solution, tables, need) for need in problem.needs]
     return Forecast(
-        models=tuple(msgspec.structs.replace(one, replay=replays.get(one.model)) for one in models),
+        models=tuple(msgspec.structs.replace(model, replay=replays.get(model.model)) for model in models),
         cost_per_hour=tidy(sum(option.cost * count for option, count in used)),
         currency=currency,
         power_w=tidy(sum(option.power * count for option, count in used)),

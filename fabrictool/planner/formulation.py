@@ -96,6 +96,7 @@ class Formulation:
 
     # -- solving ----------------------------------------------------------------------------------------------
 
+    # Wide: hands on the limits of `Program.minimise`.
     def minimise(
         self,
         name: str,
@@ -128,20 +129,20 @@ class Formulation:
 
     def shares(self, name: str, answer: ProgramSolution) -> dict[str, float]:
         """The stage's objective by model: every column is one model's."""
-        found = {need.model: 0.0 for need in self.problem.needs}
+        shares = {need.model: 0.0 for need in self.problem.needs}
         for column, weight in self.terms(name):
-            found[self._owners[column]] += weight * float(answer.values[column])
-        return found
+            shares[self._owners[column]] += weight * float(answer.values[column])
+        return shares
 
     def counts(self, answer: ProgramSolution) -> dict[int, int]:
-        """Replicas by option."""
-        found = {i: round(sum(w * float(answer.values[c]) for c, w in self.count(i))) for i in self.chosen}
-        return {i: k for i, k in found.items() if k}
+        """Whole replicas by option, of those that have any."""
+        counts = {i: round(sum(w * float(answer.values[c]) for c, w in self.count(i))) for i in self.chosen}
+        return {i: k for i, k in counts.items() if k}
 
     def loads(self, answer: ProgramSolution) -> dict[int, float]:
-        """Requests/s by option."""
-        found = {i: sum(w * float(answer.values[c]) for c, w in self._load(i)) for i in self.chosen}
-        return {i: y for i, y in found.items() if y > 1e-6}
+        """Requests/s by option, of those that get any."""
+        loads = {i: sum(w * float(answer.values[c]) for c, w in self._load(i)) for i in self.chosen}
+        return {i: y for i, y in loads.items() if y > 1e-6}
 
     def usage(self, answer: ProgramSolution) -> dict[int, float]:
         """Replicas by option, not whole ones: of a relaxation."""
@@ -235,8 +236,8 @@ class Formulation:
         # Without a demand nothing flows, and still neither phase is of use without the other.
         total = {phase: [term for i in mine if options[i].phase == phase for term in self.count(i)] for phase in loads}
         most = float(self._limit[model])
-        for one, other in ((total["prefill"], total["decode"]), (total["decode"], total["prefill"])):
-            program.row(-INFINITY, 0, [*one, *[(c, -most * w) for c, w in other]])
+        for these, those in ((total["prefill"], total["decode"]), (total["decode"], total["prefill"])):
+            program.row(-INFINITY, 0, [*these, *[(c, -most * w) for c, w in those]])
 
     def _link_rows(self) -> None:
         shared: dict[tuple[str, str], Terms] = defaultdict(list)

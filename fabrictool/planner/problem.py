@@ -42,7 +42,6 @@ class Pool:
 
     @property
     def key(self) -> PoolKey:
-        """(cluster, partition)."""
         return (self.cluster, self.partition)
 
     def held(self, tp: int) -> int:
@@ -251,7 +250,7 @@ class Solver(Protocol):
 
     @property
     def name(self) -> str:
-        """For the certificate."""
+        """As the certificate has it."""
         ...
 
     def solve(

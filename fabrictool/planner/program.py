@@ -87,7 +87,7 @@ class Program:
     def column(self, low: float, high: float, *, whole: bool = False) -> int:
         """A new variable between `low` and `high`."""
         index = int(self._model.add_var())
-        self._bound(index, low, high)
+        self._set_bounds(index, low, high)
         self._model.set_var_integrality(index, whole and self._whole)
         return index
 
@@ -103,6 +103,7 @@ class Program:
             self._model.add_term_to_constraint(index, column, weight)
         return index
 
+    # Wide: what limits a search, and what it starts from, varies from caller to caller.
     def minimise(
         self,
         terms: Sequence[tuple[int, float]],
@@ -131,20 +132,23 @@ class Program:
         for column, weight in terms:
             costs[column] += weight
         self._model.clear_objective()
-        used = np.flatnonzero(costs).tolist()
-        for column in used:
+        for column in np.flatnonzero(costs).tolist():
             self._model.set_var_objective_coefficient(column, float(costs[column]))
         self._model.clear_hints()
         for column, value in enumerate(start if start is not None else ()):
             self._model.add_hint(column, float(value))
         bounds = {column: self._bounds(column) for column in fixed or {}}
         for column, value in (fixed or {}).items():
-            self._bound(column, value, value)
+            self._set_bounds(column, value, value)
         try:
             engine = self._engine(seconds if self._whole else max(seconds, LEAST_LP_S), seed, gap, nodes)
         finally:
             for column, (low, high) in bounds.items():
-                self._bound(column, low, high)
+                self._set_bounds(column, low, high)
+        return self._solution(engine, costs, _patience(seconds, nodes))
+
+    def _solution(self, engine: Any, costs: Floats, patience: float) -> ProgramSolution | None:
+        used = np.flatnonzero(costs).tolist()
         status = engine.status()
         codes = self._engines.SolveStatus
         if status == codes.INFEASIBLE:
@@ -158,15 +162,15 @@ class Program:
                 hint="more time: `fabrictool plan --time-limit SECONDS -o FILE`",
             )
         values = np.asarray(engine.variable_values(), dtype=float)
-        found = math.fsum(costs[column] * values[column] for column in used)
-        bound = float(engine.best_objective_bound()) if self._whole else found
+        objective = math.fsum(costs[column] * values[column] for column in used)
+        bound = float(engine.best_objective_bound()) if self._whole else objective
         none = np.zeros(0)
         return ProgramSolution(
             values=values,
-            objective=found,
-            bound=min(bound, found) if used else found,
+            objective=objective,
+            bound=min(bound, objective) if used else objective,
             optimal=status == codes.OPTIMAL,
-            in_time=status == codes.OPTIMAL or engine.wall_time() < 0.98 * _patience(seconds, nodes),
+            in_time=status == codes.OPTIMAL or engine.wall_time() < 0.98 * patience,
             prices=none if self._whole else np.asarray(engine.dual_values(), dtype=float),
             reduced=none if self._whole else np.asarray(engine.reduced_costs(), dtype=float),
         )
@@ -174,7 +178,7 @@ class Program:
     def _bounds(self, column: int) -> tuple[float, float]:
         return self._model.var_lower_bound(column), self._model.var_upper_bound(column)
 
-    def _bound(self, column: int, low: float, high: float) -> None:
+    def _set_bounds(self, column: int, low: float, high: float) -> None:
         self._model.set_var_lower_bound(column, low)
         self._model.set_var_upper_bound(column, high)
 

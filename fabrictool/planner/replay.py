@@ -36,7 +36,7 @@ def replay(blueprint: Blueprint, inventory: Inventory, placement: Placement, see
     ]
     models = sorted({replica.model for replica in there} & blueprint.models.keys())
     count = max(LEAST, min(MOST, TOGETHER // max(1, len(models))))
-    found = {}
+    replays = {}
     for name in models:
         try:
             simulation = of_model(name, blueprint, inventory, there, [])
@@ -50,7 +50,7 @@ def replay(blueprint: Blueprint, inventory: Inventory, placement: Placement, see
             outcome, simulation.specs, simulation.hardware, simulation.target, simulation.calibrations, seen_as
         )
         stays = np.nan_to_num(outcome.e2e)
-        found[name] = Replay(
+        replays[name] = Replay(
             requests=count,
             attainment=tidy(result.attainment),
             in_system=tidy(float(stays.sum()) / max(outcome.end - float(outcome.arrival[0]), 1e-9)),
@@ -58,4 +58,4 @@ def replay(blueprint: Blueprint, inventory: Inventory, placement: Placement, see
             tpot_p95_s=tidy(result.latency["tpot"]["p95"]),
             e2e_p95_s=tidy(result.latency["e2e"]["p95"]),
         )
-    return found
+    return replays

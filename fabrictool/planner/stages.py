@@ -21,7 +21,7 @@ TIDYING = ("moves", "replicas", TIE_BREAK)
 NOUNS = {
     "served": "unserved demand",
     "slo": "load that misses the SLO",
-    "preference": "what `place` does not wish",
+    "preference": "replicas against the wishes of `place`",
     "latency": "requests in the system",
     "cost": "cost",
     "energy": "power",
@@ -32,14 +32,14 @@ NOUNS = {
 
 
 def stage_names(problem: PlacementProblem) -> list[str]:
-    """The objectives, first things first."""
+    """The objectives in the order in which they are solved."""
     objective = list(problem.objective)
     objective.insert(objective.index("slo") + 1 if "slo" in objective else 0, "preference")
     return list(dict.fromkeys(["served", *objective, "moves", "replicas", TIE_BREAK]))
 
 
 def user_stages(problem: PlacementProblem) -> list[str]:
-    """Those that users feel, first things first."""
+    """Those that users feel, in this order."""
     return [name for name in stage_names(problem) if name not in TIDYING]
 
 
@@ -49,7 +49,6 @@ def clean(value: float) -> float:
 
 
 def values_of(solution: Solution) -> dict[str, float]:
-    """Stage → value."""
     return {stage.name: stage.objective for stage in solution.stages}
 
 
@@ -65,7 +64,7 @@ def tolerance(name: str, value: float) -> float:
 
 
 def rounding(value: float) -> float:
-    """Up to which two values are the same to a solver."""
+    """The difference up to which a solver may take two values for the same."""
     return TOLERANCE * max(1.0, abs(value))
 
 

@@ -34,7 +34,7 @@ def violations(
     `unseen` are clusters that do not answer: what stands there was placed earlier and is not judged, but counts.
     Maintenance windows that end before `now` are over.
     """
-    found: list[str] = []
+    broken: list[str] = []
     by_model: dict[str, list[ReplicaPlacement]] = defaultdict(list)
     by_partition: dict[tuple[str, str], list[int]] = defaultdict(list)
     for replica in placement.replicas:
@@ -44,23 +44,23 @@ def violations(
         nowhere = [f"{s.cluster}/{s.partition}" for s in replica.every_stage if not _exists(inventory, s)]
         if replica.model not in blueprint.models or nowhere:
             place = ", ".join(nowhere) or f"{replica.cluster}/{replica.partition}"
-            found.append(f"{replica.replica}: there is no such model or place ({replica.model} in {place})")
+            broken.append(f"{replica.replica}: there is no such model or place ({replica.model} in {place})")
             continue
         by_model[replica.model].append(replica)
         for stage in replica.every_stage:
             held = inventory.clusters[stage.cluster].partitions[stage.partition].held(stage.tp)
             by_partition[stage.cluster, stage.partition].append(held)
-        found += [f"{replica.replica}: {complaint}" for complaint in _misplaced(blueprint, inventory, replica)]
+        broken += [f"{replica.replica}: {complaint}" for complaint in _misplaced(blueprint, inventory, replica)]
     for name, count in Counter(replica.replica for replica in placement.replicas).items():
         if count > 1:
-            found.append(f"{name} is placed {count} times")
+            broken.append(f"{name} is placed {count} times")
     for (cluster, name), sizes in sorted(by_partition.items()):
         partition = inventory.clusters[cluster].partitions[name]
         if not _packs(sizes, partition.nodes, partition.devices_per_node):
-            found.append(f"{cluster}/{name}: {sum(sizes)} devices in parts of {sorted(sizes)} do not fit its nodes")
+            broken.append(f"{cluster}/{name}: {sum(sizes)} devices in parts of {sorted(sizes)} do not fit its nodes")
     for name, wanted in blueprint.models.items():
-        found += [f"{name}: {complaint}" for complaint in _counts(wanted, inventory, by_model[name], unseen, now)]
-    return found
+        broken += [f"{name}: {complaint}" for complaint in _counts(wanted, inventory, by_model[name], unseen, now)]
+    return broken
 
 
 def _exists(inventory: Inventory, stage: StagePlacement) -> bool:
@@ -105,10 +105,10 @@ def _too_large(wanted: Model, inventory: Inventory, replica: ReplicaPlacement) -
     for stage in replica.every_stage:
         partition = inventory.clusters[stage.cluster].partitions[stage.partition]
         device = accelerators()[partition.device]
-        each = device.memory
+        per_device = device.memory
         if device.kind == "cpu" and partition.memory_per_node is not None:
-            each = as_float(partition.memory_per_node) / partition.devices_per_node
-        memory += stage.tp * each
+            per_device = as_float(partition.memory_per_node) / partition.devices_per_node
+        memory += stage.tp * per_device
         if architecture.heads % stage.tp:
             yield f"{architecture.heads} heads are not dealt out evenly over {stage.tp} devices"
     width = engines()[wanted.engine].weight_bytes[wanted.variant.precision]
@@ -168,7 +168,7 @@ def _roomy_sites(wanted: Model, inventory: Inventory) -> set[str]:
     cache = 4.0 * architecture.layers * architecture.kv_heads * architecture.head_dim
     context = float(wanted.variant.context or architecture.max_context)
     width = min(engines()[wanted.engine].weight_bytes[wanted.variant.precision], 4.0)
-    found = set()
+    sites = set()
     for cluster in inventory.clusters.values():
         provider = inventory.sites[cluster.site].provider
         trusted = wanted.trust is None or provider in wanted.trust
@@ -179,8 +179,8 @@ def _roomy_sites(wanted: Model, inventory: Inventory) -> set[str]:
             lasting = partition.tier == "owned" or wanted.tier == "scavenger"
             roomy = device.memory > ROOMY * (architecture.published_parameters * width + cache * context)
             if cluster.enabled and trusted and installed and lasting and usual and roomy:
-                found.add(cluster.site)
-    return found
+                sites.add(cluster.site)
+    return sites
 
 
 ROOMY = 2.0

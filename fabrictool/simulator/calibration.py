@@ -113,18 +113,20 @@ def choose(calibrations: Iterable[Calibration], device: str, vendor: str, engine
     # What accelerators have in common, processors do not share: without a maker there are no relatives.
     places = (device, of_vendor(vendor), ANY) if vendor else (device,)
     best, best_rank = NONE, math.inf
-    for one in calibrations:
-        if one.device not in places or one.engine not in (engine, ANY):
+    for calibration in calibrations:
+        if calibration.device not in places or calibration.engine not in (engine, ANY):
             continue
         # An engine that was never measured on this device resembles itself on its vendor's others more than other
         # engines here; across vendors it does not.
-        rank = places.index(one.device) * 2 + 3 * (one.engine == ANY) + 10 * (one.scope != scope)
+        rank = (
+            places.index(calibration.device) * 2 + 3 * (calibration.engine == ANY) + 10 * (calibration.scope != scope)
+        )
         if rank < best_rank:
-            best, best_rank = one, rank
+            best, best_rank = calibration, rank
     return best
 
 
-def dumps(one: Calibration) -> str:
+def dumps(calibration: Calibration) -> str:
     """As a file of the catalogue: TOML, figures to four digits."""
 
     def number(value: float) -> str:
@@ -134,31 +136,31 @@ def dumps(one: Calibration) -> str:
         return f"[{number(values[0])}, {number(values[1])}]"
 
     lines = [
-        f'device = "{one.device}"',
-        f'engine = "{one.engine}"',
-        f'scope = "{one.scope}"',
-        f"points = {one.points}",
-        f'version = "{one.version}"',
-        f'source = "{one.source}"',
+        f'device = "{calibration.device}"',
+        f'engine = "{calibration.engine}"',
+        f'scope = "{calibration.scope}"',
+        f"points = {calibration.points}",
+        f'version = "{calibration.version}"',
+        f'source = "{calibration.source}"',
         "",
         "# Efficiencies are shares of a peak; the others are seconds.",
         "[factors]",
-        *(f"{f.name} = {number(getattr(one.factors, f.name))}" for f in fields(Factors)),
+        *(f"{f.name} = {number(getattr(calibration.factors, f.name))}" for f in fields(Factors)),
         "",
         "# log(measured / predicted), 5 % and 95 %, of measurements that the fit had not seen.",
         "[spreads]",
-        *(f"{metric} = {pair((spread.low, spread.high))}" for metric, spread in one.spreads.items()),
+        *(f"{metric} = {pair((spread.low, spread.high))}" for metric, spread in calibration.spreads.items()),
         "",
         "# The same for models that the fit had not seen.",
         "[unseen]",
-        *(f"{metric} = {pair((spread.low, spread.high))}" for metric, spread in one.unseen.items()),
+        *(f"{metric} = {pair((spread.low, spread.high))}" for metric, spread in calibration.unseen.items()),
         "",
         "[hull]",
         *(
-            f"{name} = {pair(getattr(one.hull, name))}"
+            f"{name} = {pair(getattr(calibration.hull, name))}"
             for name in ("concurrency", "input_len", "output_len", "devices")
         ),
-        f"models = [{', '.join(f'{chr(34)}{m}{chr(34)}' for m in one.hull.models)}]",
+        f"models = [{', '.join(f'{chr(34)}{m}{chr(34)}' for m in calibration.hull.models)}]",
     ]
     return "\n".join(lines) + "\n"
 
@@ -213,16 +215,16 @@ def _factors(given: Mapping[str, Any]) -> Factors:
     odd = sorted(set(given) ^ set(names))
     if odd:
         raise _WrongError(f"factors.{odd[0]} is {'unknown' if odd[0] in given else 'missing'}")
-    found = {name: _number(given[name], f"factors.{name}") for name in names}
-    for name, value in found.items():
+    factors = {name: _number(given[name], f"factors.{name}") for name in names}
+    for name, value in factors.items():
         most = MOST.get(name, 1.0)
         if not 0 < value <= most * _ROUNDED:
             raise _WrongError(f"factors.{name} is {value:g}, not above 0 and at most {most:g}")
-    return Factors(**found)
+    return Factors(**factors)
 
 
 def _spreads(row: Mapping[str, Any], table: str) -> dict[str, Spread]:
-    found = {}
+    spreads = {}
     for metric, pair in _table(row, table).items():
         place = f"{table}.{metric}"
         if metric not in METRICS:
@@ -230,8 +232,8 @@ def _spreads(row: Mapping[str, Any], table: str) -> dict[str, Spread]:
         low, high = _pair(pair, place)
         if not -_WIDEST <= low <= high <= _WIDEST:
             raise _WrongError(f"{place} is {pair!r}: logarithms, in order, of a thousandth to a thousand")
-        found[metric] = Spread(low, high)
-    return found
+        spreads[metric] = Spread(low, high)
+    return spreads
 
 
 def _range(hull: Mapping[str, Any], name: str) -> tuple[float, float]:
@@ -256,7 +258,7 @@ def _number(value: Any, place: str) -> float:
 def _word(row: Mapping[str, Any], name: str) -> str:
     value = row.get(name)
     if not isinstance(value, str):
-        raise _WrongError(f"{name} is {value!r}, not a text")
+        raise _WrongError(f"{name} is {value!r}, not text")
     return value
 
 

@@ -146,8 +146,8 @@ def _marginal_seconds(step: Steps, batch: float, tokens: float) -> float:
 
 def prefill_seconds(step: Steps, tokens: float) -> float:
     """One prompt of `tokens`, alone."""
-    one = np.array([1.0])
-    linear = float(step.linear(np.array([float(tokens)]))[0] + step.logits(one)[0]) + step.overhead(eager=True)
+    sequence = np.array([1.0])
+    linear = float(step.linear(np.array([float(tokens)]))[0] + step.logits(sequence)[0]) + step.overhead(eager=True)
     return linear + step.attending(tokens)
 
 
@@ -264,8 +264,8 @@ def basis(calibration: Calibration) -> str:
 
 def _bands(calibration: Calibration) -> tuple[Factors, Factors, Factors]:
     """Of the percentiles that a plan forecasts: never tighter than those of means."""
-    found = []
+    bands = []
     for metric in ("ttft", "tpot", "e2e"):
         spread = calibration.spread(metric, "", inside=True) if calibration.points else UNKNOWN
-        found.append((math.exp(spread.low), math.exp(spread.high)))
-    return found[0], found[1], found[2]
+        bands.append((math.exp(spread.low), math.exp(spread.high)))
+    return bands[0], bands[1], bands[2]

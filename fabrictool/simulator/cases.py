@@ -80,7 +80,6 @@ class Case:
 
     @property
     def devices(self) -> int:
-        """Of all replicas."""
         if self.prefill and self.decode:
             return self.prefill.cut.devices * self.prefill.workers + self.decode.cut.devices * self.decode.workers
         return self.cut.devices
@@ -115,7 +114,7 @@ class Prediction:
 def predict(case: Case, calibrations: Sequence[Calibration]) -> Prediction:
     """Estimate and band of one case. Raises InvalidInputError FT2110-FT2113 for what cannot run."""
     chosen = choose(calibrations, case.device.id, case.device.vendor, case.engine, case.scope)
-    found = estimate(case, factors_on(case.device, chosen, case.precision))
+    means = estimate(case, factors_on(case.device, chosen, case.precision))
     inside = chosen.hull.holds(
         concurrency=case.concurrency,
         input_len=case.input_len,
@@ -125,9 +124,9 @@ def predict(case: Case, calibrations: Sequence[Calibration]) -> Prediction:
     bands = {}
     for metric in METRICS:
         spread = chosen.spread(metric, case.model.id, inside=inside)
-        value = getattr(found, metric)
+        value = getattr(means, metric)
         bands[metric] = (value * math.exp(spread.low), value * math.exp(spread.high))
-    return Prediction(found, bands, chosen)
+    return Prediction(means, bands, chosen)
 
 
 def estimate(case: Case, factors: Factors) -> Estimate:

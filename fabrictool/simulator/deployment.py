@@ -146,12 +146,12 @@ def of_model(
             f"{name} stands with {providers} only, who may not serve its requests",
             hint="widen `trust` of the model or of the consumer group, or place it elsewhere",
         )
-    specs, found, devices, tdp, price = [], [], [], [], []
+    specs, chosen, devices, tdp, price = [], [], [], [], []
     for replica in mine:
         receivers = [other for other in mine if other.phase == "decode"] if replica.phase == "prefill" else []
         spec, calibration = _spec(wanted, inventory, replica, calibrations, receivers)
         specs.append(spec)
-        found.append(calibration)
+        chosen.append(calibration)
         devices.append(replica.devices)
         stages = [(inventory.clusters[s.cluster].partitions[s.partition], s.tp) for s in replica.every_stage]
         power = sum(tp * _watts(partition) for partition, tp in stages)
@@ -165,7 +165,7 @@ def of_model(
         specs=tuple(specs),
         hardware=Hardware(tuple(devices), tuple(tdp), tuple(price)),
         target=_target(wanted.slo),
-        calibrations=tuple(found),
+        calibrations=tuple(chosen),
         rate=float(demand.rate) if demand and demand.rate is not None else 0.0,
         input=lengths_of(demand.input) if demand and demand.input else Lengths("lognormal", 512, 512),
         output=lengths_of(demand.output) if demand and demand.output else Lengths("lognormal", 128, 128),
@@ -232,10 +232,10 @@ def _spec(
     architecture = model(wanted.architecture_id)
     if architecture is None:
         raise InvalidInputError.of("FT1411", f"the architecture {wanted.architecture_id!r} is not in the catalogue")
-    found = _standing(wanted, architecture, inventory, replica, calibrations)
-    if found is None:
+    standing = _standing(wanted, architecture, inventory, replica, calibrations)
+    if standing is None:
         raise InvalidInputError.of("FT2141", f"{wanted.engine} cannot compute on {replica.device}")
-    steps, room, stood = found
+    steps, room, stood = standing
     if not room.fits:
         raise InvalidInputError.of(
             "FT2111",
@@ -271,22 +271,23 @@ def _standing(
     """Step times and memory of a replica, and how its first stage stands."""
     places = [inventory.clusters[s.cluster].partitions[s.partition] for s in replica.every_stage]
     if not replica.stages:
-        found = stand(wanted, architecture, places[0], replica.tp, calibrations, pp=replica.pp)
-        return None if found is None else (found.step, found.room, found)
+        stood = stand(wanted, architecture, places[0], replica.tp, calibrations, pp=replica.pp)
+        return None if stood is None else (stood.step, stood.room, stood)
     parts = [
         stand(wanted, architecture, place, stage.tp, calibrations, part=True)
         for place, stage in zip(places, replica.stages, strict=True)
     ]
     usable = [Part.of(part) for part in parts if part is not None]
     hops = [hop(inventory, (a.cluster, a.partition), (b.cluster, b.partition)) for a, b in pairwise(replica.stages)]
-    known = [one for one in hops if one is not None]
+    known = [way for way in hops if way is not None]
     if len(usable) < len(parts) or len(known) < len(hops):
         return None
     context = int(wanted.variant.context or min(DEFAULT_CONTEXT, architecture.max_context))
     demand = wanted.demand
-    means = [lengths_of(one).clipped_mean for one in (demand.input, demand.output) if one] if demand is not None else []
-    made = pipeline(usable, architecture.layers, known, context, sum(means) or float(context))
-    return None if made is None else (*made, usable[0].stand)
+    lengths = (demand.input, demand.output) if demand is not None else ()
+    means = [lengths_of(length).clipped_mean for length in lengths if length]
+    steps_and_room = pipeline(usable, architecture.layers, known, context, sum(means) or float(context))
+    return None if steps_and_room is None else (*steps_and_room, usable[0].stand)
 
 
 def _hand(
@@ -310,7 +311,7 @@ def _trust(blueprint: Blueprint, name: str) -> TrustPolicy:
     """Who may serve whom, as the gateway has it, of one model."""
     providers = blueprint.models[name].trust
     return TrustPolicy(
-        {group: frozenset(one.allow) for group, one in blueprint.trust.groups.items()},
+        {group: frozenset(rule.allow) for group, rule in blueprint.trust.groups.items()},
         {} if providers is None else {name: frozenset(providers)},
     )
 

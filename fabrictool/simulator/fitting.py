@@ -85,16 +85,16 @@ class Observation:
         """Metric → log(measured / predicted), of the metrics that were measured."""
         measured = {name: getattr(self, name) for name in WEIGHT if math.isfinite(getattr(self, name))}
         try:
-            found = estimate(self.case, factors)
+            forecast = estimate(self.case, factors)
         except FabrictoolError:
             return dict.fromkeys(measured, WORST)
         errors = {
-            name: math.log(value / getattr(found, name)) if getattr(found, name) > 0 else WORST
+            name: math.log(value / getattr(forecast, name)) if getattr(forecast, name) > 0 else WORST
             for name, value in measured.items()
         }
         if "e2e" not in errors and len(errors) == 2:
-            steps = (found.e2e - found.ttft) / found.tpot if found.tpot > 0 else 0.0
-            errors["e2e"] = math.log((self.ttft + self.tpot * steps) / found.e2e)
+            steps = (forecast.e2e - forecast.ttft) / forecast.tpot if forecast.tpot > 0 else 0.0
+            errors["e2e"] = math.log((self.ttft + self.tpot * steps) / forecast.e2e)
         return errors
 
 
@@ -117,9 +117,9 @@ def fit(
         return np.array(
             [
                 WEIGHT[name] * error / NOISE
-                for one in observations
-                for name, error in one.log_errors(factors).items()
-                if math.isfinite(getattr(one, name))
+                for observation in observations
+                for name, error in observation.log_errors(factors).items()
+                if math.isfinite(getattr(observation, name))
             ]
         )
 
@@ -169,9 +169,9 @@ def explain(residuals: Callable[[Floats], Floats], prior: Factors, *, rounds: in
 
 def spreads(errors: Sequence[dict[str, float]]) -> dict[str, Spread]:
     """90 % bands of log errors of unseen cases, per metric, by split conformal ranks: few points give wide bands."""
-    found = {}
+    bands = {}
     for metric in WEIGHT:
-        values = np.sort([one[metric] for one in errors if metric in one])
+        values = np.sort([error[metric] for error in errors if metric in error])
         if not len(values):
             continue
         count = len(values)
@@ -180,8 +180,8 @@ def spreads(errors: Sequence[dict[str, float]]) -> dict[str, Spread]:
         # Beyond the sample's own extremes nothing is known: half as much again.
         bottom = values[low] if low >= 0 else min(values[0], 0.0) * 1.5
         top = values[high] if high < count else max(values[-1], 0.0) * 1.5
-        found[metric] = Spread(float(bottom), float(top))
-    return found
+        bands[metric] = Spread(float(bottom), float(top))
+    return bands
 
 
 def hull(observations: Sequence[Observation]) -> Hull:
@@ -190,7 +190,7 @@ def hull(observations: Sequence[Observation]) -> Hull:
     def span(values: list[float]) -> tuple[float, float]:
         return min(values), max(values)
 
-    cases = [one.case for one in observations]
+    cases = [observation.case for observation in observations]
     return Hull(
         concurrency=span([float(c.concurrency) for c in cases]),
         input_len=span([float(c.input_len) for c in cases]),
@@ -202,4 +202,4 @@ def hull(observations: Sequence[Observation]) -> Hull:
 
 def average(factors: Sequence[Factors]) -> Factors:
     """The prior that several calibrated pairs suggest: the median of each factor, in logarithms."""
-    return Factors.of(np.median([one.vector() for one in factors], axis=0))
+    return Factors.of(np.median([pair.vector() for pair in factors], axis=0))

@@ -249,10 +249,10 @@ class Fleet:
         state = self.replicas
         row = [float(self.clock.at[0].now)]
         for r in range(len(self.specs)):
-            one = state[r]
-            idle = one.evictable * (one.chain_tokens // kernel.BLOCK)
-            used = 1.0 - (one.free + idle) / max(1, one.blocks)
-            row += [float(one.decoding + one.prefilling), float(one.waiting), float(used)]
+            replica = state[r]
+            idle = replica.evictable * (replica.chain_tokens // kernel.BLOCK)
+            used = 1.0 - (replica.free + idle) / max(1, replica.blocks)
+            row += [float(replica.decoding + replica.prefilling), float(replica.waiting), float(used)]
         self._samples.append(row)
 
     def outcome(self, *, complete: bool = True) -> Outcome:
@@ -352,7 +352,7 @@ def simulate(
     samples: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Outcome:
-    """Plays the stream to its end .
+    """Plays the stream to its end.
 
     `samples` is how many points of the timeline are kept until the last arrival, and then at the same pace;
     `progress` is told (requests over, requests in all) at each of them. With it, a KeyboardInterrupt ends the

@@ -14,7 +14,8 @@ What needs judgement stays outside and in Python: routing (`advance` returns wit
 joins, failures and walltime ends (the caller passes `until` and changes the state there).
 
 One module, longer than others, because it is one compiled loop: its functions share these records, numba compiles and
-caches them together, and none has a meaning without the others.
+caches them together, and none has a meaning without the others. What numba keeps on disk it finds by names and line
+numbers, and cannot read where a record has got another name since: who renames one moves all functions by a line.
 """
 
 from __future__ import annotations
@@ -338,6 +339,7 @@ def _compact(cache: Cache, r: int) -> None:
     cache.ends[r].tail = write
 
 
+# Wide: the loop's state is a handful of arrays, and compiled code passes each by itself.
 @compiled
 def _release(requests: Any, replicas: Any, lists: Lists, cache: Cache, r: int, i: int, tokens: int) -> None:
     replicas[r].free += _own_blocks(requests, replicas, r, i, tokens)
@@ -414,10 +416,10 @@ def _admit(requests: Any, replicas: Any, lists: Lists, cache: Cache, r: int, i: 
     if ready:
         requests[i].prefilled = tokens
     else:
-        found = min(hits * per_id, tokens - 1)
-        requests[i].prefilled = found
+        cached = min(hits * per_id, tokens - 1)
+        requests[i].prefilled = cached
         if requests[i].generated == 0:
-            requests[i].cached = min(found, requests[i].prompt)
+            requests[i].cached = min(cached, requests[i].prompt)
     replicas[r].sequence += 1
     requests[i].admitted = replicas[r].sequence
     return True
@@ -531,6 +533,7 @@ def _pairs(start: int, chunk: int, window: int) -> float:
     return inside * start + 0.5 * inside * (inside + 1) + float(chunk - inside) * window
 
 
+# Wide: the loop's state is a handful of arrays, and compiled code passes each by itself.
 @compiled
 def _admit_waiting(
     requests: Any, replicas: Any, lists: Lists, tables: StepTables, cache: Cache, r: int, budget: int
@@ -564,6 +567,7 @@ def _admit_waiting(
     return budget
 
 
+# Long: one pass over a step, whose parts share a dozen running sums; wide as the others are.
 @compiled
 def _plan_step(
     requests: Any, replicas: Any, lists: Lists, tables: StepTables, cache: Cache, r: int, now: float, limit: int
@@ -708,6 +712,7 @@ def _count_pause(requests: Any, lists: Lists, r: int, i: int, now: float) -> Non
         requests[i].paused = -1.0
 
 
+# Wide: the loop's state is a handful of arrays, and compiled code passes each by itself.
 @compiled
 def _complete(requests: Any, replicas: Any, lists: Lists, cache: Cache, clock: EventQueue, r: int, now: float) -> None:
     """Takes out the requests whose last token has just been computed."""
@@ -731,6 +736,7 @@ def _complete(requests: Any, replicas: Any, lists: Lists, cache: Cache, clock: E
     replicas[r].soonest = soonest
 
 
+# Wide: the loop's state is a handful of arrays, and compiled code passes each by itself.
 @compiled
 def _end_step(
     requests: Any, replicas: Any, lists: Lists, tables: StepTables, cache: Cache, clock: EventQueue, r: int
@@ -795,6 +801,7 @@ def _end_step(
     replicas[r].prefilling = kept
 
 
+# Wide: the loop's state is a handful of arrays, and compiled code passes each by itself.
 @compiled
 def _arrive(
     requests: Any, replicas: Any, lists: Lists, tables: StepTables, cache: Cache, i: int, r: int, now: float, limit: int
@@ -821,6 +828,7 @@ def _earliest(replicas: Any) -> int:
     return best
 
 
+# Wide: the loop's state is a handful of arrays, and compiled code passes each by itself.
 @compiled
 def advance(
     requests: Any,

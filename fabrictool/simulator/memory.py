@@ -49,13 +49,14 @@ def weight_octets(model: ModelArchitecture, cut: Parallelism, precision: str, oc
 
     `octets` of one weight as the engine holds it; None: what `precision` usually takes.
     """
-    one = work(model, cut)
+    replica = work(model, cut)
     width = octets or OCTETS[precision]
-    layers = sum(m.weights * (width if m.precision == "weights" else OCTETS[m.precision]) for m in one.matmuls)
+    layers = sum(m.weights * (width if m.precision == "weights" else OCTETS[m.precision]) for m in replica.matmuls)
     embeddings = model.vocab * model.hidden * (1 if model.tied_embeddings else 2) * max(2.0, width)
     return layers * cut.tp * cut.dp + embeddings * cut.dp
 
 
+# Wide: a model, its cut and its device, and four ways in which engines differ.
 def room(
     model: ModelArchitecture,
     cut: Parallelism,

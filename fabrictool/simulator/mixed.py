@@ -49,7 +49,6 @@ class Part:
 
     @classmethod
     def of(cls, stand: Stand) -> Part:
-        """Tabulated."""
         step = stand.step
         linear = step.linear(GRID)
         batch, prompt = np.interp([REFERENCE_BATCH, REFERENCE_PROMPT], GRID, linear)
@@ -73,30 +72,25 @@ class MixedSteps:
     """As many passes at once as the slowest stage or wire lets through."""
 
     def linear(self, tokens: Floats) -> Floats:
-        """See `Steps`."""
         return np.interp(tokens, GRID, self.table)
 
     def logits(self, sequences: Floats) -> Floats:
-        """See `Steps`."""
         return self.last.logits(sequences)
 
     def reading(self, context: float) -> float:
-        """See `Steps`."""
         return sum(share * stage.reading(context) for stage, share in self.kinds)
 
     def attending(self, tokens: float) -> float:
-        """See `Steps`."""
         return sum(share * stage.attending(tokens) for stage, share in self.kinds)
 
     def overhead(self, *, eager: bool) -> float:
-        """See `Steps`."""
         return self.wait + sum(share * stage.overhead(eager=eager) for stage, share in self.kinds)
 
     def times(self, max_num_seqs: int, token_budget: int, hand: float = 0.0, hand_latency: float = 0.0) -> StepTimes:
         """The tables for the event loop: of the stages, by their shares."""
-        each = [(stage.times(max_num_seqs, token_budget, hand, hand_latency), share) for stage, share in self.kinds]
-        mean = {f.name: sum(share * getattr(one, f.name) for one, share in each) for f in fields(StepTimes)}
-        more = {"decode": mean["decode"] + self.wait, "mixed": mean["mixed"] + self.wait, "window": each[0][0].window}
+        tables = [(stage.times(max_num_seqs, token_budget, hand, hand_latency), share) for stage, share in self.kinds]
+        mean = {f.name: sum(share * getattr(times, f.name) for times, share in tables) for f in fields(StepTimes)}
+        more = {"decode": mean["decode"] + self.wait, "mixed": mean["mixed"] + self.wait, "window": tables[0][0].window}
         return StepTimes(**mean | more)
 
 

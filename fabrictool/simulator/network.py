@@ -20,11 +20,11 @@ OCTETS_PER_S = 12.5e9
 """Between nodes of one site where the inventory names no `network`: 100 Gbit/s."""
 
 
-def hop(inventory: Inventory, one: Place, other: Place) -> tuple[float, float] | None:
+def hop(inventory: Inventory, sender: Place, receiver: Place) -> tuple[float, float] | None:
     """(seconds, octets/s) on the way between two partitions; None where no link joins their sites."""
-    sites = {inventory.clusters[one[0]].site, inventory.clusters[other[0]].site}
+    sites = {inventory.clusters[sender[0]].site, inventory.clusters[receiver[0]].site}
     if len(sites) == 1:
-        return LATENCY_S, min(_network(inventory, one), _network(inventory, other))
+        return LATENCY_S, min(_network(inventory, sender), _network(inventory, receiver))
     for link in inventory.links:
         if set(link.between) == sites:
             return float(link.latency), float(link.bandwidth)

@@ -34,7 +34,6 @@ class Parallelism:
 
     @property
     def devices(self) -> int:
-        """Of one replica."""
         return self.tp * self.pp * self.dp
 
 
@@ -225,5 +224,5 @@ def _indexer(model: ModelArchitecture, layers: int) -> Attention:
 
 def kv_elements_per_token(model: ModelArchitecture, cut: Parallelism) -> float:
     """Elements that one cached token holds on all devices of a replica, in layers that keep the whole context."""
-    one = _attention(model, cut, model.kv_layers, 0)
-    return one.kv_elements * one.layers * cut.tp
+    attention = _attention(model, cut, model.kv_layers, 0)
+    return attention.kv_elements * attention.layers * cut.tp

@@ -74,12 +74,12 @@ class RecordedRun:
     def room(self) -> ReplicaMemory:
         """Memory of the replica. Raises InvalidInputError FT2111 when the model does not fit."""
         case = self.case
-        found = case.room(case.cut)
-        if not found.fits:
+        room = case.room(case.cut)
+        if not room.fits:
             raise InvalidInputError.of(
                 "FT2111", f"{case.model.id} at {case.precision} does not fit on {case.cut.devices} × {case.device.id}"
             )
-        return found
+        return room
 
     @property
     def refused(self) -> Ints:
@@ -114,22 +114,22 @@ class RecordedRun:
             frontend=factors.request,
             frontend_token=factors.prompt_token,
         )
-        found = simulate([spec], self.stream, RoundRobinPolicy())
-        return {"ttft": found.ttft, "tpot": found.tpot, "e2e": found.e2e}
+        outcome = simulate([spec], self.stream, RoundRobinPolicy())
+        return {"ttft": outcome.ttft, "tpot": outcome.tpot, "e2e": outcome.e2e}
 
     def mean_errors(self, factors: Factors, stretches: Sequence[Ints]) -> list[dict[str, float]]:
         """Metric → log of the mean measured over the mean forecast, of each stretch; a refused request counts as 0."""
-        found = self.play(factors)
+        played = self.play(factors)
         errors = []
         for chosen in stretches:
-            one = {}
+            log_errors = {}
             for metric in METRICS:
                 known = chosen[np.isfinite(self.measured[metric][chosen])]
                 if len(known):
-                    forecast = float(np.nan_to_num(found[metric][known]).mean())
+                    forecast = float(np.nan_to_num(played[metric][known]).mean())
                     error = math.log(self.measured[metric][known].mean() / forecast) if forecast > 0 else WORST
-                    one[metric] = min(error, WORST)
-            errors.append(one)
+                    log_errors[metric] = min(error, WORST)
+            errors.append(log_errors)
         return errors
 
     def hull(self) -> Hull:
@@ -220,13 +220,13 @@ def fit(
     def residuals(vector: Floats) -> Floats:
         if progress:
             progress()
-        found = run.play(Factors.of(vector))
+        played = run.play(Factors.of(vector))
         parts = []
         for metric in METRICS:
             measured = run.measured[metric][chosen]
             known = np.isfinite(measured)
             with np.errstate(invalid="ignore", divide="ignore"):
-                error = np.log(measured[known] / found[metric][chosen][known])
+                error = np.log(measured[known] / played[metric][chosen][known])
             parts.append(WEIGHT[metric] / NOISE * np.where(np.isfinite(error), error, WORST))
         return np.concatenate(parts)
 

@@ -145,7 +145,7 @@ def report(
         energy_j=energy,
         joules_per_token=energy / tokens if tokens else math.nan,
         cost_per_million_tokens=1e6 * cost / tokens if tokens else math.nan,
-        basis="; ".join(dict.fromkeys(f"{basis(one)} ({one.source})" for one in calibrations)),
+        basis="; ".join(dict.fromkeys(f"{basis(calibration)} ({calibration.source})" for calibration in calibrations)),
     )
 
 
@@ -175,18 +175,18 @@ def _summary(values: Any) -> dict[str, float]:
 
 def _bands(calibrations: Sequence[Calibration], model: str) -> dict[str, tuple[float, float]]:
     """The widest of the replicas' bands."""
-    found = {}
+    bands = {}
     for metric in ("ttft", "tpot", "e2e"):
-        spreads = [one.spread(metric, model, inside=True) for one in calibrations]
-        found[metric] = (math.exp(min(s.low for s in spreads)), math.exp(max(s.high for s in spreads)))
-    return found
+        spreads = [calibration.spread(metric, model, inside=True) for calibration in calibrations]
+        bands[metric] = (math.exp(min(s.low for s in spreads)), math.exp(max(s.high for s in spreads)))
+    return bands
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
+        return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, tuple):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     return value

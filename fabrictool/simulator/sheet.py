@@ -159,8 +159,8 @@ def case_of(row: Mapping[str, str], architectures: Mapping[str, ModelArchitectur
     device = accelerators().get(cells["device"])
     if device is None:
         raise InvalidInputError.of("FT2132", f"no device {cells['device']!r} in the catalogue")
-    found = (architectures or {}).get(cells["model"]) or model(cells["model"])
-    if found is None:
+    architecture = (architectures or {}).get(cells["model"]) or model(cells["model"])
+    if architecture is None:
         raise InvalidInputError.of("FT2133", f"no model {cells['model']!r} in the catalogue")
     engine = _ENGINES.get(cells["engine"].lower(), cells["engine"].lower())
     if engine not in engines():
@@ -178,7 +178,7 @@ def case_of(row: Mapping[str, str], architectures: Mapping[str, ModelArchitectur
         }
     return Case(
         device=device,
-        model=found,
+        model=architecture,
         engine=engine,
         precision=precision,
         kv_precision=_precision(cells.get("kv_precision", ""), narrow, KV_OCTETS, "kv_precision"),
@@ -192,12 +192,12 @@ def case_of(row: Mapping[str, str], architectures: Mapping[str, ModelArchitectur
 
 
 def _forecast(case: Case, calibrations: Sequence[Calibration]) -> dict[str, str]:
-    found = predict(case, calibrations)
-    cells = {f"{metric}_ms": _figure(1e3 * getattr(found.estimate, metric)) for metric in ("ttft", "tpot", "e2e")}
-    cells["tokens_per_s"] = _figure(found.estimate.tokens_per_s)
-    for metric, (low, high) in found.bands.items():
+    prediction = predict(case, calibrations)
+    cells = {f"{metric}_ms": _figure(1e3 * getattr(prediction.estimate, metric)) for metric in ("ttft", "tpot", "e2e")}
+    cells["tokens_per_s"] = _figure(prediction.estimate.tokens_per_s)
+    for metric, (low, high) in prediction.bands.items():
         cells[f"{metric}_lo"], cells[f"{metric}_hi"] = _figure(1e3 * low), _figure(1e3 * high)
-    if not found.estimate.tpot:  # no answer has a second token
+    if not prediction.estimate.tpot:  # no answer has a second token
         cells |= dict.fromkeys(("tpot_ms", "tpot_lo", "tpot_hi"), "")
     return cells
 

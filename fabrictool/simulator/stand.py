@@ -42,6 +42,7 @@ class Stand:
     """Of the cache of one token, over all devices."""
 
 
+# Wide: one way to run a model is all of this; callers have no use for it bundled.
 def stand(
     wanted: Model,
     architecture: ModelArchitecture,

@@ -133,7 +133,6 @@ class Machine:
 
     @classmethod
     def of(cls, device: Accelerator, *, per_node: int | None = None, network: float = 50e9) -> Machine:
-        """From the catalogue."""
         return cls(
             flops=device.flops,
             bandwidth=device.memory_bandwidth,
@@ -157,7 +156,7 @@ class Steps(Protocol):
 
     @property
     def lanes(self) -> float:
-        """Micro-batches in flight."""
+        """Micro-batches that are in flight at the same time."""
         ...
 
     def linear(self, tokens: Floats) -> Floats:
@@ -194,6 +193,7 @@ class StepModel:
     octets: float | None = None
     """Octets of one weight as the engine holds it; None: what `weights` usually takes."""
 
+    # Wide: each is a field, but for the model, whose work is the field.
     @classmethod
     def of(
         cls,
@@ -206,12 +206,10 @@ class StepModel:
         kv: str = "bf16",
         octets: float | None = None,
     ) -> StepModel:
-        """For `model` cut like `cut`."""
         return cls(work(model, cut), machine, cut, factors, weights, kv, octets)
 
     @property
     def lanes(self) -> int:
-        """Micro-batches in flight."""
         return self.cut.pp * self.cut.dp
 
     def linear(self, tokens: Floats) -> Floats:
@@ -317,8 +315,8 @@ class StepModel:
             group = cut.tp * cut.dp
             link, latency = self._link(group)
             share = (group - 1) / group
-            one = latency + octets * min(self.work.chosen, group) * share / (link * f.link)
-            total += 2 * self.work.moe_layers * one
+            exchange = latency + octets * min(self.work.chosen, group) * share / (link * f.link)
+            total += 2 * self.work.moe_layers * exchange
         if cut.pp > 1:
             total += (cut.pp - 1) * octets / (self.machine.network * f.link)
         return total

@@ -349,7 +349,7 @@ def test_a_price_is_what_one_device_more_serves():
     found = device_prices(short, solve(short))
     assert found is not None
     assert found.stage == "served"
-    gained = solve(short).stages[0].objective - solve(more).stages[0].objective
+    gained = solve(short).stages[0].bound - solve(more).stages[0].bound
     assert found.devices == {("a", "p"): pytest.approx(gained, rel=1e-6)}
 
 

@@ -74,13 +74,13 @@ def nearest_unused(problem: PlacementProblem, solution: Solution, seed: int) -> 
                     distance = min(float(answer.reduced[column]) for column, _ in relaxed.count(i))
                 distances.append(distance if distance > TOLERANCE else 0.0)
         relaxed.keep(name, answer.objective + tolerance(name, answer.objective))
-    found = {}
+    nearest = {}
     for model, options in candidates.items():
         if options:
             distances, i = min((distances, i) for i, distances in options.items())
             at = next((at for at, distance in enumerate(distances) if distance), None)
-            found[model] = Unused(i, "", 0.0) if at is None else Unused(i, names[at], distances[at])
-    return found
+            nearest[model] = Unused(i, "", 0.0) if at is None else Unused(i, names[at], distances[at])
+    return nearest
 
 
 def _likeness(option: Option) -> tuple[object, ...]:
@@ -99,12 +99,12 @@ def runner_up(
     other = _Other(problem, solution.counts)
     names = [name for name in stage_names(problem) if name != TIE_BREAK]
     try:
-        found = in_order(other, names, seconds=SECONDS, seed=seed)
+        result = in_order(other, names, seconds=SECONDS, seed=seed)
     except FabrictoolError:
         return None
-    if found is None:
+    if result is None:
         return None
-    values, answer = found
+    values, answer = result
     return other.counts(answer), {name: other.value(name, answer) for name in values}
 
 
@@ -115,8 +115,8 @@ def alternative_sentences(problem: PlacementProblem, solution: Solution, currenc
         there = where(problem.options[unused.option])
         if unused.stage:
             worse = f"{amount(unused.stage, unused.worse, currency)} more {NOUNS[unused.stage]}"
-            each = "each request/s" if rate[model] else "a replica"
-            yield f"{model}: not on {there}: {each} there would mean {worse} (marginal, by the relaxation)"
+            what = "each request/s" if rate[model] else "a replica"
+            yield f"{model}: not on {there}: {what} there would mean {worse} (marginal, by the relaxation)"
         else:
             yield f"{model}: {there} would do as well (by the relaxation)"
     second = runner_up(problem, solution, seed)

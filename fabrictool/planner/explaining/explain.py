@@ -22,7 +22,7 @@ MOST_PRICES = 5
 
 def reasons(problem: PlacementProblem, solution: Solution, currency: str) -> tuple[str, ...]:
     """One sentence for each model and what binds it; and what one device more would be worth."""
-    found = []
+    sentences = []
     for need in problem.needs:
         mine = problem.of(need.model)
         parts = [
@@ -39,7 +39,7 @@ def reasons(problem: PlacementProblem, solution: Solution, currency: str) -> tup
             binding = "; replicas.max is reached"
         if need.spread_sites:
             binding += "; spread over sites"
-        found.append(f"{need.model}: {'; '.join(parts) or 'no replica'}; {enough}{binding}")
+        sentences.append(f"{need.model}: {'; '.join(parts) or 'no replica'}; {enough}{binding}")
     for pool in problem.pools:
         taken = sum(
             size * number * count
@@ -49,23 +49,23 @@ def reasons(problem: PlacementProblem, solution: Solution, currency: str) -> tup
         )
         total = pool.nodes * pool.devices_per_node
         if taken >= total:
-            found.append(f"{pool.cluster}/{pool.partition}: all {total} {pool.device} are in use")
+            sentences.append(f"{pool.cluster}/{pool.partition}: all {total} {pool.device} are in use")
     prices = device_prices(problem, solution)
     if prices is not None:
         unit = {
             "served": "req/s more served",
-            "slo": "req/s less beside the SLO",
+            "slo": "req/s fewer that miss the SLO",
             "latency": "requests less in the system on average",
             "cost": f"{currency}/h less" if currency else "less",
             "energy": "W less",
         }[prices.stage]
         device = {pool.key: pool.device for pool in problem.pools}
         best = sorted(prices.devices.items(), key=lambda item: (-item[1], item[0]))[:MOST_PRICES]
-        found += [
+        sentences += [
             f"one {device[key]} more in {'/'.join(key)}: {value:.3g} {unit} (marginal, by the relaxation)"
             for key, value in best
         ]
-    return tuple(found)
+    return tuple(sentences)
 
 
 def explanation(

@@ -50,11 +50,12 @@ def relaxations(rules: Constraints, conflict: Sequence[Constraint]) -> list[Rela
 
     Those without further devices first, then the fewest.
     """
-    found = sorted((one for rule in conflict for one in _alone(rules, rule)), key=lambda one: one.devices)
-    if not found:
+    enough = [relaxation for rule in conflict for relaxation in _alone(rules, rule)]
+    enough.sort(key=lambda relaxation: relaxation.devices)
+    if not enough:
         together = _lowered(rules)
-        found = [together] if together is not None else []
-    return found
+        enough = [together] if together is not None else []
+    return enough
 
 
 def _alone(rules: Constraints, rule: Constraint) -> Iterator[Relaxation]:
@@ -92,19 +93,19 @@ def _of_need(rules: Constraints, problem: PlacementProblem, rule: Constraint, ne
             words = f"at most {high + least} instead of {high} replicas of {need.model}"
             yield Relaxation((rule,), words, f"replicas: {{max: {high + least}}}", changed)
     elif rule.kind == "pin":
-        found = _fewer_pinned(problem, need, rule.where)
-        changed = _with_need(problem, replace(need, pins=need.pins | {rule.where: found or 0}))
-        if found is not None and possible(changed):
-            words = f"{found} instead of {need.pins[rule.where]} replicas of {need.model} pinned to {rule.place}"
-            yield Relaxation((rule,), words, f"pin: {{replicas: {found}}}", changed)
+        fewer = _fewer_pinned(problem, need, rule.where)
+        changed = _with_need(problem, replace(need, pins=need.pins | {rule.where: fewer or 0}))
+        if fewer is not None and possible(changed):
+            words = f"{fewer} instead of {need.pins[rule.where]} replicas of {need.model} pinned to {rule.place}"
+            yield Relaxation((rule,), words, f"pin: {{replicas: {fewer}}}", changed)
 
 
 def _fewer_pinned(problem: PlacementProblem, need: ModelNeed, where: tuple[str, str]) -> int | None:
     """The largest number below the pin's with which a placement exists: fewer still may be too few for a minimum."""
     others = {place: count for place, count in need.pins.items() if place != where}
     elastic = _Fewer(_with_need(replace(problem, current={}), replace(need, pins=others)), need.model, where)
-    found = elastic.most(need.pins[where])
-    return found if found is not None and found < need.pins[where] else None
+    most = elastic.most(need.pins[where])
+    return most if most is not None and most < need.pins[where] else None
 
 
 class _Fewer(Formulation):
@@ -182,7 +183,7 @@ def _lowered(rules: Constraints) -> Relaxation | None:
 
 
 def _unreal(problem: PlacementProblem, model: str) -> Option | None:
-    """Stable, on nothing that has an end."""
+    """An option that takes no devices: its replicas stand for those that are lacking."""
     option = next((option for option in problem.options if option.model == model), None)
     if option is None:
         return None
@@ -200,8 +201,9 @@ def explain_conflict(situation: Situation) -> list[Complaint]:
     also = tuple(Place(thing=rule.thing) for rule in conflict[1:])
     message = f"these cannot hold together: {named}" if len(conflict) > 1 else f"this cannot hold: {named}"
     hint = "any one of them given up would resolve this conflict"
-    found = [Complaint("FT2006", message, Place(thing=conflict[0].thing), hint, also=also)]
-    for one in relaxations(rules, conflict)[:MOST_HINTS]:
-        place = Place(thing=one.rules[0].thing)
-        found.append(Complaint("FT2007", f"enough would be: {one.words}", place, one.hint, severity="warning"))
-    return found
+    complaints = [Complaint("FT2006", message, Place(thing=conflict[0].thing), hint, also=also)]
+    for relaxation in relaxations(rules, conflict)[:MOST_HINTS]:
+        place = Place(thing=relaxation.rules[0].thing)
+        words = f"enough would be: {relaxation.words}"
+        complaints.append(Complaint("FT2007", words, place, relaxation.hint, severity="warning"))
+    return complaints

@@ -59,13 +59,13 @@ class RulePrice:
 
 def rules_of(blueprint: Blueprint, problem: PlacementProblem, solution: Solution) -> list[StatedRule]:
     """The rules that may cost something, those of the models with the largest demand first."""
-    found: list[StatedRule] = []
+    rules: list[StatedRule] = []
     for need in sorted(problem.needs, key=lambda need: (-need.rate, need.model)):
         name, mine = need.model, problem.of(need.model)
         counts = [(problem.options[i].stable and problem.options[i].serves, solution.counts.get(i, 0)) for i in mine]
         total, stable = sum(k for _, k in counts), sum(k for on_stable, k in counts if on_stable)
-        found += [StatedRule(name, *rest) for rest in _rules(blueprint.models[name], need.rate, total, stable)]
-    return found
+        rules += [StatedRule(name, *rest) for rest in _rules(blueprint.models[name], need.rate, total, stable)]
+    return rules
 
 
 def _rules(model: Model, rate: float, total: int, stable: int) -> Iterator[tuple[str, Model] | tuple[str, Model, bool]]:
@@ -142,9 +142,9 @@ def _exactly(problem: PlacementProblem, seed: int) -> dict[str, float] | None:
         return None
     last: Solution | None = None
     try:
-        for found in ExactSolver().solve(problem, deadline_s=SECONDS, seed=seed):
-            last = found
-            if found.stages[-1].name in TIDYING or not proved(found):
+        for solution in ExactSolver().solve(problem, deadline_s=SECONDS, seed=seed):
+            last = solution
+            if solution.stages[-1].name in TIDYING or not proved(solution):
                 break
     except FabrictoolError:  # nothing was found in time
         return None
@@ -153,5 +153,5 @@ def _exactly(problem: PlacementProblem, seed: int) -> dict[str, float] | None:
 
 def _relaxed(problem: PlacementProblem, seed: int) -> dict[str, float]:
     relaxed = Formulation(problem, range(len(problem.options)), whole=False)
-    found = in_order(relaxed, user_stages(problem), seconds=60.0, seed=seed)
-    return found[0] if found is not None else {}
+    result = in_order(relaxed, user_stages(problem), seconds=60.0, seed=seed)
+    return result[0] if result is not None else {}

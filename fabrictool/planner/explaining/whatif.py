@@ -54,7 +54,6 @@ class WhatIfResult:
 
     @property
     def feasible(self) -> bool:
-        """Whether there is a placement."""
         return not self.problem
 
 
@@ -84,9 +83,11 @@ def evaluate(situation: Situation, expression: str, solver: Solver, deadline_s: 
     try:
         *_, solution = solver.solve(problem, deadline_s=deadline_s, seed=seed)
     except InfeasibleError as error:
-        return WhatIfResult(expression, problem="; ".join(one.message for one in error.problems))
+        return WhatIfResult(expression, problem="; ".join(complaint.message for complaint in error.problems))
     except FabrictoolError as error:  # such as FT2902: one that takes too long must not cost the others
-        return WhatIfResult(expression, problem="; ".join(f"{one.code} {one.message}" for one in error.problems))
+        return WhatIfResult(
+            expression, problem="; ".join(f"{complaint.code} {complaint.message}" for complaint in error.problems)
+        )
     known = values_of(solution)
     values = {name: known.get(name, 0.0) for name in user_stages(problem)}
     options = solution.whole(problem).options
@@ -94,6 +95,7 @@ def evaluate(situation: Situation, expression: str, solver: Solver, deadline_s: 
     return WhatIfResult(expression, values, counts, solution.optimal)
 
 
+# Wide: what is asked, who works on it, how long and with which seed.
 def sweep(
     executor: Executor,
     situation: Situation,
@@ -124,8 +126,8 @@ def sweep(
         settled = replace(situation, current=dict(current))
         base = executor.submit(evaluate, settled, "", solver, deadline_s, seed).result()
     futures = {
-        executor.submit(evaluate, replace(one, current=dict(current)), expression, solver, deadline_s, seed): at
-        for at, (one, expression) in enumerate(zip(changed, expressions, strict=True))
+        executor.submit(evaluate, replace(start, current=dict(current)), expression, solver, deadline_s, seed): at
+        for at, (start, expression) in enumerate(zip(changed, expressions, strict=True))
     }
     outcomes: dict[int, WhatIfResult] = {}
     for future in as_completed(futures):
@@ -137,10 +139,10 @@ def sweep(
 
 def changed_by(situation: Situation, expression: str) -> Situation:
     """The situation that an expression describes. Raises as `sweep`."""
-    found = _EXPRESSION.fullmatch(expression)
-    if found is None:
-        raise UsageError.of("FT2011", f"{expression!r} is no expression", hint=f"such as {FORMS}")
-    what, of, sign, value = (found[name] for name in ("what", "of", "sign", "value"))
+    match = _EXPRESSION.fullmatch(expression)
+    if match is None:
+        raise UsageError.of("FT2011", f"{expression!r} is not an expression", hint=f"such as {FORMS}")
+    what, of, sign, value = (match[name] for name in ("what", "of", "sign", "value"))
     match what, sign:
         case "gpus", "+=" | "-=":
             return _with_devices(situation, of, _count(value, expression) * (1 if sign == "+=" else -1), expression)
@@ -153,12 +155,12 @@ def changed_by(situation: Situation, expression: str) -> Situation:
         case "price", "*=":
             return _with_price(situation, of, _factor(value, expression), expression)
         case _:
-            raise UsageError.of("FT2011", f"{expression!r} is no expression", hint=f"such as {FORMS}")
+            raise UsageError.of("FT2011", f"{expression!r} is not an expression", hint=f"such as {FORMS}")
 
 
 def _count(text: str, expression: str) -> int:
     if not re.fullmatch(r"[0-9]{1,7}", text):
-        raise UsageError.of("FT2011", f"{expression}: {text!r} is no whole number", hint="such as 8")
+        raise UsageError.of("FT2011", f"{expression}: {text!r} is not a whole number", hint="such as 8")
     return int(text)
 
 
@@ -168,7 +170,7 @@ def _factor(text: str, expression: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 <= value < math.inf:
-        raise UsageError.of("FT2011", f"{expression}: {text!r} is no factor", hint="a number from 0 on, such as 1.5")
+        raise UsageError.of("FT2011", f"{expression}: {text!r} is not a factor", hint="a number from 0 on, such as 1.5")
     return value
 
 
@@ -201,25 +203,24 @@ def _with_partition(situation: Situation, key: str, changed: Partition) -> Situa
 def _with_devices(situation: Situation, of: str, devices: int, expression: str) -> Situation:
     there = _partitions(situation.inventory)
     if "/" in of:
-        found = [of] if of in there else []
+        keys = [of] if of in there else []
     else:
-        found = sorted(
-            (key for key, one in there.items() if one.device == of and key.split("/")[0] in situation.usable),
-            key=lambda key: (-there[key].nodes, key),
-        )
-    if not found:
-        raise _unknown(expression, "device or partition", of, [*there, *{one.device for one in there.values()}])
-    key = found[0]
+        keys = [key for key, part in there.items() if part.device == of and key.split("/")[0] in situation.usable]
+        keys.sort(key=lambda key: (-there[key].nodes, key))
+    if not keys:
+        devices_there = {partition.device for partition in there.values()}
+        raise _unknown(expression, "device or partition", of, [*there, *devices_there])
+    key = keys[0]
     partition = there[key]
-    each = partition.devices_per_node
-    if devices % each:
-        near = each * max(1, round(abs(devices) / each))
-        message = f"{expression}: a node of {key} has {each} devices, and nodes come whole"
-        raise UsageError.of("FT2012", message, hint=f"a multiple of {each}, such as {near}")
-    nodes = partition.nodes + devices // each
+    per_node = partition.devices_per_node
+    if devices % per_node:
+        near = per_node * max(1, round(abs(devices) / per_node))
+        message = f"{expression}: a node of {key} has {per_node} devices, and nodes come whole"
+        raise UsageError.of("FT2012", message, hint=f"a multiple of {per_node}, such as {near}")
+    nodes = partition.nodes + devices // per_node
     if nodes < 0:
-        message = f"{expression}: {key} has only {partition.nodes * each} devices"
-        raise UsageError.of("FT2012", message, hint=f"{partition.nodes * each} at most")
+        message = f"{expression}: {key} has only {partition.nodes * per_node} devices"
+        raise UsageError.of("FT2012", message, hint=f"{partition.nodes * per_node} at most")
     return _with_partition(situation, key, partition.model_copy(update={"nodes": nodes}))
 
 
@@ -251,7 +252,7 @@ def _with_bound(situation: Situation, of: str, value: str, expression: str) -> S
     was, count = models[name].replicas, _count(value, expression)
     low, high = (count, was.max) if bound == "min" else (was.min, count)
     if low > high or high < 1 or high > NO_MAXIMUM:
-        message = f"{expression}: {low} to {high} replicas are no bounds"
+        message = f"{expression}: {low} to {high} replicas cannot be the bounds"
         raise UsageError.of("FT2012", message, hint=f"now {was.min} to {was.max}; change the other one first")
     return situation.with_models({name: {"replicas": Replicas(min=low, max=high)}})
 

@@ -38,7 +38,7 @@ SEQUENCES = 512
 
 @dataclass(frozen=True, slots=True)
 class HelixNode:
-    """One machine."""
+    """One machine, by the number that the file gives it."""
 
     number: int
     type: str
@@ -131,23 +131,23 @@ class _File:
         self.complaints.append(Complaint("FT2025", message, place, hint))
 
     def value(self, section: str, key: str) -> _Value | None:
-        found = self.sections.get(section, {}).get(key)
-        if found is None:
+        value = self.sections.get(section, {}).get(key)
+        if value is None:
             hint = f"write {key}= below [{section}]"
             self.complain(self.begins.get(section), f"[{section}] lacks {key}", hint)
-        return found
+        return value
 
     def number(self, section: str, key: str) -> float:
         """A positive number times a unit; NaN after a complaint."""
-        found = self.value(section, key)
-        if found is None:
+        written = self.value(section, key)
+        if written is None:
             return math.nan
-        match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(?:\s*\*\s*([A-Za-z]+))?", found.text)
+        match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(?:\s*\*\s*([A-Za-z]+))?", written.text)
         factor = UNITS.get(match[2], math.nan) if match and match[2] else 1.0
         value = float(match[1]) * factor if match else math.nan
         if not value > 0:
             hint = f"such as {key}=12.5 * UNIT, where UNIT is one of {', '.join(UNITS)}"
-            self.complain(found.line, f"[{section}] {key}: {found.text[:60]!r} is no positive number", hint)
+            self.complain(written.line, f"[{section}] {key}: {written.text[:60]!r} is not a positive number", hint)
         return value
 
     def finish(self) -> None:
@@ -161,9 +161,9 @@ def read_cluster(name: str, text: str) -> HelixCluster:
     count = file.number("NodeNames", "total_compute_nodes")
     nodes = []
     for section in file.sections:
-        if found := re.fullmatch(r"ComputeNode-([0-9]+)", section):
+        if named := re.fullmatch(r"ComputeNode-([0-9]+)", section):
             kind = file.value(section, "type")
-            nodes.append(HelixNode(int(found[1]), kind.text if kind else ""))
+            nodes.append(HelixNode(int(named[1]), kind.text if kind else ""))
     nodes.sort(key=lambda node: node.number)
     if not math.isnan(count) and len(nodes) != count:
         hint = "one [ComputeNode-N] a node"
@@ -172,8 +172,8 @@ def read_cluster(name: str, text: str) -> HelixCluster:
     known = {node.number for node in nodes}
     wires = []
     for section, begin in file.begins.items():
-        if found := re.fullmatch(r"Link-([0-9]+)-([0-9]+)", section):
-            ends = int(found[1]), int(found[2])
+        if named := re.fullmatch(r"Link-([0-9]+)-([0-9]+)", section):
+            ends = int(named[1]), int(named[2])
             if not set(ends) <= known:
                 file.complain(begin, f"[{section}] joins a node that is not described", "one [ComputeNode-N] a node")
             wires.append(Wire(ends, file.number(section, "bandwidth"), file.number(section, "latency")))
@@ -186,13 +186,13 @@ def read_cluster(name: str, text: str) -> HelixCluster:
 def read_profiles(name: str, text: str) -> dict[str, Profile]:
     """Machine type → profile. Raises InvalidInputError FT2025."""
     file = _File(name, text)
-    found = {}
+    profiles = {}
     for section in file.sections:
         if section not in ("SourceNode", "SinkNode"):
             devices = re.fullmatch(r".+x([1-9][0-9]?)", section)
-            found[section] = Profile(int(devices[1]) if devices else 1, file.number(section, "vram_size"))
+            profiles[section] = Profile(int(devices[1]) if devices else 1, file.number(section, "vram_size"))
     file.finish()
-    return found
+    return profiles
 
 
 def read_layout(name: str, text: str, cluster: HelixCluster) -> dict[int, tuple[int, int]]:
@@ -201,25 +201,25 @@ def read_layout(name: str, text: str, cluster: HelixCluster) -> dict[int, tuple[
     offset = file.value("Settings", "offset")
     shift = int(offset.text) if offset is not None and offset.text.isdecimal() else 0
     if offset is not None and not offset.text.isdecimal():
-        file.complain(offset.line, f"[Settings] offset: {offset.text[:60]!r} is no whole number", "such as offset=2")
+        file.complain(offset.line, f"[Settings] offset: {offset.text[:60]!r} is not a whole number", "such as offset=2")
     known = {node.number for node in cluster.nodes}
-    found: dict[int, tuple[int, int]] = {}
+    intervals: dict[int, tuple[int, int]] = {}
     for key, value in file.sections.get("Solution", {}).items():
         named = re.fullmatch(r"compute_node_([0-9]+)", key)
         if named is None or int(named[1]) - shift not in known:
             hint = "compute_node_N, where N is the number of the node and the offset"
-            file.complain(value.line, f"{key} is no node of the cluster", hint)
+            file.complain(value.line, f"{key} is not a node of the cluster", hint)
             continue
         listed = re.fullmatch(r"\[\s*([0-9]+(?:\s*,\s*[0-9]+)*)\s*\]", value.text)
         numbers = [int(number) for number in listed[1].split(",")] if listed else []
         if not numbers or any(b != a + 1 for a, b in pairwise(numbers)):
-            file.complain(value.line, f"{key}: these are no layers one after another", "such as [3, 4, 5]")
+            file.complain(value.line, f"{key}: these layers do not follow each other", "such as [3, 4, 5]")
             continue
-        found[int(named[1]) - shift] = (numbers[0], numbers[-1])
-    if not found and not file.complaints:
+        intervals[int(named[1]) - shift] = (numbers[0], numbers[-1])
+    if not intervals and not file.complaints:
         file.complain(None, "no node has layers", "[Solution] with compute_node_N=[LAYERS]")
     file.finish()
-    return found
+    return intervals
 
 
 def documents(
@@ -257,26 +257,26 @@ def documents(
 
 def _devices(cluster: HelixCluster, profiles: Mapping[str, Profile]) -> dict[str, str]:
     """Machine type → device of the catalogue: the name's, with the memory of the profile."""
-    found: dict[str, str] = {}
+    id_of: dict[str, str] = {}
     complaints = []
     for kind in sorted({node.type for node in cluster.nodes}):
         profile = profiles.get(kind)
         family = re.sub(r"x[1-9][0-9]?$", "", kind).lower()
-        each = profile.memory / profile.devices if profile is not None else math.nan
+        memory = profile.memory / profile.devices if profile is not None else math.nan
         fitting = [
             id_
             for id_, device in accelerators().items()
-            if re.fullmatch(rf"{re.escape(family)}(-.*)?", id_) and abs(device.memory / each - 1) < 0.01
+            if re.fullmatch(rf"{re.escape(family)}(-.*)?", id_) and abs(device.memory / memory - 1) < 0.01
         ]
         if fitting:
-            found[kind] = fitting[0]
+            id_of[kind] = fitting[0]
             continue
         message = f"no device of the catalogue is a {kind}" if profile else f"no machine profile is called {kind}"
         hint = "docs/reference/catalogue.md lists the devices; vram_size is of all devices of a machine"
         complaints.append(Complaint("FT2026", message, Place(thing=kind), hint))
     if complaints:
         raise InvalidInputError(complaints)
-    return found
+    return id_of
 
 
 def _network(cluster: HelixCluster, inside: set[int]) -> str:
@@ -288,18 +288,18 @@ def _network(cluster: HelixCluster, inside: set[int]) -> str:
 
 def _links(cluster: HelixCluster, site_of: Mapping[int, str]) -> tuple[dict[str, Any], ...]:
     """Between two regions: the mean of the wires between their nodes."""
-    found: dict[tuple[str, str], list[Wire]] = {}
+    between: dict[tuple[str, str], list[Wire]] = {}
     for wire in cluster.wires:
-        one, other = sorted(site_of[end] for end in wire.between)
-        if one != other:
-            found.setdefault((one, other), []).append(wire)
+        here, there = sorted(site_of[end] for end in wire.between)
+        if here != there:
+            between.setdefault((here, there), []).append(wire)
     return tuple(
         {
             "between": sites,
             "bandwidth": f"{tidy(round(_mean(wire.bandwidth for wire in wires) / 1e6, 2))} MB/s",
             "latency": f"{round(1e3 * _mean(wire.latency for wire in wires))}ms",
         }
-        for sites, wires in sorted(found.items())
+        for sites, wires in sorted(between.items())
     )
 
 

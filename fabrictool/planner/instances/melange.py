@@ -61,7 +61,7 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class Rental:
-    """GPUs to rent."""
+    """How many GPUs of each type to rent, and how busy they will be."""
 
     counts: tuple[int, ...]
     """By GPU type."""
@@ -69,7 +69,7 @@ class Rental:
     """By GPU type, in GPUs: how much of the count is busy."""
     cost: float
     bound: float
-    """No allocation is cheaper."""
+    """Nothing that serves all requests is cheaper."""
     optimal: bool
 
 
@@ -86,10 +86,10 @@ def read(text: str, file: str) -> Instance:
     except RecursionError as error:
         raise InvalidInputError.of("FT2020", "not JSON: nested too deeply", file=file, hint=FORM) from error
     reader = _Reader(file)
-    found = reader.instance(document)
+    instance = reader.instance(document)
     if reader.complaints:
         raise InvalidInputError(reader.complaints)
-    return found
+    return instance
 
 
 def solve(instance: Instance, kind: Kind, *, seconds: float, seed: int) -> Rental:
@@ -154,7 +154,7 @@ class _Reader:
 
     def _gpus(self, given: Any, shape: tuple[int, int]) -> Iterator[GpuType]:
         if not isinstance(given, dict) or not given:
-            self._wrong("gpu_info", "is no object with a GPU type")
+            self._wrong("gpu_info", "is not an object with GPU types")
             return
         for name, gpu in given.items():
             where = f"gpu_info.{name}"
@@ -162,9 +162,9 @@ class _Reader:
                 self._wrong(where, "is not an object with cost and tputs")
                 continue
             cost = self._number(f"{where}.cost", gpu.get("cost"))
-            throughputs, found = self._matrix(f"{where}.tputs", gpu.get("tputs"))
-            if 0 not in (*found, *shape) and found != shape:
-                self._wrong(f"{where}.tputs", f"is {found[0]} × {found[1]}, the histogram is {shape[0]} × {shape[1]}")
+            throughputs, size = self._matrix(f"{where}.tputs", gpu.get("tputs"))
+            if 0 not in (*size, *shape) and size != shape:
+                self._wrong(f"{where}.tputs", f"is {size[0]} × {size[1]}, the histogram is {shape[0]} × {shape[1]}")
             yield GpuType(name, cost, tuple(throughputs))
 
     def _matrix(self, where: str, given: Any) -> tuple[list[float], tuple[int, int]]:
@@ -172,7 +172,7 @@ class _Reader:
         rows = given if isinstance(given, list) and all(isinstance(row, list) for row in given) else []
         widths = {len(row) for row in rows}
         if len(widths) != 1 or 0 in widths:
-            self._wrong(where, "is no matrix: a list of lists of equal length")
+            self._wrong(where, "is not a matrix: a list of lists of equal length")
             return [], (0, 0)
         numbers = [
             self._number(f"{where}[{i}][{j}]", value) for i, row in enumerate(rows) for j, value in enumerate(row)

@@ -69,13 +69,13 @@ class Size:
 
 def parse(text: str) -> Size:
     """``MODELSxTYPESxGPUS``, such as ``50x8x5000``. Raises InvalidInputError FT2010."""
-    found = re.fullmatch(r"(\d{1,5})x(\d{1,3})x(\d{1,8})", text)
-    if not found:
-        raise InvalidInputError.of("FT2010", f"{text!r} is no size", hint="MODELSxTYPESxGPUS, such as 50x8x5000")
-    size = Size(*map(int, found.groups()))
+    match = re.fullmatch(r"(\d{1,5})x(\d{1,3})x(\d{1,8})", text)
+    if not match:
+        raise InvalidInputError.of("FT2010", f"{text!r} is not a size", hint="MODELSxTYPESxGPUS, such as 50x8x5000")
+    size = Size(*map(int, match.groups()))
     if not (1 <= size.models <= MOST_MODELS and 1 <= size.types <= len(DEVICES) and size.gpus <= MOST_GPUS):
         hint = f"1 to {MOST_MODELS} models, 1 to {len(DEVICES)} device types, up to {MOST_GPUS:,} devices"
-        raise InvalidInputError.of("FT2010", f"{text}: this size is not made", hint=hint)
+        raise InvalidInputError.of("FT2010", f"{text}: there are no fabrics of this size", hint=hint)
     if size.gpus < 8 * size.types:
         raise InvalidInputError.of("FT2010", f"{text}: a node of each type needs {8 * size.types} devices at least")
     return size
@@ -86,15 +86,15 @@ def inventory(size: Size, seed: int) -> dict[str, Any]:
     rng = random.Random(f"inventory {seed}")
     shares = [rng.uniform(0.5, 1.5) for _ in range(size.types)]
     clusters: dict[str, Any] = {}
-    for (device, each), share in zip(DEVICES, shares, strict=False):
-        nodes = max(1, round(size.gpus * share / sum(shares) / each))
+    for (device, per_node), share in zip(DEVICES, shares, strict=False):
+        nodes = max(1, round(size.gpus * share / sum(shares) / per_node))
         parts = (nodes - nodes // 2, nodes // 2)
         for site, count in zip(("north", "south"), parts, strict=True):
             if count:
                 clusters[f"{site}-{device}"] = {
                     "site": site,
                     "kind": "local",
-                    "partitions": {"gpu": {"device": device, "devices_per_node": each, "nodes": count}},
+                    "partitions": {"gpu": {"device": device, "devices_per_node": per_node, "nodes": count}},
                 }
     return {
         "apiVersion": "fabrictool/v1",
@@ -110,7 +110,7 @@ def blueprint(size: Size, seed: int, scale: float = 1.0) -> dict[str, Any]:
     rng = random.Random(f"blueprint {seed}")
     models = {}
     for at in range(size.models):
-        given, made = rng.choice(LENGTHS)
+        given, answer = rng.choice(LENGTHS)
         models[f"m{at:03d}"] = {
             "source": f"hf://{MODELS[at % len(MODELS)]}",
             "engine": "vllm",
@@ -118,7 +118,7 @@ def blueprint(size: Size, seed: int, scale: float = 1.0) -> dict[str, Any]:
             "demand": {
                 "rate": f"{tidy(scale / (at + 1) ** ZIPF)} req/s",
                 "input": f"{given} tok",
-                "output": f"{made} tok",
+                "output": f"{answer} tok",
             },
             "replicas": {"min": 1, "max": size.gpus},
         }
@@ -163,5 +163,5 @@ def most_load(problem: PlacementProblem) -> float:
 def _serves(problem: PlacementProblem, factor: float) -> bool:
     scaled = replace(problem, needs=tuple(replace(need, rate=need.rate * factor) for need in problem.needs))
     relaxed = Formulation(scaled, range(len(scaled.options)), whole=False)
-    found = relaxed.minimise("served", seconds=600, seed=0)
-    return found is not None and found.objective <= 1e-6 * sum(need.rate for need in scaled.needs)
+    answer = relaxed.minimise("served", seconds=600, seed=0)
+    return answer is not None and answer.objective <= 1e-6 * sum(need.rate for need in scaled.needs)

@@ -35,7 +35,7 @@ def clusters(problem: PlacementProblem, holds: Callable[[Blocks], bool], most: i
         if bandwidth <= 0:
             break
         joined = tuple(sorted(small[-i] + small[-j]))
-        small = [one for k, one in enumerate(small) if k not in (-i, -j)]
+        small = [cluster for k, cluster in enumerate(small) if k not in (-i, -j)]
         if len(joined) > most:
             continue
         if holds(joined):
@@ -45,8 +45,8 @@ def clusters(problem: PlacementProblem, holds: Callable[[Blocks], bool], most: i
     return ready
 
 
-def _linkage(problem: PlacementProblem, one: Blocks, other: Blocks) -> float:
+def _linkage(problem: PlacementProblem, these: Blocks, those: Blocks) -> float:
     """Mean bandwidth between the nodes of two clusters, octets/s."""
     pools = problem.pools
-    found = [problem.ways.get((pools[a].key, pools[b].key), (0.0, 0.0))[1] for a, _ in one for b, _ in other]
-    return sum(found) / len(found)
+    bandwidths = [problem.ways.get((pools[a].key, pools[b].key), (0.0, 0.0))[1] for a, _ in these for b, _ in those]
+    return sum(bandwidths) / len(bandwidths)

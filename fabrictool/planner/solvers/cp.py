@@ -112,13 +112,13 @@ class _Search:
         return self.whole.counts(now), self.whole.loads(now), stages
 
     def _improve(self, name: str) -> ProgramSolution:
-        found = self._integers.minimise(self.whole.terms(name), WORK * self._seconds, self._seed, self._answer)
-        if found is None:
+        result = self._integers.minimise(self.whole.terms(name), WORK * self._seconds, self._seed, self._answer)
+        if result is None:
             raise explain_infeasible(self._problem)
-        self._bounds[name] = max(self._bounds[name], found.bound)
+        self._bounds[name] = max(self._bounds[name], result.bound)
         # The counts may keep an earlier stage within rounding only: then what was there before remains.
-        better = None if found.values is None else self._loaded(name, self._counts(found.values))
-        self.optimal = self.optimal and found.optimal and better is not None
+        better = None if result.values is None else self._loaded(name, self._counts(result.values))
+        self.optimal = self.optimal and result.optimal and better is not None
         best = self._better(name, self._answer, better)
         if best is None:
             raise FabrictoolError.of("FT2902", "CP-SAT found nothing in time", hint="more time, or `--solver exact`")
@@ -245,12 +245,12 @@ class _Integers:
 
     def _chained(self, terms: Iterable[tuple[int, float]]) -> tuple[Any, Floats]:
         """Columns and weights: replicas at a level are those at it or above, less those above it."""
-        found: dict[int, float] = defaultdict(float)
+        weights: dict[int, float] = defaultdict(float)
         for column, weight in terms:
-            found[column] += weight
+            weights[column] += weight
             if column in self._above:
-                found[self._above[column]] -= weight
-        used = {column: weight for column, weight in found.items() if abs(weight) > NOTHING}
+                weights[self._above[column]] -= weight
+        used = {column: weight for column, weight in weights.items() if abs(weight) > NOTHING}
         return np.array(list(used), dtype=int), np.array(list(used.values()), dtype=float)
 
     def _counted(self, values: Floats) -> list[int]:

@@ -80,13 +80,13 @@ class _Search:
 
     def _improve(self, name: str) -> ProgramSolution:
         nodes = max(1, int(NODES_PER_SECOND * self._seconds))
-        found = self.whole.minimise(name, seconds=self._seconds, seed=self._seed, nodes=nodes, start=self._answer)
-        if found is None:
+        answer = self.whole.minimise(name, seconds=self._seconds, seed=self._seed, nodes=nodes, start=self._answer)
+        if answer is None:
             raise explain_infeasible(self._problem)
-        self._optimal = self._optimal and found.optimal
-        self._repeatable = self._repeatable and found.in_time
-        self._bounds[name] = max(self._bounds[name], found.bound)
-        return found
+        self._optimal = self._optimal and answer.optimal
+        self._repeatable = self._repeatable and answer.in_time
+        self._bounds[name] = max(self._bounds[name], answer.bound)
+        return answer
 
     def _solution(self, answer: ProgramSolution) -> Solution:
         """Objectives of all stages so far, as the answer stands now: a later one may have used a tolerance."""

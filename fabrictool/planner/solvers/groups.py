@@ -37,7 +37,6 @@ class DeviceGroup:
 
     @property
     def devices(self) -> int:
-        """How many."""
         return sum(size for _, size in self.blocks)
 
 
@@ -105,7 +104,7 @@ class Deduction:
                 yield option
 
     def _own(self, group: DeviceGroup, stages: Sequence[tuple[Pool, int]]) -> Option | None:
-        """Of a problem that makes no columns: one that it has."""
+        """The problem's own column with these stages, where it makes no new ones."""
         for option in self._problem.options:
             if option.model == group.model and option.phase == group.phase and list(option.stages) == list(stages):
                 return option
@@ -132,12 +131,12 @@ class Deduction:
                     key, longer = (passed | 1 << following, following), (slowest, (*so_far[1], blocks[following]))
                     if slowest > 0 and longer > best.get(key, (0.0, ())):
                         best[key] = longer
-        ends = [found for (passed, _), found in best.items() if passed == (1 << count) - 1]
+        ends = [end for (passed, _), end in best.items() if passed == (1 << count) - 1]
         return max(ends)[1] if ends else None
 
-    def _bandwidth(self, one: int, other: int) -> float:
+    def _bandwidth(self, sender: int, receiver: int) -> float:
         """Octets/s between two pools; 0 without a link."""
-        return self._problem.ways.get((self._pools[one].key, self._pools[other].key), (0.0, 0.0))[1]
+        return self._problem.ways.get((self._pools[sender].key, self._pools[receiver].key), (0.0, 0.0))[1]
 
 
 def _rank(option: Option) -> tuple[float, ...]:

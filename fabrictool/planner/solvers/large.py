@@ -47,7 +47,7 @@ SWEEPS_PER_SECOND = 0.2
 
 
 class LargeSearch:
-    """One run."""
+    """One run over all objectives in turn, and what it has placed so far."""
 
     def __init__(self, problem: PlacementProblem, solver: str, deadline_s: float, seed: int) -> None:
         self._problem, self._solver, self._seconds, self._seed = problem, solver, deadline_s, seed
@@ -101,11 +101,11 @@ class LargeSearch:
         """The relaxation rounded; where that breaks a rule, whatever the integer solver finds first."""
         self._counts = {i: count for i, count in self._core.rounded.items() if count}
         if self._loaded(name) is None:
-            found = self.whole.minimise(name, seconds=self._seconds, seed=self._seed, gap=CLOSE, nodes=FIRST_NODES)
-            if found is None:
+            answer = self.whole.minimise(name, seconds=self._seconds, seed=self._seed, gap=CLOSE, nodes=FIRST_NODES)
+            if answer is None:
                 raise explain_infeasible(self._problem)
-            self._repeatable = found.in_time
-            self._counts = self.whole.counts(found)
+            self._repeatable = answer.in_time
+            self._counts = self.whole.counts(answer)
 
     def _loaded(self, name: str) -> tuple[Formulation, ProgramSolution] | None:
         """The counts as they are, with the loads that are best for this stage."""
@@ -120,10 +120,10 @@ class LargeSearch:
 
     def _judged(self, name: str) -> bool:
         """Sets loads and values; False when the counts cannot keep what was kept before."""
-        found = self._loaded(name)
-        if found is None:
+        loaded = self._loaded(name)
+        if loaded is None:
             return False
-        loads, answer = found
+        loads, answer = loaded
         self._loads = loads.loads(answer)
         self._values = {stage: loads.shares(stage, answer) for stage in (*self._limits, name)}
         return True
@@ -167,12 +167,12 @@ class LargeSearch:
     def _place_anew(self, name: str, models: Sequence[str]) -> None:
         part, indices = self._part(models)
         try:
-            found = self._best(name, part, models)
+            better = self._best(name, part, models)
         except FabrictoolError:  # nothing was found within the limits, or no numbers that can be trusted
-            found = None
-        if found is None:
+            better = None
+        if better is None:
             return
-        counts, loads, answer = found
+        counts, loads, answer = better
         for at, i in enumerate(indices):
             self._counts.pop(i, None)
             if counts.get(at):
@@ -190,12 +190,12 @@ class LargeSearch:
         """Better counts for a part, and the loads that show it; None when there are none."""
         program = Formulation(part, range(len(part.options)), whole=True)
         self._keep_limits(program, models)
-        found = program.minimise(name, seconds=self._seconds, seed=self._seed, gap=GAP, nodes=NODES)
-        if found is None:
+        rough = program.minimise(name, seconds=self._seconds, seed=self._seed, gap=GAP, nodes=NODES)
+        if rough is None:
             return None
-        self._repeatable = self._repeatable and found.in_time
+        self._repeatable = self._repeatable and rough.in_time
         # The integer solver's rows hold to a share of their size; loads are judged by the linear program.
-        counts = program.counts(found)
+        counts = program.counts(rough)
         loads = Formulation.of_counts(part, counts)
         self._keep_limits(loads, models)
         answer = loads.minimise(name, seconds=self._seconds, seed=self._seed)

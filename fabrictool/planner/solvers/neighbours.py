@@ -66,13 +66,13 @@ def _parted(search: TabuSearch, blocks: Blocks) -> tuple[Blocks, Blocks]:
 def _merge(search: TabuSearch, present: list[DeviceGroup]) -> Change | None:
     if not present:
         return None
-    one = search.rng.choice(present)
-    alike = [group for group in present if group.model == one.model]
-    other = search.rng.choice(alike)
-    blocks = _joined(search, one.blocks + other.blocks)
+    first = search.rng.choice(present)
+    alike = [group for group in present if group.model == first.model]
+    second = search.rng.choice(alike)
+    blocks = _joined(search, first.blocks + second.blocks)
     if len(blocks) > MOST_BLOCKS:
         return None
-    return [one, other], [DeviceGroup(one.model, blocks, _phase(search, one.model))]
+    return [first, second], [DeviceGroup(first.model, blocks, _phase(search, first.model))]
 
 
 def _joined(search: TabuSearch, blocks: Blocks) -> Blocks:
@@ -122,7 +122,7 @@ def _begin(search: TabuSearch, present: list[DeviceGroup]) -> Change | None:
     if group is None:
         return None
     pools = {pool for pool, _ in group.blocks}
-    beside = [one for one in present if pools & {pool for pool, _ in one.blocks}]
+    beside = [other for other in present if pools & {pool for pool, _ in other.blocks}]
     gone = [search.rng.choice(beside)] if beside and search.rng.random() < 0.5 else []
     return gone, [group]
 

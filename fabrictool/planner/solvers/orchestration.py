@@ -25,7 +25,7 @@ UNITS = 1_000_000
 COST_UNITS = 1e4
 """Of the flow's whole costs in one second of latency."""
 MISS = 1_000.0
-"""Seconds that a request beside its SLO counts for, so that the flow avoids it first."""
+"""Seconds that a request which misses its SLO counts for, so that the flow avoids it first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ FIELDS = tuple(Worth.__dataclass_fields__)
 
 
 def worth(problem: PlacementProblem, need: ModelNeed, options: Sequence[Option], counts: Mapping[int, int]) -> Worth:
-    """Of `counts` by index into `options`, all of one model."""
+    """What `counts` replicas, by index into `options` and all of one model, do for it."""
     mine = [(options[i], count) for i, count in sorted(counts.items())]
     split = any(option.phase != "unified" for option, _ in mine)
     unserved, misses, latency = (_flow if split else _fill)(problem, need, mine)
@@ -96,19 +96,19 @@ Rung = tuple[float, float, bool]
 
 
 def _rungs(option: Option, count: int) -> list[Rung]:
-    found = []
+    rungs = []
     rate = inside = 0.0
     for level in option.levels:
         if level.rate > rate:
-            found.append(((level.rate - rate) * count, (level.in_system - inside) / (level.rate - rate), level.attains))
+            rungs.append(((level.rate - rate) * count, (level.in_system - inside) / (level.rate - rate), level.attains))
             rate, inside = level.rate, level.in_system
-    return found
+    return rungs
 
 
 def _fill(
     _problem: PlacementProblem, need: ModelNeed, mine: Sequence[tuple[Option, int]]
 ) -> tuple[float, float, float]:
-    """(unserved, beside the SLO, in system) with the cheapest rungs filled first."""
+    """(unserved, missing the SLO, in system) with the cheapest rungs filled first."""
     left, misses, latency = need.rate, 0.0, 0.0
     for rate, price, attains in sorted(
         (rung for option, count in mine for rung in _rungs(option, count)), key=lambda rung: (not rung[2], rung[1])

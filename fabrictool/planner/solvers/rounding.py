@@ -104,7 +104,7 @@ class FreeDevices:
         }
 
     def copy(self) -> FreeDevices:
-        """One that changes by itself."""
+        """An independent copy."""
         other = FreeDevices(())
         other._left = {key: dict(left) for key, left in self._left.items()}
         return other
@@ -118,15 +118,14 @@ class FreeDevices:
         return True
 
     def give(self, option: Option) -> None:
-        """Gives them back."""
         self._move(self._need(option), 1)
 
     def _need(self, option: Option) -> Counter[tuple[PoolKey, int]]:
-        found: Counter[tuple[PoolKey, int]] = Counter()
+        blocks: Counter[tuple[PoolKey, int]] = Counter()
         for (key, tp), number in option.blocks.items():
             for size in self._left.get(key, (tp,)):
-                found[key, size] += number * (tp // size)
-        return found
+                blocks[key, size] += number * (tp // size)
+        return blocks
 
     def _move(self, need: Counter[tuple[PoolKey, int]], sign: int) -> None:
         for (key, size), blocks in need.items():

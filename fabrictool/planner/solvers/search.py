@@ -38,7 +38,7 @@ Change = tuple[list[DeviceGroup], list[DeviceGroup]]
 
 @dataclass(frozen=True, slots=True)
 class TabuState:
-    """One solution."""
+    """One solution of the search: groups, the devices that they leave, and what they are worth."""
 
     groups: Counter[DeviceGroup]
     room: FreeDevices
@@ -184,8 +184,8 @@ class TabuSearch:
         while True:
             lacking = [m for m, value in state.values.items() if value.broken or value.served or value.slo]
             changes = [change for model in lacking for change in _additions(groups[model])]
-            found = [near for change in changes if (near := self.changed(state, change)) is not None]
-            better = [near for near in found if near.rank < state.rank]
+            nearby = [near for change in changes if (near := self.changed(state, change)) is not None]
+            better = [near for near in nearby if near.rank < state.rank]
             if not better:
                 return state
             state = min(better, key=lambda near: near.rank)
@@ -202,7 +202,9 @@ class TabuSearch:
         return self._worths[key]
 
     def _rank(self, values: dict[str, Worth]) -> tuple[float, ...]:
-        return tuple(round(sum(getattr(one, name) for one in values.values()), 6) for name in self._order)
+        return tuple(
+            round(sum(getattr(worth_of_model, name) for worth_of_model in values.values()), 6) for name in self._order
+        )
 
     def solution(self, state: TabuState, solver: str, deadline_s: float, seed: int) -> Solution:
         """The state appraised, with the columns that the search made. Raises InfeasibleError when it breaks a rule."""
@@ -213,8 +215,8 @@ class TabuSearch:
             column = self.deduction.column(group)
             if column is not None:
                 counts[column] += count
-        found = appraise(self.extended, counts, f"{solver} (groups and phases; flow in OR-Tools)", deadline_s, seed)
-        return replace(found, added=self.deduction.added)
+        solution = appraise(self.extended, counts, f"{solver} (groups and phases; flow in OR-Tools)", deadline_s, seed)
+        return replace(solution, added=self.deduction.added)
 
 
 def _additions(groups: Sequence[DeviceGroup]) -> Iterator[Change]:

@@ -63,11 +63,11 @@ class TabuSolver:
             yield search.solution(best, self.name, deadline_s, seed)
         first = best
         for _ in range(ROUNDS):
-            found, used = search.run(best, neighbours, evaluations=left)
-            columns = _nearest(search.extended, deadline_s, seed) | search.used(found)
+            walked, used = search.run(best, neighbours, evaluations=left)
+            columns = _nearest(search.extended, deadline_s, seed) | search.used(walked)
             whole = search.of_counts(_whole(search.extended, columns, deadline_s, seed))
             left -= used
-            former, best = best, min((best, found, whole), key=_rank)
+            former, best = best, min((best, walked, whole), key=_rank)
             if best is former or left <= 0:
                 break
         if best.broken:
@@ -106,12 +106,12 @@ def _relaxation(problem: PlacementProblem, deadline_s: float, seed: int) -> dict
 
 def _nearest(problem: PlacementProblem, deadline_s: float, seed: int) -> set[int]:
     """The columns that the relaxation uses or nearly uses in its first stages."""
-    found: set[int] = set()
+    columns: set[int] = set()
     for relaxed, answer in _relaxed(problem, FIRST, deadline_s, seed):
         distance = {i: relaxed.distance(answer, i) for i in relaxed.chosen}
-        found |= {i for i, used in relaxed.usage(answer).items() if used > SLACK}
-        found |= set(sorted(relaxed.chosen, key=lambda i: (distance[i], i))[:NEAREST])
-    return found
+        columns |= {i for i, used in relaxed.usage(answer).items() if used > SLACK}
+        columns |= set(sorted(relaxed.chosen, key=lambda i: (distance[i], i))[:NEAREST])
+    return columns
 
 
 def _whole(problem: PlacementProblem, columns: AbstractSet[int], deadline_s: float, seed: int) -> dict[int, int]:
