@@ -146,7 +146,7 @@ class FabricBed:
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory):
-    from fabrictool.engines.reference.tiny import write_tiny_model
+    from tests.tiny_model import write_tiny_model
 
     path = tmp_path_factory.mktemp("model") / "tiny.gguf"
     write_tiny_model(path, seed=7, context=512)

@@ -4,9 +4,9 @@ import sys
 from pathlib import Path
 
 import yaml
+from instance import documents, read_cluster, read_layout, read_profiles
 
 from fabrictool.base.errors import FabrictoolError
-from fabrictool.planner.instances.helix import documents, read_cluster, read_layout, read_profiles
 
 HERE = Path(__file__).parent
 ABOUT = {

@@ -76,7 +76,7 @@ def pytest_terminal_summary(terminalreporter, config):
 @pytest.fixture(scope="session")
 def shared_model():
     """A tiny random model where every user of every machine can read it."""
-    from fabrictool.engines.reference.tiny import write_tiny_model
+    from tests.tiny_model import write_tiny_model
 
     folder = Path(tempfile.mkdtemp(prefix="ft-model-", dir="/var/tmp"))
     folder.chmod(0o755)

@@ -9,7 +9,8 @@ from fabrictool.catalog.errors import error_codes
 
 def used_codes():
     package = Path(fabrictool.__file__).parent
-    return {code for path in package.rglob("*.py") for code in re.findall(r'"(FT\d{4})"', path.read_text())}
+    files = [*package.rglob("*.py"), *(package.parent / "examples").rglob("*.py")]
+    return {code for path in files for code in re.findall(r'"(FT\d{4})"', path.read_text())}
 
 
 def test_every_code_is_explained_and_no_explanation_outlives_its_code():

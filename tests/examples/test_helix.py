@@ -8,13 +8,14 @@ import yaml
 
 from fabrictool.blueprint import load
 from fabrictool.planner.build import build_problem
-from tests.planner.test_helix import CLUSTER, LAYOUT, PROFILES
+from tests.examples.test_helix_instance import CLUSTER, LAYOUT, PROFILES
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "helix"
 
 
 @pytest.fixture
-def convert():
+def convert(monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLE)
     spec = importlib.util.spec_from_file_location("convert", EXAMPLE / "convert.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

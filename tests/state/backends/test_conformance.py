@@ -8,9 +8,9 @@ import time
 import msgspec
 import pytest
 
-from fabrictool.base.clock import ManualClock
 from fabrictool.base.errors import FabrictoolError, InvalidInputError, StaleError
 from fabrictool.domain.state import Placed, State
+from tests.manual_clock import ManualClock
 
 SECRET = "planted-state-token"
 

@@ -1,4 +1,4 @@
-"""``python -m fabrictool.engines.reference.tiny OUT.gguf``: a seeded random Llama of two layers, as a real GGUF file.
+"""A seeded random Llama of two layers, as a real GGUF file.
 
 It says nothing sensible, but at once: for tests of everything around a model. Its vocabulary is the 256 bytes, a few
 merges and the control tokens of a chat.
@@ -6,14 +6,15 @@ merges and the control tokens of a chat.
 
 from __future__ import annotations
 
-import argparse
-import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import gguf
 import numpy as np
 
 from fabrictool.engines.reference.tokenizer import byte_letters
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _TEMPLATE = (
     "{% for message in messages %}<|begin|>{{ message['role'] }}\n{{ message['content'] }}<|end|>\n{% endfor %}"
@@ -95,17 +96,3 @@ def write_tiny_model(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-
-
-def main(argv: list[str] | None = None) -> int:
-    arguments = argparse.ArgumentParser(prog="python -m fabrictool.engines.reference.tiny", description=__doc__)
-    arguments.add_argument("out", type=Path, metavar="OUT.gguf")
-    arguments.add_argument("--seed", type=int, default=7)
-    arguments.add_argument("--context", type=int, default=512)
-    given = arguments.parse_args(argv)
-    write_tiny_model(given.out, seed=given.seed, context=given.context)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -2,11 +2,7 @@
 
 import pytest
 
-from fabrictool.base.errors import InvalidInputError
-from fabrictool.domain.blueprint import Blueprint
-from fabrictool.domain.inventory import Inventory
-from fabrictool.planner.build import build_problem
-from fabrictool.planner.instances.helix import (
+from examples.helix.instance import (
     HelixCluster,
     HelixNode,
     Profile,
@@ -16,6 +12,10 @@ from fabrictool.planner.instances.helix import (
     read_layout,
     read_profiles,
 )
+from fabrictool.base.errors import InvalidInputError
+from fabrictool.domain.blueprint import Blueprint
+from fabrictool.domain.inventory import Inventory
+from fabrictool.planner.build import build_problem
 from fabrictool.planner.solvers.exact import ExactSolver
 
 CLUSTER = """\
