@@ -10,7 +10,6 @@ from itertools import groupby
 from typing import TYPE_CHECKING, TypeVar
 
 from fabrictool.applier.wave import (
-    Begun,
     Ended,
     Look,
     Looked,
@@ -59,7 +58,7 @@ class Driver:
 
     def run(self, wave: Wave) -> None:
         """Until all is over, or the user stopped waiting."""
-        events: deque[Event] = deque([Begun()])
+        events: deque[Event] = deque()
         while not wave.over:
             idle = not events
             if idle:

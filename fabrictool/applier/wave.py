@@ -25,7 +25,7 @@ from fabrictool.domain.observed import lives
 from fabrictool.domain.specs import AgentSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from fabrictool.domain.observed import ClusterFacts, ObservedUnit
     from fabrictool.domain.plan import Action
@@ -76,11 +76,6 @@ INSTEAD: Mapping[Phase, Phase] = {"done": "retiring", "queued": "left-in-queue"}
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
-    """The wave may begin."""
-
-
-@dataclass(frozen=True, slots=True)
 class Ticked:
     """Time has passed; `presses`: how often Ctrl-C was pressed."""
 
@@ -119,7 +114,7 @@ class TailRead:
     tail: str
 
 
-Event = Begun | Ticked | Looked | Started | Refused | TailRead
+Event = Ticked | Looked | Started | Refused | TailRead
 
 
 # -- effects --------------------------------------------------------------------------------------------------------
@@ -190,6 +185,8 @@ class Course:
     deadline: float = 0.0
     text: str = ""
     """What was said of it last."""
+    asked: bool = False
+    """Its former unit was told to leave."""
     killed: bool = False
     error: FabrictoolError | None = None
     death: str = ""
@@ -251,7 +248,7 @@ class Wave:
     def step(self, now: float, event: Event) -> list[Effect]:
         """What is to be done, in this order; `now` in monotonic seconds.
 
-        Units are started, and ends are said, when time passes: after it is known how everything else went.
+        Units are told to leave or started, and ends are said, when time passes: it is known then how all else went.
         """
         before = [course.phase for course in self.courses]
         effects = self._react(now, event)
@@ -261,8 +258,6 @@ class Wave:
 
     def _react(self, now: float, event: Event) -> list[Effect]:
         match event:
-            case Begun():
-                return self._told_to_leave(now, [course for course in self.courses if course.phase in LEAVING])
             case Ticked(presses):
                 return self._tick(now, presses)
             case Looked(facts):
@@ -290,7 +285,7 @@ class Wave:
         if presses >= 2:
             for course in self._open():
                 course.phase = "left"
-        effects: list[Effect] = [*self._start(now), *self._ends()]
+        effects: list[Effect] = [*self._ask_to_leave(now), *self._start(now), *self._ends()]
         watched = sorted({course.watched for course in self._open() if not course.death})
         due = [name for name in watched if now >= self._next_look.get(name, 0.0)]
         for name in due:
@@ -342,7 +337,6 @@ class Wave:
         effects: list[Effect] = []
         gone: list[str] = []
         late: list[str] = []
-        retiring: list[Course] = []
         units = {unit.operation: unit for unit in facts.units}
         for course in self._open():
             if course.watched != facts.cluster or course.death or course.phase == "to-start":
@@ -353,18 +347,16 @@ class Wave:
             died = self._move(now, course, sign, unit, facts)
             if was in LEAVING and course.phase != was and unit is not None:
                 gone.append(course.action.former)
-            if course.phase == "retiring" and was != "retiring":
-                retiring.append(course)
             if died:
                 effects += self._tail(course)
             elif not course.over:
                 effects += self._describe(course, sign, unit, facts)
-                if now > course.deadline and self._overdue(now, course, sign):
+                if course.phase == was and now > course.deadline and self._overdue(now, course, sign):
                     effects += self._say(course, "it did not leave in time and is killed")
                     late.append(course.action.former)
         effects += [Tell("kill", facts.cluster, tuple(late))] if late else []
         effects += [Tell("forget", facts.cluster, tuple(gone))] if gone else []
-        return effects + self._told_to_leave(now, retiring)
+        return effects
 
     def _move(self, now: float, course: Course, sign: Sign, unit: ObservedUnit | None, facts: ClusterFacts) -> bool:
         """Into its next phase; True when its new unit died, of which only the tail of the log is missing."""
@@ -417,12 +409,13 @@ class Wave:
 
     # -- ending -----------------------------------------------------------------------------------------------------
 
-    def _told_to_leave(self, now: float, courses: Iterable[Course]) -> list[Effect]:
+    def _ask_to_leave(self, now: float) -> list[Effect]:
         """All of a cluster at once."""
         groups: dict[str, list[str]] = {}
-        for course in courses:
-            course.deadline = now + STOP_GRACE_S
-            groups.setdefault(course.former, []).append(course.action.former)
+        for course in self._open():
+            if course.phase in LEAVING and not course.asked:
+                course.asked, course.deadline = True, now + STOP_GRACE_S
+                groups.setdefault(course.former, []).append(course.action.former)
         for name in groups:
             self._look_soon(name)
         return [Tell("stop", name, tuple(operations)) for name, operations in groups.items()]

@@ -8,7 +8,6 @@ from fabrictool.applier.wave import (
     READY_MARGIN_S,
     STOP_GRACE_S,
     TRANSITIONS,
-    Begun,
     Course,
     Ended,
     Look,
@@ -56,7 +55,7 @@ class Play:
         self.courses = [Course.of(a, homes) for a in actions]
         self.wave = Wave(self.courses, {"c": 5.0}, queue_wait_s, checked=True)
         self.now = 0.0
-        self.effects = self.step(Begun())
+        self.effects = self.tick()
 
     def step(self, event):
         self.effects = self.wave.step(self.now, event)
@@ -68,7 +67,7 @@ class Play:
 
     def start(self):
         """Until what is to be started was started."""
-        (start,) = [effect for effect in self.tick() if isinstance(effect, Start)]
+        (start,) = [effect for effect in self.effects if isinstance(effect, Start)]
         return self.step(Started("c", tuple(a.operation for a in start.actions)))
 
     def look(self, *units, after=0.0, known=True):
@@ -91,7 +90,7 @@ def tells(effects):
 
 def test_a_replica_is_started_watched_and_done():
     play = Play(action())
-    assert play.effects == []
+    assert [type(effect) for effect in play.effects] == [Start, Look]
     assert [type(effect) for effect in play.start()] == [Report]
     for seen, phase in (((), "booting"), ((unit("new0"),), "booting"), ((unit("new0", ready=True),), "done")):
         assert play.tick(10.0) == [Look("c")]
@@ -105,16 +104,28 @@ def test_the_old_unit_is_stopped_only_when_the_new_one_serves():
     play = Play(action("replace"))
     play.start()
     assert tells(play.look(unit("old0"), unit("new0"))) == []
-    assert tells(play.look(unit("old0"), unit("new0", ready=True))) == [("stop", ("old0",))]
+    assert tells(play.look(unit("old0"), unit("new0", ready=True))) == []
     assert play.phases == ["retiring"]
+    assert tells(play.tick()) == [("stop", ("old0",))]
     assert tells(play.look(unit("old0", "ended"), unit("new0", ready=True))) == [("forget", ("old0",))]
     assert play.phases == ["done"]
 
 
+def test_a_replica_that_serves_at_the_last_moment_costs_the_old_one_no_time():
+    play = Play(action("replace"))
+    play.start()
+    play.look(unit("old0"), unit("new0"))
+    late = SPEC.start_timeout_s + READY_MARGIN_S + 1
+    assert tells(play.look(unit("old0"), unit("new0", ready=True), after=late)) == []
+    assert play.phases == ["retiring"]
+    assert tells(play.tick()) == [("stop", ("old0",))]
+    assert tells(play.look(unit("old0"), unit("new0", ready=True), after=STOP_GRACE_S - 1)) == []
+
+
 def test_where_there_is_no_room_the_old_unit_leaves_first():
     play = Play(action("replace", stop_first=True))
+    assert [type(effect) for effect in play.effects] == [Tell, Look]
     assert tells(play.effects) == [("stop", ("old0",))]
-    assert [type(effect) for effect in play.tick()] == [Look]
     assert play.look(unit("old0")) == []
     assert tells(play.look(unit("old0", "ended"))) == [("forget", ("old0",))]
     assert next(type(effect) for effect in play.tick()) is Start
