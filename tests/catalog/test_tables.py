@@ -120,3 +120,10 @@ def test_reading_is_pure():
     assert accelerators() is accelerators()
     with pytest.raises(TypeError):
         accelerators()["x"] = None
+
+
+@pytest.mark.parametrize("id_", sorted(engines()))
+def test_an_engine_reserves_some_of_a_small_device_and_no_more_than_enough_of_a_large_one(id_):
+    engine = engines()[id_]
+    assert engine.reserved(4e9) == pytest.approx(0.3e9)
+    assert engine.reserved(40e9) == engine.reserved(192e9) == 3e9

@@ -7,10 +7,13 @@ import pytest
 
 from fabrictool.base.errors import InvalidInputError
 from fabrictool.catalog import accelerators, models
+from fabrictool.domain.blueprint import Model
+from fabrictool.domain.inventory import Partition
 from fabrictool.simulator import fitting, sheet
 from fabrictool.simulator.calibration import Calibration, Hull, Spread, choose, dumps, loads, shipped
 from fabrictool.simulator.cases import Case, PhaseWorkers, estimate, predict
 from fabrictool.simulator.operators import Parallelism
+from fabrictool.simulator.stand import stand
 from fabrictool.simulator.stepmodel import Factors
 
 ROW = {
@@ -41,6 +44,18 @@ def test_every_mode_gives_consistent_latencies(mode):
     assert one.e2e == pytest.approx(one.ttft + one.tpot * 255, rel=0.15)
     for metric, (low, high) in found.bands.items():
         assert low <= getattr(one, metric) <= high
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize("device", ["l4", "a100-40g", "h100-sxm", "b200"])
+def test_a_plan_and_a_case_give_a_replica_the_same_cache(engine, device):
+    source = "hf://meta-llama/Llama-3.1-8B-Instruct"
+    wanted = Model.model_validate({"source": source, "engine": engine, "variant": {"precision": "bf16"}})
+    partition = Partition.model_validate({"device": device, "devices_per_node": 8, "nodes": 1})
+    alike = case(device=device, engine=engine, model=wanted.architecture_id, precision="bf16", tp=2)
+    planned = stand(wanted, alike.model, partition, 2)
+    assert planned.room == alike.room(alike.cut)
+    assert 0 < planned.room.kv_tokens < 2 * accelerators()[device].memory / planned.kv_octets
 
 
 def test_a_pair_of_phases_pays_for_the_hand_over():
