@@ -118,6 +118,7 @@ def _here(source: Source) -> list[Check]:
 
 
 def version() -> None:
+    """Print the version of this release."""
     from fabrictool import __version__
     from fabrictool.cli.output import data
 
