@@ -140,22 +140,22 @@ def _job(line: str) -> JobFacts:
 
 
 def _queues(lines: Iterable[str]) -> dict[str, Queue]:
-    found: dict[str, Queue] = {}
+    queues: dict[str, Queue] = {}
     for line in lines:
         parts = line.split("|")
         if len(parts) != 5 or not all(part.strip().isdecimal() for part in parts[2:]):
             raise FabrictoolError.of("FT5401", f"flux resource list printed {line[:120]!r}", hint="report it")
         state, nodes, cores, devices = parts[1].strip(), *(int(part) for part in parts[2:])
         for name in parts[0].strip().split(","):
-            before = found.get(name, Queue())
-            found[name] = Queue(
+            before = queues.get(name, Queue())
+            queues[name] = Queue(
                 nodes=before.nodes + nodes,
                 idle=before.idle + (nodes if state == "free" else 0),
                 away=before.away + (nodes if state == "down" else 0),
                 devices=max(before.devices, devices // nodes if nodes else 0),
                 cpus=max(before.cpus, cores // nodes if nodes else 0),
             )
-    return found
+    return queues
 
 
 def _time(text: str) -> float | None:

@@ -130,27 +130,27 @@ def _jobs(text: str, offset: str) -> tuple[JobFacts, ...]:
         root = ET.fromstring(text)  # noqa: S314 - printed by the site's own qstat, for the user who reads it
     except ET.ParseError as error:
         raise FabrictoolError.of("FT5401", f"qstat -xml printed {text[:120]!r}: {error}", hint="report it") from error
-    found = []
+    jobs = []
     for entry in root.iter("job_list"):
-        said = {child.tag: (child.text or "").strip() for child in entry}
-        native = said.get("state", "")
+        fields = {child.tag: (child.text or "").strip() for child in entry}
+        native = fields.get("state", "")
         state: JobState = "running" if re.search("[rtsST]", native) and "q" not in native else "pending"
         if "E" in native:
             state = "ended"  # it stays in the list and never runs
-        number = said.get("JB_job_number", "")
-        found.append(
+        number = fields.get("JB_job_number", "")
+        jobs.append(
             JobFacts(
                 id=number,
                 state=state,
                 native=native,
-                name=said.get("JB_name", ""),
-                partition=said.get("queue_name", "").partition("@")[0],
+                name=fields.get("JB_name", ""),
+                partition=fields.get("queue_name", "").partition("@")[0],
                 reason="an error: see `qstat -j`" if "E" in native else "held" if "h" in native else "",
-                submitted_at=_time(said.get("JB_submission_time", ""), offset),
-                begins_at=_time(said.get("JAT_start_time", ""), offset),
+                submitted_at=_time(fields.get("JB_submission_time", ""), offset),
+                begins_at=_time(fields.get("JAT_start_time", ""), offset),
             )
         )
-    return tuple(found)
+    return tuple(jobs)
 
 
 def _queue(line: str) -> tuple[str, Queue]:

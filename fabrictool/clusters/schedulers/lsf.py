@@ -162,12 +162,12 @@ def _job(line: str, now: float) -> JobFacts:
 
 def _queues(lines: Iterable[str]) -> dict[str, Queue]:
     """Of ``bqueues -w``; it tells no hosts."""
-    found = {}
+    queues = {}
     for line in lines:
         words = line.split()
         if not words or words[0] == "QUEUE_NAME":
             continue
         if len(words) < 10 or not words[8].isdecimal():
             raise FabrictoolError.of("FT5401", f"bqueues printed {line[:120]!r}", hint="report it with `lsid`")
-        found[words[0]] = Queue(up=words[2].startswith("Open:Active"), pending=int(words[8]))
-    return found
+        queues[words[0]] = Queue(up=words[2].startswith("Open:Active"), pending=int(words[8]))
+    return queues

@@ -34,10 +34,10 @@ def parse_clock(text: str, offset: str, form: str) -> float | None:
 
 def parse_length(text: str) -> float | None:
     """Seconds of ``HH:MM:SS``, ``MM:SS`` or seconds; None for anything else."""
-    found = _LENGTH.fullmatch(text.strip())
-    if found is None:
+    match = _LENGTH.fullmatch(text.strip())
+    if match is None:
         return None
-    hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    hours, minutes, seconds = (int(part or 0) for part in match.groups())
     return float(hours * 3600 + minutes * 60 + seconds)
 
 
