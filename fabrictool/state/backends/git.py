@@ -121,14 +121,14 @@ class GitStore:
 
     def history(self) -> list[Version]:
         """The commits that changed it."""
-        found = []
+        versions = []
         with self._alone():
             for commit, at in self._git.log(self._git.fetch(), STATE, LISTED):
                 with contextlib.suppress(FabrictoolError):
                     data = self._file(commit, STATE)
                     if data is not None:
-                        found.append(Version(at=at, state=decode_state(data, self.place)))
-        return found
+                        versions.append(Version(at=at, state=decode_state(data, self.place)))
+        return versions
 
     # -- lease ------------------------------------------------------------------------------------------------
 
@@ -160,17 +160,17 @@ class GitStore:
 
     def unlock(self, lease_id: str) -> Lease:
         """Take ``lease.json`` away."""
-        found: list[Lease] = []
+        ended: list[Lease] = []
 
         def change(head: str) -> dict[str, bytes | None]:
             lease = self._lease_at(head)
             if lease is None or lease.id != lease_id:
                 raise no_such_lease(lease_id, lease, self.place)
-            found.append(lease)
+            ended.append(lease)
             return {LEASE: None}
 
         self._push(change, f"lease {lease_id} unlocked by hand")
-        return found[-1]
+        return ended[-1]
 
     def _renew(self, lease: Lease) -> None:
         def change(head: str) -> dict[str, bytes | None]:

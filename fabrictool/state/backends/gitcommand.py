@@ -176,12 +176,12 @@ class Git:
         return subprocess.CompletedProcess(argv, process.returncode, stdout, stderr)
 
     def _fail(self, done: subprocess.CompletedProcess[bytes], *, refused: bool = False) -> NoReturn:
-        said = _said(done)
-        if refused or _REFUSED.search(said):
+        why = _said(done)
+        if refused or _REFUSED.search(why):
             hint = f"try it by hand: git ls-remote {self.url}; fabrictool brings no credentials of its own"
-            message = f"the repository refused: {said}"
+            message = f"the repository refused: {why}"
             raise FabrictoolError.of("FT4203", message, file=self._place, hint=hint)
-        raise self._silent(f"the repository does not answer: {said}")
+        raise self._silent(f"the repository does not answer: {why}")
 
     def _silent(self, message: str) -> FabrictoolError:
         hint = f"try it by hand: git ls-remote {self.url}"

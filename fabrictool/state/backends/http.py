@@ -249,11 +249,11 @@ def _lease(body: bytes) -> Lease | None:
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
     try:
-        found: Lease = msgspec.json.decode(info.info or "{}", type=Lease)
+        lease: Lease = msgspec.json.decode(info.info or "{}", type=Lease)
     except msgspec.DecodeError:
         who, _, host = info.who.partition("@")
         return Lease(id=info.id, who=who, host=host, pid=0, purpose=info.operation, at=_second(info.created))
-    return msgspec.structs.replace(found, id=info.id)
+    return msgspec.structs.replace(lease, id=info.id)
 
 
 def _second(created: str) -> float:

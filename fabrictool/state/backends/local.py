@@ -103,12 +103,12 @@ class LocalStore:
 
     def history(self) -> list[Version]:
         """What `_put` kept."""
-        found = []
+        versions = []
         for file in self._versions()[::-1]:
             with contextlib.suppress(FabrictoolError, OSError):
                 state = decode_state(file.read_bytes(), str(file))
-                found.append(Version(at=file.stat().st_mtime, state=state))
-        return found
+                versions.append(Version(at=file.stat().st_mtime, state=state))
+        return versions
 
     def _put(self, state: State) -> None:
         """The version first: if there is no room for it, the state stays as it was."""
@@ -121,8 +121,8 @@ class LocalStore:
 
     def _versions(self) -> list[Path]:
         """Oldest first."""
-        found = [file for file in (self._folder / "state-history").glob("*.json") if file.stem.isdecimal()]
-        return sorted(found, key=lambda file: int(file.stem))
+        files = [file for file in (self._folder / "state-history").glob("*.json") if file.stem.isdecimal()]
+        return sorted(files, key=lambda file: int(file.stem))
 
     @contextlib.contextmanager
     def _one_at_a_time(self) -> Iterator[None]:
