@@ -14,13 +14,13 @@ from fabrictool.applier.wave import (
     Ended,
     Look,
     Looked,
+    Notify,
     ReadTail,
-    Refused,
-    Report,
     Start,
     Started,
     TailRead,
     Tell,
+    TellFailed,
     Ticked,
 )
 from fabrictool.base.errors import FabrictoolError
@@ -51,7 +51,7 @@ class Driver:
     """Called before anything is started: whatever runs is in the state."""
     guard: Callable[[], None]
     """Raises when another writer has the lease: nothing that runs is touched then."""
-    report: Callable[[Report], None]
+    report: Callable[[Notify], None]
     ended: Callable[[Course], None]
     """Called once for each course that is over."""
     presses: Callable[[], int]
@@ -90,7 +90,7 @@ class Driver:
                 yield from self._tell(effect)
             case ReadTail(cluster, operation):
                 yield TailRead(operation, self._tail(cluster, operation))
-            case Report():
+            case Notify():
                 self.report(effect)
             case Ended(course):
                 self.ended(course)
@@ -123,7 +123,7 @@ class Driver:
                 case "forget":
                     cluster.forget(tell.operations)
         except FabrictoolError as error:
-            yield Refused(tell.operations, error)
+            yield TellFailed(tell.operations, error)
 
     def _tail(self, cluster: str, operation: str) -> str:
         try:

@@ -104,7 +104,7 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class TellFailed:
     """A cluster could not be told something about these operations."""
 
     operations: tuple[str, ...]
@@ -119,7 +119,7 @@ class TailRead:
     tail: str
 
 
-Event = Begun | Ticked | Looked | Started | Refused | TailRead
+Event = Begun | Ticked | Looked | Started | TellFailed | TailRead
 
 
 # -- effects --------------------------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ class ReadTail:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class Notify:
     """Something to be said: ``started``, ``waiting``."""
 
     action: Action
@@ -173,7 +173,7 @@ class Ended:
     course: Course
 
 
-Effect = Start | Tell | Look | ReadTail | Report | Ended
+Effect = Start | Tell | Look | ReadTail | Notify | Ended
 
 
 # -- the machine ----------------------------------------------------------------------------------------------------
@@ -269,7 +269,7 @@ class Wave:
                 return self._looked(now, facts)
             case Started():
                 return self._started(now, event)
-            case Refused(operations, error):
+            case TellFailed(operations, error):
                 for index, course in enumerate(self.courses):
                     if index not in self._told and course.action.former in operations:
                         self._fail(course, error)
@@ -332,7 +332,7 @@ class Wave:
                 self._fail(course, error)
                 continue
             course.deadline = now + self.queue_wait_s
-            effects.append(Report(course.action, "started"))
+            effects.append(Notify(course.action, "started"))
         self._look_soon(event.cluster)
         return effects
 
@@ -404,7 +404,7 @@ class Wave:
         if text == course.text:
             return []
         course.text = text
-        return [Report(course.action, "waiting", text)]
+        return [Notify(course.action, "waiting", text)]
 
     def _overdue(self, now: float, course: Course, sign: Sign) -> bool:
         """Whether its former unit is to be killed; else it has failed."""

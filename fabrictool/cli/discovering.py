@@ -12,7 +12,7 @@ from fabrictool.base.files import file_error
 from fabrictool.base.ids import is_name
 from fabrictool.cli.hosts import split_target
 from fabrictool.cli.source import Source
-from fabrictool.clusters.discovery import Target
+from fabrictool.clusters.discovery import DiscoveryTarget
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ def found_target(
     names: tuple[str, str, str],
     kind: str,
     source: Source,
-) -> tuple[Target, Callable[[], Connection]]:
+) -> tuple[DiscoveryTarget, Callable[[], Connection]]:
     """Raises UsageError FT9001 for options that contradict, FT5304 for a host without a pinned key."""
     for name in names:
         if name and not is_name(name):
@@ -43,7 +43,9 @@ def found_target(
     return replace(target, kind=kind or target.kind), connect
 
 
-def _cluster(text: str, names: tuple[str, str, str], source: Source) -> tuple[Target, Callable[[], Connection]]:
+def _cluster(
+    text: str, names: tuple[str, str, str], source: Source
+) -> tuple[DiscoveryTarget, Callable[[], Connection]]:
     from fabrictool.clusters.connections.factory import connect_login, login_of
 
     inventory = source.inventory_alone()
@@ -51,7 +53,7 @@ def _cluster(text: str, names: tuple[str, str, str], source: Source) -> tuple[Ta
     cluster = inventory.clusters[text]
     provider = inventory.sites[cluster.site].provider if cluster.site in inventory.sites else ""
     name, site, given = names
-    target = Target(
+    target = DiscoveryTarget(
         cluster=name or text,
         site=site or cluster.site,
         provider=given or provider,
@@ -64,7 +66,7 @@ def _cluster(text: str, names: tuple[str, str, str], source: Source) -> tuple[Ta
 
 def _host(
     text: str, user: str, keys: Sequence[str], pin: Path | None, identity: str, names: tuple[str, str, str]
-) -> tuple[Target, Callable[[], Connection]]:
+) -> tuple[DiscoveryTarget, Callable[[], Connection]]:
     from pydantic import ValidationError
 
     from fabrictool.clusters.connections.factory import connect_login
@@ -88,7 +90,7 @@ def _host(
             "FT5305", f"{said['msg']}", hint="TYPE BASE64, as `fabrictool trust host` prints it"
         ) from error
     name, site, provider = names
-    return Target(name, site, provider, _fields(login)), lambda: connect_login(login)
+    return DiscoveryTarget(name, site, provider, _fields(login)), lambda: connect_login(login)
 
 
 def _pinned(path: Path, host: str, port: int) -> list[str]:

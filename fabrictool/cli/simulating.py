@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from fabrictool.blueprint import Loaded
     from fabrictool.catalog import ModelArchitecture
     from fabrictool.cli.source import Source
-    from fabrictool.domain.inventory import Cluster
+    from fabrictool.domain.inventory import ClusterSpec
     from fabrictool.domain.plan import ReplicaPlacement
     from fabrictool.simulator.calibration import Calibration
     from fabrictool.simulator.deployment import ModelSimulation, ReplicaEvent
@@ -309,7 +309,9 @@ def _running(path: Path, loaded: Loaded) -> list[ReplicaPlacement]:
     return found
 
 
-def _stands_on(address: str, cluster_name: str, cluster: Cluster, seen: dict[str, tuple[str, int]]) -> tuple[str, int]:
+def _stands_on(
+    address: str, cluster_name: str, cluster: ClusterSpec, seen: dict[str, tuple[str, int]]
+) -> tuple[str, int]:
     """Partition and tp of a running replica. Raises InvalidInputError FT2151 where they would have to be guessed."""
     if address in seen:
         device, tp = seen[address]

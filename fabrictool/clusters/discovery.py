@@ -23,7 +23,7 @@ _WORDS = frozenset(["yes", "no", "on", "off", "true", "false", "null", "y", "n",
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class DiscoveryTarget:
     """What the operator knows of a site: names, and the way there."""
 
     cluster: str
@@ -40,7 +40,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class SiteDescription:
     """The answer."""
 
     cluster: str
@@ -50,7 +50,7 @@ class Described:
     """What a person must look at."""
 
 
-def describe(site: SiteFacts, target: Target) -> Described:
+def describe(site: SiteFacts, target: DiscoveryTarget) -> SiteDescription:
     """The whole document.
 
     Raises
@@ -100,16 +100,16 @@ def describe(site: SiteFacts, target: Target) -> Described:
     for entry in entries:
         text += [f"      {entry.name}:", *(f"        {line}" for line in entry.text)]
     text += [f"      # {name}" for name in out]
-    return Described(cluster, "\n".join(text) + "\n", tuple(checks))
+    return SiteDescription(cluster, "\n".join(text) + "\n", tuple(checks))
 
 
 def _slurm(site: SiteFacts) -> tuple[list[Lines], list[str]]:
     entries, out = [], []
-    for each in site.partitions:
-        if why := left_out(each, site):
-            out.append(f"{each.name} is left out: {why}")
+    for partition in site.partitions:
+        if why := left_out(partition, site):
+            out.append(f"{partition.name} is left out: {why}")
         else:
-            entries.append(partition_lines(each, site))
+            entries.append(partition_lines(partition, site))
     return entries, out
 
 
@@ -119,13 +119,13 @@ def _host(site: SiteFacts) -> Lines:
     lines.note(f"{site.host}: {site.cpus} CPUs ({site.machine}); no scheduler: units are processes of {site.user}")
     if site.gpus:
         name = site.gpus[0]
-        found = device_named(name)
-        check = f"may also mean {' or '.join(found.others)}" if found.others else ""
-        if not found.device:
-            check = f"PLACEHOLDER: {found.why}; docs/reference/catalogue.md lists the ids that there are"
-        lines.add("device", found.device or "cpu", f'nvidia-smi: "{name}"', check)
-        if found.device:
-            lines.add("devices_per_node", sum(each == name for each in site.gpus), "nvidia-smi -L")
+        guess = device_named(name)
+        check = f"may also mean {' or '.join(guess.others)}" if guess.others else ""
+        if not guess.device:
+            check = f"PLACEHOLDER: {guess.why}; docs/reference/catalogue.md lists the ids that there are"
+        lines.add("device", guess.device or "cpu", f'nvidia-smi: "{name}"', check)
+        if guess.device:
+            lines.add("devices_per_node", sum(gpu == name for gpu in site.gpus), "nvidia-smi -L")
         if set(site.gpus) != {name}:
             lines.warn(
                 f"it has other GPUs as well, which are not described: {', '.join(sorted(set(site.gpus) - {name}))}"
@@ -153,7 +153,7 @@ def _site_notes(site: SiteFacts, cluster: str, kind: str) -> list[str]:
                 else ""
             )
         )
-    new = [each for each in site.pythons if tuple(map(int, each[0].split("."))) >= OLDEST_PYTHON]
+    new = [python for python in site.pythons if tuple(map(int, python[0].split("."))) >= OLDEST_PYTHON]
     if new:
         notes.append(
             f"python: {new[0][0]} at {new[0][1]}; `fabrictool bootstrap {cluster}` makes the agents' environment"

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
     from fabrictool.clusters.protocol import Cluster
     from fabrictool.clusters.schedulers.protocol import Scheduler
-    from fabrictool.domain.inventory import Cluster as Described
+    from fabrictool.domain.inventory import ClusterSpec
 
 
-def open_cluster(name: str, fabric: str, described: Described, root: Path) -> Cluster:
+def open_cluster(name: str, fabric: str, described: ClusterSpec, root: Path) -> Cluster:
     """`root` is where a local cluster keeps its run folders; no connection is made yet."""
     if described.kind == "local":
         venv = described.software.python.venv

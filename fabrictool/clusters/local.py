@@ -269,10 +269,12 @@ def _observe_unit(folder: RunFolder) -> ObservedUnit | None:
 
 def _environment(ours: Mapping[str, str]) -> dict[str, str]:
     """What a unit inherits: the machine's settings and the engines' own, never a tenant's key that is set here."""
-    found = {name: value for name, value in ours.items() if name in _INHERITED or name.startswith(_INHERITED_PREFIXES)}
+    inherited = {
+        name: value for name, value in ours.items() if name in _INHERITED or name.startswith(_INHERITED_PREFIXES)
+    }
     settings = Settings.from_environment(ours)
     absolute = {"FABRICTOOL_STATE_DIR": settings.state_path, "FABRICTOOL_CACHE_DIR": settings.cache_path}
-    return found | {name: str(path) for name, path in absolute.items() if name in found}
+    return inherited | {name: str(path) for name, path in absolute.items() if name in inherited}
 
 
 def _spawn(command: list[str], log: Path) -> int:

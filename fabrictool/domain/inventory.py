@@ -24,7 +24,7 @@ from fabrictool.domain.quantities import (
 )
 
 __all__ = [
-    "Cluster",
+    "ClusterSpec",
     "Install",
     "Inventory",
     "Jump",
@@ -160,7 +160,7 @@ PROTECTED = frozenset({
 
 def _protected(name: str) -> bool:
     """Also for the beginning of such a name, which option parsers take for the whole; letters alone are others'."""
-    return name in PROTECTED or (len(name) > 2 and any(each.startswith(name) for each in PROTECTED))
+    return name in PROTECTED or (len(name) > 2 and any(option.startswith(name) for option in PROTECTED))
 
 
 class JobRequest(Document):
@@ -230,7 +230,7 @@ class Kubernetes(Document):
     """Best one of its own."""
 
 
-class Cluster(Document):
+class ClusterSpec(Document):
     """Partitions that are reached in one way."""
 
     site: Name
@@ -282,7 +282,7 @@ class Inventory(Document):
     """Institutions, by name."""
     sites: Annotated[dict[Name, Site], Field(min_length=1)]
     """Administrative domains, by name."""
-    clusters: Annotated[dict[Name, Cluster], Field(min_length=1)]
+    clusters: Annotated[dict[Name, ClusterSpec], Field(min_length=1)]
     """Clusters, by name."""
     links: tuple[Link, ...] = ()
     """Networks between sites."""

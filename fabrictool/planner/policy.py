@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from fabrictool.domain.plan import Plan
-    from fabrictool.domain.policy import Hours, Limits, Policy
+    from fabrictool.domain.policy import Hours, Limits, ReviewPolicy
 
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _L = TypeVar("_L")
@@ -43,49 +43,51 @@ class _Look:
     @property
     def after(self) -> dict[str, int]:
         """Model → replicas once the plan is carried out; those out of sight count as there."""
-        found = dict.fromkeys([f.model for f in self.plan.forecast.models], 0)
+        counts = dict.fromkeys([f.model for f in self.plan.forecast.models], 0)
         addresses = {action.address for action in self.plan.actions}
         stays = {action.address for action in self.plan.actions if action.kind != "delete"}
         for address in addresses:
             model = _model(address)
             if model is not None:
-                found[model] = found.get(model, 0) + (address in stays)
-        return found
+                counts[model] = counts.get(model, 0) + (address in stays)
+        return counts
 
     @property
     def losing(self) -> dict[str, list[str]]:
         """Model → addresses of it that are no more after the plan."""
         stays = {action.address for action in self.plan.actions if action.kind != "delete"}
-        found: dict[str, list[str]] = {}
+        lost: dict[str, list[str]] = {}
         for action in self.plan.actions:
             model = _model(action.address)
             if action.kind == "delete" and model is not None and action.address not in stays:
-                found.setdefault(model, []).append(action.address)
-        return found
+                lost.setdefault(model, []).append(action.address)
+        return lost
 
     @property
     def serving(self) -> set[tuple[str, str]]:
         """Model and provider, of the placement and of what is started."""
-        found = {(replica.model, replica.provider) for replica in self.plan.placement.replicas}
+        pairs = {(replica.model, replica.provider) for replica in self.plan.placement.replicas}
         specs = (action.spec for action in self.plan.changes)
-        return found | {(spec.model, spec.provider) for spec in specs if isinstance(spec, AgentSpec)}
+        return pairs | {(spec.model, spec.provider) for spec in specs if isinstance(spec, AgentSpec)}
 
 
-def evaluate(policy: Policy, plan: Plan, *, protected: Collection[str], now: float) -> tuple[Finding, ...]:
+def evaluate(policy: ReviewPolicy, plan: Plan, *, protected: Collection[str], now: float) -> tuple[Finding, ...]:
     """All limits that `plan` does not keep, in the order of the file.
 
     `protected` are the models that the blueprint protects; `now` is in wall seconds.
     """
     look = _Look(plan, protected, now)
-    found = []
+    findings = []
     for index, rule in enumerate(policy.rules):
         effect: Literal["deny", "warn"] = "deny" if rule.deny is not None else "warn"
         limits = rule.deny or rule.warn
         if limits is not None:
             for limit in type(limits).model_fields:
                 if limit in limits.model_fields_set:
-                    found += [Finding(rule.name, index, effect, limit, text) for text in _CHECKS[limit](limits, look)]
-    return tuple(found)
+                    findings += [
+                        Finding(rule.name, index, effect, limit, text) for text in _CHECKS[limit](limits, look)
+                    ]
+    return tuple(findings)
 
 
 def _counted(kind: str, verb: str) -> Callable[[Limits, _Look], Iterator[str]]:
@@ -139,8 +141,8 @@ def _cost(limits: Limits, look: _Look) -> Iterator[str]:
     if most is None:
         return
     if forecast.currency != most.currency:
-        found = f"in {forecast.currency}" if forecast.currency else "not known"
-        yield f"the cost is {found}, and the limit is {most}"
+        currency = f"in {forecast.currency}" if forecast.currency else "not known"
+        yield f"the cost is {currency}, and the limit is {most}"
     elif forecast.cost_per_hour > most.amount:
         yield f"the placement costs {forecast.cost_per_hour:.2f} {forecast.currency}/h, {most} are allowed"
 

@@ -30,12 +30,12 @@ def check_certificates(inventory: Inventory) -> None:
     FabrictoolError
         FT5307 and FT5308, one for each cluster, which is named.
     """
-    found: list[Problem] = []
+    problems: list[Problem] = []
     for name, cluster in inventory.clusters.items():
         if cluster.enabled and cluster.login:
-            found += _cluster(name, inventory)
-    if found:
-        raise FabrictoolError(found)
+            problems += _cluster(name, inventory)
+    if problems:
+        raise FabrictoolError(problems)
 
 
 def _cluster(name: str, inventory: Inventory) -> list[Problem]:

@@ -153,9 +153,9 @@ def timed_out(endpoint: Endpoint, what: str, seconds: float, *, ended: bool) -> 
     return UnreachableError.of("FT5323", message, thing=thing(endpoint), hint=hint, transient=True)
 
 
-def no_shell(endpoint: Endpoint, status: int | None, said: bytes) -> FabrictoolError:
+def no_shell(endpoint: Endpoint, status: int | None, output: bytes) -> FabrictoolError:
     """FT5324: the login shell answered, and did not run the command."""
-    text = quoted(said.decode(errors="replace")) or "nothing"
+    text = quoted(output.decode(errors="replace")) or "nothing"
     message = f"the login shell ran no command (status {status}) and said: {text}"
     hint = "the account may be closed, restricted to other commands, or its start-up files end the shell"
     return FabrictoolError.of("FT5324", message, thing=thing(endpoint), hint=hint)
@@ -195,9 +195,9 @@ _FILE_WORDS = (
 )
 
 
-def file_failure(endpoint: Endpoint, path: str, said: bytes) -> FabrictoolError:
+def file_failure(endpoint: Endpoint, path: str, stderr: bytes) -> FabrictoolError:
     """FT5331 missing, FT5332 no rights, FT5333 no space or quota, FT5334 anything else."""
-    text = said.decode(errors="replace").strip()
+    text = stderr.decode(errors="replace").strip()
     for pattern, code, what, hint in _FILE_WORDS:
         if re.search(pattern, text, re.IGNORECASE):
             return FabrictoolError.of(code, f"{path}: {what}", thing=thing(endpoint), hint=hint)

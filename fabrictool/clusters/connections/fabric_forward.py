@@ -14,7 +14,7 @@ _CHUNK = 1 << 16
 _LOOK_SECONDS = 0.2
 
 
-class Forwarder:
+class PortForward:
     """Listens while the context lasts, then ends its connections and its threads."""
 
     def __init__(self, transport: Any, host: str, port: int) -> None:

@@ -39,7 +39,7 @@ _GET = 'LC_ALL=C; export LC_ALL; exec cat "$1"'
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ShellOutcome:
     """What came of one line sent to the login shell."""
 
     ending: Literal["ended", "timeout", "lost"]
@@ -66,7 +66,7 @@ class ShellVerbs(ABC):
         return self._endpoint
 
     @abstractmethod
-    def _carry(self, text: str, stdin: bytes, timeout_s: float, *, urgent: bool = False) -> Outcome:
+    def _carry(self, text: str, stdin: bytes, timeout_s: float, *, urgent: bool = False) -> ShellOutcome:
         """Send a line to the login shell; `urgent` ones wait for no free channel. Tries again only what never ran."""
 
     @abstractmethod

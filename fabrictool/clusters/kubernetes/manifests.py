@@ -23,7 +23,7 @@ from fabrictool.domain.specs import AgentSpec, GatewaySpec, encode_spec
 
 if TYPE_CHECKING:
     from fabrictool.clusters.protocol import NewUnit
-    from fabrictool.domain.inventory import Cluster as Described
+    from fabrictool.domain.inventory import ClusterSpec
 
 Object = dict[str, Any]
 
@@ -53,10 +53,10 @@ class UnitObjects:
     @property
     def all(self) -> list[Object]:
         """Every one of them."""
-        return [each for each in (self.config, self.secret, self.service, self.workload) if each is not None]
+        return [item for item in (self.config, self.secret, self.service, self.workload) if item is not None]
 
 
-def objects_of(unit: NewUnit, described: Described, cluster: str, fabric: str) -> UnitObjects:
+def objects_of(unit: NewUnit, described: ClusterSpec, cluster: str, fabric: str) -> UnitObjects:
     """The objects of one unit.
 
     Raises
@@ -170,7 +170,7 @@ def _service(meta: Object, spec: GatewaySpec, fabric: str) -> Object:
     }
 
 
-def _pod(unit: NewUnit, described: Described, cluster: str, image: str, meta: Object) -> Object:
+def _pod(unit: NewUnit, described: ClusterSpec, cluster: str, image: str, meta: Object) -> Object:
     spec = unit.spec
     agent = spec if isinstance(spec, AgentSpec) else None
     container: Object = {
@@ -238,20 +238,20 @@ def _pod(unit: NewUnit, described: Described, cluster: str, image: str, meta: Ob
 
 
 def _place(
-    address: str, spec: AgentSpec, described: Described, cluster: str, inside: Object, container: Object
+    address: str, spec: AgentSpec, described: ClusterSpec, cluster: str, inside: Object, container: Object
 ) -> None:
     """Devices, size, nodes and the time that it may last."""
     partition = described.partitions[spec.partition]
     if spec.devices > partition.devices_per_node:
         message = f"{address} needs {spec.devices} devices of one node, and a node of {spec.partition} has "
         raise FabrictoolError.of("FT5408", f"{message}{partition.devices_per_node}", thing=address)
-    each = max(1, spec.devices)
+    devices = max(1, spec.devices)
     requests: dict[str, str] = {}
     limits: dict[str, str] = {}
     if partition.job.cpus_per_device is not None:
-        requests["cpu"] = str(partition.job.cpus_per_device * each)
+        requests["cpu"] = str(partition.job.cpus_per_device * devices)
     if partition.job.memory_per_device is not None:
-        requests["memory"] = limits["memory"] = str(int(partition.job.memory_per_device) * each)
+        requests["memory"] = limits["memory"] = str(int(partition.job.memory_per_device) * devices)
     accelerator = accelerators()[spec.device]
     if accelerator.kind != "cpu" and spec.devices:
         resource = _RESOURCES.get(accelerator.title.partition(" ")[0])
@@ -263,9 +263,9 @@ def _place(
         if spec.devices > 1:  # devices speak to each other through shared memory, of which a container has 64 MiB
             inside["volumes"].append({"name": "shm", "emptyDir": {"medium": "Memory"}})
             container["volumeMounts"].append({"name": "shm", "mountPath": "/dev/shm"})  # noqa: S108 - a mount
-    found = {name: values for name, values in (("requests", requests), ("limits", limits)) if values}
-    if found:
-        container["resources"] = found
+    resources = {name: values for name, values in (("requests", requests), ("limits", limits)) if values}
+    if resources:
+        container["resources"] = resources
     if partition.job.options:
         inside["nodeSelector"] = dict(sorted(partition.job.options.items()))
     if spec.walltime_s is not None:  # of the pod, not of the Job, whose clock runs while the pod waits for a node
