@@ -169,7 +169,7 @@ class _Run:
         )
 
     def carry_out(self, observed: Observed, *, heals: bool) -> None:
-        """Raises as `Applier.apply`."""
+        """Raises what `Applier.apply` raises."""
         self._run_waves(observed)
         if self._applier.interrupt.count:
             self._journal.write("interrupted")

@@ -41,7 +41,7 @@ class DiscoveryTarget:
 
 @dataclass(frozen=True, slots=True)
 class SiteDescription:
-    """The answer."""
+    """An inventory for one site."""
 
     cluster: str
     text: str

@@ -229,7 +229,7 @@ class Trust(Document):
 
 
 class Tenant(Document):
-    """Who sends requests."""
+    """One consumer, with a key of its own."""
 
     group: Name
     """One of ``trust.groups``."""

@@ -46,7 +46,6 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def observed(self) -> Observed:
-        """The clusters' facts."""
         return Observed(clusters=self.clusters)
 
     def within(self, inventory: Inventory) -> Evidence:

@@ -74,7 +74,7 @@ class Jump(Document):
 
 
 class Login(Document):
-    """One login node."""
+    """A login node, and how to get in."""
 
     host: Text
     """Name or address."""
@@ -272,7 +272,7 @@ class Link(Document):
 
 
 class Inventory(Document):
-    """What exists."""
+    """What exists: providers, their sites and clusters, and the links between the sites."""
 
     apiVersion: Literal["fabrictool/v1"]  # noqa: N815 - the name that YAML users know
     """Version of this format."""

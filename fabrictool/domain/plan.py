@@ -57,12 +57,12 @@ class ReplicaPlacement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
     @property
     def devices(self) -> int:
-        """Of all stages."""
+        """Of all its stages together."""
         return sum(stage.tp for stage in self.every_stage)
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
-    """Replicas → devices."""
+    """Which replica has which devices."""
 
     replicas: tuple[ReplicaPlacement, ...] = ()
 

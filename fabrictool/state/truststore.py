@@ -67,7 +67,7 @@ class TrustStore:
         return credential
 
     def described(self) -> list[UnverifiedChain]:
-        """Root and providers."""
+        """The chains of the root and of all providers, unverified."""
         self.root()  # says what is missing
         files = [self.folder / "root.crt", *sorted((self.folder / "providers").glob("*.crt"))]
         chains = []

@@ -50,7 +50,6 @@ class Visit:
 
     @property
     def command(self) -> tuple[str, ...]:
-        """What runs there."""
         host, port = (
             ("-", "-") if self.mesh is None or not _dialable(self.mesh) else (self.mesh.host, str(self.mesh.port))
         )

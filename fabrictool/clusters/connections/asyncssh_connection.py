@@ -40,7 +40,6 @@ class AsyncsshConnection(ShellVerbs):
         self._link = _Link(endpoint, self._limits)
 
     def close(self) -> None:
-        """End it; a later call opens it again."""
         if not self._loop.running:
             return
         self._loop.call(self._link.close())
@@ -53,7 +52,6 @@ class AsyncsshConnection(ShellVerbs):
 
     @contextmanager
     def forward(self, host: str, port: int) -> Iterator[tuple[str, int]]:
-        """A loopback address here that leads to `host`:`port` as the endpoint sees it, while the context lasts."""
         listener = self._loop.call(self._link.listen(host, port))
         try:
             yield "127.0.0.1", listener.get_port()
@@ -62,7 +60,6 @@ class AsyncsshConnection(ShellVerbs):
 
     @contextmanager
     def stream(self, argv: Sequence[str]) -> Iterator[Iterator[bytes]]:
-        """The lines of a command's output as they come, without line ends; leaving the context ends the command."""
         wrapped = commands.wrap_stream(argv)
         process = self._loop.call(self._link.start(wrapped.text))
         try:
@@ -116,11 +113,9 @@ class _Watch(asyncssh.SSHClient):  # type: ignore[misc]
         return False
 
     def kbdint_auth_requested(self) -> None:
-        """A person is wanted."""
         self.offered.append("keyboard-interactive")
 
     def password_auth_requested(self) -> None:
-        """A person is wanted."""
         self.offered.append("password")
 
 

@@ -47,7 +47,6 @@ class FabricConnection(ShellVerbs):
         self._watch: KeepaliveWatch | None = None
 
     def close(self) -> None:
-        """End it; a later call opens it again."""
         with self._lock:
             self._close()
 
@@ -79,7 +78,6 @@ class FabricConnection(ShellVerbs):
 
     @contextmanager
     def stream(self, argv: Sequence[str]) -> Iterator[Iterator[bytes]]:
-        """The lines of a command's output as they come, without line ends; leaving the context ends the command."""
         wrapped, what = commands.wrap_stream(argv), errors.named(argv)
         with self._lock:
             try:
@@ -104,7 +102,6 @@ class FabricConnection(ShellVerbs):
 
     @contextmanager
     def forward(self, host: str, port: int) -> Iterator[tuple[str, int]]:
-        """A loopback address here that leads to `host`:`port` as the endpoint sees it, while the context lasts."""
         with self._lock:
             transport = self._connected().client.get_transport()
         with PortForward(transport, host, port) as address:

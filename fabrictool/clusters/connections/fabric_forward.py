@@ -25,14 +25,14 @@ class PortForward:
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
 
     def __enter__(self) -> tuple[str, int]:
-        """The address."""
+        """Host and port to connect to."""
         self._listener.settimeout(_LOOK_SECONDS)
         self._threads[0].start()
         host, port = self._listener.getsockname()
         return host, port
 
     def __exit__(self, *_: object) -> None:
-        """No connection outlives it."""
+        """Ends its connections, too."""
         self._over.set()
         self._threads[0].join()
         self._listener.close()

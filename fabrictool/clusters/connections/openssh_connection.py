@@ -95,7 +95,6 @@ class OpensshConnection(ShellVerbs):
 
     @contextmanager
     def stream(self, argv: Sequence[str]) -> Iterator[Iterator[bytes]]:
-        """The lines of a command's output as they come, without line ends; leaving the context ends the command."""
         wrapped = commands.wrap_stream(argv)
         log, process = self._begun_stream(wrapped, errors.named(argv))
         try:
@@ -128,7 +127,6 @@ class OpensshConnection(ShellVerbs):
 
     @contextmanager
     def forward(self, host: str, port: int) -> Iterator[tuple[str, int]]:
-        """A loopback address here that leads to `host`:`port` as the endpoint sees it, while the context lasts."""
         target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         for _ in range(_PORT_TRIES):
             self._opened()

@@ -39,11 +39,11 @@ class HostKeyPin:
         return fingerprint(self.blob)
 
     def __str__(self) -> str:
-        """``ssh-ed25519 SHA256:…``."""
+        """For people: ``ssh-ed25519 SHA256:…``."""
         return f"{AUTHORITY + ' ' if self.authority else ''}{self.kind} {self.fingerprint}"
 
     def line(self) -> str:
-        """``ssh-ed25519 AAAA…``."""
+        """As in a file of keys: ``ssh-ed25519 AAAA…``."""
         return f"{self.kind} {base64.b64encode(self.blob).decode()}"
 
     def known_hosts(self, pattern: str) -> str:

@@ -62,7 +62,6 @@ class ShellVerbs(ABC):
 
     @property
     def endpoint(self) -> Endpoint:
-        """Where it leads."""
         return self._endpoint
 
     @abstractmethod
@@ -101,7 +100,6 @@ class ShellVerbs(ABC):
         raise errors.no_shell(self._endpoint, outcome.status, outcome.stdout + outcome.stderr)
 
     def put(self, data: bytes, path: str, *, mode: int = 0o600) -> None:
-        """Write a file whole or not at all: beside its place, then renamed; relative paths begin at the home."""
         place = _operand(path)
         token = commands.fresh_token()
         beside = posixpath.join(posixpath.dirname(place), f".{token}.tmp")
@@ -111,18 +109,15 @@ class ShellVerbs(ABC):
             raise errors.file_failure(self._endpoint, path, done.stderr)
 
     def get(self, path: str) -> bytes:
-        """Read a file."""
         done = self._run(["/bin/sh", "-c", _GET, "get", _operand(path)], f"reading {path}", b"", TRANSFER_SECONDS)
         if done.status != 0:
             raise errors.file_failure(self._endpoint, path, done.stderr)
         return done.stdout
 
     def __enter__(self) -> Self:
-        """Itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close."""
         self.close()
 
     def _end_group(self, group: int | None) -> bool:

@@ -41,7 +41,7 @@ class Wishes:
 
 @dataclass(frozen=True, slots=True)
 class BootstrapResult:
-    """How it ended."""
+    """What was placed, and how."""
 
     release: str
     changed: bool

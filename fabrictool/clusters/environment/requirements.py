@@ -29,7 +29,7 @@ class TargetPlatform:
 
     @property
     def minor(self) -> str:
-        """Such as ``3.11``."""
+        """Major and minor number: ``3.11``."""
         return ".".join(map(str, self.version))
 
     def markers(self, extra: str = "") -> dict[str, str]:

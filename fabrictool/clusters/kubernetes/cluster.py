@@ -61,7 +61,6 @@ class KubernetesCluster:
     # -- facts ------------------------------------------------------------------------------------------------
 
     def observe(self, *, brief: bool = False) -> ClusterFacts:
-        """One ``kubectl get``."""
         try:
             seen = self._look()
         except FabrictoolError as error:
@@ -92,7 +91,6 @@ class KubernetesCluster:
         return None
 
     def page(self, operation: str) -> AbstractContextManager[str]:
-        """None can be reached."""
         return contextlib.nullcontext("")
 
     def log_tail(self, operation: str, lines: int) -> list[str]:
@@ -158,8 +156,7 @@ class KubernetesCluster:
         self._delete("secrets", named)
         self._delete(f"{_WORKLOADS},services,configmaps", named, "--cascade=background")
 
-    def close(self) -> None:
-        """There is no connection."""
+    def close(self) -> None: ...
 
     # -- internals --------------------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ _KINDS = ("ConfigMap", "Job", "Deployment", "Pod")
 
 @dataclass(frozen=True, slots=True)
 class NamespaceFacts:
-    """One look."""
+    """What one look at the namespace showed."""
 
     units: tuple[ObservedUnit, ...] = ()
     specs: Mapping[str, UnitSpec] = field(default_factory=dict)

@@ -41,7 +41,6 @@ class Flux:
     accounting = ""
 
     def prelude(self) -> str:
-        """Nothing is needed."""
         return ""
 
     def survey(self, *, brief: bool) -> str:
@@ -57,7 +56,6 @@ class Flux:
         )
 
     def facts(self, sections: Mapping[str, Sequence[str]], now: float) -> SchedulerFacts:
-        """See the protocol."""
         version = next(iter(sections.get("version", ())), "").split()
         return SchedulerFacts(
             version=tuple(int(part) for part in re.findall(r"\d+", version[-1])[:3]) if version else (),
@@ -69,7 +67,6 @@ class Flux:
         )
 
     def lookup(self) -> str:
-        """By the job's name."""
         return "flux jobs -a --count=10000 --no-header -o '{id.dec} {name}'"
 
     def submission(self, facts: SchedulerFacts, job: Job) -> Submission:
@@ -117,7 +114,6 @@ class Flux:
         return None
 
     def estimated(self, stdout: str, stderr: str) -> float | None:
-        """Never asked."""
         return None
 
 

@@ -59,7 +59,6 @@ class GridEngine:
         )
 
     def facts(self, sections: Mapping[str, Sequence[str]], now: float) -> SchedulerFacts:
-        """See the protocol."""
         offset = next(iter(sections.get("offset", ())), "+0000")
         version = next(iter(sections.get("version", ())), "")
         return SchedulerFacts(
@@ -80,7 +79,6 @@ class GridEngine:
         )
 
     def submission(self, facts: SchedulerFacts, job: Job) -> Submission:
-        """See the protocol."""
         resources = []
         if job.walltime_s is not None:
             limit = max(60, int(job.walltime_s))
@@ -119,7 +117,6 @@ class GridEngine:
         return ("qsub", "-w", "v", *submission.argv[2:])
 
     def estimated(self, stdout: str, stderr: str) -> float | None:
-        """Grid Engine predicts no start."""
         return None
 
 

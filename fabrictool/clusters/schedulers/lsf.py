@@ -67,7 +67,6 @@ class Lsf:
         )
 
     def facts(self, sections: Mapping[str, Sequence[str]], now: float) -> SchedulerFacts:
-        """See the protocol."""
         version = next(iter(sections.get("version", ())), "")
         numbers = re.search(r"\d+(?:\.\d+)+", version)
         jobs = [line for line in sections.get("jobs", ()) if line.strip() and not line.startswith(_NONE)]
@@ -89,7 +88,6 @@ class Lsf:
         )
 
     def submission(self, facts: SchedulerFacts, job: Job) -> Submission:
-        """One host."""
         argv = ["-J", job.name, "-Jd", job.comment, "-o", f"{job.folder}/log", "-rn", "-env", "none"]
         argv += ["-q", job.partition] if job.partition else []
         argv += ["-n", str(job.cpus)] if job.cpus else []
@@ -122,7 +120,7 @@ class Lsf:
         )
 
     def kill(self) -> str:
-        """INT, TERM, KILL."""
+        """``bkill`` sends INT, TERM and KILL."""
         return f'{_CHECKED}case ${{said#* }} in DONE|EXIT) ;; *) bkill "$1" >/dev/null ;; esac\n'
 
     def estimate(self, facts: SchedulerFacts, job: Job) -> tuple[str, ...] | None:
@@ -130,7 +128,6 @@ class Lsf:
         return None
 
     def estimated(self, stdout: str, stderr: str) -> float | None:
-        """Never asked."""
         return None
 
 

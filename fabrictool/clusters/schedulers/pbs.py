@@ -59,7 +59,6 @@ class Pbs:
         )
 
     def facts(self, sections: Mapping[str, Sequence[str]], now: float) -> SchedulerFacts:
-        """See the protocol."""
         offset = next(iter(sections.get("offset", ())), "+0000")
         version = next(iter(sections.get("version", ())), "").rpartition("=")[2].strip()
         return SchedulerFacts(
@@ -119,7 +118,6 @@ class Pbs:
         return None
 
     def estimated(self, stdout: str, stderr: str) -> float | None:
-        """Never asked."""
         return None
 
 

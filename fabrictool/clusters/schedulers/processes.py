@@ -35,7 +35,6 @@ class Processes:
     accounting = ""
 
     def prelude(self) -> str:
-        """Nothing is needed."""
         return ""
 
     def survey(self, *, brief: bool) -> str:
@@ -49,7 +48,6 @@ class Processes:
         )
 
     def facts(self, sections: Mapping[str, Sequence[str]], now: float) -> SchedulerFacts:
-        """See the protocol."""
         jobs = []
         for line in sections.get("jobs", ()):
             number, state, operation = line.rsplit(" ", 2)
@@ -94,9 +92,7 @@ class Processes:
         return f'{_ALIVE}d="$units/${{2#ft-}}"; if ft_alive "$d"; then kill -KILL "$p"; fi\n'
 
     def estimate(self, facts: SchedulerFacts, job: Job) -> tuple[str, ...] | None:
-        """There is no queue."""
         return None
 
     def estimated(self, stdout: str, stderr: str) -> float | None:
-        """Never asked."""
         return None

@@ -44,7 +44,6 @@ class Slurm:
     accounting = "sacct"
 
     def prelude(self) -> str:
-        """Nothing is needed."""
         return ""
 
     def survey(self, *, brief: bool) -> str:
@@ -77,11 +76,9 @@ class Slurm:
         )
 
     def lookup(self) -> str:
-        """See the protocol."""
         return "squeue --local -h --me -t all -o '%A %j %k'"
 
     def submission(self, facts: SchedulerFacts, job: Job) -> Submission:
-        """See the protocol."""
         if facts.version and facts.version < OLDEST:
             message = f"Slurm {'.'.join(map(str, facts.version))} is older than {OLDEST[0]}.{OLDEST[1]:02d}"
             raise FabrictoolError.of("FT5402", message, thing=job.partition, hint="ask the site for a later release")
@@ -114,7 +111,6 @@ class Slurm:
         )
 
     def kill(self) -> str:
-        """The whole job."""
         return _state_of() + '[ -z "$state" ] || scancel --quiet "$1"\n'
 
     def estimate(self, facts: SchedulerFacts, job: Job) -> tuple[str, ...] | None:

@@ -81,12 +81,10 @@ class GitStore:
     # -- state ------------------------------------------------------------------------------------------------
 
     def read(self) -> State:
-        """Of the branch as it is now."""
         data = self.raw()
         return State() if data is None else decode_state(data, self.place)
 
     def raw(self) -> bytes | None:
-        """The file's bytes."""
         with self._alone():
             self._head = self._git.fetch()
             return self._file(self._head, STATE)
@@ -110,8 +108,6 @@ class GitStore:
         return written
 
     def replace(self, new: State) -> State:
-        """Whatever is there."""
-
         def change(head: str) -> dict[str, bytes | None]:
             self._check_lease(head)
             return {STATE: encode_state(new)}
@@ -154,12 +150,10 @@ class GitStore:
             self._give_back(lease)
 
     def holder(self) -> Lease | None:
-        """Of the branch as it is now."""
         with self._alone():
             return self._counting(self._git.fetch())
 
     def unlock(self, lease_id: str) -> Lease:
-        """Take ``lease.json`` away."""
         ended: list[Lease] = []
 
         def change(head: str) -> dict[str, bytes | None]:

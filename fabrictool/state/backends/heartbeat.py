@@ -47,7 +47,6 @@ class LeaseHeartbeat:
 
     @property
     def id(self) -> str:
-        """Of the lease."""
         return self._lease.id
 
     @property
@@ -74,7 +73,6 @@ class LeaseHeartbeat:
             self.renew()  # this machine slept, or the network was away: it is ours if nobody took it since
 
     def renew(self) -> None:
-        """Now."""
         with self._lock:
             expires = None if self._lease.expires is None else self._clock.wall() + self._ttl_s
             lease = msgspec.structs.replace(self._lease, expires=expires)

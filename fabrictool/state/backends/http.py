@@ -85,18 +85,15 @@ class HttpStore:
 
     @property
     def place(self) -> str:
-        """The address."""
         return self._address
 
     # -- state ------------------------------------------------------------------------------------------------
 
     def read(self) -> State:
-        """What the server has."""
         data = self.raw()
         return State() if data is None else decode_state(data, self.place)
 
     def raw(self) -> bytes | None:
-        """The body."""
         return self._get()[0]
 
     def write(self, new: State, *, read: State) -> State:
@@ -113,7 +110,6 @@ class HttpStore:
         return written
 
     def replace(self, new: State) -> State:
-        """Whatever is there."""
         self._post(new, "", new)
         return new
 
@@ -154,7 +150,6 @@ class HttpStore:
 
     @contextlib.contextmanager
     def lease(self, purpose: str, *, now: float) -> Iterator[Lease]:
-        """Lock, renew, unlock."""
         lease = new_lease(purpose, now=now)
         other = self._try_lock(lease)
         if other is not None and self._expired(other):

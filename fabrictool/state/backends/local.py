@@ -54,7 +54,6 @@ class LocalStore:
 
     @property
     def place(self) -> str:
-        """The file."""
         return str(self._file)
 
     @property
@@ -68,12 +67,10 @@ class LocalStore:
     # -- state ------------------------------------------------------------------------------------------------
 
     def read(self) -> State:
-        """The state; an empty one when there is none yet."""
         data = self.raw()
         return State() if data is None else decode_state(data, self.place)
 
     def raw(self) -> bytes | None:
-        """The file's bytes."""
         try:
             return self._file.read_bytes()
         except FileNotFoundError:
@@ -95,14 +92,12 @@ class LocalStore:
             return written
 
     def replace(self, new: State) -> State:
-        """Whatever is there."""
         with self._one_at_a_time():
             self._check_lease()
             self._put(new)
             return new
 
     def history(self) -> list[Version]:
-        """What `_put` kept."""
         versions = []
         for file in self._versions()[::-1]:
             with contextlib.suppress(FabrictoolError, OSError):
@@ -120,7 +115,7 @@ class LocalStore:
                 file.unlink()
 
     def _versions(self) -> list[Path]:
-        """Oldest first."""
+        """Files of former states, oldest first."""
         files = [file for file in (self._folder / "state-history").glob("*.json") if file.stem.isdecimal()]
         return sorted(files, key=lambda file: int(file.stem))
 
