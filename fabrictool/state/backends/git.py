@@ -20,25 +20,29 @@ import msgspec
 from fabrictool.base.clock import SystemClock
 from fabrictool.base.errors import FabrictoolError, StaleError
 from fabrictool.base.files import file_error
-from fabrictool.domain.state import Lease, State
+from fabrictool.domain.state import Lease
 from fabrictool.state.backends.document import (
     Version,
+    check_unmoved,
     decode_state,
     encode_state,
     held,
     lost,
     new_lease,
-    stale,
+    no_such_lease,
+    state_of,
     successor,
+    taken_by,
 )
 from fabrictool.state.backends.gitcommand import Git
-from fabrictool.state.backends.heartbeat import SKEW_S, TTL_S, LeaseHeartbeat
-from fabrictool.state.backends.local import locked_within, no_such_lease
+from fabrictool.state.backends.heartbeat import TTL_S, LeaseHeartbeat, expired
+from fabrictool.state.backends.local import locked_within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from fabrictool.base.clock import Clock
+    from fabrictool.domain.state import State
 
 STATE, LEASE = "state.json", "lease.json"
 TRIES = 8
@@ -81,8 +85,7 @@ class GitStore:
     # -- state ------------------------------------------------------------------------------------------------
 
     def read(self) -> State:
-        data = self.raw()
-        return State() if data is None else decode_state(data, self.place)
+        return state_of(self.raw(), self.place)
 
     def raw(self) -> bytes | None:
         with self._alone():
@@ -97,11 +100,7 @@ class GitStore:
 
         def change(head: str) -> dict[str, bytes | None]:
             self._check_lease(head)
-            data = self._file(head, STATE)
-            if data is not None:
-                current = decode_state(data, self.place)
-                if (current.lineage, current.serial) != (read.lineage, read.serial):
-                    raise stale(read, current, self.place)
+            check_unmoved(self._file(head, STATE), read, self.place)
             return {STATE: encode_state(written)}
 
         self._push(change, f"state {written.serial}")
@@ -170,7 +169,7 @@ class GitStore:
         def change(head: str) -> dict[str, bytes | None]:
             there = self._lease_at(head)
             if there is None or there.id != lease.id:
-                raise lost(lease, _why(there), self.place)
+                raise lost(lease, taken_by(there), self.place)
             return {LEASE: _encode(lease)}
 
         self._push(change, f"lease {lease.id} renewed")
@@ -189,13 +188,11 @@ class GitStore:
         if self._heart is not None:
             there = self._lease_at(head)
             if there is None or there.id != self._heart.id:
-                raise self._heart.gone(_why(there))
+                raise self._heart.gone(taken_by(there))
 
     def _counting(self, head: str) -> Lease | None:
         lease = self._lease_at(head)
-        if lease is None or (lease.expires is not None and self._clock.wall() > lease.expires + SKEW_S):
-            return None
-        return lease
+        return None if lease is None or expired(lease, self._clock.wall()) else lease
 
     def _lease_at(self, head: str) -> Lease | None:
         data = self._file(head, LEASE)
@@ -267,7 +264,3 @@ class GitStore:
 
 def _encode(lease: Lease) -> bytes:
     return msgspec.json.format(msgspec.json.encode(lease), indent=1) + b"\n"
-
-
-def _why(there: Lease | None) -> str:
-    return "it was taken away" if there is None else f"it is held by {there} now"

@@ -26,6 +26,11 @@ SKEW_S = 30.0
 """Another machine's clock may be ahead by this before it takes over a lease that still counts."""
 
 
+def expired(lease: Lease, now: float) -> bool:
+    """Whether its holder has not renewed it for so long that another may take it; `now` in wall seconds."""
+    return lease.expires is not None and now > lease.expires + SKEW_S
+
+
 class LeaseHeartbeat:
     """Renews one lease from a thread, and says whether it still counts.
 
