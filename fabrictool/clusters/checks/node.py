@@ -117,35 +117,23 @@ def in_a_job(
             refusal = done.stderr.decode(errors="replace").strip()[-200:] or f"exit {done.status}"
             hint = "correct account, QOS or limits under `job` of this partition in the inventory"
             return [Check("job", False, f"refused on {visit.partition}: {refusal}", hint)]
-        return _awaited(visit, described, scheduler, connection, job, number, wait_s)
+        mark = mark_check(connection.run(["sh", "-c", scheduler.lookup()]).stdout.decode(errors="replace"), job)
+        return [mark, *_awaited(visit, described, connection, number, wait_s)]
     finally:
         _end(visit, described, scheduler, connection, number)
 
 
-def _awaited(
-    visit: Visit,
-    described: ClusterSpec,
-    scheduler: Scheduler,
-    connection: Connection,
-    job: Job,
-    number: str,
-    wait_s: float,
-) -> list[Check]:
-    began = time.monotonic()
-    checks = [mark_check(connection.run(["sh", "-c", scheduler.lookup()]).stdout.decode(errors="replace"), job)]
+def _awaited(visit: Visit, described: ClusterSpec, connection: Connection, number: str, wait_s: float) -> list[Check]:
+    began, job = time.monotonic(), f"{number} on {visit.partition}"
     while time.monotonic() - began < wait_s:
         if results := node_checks(_read(connection, visit), visit, described):
-            took = f"{number} on {visit.partition} answered after {time.monotonic() - began:.0f} s"
-            return [*checks, Check("job", True, took), *results]
+            return [Check("job", True, f"{job} answered after {time.monotonic() - began:.0f} s"), *results]
         time.sleep(POLL_S)
     log = connection.run(["tail", "-n", "2", f"{visit.folder}/log"]).stdout.decode(errors="replace").strip()
     if log:
-        return [
-            *checks,
-            Check("job", False, f"{number} on {visit.partition} gave no result: {log[-200:]}", "see its log"),
-        ]
-    text = f"{number} on {visit.partition} did not start within {wait_s:.0f} s: nothing is known of its nodes"
-    return [*checks, Check("job", True, text, "another --partition, a longer --wait, or later", warning=True)]
+        return [Check("job", False, f"{job} gave no result: {log[-200:]}", "see its log")]
+    text = f"{job} did not start within {wait_s:.0f} s: nothing is known of its nodes"
+    return [Check("job", True, text, "another --partition, a longer --wait, or later", warning=True)]
 
 
 def mark_check(listed: str, job: Job) -> Check:

@@ -170,10 +170,8 @@ def _service(meta: Object, spec: GatewaySpec, fabric: str) -> Object:
     }
 
 
-def _pod(unit: NewUnit, described: ClusterSpec, cluster: str, image: str, meta: Object) -> Object:
-    spec = unit.spec
-    agent = spec if isinstance(spec, AgentSpec) else None
-    container: Object = {
+def _container(unit: NewUnit, image: str) -> Object:
+    return {
         "name": CONTAINER,
         "image": image,
         "command": ["/bin/sh", "-c", _script(unit)],
@@ -195,6 +193,11 @@ def _pod(unit: NewUnit, described: ClusterSpec, cluster: str, image: str, meta: 
             {"name": "config", "mountPath": CONFIG_FOLDER, "readOnly": True},
         ],
     }
+
+
+def _pod(unit: NewUnit, described: ClusterSpec, cluster: str, image: str, meta: Object) -> Object:
+    spec, container = unit.spec, _container(unit, image)
+    agent = spec if isinstance(spec, AgentSpec) else None
     inside: Object = {
         "restartPolicy": "Never" if agent is not None else "Always",
         "automountServiceAccountToken": False,
@@ -228,7 +231,7 @@ def _pod(unit: NewUnit, described: ClusterSpec, cluster: str, image: str, meta: 
         ],
     }
     if isinstance(spec, AgentSpec):
-        _place(unit.address, spec, described, cluster, inside, container)
+        _fit(unit.address, spec, described, cluster, inside, container)
     else:
         container["ports"] = [
             {"name": "clients", "containerPort": spec.listen.port},
@@ -237,7 +240,7 @@ def _pod(unit: NewUnit, described: ClusterSpec, cluster: str, image: str, meta: 
     return {"spec": inside}
 
 
-def _place(
+def _fit(
     address: str, spec: AgentSpec, described: ClusterSpec, cluster: str, inside: Object, container: Object
 ) -> None:
     """Devices, size, nodes and the time that it may last."""
