@@ -98,6 +98,11 @@ class Login(Document):
     ssh_config: bool = False
     """``true``: your ``~/.ssh/config`` counts for what the inventory does not say; only with ``transport: openssh``."""
 
+    @property
+    def opened_by_hand(self) -> bool:
+        """Whether a person opens the connection, which then has been let in already."""
+        return self.transport == "openssh" and self.control_path is not None
+
     @model_validator(mode="after")
     def _openssh_only(self) -> Login:
         if self.transport != "openssh" and (self.control_path is not None or self.ssh_config):
@@ -255,9 +260,14 @@ class ClusterSpec(Document):
     """How Python and engines get there."""
 
     @property
+    def here(self) -> bool:
+        """Whether its units are processes of the machine that runs fabrictool."""
+        return self.kind == "local"
+
+    @property
     def queues(self) -> bool:
         """Whether its units are jobs of a batch scheduler: they wait, and run on other machines than the login node."""
-        return self.kind not in ("local", "ssh", "kubernetes")
+        return not self.here and self.kind not in ("ssh", "kubernetes")
 
 
 class Link(Document):

@@ -41,8 +41,8 @@ def check_certificates(inventory: Inventory) -> None:
 def _cluster(name: str, inventory: Inventory) -> list[Problem]:
     over: list[Problem] = []
     for login in inventory.clusters[name].login:
-        if login.transport == "openssh" and login.control_path:
-            return []  # a person has opened the connection already
+        if login.opened_by_hand:
+            return []
         try:
             check_certificate(endpoint_of(login, os.environ), time.time(), NEEDED_S)
         except FabrictoolError as error:

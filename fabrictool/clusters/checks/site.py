@@ -138,7 +138,7 @@ def _reached(
 
 
 def _pinned(endpoint: Endpoint, login: Login, where: str) -> Check:
-    if login.transport == "openssh" and login.control_path:
+    if login.opened_by_hand:
         return Check(f"host key{where}", True, "the one that your own ssh has accepted")
     return Check(f"host key{where}", True, f"pinned: {', '.join(str(pin) for pin in pins(endpoint))}")
 

@@ -12,6 +12,7 @@ from fabrictool.clusters.environment import installed, locked
 from fabrictool.clusters.environment.pack import packed, wrapper
 from fabrictool.clusters.environment.requirements import TargetPlatform, closure, roots
 from fabrictool.clusters.environment.site import CANDIDATES, EnvironmentFolder
+from fabrictool.engines.adapter import adapter, engine_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -135,10 +136,11 @@ def _bring(
 
 
 def extras_of(described: ClusterSpec) -> list[str]:
-    """A plain host may have the gateway; the reference engine goes wherever no other choice of engines is made."""
-    engines = described.software.engines
-    reference = ["reference"] if not engines or "reference" in engines else []
-    return ["agent", *reference, *([] if described.queues else ["gateway"])]
+    """A plain host may have the gateway; engines that are in this package go wherever no others are chosen."""
+    known = engine_names()
+    chosen = [name for name in described.software.engines or known if name in known]
+    engines = {adapter(name).capabilities.extra for name in chosen} - {""}
+    return ["agent", *sorted(engines), *([] if described.queues else ["gateway"])]
 
 
 def choose(interpreters: tuple[Interpreter, ...], cluster: str) -> Interpreter:
@@ -196,7 +198,7 @@ def _why_locked(wanted: dict[str, bool], target: TargetPlatform) -> str:
 def _checked_way(name: str, described: ClusterSpec) -> str:
     """The environment module to load, if any; raises FT5505 where agents run from something else."""
     way = described.software.python
-    if described.kind == "local":
+    if described.here:
         message = f"{name} is this machine: its units run from fabrictool's own Python"
         raise FabrictoolError.of("FT5505", message, thing=f"cluster/{name}", hint="nothing is to be done")
     other = "venv" if way.venv is not None else "container" if way.container is not None else ""

@@ -21,7 +21,6 @@ from fabrictool.domain.observed import Queue
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-KIND = "flux"
 _OURS = frozenset({
     "B", "N", "S", "c", "cc", "bcc", "cores-per-task", "dry-run", "env", "exclusive", "flags", "g", "gpus-per-task",
     "job-name", "n", "nodes", "ntasks", "output", "q", "queue", "t", "time-limit", "begin-time", "wait", "watch", "x",
@@ -34,8 +33,7 @@ _SUBMIT = 'id=$(flux submit "$@") && flux job id --to=dec "$id"'
 class Flux:
     """See the module's docstring."""
 
-    kind = KIND
-    tag_option = "the job's name"
+    kind = "flux"
     commands: tuple[str, ...] = ()
     oldest: tuple[int, int] | None = None
     accounting = ""
@@ -59,7 +57,7 @@ class Flux:
         version = next(iter(sections.get("version", ())), "").split()
         return SchedulerFacts(
             version=tuple(int(part) for part in re.findall(r"\d+", version[-1])[:3]) if version else (),
-            name=f"Flux {version[-1]}" if version else KIND,
+            name=f"Flux {version[-1]}" if version else self.kind,
             jobs=tuple(_job(line) for line in sections.get("jobs", ()) if line),
             queues=_queues(sections.get("queues", ())),
             programs=next((line.rpartition("/")[0] for line in sections.get("programs", ())), ""),

@@ -22,7 +22,6 @@ from fabrictool.domain.observed import Queue
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-KIND = "gridengine"
 _OURS = frozenset({
     "N", "S", "a", "b", "cwd", "e", "h", "hold_jid", "i", "j", "notify", "o", "q", "r", "sync", "t", "terse", "wd",
 })  # fmt: skip
@@ -32,8 +31,7 @@ _OURS = frozenset({
 class GridEngine:
     """See the module's docstring."""
 
-    kind = KIND
-    tag_option = "the job's name"
+    kind = "gridengine"
     commands: tuple[str, ...] = ()
     oldest: tuple[int, int] | None = None
     accounting = ""
@@ -63,7 +61,7 @@ class GridEngine:
         version = next(iter(sections.get("version", ())), "")
         return SchedulerFacts(
             version=tuple(int(part) for part in re.findall(r"\d+", version)[:3]),
-            name=version or KIND,
+            name=version or self.kind,
             jobs=_jobs("\n".join(sections.get("jobs", ())), offset),
             queues=dict(_queue(line) for line in sections.get("queues", ())[2:] if line.split()),
             programs=next((line.rpartition("/")[0] for line in sections.get("programs", ())), ""),

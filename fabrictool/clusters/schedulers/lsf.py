@@ -21,7 +21,6 @@ from fabrictool.domain.observed import Queue
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-KIND = "lsf"
 _OURS = frozenset({
     "H", "I", "IS", "Ip", "J", "Jd", "K", "W", "Zs", "b", "e", "eo", "env", "gpu", "i", "is", "json", "jsdl", "n", "o",
     "oo", "outdir", "q", "r", "rn", "t", "wa", "wt", "x", "yaml",
@@ -37,8 +36,7 @@ _LEFT = re.compile(r"(\d+):(\d+)")
 class Lsf:
     """See the module's docstring."""
 
-    kind = KIND
-    tag_option = "-Jd"
+    kind = "lsf"
     commands: tuple[str, ...] = ()
     oldest: tuple[int, int] | None = None
     accounting = ""
@@ -72,7 +70,7 @@ class Lsf:
         jobs = [line for line in sections.get("jobs", ()) if line.strip() and not line.startswith(_NONE)]
         return SchedulerFacts(
             version=tuple(int(part) for part in numbers.group().split(".")) if numbers else (),
-            name=f"LSF {numbers.group()}" if numbers else KIND,
+            name=f"LSF {numbers.group()}" if numbers else self.kind,
             jobs=tuple(_job(line, now) for line in jobs),
             queues=_queues(sections.get("queues", ())),
             programs=next((line.rpartition("/")[0] for line in sections.get("programs", ())), ""),

@@ -20,7 +20,6 @@ from fabrictool.domain.observed import Queue
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-KIND = "pbs"
 _OURS = frozenset("CIJNSVXacefhjoqrvz")
 _TIME = "%a %b %d %H:%M:%S %Y"
 _RUNNING = frozenset("RESUB")
@@ -33,8 +32,7 @@ _SHOWN = "0|35|153"
 class Pbs:
     """See the module's docstring."""
 
-    kind = KIND
-    tag_option = "the job's name"
+    kind = "pbs"
     commands: tuple[str, ...] = ()
     oldest: tuple[int, int] | None = None
     accounting = ""
@@ -63,7 +61,7 @@ class Pbs:
         version = next(iter(sections.get("version", ())), "").rpartition("=")[2].strip()
         return SchedulerFacts(
             version=tuple(int(part) for part in re.findall(r"\d+", version)[:3]),
-            name=f"PBS {version}" if version else KIND,
+            name=f"PBS {version}" if version else self.kind,
             jobs=tuple(_job(name, fields, offset) for name, fields in _blocks(sections.get("jobs", ()), "Job Id:")),
             queues={name: _queue(fields) for name, fields in _blocks(sections.get("queues", ()), "Queue:")},
             programs=next((line.rpartition("/")[0] for line in sections.get("programs", ())), ""),

@@ -14,7 +14,6 @@ from fabrictool.clusters.schedulers.script import job_script
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-KIND = "ssh"
 
 _ALIVE = (
     'ft_alive() { [ -s "$1/pid" ] && read -r p t b <"$1/pid" && '
@@ -28,8 +27,7 @@ _BOOT = "$(cat /proc/sys/kernel/random/boot_id)"
 class Processes:
     """See the module's docstring."""
 
-    kind = KIND
-    tag_option = "the run folder"
+    kind = "ssh"
     commands: tuple[str, ...] = ("setsid",)
     oldest: tuple[int, int] | None = None
     accounting = ""
@@ -60,7 +58,7 @@ class Processes:
                     name=f"ft-{operation}",
                 )
             )
-        return SchedulerFacts(name=next(iter(sections.get("version", ())), KIND), jobs=tuple(jobs))
+        return SchedulerFacts(name=next(iter(sections.get("version", ())), self.kind), jobs=tuple(jobs))
 
     def lookup(self) -> str:
         """What was started in a folder bears the folder's name."""

@@ -129,11 +129,6 @@ class Scheduler(Protocol):
         ...
 
     @property
-    def tag_option(self) -> str:
-        """Name of what marks jobs, for messages."""
-        ...
-
-    @property
     def commands(self) -> tuple[str, ...]:
         """Programs that a login node must have on its path; empty where nobody has tried what is needed."""
         ...

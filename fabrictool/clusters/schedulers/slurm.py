@@ -20,7 +20,6 @@ from fabrictool.domain.observed import Away, Queue
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-KIND = "slurm"
 OLDEST = (22, 5)
 _SQUEUE = "%A|%T|%P|%N|%V|%S|%e|%r|%j|%k"
 _SINFO = "%R|%a|%D|%c|%m|%l|%A|%G"
@@ -37,8 +36,7 @@ _NEVER = frozenset(["", "N/A", "NONE", "(null)", "Unknown", "0"])
 class Slurm:
     """See the module's docstring."""
 
-    kind = KIND
-    tag_option = "--comment"
+    kind = "slurm"
     commands: tuple[str, ...] = ("sbatch", "srun", "squeue", "scancel", "sinfo", "scontrol")
     oldest: tuple[int, int] | None = OLDEST
     accounting = "sacct"
@@ -68,7 +66,7 @@ class Slurm:
         queues = _queues(sections.get("queues", ()), waiting)
         return SchedulerFacts(
             version=version,
-            name=next(iter(sections.get("version", ())), KIND),
+            name=next(iter(sections.get("version", ())), self.kind),
             jobs=tuple(_job(line) for line in sections.get("jobs", ()) if _ours(line)),
             queues=queues,
             away=tuple(away for line in sections.get("reservations", ()) for away in _reservation(line, now, queues)),
