@@ -154,7 +154,7 @@ def _partitions(sections: Mapping[str, Sequence[str]]) -> tuple[PartitionFacts, 
     for line in sections.get("states", ()):
         name, count, state = [*line.split("|"), "", ""][:3]
         if re.match(r"(down|drain|drng|fail|maint|boot|unk|pow|no_resp|inval|resv)", state.lower()):
-            away[name] = away.get(name, 0) + _whole(count)
+            away[name] = away.get(name, 0) + leading_number(count)
     kinds: dict[str, list[Nodes]] = {}
     up: dict[str, bool] = {}
     for line in sections.get("sinfo", ()):
@@ -168,9 +168,9 @@ def _partitions(sections: Mapping[str, Sequence[str]]) -> tuple[PartitionFacts, 
         up[name] = state == "up"
         kinds.setdefault(name, []).append(
             Nodes(
-                count=_whole(count),
-                cpus=_whole(cpus),
-                memory=_whole(memory) * 2**20,
+                count=leading_number(count),
+                cpus=leading_number(cpus),
+                memory=leading_number(memory) * 2**20,
                 gres=gres,
                 gpus=tuple((kind or "", int(number)) for kind, number in _GRES.findall(gres) if int(number)),
                 features=() if features in _NONE else tuple(features.split(",")),
@@ -182,6 +182,7 @@ def _partitions(sections: Mapping[str, Sequence[str]]) -> tuple[PartitionFacts, 
     )
 
 
-def _whole(text: str) -> int:
+def leading_number(text: str) -> int:
+    """Of ``64000+`` or ``4(IDX:0-3)``; 0 when it begins otherwise."""
     match = re.match(r"\d+", text)
     return int(match.group()) if match else 0

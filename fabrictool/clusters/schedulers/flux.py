@@ -13,7 +13,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError
-from fabrictool.clusters.schedulers.protocol import Job, JobFacts, JobState, SchedulerFacts, Submission
+from fabrictool.clusters.schedulers.protocol import Job, JobFacts, JobState, SchedulerFacts, Submission, first_line
 from fabrictool.clusters.schedulers.script import job_script
 from fabrictool.clusters.schedulers.times import passed_options
 from fabrictool.domain.observed import Queue
@@ -54,13 +54,13 @@ class Flux:
         )
 
     def facts(self, sections: Mapping[str, Sequence[str]], now: float) -> SchedulerFacts:
-        version = next(iter(sections.get("version", ())), "").split()
+        version = first_line(sections, "version").split()
         return SchedulerFacts(
             version=tuple(int(part) for part in re.findall(r"\d+", version[-1])[:3]) if version else (),
             name=f"Flux {version[-1]}" if version else self.kind,
             jobs=tuple(_job(line) for line in sections.get("jobs", ()) if line),
             queues=_queues(sections.get("queues", ())),
-            programs=next((line.rpartition("/")[0] for line in sections.get("programs", ())), ""),
+            programs=first_line(sections, "programs").rpartition("/")[0],
             now=now,
         )
 

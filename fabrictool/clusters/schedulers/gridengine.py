@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError
-from fabrictool.clusters.schedulers.protocol import Job, JobFacts, JobState, SchedulerFacts, Submission
+from fabrictool.clusters.schedulers.protocol import Job, JobFacts, JobState, SchedulerFacts, Submission, first_line
 from fabrictool.clusters.schedulers.script import job_script
 from fabrictool.clusters.schedulers.times import local_clock, passed_options
 from fabrictool.domain.observed import Queue
@@ -57,14 +57,14 @@ class GridEngine:
         )
 
     def facts(self, sections: Mapping[str, Sequence[str]], now: float) -> SchedulerFacts:
-        offset = next(iter(sections.get("offset", ())), "+0000")
-        version = next(iter(sections.get("version", ())), "")
+        offset = first_line(sections, "offset", "+0000")
+        version = first_line(sections, "version")
         return SchedulerFacts(
             version=tuple(int(part) for part in re.findall(r"\d+", version)[:3]),
             name=version or self.kind,
             jobs=_jobs("\n".join(sections.get("jobs", ())), offset),
             queues=dict(_queue(line) for line in sections.get("queues", ())[2:] if line.split()),
-            programs=next((line.rpartition("/")[0] for line in sections.get("programs", ())), ""),
+            programs=first_line(sections, "programs").rpartition("/")[0],
             now=now,
             utc_offset=offset,
         )

@@ -13,7 +13,7 @@ import re
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError
-from fabrictool.clusters.schedulers.protocol import Job, JobFacts, JobState, SchedulerFacts, Submission
+from fabrictool.clusters.schedulers.protocol import Job, JobFacts, JobState, SchedulerFacts, Submission, first_line
 from fabrictool.clusters.schedulers.script import job_script
 from fabrictool.clusters.schedulers.times import local_clock, passed_options
 from fabrictool.domain.observed import Queue
@@ -65,7 +65,7 @@ class Lsf:
         )
 
     def facts(self, sections: Mapping[str, Sequence[str]], now: float) -> SchedulerFacts:
-        version = next(iter(sections.get("version", ())), "")
+        version = first_line(sections, "version")
         numbers = re.search(r"\d+(?:\.\d+)+", version)
         jobs = [line for line in sections.get("jobs", ()) if line.strip() and not line.startswith(_NONE)]
         return SchedulerFacts(
@@ -73,9 +73,9 @@ class Lsf:
             name=f"LSF {numbers.group()}" if numbers else self.kind,
             jobs=tuple(_job(line, now) for line in jobs),
             queues=_queues(sections.get("queues", ())),
-            programs=next((line.rpartition("/")[0] for line in sections.get("programs", ())), ""),
+            programs=first_line(sections, "programs").rpartition("/")[0],
             now=now,
-            utc_offset=next(iter(sections.get("offset", ())), "+0000"),
+            utc_offset=first_line(sections, "offset", "+0000"),
         )
 
     def lookup(self) -> str:

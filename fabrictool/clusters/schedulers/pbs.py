@@ -12,7 +12,7 @@ import re
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError
-from fabrictool.clusters.schedulers.protocol import Job, JobFacts, JobState, SchedulerFacts, Submission
+from fabrictool.clusters.schedulers.protocol import Job, JobFacts, JobState, SchedulerFacts, Submission, first_line
 from fabrictool.clusters.schedulers.script import job_script
 from fabrictool.clusters.schedulers.times import local_clock, parse_clock, parse_length, passed_options
 from fabrictool.domain.observed import Queue
@@ -57,14 +57,14 @@ class Pbs:
         )
 
     def facts(self, sections: Mapping[str, Sequence[str]], now: float) -> SchedulerFacts:
-        offset = next(iter(sections.get("offset", ())), "+0000")
-        version = next(iter(sections.get("version", ())), "").rpartition("=")[2].strip()
+        offset = first_line(sections, "offset", "+0000")
+        version = first_line(sections, "version").rpartition("=")[2].strip()
         return SchedulerFacts(
             version=tuple(int(part) for part in re.findall(r"\d+", version)[:3]),
             name=f"PBS {version}" if version else self.kind,
             jobs=tuple(_job(name, fields, offset) for name, fields in _blocks(sections.get("jobs", ()), "Job Id:")),
             queues={name: _queue(fields) for name, fields in _blocks(sections.get("queues", ()), "Queue:")},
-            programs=next((line.rpartition("/")[0] for line in sections.get("programs", ())), ""),
+            programs=first_line(sections, "programs").rpartition("/")[0],
             now=now,
             utc_offset=offset,
         )

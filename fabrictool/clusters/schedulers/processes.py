@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fabrictool.clusters.schedulers.protocol import Job, JobFacts, SchedulerFacts, Submission
+from fabrictool.clusters.schedulers.protocol import Job, JobFacts, SchedulerFacts, Submission, first_line
 from fabrictool.clusters.schedulers.script import job_script
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Processes:
                     name=f"ft-{operation}",
                 )
             )
-        return SchedulerFacts(name=next(iter(sections.get("version", ())), self.kind), jobs=tuple(jobs))
+        return SchedulerFacts(name=first_line(sections, "version", self.kind), jobs=tuple(jobs))
 
     def lookup(self) -> str:
         """What was started in a folder bears the folder's name."""

@@ -186,3 +186,8 @@ def parse_comment(comment: str) -> dict[str, str]:
     if head != TAG:
         return {}
     return dict(part.split("=", 1) for part in rest if "=" in part)
+
+
+def first_line(sections: Mapping[str, Sequence[str]], name: str, default: str = "") -> str:
+    """What was printed under ``@NAME``, as far as one line of it counts."""
+    return next(iter(sections.get(name, ())), default)

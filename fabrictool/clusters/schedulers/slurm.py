@@ -13,8 +13,10 @@ import shlex
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError
-from fabrictool.clusters.schedulers.protocol import Job, JobFacts, JobState, SchedulerFacts, Submission
+from fabrictool.clusters.schedulers.protocol import Job, JobFacts, JobState, SchedulerFacts, Submission, first_line
 from fabrictool.clusters.schedulers.script import job_script
+from fabrictool.clusters.schedulers.times import parse_limit
+from fabrictool.clusters.site_facts import leading_number
 from fabrictool.domain.observed import Away, Queue
 
 if TYPE_CHECKING:
@@ -29,7 +31,6 @@ _ENDED = frozenset({
 })  # fmt: skip
 _PENDING = frozenset(["PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"])
 _GRES = re.compile(r"gpu(?::([A-Za-z0-9_.-]+?))??:(\d+)")
-_DAYS = re.compile(r"(?:(\d+)-)?(\d+):(\d+)(?::(\d+))?")
 _NEVER = frozenset(["", "N/A", "NONE", "(null)", "Unknown", "0"])
 
 
@@ -66,11 +67,11 @@ class Slurm:
         queues = _queues(sections.get("queues", ()), waiting)
         return SchedulerFacts(
             version=version,
-            name=next(iter(sections.get("version", ())), self.kind),
+            name=first_line(sections, "version", self.kind),
             jobs=tuple(_job(line) for line in sections.get("jobs", ()) if _ours(line)),
             queues=queues,
             away=tuple(away for line in sections.get("reservations", ()) for away in _reservation(line, now, queues)),
-            programs=next((line.rpartition("/")[0] for line in sections.get("programs", ())), ""),
+            programs=first_line(sections, "programs").rpartition("/")[0],
         )
 
     def lookup(self) -> str:
@@ -202,15 +203,15 @@ def _queues(lines: Iterable[str], waiting: Sequence[str]) -> dict[str, Queue]:
         before = queues.get(name, Queue())
         here = Queue(
             up=up == "up",
-            nodes=before.nodes + _whole(nodes),
-            idle=before.idle + _whole(idle),
-            away=before.away + max(0, _whole(nodes) - _whole(busy) - _whole(idle)),
+            nodes=before.nodes + leading_number(nodes),
+            idle=before.idle + leading_number(idle),
+            away=before.away + max(0, leading_number(nodes) - leading_number(busy) - leading_number(idle)),
             pending=waiting.count(name),
-            longest_s=_seconds(longest),
+            longest_s=parse_limit(longest),
             devices=max(before.devices, int(kinds.group(2)) if kinds else 0),
             device=(kinds.group(1) or "") if kinds else before.device,
-            cpus=max(before.cpus, _whole(cpus)),
-            memory=max(before.memory, _whole(memory) * 2**20),
+            cpus=max(before.cpus, leading_number(cpus)),
+            memory=max(before.memory, leading_number(memory) * 2**20),
         )
         queues[name] = here
     return queues
@@ -225,7 +226,7 @@ def _reservation(line: str, now: float, queues: Mapping[str, Queue]) -> list[Awa
         return []
     if "MAINT" not in flags and "IGNORE_JOBS" not in flags:
         return []
-    name, count = fields["ReservationName"], _whole(fields.get("NodeCnt", ""))
+    name, count = fields["ReservationName"], leading_number(fields.get("NodeCnt", ""))
     partitions = _names(fields.get("PartitionName", ""))
     largest = max((queue.nodes for queue in queues.values()), default=0)
     if not partitions and ("ALL_NODES" in flags or (largest and count >= sum(q.nodes for q in queues.values()))):
@@ -267,18 +268,3 @@ def _version(lines: Sequence[str]) -> tuple[int, ...]:
 
 def _time(text: str) -> float | None:
     return float(text) if text.isdecimal() and text not in _NEVER else None
-
-
-def _seconds(limit: str) -> float | None:
-    """Of ``D-HH:MM:SS``; None for ``infinite``."""
-    match = _DAYS.fullmatch(limit)
-    if match is None:
-        return None
-    days, first, second, third = match.groups()
-    hours, minutes, seconds = (first, second, third) if third is not None else ("0", first, second)
-    return int(days or 0) * 86400 + int(hours) * 3600 + int(minutes) * 60 + float(seconds)
-
-
-def _whole(text: str) -> int:
-    match = re.match(r"\d+", text)
-    return int(match.group()) if match else 0

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fabrictool.base.ids import is_name
 from fabrictool.base.units import Duration, Instant, Memory
 from fabrictool.clusters.devices import Guess, device_named
+from fabrictool.clusters.schedulers.times import parse_limit
 
 if TYPE_CHECKING:
     from fabrictool.clusters.site_facts import Nodes, PartitionFacts, SiteFacts
 
-_TIME = re.compile(r"(?:(\d+)-)?(\d+):(\d+)(?::(\d+))?")
 _SHARE = 0.9
 """Of a node's memory that its replicas' jobs may ask for together: some of it is the system's."""
 CHECK = "CHECK"
@@ -137,7 +136,7 @@ def _guess(kind: str, chosen: Nodes) -> Guess:
 
 def _times(lines: Lines, partition: PartitionFacts) -> None:
     longest = partition.settings.get("MaxTime", "")
-    seconds = _seconds(longest)
+    seconds = parse_limit(longest)
     if seconds is None:
         lines.note(f"walltime: scontrol MaxTime={longest or 'unknown'}; jobs still need an end: write one, such as 24h")
     else:
@@ -240,12 +239,3 @@ def _reservations(lines: Lines, partition: PartitionFacts, site: SiteFacts) -> N
 def _list(text: str) -> set[str]:
     """Of ``A,B``; empty for ``ALL``."""
     return set() if text.upper() in ("ALL", "", "(NULL)") else set(text.split(","))
-
-
-def _seconds(limit: str) -> float | None:
-    match = _TIME.fullmatch(limit)
-    if match is None:
-        return None
-    days, first, second, third = match.groups()
-    hours, minutes, seconds = (first, second, third) if third is not None else ("0", first, second)
-    return int(days or 0) * 86400.0 + int(hours) * 3600 + int(minutes) * 60 + int(seconds)
