@@ -115,13 +115,7 @@ class Driver:
         cluster = self.clusters[tell.cluster]
         try:
             self.guard()
-            match tell.verb:
-                case "stop":
-                    cluster.stop(tell.operations)
-                case "kill":
-                    cluster.kill(tell.operations)
-                case "forget":
-                    cluster.forget(tell.operations)
+            {"stop": cluster.stop, "kill": cluster.kill, "forget": cluster.forget}[tell.verb](tell.operations)
         except FabrictoolError as error:
             yield TellFailed(tell.operations, error)
 

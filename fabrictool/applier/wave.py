@@ -488,11 +488,11 @@ def _late(course: Course, sign: Sign) -> FabrictoolError:
         why = "although it was killed" if sign != "unknown" else f"as far as can be seen: {course.text}"
         message = f"{action.former} does not end, {why}"
         return UnreachableError.of("FT5102", message, thing=action.address, transient=True)
-    code, what, hint = "FT5106", "is not ready", f"fabrictool logs {action.address}"
+    code, what, hint = "FT5106", "was not ready in time", f"fabrictool logs {action.address}"
     if course.phase in ("submitted", "queued"):
-        code, what = "FT5110", "still waits"
+        code, what = "FT5110", "did not leave its queue in time"
         hint = "it stays in the queue, and `fabrictool reconcile` or the next apply goes on"
-    message = f"{action.address} {what} in time: {course.text}"
+    message = f"{action.address} {what}: {course.text}"
     return UnreachableError.of(code, message, thing=action.address, hint=hint, transient=True)
 
 

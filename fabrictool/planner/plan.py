@@ -92,8 +92,8 @@ def plan(
         reasons=(*reasons(problem, solution, currency), *why),
         warnings=(
             *_unrepeatable(solution),
-            *(["the search was stopped early: this is the best placement until then"] if stopped else ()),
-            *(["the explaining was stopped early"] if cut else ()),
+            *(["the search was stopped early: this is the best placement that it found"] if stopped else ()),
+            *(["the explanation was cut short"] if cut else ()),
             *(f"{warning.code} {warning.message}" for warning in warnings),
             *_unread_traces(blueprint),
             *_unread_keys(blueprint, keys),
@@ -214,7 +214,7 @@ def _unread_traces(blueprint: Blueprint) -> list[str]:
 def _unread_keys(blueprint: Blueprint, keys: str | None) -> list[str]:
     if keys is not None or not blueprint.tenants or blueprint.gateway is None:
         return []
-    return ["the tenants' keys cannot be had here; whether one of them has changed is not known"]
+    return ["the tenants' keys cannot be had here, so the plan does not know whether one has changed"]
 
 
 def _unknown_clusters(observed: Observed) -> list[Problem]:

@@ -62,7 +62,9 @@ def _writable(name: str, path: Path) -> Check:
             name, False, f"{path}: {(error.strerror or str(error)).lower()}", "check the rights of its folders"
         )
     if not os.access(there, os.W_OK | os.X_OK):
-        return Check(name, False, f"{path}: no right to write", "another folder: see docs/reference/settings.md")
+        return Check(
+            name, False, f"{path}: you may not write there", "choose another folder: see docs/reference/settings.md"
+        )
     free = shutil.disk_usage(there).free
     enough = free > LOW_SPACE
     return Check(name, enough, f"{path}: {free / 1024**3:.1f} GiB free", "free some space")
