@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from fabrictool.base.errors import FabrictoolError, UnreachableError
 from fabrictool.base.units import Instant
 from fabrictool.clusters.devices import device_named
+from fabrictool.clusters.environment.site import OLDEST_PYTHON
 from fabrictool.clusters.schedulers.slurm_partitions import CHECK, Lines, left_out, memory_text, partition_lines
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
     from fabrictool.clusters.site_facts import SiteFacts
 
-OLDEST_PYTHON = (3, 11)
 _PLAIN = re.compile(r"[A-Za-z_~./][A-Za-z0-9_./~:@-]*")
 _WORDS = frozenset(["yes", "no", "on", "off", "true", "false", "null", "y", "n", "~"])
 
@@ -60,20 +60,24 @@ def describe(site: SiteFacts, target: DiscoveryTarget) -> SiteDescription:
         can be described.
     """
     kind = target.kind or ("slurm" if site.scheduler else "ssh")
-    if kind == "slurm" and not site.scheduler:
+    slurm = kind == "slurm"
+    if slurm and not site.scheduler:
         message = f"{site.host} has no `sinfo` on its path"
-        raise FabrictoolError.of("FT5502", message, thing=f"host/{site.host}", hint="is it the login node of a Slurm?")
-    if kind == "slurm" and site.failure:
+        raise FabrictoolError.of(
+            "FT5502", message, thing=f"host/{site.host}", hint="is it the login node of a Slurm cluster?"
+        )
+    if slurm and site.failure:
         hint = "try `sinfo` there by hand, then run the command again; `--kind ssh` if it has no Slurm of its own"
         message = f"Slurm does not answer: {site.failure}"
         raise UnreachableError.of("FT5501", message, thing=f"host/{site.host}", hint=hint, transient=True)
-    entries, out = _slurm(site) if kind == "slurm" else ([_host(site)], [])
+    entries, out = _slurm(site) if slurm else ([_host(site)], [])
     if not entries:
         message = f"no partition of {site.host} can be described: {'; '.join(out) or 'sinfo shows none'}"
         raise FabrictoolError.of(
             "FT5502", message, thing=f"host/{site.host}", hint="ask the site which partitions are yours"
         )
-    cluster = target.cluster or _name(site.config.get("ClusterName", "") if kind == "slurm" else site.host) or "cluster"
+    named = site.config.get("ClusterName", "")
+    cluster = target.cluster or _name(named if slurm else site.host) or "cluster"
     place = target.site or cluster
     checks = [check for entry in entries for check in entry.checks]
     if not target.provider:
@@ -87,14 +91,13 @@ def describe(site: SiteFacts, target: DiscoveryTarget) -> SiteDescription:
         "sites:",
         f"  {place}: {{provider: {target.provider or 'my-institution'}}}",
         "clusters:",
-        f"  {cluster}:"
-        + (f"  # {site.scheduler}, ClusterName={site.config.get('ClusterName', '')}" if kind == "slurm" else ""),
+        f"  {cluster}:" + (f"  # {site.scheduler}, ClusterName={named}" if slurm else ""),
         f"    site: {place}",
         f"    kind: {kind}",
         "    login:",
         *(f"      {line}" for line in _mapping(target.login)),
         *([f"    folder: {_scalar(target.folder)}"] if target.folder else []),
-        *(f"    # {line}" for line in _site_notes(site, cluster, kind)),
+        *(f"    # {line}" for line in _site_notes(site, cluster, slurm=slurm)),
         "    partitions:",
     ]
     for entry in entries:
@@ -141,9 +144,9 @@ def _host(site: SiteFacts) -> Lines:
     return lines
 
 
-def _site_notes(site: SiteFacts, cluster: str, kind: str) -> list[str]:
+def _site_notes(site: SiteFacts, cluster: str, *, slurm: bool) -> list[str]:
     notes = []
-    if kind == "slurm":
+    if slurm:
         accounting = site.config.get("AccountingStorageType", "").removeprefix("accounting_storage/")
         notes.append(
             f"accounting: {accounting or 'unknown'} (scontrol)"

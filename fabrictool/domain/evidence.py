@@ -76,5 +76,5 @@ def _references(blueprint: Blueprint) -> dict[str, str]:
 
 
 def _unseen(name: str) -> ClusterFacts:
-    hint = "observe anew with this inventory"
+    hint = "run `fabrictool observe` with this inventory"
     return ClusterFacts(cluster=name, known=False, reason="it is not in the observation", hint=hint)

@@ -135,7 +135,7 @@ class Software(Document):
     python: Install = Install()
     """Empty: on a local cluster the Python that runs fabrictool, elsewhere ``python3``."""
     engines: dict[Name, Install] = Field(default_factory=dict)
-    """Engines that can run here; empty way: in the environment of `python`."""
+    """Engines that can run here, and how each gets there; ``{}``: in the environment of `python`."""
 
 
 class Window(Document):
@@ -232,7 +232,7 @@ class Kubernetes(Document):
     context: Text
     """Of your kubeconfig."""
     namespace: Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")]
-    """Best one of its own."""
+    """Best one that nothing else uses."""
 
 
 class ClusterSpec(Document):

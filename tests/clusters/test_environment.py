@@ -623,7 +623,7 @@ def test_a_dry_run_sends_nothing(shell):
     wishes = whole.Wishes(python=sys.executable, dry_run=True)
     found = whole.bootstrap("a", described(engines={"vllm": {}}), shell, wishes, said.append)
     assert (found.changed, found.uploaded, found.source) == (False, False, "installed")
-    assert "MB would be sent; in use is none" in said[-1]
+    assert "MB would be sent; in use now: none" in said[-1]
     assert not (shell.home / ".fabrictool").exists()
 
 

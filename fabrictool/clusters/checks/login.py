@@ -24,7 +24,7 @@ FEW_INODES = 20_000
 """An environment has some 2300 files, a unit about 20."""
 NEARLY = 0.95
 SLOW_SHELL_S = 3.0
-"""What each kind of cluster is steered with."""
+"""A command that takes longer is worth a word."""
 
 
 def clock(difference_s: float, uncertainty_s: float) -> Check:
@@ -32,7 +32,7 @@ def clock(difference_s: float, uncertainty_s: float) -> Check:
     surely = max(0.0, abs(difference_s) - uncertainty_s)
     where = "ahead of" if difference_s > 0 else "behind"
     text = f"{abs(difference_s):.1f} s {where} this machine's" if surely > 0.05 else "as this machine's"
-    hint = "set the clock of the one that is wrong: NTP"
+    hint = "set the clock that is wrong, best by NTP"
     if surely > CLOCK_WRONG_S:
         return Check("clock", False, text, hint)
     return Check("clock", True, text, hint, warning=surely > CLOCK_WORTH_A_WORD_S)
@@ -75,7 +75,7 @@ def folder_checks(text: str, *, thing: str) -> tuple[list[Check], str]:
 def _space(first: Mapping[str, str]) -> Check:
     free, _, mounted = first.get("space", "").partition(" ")
     if not free.isdecimal():
-        return Check("space", True, "df says nothing", "look whether there is room", warning=True)
+        return Check("space", True, "df says nothing", "check that there is room", warning=True)
     octets = int(free) * 1024
     text = f"{octets / 2**30:.1f} GiB free on {mounted}"
     return Check("space", octets > LOW_SPACE, text, "free some space", warning=octets < LITTLE_SPACE)

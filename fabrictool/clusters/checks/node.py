@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from fabrictool.domain.specs import HostPort
 
 WALLTIME_S = 120.0
-WAIT_S = 60.0
 POLL_S = 1.0
 _LOOPBACK = ("127.", "localhost", "::1")
 _ANY = ("0.0.0.0", "::")  # noqa: S104 - compared with, not listened on

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError, UsageError
+from fabrictool.clusters.checks.certificates import NEEDED_S
 from fabrictool.clusters.checks.login import (
     SLOW_SHELL_S,
     clock,
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
 
 CHANNELS = 4
 """As many commands as `plan` and `apply` have at a time on one connection."""
-CERTIFICATE_S = 600.0
-"""A certificate must be good for so long before anything is planned."""
 SOON_S = 3600.0
 """One that ends sooner is worth a word."""
 
@@ -145,7 +144,7 @@ def _pinned(endpoint: Endpoint, login: Login, where: str) -> Check:
 
 def _certificate(endpoint: Endpoint, where: str) -> Check:
     now = time.time()
-    check_certificate(endpoint, now, CERTIFICATE_S)
+    check_certificate(endpoint, now, NEEDED_S)
     end = certificate_end(endpoint)
     if end is None:
         return Check(f"certificate{where}", True, "none: a key without an end may be used")

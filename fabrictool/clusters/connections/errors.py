@@ -190,7 +190,7 @@ def of_connecting(endpoint: Endpoint, error: BaseException | str) -> FabrictoolE
 
 _FILE_WORDS = (
     (r"No space left|quota exceeded|File too large", "FT5333", "no space left there", "free space or raise the quota"),
-    (r"Permission denied|Read-only|not permitted", "FT5332", "no right to it", "choose a folder of your own"),
+    (r"Permission denied|Read-only|not permitted", "FT5332", "access is denied", "choose a folder of your own"),
     (r"No such file|nonexistent|Not a directory", "FT5331", "no such file or folder", "check the path"),
 )
 

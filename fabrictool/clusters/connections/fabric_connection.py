@@ -177,7 +177,7 @@ class FabricConnection(ShellVerbs):
         except BaseException as error:
             _hang_up(host)
             if isinstance(error, _BROKEN) and not isinstance(error, FabrictoolError):
-                raise _of_login(hop, error, offered, self._limits) from error
+                raise _login_error(hop, error, offered, self._limits) from error
             raise
         finally:
             if agent is not None:
@@ -248,7 +248,7 @@ def _held(agent: Any, offered: identities.Keys) -> Any:
     return next((held[blob] for blob in wanted if blob in held), None)
 
 
-def _of_login(
+def _login_error(
     hop: Endpoint, error: BaseException, offered: identities.Keys, limits: ConnectionLimits
 ) -> FabrictoolError:
     message = str(error)

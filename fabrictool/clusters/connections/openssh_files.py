@@ -119,12 +119,12 @@ def diagnosis(chain: Sequence[Endpoint], logs: Sequence[str], now: float, limits
     for hop, log in zip(chain, logs, strict=True):
         if not re.search(_LOGGED_IN, log):
             onward = re.search(r"open failed: (.*)", before)
-            return errors.unreachable(hop, onward[1]) if onward else _of_host(hop, log, now, limits)
+            return errors.unreachable(hop, onward[1]) if onward else _host_error(hop, log, now, limits)
         before = log
-    return _of_host(chain[-1], logs[-1], now, limits)
+    return _host_error(chain[-1], logs[-1], now, limits)
 
 
-def _of_host(hop: Endpoint, log: str, now: float, limits: ConnectionLimits) -> FabrictoolError:
+def _host_error(hop: Endpoint, log: str, now: float, limits: ConnectionLimits) -> FabrictoolError:
     if re.search(_WRONG_KEY, log):
         shown = re.search(_SHOWN, log)
         seen = (f"certificate of {shown[2]}" if shown[2] else shown[1]) if shown else ""
@@ -139,14 +139,14 @@ def _of_host(hop: Endpoint, log: str, now: float, limits: ConnectionLimits) -> F
         methods = (offered[1] if offered else "").replace(",", ", ")
         partial = ", after partial success" if "partial success" in log else ""
         return errors.refused(hop, str(identities.keys(hop)), methods + partial, by_hand(hop, f"~/.ssh/ft-{hop.host}"))
-    if re.search(_SLOW, log) or not said(log):
+    if re.search(_SLOW, log) or not last_words(log):
         if re.search(r"Connection established|Local version string", log):
             return errors.no_answer(hop, "no login", limits.login_s)
         return errors.no_answer(hop, "no connection", limits.connect_s)
-    return errors.of_connecting(hop, said(log))
+    return errors.of_connecting(hop, last_words(log))
 
 
-def said(log: str) -> str:
+def last_words(log: str) -> str:
     """The last line that is no debugging."""
     lines = [line.strip() for line in log.splitlines()]
     return next(

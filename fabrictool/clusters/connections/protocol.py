@@ -74,7 +74,7 @@ class Connection(Protocol):
         ...
 
     def stream(self, argv: Sequence[str]) -> AbstractContextManager[Iterator[bytes]]:
-        """The lines of a command's output as they come; leaving the context ends the command."""
+        """The lines of a command's output as they come, without line ends; leaving the context ends the command."""
         ...
 
     def close(self) -> None:

@@ -110,7 +110,7 @@ def _bring(
     """What was there of the release before (``whole``, ``damaged``, ``absent``), and what its Python said."""
     state, bad = site.verify(release.name)
     if state == "damaged":
-        say(f"release {release.name} is there and damaged ({', '.join(bad[:3])}): it is to be sent again")
+        say(f"release {release.name} is there but damaged ({', '.join(bad[:3])}), and must be sent again")
     if state == "whole" and look.current == release.name:
         say("it is there, whole and in use")
     elif wishes.dry_run:
@@ -119,7 +119,7 @@ def _bring(
             if state == "whole"
             else f"{len(release.archive) / 1e6:.0f} MB would be sent"
         )
-        say(f"{what}; in use is {look.current or 'none'}")
+        say(f"{what}; in use now: {look.current or 'none'}")
     if wishes.dry_run:
         return state, ""
     upload = ""

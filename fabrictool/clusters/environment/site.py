@@ -75,7 +75,7 @@ class EnvironmentFolder:
         done = self._run("environment-verify", [release], timeout_s=PLACE_SECONDS)
         lines = done.stdout.decode(errors="replace").split("\n")
         if lines[0] not in ("whole", "damaged", "absent"):
-            raise self._failed(f"{release} cannot be compared with its manifest: {_said(done)}", transient=True)
+            raise self._failed(f"{release} cannot be compared with its manifest: {_failure(done)}", transient=True)
         return lines[0], [line for line in lines[1:] if line]
 
     def upload(self, release: Release, progress: Callable[[int, int], None]) -> str:
@@ -86,7 +86,7 @@ class EnvironmentFolder:
             part = release.archive[begin:end]
             done = self._run("environment-part", [token, str(begin), str(end)], stdin=part, timeout_s=PART_SECONDS)
             if done.status != 0:
-                raise self._failed(f"the upload failed: {_said(done)}", transient="No space" not in _said(done))
+                raise self._failed(f"the upload failed: {_failure(done)}", transient="No space" not in _failure(done))
             progress(end, size)
         return token
 
@@ -105,7 +105,7 @@ class EnvironmentFolder:
             message = f"{self._cluster}: the new environment does not run on its login node: {' '.join(lines[-3:])}"
             raise FabrictoolError.of("FT5510", message[:600], thing=f"cluster/{self._cluster}")
         if done.status != 0 or not lines or not lines[0].startswith("used "):
-            why = " ".join(lines) or _said(done)
+            why = " ".join(lines) or _failure(done)
             raise self._failed(f"the environment was not placed: {why[:400]}", transient="No space" not in why)
         return lines[0].removeprefix("used "), lines[1:]
 
@@ -165,5 +165,5 @@ def _glibc(text: str) -> tuple[int, int]:
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
-def _said(done: Completed) -> str:
+def _failure(done: Completed) -> str:
     return done.stderr.decode(errors="replace").strip()[-300:] or f"exit {done.status}"

@@ -181,7 +181,9 @@ class KubernetesCluster:
             return frozenset(), str(error)
         stderr = done.stderr.decode(errors="replace")
         created = {re.sub(r"\..*?/", "/", line.strip(), count=1) for line in done.stdout.decode().splitlines()}
-        return frozenset(created | {_id(manifest) for manifest in objects if _of(manifest, stderr, _EXISTS)}), stderr
+        return frozenset(
+            created | {_id(manifest) for manifest in objects if _line_about(manifest, stderr, _EXISTS)}
+        ), stderr
 
     def _lacking(
         self, operation: str, objects: UnitObjects, seen: NamespaceFacts, created: frozenset[str], stderr: str
@@ -197,7 +199,7 @@ class KubernetesCluster:
         return None
 
     def _refusal(self, operation: str, manifest: Mapping[str, Any], stderr: str) -> FabrictoolError:
-        why = _of(manifest, stderr) or stderr.strip()[-300:] or "it is not there, and nothing says why"
+        why = _line_about(manifest, stderr) or stderr.strip()[-300:] or "it is not there, and nothing says why"
         return UnreachableError.of(
             "FT5413",
             f"{operation}: {manifest['kind']} {manifest['metadata']['name']} was not made: {why}",
@@ -267,7 +269,7 @@ def _id(manifest: Mapping[str, Any]) -> str:
     return f"{manifest['kind'].lower()}/{manifest['metadata']['name']}"
 
 
-def _of(manifest: Mapping[str, Any], stderr: str, word: str = "") -> str:
+def _line_about(manifest: Mapping[str, Any], stderr: str, word: str = "") -> str:
     """The line on stderr about an object that has `word` in it; "": none."""
     kind, name = manifest["kind"].lower(), f'"{manifest["metadata"]["name"]}"'
     for line in stderr.splitlines():

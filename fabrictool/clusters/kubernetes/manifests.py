@@ -131,7 +131,12 @@ def _job(meta: Object, pod: Object) -> Object:
         "apiVersion": "batch/v1",
         "kind": "Job",
         "metadata": meta,
-        "spec": {"backoffLimit": 0, "completions": 1, "parallelism": 1, "template": pod | {"metadata": _of_pod(meta)}},
+        "spec": {
+            "backoffLimit": 0,
+            "completions": 1,
+            "parallelism": 1,
+            "template": pod | {"metadata": _pod_metadata(meta)},
+        },
     }
 
 
@@ -144,12 +149,12 @@ def _deployment(meta: Object, pod: Object) -> Object:
             "replicas": 1,
             "strategy": {"type": "Recreate"},
             "selector": {"matchLabels": {key: meta["labels"][key] for key in (FABRIC, OPERATION)}},
-            "template": pod | {"metadata": _of_pod(meta)},
+            "template": pod | {"metadata": _pod_metadata(meta)},
         },
     }
 
 
-def _of_pod(meta: Object) -> Object:
+def _pod_metadata(meta: Object) -> Object:
     return {"labels": meta["labels"], "annotations": meta["annotations"]}
 
 
