@@ -33,7 +33,7 @@ from fabrictool.planner.succession import KEPT
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from fabrictool.applier.wave import Report
+    from fabrictool.applier.wave import Notify
     from fabrictool.base.clock import Clock
     from fabrictool.domain.observed import Observed, ObservedUnit
     from fabrictool.domain.plan import Action, Plan
@@ -169,7 +169,7 @@ class _Run:
         )
 
     def carry_out(self, observed: Observed, *, heals: bool) -> None:
-        """Raises as `Applier.apply`."""
+        """Raises what `Applier.apply` raises."""
         self._run_waves(observed)
         if self._applier.interrupt.count:
             self._journal.write("interrupted")
@@ -232,7 +232,7 @@ class _Run:
             spec = msgspec.structs.replace(spec, keys=keys.digest)
         return NewUnit(action.operation, action.address, spec, files, self._state.lineage, self._state.serial)
 
-    def _report(self, report: Report) -> None:
+    def _report(self, report: Notify) -> None:
         action = report.action
         if report.kind == "started":
             self._journal.write("started", address=action.address, action=action.kind, operation=action.operation)

@@ -28,7 +28,7 @@ def check_sound(plan: Plan, clusters: Container[str]) -> None:
             good = good and action.spec is not None and is_name(action.spec.provider)
             good = good and action.operation == wanted
         if not good:
-            message = f"no plan of this fabric says {action.kind} {action.address} on {action.cluster} like this"
+            message = f"no planner wrote the step {action.kind} {action.address} on {action.cluster}"
             hint = "a plan is not edited; change the blueprint and run `fabrictool plan` again"
             raise InvalidInputError.of("FT4006", message, thing=action.address, hint=hint)
 
@@ -40,7 +40,7 @@ def check_startable(plan: Plan) -> None:
             what = f"a {replica.phase} replica" if replica.phase != "unified" else "a pipeline over partitions"
             raise InvalidInputError.of(
                 "FT4008",
-                f"{replica.replica} is {what}: that is planned and forecast, and not started by this release",
+                f"{replica.replica} is {what}: this release can plan and forecast that, but not start it",
                 thing=f"replica/{replica.replica}",
                 hint="leave `phases` of the model at `unified`, and plan with another solver than tabu",
             )

@@ -13,13 +13,13 @@ from fabrictool.applier.wave import (
     Ended,
     Look,
     Looked,
+    Notify,
     ReadTail,
-    Refused,
-    Report,
     Start,
     Started,
     TailRead,
     Tell,
+    TellFailed,
     Ticked,
 )
 from fabrictool.base.errors import FabrictoolError
@@ -50,7 +50,7 @@ class Driver:
     """Called before anything is started: whatever runs is in the state."""
     guard: Callable[[], None]
     """Raises when another writer has the lease: nothing that runs is touched then."""
-    report: Callable[[Report], None]
+    report: Callable[[Notify], None]
     ended: Callable[[Course], None]
     """Called once for each course that is over."""
     presses: Callable[[], int]
@@ -89,7 +89,7 @@ class Driver:
                 yield from self._tell(effect)
             case ReadTail(cluster, operation):
                 yield TailRead(operation, self._tail(cluster, operation))
-            case Report():
+            case Notify():
                 self.report(effect)
             case Ended(course):
                 self.ended(course)
@@ -114,15 +114,9 @@ class Driver:
         cluster = self.clusters[tell.cluster]
         try:
             self.guard()
-            match tell.verb:
-                case "stop":
-                    cluster.stop(tell.operations)
-                case "kill":
-                    cluster.kill(tell.operations)
-                case "forget":
-                    cluster.forget(tell.operations)
+            {"stop": cluster.stop, "kill": cluster.kill, "forget": cluster.forget}[tell.verb](tell.operations)
         except FabrictoolError as error:
-            yield Refused(tell.operations, error)
+            yield TellFailed(tell.operations, error)
 
     def _tail(self, cluster: str, operation: str) -> str:
         try:

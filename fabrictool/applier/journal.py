@@ -24,7 +24,7 @@ EntryKind = Literal["begin", "intent", "started", "done", "failed", "interrupted
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One line."""
+    """One line of a journal."""
 
     at: float
     plan: str

@@ -99,7 +99,7 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class TellFailed:
     """A cluster could not be told something about these operations."""
 
     operations: tuple[str, ...]
@@ -114,7 +114,7 @@ class TailRead:
     tail: str
 
 
-Event = Ticked | Looked | Started | Refused | TailRead
+Event = Ticked | Looked | Started | TellFailed | TailRead
 
 
 # -- effects --------------------------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ class ReadTail:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class Notify:
     """Something to be said: ``started``, ``waiting``."""
 
     action: Action
@@ -168,7 +168,7 @@ class Ended:
     course: Course
 
 
-Effect = Start | Tell | Look | ReadTail | Report | Ended
+Effect = Start | Tell | Look | ReadTail | Notify | Ended
 
 
 # -- the machine ----------------------------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ class Wave:
                 return self._looked(now, facts)
             case Started():
                 return self._started(now, event)
-            case Refused(operations, error):
+            case TellFailed(operations, error):
                 for index, course in enumerate(self.courses):
                     if index not in self._told and course.action.former in operations:
                         self._fail(course, error)
@@ -327,7 +327,7 @@ class Wave:
                 self._fail(course, error)
                 continue
             course.deadline = now + self.queue_wait_s
-            effects.append(Report(course.action, "started"))
+            effects.append(Notify(course.action, "started"))
         self._look_soon(event.cluster)
         return effects
 
@@ -396,7 +396,7 @@ class Wave:
         if text == course.text:
             return []
         course.text = text
-        return [Report(course.action, "waiting", text)]
+        return [Notify(course.action, "waiting", text)]
 
     def _overdue(self, now: float, course: Course, sign: Sign) -> bool:
         """Whether its former unit is to be killed; else it has failed."""
@@ -481,11 +481,11 @@ def _late(course: Course, sign: Sign) -> FabrictoolError:
         why = "although it was killed" if sign != "unknown" else f"as far as can be seen: {course.text}"
         message = f"{action.former} does not end, {why}"
         return UnreachableError.of("FT5102", message, thing=action.address, transient=True)
-    code, what, hint = "FT5106", "is not ready", f"fabrictool logs {action.address}"
+    code, what, hint = "FT5106", "was not ready in time", f"fabrictool logs {action.address}"
     if course.phase in ("submitted", "queued"):
-        code, what = "FT5110", "still waits"
+        code, what = "FT5110", "did not leave its queue in time"
         hint = "it stays in the queue, and `fabrictool reconcile` or the next apply goes on"
-    message = f"{action.address} {what} in time: {course.text}"
+    message = f"{action.address} {what}: {course.text}"
     return UnreachableError.of(code, message, thing=action.address, hint=hint, transient=True)
 
 

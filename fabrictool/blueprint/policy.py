@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from fabrictool.base.errors import InvalidInputError
 from fabrictool.blueprint.complaints import problems_of
 from fabrictool.blueprint.reader import read
-from fabrictool.domain.policy import Policy
+from fabrictool.domain.policy import ReviewPolicy
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class LoadedPolicy:
     """Rules and where they were written."""
 
-    policy: Policy
+    policy: ReviewPolicy
     tree: YamlNode
 
     def place(self, index: int, effect: Literal["deny", "warn"], limit: str) -> Place:
@@ -37,6 +37,6 @@ def load_policy(path: Path) -> LoadedPolicy:
     """Read and check; raises InvalidInputError with all problems and their places."""
     tree = read(path, os.path.normpath(path))
     try:
-        return LoadedPolicy(Policy.model_validate(tree.data()), tree)
+        return LoadedPolicy(ReviewPolicy.model_validate(tree.data()), tree)
     except ValidationError as error:
-        raise InvalidInputError(problems_of(error, tree, Policy)) from error
+        raise InvalidInputError(problems_of(error, tree, ReviewPolicy)) from error

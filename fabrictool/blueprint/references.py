@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fabrictool.base.errors import Place
     from fabrictool.blueprint.tree import Steps, YamlNode
     from fabrictool.domain.blueprint import Blueprint, Model
-    from fabrictool.domain.inventory import Cluster, Inventory, Partition
+    from fabrictool.domain.inventory import ClusterSpec, Inventory, Partition
 
 
 def check(
@@ -72,7 +72,7 @@ class InventoryCheck(_Check):
         self._currencies()
         return self._problems
 
-    def _cluster(self, path: Steps, cluster: Cluster) -> None:
+    def _cluster(self, path: Steps, cluster: ClusterSpec) -> None:
         self.refer("FT1202", (*path, "site"), cluster.site, self._inventory.sites, "site")
         if cluster.kind == "local" and cluster.login:
             self.say(
@@ -108,7 +108,7 @@ class InventoryCheck(_Check):
                     hint,
                 )
 
-    def _kubernetes(self, path: Steps, cluster: Cluster) -> None:
+    def _kubernetes(self, path: Steps, cluster: ClusterSpec) -> None:
         if cluster.kubernetes is None:
             hint = "add `kubernetes: {context: …, namespace: …}`"
             self.say("FT1241", path, "a cluster of kind kubernetes needs its context and namespace", hint)

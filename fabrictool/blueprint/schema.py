@@ -10,7 +10,7 @@ from pydantic_core import to_jsonable_python
 
 from fabrictool.domain.blueprint import Blueprint
 from fabrictool.domain.inventory import Inventory
-from fabrictool.domain.policy import Policy
+from fabrictool.domain.policy import ReviewPolicy
 
 if TYPE_CHECKING:
     from fabrictool.domain.quantities import Document
@@ -52,7 +52,7 @@ def json_schema(kind: SchemaKind) -> JsonSchemaValue:
     A part (an included file or an overlay) is a blueprint of which nothing but the head is required, and in which
     null deletes.
     """
-    models: dict[str, type[Document]] = {"inventory": Inventory, "policy": Policy}
+    models: dict[str, type[Document]] = {"inventory": Inventory, "policy": ReviewPolicy}
     model = models.get(kind, Blueprint)
     schema = model.model_json_schema(mode="validation", schema_generator=_Generate)
     schema = copy.deepcopy(schema)

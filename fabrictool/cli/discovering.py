@@ -12,7 +12,7 @@ from fabrictool.base.files import file_error
 from fabrictool.base.ids import is_name
 from fabrictool.cli.hosts import split_target
 from fabrictool.cli.source import Source
-from fabrictool.clusters.discovery import Target
+from fabrictool.clusters.discovery import DiscoveryTarget
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,7 +37,7 @@ class HostAccess:
 
 def site_named(
     text: str, access: HostAccess, names: tuple[str, str, str], kind: str, source: Source
-) -> tuple[Target, Callable[[], Connection]]:
+) -> tuple[DiscoveryTarget, Callable[[], Connection]]:
     """What is to be described, and how it is reached; `names` are those of cluster, site and provider, or "".
 
     Raises UsageError FT9001 for a name that is none, FT5304 for a host without a pinned key.
@@ -51,7 +51,9 @@ def site_named(
     return replace(target, kind=kind or target.kind), connect
 
 
-def _cluster(text: str, names: tuple[str, str, str], source: Source) -> tuple[Target, Callable[[], Connection]]:
+def _cluster(
+    text: str, names: tuple[str, str, str], source: Source
+) -> tuple[DiscoveryTarget, Callable[[], Connection]]:
     from fabrictool.clusters.connections.factory import connect_login, login_of
 
     inventory = source.inventory_alone()
@@ -59,7 +61,7 @@ def _cluster(text: str, names: tuple[str, str, str], source: Source) -> tuple[Ta
     cluster = inventory.clusters[text]
     provider = inventory.sites[cluster.site].provider if cluster.site in inventory.sites else ""
     name, site, given = names
-    target = Target(
+    target = DiscoveryTarget(
         cluster=name or text,
         site=site or cluster.site,
         provider=given or provider,
@@ -70,7 +72,9 @@ def _cluster(text: str, names: tuple[str, str, str], source: Source) -> tuple[Ta
     return target, lambda: connect_login(login)
 
 
-def _host(text: str, access: HostAccess, names: tuple[str, str, str]) -> tuple[Target, Callable[[], Connection]]:
+def _host(
+    text: str, access: HostAccess, names: tuple[str, str, str]
+) -> tuple[DiscoveryTarget, Callable[[], Connection]]:
     from pydantic import ValidationError
 
     from fabrictool.clusters.connections.factory import connect_login
@@ -95,7 +99,7 @@ def _host(text: str, access: HostAccess, names: tuple[str, str, str]) -> tuple[T
             "FT5305", f"{complaint['msg']}", hint="TYPE BASE64, as `fabrictool trust host` prints it"
         ) from error
     name, site, provider = names
-    return Target(name, site, provider, _fields(login)), lambda: connect_login(login)
+    return DiscoveryTarget(name, site, provider, _fields(login)), lambda: connect_login(login)
 
 
 def _pinned(path: Path, host: str, port: int) -> list[str]:

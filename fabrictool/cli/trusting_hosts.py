@@ -13,7 +13,7 @@ from fabrictool.cli.source import Source
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fabrictool.clusters.connections.pins import Pin
+    from fabrictool.clusters.connections.pins import HostKeyPin
     from fabrictool.clusters.connections.protocol import Endpoint
     from fabrictool.domain.inventory import Inventory
 
@@ -69,10 +69,10 @@ def _jump(text: str, known: list[tuple[str, Endpoint]]) -> Endpoint:
     return replace(endpoint, user=user or endpoint.user, jumps=())
 
 
-def _pinned(same: list[tuple[str, Endpoint]]) -> dict[Pin, list[str]]:
+def _pinned(same: list[tuple[str, Endpoint]]) -> dict[HostKeyPin, list[str]]:
     from fabrictool.clusters.connections.pins import pins
 
-    clusters: dict[Pin, list[str]] = {}
+    clusters: dict[HostKeyPin, list[str]] = {}
     for cluster, endpoint in same:
         for pin in pins(endpoint):
             names = clusters.setdefault(pin, [])
@@ -81,7 +81,9 @@ def _pinned(same: list[tuple[str, Endpoint]]) -> dict[Pin, list[str]]:
     return clusters
 
 
-def _print(host: str, port: int, shown: list[Pin], pinned: dict[Pin, list[str]], missing: list[Pin]) -> None:
+def _print(
+    host: str, port: int, shown: list[HostKeyPin], pinned: dict[HostKeyPin, list[str]], missing: list[HostKeyPin]
+) -> None:
     say(f"{host}:{port} shows {len(shown)} host keys; nothing was trusted and nobody logged in")
     for pin in shown:
         verdict = ""
@@ -101,7 +103,9 @@ def _print(host: str, port: int, shown: list[Pin], pinned: dict[Pin, list[str]],
     say("compare the fingerprints with what the site publishes, over another way than this network, before you paste")
 
 
-def _document(host: str, port: int, shown: list[Pin], pinned: dict[Pin, list[str]], missing: list[Pin]) -> Any:
+def _document(
+    host: str, port: int, shown: list[HostKeyPin], pinned: dict[HostKeyPin, list[str]], missing: list[HostKeyPin]
+) -> Any:
     return {
         "format_version": "1",
         "type": "host-keys",

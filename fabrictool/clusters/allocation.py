@@ -37,22 +37,22 @@ def allocation(
 ) -> Allocation:
     """The walltime for one unit; `nominal_s` is the inventory's, None for no limit of its own."""
     longest = queue.longest_s if queue is not None else None
-    limits = [each for each in (nominal_s, longest) if each is not None]
+    limits = [limit for limit in (nominal_s, longest) if limit is not None]
     walltime = min(limits) if limits else None
     if walltime is not None and walltime >= STAGGERED_FROM_S:
         walltime *= 1.0 - STAGGER * _share(operation)
     begin, window = now, ""
     here = [a for a in away if not a.nodes and (not a.partitions or partition in a.partitions)]
-    for each in sorted(here, key=lambda a: a.begin):
-        room = each.begin - WINDOW_MARGIN_S - begin
-        if each.end <= begin or (walltime is not None and room >= walltime):
+    for reservation in sorted(here, key=lambda a: a.begin):
+        room = reservation.begin - WINDOW_MARGIN_S - begin
+        if reservation.end <= begin or (walltime is not None and room >= walltime):
             continue
-        window = each.name
+        window = reservation.name
         if room >= min(SHORTEST_S, walltime or SHORTEST_S):
             return Allocation(room, begin - now, window)
-        if each.enforced:
+        if reservation.enforced:
             break  # the scheduler holds it until after the window, or starts it at once when that is called off
-        begin = each.end
+        begin = reservation.end
     return Allocation(walltime, begin - now, window)
 
 

@@ -37,27 +37,27 @@ def device_named(word: str, features: Iterable[str] = ()) -> Guess:
     """
     if _SLICE.search(word.lower()):
         return Guess("", why="slices of a device (MIG) cannot be described")
-    found = _family(word)
-    if not found:
+    family = _family(word)
+    if not family:
         return Guess("", why="not in the catalogue")
     hints = [*_qualifiers(word), *(hint for feature in features for hint in _qualifiers(feature))]
-    fitting = [each for each in found if all(_fits(each, hint) for hint in hints)] or found
-    fitting.sort(key=lambda each: (each.memory, each.memory_bandwidth))
-    return Guess(fitting[0].id, tuple(each.id for each in fitting[1:]))
+    fitting = [accelerator for accelerator in family if all(_fits(accelerator, hint) for hint in hints)] or family
+    fitting.sort(key=lambda accelerator: (accelerator.memory, accelerator.memory_bandwidth))
+    return Guess(fitting[0].id, tuple(accelerator.id for accelerator in fitting[1:]))
 
 
 def _family(word: str) -> list[Accelerator]:
     tokens = [token for token in re.findall(r"[a-z0-9]+", word.lower()) if token not in _MAKERS]
     families: dict[str, list[Accelerator]] = {}
-    for each in accelerators().values():
-        if each.kind != "cpu":
-            families.setdefault(each.id.partition("-")[0], []).append(each)
+    for accelerator in accelerators().values():
+        if accelerator.kind != "cpu":
+            families.setdefault(accelerator.id.partition("-")[0], []).append(accelerator)
     joined = {
         "".join(tokens[begin:end])
         for begin in range(len(tokens))
         for end in range(begin + 1, min(begin + 3, len(tokens)) + 1)
     }
-    joined |= {each.removeprefix("rtx") for each in joined}  # "RTX A6000" is the catalogue's a6000
+    joined |= {phrase.removeprefix("rtx") for phrase in joined}  # "RTX A6000" is the catalogue's a6000
     named = [name for name in families if name in joined]
     return families[max(named, key=len)] if named else []
 
@@ -65,12 +65,12 @@ def _family(word: str) -> list[Accelerator]:
 def _qualifiers(word: str) -> list[str]:
     """What tells variants of a family apart: ``80g``, ``sxm``, ``pcie``."""
     text = word.lower()
-    found = [f"{size}g" for size in re.findall(r"(?<![a-z0-9.])(\d{2,3})gb?(?![a-z0-9])", text)]
-    found += [form for form in ("sxm", "pcie", "nvl") if re.search(rf"(?<![a-z]){form}", text)]
-    return [*found, "sxm"] if re.search(r"(?<![a-z0-9])hbm3(?![a-z0-9])", text) else found
+    qualifiers = [f"{size}g" for size in re.findall(r"(?<![a-z0-9.])(\d{2,3})gb?(?![a-z0-9])", text)]
+    qualifiers += [form for form in ("sxm", "pcie", "nvl") if re.search(rf"(?<![a-z]){form}", text)]
+    return [*qualifiers, "sxm"] if re.search(r"(?<![a-z0-9])hbm3(?![a-z0-9])", text) else qualifiers
 
 
-def _fits(each: Accelerator, hint: str) -> bool:
+def _fits(accelerator: Accelerator, hint: str) -> bool:
     if hint.endswith("g") and hint[:-1].isdecimal():
-        return abs(int(hint[:-1]) * 1e9 - each.memory) < 0.15 * each.memory
-    return hint in each.id.split("-") or not {"sxm", "pcie"} & set(each.id.split("-"))
+        return abs(int(hint[:-1]) * 1e9 - accelerator.memory) < 0.15 * accelerator.memory
+    return hint in accelerator.id.split("-") or not {"sxm", "pcie"} & set(accelerator.id.split("-"))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from fabrictool.base.errors import FabrictoolError, UnreachableError
 from fabrictool.base.units import Instant
 from fabrictool.clusters.devices import device_named
+from fabrictool.clusters.environment.site import OLDEST_PYTHON
 from fabrictool.clusters.schedulers.slurm_partitions import CHECK, Lines, left_out, memory_text, partition_lines
 
 if TYPE_CHECKING:
@@ -17,13 +18,12 @@ if TYPE_CHECKING:
 
     from fabrictool.clusters.site_facts import SiteFacts
 
-OLDEST_PYTHON = (3, 11)
 _PLAIN = re.compile(r"[A-Za-z_~./][A-Za-z0-9_./~:@-]*")
 _WORDS = frozenset(["yes", "no", "on", "off", "true", "false", "null", "y", "n", "~"])
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class DiscoveryTarget:
     """What the operator knows of a site: names, and the way there."""
 
     cluster: str
@@ -40,8 +40,8 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
-    """The answer."""
+class SiteDescription:
+    """An inventory for one site."""
 
     cluster: str
     text: str
@@ -50,7 +50,7 @@ class Described:
     """What a person must look at."""
 
 
-def describe(site: SiteFacts, target: Target) -> Described:
+def describe(site: SiteFacts, target: DiscoveryTarget) -> SiteDescription:
     """The whole document.
 
     Raises
@@ -60,20 +60,24 @@ def describe(site: SiteFacts, target: Target) -> Described:
         can be described.
     """
     kind = target.kind or ("slurm" if site.scheduler else "ssh")
-    if kind == "slurm" and not site.scheduler:
+    slurm = kind == "slurm"
+    if slurm and not site.scheduler:
         message = f"{site.host} has no `sinfo` on its path"
-        raise FabrictoolError.of("FT5502", message, thing=f"host/{site.host}", hint="is it the login node of a Slurm?")
-    if kind == "slurm" and site.failure:
+        raise FabrictoolError.of(
+            "FT5502", message, thing=f"host/{site.host}", hint="is it the login node of a Slurm cluster?"
+        )
+    if slurm and site.failure:
         hint = "try `sinfo` there by hand, then run the command again; `--kind ssh` if it has no Slurm of its own"
         message = f"Slurm does not answer: {site.failure}"
         raise UnreachableError.of("FT5501", message, thing=f"host/{site.host}", hint=hint, transient=True)
-    entries, out = _slurm(site) if kind == "slurm" else ([_host(site)], [])
+    entries, out = _slurm(site) if slurm else ([_host(site)], [])
     if not entries:
         message = f"no partition of {site.host} can be described: {'; '.join(out) or 'sinfo shows none'}"
         raise FabrictoolError.of(
             "FT5502", message, thing=f"host/{site.host}", hint="ask the site which partitions are yours"
         )
-    cluster = target.cluster or _name(site.config.get("ClusterName", "") if kind == "slurm" else site.host) or "cluster"
+    named = site.config.get("ClusterName", "")
+    cluster = target.cluster or _name(named if slurm else site.host) or "cluster"
     place = target.site or cluster
     checks = [check for entry in entries for check in entry.checks]
     if not target.provider:
@@ -87,29 +91,28 @@ def describe(site: SiteFacts, target: Target) -> Described:
         "sites:",
         f"  {place}: {{provider: {target.provider or 'my-institution'}}}",
         "clusters:",
-        f"  {cluster}:"
-        + (f"  # {site.scheduler}, ClusterName={site.config.get('ClusterName', '')}" if kind == "slurm" else ""),
+        f"  {cluster}:" + (f"  # {site.scheduler}, ClusterName={named}" if slurm else ""),
         f"    site: {place}",
         f"    kind: {kind}",
         "    login:",
         *(f"      {line}" for line in _mapping(target.login)),
         *([f"    folder: {_scalar(target.folder)}"] if target.folder else []),
-        *(f"    # {line}" for line in _site_notes(site, cluster, kind)),
+        *(f"    # {line}" for line in _site_notes(site, cluster, slurm=slurm)),
         "    partitions:",
     ]
     for entry in entries:
         text += [f"      {entry.name}:", *(f"        {line}" for line in entry.text)]
     text += [f"      # {name}" for name in out]
-    return Described(cluster, "\n".join(text) + "\n", tuple(checks))
+    return SiteDescription(cluster, "\n".join(text) + "\n", tuple(checks))
 
 
 def _slurm(site: SiteFacts) -> tuple[list[Lines], list[str]]:
     entries, out = [], []
-    for each in site.partitions:
-        if why := left_out(each, site):
-            out.append(f"{each.name} is left out: {why}")
+    for partition in site.partitions:
+        if why := left_out(partition, site):
+            out.append(f"{partition.name} is left out: {why}")
         else:
-            entries.append(partition_lines(each, site))
+            entries.append(partition_lines(partition, site))
     return entries, out
 
 
@@ -119,13 +122,13 @@ def _host(site: SiteFacts) -> Lines:
     lines.note(f"{site.host}: {site.cpus} CPUs ({site.machine}); no scheduler: units are processes of {site.user}")
     if site.gpus:
         name = site.gpus[0]
-        found = device_named(name)
-        check = f"may also mean {' or '.join(found.others)}" if found.others else ""
-        if not found.device:
-            check = f"PLACEHOLDER: {found.why}; docs/reference/catalogue.md lists the ids that there are"
-        lines.add("device", found.device or "cpu", f'nvidia-smi: "{name}"', check)
-        if found.device:
-            lines.add("devices_per_node", sum(each == name for each in site.gpus), "nvidia-smi -L")
+        guess = device_named(name)
+        check = f"may also mean {' or '.join(guess.others)}" if guess.others else ""
+        if not guess.device:
+            check = f"PLACEHOLDER: {guess.why}; docs/reference/catalogue.md lists the ids that there are"
+        lines.add("device", guess.device or "cpu", f'nvidia-smi: "{name}"', check)
+        if guess.device:
+            lines.add("devices_per_node", sum(gpu == name for gpu in site.gpus), "nvidia-smi -L")
         if set(site.gpus) != {name}:
             lines.warn(
                 f"it has other GPUs as well, which are not described: {', '.join(sorted(set(site.gpus) - {name}))}"
@@ -141,9 +144,9 @@ def _host(site: SiteFacts) -> Lines:
     return lines
 
 
-def _site_notes(site: SiteFacts, cluster: str, kind: str) -> list[str]:
+def _site_notes(site: SiteFacts, cluster: str, *, slurm: bool) -> list[str]:
     notes = []
-    if kind == "slurm":
+    if slurm:
         accounting = site.config.get("AccountingStorageType", "").removeprefix("accounting_storage/")
         notes.append(
             f"accounting: {accounting or 'unknown'} (scontrol)"
@@ -153,7 +156,7 @@ def _site_notes(site: SiteFacts, cluster: str, kind: str) -> list[str]:
                 else ""
             )
         )
-    new = [each for each in site.pythons if tuple(map(int, each[0].split("."))) >= OLDEST_PYTHON]
+    new = [python for python in site.pythons if tuple(map(int, python[0].split("."))) >= OLDEST_PYTHON]
     if new:
         notes.append(
             f"python: {new[0][0]} at {new[0][1]}; `fabrictool bootstrap {cluster}` makes the agents' environment"

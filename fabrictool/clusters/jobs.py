@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from fabrictool.clusters.protocol import NewUnit
     from fabrictool.clusters.schedulers.protocol import Scheduler
     from fabrictool.clusters.survey import Survey
-    from fabrictool.domain.inventory import Cluster as Described
+    from fabrictool.domain.inventory import ClusterSpec
 
 WARNING_MARGIN_S = 120.0
 """A scheduler looks at its clocks every half minute, and sends its warning up to a minute early."""
 
 
-def job_of(unit: NewUnit, described: Described, cluster: str, fabric: str, survey: Survey) -> Job:
+def job_of(unit: NewUnit, described: ClusterSpec, cluster: str, fabric: str, survey: Survey) -> Job:
     """The job of one unit.
 
     Raises
@@ -69,23 +69,23 @@ def job_of(unit: NewUnit, described: Described, cluster: str, fabric: str, surve
         away(described, survey),
         survey.now,
     )
-    wanted, each = partition.job, max(1, spec.devices)
+    request, devices = partition.job, max(1, spec.devices)
     return Job(
         **common,
         command=(*python, "-P", "-m", "fabrictool.agent", folder, ENDS_AT),
         partition=queue,
         devices=0 if spec.device == "cpu" else spec.devices,
         whole_node=partition.whole_nodes,
-        cpus=wanted.cpus_per_device * each if wanted.cpus_per_device is not None else None,
-        memory=int(wanted.memory_per_device) * each if wanted.memory_per_device is not None else None,
+        cpus=request.cpus_per_device * devices if request.cpus_per_device is not None else None,
+        memory=int(request.memory_per_device) * devices if request.memory_per_device is not None else None,
         walltime_s=granted.walltime_s,
         begin_in_s=granted.begin_in_s,
         warning_s=spec.drain_s + WARNING_MARGIN_S,
-        options=wanted.options,
+        options=request.options,
     )
 
 
-def away(described: Described, survey: Survey) -> tuple[Away, ...]:
+def away(described: ClusterSpec, survey: Survey) -> tuple[Away, ...]:
     """The scheduler's reservations, and the inventory's windows, of which it need not know."""
     windows = [
         Away(

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
     from fabrictool.clusters.protocol import Cluster
     from fabrictool.clusters.schedulers.protocol import Scheduler
-    from fabrictool.domain.inventory import Cluster as Described
+    from fabrictool.domain.inventory import ClusterSpec
 
 
-def open_cluster(name: str, fabric: str, described: Described, root: Path) -> Cluster:
+def open_cluster(name: str, fabric: str, described: ClusterSpec, root: Path) -> Cluster:
     """`root` is where a local cluster keeps its run folders; no connection is made yet."""
-    if described.kind == "local":
+    if described.here:
         venv = described.software.python.venv
         return LocalCluster(name, root, python=f"{venv}/bin/python" if venv else "")
     if described.kind == "kubernetes":
@@ -37,13 +37,5 @@ def open_cluster(name: str, fabric: str, described: Described, root: Path) -> Cl
 
 
 def scheduler_of(kind: str) -> Scheduler:
-    """The words of one kind of scheduler."""
-    schedulers: dict[str, type[Scheduler]] = {
-        "slurm": Slurm,
-        "gridengine": GridEngine,
-        "ssh": Processes,
-        "pbs": Pbs,
-        "flux": Flux,
-        "lsf": Lsf,
-    }
-    return schedulers[kind]()
+    every: tuple[Scheduler, ...] = (Slurm(), GridEngine(), Processes(), Pbs(), Flux(), Lsf())
+    return next(scheduler for scheduler in every if scheduler.kind == kind)

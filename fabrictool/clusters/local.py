@@ -73,15 +73,13 @@ class LocalCluster:
         return ClusterFacts(cluster=self.name, known=True, units=units)
 
     def outlook(self, units: Sequence[NewUnit]) -> tuple[list[Outlook], list[str]]:
-        """There is no queue."""
         return [], []
 
     def spec(self, operation: str) -> UnitSpec:
-        """What a unit was told."""
         return _read_spec(self._folder(operation))
 
     def state(self, operation: str) -> UnitState | None:
-        """Of one unit."""
+        """None for an operation that was never prepared here."""
         folder = self._folder(operation)
         return _state(folder) if folder.spec.exists() else None
 
@@ -98,13 +96,11 @@ class LocalCluster:
             return None
 
     def log_tail(self, operation: str, lines: int) -> list[str]:
-        """The last lines of its log."""
         return self._folder(operation).log_tail(lines)
 
     # -- commands ---------------------------------------------------------------------------------------------
 
     def start(self, units: Sequence[NewUnit]) -> dict[str, FabrictoolError]:
-        """One after the other."""
         failed = {}
         for unit in units:
             try:
@@ -159,7 +155,6 @@ class LocalCluster:
             self._signal(operation, signal.SIGTERM)
 
     def kill(self, operations: Iterable[str]) -> None:
-        """KILL; the engine dies with its agent."""
         for operation in operations:
             self._signal(operation, signal.SIGKILL)
 
@@ -168,8 +163,7 @@ class LocalCluster:
         for operation in operations:
             self._forget(operation)
 
-    def close(self) -> None:
-        """There is nothing to close."""
+    def close(self) -> None: ...
 
     def _forget(self, operation: str) -> None:
         folder = self._folder(operation)
@@ -269,10 +263,12 @@ def _observe_unit(folder: RunFolder) -> ObservedUnit | None:
 
 def _environment(ours: Mapping[str, str]) -> dict[str, str]:
     """What a unit inherits: the machine's settings and the engines' own, never a tenant's key that is set here."""
-    found = {name: value for name, value in ours.items() if name in _INHERITED or name.startswith(_INHERITED_PREFIXES)}
+    inherited = {
+        name: value for name, value in ours.items() if name in _INHERITED or name.startswith(_INHERITED_PREFIXES)
+    }
     settings = Settings.from_environment(ours)
     absolute = {"FABRICTOOL_STATE_DIR": settings.state_path, "FABRICTOOL_CACHE_DIR": settings.cache_path}
-    return found | {name: str(path) for name, path in absolute.items() if name in found}
+    return inherited | {name: str(path) for name, path in absolute.items() if name in inherited}
 
 
 def _spawn(command: list[str], log: Path) -> int:

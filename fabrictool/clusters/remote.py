@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from fabrictool.clusters.protocol import NewUnit
     from fabrictool.clusters.schedulers.protocol import Job, Scheduler
     from fabrictool.clusters.survey import Survey
-    from fabrictool.domain.inventory import Cluster as Described
+    from fabrictool.domain.inventory import ClusterSpec
     from fabrictool.domain.specs import UnitSpec
     from fabrictool.status.documents import StatusDocument
 
@@ -55,7 +55,7 @@ class RemoteCluster:
         self,
         name: str,
         fabric: str,
-        described: Described,
+        described: ClusterSpec,
         scheduler: Scheduler,
         connect: Callable[[], Sequence[Connection]],
     ) -> None:
@@ -86,8 +86,10 @@ class RemoteCluster:
             scheduler=facts.name,
             queues={self._named(queue): described for queue, described in facts.queues.items()},
             away=tuple(
-                msgspec.structs.replace(each, partitions=tuple(self._named(queue) for queue in each.partitions))
-                for each in away(self._described, survey)
+                msgspec.structs.replace(
+                    reservation, partitions=tuple(self._named(queue) for queue in reservation.partitions)
+                )
+                for reservation in away(self._described, survey)
             ),
             now=survey.now,
             here=survey.here,
@@ -136,7 +138,7 @@ class RemoteCluster:
 
     def outlook(self, units: Sequence[NewUnit]) -> tuple[list[Outlook], list[str]]:
         """One question for all units of the same shape; what cannot run at all is a warning."""
-        found: list[Outlook] = []
+        outlooks: list[Outlook] = []
         warnings: dict[str, None] = {}
         starts: dict[tuple[object, ...], float | None] = {}
         survey = self.survey()
@@ -158,7 +160,7 @@ class RemoteCluster:
                 for a in away(self._described, survey)
                 if not a.nodes and (not a.partitions or job.partition in a.partitions)
             ]
-            found.append(
+            outlooks.append(
                 Outlook(
                     address=unit.address,
                     partition=job.partition,
@@ -169,7 +171,7 @@ class RemoteCluster:
                     window="; ".join(f"{a.name} from {minute_text(a.begin)} to {minute_text(a.end)}" for a in windows),
                 )
             )
-        return found, list(warnings)
+        return outlooks, list(warnings)
 
     def _estimate(self, job: Job, survey: Survey) -> float | None:
         """Wall second of the expected start; raises FT5404 when it would never start."""
@@ -264,13 +266,13 @@ class RemoteCluster:
                 hint="its login node answers; nothing on the cluster is touched until the scheduler does",
                 transient=True,
             )
-        found = read_survey(done.stdout.decode(errors="replace"), self._scheduler, thing=f"cluster/{self.name}")
+        survey = read_survey(done.stdout.decode(errors="replace"), self._scheduler, thing=f"cluster/{self.name}")
         with self._lock:
             if brief and self._survey is not None:  # queues and reservations stay as last seen
                 old = self._survey.scheduler
-                found = replace(found, scheduler=replace(old, jobs=found.scheduler.jobs, now=found.scheduler.now))
-            self._survey = found
-        return found
+                survey = replace(survey, scheduler=replace(old, jobs=survey.scheduler.jobs, now=survey.scheduler.now))
+            self._survey = survey
+        return survey
 
     def _signal(self, operations: Iterable[str], *, kill: bool) -> None:
         named = sorted(operations)
@@ -279,11 +281,13 @@ class RemoteCluster:
         jobs = {unit.operation: unit.job for unit in self.survey().units}
         pairs = [word for operation in named for word in (operation, jobs.get(operation) or "-")]
         done = self._run("ft-signal", shell.signal_program(self._scheduler, kill=kill), pairs)
-        said = done.stdout.decode(errors="replace").strip()
+        undelivered = done.stdout.decode(errors="replace").strip()
         if done.status != 0:
-            said = f"the scheduler does not answer: {done.stderr.decode(errors='replace').strip()[-200:]} {said}"
-        if said:
-            message = f"not every signal was delivered: {said[:300]}"
+            undelivered = (
+                f"the scheduler does not answer: {done.stderr.decode(errors='replace').strip()[-200:]} {undelivered}"
+            )
+        if undelivered:
+            message = f"not every signal was delivered: {undelivered[:300]}"
             raise FabrictoolError.of(
                 "FT5409",
                 message,

@@ -37,7 +37,7 @@ class PartitionFacts:
     name: str
     up: bool
     kinds: tuple[Nodes, ...]
-    said: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict)
     """Fields of ``scontrol show partition``."""
     away: int = 0
     """Nodes that are down or drained now."""
@@ -82,14 +82,14 @@ class SiteFacts:
 
 def sections_of(text: str) -> dict[str, list[str]]:
     """Lines by the ``@name`` before them."""
-    found: dict[str, list[str]] = {}
+    sections: dict[str, list[str]] = {}
     lines: list[str] = []
     for line in text.splitlines():
         if re.fullmatch(r"@[a-z]+", line):
-            lines = found.setdefault(line[1:], [])
+            lines = sections.setdefault(line[1:], [])
         elif line.strip():
             lines.append(line.strip())
-    return found
+    return sections
 
 
 def read_site(text: str, *, thing: str) -> SiteFacts:
@@ -115,7 +115,7 @@ def read_site(text: str, *, thing: str) -> SiteFacts:
         failure=_failure(sections),
         partitions=_partitions(sections),
         config=dict(_setting(line) for line in sections.get("config", ()) if "=" in line),
-        associations=tuple(found for line in sections.get("associations", ()) if (found := _association(line))),
+        associations=tuple(own for line in sections.get("associations", ()) if (own := _association(line))),
         account=first.get("account", ""),
         reservations=tuple(_fields(line) for line in sections.get("reservations", ()) if "ReservationName=" in line),
     )
@@ -128,8 +128,8 @@ def _failure(sections: Mapping[str, Sequence[str]]) -> str:
 
 
 def _pythons(lines: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    found = [tuple(line.split(" ", 1)) for line in lines if re.match(r"\d+\.\d+ /", line)]
-    return tuple((version, path) for version, path in dict.fromkeys(found))
+    pythons = [tuple(line.split(" ", 1)) for line in lines if re.match(r"\d+\.\d+ /", line)]
+    return tuple((version, path) for version, path in dict.fromkeys(pythons))
 
 
 def _setting(line: str) -> tuple[str, str]:
@@ -149,12 +149,12 @@ def _association(line: str) -> Association | None:
 
 
 def _partitions(sections: Mapping[str, Sequence[str]]) -> tuple[PartitionFacts, ...]:
-    said = {fields.get("PartitionName", ""): fields for fields in map(_fields, sections.get("partitions", ()))}
+    settings = {fields.get("PartitionName", ""): fields for fields in map(_fields, sections.get("partitions", ()))}
     away: dict[str, int] = {}
     for line in sections.get("states", ()):
         name, count, state = [*line.split("|"), "", ""][:3]
         if re.match(r"(down|drain|drng|fail|maint|boot|unk|pow|no_resp|inval|resv)", state.lower()):
-            away[name] = away.get(name, 0) + _whole(count)
+            away[name] = away.get(name, 0) + leading_number(count)
     kinds: dict[str, list[Nodes]] = {}
     up: dict[str, bool] = {}
     for line in sections.get("sinfo", ()):
@@ -168,20 +168,21 @@ def _partitions(sections: Mapping[str, Sequence[str]]) -> tuple[PartitionFacts, 
         up[name] = state == "up"
         kinds.setdefault(name, []).append(
             Nodes(
-                count=_whole(count),
-                cpus=_whole(cpus),
-                memory=_whole(memory) * 2**20,
+                count=leading_number(count),
+                cpus=leading_number(cpus),
+                memory=leading_number(memory) * 2**20,
                 gres=gres,
                 gpus=tuple((kind or "", int(number)) for kind, number in _GRES.findall(gres) if int(number)),
                 features=() if features in _NONE else tuple(features.split(",")),
             )
         )
     return tuple(
-        PartitionFacts(name, up[name], tuple(found), said.get(name, {}), away.get(name, 0))
-        for name, found in kinds.items()
+        PartitionFacts(name, up[name], tuple(nodes), settings.get(name, {}), away.get(name, 0))
+        for name, nodes in kinds.items()
     )
 
 
-def _whole(text: str) -> int:
-    found = re.match(r"\d+", text)
-    return int(found.group()) if found else 0
+def leading_number(text: str) -> int:
+    """Of ``64000+`` or ``4(IDX:0-3)``; 0 when it begins otherwise."""
+    match = re.match(r"\d+", text)
+    return int(match.group()) if match else 0

@@ -81,14 +81,14 @@ def read_survey(text: str, scheduler: Scheduler, *, thing: str) -> Survey:
 
 
 def _sections(text: str) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    sections: dict[str, list[str]] = {}
     lines: list[str] = []
     for line in text.splitlines():
         if line.startswith("@"):
-            lines = found.setdefault(line[1:].strip(), [])
+            lines = sections.setdefault(line[1:].strip(), [])
         else:
             lines.append(line)
-    return found
+    return sections
 
 
 def _spec(files: Mapping[str, str]) -> UnitSpec | None:
@@ -106,30 +106,30 @@ def _units(
         if job.name not in by_name or by_name[job.name].state == "ended":
             by_name[job.name] = job
     by_id = {job.id: job for job in jobs}
-    found = []
+    units = []
     for operation, files in sorted(folders.items()):
         number = (files.get("jobid") or files.get("claim") or "").strip()
         mine: JobFacts | None = by_name.get(f"ft-{operation}")
         same = by_id.get(number)
         if mine is None and same is not None and not same.name:
             mine = same  # a number with another name is another's job: the scheduler uses numbers again
-        found.append(_unit(operation, files, specs.get(operation), mine, number, now))
+        units.append(_unit(operation, files, specs.get(operation), mine, number, now))
     known = {f"ft-{operation}" for operation in folders}
     for job in by_name.values():
-        said = parse_comment(job.comment)
-        if job.name not in known and said.get("op") and said.get("rep") and job.state != "ended":
-            found.append(
+        tags = parse_comment(job.comment)
+        if job.name not in known and tags.get("op") and tags.get("rep") and job.state != "ended":
+            units.append(
                 ObservedUnit(
-                    address=said["rep"],
-                    operation=said["op"],
+                    address=tags["rep"],
+                    operation=tags["op"],
                     state="running" if job.state == "running" else "pending",
                     spec_digest="",
                     detail="its run folder is gone",
                     job=job.id,
-                    lineage=said.get("lin", ""),
+                    lineage=tags.get("lin", ""),
                 )
             )
-    return tuple(found)
+    return tuple(units)
 
 
 def _unit(
@@ -178,11 +178,11 @@ def _state(
     files: Mapping[str, str], job: JobFacts | None, number: str, ending: Mapping[str, Any], *, silent: bool
 ) -> tuple[UnitState, str]:
     """That the scheduler does not list a job is no proof: its agent must have said so, or give no sign of life."""
-    said = str(ending.get("reason", ""))
+    reason = str(ending.get("reason", ""))
     if job is not None and job.state == "pending":
         return "pending", ""
     if ending:
-        return "ended", said
+        return "ended", reason
     if job is not None and job.state == "running":
         return "running", ""
     if job is not None:

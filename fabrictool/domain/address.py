@@ -58,5 +58,4 @@ def model_of(replica: str) -> str:
 
 
 def number_of(replica: str) -> int:
-    """Of ``MODEL/NUMBER``."""
     return int(replica.rpartition("/")[2])

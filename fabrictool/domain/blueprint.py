@@ -32,7 +32,7 @@ __all__ = [
     "Length",
     "Model",
     "Pin",
-    "Place",
+    "PlacementConstraints",
     "Replicas",
     "Routing",
     "Slo",
@@ -46,7 +46,7 @@ Precision = Literal[
     "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q3_k_m", "q4_k_m", "q5_k_m", "q6_k",
 ]  # fmt: skip
 Objective = Literal["slo", "latency", "cost", "energy", "moves"]
-Policy = Literal["random", "round-robin", "least-loaded"]
+RoutingPolicy = Literal["random", "round-robin", "least-loaded"]
 
 
 class Variant(Document):
@@ -156,7 +156,7 @@ class Pin(Document):
     """How many."""
 
 
-class Place(Document):
+class PlacementConstraints(Document):
     """Where replicas should and should not be."""
 
     prefer: tuple[Name, ...] = ()
@@ -186,7 +186,7 @@ class ModelDefaults(Document):
     """Targets; absent: best effort."""
     replicas: Replicas = Replicas()
     """Bounds on their number."""
-    place: Place = Place()
+    place: PlacementConstraints = PlacementConstraints()
     """Preferences and pins."""
     phases: Literal["unified", "split", "any"] = "unified"
     """``split``: prompts are read and answers made by different replicas; ``any``: what is better."""
@@ -229,7 +229,7 @@ class Trust(Document):
 
 
 class Tenant(Document):
-    """Who sends requests."""
+    """One consumer, with a key of its own."""
 
     group: Name
     """One of ``trust.groups``."""
@@ -251,7 +251,7 @@ class Gateway(Document):
 class Routing(Document):
     """How the gateway picks a replica."""
 
-    policy: Policy = "least-loaded"
+    policy: RoutingPolicy = "least-loaded"
     """Pick among the candidates."""
     retries: Annotated[int, Field(ge=0, le=10)] = 2
     """Other replicas to try before the first byte."""

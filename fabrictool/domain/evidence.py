@@ -46,7 +46,6 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def observed(self) -> Observed:
-        """The clusters' facts."""
         return Observed(clusters=self.clusters)
 
     def within(self, inventory: Inventory) -> Evidence:
@@ -77,5 +76,5 @@ def _references(blueprint: Blueprint) -> dict[str, str]:
 
 
 def _unseen(name: str) -> ClusterFacts:
-    hint = "observe anew with this inventory"
+    hint = "run `fabrictool observe` with this inventory"
     return ClusterFacts(cluster=name, known=False, reason="it is not in the observation", hint=hint)

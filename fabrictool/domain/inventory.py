@@ -24,7 +24,7 @@ from fabrictool.domain.quantities import (
 )
 
 __all__ = [
-    "Cluster",
+    "ClusterSpec",
     "Install",
     "Inventory",
     "Jump",
@@ -74,7 +74,7 @@ class Jump(Document):
 
 
 class Login(Document):
-    """One login node."""
+    """A login node, and how to get in."""
 
     host: Text
     """Name or address."""
@@ -97,6 +97,11 @@ class Login(Document):
     never ended."""
     ssh_config: bool = False
     """``true``: your ``~/.ssh/config`` counts for what the inventory does not say; only with ``transport: openssh``."""
+
+    @property
+    def opened_by_hand(self) -> bool:
+        """Whether a person opens the connection, which then has been let in already."""
+        return self.transport == "openssh" and self.control_path is not None
 
     @model_validator(mode="after")
     def _openssh_only(self) -> Login:
@@ -130,7 +135,7 @@ class Software(Document):
     python: Install = Install()
     """Empty: on a local cluster the Python that runs fabrictool, elsewhere ``python3``."""
     engines: dict[Name, Install] = Field(default_factory=dict)
-    """Engines that can run here; empty way: in the environment of `python`."""
+    """Engines that can run here, and how each gets there; ``{}``: in the environment of `python`."""
 
 
 class Window(Document):
@@ -160,7 +165,7 @@ PROTECTED = frozenset({
 
 def _protected(name: str) -> bool:
     """Also for the beginning of such a name, which option parsers take for the whole; letters alone are others'."""
-    return name in PROTECTED or (len(name) > 2 and any(each.startswith(name) for each in PROTECTED))
+    return name in PROTECTED or (len(name) > 2 and any(option.startswith(name) for option in PROTECTED))
 
 
 class JobRequest(Document):
@@ -227,10 +232,10 @@ class Kubernetes(Document):
     context: Text
     """Of your kubeconfig."""
     namespace: Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")]
-    """Best one of its own."""
+    """Best one that nothing else uses."""
 
 
-class Cluster(Document):
+class ClusterSpec(Document):
     """Partitions that are reached in one way."""
 
     site: Name
@@ -255,9 +260,14 @@ class Cluster(Document):
     """How Python and engines get there."""
 
     @property
+    def here(self) -> bool:
+        """Whether its units are processes of the machine that runs fabrictool."""
+        return self.kind == "local"
+
+    @property
     def queues(self) -> bool:
         """Whether its units are jobs of a batch scheduler: they wait, and run on other machines than the login node."""
-        return self.kind not in ("local", "ssh", "kubernetes")
+        return not self.here and self.kind not in ("ssh", "kubernetes")
 
 
 class Link(Document):
@@ -272,7 +282,7 @@ class Link(Document):
 
 
 class Inventory(Document):
-    """What exists."""
+    """What exists: providers, their sites and clusters, and the links between the sites."""
 
     apiVersion: Literal["fabrictool/v1"]  # noqa: N815 - the name that YAML users know
     """Version of this format."""
@@ -282,7 +292,7 @@ class Inventory(Document):
     """Institutions, by name."""
     sites: Annotated[dict[Name, Site], Field(min_length=1)]
     """Administrative domains, by name."""
-    clusters: Annotated[dict[Name, Cluster], Field(min_length=1)]
+    clusters: Annotated[dict[Name, ClusterSpec], Field(min_length=1)]
     """Clusters, by name."""
     links: tuple[Link, ...] = ()
     """Networks between sites."""

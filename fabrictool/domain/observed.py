@@ -145,14 +145,14 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
         """Address → (cluster, unit) of all that runs or waits, youngest first: a replacement that was cut off leaves
         two.
         """
-        found: dict[str, list[tuple[str, ObservedUnit]]] = {}
+        living: dict[str, list[tuple[str, ObservedUnit]]] = {}
         for name, facts in sorted(self.clusters.items()):
             for unit in facts.units:
                 if unit.state in LIVING:
-                    found.setdefault(unit.address, []).append((name, unit))
-        for units in found.values():
-            units.sort(key=lambda each: generation(each[1].operation), reverse=True)
-        return found
+                    living.setdefault(unit.address, []).append((name, unit))
+        for units in living.values():
+            units.sort(key=lambda pair: generation(pair[1].operation), reverse=True)
+        return living
 
     def running(self) -> dict[str, tuple[str, ObservedUnit]]:
         """Address → (cluster, unit) of the youngest that lives."""

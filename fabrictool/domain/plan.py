@@ -52,17 +52,17 @@ class ReplicaPlacement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     @property
     def every_stage(self) -> tuple[StagePlacement, ...]:
         """One entry a stage, also for what is no pipeline."""
-        one = StagePlacement(cluster=self.cluster, partition=self.partition, device=self.device, tp=self.tp)
-        return self.stages or (one,) * self.pp
+        stage = StagePlacement(cluster=self.cluster, partition=self.partition, device=self.device, tp=self.tp)
+        return self.stages or (stage,) * self.pp
 
     @property
     def devices(self) -> int:
-        """Of all stages."""
+        """Of all its stages together."""
         return sum(stage.tp for stage in self.every_stage)
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
-    """Replicas → devices."""
+    """Which replica has which devices."""
 
     replicas: tuple[ReplicaPlacement, ...] = ()
 

@@ -10,7 +10,7 @@ from pydantic import Field, PlainValidator, StringConstraints, WithJsonSchema, f
 from fabrictool.base.ids import NAME_PATTERN
 from fabrictool.domain.quantities import Document, Name, Price, problem
 
-__all__ = ["Hours", "Limits", "Policy", "Rule"]
+__all__ = ["Hours", "Limits", "ReviewPolicy", "ReviewRule"]
 
 Count = Annotated[int, Field(ge=0, le=1_000_000)]
 ModelOrAll = Annotated[str, StringConstraints(pattern=rf"^\*$|{NAME_PATTERN}", strict=True)]
@@ -90,7 +90,7 @@ class Limits(Document):
         return self
 
 
-class Rule(Document):
+class ReviewRule(Document):
     """Limits, and what it means when one is not kept."""
 
     name: Name
@@ -101,25 +101,25 @@ class Rule(Document):
     """A plan that does not keep one of them is warned of."""
 
     @model_validator(mode="after")
-    def _one(self) -> Rule:
+    def _one(self) -> ReviewRule:
         if (self.deny is None) == (self.warn is None):
             raise problem("FT3004", "a rule has either `deny` or `warn`", "make two rules of it")
         return self
 
 
-class Policy(Document):
+class ReviewPolicy(Document):
     """Rules for plans of a fabric."""
 
     apiVersion: Literal["fabrictool/v1"]  # noqa: N815 - the name that YAML users know
     """Version of this format."""
     kind: Literal["Policy"]
     """What this file is."""
-    rules: Annotated[tuple[Rule, ...], Field(min_length=1)]
+    rules: Annotated[tuple[ReviewRule, ...], Field(min_length=1)]
     """All of them are looked at."""
 
     @field_validator("rules")
     @classmethod
-    def _named_once(cls, value: tuple[Rule, ...]) -> tuple[Rule, ...]:
+    def _named_once(cls, value: tuple[ReviewRule, ...]) -> tuple[ReviewRule, ...]:
         names = [rule.name for rule in value]
         for index, name in enumerate(names):
             if name in names[:index]:

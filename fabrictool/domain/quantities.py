@@ -64,12 +64,12 @@ def _reader(kind: Any, *, zero: bool = True) -> Callable[[Any], Any]:
             raise problem("FT1112", f"expected {kind.NOUN}", f"such as `{kind.EXAMPLES[0]}`")
         text = value if isinstance(value, str) else repr(value)
         try:
-            found = kind.parse(text)
+            quantity = kind.parse(text)
         except units.UnitError as error:
             raise problem(error.code, error.message, error.hint) from error
-        if not zero and float(found) == 0:
+        if not zero and float(quantity) == 0:
             raise problem("FT1113", f"{kind.NOUN} of zero has no meaning here", f"such as `{kind.EXAMPLES[0]}`")
-        return found
+        return quantity
 
     return read
 

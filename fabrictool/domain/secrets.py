@@ -55,5 +55,4 @@ class SecretRef:
         return cls(cast("SecretScheme", scheme), name, key)
 
     def __str__(self) -> str:
-        """As written."""
         return f"secret://{self.scheme}/{self.name}" + (f"#{self.key}" if self.key else "")

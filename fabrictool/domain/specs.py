@@ -17,7 +17,6 @@ class HostPort(msgspec.Struct, frozen=True, array_like=True):
     port: int
 
     def __str__(self) -> str:
-        """``host:port``."""
         return f"{self.host}:{self.port}"
 
 

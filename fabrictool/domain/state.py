@@ -47,7 +47,7 @@ class Applied(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
-    """``state.json``."""
+    """The content of ``state.json``."""
 
     schema: int = SCHEMA
     fabric: str = ""
@@ -74,7 +74,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """Who writes now."""
+    """The right to write, which one process at a time has."""
 
     id: str
     who: str
@@ -87,7 +87,6 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     """Wall seconds after which another one may take it over; None: it ends with its process, or by hand."""
 
     def __str__(self) -> str:
-        """For messages."""
         return f"{self.who}@{self.host} (pid {self.pid}), lease {self.id}, for {self.purpose}"
 
 

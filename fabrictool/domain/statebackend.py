@@ -102,7 +102,7 @@ class HttpState(Document):
 
 
 class StateBackend(Document):
-    """One of the two."""
+    """Where the state is kept: one of the two."""
 
     git: GitState | None = None
     """On a branch of a Git repository."""

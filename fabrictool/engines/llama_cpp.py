@@ -48,6 +48,7 @@ class LlamaCpp:
         gguf=True,
         precisions=frozenset({"bf16", "f16", "f32", "fp16", "fp32"}),
         kv_precisions=frozenset(_KV),
+        program="llama-server",
     )
     readiness = Readiness(path="/health", timeout_s=600.0, interval_s=0.5)
     metrics = MetricNames(running="llamacpp:requests_processing", waiting="llamacpp:requests_deferred", kv_use="")

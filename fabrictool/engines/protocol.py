@@ -77,6 +77,10 @@ class Capabilities(msgspec.Struct, frozen=True):
     """Takes a GGUF file."""
     precisions: frozenset[str]
     kv_precisions: frozenset[str]
+    extra: str = ""
+    """The extra of this package that the engine comes with; "": it is installed on its own."""
+    program: str = ""
+    """What is looked for on the path to see whether it is installed; "": nothing is."""
 
 
 class EngineAdapter(Protocol):

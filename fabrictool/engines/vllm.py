@@ -40,6 +40,7 @@ class Vllm:
         gguf=False,
         precisions=frozenset({*_DTYPES, "fp8", *_IN_CHECKPOINT}),
         kv_precisions=frozenset(_KV),
+        program="vllm",
     )
     # Loading and compiling a 70B model takes minutes: 106 + 379/tp seconds in published measurements.
     readiness = Readiness(path="/health", timeout_s=1200.0, interval_s=1.0)

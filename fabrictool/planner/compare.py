@@ -16,31 +16,31 @@ def differences(reviewed: Plan, fresh: Plan) -> tuple[str, ...]:
     What a person reviews counts: which units are started, replaced and stopped, where, and with what. Operation ids
     and the scheduler's outlook do not: a replica that died and came back meanwhile changes them.
     """
-    found = []
+    lines = []
     if reviewed.fabric != fresh.fabric:
-        found.append(f"it is for fabric {reviewed.fabric}, not {fresh.fabric}")
+        lines.append(f"it is for fabric {reviewed.fabric}, not {fresh.fabric}")
     if reviewed.blueprint_digest != fresh.blueprint_digest:
-        found.append("it was made of another blueprint or inventory")
+        lines.append("it was made of another blueprint or inventory")
     before, after = _changes(reviewed), _changes(fresh)
     for address in sorted({*before, *after}):
         old, new = before.get(address, []), after.get(address, [])
         if old == new:
             continue
         if [kind for kind, *_ in old] == [kind for kind, *_ in new]:
-            found.append(
+            lines.append(
                 f"{address}: {', '.join(kind for kind, *_ in new)}, but elsewhere or with another specification"
             )
         else:
-            words = [", ".join(kind for kind, *_ in each) or "nothing" for each in (old, new)]
-            found.append(f"{address}: {words[0]} was reviewed, {words[1]} would be done")
-    return tuple(found)
+            words = [", ".join(kind for kind, *_ in steps) or "nothing" for steps in (old, new)]
+            lines.append(f"{address}: {words[0]} was reviewed, {words[1]} would be done")
+    return tuple(lines)
 
 
 def _changes(plan: Plan) -> dict[str, list[tuple[str, str, str, bool]]]:
-    found: dict[str, list[tuple[str, str, str, bool]]] = {}
+    changes: dict[str, list[tuple[str, str, str, bool]]] = {}
     for action in plan.changes:
-        found.setdefault(action.address, []).append(_essence(action))
-    return {address: sorted(each) for address, each in found.items()}
+        changes.setdefault(action.address, []).append(_essence(action))
+    return {address: sorted(steps) for address, steps in changes.items()}
 
 
 def _essence(action: Action) -> tuple[str, str, str, bool]:

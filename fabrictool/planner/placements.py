@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from fabrictool.domain.blueprint import Blueprint
-    from fabrictool.domain.inventory import Cluster as Described
-    from fabrictool.domain.inventory import Inventory
+    from fabrictool.domain.inventory import ClusterSpec, Inventory
     from fabrictool.domain.plan import Placement
 
 
@@ -62,7 +61,9 @@ def running_replicas(status: Mapping[str, Any], inventory: Inventory) -> list[Re
     return replicas
 
 
-def _stands_on(address: str, name: str, cluster: Described, devices: Mapping[str, tuple[str, int]]) -> tuple[str, int]:
+def _stands_on(
+    address: str, name: str, cluster: ClusterSpec, devices: Mapping[str, tuple[str, int]]
+) -> tuple[str, int]:
     """Partition and tp of a running replica; raises FT2151 where they would have to be guessed."""
     if address in devices:
         device, tp = devices[address]

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from fabrictool.base.errors import FabrictoolError, InfeasibleError, Place, Problem
 from fabrictool.domain.address import Address
 from fabrictool.domain.plan import Action, Certificate, Forecast, Placement, Plan, inputs_digest
-from fabrictool.domain.specs import AgentSpec, GatewaySpec
 from fabrictool.planner.assign import assign
 from fabrictool.planner.diff import actions, delete, is_gateway
 from fabrictool.planner.drift import out_of_reach
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from fabrictool.domain.evidence import Evidence
     from fabrictool.domain.inventory import Inventory
     from fabrictool.domain.observed import Observed
-    from fabrictool.domain.specs import UnitSpec
     from fabrictool.planner.build import Tables
     from fabrictool.planner.problem import OptionKey, PlacementProblem, Solution, Solver
     from fabrictool.planner.situation import Situation
@@ -74,7 +72,8 @@ def plan(
     problem, tables, solution, stopped = _solved(situation, options, evidence.observed)
     placement = _placed(situation, problem, solution, evidence)
     keys = evidence.keys_of(blueprint)
-    wanted, changes = _actions(situation, placement, evidence, keys)
+    expiring = successions(evidence, now)
+    wanted = wanted_units(blueprint, inventory, placement, evidence, expiring)
     currency = currency_of(inventory)
     sentences = explanation(situation, problem, solution, currency, options.seed) if options.explain else ()
     why, cut = _until_interrupted(sentences, patient=options.progress is None)
@@ -84,7 +83,7 @@ def plan(
         blueprint_digest=inputs_digest(blueprint, inventory),
         read_set={f"unit/{address}": ABSENT for address in wanted}
         | read_set(inputs_digest(blueprint, inventory), evidence.observed, keys),
-        actions=changes,
+        actions=actions(wanted, evidence, expiring),
         placement=placement,
         forecast=forecast(
             blueprint, problem, solution, tables, currency, replay(blueprint, inventory, placement, options.seed)
@@ -93,8 +92,8 @@ def plan(
         reasons=(*reasons(problem, solution, currency), *why),
         warnings=(
             *_unrepeatable(solution),
-            *(["the search was stopped early: this is the best placement until then"] if stopped else ()),
-            *(["the explaining was stopped early"] if cut else ()),
+            *(["the search was stopped early: this is the best placement that it found"] if stopped else ()),
+            *(["the explanation was cut short"] if cut else ()),
             *(f"{warning.code} {warning.message}" for warning in warnings),
             *_unread_traces(blueprint),
             *_unread_keys(blueprint, keys),
@@ -166,25 +165,6 @@ def _names_out_of_sight(evidence: Evidence) -> dict[str, OptionKey]:
     }
 
 
-def _actions(
-    situation: Situation, placement: Placement, evidence: Evidence, keys: str | None
-) -> tuple[Iterable[str], tuple[Action, ...]]:
-    """Addresses of all that is wanted, and what leads there; `keys` None: as they are."""
-    expiring = successions(evidence, situation.now)
-    specs = evidence.running_specs()
-    renewed = {a for a, (_, unit) in evidence.observed.running().items() if unit.operation in expiring}
-    wanted = wanted_units(
-        situation.blueprint,
-        situation.inventory,
-        placement,
-        keys=_running_keys(specs) if keys is None else keys,
-        running=evidence.running_agents(),
-        living=[spec for spec in specs.values() if isinstance(spec, AgentSpec)],
-        renewed={Address.parse(address).name for address in renewed},
-    )
-    return wanted, actions(wanted, evidence, expiring)
-
-
 def _last(search: Iterator[Solution], progress: Callable[[Solution], None] | None) -> tuple[Solution, bool]:
     solution = None
     try:
@@ -231,14 +211,10 @@ def _unread_traces(blueprint: Blueprint) -> list[str]:
     ]
 
 
-def _running_keys(specs: Mapping[str, UnitSpec]) -> str:
-    return next((spec.keys for spec in specs.values() if isinstance(spec, GatewaySpec)), "")
-
-
 def _unread_keys(blueprint: Blueprint, keys: str | None) -> list[str]:
     if keys is not None or not blueprint.tenants or blueprint.gateway is None:
         return []
-    return ["the tenants' keys cannot be had here; whether one of them has changed is not known"]
+    return ["the tenants' keys cannot be had here, so the plan does not know whether one has changed"]
 
 
 def _unknown_clusters(observed: Observed) -> list[Problem]:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from fabrictool.domain.plan import Plan
-    from fabrictool.domain.policy import Hours, Limits, Policy
+    from fabrictool.domain.policy import Hours, Limits, ReviewPolicy
 
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _L = TypeVar("_L")
@@ -33,7 +33,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class _PlanFacts:
     """What limits are compared with."""
 
     plan: Plan
@@ -43,116 +43,118 @@ class _Look:
     @property
     def after(self) -> dict[str, int]:
         """Model → replicas once the plan is carried out; those out of sight count as there."""
-        found = dict.fromkeys([f.model for f in self.plan.forecast.models], 0)
+        counts = dict.fromkeys([f.model for f in self.plan.forecast.models], 0)
         addresses = {action.address for action in self.plan.actions}
         stays = {action.address for action in self.plan.actions if action.kind != "delete"}
         for address in addresses:
             model = _model(address)
             if model is not None:
-                found[model] = found.get(model, 0) + (address in stays)
-        return found
+                counts[model] = counts.get(model, 0) + (address in stays)
+        return counts
 
     @property
     def losing(self) -> dict[str, list[str]]:
         """Model → addresses of it that are no more after the plan."""
         stays = {action.address for action in self.plan.actions if action.kind != "delete"}
-        found: dict[str, list[str]] = {}
+        lost: dict[str, list[str]] = {}
         for action in self.plan.actions:
             model = _model(action.address)
             if action.kind == "delete" and model is not None and action.address not in stays:
-                found.setdefault(model, []).append(action.address)
-        return found
+                lost.setdefault(model, []).append(action.address)
+        return lost
 
     @property
     def serving(self) -> set[tuple[str, str]]:
         """Model and provider, of the placement and of what is started."""
-        found = {(replica.model, replica.provider) for replica in self.plan.placement.replicas}
+        pairs = {(replica.model, replica.provider) for replica in self.plan.placement.replicas}
         specs = (action.spec for action in self.plan.changes)
-        return found | {(spec.model, spec.provider) for spec in specs if isinstance(spec, AgentSpec)}
+        return pairs | {(spec.model, spec.provider) for spec in specs if isinstance(spec, AgentSpec)}
 
 
-def evaluate(policy: Policy, plan: Plan, *, protected: Collection[str], now: float) -> tuple[Finding, ...]:
+def evaluate(policy: ReviewPolicy, plan: Plan, *, protected: Collection[str], now: float) -> tuple[Finding, ...]:
     """All limits that `plan` does not keep, in the order of the file.
 
     `protected` are the models that the blueprint protects; `now` is in wall seconds.
     """
-    look = _Look(plan, protected, now)
-    found = []
+    facts = _PlanFacts(plan, protected, now)
+    findings = []
     for index, rule in enumerate(policy.rules):
         effect: Literal["deny", "warn"] = "deny" if rule.deny is not None else "warn"
         limits = rule.deny or rule.warn
         if limits is not None:
             for limit in type(limits).model_fields:
                 if limit in limits.model_fields_set:
-                    found += [Finding(rule.name, index, effect, limit, text) for text in _CHECKS[limit](limits, look)]
-    return tuple(found)
+                    findings += [
+                        Finding(rule.name, index, effect, limit, text) for text in _CHECKS[limit](limits, facts)
+                    ]
+    return tuple(findings)
 
 
-def _counted(kind: str, verb: str) -> Callable[[Limits, _Look], Iterator[str]]:
-    def check(limits: Limits, look: _Look) -> Iterator[str]:
+def _counted(kind: str, verb: str) -> Callable[[Limits, _PlanFacts], Iterator[str]]:
+    def check(limits: Limits, facts: _PlanFacts) -> Iterator[str]:
         most = getattr(limits, f"max_{kind}s")
-        count = sum(kind in ("change", action.kind) for action in look.plan.changes)
+        count = sum(kind in ("change", action.kind) for action in facts.plan.changes)
         if most is not None and count > most:
             yield f"the plan {verb} {count} units, {most} are allowed"
 
     return check
 
 
-def _min_replicas(limits: Limits, look: _Look) -> Iterator[str]:
-    after = look.after
-    for model, least in _each(limits.min_replicas_after, after):
+def _min_replicas(limits: Limits, facts: _PlanFacts) -> Iterator[str]:
+    after = facts.after
+    for model, least in _per_model(limits.min_replicas_after, after):
         count = after.get(model, 0)
         if count < least:
             yield f"{model} has {count} replicas after the plan, at least {least} are wanted"
 
 
-def _keep(limits: Limits, look: _Look) -> Iterator[str]:
-    for model, addresses in sorted(look.losing.items()):
+def _keep(limits: Limits, facts: _PlanFacts) -> Iterator[str]:
+    for model, addresses in sorted(facts.losing.items()):
         if model in limits.keep or "*" in limits.keep:
             yield f"replicas of {model} are deleted: {', '.join(sorted(addresses))}"
 
 
-def _keep_protected(limits: Limits, look: _Look) -> Iterator[str]:
-    for model, addresses in sorted(look.losing.items()):
-        if limits.keep_protected and model in look.protected:
+def _keep_protected(limits: Limits, facts: _PlanFacts) -> Iterator[str]:
+    for model, addresses in sorted(facts.losing.items()):
+        if limits.keep_protected and model in facts.protected:
             yield f"replicas of {model}, which the blueprint protects, are deleted: {', '.join(sorted(addresses))}"
 
 
-def _allowed(limits: Limits, look: _Look) -> Iterator[str]:
-    serving = look.serving
-    for model, allowed in _each(limits.providers_allowed, {model: 0 for model, _ in serving}):
+def _allowed(limits: Limits, facts: _PlanFacts) -> Iterator[str]:
+    serving = facts.serving
+    for model, allowed in _per_model(limits.providers_allowed, {model: 0 for model, _ in serving}):
         for provider in sorted(provider for served, provider in serving if served == model):
             if provider not in allowed:
-                yield f"{model} is served by {provider}, allowed are {', '.join(allowed) or 'none'}"
+                yield f"{model} is served by {provider}; allowed: {', '.join(allowed) or 'none'}"
 
 
-def _forbidden(limits: Limits, look: _Look) -> Iterator[str]:
-    serving = look.serving
-    for model, forbidden in _each(limits.providers_forbidden, {model: 0 for model, _ in serving}):
+def _forbidden(limits: Limits, facts: _PlanFacts) -> Iterator[str]:
+    serving = facts.serving
+    for model, forbidden in _per_model(limits.providers_forbidden, {model: 0 for model, _ in serving}):
         for provider in sorted(provider for served, provider in serving if served == model):
             if provider in forbidden:
                 yield f"{model} is served by {provider}, which is forbidden"
 
 
-def _cost(limits: Limits, look: _Look) -> Iterator[str]:
-    most, forecast = limits.max_cost_per_hour, look.plan.forecast
+def _cost(limits: Limits, facts: _PlanFacts) -> Iterator[str]:
+    most, forecast = limits.max_cost_per_hour, facts.plan.forecast
     if most is None:
         return
     if forecast.currency != most.currency:
-        found = f"in {forecast.currency}" if forecast.currency else "not known"
-        yield f"the cost is {found}, and the limit is {most}"
+        currency = f"in {forecast.currency}" if forecast.currency else "not known"
+        yield f"the cost is {currency}, and the limit is {most}"
     elif forecast.cost_per_hour > most.amount:
         yield f"the placement costs {forecast.cost_per_hour:.2f} {forecast.currency}/h, {most} are allowed"
 
 
-def _slo(limits: Limits, look: _Look) -> Iterator[str]:
-    for model in look.plan.forecast.models:
+def _slo(limits: Limits, facts: _PlanFacts) -> Iterator[str]:
+    for model in facts.plan.forecast.models:
         if model.misses and (model.model in limits.slo_met or "*" in limits.slo_met):
             yield f"{model.model} misses its SLO by the forecast: {'; '.join(model.misses)}"
 
 
-def _places(limits: Limits, look: _Look) -> Iterator[str]:
-    for action in look.plan.changes:
+def _places(limits: Limits, facts: _PlanFacts) -> Iterator[str]:
+    for action in facts.plan.changes:
         if action.spec is not None:
             partition = f"{action.cluster}/{action.spec.partition}" if isinstance(action.spec, AgentSpec) else ""
             for place in (action.cluster, partition):
@@ -160,10 +162,10 @@ def _places(limits: Limits, look: _Look) -> Iterator[str]:
                     yield f"{action.address} would be started on {place}"
 
 
-def _hours(limits: Limits, look: _Look) -> Iterator[str]:
+def _hours(limits: Limits, facts: _PlanFacts) -> Iterator[str]:
     hours = limits.hours
-    if hours is not None and look.plan.changes and not _within(hours, look.now):
-        now = time.gmtime(look.now)
+    if hours is not None and facts.plan.changes and not _within(hours, facts.now):
+        now = time.gmtime(facts.now)
         clock = f"{DAYS[now.tm_wday]} {now.tm_hour:02}:{now.tm_min:02} UTC"
         yield f"it is {clock}; changes are made on {', '.join(hours.days)} from {hours.begin} to {hours.end} UTC"
 
@@ -181,7 +183,7 @@ def _minute(text: str) -> int:
     return int(text[:2]) * 60 + int(text[3:])
 
 
-def _each(limits: Mapping[str, _L], models: Iterable[str]) -> Iterator[tuple[str, _L]]:
+def _per_model(limits: Mapping[str, _L], models: Iterable[str]) -> Iterator[tuple[str, _L]]:
     """Named models, and under ``*`` all others."""
     for model in sorted({*models, *limits} - {"*"}):
         if model in limits or "*" in limits:
@@ -193,7 +195,7 @@ def _model(address: str) -> str | None:
     return Address.parse(address).model or None
 
 
-_CHECKS: Mapping[str, Callable[[Limits, _Look], Iterator[str]]] = {
+_CHECKS: Mapping[str, Callable[[Limits, _PlanFacts], Iterator[str]]] = {
     "max_changes": _counted("change", "changes"),
     "max_deletes": _counted("delete", "deletes"),
     "max_replaces": _counted("replace", "replaces"),

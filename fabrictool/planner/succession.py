@@ -75,9 +75,8 @@ def _succession(
         window = _taken_away(unit, spec, facts, now)
         if window is not None:
             text = f"{window.name} takes its nodes away at {_clock(window.begin)}"
-            return Succession(
-                "maintenance", text, stop_first=not window.nodes
-            )  # of some nodes: others are there for a successor
+            # Where it takes some nodes only, others are there for a successor.
+            return Succession("maintenance", text, stop_first=not window.nodes)
         lead = lead_s(unit, spec, facts, state)
         if unit.ends_at is not None and unit.ends_at - now < lead:
             at = _clock(unit.ends_at)

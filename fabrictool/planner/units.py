@@ -12,9 +12,10 @@ from fabrictool.planner.devices import visibility_variable, with_devices
 from fabrictool.planner.diff import WantedUnit
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Mapping
+    from collections.abc import Container
 
     from fabrictool.domain.blueprint import Blueprint
+    from fabrictool.domain.evidence import Evidence
     from fabrictool.domain.inventory import Inventory
     from fabrictool.domain.plan import Placement, ReplicaPlacement
 
@@ -22,20 +23,23 @@ GATEWAY = "gateway/main"
 
 
 def wanted_units(
-    blueprint: Blueprint,
-    inventory: Inventory,
-    placement: Placement,
-    *,
-    keys: str,
-    running: Mapping[str, AgentSpec],
-    living: Iterable[AgentSpec],
-    renewed: Container[str],
+    blueprint: Blueprint, inventory: Inventory, placement: Placement, evidence: Evidence, expiring: Container[str]
 ) -> dict[str, WantedUnit]:
-    """Address → what should run there; `keys` is the digest of the tenants' keys, the rest is for `with_devices`."""
+    """Address → what should run there; `expiring` are operations that get a successor even if nothing changed.
+
+    Tenants' keys that cannot be had are taken to be those of the gateway that runs.
+    """
     agents = [_agent(blueprint, inventory, replica) for replica in placement.replicas]
     placed = {replica.replica: replica for replica in placement.replicas}
-    specs = with_devices(agents, inventory, running, living, renewed)
+    running = evidence.running_specs().values()
+    youngest = evidence.observed.running()
+    renewed = {Address.parse(name).name for name, (_, unit) in youngest.items() if unit.operation in expiring}
+    living = [spec for spec in running if isinstance(spec, AgentSpec)]
+    specs = with_devices(agents, inventory, evidence.running_agents(), living, renewed)
     units = [_wanted(spec, placed[spec.replica]) for spec in specs]
+    keys = evidence.keys_of(blueprint)
+    if keys is None:
+        keys = next((spec.keys for spec in running if isinstance(spec, GatewaySpec)), "")
     gateway = _gateway(blueprint, inventory, keys)
     if gateway is not None:
         units.append(gateway)

@@ -62,7 +62,9 @@ def _writable(name: str, path: Path) -> Check:
             name, False, f"{path}: {(error.strerror or str(error)).lower()}", "check the rights of its folders"
         )
     if not os.access(there, os.W_OK | os.X_OK):
-        return Check(name, False, f"{path}: no right to write", "another folder: see docs/reference/settings.md")
+        return Check(
+            name, False, f"{path}: you may not write there", "choose another folder: see docs/reference/settings.md"
+        )
     free = shutil.disk_usage(there).free
     enough = free > LOW_SPACE
     return Check(name, enough, f"{path}: {free / 1024**3:.1f} GiB free", "free some space")
@@ -104,12 +106,9 @@ def _models(loaded: Loaded) -> list[Check]:
 
 
 def _engines(loaded: Loaded) -> list[Check]:
-    names = sorted({model.engine for model in loaded.blueprint.models.values()})
-    programs = {"llama.cpp": "llama-server", "vllm": "vllm"}
     checks = []
-    for name in names:
-        adapter(name)
-        program = programs.get(name)
+    for name in sorted({model.engine for model in loaded.blueprint.models.values()}):
+        program = adapter(name).capabilities.program
         where = shutil.which(program) if program else sys.executable
         checks.append(Check(f"engine {name}", where is not None, where or f"{program} is not on PATH", "install it"))
     return checks
@@ -124,8 +123,7 @@ def _clusters(observed: Observed) -> list[Check]:
 
 def _ports(observed: Observed, loaded: Loaded) -> list[Check]:
     gateway = loaded.blueprint.gateway
-    here = gateway is not None and loaded.inventory.clusters[gateway.cluster].kind == "local"
-    if gateway is None or not here or GATEWAY in observed.running():
+    if gateway is None or not loaded.inventory.clusters[gateway.cluster].here or GATEWAY in observed.running():
         return []
     checks = []
     for what, address in (("clients", gateway.listen), ("agents", gateway.mesh)):

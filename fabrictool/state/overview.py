@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """What `status` shows."""
+    """What `status` shows of a fabric."""
 
     fabric: str
     units: list[dict[str, Any]]
@@ -41,7 +41,7 @@ class Overview:
         return bool(self.units) and well and not any(problem.severity == "error" for problem in self.unreached)
 
     def document(self) -> dict[str, Any]:
-        """For ``--json``."""
+        """What ``status --json`` prints."""
         return {
             "format_version": "1",
             "type": "status",

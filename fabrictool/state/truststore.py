@@ -67,26 +67,26 @@ class TrustStore:
         return credential
 
     def described(self) -> list[UnverifiedChain]:
-        """Root and providers."""
+        """The chains of the root and of all providers, unverified."""
         self.root()  # says what is missing
         files = [self.folder / "root.crt", *sorted((self.folder / "providers").glob("*.crt"))]
-        found = []
+        chains = []
         for file in files:
             try:
-                found.append(describe_chain(file.read_bytes()))
+                chains.append(describe_chain(file.read_bytes()))
             except OSError as error:
                 raise file_error(error, file) from error
-        return found
+        return chains
 
     def certificates(self) -> list[dict[str, str]]:
         """Root and providers: name, federation, and the day on which each ends."""
         return [
             {
-                "name": each.claims.provider or "root",
-                "federation": each.claims.federation,
-                "not_after": time.strftime("%Y-%m-%d", time.gmtime(each.end)),
+                "name": chain.claims.provider or "root",
+                "federation": chain.claims.federation,
+                "not_after": time.strftime("%Y-%m-%d", time.gmtime(chain.end)),
             }
-            for each in self.described()
+            for chain in self.described()
         ]
 
     def session_files(

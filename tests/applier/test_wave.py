@@ -12,13 +12,13 @@ from fabrictool.applier.wave import (
     Ended,
     Look,
     Looked,
+    Notify,
     ReadTail,
-    Refused,
-    Report,
     Start,
     Started,
     TailRead,
     Tell,
+    TellFailed,
     Ticked,
     Wave,
 )
@@ -91,7 +91,7 @@ def tells(effects):
 def test_a_replica_is_started_watched_and_done():
     play = Play(action())
     assert [type(effect) for effect in play.effects] == [Start, Look]
-    assert [type(effect) for effect in play.start()] == [Report]
+    assert [type(effect) for effect in play.start()] == [Notify]
     for seen, phase in (((), "booting"), ((unit("new0"),), "booting"), ((unit("new0", ready=True),), "done")):
         assert play.tick(10.0) == [Look("c")]
         play.look(*seen)
@@ -134,7 +134,7 @@ def test_where_there_is_no_room_the_old_unit_leaves_first():
 def test_nothing_is_started_in_a_place_that_cannot_be_cleared():
     play = Play(action("replace", stop_first=True))
     play.look(unit("old0", "ended"))
-    play.step(Refused(("old0",), UnreachableError.of("FT5406", "no rights")))
+    play.step(TellFailed(("old0",), UnreachableError.of("FT5406", "no rights")))
     assert not any(isinstance(effect, Start) for effect in play.tick())
     assert play.codes() == ["FT5406"]
 
@@ -252,7 +252,7 @@ def test_whatever_happens_the_rules_hold_and_it_ends(seed):
                 pending += play.step(Started("c", operations, failed))
             elif isinstance(effect, Tell):
                 if rng.random() < 0.1:
-                    pending += play.step(Refused(effect.operations, UnreachableError.of("FT5409", "no")))
+                    pending += play.step(TellFailed(effect.operations, UnreachableError.of("FT5409", "no")))
                 elif effect.verb != "forget" and rng.random() < 0.7:
                     living -= set(effect.operations)
             elif isinstance(effect, ReadTail):

@@ -12,10 +12,10 @@ import pytest
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.clusters.connections.factory import connect
 from fabrictool.clusters.connections.protocol import Endpoint
-from fabrictool.clusters.connections.settings import Limits
+from fabrictool.clusters.connections.settings import ConnectionLimits
 from tests.testbed.waiting import wait_until
 
-LIMITS = Limits(connect_s=5, login_s=15, keepalive_s=1, keepalive_count=3)
+LIMITS = ConnectionLimits(connect_s=5, login_s=15, keepalive_s=1, keepalive_count=3)
 
 
 @pytest.fixture(params=["asyncssh", "openssh", "fabric"])

@@ -16,7 +16,7 @@ from fabrictool.clusters.jobs import job_of
 from fabrictool.clusters.kinds import scheduler_of
 from fabrictool.clusters.protocol import NewUnit
 from fabrictool.clusters.survey import read_survey
-from fabrictool.domain.inventory import Cluster
+from fabrictool.domain.inventory import ClusterSpec
 from fabrictool.domain.specs import AgentSpec, GatewaySpec
 
 ROOT = Path(__file__).parents[1] / "cases" / "clusters"
@@ -53,7 +53,7 @@ def commands(case):
     if desired["action"] == "survey":
         return {"shell": scheduler.survey(brief=desired["brief"]).splitlines()}
     partition = {"device": "h100", "devices_per_node": 4, "nodes": 8} | facts.get("partition", {})
-    described = Cluster.model_validate_json(
+    described = ClusterSpec.model_validate_json(
         json.dumps(
             {"site": "s", "kind": case["kind"], "login": [LOGIN], "partitions": {"gpu": partition}}
             | {"software": {"python": {"venv": "/opt/ft"}}}

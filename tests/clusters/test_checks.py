@@ -15,7 +15,7 @@ from fabrictool.clusters.checks import login, node
 from fabrictool.clusters.checks.certificates import check_certificates
 from fabrictool.clusters.schedulers.protocol import Job, SchedulerFacts
 from fabrictool.clusters.schedulers.slurm import Slurm
-from fabrictool.domain.inventory import Cluster, Inventory
+from fabrictool.domain.inventory import ClusterSpec, Inventory
 from fabrictool.domain.observed import Queue
 from fabrictool.domain.specs import HostPort
 from tests.clusters.connections.conftest import _sshd, yard  # noqa: F401 - fixtures
@@ -138,7 +138,7 @@ def test_schedulers():
 
 def described(**partition):
     values = {"device": "a100-40g", "devices_per_node": 4, "nodes": 2, "walltime": "12h"} | partition
-    return Cluster.model_validate({"site": "s", "kind": "slurm", "partitions": {"gpu": values}}, strict=False)
+    return ClusterSpec.model_validate({"site": "s", "kind": "slurm", "partitions": {"gpu": values}}, strict=False)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from fabrictool.cli.discovering import HostAccess, _pinned, site_named
 from fabrictool.cli.main import main
 from fabrictool.cli.source import Source
 from fabrictool.clusters.devices import device_named
-from fabrictool.clusters.discovery import Target, describe
+from fabrictool.clusters.discovery import DiscoveryTarget, describe
 from fabrictool.clusters.site_facts import read_site
 
 CASES = Path(__file__).parents[1] / "cases" / "discover"
@@ -41,7 +41,7 @@ tenants: {t: {group: everyone, key: secret://env/K}}
 def described(name, **target):
     site = read_site((CASES / f"{name}.txt").read_text(), thing="host/x")
     values = {"cluster": "", "site": "", "provider": "", "login": LOGIN} | target
-    return describe(site, Target(**values))
+    return describe(site, DiscoveryTarget(**values))
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_device_names(word, features, device, others):
 )
 def test_answers_that_are_none(text, kind, code, transient):
     with pytest.raises(FabrictoolError) as caught:
-        describe(read_site(text, thing="host/x"), Target("", "", "", LOGIN, kind))
+        describe(read_site(text, thing="host/x"), DiscoveryTarget("", "", "", LOGIN, kind))
     assert (caught.value.problems[0].code, caught.value.problems[0].transient) == (code, transient)
 
 

@@ -21,12 +21,12 @@ from fabrictool.base.errors import FabrictoolError
 from fabrictool.clusters.connections.protocol import Completed
 from fabrictool.clusters.environment import bootstrap as whole
 from fabrictool.clusters.environment import installed, locked, pack
-from fabrictool.clusters.environment.requirements import Requirement, Target, closure, holds, requirement, roots
-from fabrictool.clusters.environment.site import Interpreter, Site, read_look
+from fabrictool.clusters.environment.requirements import Requirement, TargetPlatform, closure, holds, requirement, roots
+from fabrictool.clusters.environment.site import EnvironmentFolder, Interpreter, read_look
 from fabrictool.clusters.schedulers.shell import program
-from fabrictool.domain.inventory import Cluster
+from fabrictool.domain.inventory import ClusterSpec
 
-HERE = Target((3, 11), "x86_64", (2, 36))
+HERE = TargetPlatform((3, 11), "x86_64", (2, 36))
 
 
 def code_of(work):
@@ -95,7 +95,7 @@ def test_the_closure_follows_extras_and_the_targets_markers():
         "c": [],
     }
     assert closure([Requirement("a")], world.get, HERE) == {"a": True, "b": True, "c": True, "speed": True}
-    other = closure([Requirement("a")], world.get, Target((3, 11), "aarch64"))
+    other = closure([Requirement("a")], world.get, TargetPlatform((3, 11), "aarch64"))
     assert other == {"a": True, "arm": False, "b": True, "c": True, "speed": True}
 
 
@@ -263,7 +263,7 @@ def test_the_lock_is_read_without_its_markers(tmp_path):
 
 
 def test_the_shipped_lock_pins_all_that_agents_need():
-    target = Target((3, 13), "aarch64", (2, 34))
+    target = TargetPlatform((3, 13), "aarch64", (2, 34))
     extras = roots(installed.requires("fabrictool"), ["agent", "gateway", "reference"], target)
     names = closure(extras, installed.requires, target)
     assert locked.subset(locked.read_lock(locked.shipped_lock()), names).count("==") == len(names)
@@ -311,7 +311,7 @@ def test_pip_takes_only_what_has_the_locks_hash(tmp_path, monkeypatch):
     (tmp_path / "thing-1.0-py3-none-any.whl").write_bytes(data)
     for name, value in {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path), "PIP_CONFIG_FILE": os.devnull}.items():
         monkeypatch.setenv(name, value)
-    target = Target((3, 12), "aarch64", (2, 28))
+    target = TargetPlatform((3, 12), "aarch64", (2, 28))
     right = f"thing==1.0 --hash=sha256:{hashlib.sha256(data).hexdigest()}\n"
     assert locked.wheels_for(target, right)["thing/__init__.py"] == b"y = 2\n"
     assert code_of(lambda: locked.wheels_for(target, f"thing==1.0 --hash=sha256:{'0' * 64}\n")) == "FT5507"
@@ -320,7 +320,7 @@ def test_pip_takes_only_what_has_the_locks_hash(tmp_path, monkeypatch):
 
 
 def test_pip_is_asked_for_the_sites_platform():
-    words = locked.pip_arguments(Target((3, 12), "aarch64", (2, 19)), "r", "d")
+    words = locked.pip_arguments(TargetPlatform((3, 12), "aarch64", (2, 19)), "r", "d")
     asked = [words[index + 1] for index, word in enumerate(words) if word == "--platform"]
     assert asked[:3] == ["manylinux_2_19_aarch64", "manylinux_2_18_aarch64", "manylinux_2_17_aarch64"]
     assert "manylinux2014_aarch64" in asked
@@ -378,7 +378,7 @@ def current(shell):
 
 def test_a_release_is_placed_whole_and_again_without_a_change(shell, monkeypatch):
     monkeypatch.setattr("fabrictool.clusters.environment.site.PART", 100)
-    site, one = Site("a", ".fabrictool", shell), release()
+    site, one = EnvironmentFolder("a", ".fabrictool", shell), release()
     sent = []
     said, _ = site.place(one, site.upload(one, lambda part, size: sent.append((part, size))), 3, run=True)
     assert said.startswith("0 python 3.")
@@ -395,7 +395,7 @@ def test_a_release_is_placed_whole_and_again_without_a_change(shell, monkeypatch
 
 
 def test_the_wrapper_reaches_its_packages_by_any_way(shell, tmp_path):
-    site, one = Site("a", ".fabrictool", shell), release()
+    site, one = EnvironmentFolder("a", ".fabrictool", shell), release()
     placed(site, one)
     elsewhere = tmp_path / "link to it"
     elsewhere.symlink_to(shell.home / ".fabrictool/env/current")
@@ -417,7 +417,7 @@ def test_the_wrapper_reaches_its_packages_by_any_way(shell, tmp_path):
 
 
 def test_a_damaged_file_is_found_and_mended(shell):
-    site, one = Site("a", ".fabrictool", shell), release()
+    site, one = EnvironmentFolder("a", ".fabrictool", shell), release()
     placed(site, one)
     lib = shell.home / ".fabrictool/env/rel" / one.name / "lib"
     assert (lib / "content.py").stat().st_mode & 0o222 == 0
@@ -434,7 +434,7 @@ def test_a_damaged_file_is_found_and_mended(shell):
 
 def test_a_broken_upload_leaves_the_environment_that_was(shell, monkeypatch):
     monkeypatch.setattr("fabrictool.clusters.environment.site.PART", 100)
-    site, old, new = Site("a", ".fabrictool", shell), release(), release("2")
+    site, old, new = EnvironmentFolder("a", ".fabrictool", shell), release(), release("2")
     placed(site, old)
     shell.break_after = 2
     assert code_of(lambda: placed(site, new)) == "FT5321"
@@ -446,7 +446,7 @@ def test_a_broken_upload_leaves_the_environment_that_was(shell, monkeypatch):
 
 
 def test_what_arrives_otherwise_is_not_unpacked(shell):
-    site, one = Site("a", ".fabrictool", shell), release()
+    site, one = EnvironmentFolder("a", ".fabrictool", shell), release()
     token = site.upload(one, lambda *_: None)
     with (shell.home / f".fabrictool/env/.in.{token}/archive").open("r+b") as file:
         file.write(b"x")
@@ -458,7 +458,7 @@ def test_what_arrives_otherwise_is_not_unpacked(shell):
 
 
 def test_what_does_not_run_is_not_put_to_use(shell):
-    site, old = Site("a", ".fabrictool", shell), release()
+    site, old = EnvironmentFolder("a", ".fabrictool", shell), release()
     placed(site, old)
     assert code_of(lambda: placed(site, release("2", python="/nonexistent/python"))) == "FT5510"
     broken = pack.packed({"fabrictool/__init__.py": b"raise ImportError('no libx.so')"}, pack.wrapper(sys.executable))
@@ -473,7 +473,7 @@ STEPS = program("environment-place").count("\n: step\n") + program("environment-
 @pytest.mark.parametrize("step", range(STEPS))
 def test_a_kill_at_every_step_leaves_an_environment_that_runs(shell, step):
     """The old one or the new one is in use, whole, and the next call ends what was begun."""
-    site, old, new, run = Site("a", ".fabrictool", shell), release(), release("2"), shell.run
+    site, old, new, run = EnvironmentFolder("a", ".fabrictool", shell), release(), release("2"), shell.run
     placed(site, old)
     token = site.upload(new, lambda *_: None)
 
@@ -502,7 +502,7 @@ def _with_kill(text, at):
 
 
 def test_old_releases_go_when_no_unit_needs_them(shell):
-    site = Site("a", ".fabrictool", shell)
+    site = EnvironmentFolder("a", ".fabrictool", shell)
     made = [release(str(number)) for number in range(6)]
     run = shell.home / ".fabrictool/units/fab/replica-m-0"
     run.mkdir(parents=True)
@@ -518,7 +518,7 @@ def test_old_releases_go_when_no_unit_needs_them(shell):
 
 
 def test_two_at_once_end_with_one_whole_release(shell):
-    site, one = Site("a", ".fabrictool", shell), release()
+    site, one = EnvironmentFolder("a", ".fabrictool", shell), release()
     tokens = [site.upload(one, lambda *_: None) for _ in range(2)]
     for token in tokens:
         site.place(one, token, 3, run=True)
@@ -565,13 +565,13 @@ def test_a_look_is_read():
 
 
 def test_ours_in_version_is_chosen_before_a_later_one():
-    same = Interpreter("/b", Target(sys.version_info[:2], "x86_64"), "x")
-    later = Interpreter("/a", Target((3, 99), "x86_64"), "y")
+    same = Interpreter("/b", TargetPlatform(sys.version_info[:2], "x86_64"), "x")
+    later = Interpreter("/a", TargetPlatform((3, 99), "x86_64"), "y")
     assert whole.choose((later, same), "a") is same
 
 
 def test_a_look_at_this_machine(shell):
-    look = Site("a", "some/folder", shell).look([sys.executable, "no-such-python"])
+    look = EnvironmentFolder("a", "some/folder", shell).look([sys.executable, "no-such-python"])
     (found,) = look.interpreters
     assert found.target.version == sys.version_info[:2]
     assert found.target.machine == platform.machine()
@@ -588,7 +588,7 @@ def described(**software):
         "partitions": {"p": {"device": "cpu", "nodes": 1}},
         "software": software,
     }
-    return Cluster.model_validate(values)
+    return ClusterSpec.model_validate(values)
 
 
 @pytest.mark.parametrize("way", [{"venv": "/v"}, {"container": "/c.sif"}])
@@ -607,7 +607,7 @@ def test_a_cluster_with_an_environment_of_its_own_is_left_alone(way, shell):
     ],
 )
 def test_extras(kind, engines, extras):
-    cluster = Cluster.model_validate(
+    cluster = ClusterSpec.model_validate(
         {
             "site": "s",
             "kind": kind,
@@ -623,7 +623,7 @@ def test_a_dry_run_sends_nothing(shell):
     wishes = whole.Wishes(python=sys.executable, dry_run=True)
     found = whole.bootstrap("a", described(engines={"vllm": {}}), shell, wishes, said.append)
     assert (found.changed, found.uploaded, found.source) == (False, False, "installed")
-    assert "MB would be sent; in use is none" in said[-1]
+    assert "MB would be sent; in use now: none" in said[-1]
     assert not (shell.home / ".fabrictool").exists()
 
 

@@ -10,7 +10,7 @@ from fabrictool.clusters.kinds import open_cluster
 from fabrictool.clusters.kubernetes.cluster import KubernetesCluster
 from fabrictool.clusters.kubernetes.facts import read_objects
 from fabrictool.clusters.protocol import NewUnit
-from fabrictool.domain.inventory import Cluster
+from fabrictool.domain.inventory import ClusterSpec
 from fabrictool.domain.specs import AgentSpec, GatewaySpec, HostPort
 from tests.clusters.api_contract_mock import ApiContractMock
 
@@ -18,7 +18,7 @@ needs_kubectl = pytest.mark.skipif(
     shutil.which("kubectl") is None,
     reason="NO kubectl HERE (Debian: kubernetes-client): the kind kubernetes is UNTESTED",
 )
-DESCRIBED = Cluster.model_validate_json(
+DESCRIBED = ClusterSpec.model_validate_json(
     json.dumps(
         {
             "site": "s",

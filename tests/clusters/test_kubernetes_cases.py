@@ -18,7 +18,7 @@ from fabrictool.base.errors import FabrictoolError
 from fabrictool.clusters.kubernetes.manifests import objects_of
 from fabrictool.clusters.kubernetes.names import label_value, object_name, selector
 from fabrictool.clusters.protocol import NewUnit
-from fabrictool.domain.inventory import Cluster
+from fabrictool.domain.inventory import ClusterSpec
 from fabrictool.domain.specs import AgentSpec, GatewaySpec, decode_spec
 from fabrictool.status.documents import Health
 
@@ -38,7 +38,7 @@ GATEWAY = {
 def objects(case):
     facts, desired = case["facts"], case["desired"]
     partition = {"device": "h100-sxm", "devices_per_node": 4, "nodes": 8} | facts.get("partition", {})
-    described = Cluster.model_validate_json(
+    described = ClusterSpec.model_validate_json(
         json.dumps(
             {"site": "s", "kind": "kubernetes", "kubernetes": {"context": "ctx", "namespace": "llm"}}
             | {"partitions": {"gpu": partition}, "software": {"python": {"container": "registry.example/ft:0.1.0"}}}

@@ -7,12 +7,12 @@ from fabrictool.clusters.connections.protocol import Completed
 from fabrictool.clusters.protocol import NewUnit
 from fabrictool.clusters.remote import RemoteCluster
 from fabrictool.clusters.schedulers.slurm import Slurm
-from fabrictool.domain.inventory import Cluster
+from fabrictool.domain.inventory import ClusterSpec
 from fabrictool.domain.specs import AgentSpec
 from tests.clusters.test_cases import LOGIN
 from tests.clusters.test_survey import OPERATION, files, job, text
 
-DESCRIBED = Cluster.model_validate(
+DESCRIBED = ClusterSpec.model_validate(
     {"site": "s", "kind": "slurm", "partitions": {"gpu": {"device": "cpu", "nodes": 1, "memory_per_node": "1 GiB"}}}
     | {"software": {"python": {"venv": "/opt/ft"}}}
 )

@@ -7,7 +7,7 @@ import pytest
 
 from fabrictool.base.errors import InvalidInputError
 from fabrictool.blueprint.policy import load_policy
-from fabrictool.domain.policy import Policy
+from fabrictool.domain.policy import ReviewPolicy
 from fabrictool.planner.policy import evaluate
 from tests.gitops.plans import action, forecast, plan, replica, spec
 
@@ -16,7 +16,7 @@ WEDNESDAY_10 = calendar.timegm((2026, 3, 4, 10, 0, 0))
 
 def findings(limits, made, *, protected=(), now=WEDNESDAY_10, effect="deny"):
     rules = ({"name": "r", effect: limits},)
-    policy = Policy.model_validate({"apiVersion": "fabrictool/v1", "kind": "Policy", "rules": rules})
+    policy = ReviewPolicy.model_validate({"apiVersion": "fabrictool/v1", "kind": "Policy", "rules": rules})
     return [(each.effect, each.limit, each.text) for each in evaluate(policy, made, protected=protected, now=now)]
 
 

@@ -30,19 +30,19 @@ def check_certificates(inventory: Inventory) -> None:
     FabrictoolError
         FT5307 and FT5308, one for each cluster, which is named.
     """
-    found: list[Problem] = []
+    problems: list[Problem] = []
     for name, cluster in inventory.clusters.items():
         if cluster.enabled and cluster.login:
-            found += _cluster(name, inventory)
-    if found:
-        raise FabrictoolError(found)
+            problems += _cluster(name, inventory)
+    if problems:
+        raise FabrictoolError(problems)
 
 
 def _cluster(name: str, inventory: Inventory) -> list[Problem]:
     over: list[Problem] = []
     for login in inventory.clusters[name].login:
-        if login.transport == "openssh" and login.control_path:
-            return []  # a person has opened the connection already
+        if login.opened_by_hand:
+            return []
         try:
             check_certificate(endpoint_of(login, os.environ), time.time(), NEEDED_S)
         except FabrictoolError as error:

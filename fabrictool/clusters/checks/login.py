@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from fabrictool.clusters.schedulers.protocol import Scheduler, SchedulerFacts
-    from fabrictool.domain.inventory import Cluster as Described
+    from fabrictool.domain.inventory import ClusterSpec
 
 CLOCK_WORTH_A_WORD_S = 2.0
 CLOCK_WRONG_S = 30.0
@@ -24,7 +24,7 @@ FEW_INODES = 20_000
 """An environment has some 2300 files, a unit about 20."""
 NEARLY = 0.95
 SLOW_SHELL_S = 3.0
-"""What each kind of cluster is steered with."""
+"""A command that takes longer is worth a word."""
 
 
 def clock(difference_s: float, uncertainty_s: float) -> Check:
@@ -32,19 +32,21 @@ def clock(difference_s: float, uncertainty_s: float) -> Check:
     surely = max(0.0, abs(difference_s) - uncertainty_s)
     where = "ahead of" if difference_s > 0 else "behind"
     text = f"{abs(difference_s):.1f} s {where} this machine's" if surely > 0.05 else "as this machine's"
-    hint = "set the clock of the one that is wrong: NTP"
+    hint = "set the clock that is wrong, best by NTP"
     if surely > CLOCK_WRONG_S:
         return Check("clock", False, text, hint)
     return Check("clock", True, text, hint, warning=surely > CLOCK_WORTH_A_WORD_S)
 
 
-def noise(said: bytes) -> Check:
+def noise(printed: bytes) -> Check:
     """What start-up files print before a command: it is cut off, but costs time and may hide an error."""
-    if not said.strip():
+    if not printed.strip():
         return Check("login noise", True, "none")
-    first = said.decode(errors="replace").strip().splitlines()[0][:60]
+    first = printed.decode(errors="replace").strip().splitlines()[0][:60]
     hint = "it is cut off, and does no harm here; `[ -t 1 ]` in the start-up file keeps it for people"
-    return Check("login noise", True, f"{len(said)} octets before each command, such as {first!r}", hint, warning=True)
+    return Check(
+        "login noise", True, f"{len(printed)} octets before each command, such as {first!r}", hint, warning=True
+    )
 
 
 def folder_checks(text: str, *, thing: str) -> tuple[list[Check], str]:
@@ -73,7 +75,7 @@ def folder_checks(text: str, *, thing: str) -> tuple[list[Check], str]:
 def _space(first: Mapping[str, str]) -> Check:
     free, _, mounted = first.get("space", "").partition(" ")
     if not free.isdecimal():
-        return Check("space", True, "df says nothing", "look whether there is room", warning=True)
+        return Check("space", True, "df says nothing", "check that there is room", warning=True)
     octets = int(free) * 1024
     text = f"{octets / 2**30:.1f} GiB free on {mounted}"
     return Check("space", octets > LOW_SPACE, text, "free some space", warning=octets < LITTLE_SPACE)
@@ -88,7 +90,7 @@ def _inodes(first: Mapping[str, str]) -> list[Check]:
 
 def quota_checks(lines: Sequence[str]) -> list[Check]:
     """Rows of ``quota -w`` and ``lfs quota -q``: name, blocks (KiB), soft and hard limit, then files alike."""
-    found: list[Check] = []
+    checks: list[Check] = []
     for line in lines:
         words = line.split()
         numbers = [word.rstrip("*") for word in words[1:]]
@@ -99,11 +101,11 @@ def quota_checks(lines: Sequence[str]) -> list[Check]:
         for what, values, scale, unit in (("space", numbers[:3], 2**20, "GiB"), ("files", files[:3], 1, "files")):
             if len(values) < 3 or not all(value.isdecimal() for value in values):
                 continue
-            used, limit = int(values[0]), min((int(each) for each in values[1:] if int(each)), default=0)
+            used, limit = int(values[0]), min((int(value) for value in values[1:] if int(value)), default=0)
             if limit:
                 text = f"{words[0]}: {used / scale:.4g} of {limit / scale:.4g} {unit}"
-                found.append(Check("quota", used < NEARLY * limit, text, f"remove {what}, or ask for more"))
-    return found or [Check("quota", True, "none is shown")]
+                checks.append(Check("quota", used < NEARLY * limit, text, f"remove {what}, or ask for more"))
+    return checks or [Check("quota", True, "none is shown")]
 
 
 def _locks(lines: Sequence[str]) -> list[Check]:
@@ -136,16 +138,16 @@ def scheduler_checks(text: str, scheduler: Scheduler, facts: SchedulerFacts) -> 
     return [*checks, Check("accounting", True, f"none ({why[:80]}): what became of jobs is known by their files")]
 
 
-def partition_checks(described: Described, facts: SchedulerFacts) -> list[Check]:
+def partition_checks(described: ClusterSpec, facts: SchedulerFacts) -> list[Check]:
     """The inventory's partitions beside the scheduler's."""
     checks = []
     for name, partition in described.partitions.items():
         queue = facts.queues.get(name)
-        said = f"partition {name}"
+        label = f"partition {name}"
         if queue is None:
             known = ", ".join(facts.queues) or "none"
             checks.append(
-                Check(said, False, "the scheduler does not show it", f"it shows {known}; fabrictool discover")
+                Check(label, False, "the scheduler does not show it", f"it shows {known}; fabrictool discover")
             )
             continue
         wrong = []
@@ -167,6 +169,8 @@ def partition_checks(described: Described, facts: SchedulerFacts) -> list[Check]
             more = f"; the inventory counts on {partition.nodes} nodes"
         text = f"{queue.idle} of {queue.nodes} nodes idle, {queue.away} away, {queue.pending} jobs wait{more}"
         checks.append(
-            Check(said, not wrong, "; ".join(wrong) or text, "correct the inventory: `fabrictool discover`", bool(more))
+            Check(
+                label, not wrong, "; ".join(wrong) or text, "correct the inventory: `fabrictool discover`", bool(more)
+            )
         )
     return checks

@@ -19,11 +19,10 @@ if TYPE_CHECKING:
     from fabrictool.clusters.connections.protocol import Connection
     from fabrictool.clusters.schedulers.protocol import Scheduler
     from fabrictool.clusters.survey import Survey
-    from fabrictool.domain.inventory import Cluster as Described
+    from fabrictool.domain.inventory import ClusterSpec
     from fabrictool.domain.specs import HostPort
 
 WALLTIME_S = 120.0
-WAIT_S = 60.0
 POLL_S = 1.0
 _LOOPBACK = ("127.", "localhost", "::1")
 _ANY = ("0.0.0.0", "::")  # noqa: S104 - compared with, not listened on
@@ -50,14 +49,13 @@ class Visit:
 
     @property
     def command(self) -> tuple[str, ...]:
-        """What runs there."""
         host, port = (
             ("-", "-") if self.mesh is None or not _dialable(self.mesh) else (self.mesh.host, str(self.mesh.port))
         )
         return ("sh", f"{self.folder}/check.sh", "-", "-", host, port, *self.python)
 
 
-def partition_for(described: Described, survey: Survey, wanted: str) -> str:
+def partition_for(described: ClusterSpec, survey: Survey, wanted: str) -> str:
     """The wanted one; else one with an idle node, with accelerators if any has."""
     queues = survey.scheduler.queues
     names = [name for name in described.partitions if name in queues and queues[name].up] or list(described.partitions)
@@ -72,7 +70,7 @@ def partition_for(described: Described, survey: Survey, wanted: str) -> str:
     return wanted or ranked[0]
 
 
-def job_of(visit: Visit, described: Described, survey: Survey) -> Job:
+def job_of(visit: Visit, described: ClusterSpec, survey: Survey) -> Job:
     """The job: one device, two minutes, the options of replicas' jobs."""
     partition = described.partitions[visit.partition]
     return Job(
@@ -96,7 +94,7 @@ def job_of(visit: Visit, described: Described, survey: Survey) -> Job:
 
 def in_a_job(
     visit: Visit,
-    described: Described,
+    described: ClusterSpec,
     survey: Survey,
     scheduler: Scheduler,
     connection: Connection,
@@ -115,38 +113,26 @@ def in_a_job(
         done = connection.run(list(submission.argv))
         number = done.stdout.decode(errors="replace").strip().rpartition("\n")[2].partition(";")[0]
         if done.status != 0 or not number:
-            said = done.stderr.decode(errors="replace").strip()[-200:] or f"exit {done.status}"
+            refusal = done.stderr.decode(errors="replace").strip()[-200:] or f"exit {done.status}"
             hint = "correct account, QOS or limits under `job` of this partition in the inventory"
-            return [Check("job", False, f"refused on {visit.partition}: {said}", hint)]
-        return _awaited(visit, described, scheduler, connection, job, number, wait_s)
+            return [Check("job", False, f"refused on {visit.partition}: {refusal}", hint)]
+        mark = mark_check(connection.run(["sh", "-c", scheduler.lookup()]).stdout.decode(errors="replace"), job)
+        return [mark, *_awaited(visit, described, connection, number, wait_s)]
     finally:
         _end(visit, described, scheduler, connection, number)
 
 
-def _awaited(
-    visit: Visit,
-    described: Described,
-    scheduler: Scheduler,
-    connection: Connection,
-    job: Job,
-    number: str,
-    wait_s: float,
-) -> list[Check]:
-    began = time.monotonic()
-    checks = [mark_check(connection.run(["sh", "-c", scheduler.lookup()]).stdout.decode(errors="replace"), job)]
+def _awaited(visit: Visit, described: ClusterSpec, connection: Connection, number: str, wait_s: float) -> list[Check]:
+    began, job = time.monotonic(), f"{number} on {visit.partition}"
     while time.monotonic() - began < wait_s:
-        if found := node_checks(_read(connection, visit), visit, described):
-            took = f"{number} on {visit.partition} answered after {time.monotonic() - began:.0f} s"
-            return [*checks, Check("job", True, took), *found]
+        if results := node_checks(_read(connection, visit), visit, described):
+            return [Check("job", True, f"{job} answered after {time.monotonic() - began:.0f} s"), *results]
         time.sleep(POLL_S)
     log = connection.run(["tail", "-n", "2", f"{visit.folder}/log"]).stdout.decode(errors="replace").strip()
     if log:
-        return [
-            *checks,
-            Check("job", False, f"{number} on {visit.partition} gave no result: {log[-200:]}", "see its log"),
-        ]
-    text = f"{number} on {visit.partition} did not start within {wait_s:.0f} s: nothing is known of its nodes"
-    return [*checks, Check("job", True, text, "another --partition, a longer --wait, or later", warning=True)]
+        return [Check("job", False, f"{job} gave no result: {log[-200:]}", "see its log")]
+    text = f"{job} did not start within {wait_s:.0f} s: nothing is known of its nodes"
+    return [Check("job", True, text, "another --partition, a longer --wait, or later", warning=True)]
 
 
 def mark_check(listed: str, job: Job) -> Check:
@@ -163,7 +149,7 @@ def mark_check(listed: str, job: Job) -> Check:
     return Check("job's mark", True, "names are kept, comments are not", hint, warning=True)
 
 
-def node_checks(text: str, visit: Visit, described: Described) -> list[Check]:
+def node_checks(text: str, visit: Visit, described: ClusterSpec) -> list[Check]:
     """What ``doctor-node.sh`` found; empty for a result that is not there yet."""
     sections = sections_of(text)
     if "end" not in sections:
@@ -192,13 +178,13 @@ def _gpu(lines: Sequence[str]) -> Check:
 def _python(sections: dict[str, list[str]], visit: Visit) -> list[Check]:
     if not visit.python:
         return []
-    said = " ".join(sections.get("python", ()))
-    text = said.removeprefix("runs ")
+    answer = " ".join(sections.get("python", ()))
+    text = answer.removeprefix("runs ")
     return [
         Check(
             "agents' Python",
-            said.startswith("runs "),
-            f"fabrictool {text}" if text != said else said[-200:],
+            answer.startswith("runs "),
+            f"fabrictool {text}" if text != answer else answer[-200:],
             "fabrictool bootstrap",
         )
     ]
@@ -221,22 +207,22 @@ def _egress(sections: dict[str, list[str]], visit: Visit) -> list[Check]:
         ]
     if not visit.python:
         return [Check("way to the gateway", True, "not tried: no Python", "fabrictool bootstrap", warning=True)]
-    said = " ".join(sections.get("egress", ())) or "failed"
-    if said == "connected":
+    answer = " ".join(sections.get("egress", ())) or "failed"
+    if answer == "connected":
         return [Check("way to the gateway", True, f"a node connects to {where}")]
-    if said == "refused":
+    if answer == "refused":
         hint = "nobody listens there; run the gateway (`fabrictool apply`) and check again to be sure"
         return [Check("way to the gateway", True, f"{where} is reached, and refuses", hint, warning=True)]
     hint = f"ask the site for a way out to {where}, TCP; the gateway must run for this check"
-    return [Check("way to the gateway", False, f"{where}: {said.removeprefix('failed').strip()}", hint)]
+    return [Check("way to the gateway", False, f"{where}: {answer.removeprefix('failed').strip()}", hint)]
 
 
 def _dialable(mesh: HostPort) -> bool:
     return not mesh.host.startswith(_LOOPBACK) and mesh.host not in _ANY
 
 
-def _no_result(said: str) -> Check:
-    return Check("node", False, f"the check left no result: {said.strip()[-200:]}", "run the command again")
+def _no_result(stderr: str) -> Check:
+    return Check("node", False, f"the check left no result: {stderr.strip()[-200:]}", "run the command again")
 
 
 def _read(connection: Connection, visit: Visit) -> str:
@@ -245,7 +231,7 @@ def _read(connection: Connection, visit: Visit) -> str:
     )
 
 
-def _end(visit: Visit, described: Described, scheduler: Scheduler, connection: Connection, number: str) -> None:
+def _end(visit: Visit, described: ClusterSpec, scheduler: Scheduler, connection: Connection, number: str) -> None:
     """Cancel by number and name; by name alone when the submission broke off."""
     with suppress(FabrictoolError):
         if described.queues:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError, UsageError
+from fabrictool.clusters.checks.certificates import NEEDED_S
 from fabrictool.clusters.checks.login import (
     SLOW_SHELL_S,
     clock,
@@ -24,10 +25,10 @@ from fabrictool.clusters.connections.commands import wrap
 from fabrictool.clusters.connections.factory import at_keyboard, connect_login, endpoint_of, login_of
 from fabrictool.clusters.connections.identities import certificate_end, check_certificate
 from fabrictool.clusters.connections.pins import pins
-from fabrictool.clusters.connections.settings import Limits
+from fabrictool.clusters.connections.settings import ConnectionLimits
 from fabrictool.clusters.connections.shell_verbs import ShellVerbs
 from fabrictool.clusters.environment.interpreter import python_of
-from fabrictool.clusters.environment.site import Site
+from fabrictool.clusters.environment.site import EnvironmentFolder
 from fabrictool.clusters.kinds import scheduler_of
 from fabrictool.clusters.schedulers import shell
 from fabrictool.clusters.survey import read_survey
@@ -38,14 +39,11 @@ if TYPE_CHECKING:
     from fabrictool.clusters.connections.protocol import Connection, Endpoint
     from fabrictool.clusters.schedulers.protocol import Scheduler
     from fabrictool.clusters.survey import Survey
-    from fabrictool.domain.inventory import Cluster as Described
-    from fabrictool.domain.inventory import Inventory, Login
+    from fabrictool.domain.inventory import ClusterSpec, Inventory, Login
     from fabrictool.domain.specs import HostPort
 
 CHANNELS = 4
 """As many commands as `plan` and `apply` have at a time on one connection."""
-CERTIFICATE_S = 600.0
-"""A certificate must be good for so long before anything is planned."""
 SOON_S = 3600.0
 """One that ends sooner is worth a word."""
 
@@ -86,7 +84,7 @@ def check_clusters(
     return every
 
 
-def _cluster(name: str, described: Described, wanted: SiteCheckup, add: Callable[[list[Check]], None]) -> None:
+def _cluster(name: str, described: ClusterSpec, wanted: SiteCheckup, add: Callable[[list[Check]], None]) -> None:
     with contextlib.ExitStack() as stack:
         connection = _reached(described, stack, add)
         if connection is None:
@@ -112,7 +110,7 @@ def _cluster(name: str, described: Described, wanted: SiteCheckup, add: Callable
 
 
 def _reached(
-    described: Described, stack: contextlib.ExitStack, add: Callable[[list[Check]], None]
+    described: ClusterSpec, stack: contextlib.ExitStack, add: Callable[[list[Check]], None]
 ) -> Connection | None:
     """The first login node that lets us in; every one of them is tried."""
     first = None
@@ -139,14 +137,14 @@ def _reached(
 
 
 def _pinned(endpoint: Endpoint, login: Login, where: str) -> Check:
-    if login.transport == "openssh" and login.control_path:
+    if login.opened_by_hand:
         return Check(f"host key{where}", True, "the one that your own ssh has accepted")
     return Check(f"host key{where}", True, f"pinned: {', '.join(str(pin) for pin in pins(endpoint))}")
 
 
 def _certificate(endpoint: Endpoint, where: str) -> Check:
     now = time.time()
-    check_certificate(endpoint, now, CERTIFICATE_S)
+    check_certificate(endpoint, now, NEEDED_S)
     end = certificate_end(endpoint)
     if end is None:
         return Check(f"certificate{where}", True, "none: a key without an end may be used")
@@ -159,7 +157,10 @@ def _certificate(endpoint: Endpoint, where: str) -> Check:
 
 def _sessions(login: Login) -> list[Check]:
     """With the connection that `plan` and `apply` use; a refused channel is not tried again."""
-    with connect_login(login, limits=Limits(refused_s=0.0)) as connection, ThreadPoolExecutor(CHANNELS) as pool:
+    with (
+        connect_login(login, limits=ConnectionLimits(refused_s=0.0)) as connection,
+        ThreadPoolExecutor(CHANNELS) as pool,
+    ):
         connection.run(["true"])
         began = time.monotonic()
         for done in [pool.submit(connection.run, ["sleep", "1"]) for _ in range(CHANNELS)]:
@@ -171,13 +172,13 @@ def _sessions(login: Login) -> list[Check]:
 
 def _clock(connection: Connection) -> list[Check]:
     before = time.time()
-    said = connection.run(["date", "+%s.%N"]).stdout.decode(errors="replace").strip()
+    stamp = connection.run(["date", "+%s.%N"]).stdout.decode(errors="replace").strip()
     after = time.time()
-    whole, _, part = said.partition(".")
+    whole, _, part = stamp.partition(".")
     if not whole.isdecimal():
-        return [Check("clock", True, f"date says {said[:40]!r}", "look at its clock by hand", warning=True)]
+        return [Check("clock", True, f"date says {stamp[:40]!r}", "look at its clock by hand", warning=True)]
     exact = part.isdecimal()
-    there = float(said) if exact else float(whole) + 0.5
+    there = float(stamp) if exact else float(whole) + 0.5
     return [clock(there - (before + after) / 2, (after - before) / 2 + (0.0 if exact else 0.5))]
 
 
@@ -192,7 +193,7 @@ def _noise(connection: Connection) -> list[Check]:
 
 def _survey(
     name: str,
-    described: Described,
+    described: ClusterSpec,
     connection: Connection,
     scheduler: Scheduler,
     text: str,
@@ -211,12 +212,12 @@ def _survey(
     return survey
 
 
-def _environment(name: str, described: Described, connection: Connection, survey: Survey) -> list[Check]:
+def _environment(name: str, described: ClusterSpec, connection: Connection, survey: Survey) -> list[Check]:
     words, _ = python_of(described, name, survey)  # raises FT5403 when there is none
     release = survey.environment.removeprefix("rel/")
     if not release or survey.environment not in words[0]:
         return [Check("environment", True, f"the inventory's own: {' '.join(words)}")]
-    state, bad = Site(name, described.folder, connection).verify(release)
+    state, bad = EnvironmentFolder(name, described.folder, connection).verify(release)
     hint = f"fabrictool bootstrap {name}"
     if state != "whole":
         what = f": {', '.join(bad[:3])}" if bad else ""
@@ -224,7 +225,7 @@ def _environment(name: str, described: Described, connection: Connection, survey
     return [Check("environment", True, f"release {release} is whole")]
 
 
-def _visit(name: str, described: Described, survey: Survey, wanted: SiteCheckup, token: str, folder: str) -> Visit:
+def _visit(name: str, described: ClusterSpec, survey: Survey, wanted: SiteCheckup, token: str, folder: str) -> Visit:
     try:
         python, setup = python_of(described, name, survey)
     except FabrictoolError:
@@ -232,6 +233,6 @@ def _visit(name: str, described: Described, survey: Survey, wanted: SiteCheckup,
     return Visit(token, folder, partition_for(described, survey, wanted.partition), python, setup, wanted.mesh)
 
 
-def _run(connection: Connection, name: str, described: Described, *arguments: str) -> str:
+def _run(connection: Connection, name: str, described: ClusterSpec, *arguments: str) -> str:
     argv = ["sh", "-c", shell.program(name), f"ft-{name}", described.folder, "-", *arguments]
     return connection.run(argv).stdout.decode(errors="replace")

@@ -11,8 +11,8 @@ import asyncssh
 
 from fabrictool.clusters.connections import commands, errors, identities, pins
 from fabrictool.clusters.connections.loopthread import LoopThread
-from fabrictool.clusters.connections.settings import Limits
-from fabrictool.clusters.connections.shell_verbs import Outcome, ShellVerbs
+from fabrictool.clusters.connections.settings import ConnectionLimits
+from fabrictool.clusters.connections.shell_verbs import ShellOutcome, ShellVerbs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,20 +25,21 @@ _CLOSE_SECONDS = 2.0
 
 
 class AsyncsshConnection(ShellVerbs):
-    """One connection, at most `Limits.channels` commands at a time on it; opened when used, opened again when broken.
+    """One connection with at most `ConnectionLimits.channels` commands at a time; opened when used and after a break.
 
     Streams and forwards hold no place among the commands, so that long ones cannot starve short ones.
     """
 
-    def __init__(self, endpoint: Endpoint, *, limits: Limits | None = None, loop: LoopThread | None = None) -> None:
+    def __init__(
+        self, endpoint: Endpoint, *, limits: ConnectionLimits | None = None, loop: LoopThread | None = None
+    ) -> None:
         super().__init__(endpoint)
-        self._limits = limits or Limits()
+        self._limits = limits or ConnectionLimits()
         self._own_loop = loop is None
         self._loop = loop or LoopThread()
         self._link = _Link(endpoint, self._limits)
 
     def close(self) -> None:
-        """End it; a later call opens it again."""
         if not self._loop.running:
             return
         self._loop.call(self._link.close())
@@ -46,12 +47,11 @@ class AsyncsshConnection(ShellVerbs):
             self._loop.close()
             self._link = _Link(self._endpoint, self._limits)
 
-    def _carry(self, text: str, stdin: bytes, timeout_s: float, *, urgent: bool = False) -> Outcome:
+    def _carry(self, text: str, stdin: bytes, timeout_s: float, *, urgent: bool = False) -> ShellOutcome:
         return self._loop.call(self._link.carry(text, stdin, timeout_s, urgent=urgent))
 
     @contextmanager
     def forward(self, host: str, port: int) -> Iterator[tuple[str, int]]:
-        """A loopback address here that leads to `host`:`port` as the endpoint sees it, while the context lasts."""
         listener = self._loop.call(self._link.listen(host, port))
         try:
             yield "127.0.0.1", listener.get_port()
@@ -60,7 +60,6 @@ class AsyncsshConnection(ShellVerbs):
 
     @contextmanager
     def stream(self, argv: Sequence[str]) -> Iterator[Iterator[bytes]]:
-        """The lines of a command's output as they come, without line ends; leaving the context ends the command."""
         wrapped = commands.wrap_stream(argv)
         process = self._loop.call(self._link.start(wrapped.text))
         try:
@@ -91,7 +90,7 @@ class AsyncsshConnection(ShellVerbs):
 class _Watch(asyncssh.SSHClient):  # type: ignore[misc]
     """What one host showed and asked for during its login."""
 
-    def __init__(self, limits: Limits, deadline: asyncio.Timeout) -> None:
+    def __init__(self, limits: ConnectionLimits, deadline: asyncio.Timeout) -> None:
         self.key = ""
         self.authority = ""
         self.offered: list[str] = []
@@ -114,11 +113,9 @@ class _Watch(asyncssh.SSHClient):  # type: ignore[misc]
         return False
 
     def kbdint_auth_requested(self) -> None:
-        """A person is wanted."""
         self.offered.append("keyboard-interactive")
 
     def password_auth_requested(self) -> None:
-        """A person is wanted."""
         self.offered.append("password")
 
 
@@ -145,7 +142,7 @@ class _Collector(asyncssh.SSHClientSession):  # type: ignore[misc]
 class _Link:
     """The part that lives on the loop: hosts on the way, and who may open a channel when."""
 
-    def __init__(self, endpoint: Endpoint, limits: Limits) -> None:
+    def __init__(self, endpoint: Endpoint, limits: ConnectionLimits) -> None:
         self._endpoint = endpoint
         self._limits = limits
         self._lock = asyncio.Lock()
@@ -156,17 +153,17 @@ class _Link:
     def broken(self) -> bool:
         return any(host.is_closed() for host in self._hosts)
 
-    async def carry(self, text: str, stdin: bytes, timeout_s: float, *, urgent: bool) -> Outcome:
+    async def carry(self, text: str, stdin: bytes, timeout_s: float, *, urgent: bool) -> ShellOutcome:
         if urgent:
             return await self._carry(text, stdin, timeout_s)
         async with self._slots:
             return await self._carry(text, stdin, timeout_s)
 
-    async def _carry(self, text: str, stdin: bytes, timeout_s: float) -> Outcome:
+    async def _carry(self, text: str, stdin: bytes, timeout_s: float) -> ShellOutcome:
         try:
             channel, seen = await self._opened(lambda host: host.create_session(_Collector, text, encoding=None))
         except (OSError, asyncssh.Error) as error:
-            return Outcome("lost", why=str(error))
+            return ShellOutcome("lost", why=str(error))
         try:
             # The channel keeps what the window does not take yet, and drops it when the command ends without reading.
             with suppress(OSError):
@@ -175,14 +172,14 @@ class _Link:
             async with asyncio.timeout(timeout_s):
                 why = await seen.gone
         except TimeoutError:
-            return Outcome("timeout", bytes(seen.out), bytes(seen.err))
+            return ShellOutcome("timeout", bytes(seen.out), bytes(seen.err))
         finally:
             channel.abort()
         # A connection that ended in order may have cut the command off, too: only a status says that it ended.
         status = channel.get_returncode()
         if status is None:
-            return Outcome("lost", bytes(seen.out), bytes(seen.err), why=str(why or "closed by the login node"))
-        return Outcome("ended", bytes(seen.out), bytes(seen.err), status if status >= 0 else 128 - status)
+            return ShellOutcome("lost", bytes(seen.out), bytes(seen.err), why=str(why or "closed by the login node"))
+        return ShellOutcome("ended", bytes(seen.out), bytes(seen.err), status if status >= 0 else 128 - status)
 
     async def start(self, text: str) -> Any:
         try:
@@ -238,7 +235,7 @@ class _Link:
             return self._hosts[-1]
 
 
-async def log_in(hop: Endpoint, tunnel: Any, limits: Limits) -> Any:
+async def log_in(hop: Endpoint, tunnel: Any, limits: ConnectionLimits) -> Any:
     """A connection to one host, through another connection if there is one.
 
     Raises
@@ -246,7 +243,7 @@ async def log_in(hop: Endpoint, tunnel: Any, limits: Limits) -> Any:
     FabrictoolError
         FT5301 to FT5310.
     """
-    found = pins.pins(hop)
+    pinned = pins.pins(hop)
     offered = identities.keys(hop)
     files: Any = [str(path) for path in offered.files if not path.name.endswith("_sk")]
     options: dict[str, Any] = {}
@@ -262,8 +259,8 @@ async def log_in(hop: Endpoint, tunnel: Any, limits: Limits) -> Any:
                 tunnel=tunnel,
                 username=hop.user,
                 config=None,
-                known_hosts=known_hosts(found),
-                server_host_key_algs=pins.algorithms(found),
+                known_hosts=known_hosts(pinned),
+                server_host_key_algs=pins.algorithms(pinned),
                 client_keys=files or (() if offered.agent else None),
                 agent_path=offered.agent or None,
                 agent_forwarding=False,
@@ -286,15 +283,15 @@ async def log_in(hop: Endpoint, tunnel: Any, limits: Limits) -> Any:
         raise errors.refused(hop, str(offered), ", ".join(seen.offered) if seen else "") from error
     except asyncssh.HostKeyNotVerifiable as error:
         shown = seen.key if seen else ""
-        raise errors.wrong_host_key(hop, shown, [str(pin) for pin in found], error.reason) from error
+        raise errors.wrong_host_key(hop, shown, [str(pin) for pin in pinned], error.reason) from error
     except (OSError, asyncssh.Error, ValueError) as error:
         raise errors.of_connecting(hop, error) from error
 
 
-def known_hosts(found: tuple[pins.Pin, ...]) -> tuple[list[Any], list[Any], list[Any]]:
+def known_hosts(pinned: tuple[pins.HostKeyPin, ...]) -> tuple[list[Any], list[Any], list[Any]]:
     """Trusted keys, trusted authorities, revoked keys (none)."""
-    trusted = [asyncssh.import_public_key(pin.line()) for pin in found if not pin.authority]
-    return trusted, [asyncssh.import_public_key(pin.line()) for pin in found if pin.authority], []
+    trusted = [asyncssh.import_public_key(pin.line()) for pin in pinned if not pin.authority]
+    return trusted, [asyncssh.import_public_key(pin.line()) for pin in pinned if pin.authority], []
 
 
 async def _closed(listener: Any) -> None:

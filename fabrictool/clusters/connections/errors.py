@@ -56,14 +56,14 @@ def wrong_host_key(endpoint: Endpoint, seen: str, pinned: Sequence[str], why: st
 
 
 def no_pins(endpoint: Endpoint) -> FabrictoolError:
-    """FT5304."""
+    """FT5304: no key of this host is pinned."""
     hint = f"`fabrictool trust host {target(endpoint)}` prints its keys; compare them with what the site publishes"
     message = f"no host key is pinned for {endpoint.host}:{endpoint.port}"
     return FabrictoolError.of("FT5304", message, thing=thing(endpoint), hint=hint)
 
 
 def bad_pin(endpoint: Endpoint, text: str) -> FabrictoolError:
-    """FT5305."""
+    """FT5305: a pinned key cannot be read."""
     hint = f"`fabrictool trust host {target(endpoint)}` prints the lines to paste"
     message = f"the pinned host key `{text[:40]}…` is no public key"
     return FabrictoolError.of("FT5305", message, thing=thing(endpoint), hint=hint)
@@ -90,7 +90,7 @@ def certificate_unusable(endpoint: Endpoint, what: str) -> FabrictoolError:
 
 
 def certificate_ends_soon(endpoint: Endpoint, what: str) -> FabrictoolError:
-    """FT5308."""
+    """FT5308: it would end in the middle of the work."""
     hint = "get a new one from your site's SSH key service first: it would end in the middle of the work"
     return FabrictoolError.of("FT5308", f"the SSH certificate {what}", thing=thing(endpoint), hint=hint)
 
@@ -116,7 +116,7 @@ def not_open(endpoint: Endpoint, path: str, by_hand: str) -> FabrictoolError:
 
 
 def no_program(endpoint: Endpoint, name: str) -> FabrictoolError:
-    """FT5312."""
+    """FT5312: OpenSSH's client is missing here."""
     return FabrictoolError.of(
         "FT5312", f"the program `{name}` is not installed here", thing=thing(endpoint), hint="install OpenSSH's client"
     )
@@ -146,16 +146,16 @@ def channel_refused(endpoint: Endpoint, why: str) -> FabrictoolError:
 
 
 def timed_out(endpoint: Endpoint, what: str, seconds: float, *, ended: bool) -> FabrictoolError:
-    """FT5323."""
+    """FT5323: a command took too long; `ended`: it does not run any more."""
     after = "it was ended" if ended else "whether it still runs is not known"
     message = f"{what} did not end within {seconds:g} s; {after}"
     hint = "the login node may be overloaded, or a file system hangs there; try later"
     return UnreachableError.of("FT5323", message, thing=thing(endpoint), hint=hint, transient=True)
 
 
-def no_shell(endpoint: Endpoint, status: int | None, said: bytes) -> FabrictoolError:
+def no_shell(endpoint: Endpoint, status: int | None, output: bytes) -> FabrictoolError:
     """FT5324: the login shell answered, and did not run the command."""
-    text = quoted(said.decode(errors="replace")) or "nothing"
+    text = quoted(output.decode(errors="replace")) or "nothing"
     message = f"the login shell ran no command (status {status}) and said: {text}"
     hint = "the account may be closed, restricted to other commands, or its start-up files end the shell"
     return FabrictoolError.of("FT5324", message, thing=thing(endpoint), hint=hint)
@@ -190,14 +190,14 @@ def of_connecting(endpoint: Endpoint, error: BaseException | str) -> FabrictoolE
 
 _FILE_WORDS = (
     (r"No space left|quota exceeded|File too large", "FT5333", "no space left there", "free space or raise the quota"),
-    (r"Permission denied|Read-only|not permitted", "FT5332", "no right to it", "choose a folder of your own"),
+    (r"Permission denied|Read-only|not permitted", "FT5332", "access is denied", "choose a folder of your own"),
     (r"No such file|nonexistent|Not a directory", "FT5331", "no such file or folder", "check the path"),
 )
 
 
-def file_failure(endpoint: Endpoint, path: str, said: bytes) -> FabrictoolError:
+def file_failure(endpoint: Endpoint, path: str, stderr: bytes) -> FabrictoolError:
     """FT5331 missing, FT5332 no rights, FT5333 no space or quota, FT5334 anything else."""
-    text = said.decode(errors="replace").strip()
+    text = stderr.decode(errors="replace").strip()
     for pattern, code, what, hint in _FILE_WORDS:
         if re.search(pattern, text, re.IGNORECASE):
             return FabrictoolError.of(code, f"{path}: {what}", thing=thing(endpoint), hint=hint)
@@ -217,5 +217,5 @@ def alone(endpoint: Endpoint) -> Endpoint:
 
 
 def target(endpoint: Endpoint) -> str:
-    """``HOST`` or ``HOST:PORT``."""
+    """``HOST`` or ``HOST:PORT``, as `trust host` takes it."""
     return endpoint.host if endpoint.port == 22 else f"{endpoint.host}:{endpoint.port}"

@@ -20,10 +20,10 @@ import paramiko
 
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.clusters.connections import commands, errors, host_certificates, identities, pins
-from fabrictool.clusters.connections.fabric_forward import Forwarder
-from fabrictool.clusters.connections.fabric_watch import Watch
-from fabrictool.clusters.connections.settings import Limits
-from fabrictool.clusters.connections.shell_verbs import Outcome, ShellVerbs
+from fabrictool.clusters.connections.fabric_forward import PortForward
+from fabrictool.clusters.connections.fabric_watch import KeepaliveWatch
+from fabrictool.clusters.connections.settings import ConnectionLimits
+from fabrictool.clusters.connections.shell_verbs import ShellOutcome, ShellVerbs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -39,15 +39,14 @@ _BROKEN = (OSError, EOFError, paramiko.SSHException)
 class FabricConnection(ShellVerbs):
     """One connection; commands run one after another."""
 
-    def __init__(self, endpoint: Endpoint, *, limits: Limits | None = None) -> None:
+    def __init__(self, endpoint: Endpoint, *, limits: ConnectionLimits | None = None) -> None:
         super().__init__(endpoint)
-        self._limits = limits or Limits()
+        self._limits = limits or ConnectionLimits()
         self._lock = threading.Lock()
         self._hosts: list[fabric.Connection] = []
-        self._watch: Watch | None = None
+        self._watch: KeepaliveWatch | None = None
 
     def close(self) -> None:
-        """End it; a later call opens it again."""
         with self._lock:
             self._close()
 
@@ -63,12 +62,12 @@ class FabricConnection(ShellVerbs):
             raise errors.lost(self._endpoint, errors.named(argv) if argv else "the shell", str(error)) from error
         return int(ended.exited)
 
-    def _carry(self, text: str, stdin: bytes, timeout_s: float, *, urgent: bool = False) -> Outcome:
+    def _carry(self, text: str, stdin: bytes, timeout_s: float, *, urgent: bool = False) -> ShellOutcome:
         with self._lock:
             try:
                 channel = self._opened(text)
             except _BROKEN as error:
-                return Outcome("lost", why=str(error))
+                return ShellOutcome("lost", why=str(error))
             feeder = threading.Thread(target=_feed, args=(channel, stdin), daemon=True)
             feeder.start()
             try:
@@ -79,7 +78,6 @@ class FabricConnection(ShellVerbs):
 
     @contextmanager
     def stream(self, argv: Sequence[str]) -> Iterator[Iterator[bytes]]:
-        """The lines of a command's output as they come, without line ends; leaving the context ends the command."""
         wrapped, what = commands.wrap_stream(argv), errors.named(argv)
         with self._lock:
             try:
@@ -104,10 +102,9 @@ class FabricConnection(ShellVerbs):
 
     @contextmanager
     def forward(self, host: str, port: int) -> Iterator[tuple[str, int]]:
-        """A loopback address here that leads to `host`:`port` as the endpoint sees it, while the context lasts."""
         with self._lock:
             transport = self._connected().client.get_transport()
-        with Forwarder(transport, host, port) as address:
+        with PortForward(transport, host, port) as address:
             yield address
 
     # -- the connection; the lock is held ------------------------------------------------------------------------
@@ -141,7 +138,7 @@ class FabricConnection(ShellVerbs):
             except BaseException:
                 self._close()
                 raise
-            self._watch = Watch(self._hosts[-1].client.get_transport(), self._limits)
+            self._watch = KeepaliveWatch(self._hosts[-1].client.get_transport(), self._limits)
         return self._hosts[-1]
 
     def _close(self) -> None:
@@ -153,7 +150,7 @@ class FabricConnection(ShellVerbs):
             self._watch = None
 
     def _login(self, hop: Endpoint) -> fabric.Connection:
-        found, offered = pins.pins(hop), identities.keys(hop)
+        pinned, offered = pins.pins(hop), identities.keys(hop)
         agent = paramiko.Agent() if offered.only else None
         host = fabric.Connection(
             hop.host,
@@ -170,17 +167,17 @@ class FabricConnection(ShellVerbs):
                 "timeout": self._limits.login_s,
                 "banner_timeout": self._limits.login_s,
                 "auth_timeout": self._limits.login_s,
-                "transport_factory": lambda sock, **_: _transport(sock, found),
+                "transport_factory": lambda sock, **_: _transport(sock, pinned),
                 "sock": self._socket(hop),
             },
         )
-        host.client.set_missing_host_key_policy(_Pinned(hop, found))
+        host.client.set_missing_host_key_policy(_Pinned(hop, pinned))
         try:
             host.open()
         except BaseException as error:
             _hang_up(host)
             if isinstance(error, _BROKEN) and not isinstance(error, FabrictoolError):
-                raise _of_login(hop, error, offered, self._limits) from error
+                raise _login_error(hop, error, offered, self._limits) from error
             raise
         finally:
             if agent is not None:
@@ -199,22 +196,22 @@ class FabricConnection(ShellVerbs):
             except _BROKEN as error:
                 raise errors.no_answer(hop, "no connection", self._limits.connect_s) from error
         try:
-            found = socket.create_connection((hop.host, hop.port), self._limits.connect_s)
+            sock = socket.create_connection((hop.host, hop.port), self._limits.connect_s)
         except TimeoutError as error:
             raise errors.no_answer(hop, "no connection", self._limits.connect_s) from error
         except OSError as error:
             raise errors.unreachable(hop, str(error)) from error
         # Without this, each command waits some 40 ms for a delayed acknowledgement.
-        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return found
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return sock
 
 
 class _Pinned(paramiko.RejectPolicy):  # type: ignore[misc]
     """The only judge of host keys: paramiko's own list knows one key of a kind and no authorities."""
 
-    def __init__(self, hop: Endpoint, found: tuple[pins.Pin, ...]) -> None:
+    def __init__(self, hop: Endpoint, pinned: tuple[pins.HostKeyPin, ...]) -> None:
         self._hop = hop
-        self._pins = found
+        self._pins = pinned
 
     def missing_host_key(self, client: Any, hostname: str, key: Any) -> None:
         """Returns for a pinned key, raises FT5303 otherwise."""
@@ -235,10 +232,10 @@ class _Pinned(paramiko.RejectPolicy):  # type: ignore[misc]
         return errors.wrong_host_key(self._hop, seen, [str(pin) for pin in self._pins], why)
 
 
-def _transport(sock: Any, found: tuple[pins.Pin, ...]) -> Any:
+def _transport(sock: Any, pinned: tuple[pins.HostKeyPin, ...]) -> Any:
     transport = paramiko.Transport(sock)
     wanted = transport.get_security_options()
-    wanted.key_types = [name for name in pins.algorithms(found) if name in transport._key_info]  # noqa: SLF001
+    wanted.key_types = [name for name in pins.algorithms(pinned) if name in transport._key_info]  # noqa: SLF001
     return transport
 
 
@@ -251,25 +248,27 @@ def _held(agent: Any, offered: identities.Keys) -> Any:
     return next((held[blob] for blob in wanted if blob in held), None)
 
 
-def _of_login(hop: Endpoint, error: BaseException, offered: identities.Keys, limits: Limits) -> FabrictoolError:
-    said = str(error)
+def _login_error(
+    hop: Endpoint, error: BaseException, offered: identities.Keys, limits: ConnectionLimits
+) -> FabrictoolError:
+    message = str(error)
     if isinstance(error, paramiko.IncompatiblePeer):
-        return errors.no_protocol(hop, said)
-    if isinstance(error, paramiko.AuthenticationException) or "No authentication methods" in said:
-        if "timeout" in said.lower():
+        return errors.no_protocol(hop, message)
+    if isinstance(error, paramiko.AuthenticationException) or "No authentication methods" in message:
+        if "timeout" in message.lower():
             return errors.no_answer(hop, "no login", limits.login_s)
         try:
             identities.check_certificate(errors.alone(hop), time.time(), 0.0)
-        except FabrictoolError as found:
-            return found
+        except FabrictoolError as unusable:
+            return unusable
         return errors.refused(hop, str(offered), ", ".join(getattr(error, "allowed_types", ())))
     # start_client ends without a word when its time is over; what a banner's reader met is the error's context.
-    met = error.__context__ if "protocol banner" in said else error
-    if isinstance(met, TimeoutError) or "No existing session" in said or "timeout" in said.lower():
+    met = error.__context__ if "protocol banner" in message else error
+    if isinstance(met, TimeoutError) or "No existing session" in message or "timeout" in message.lower():
         return errors.no_answer(hop, "no login", limits.login_s)
     if isinstance(met, EOFError | OSError):
         return errors.unreachable(hop, str(met) or "connection closed before a login")
-    return errors.of_connecting(hop, said)
+    return errors.of_connecting(hop, message)
 
 
 def _hang_up(host: fabric.Connection) -> None:
@@ -291,7 +290,7 @@ def _feed(channel: Any, stdin: bytes) -> None:
         channel.shutdown_write()
 
 
-def _collected(channel: Any, until: float) -> Outcome:
+def _collected(channel: Any, until: float) -> ShellOutcome:
     out, err = bytearray(), bytearray()
     while True:
         while channel.recv_ready():
@@ -303,11 +302,11 @@ def _collected(channel: Any, until: float) -> Outcome:
             break
         left = until - time.monotonic()
         if left <= 0:
-            return Outcome("timeout", bytes(out), bytes(err))
+            return ShellOutcome("timeout", bytes(out), bytes(err))
         if channel.eof_received:  # readable for ever: only the status is awaited
             channel.status_event.wait(min(left, 0.1))
         else:
             select.select([channel], [], [], min(left, 1.0))
     if channel.exit_status < 0:
-        return Outcome("lost", bytes(out), bytes(err), why="closed by the login node")
-    return Outcome("ended", bytes(out), bytes(err), channel.exit_status)
+        return ShellOutcome("lost", bytes(out), bytes(err), why="closed by the login node")
+    return ShellOutcome("ended", bytes(out), bytes(err), channel.exit_status)

@@ -14,7 +14,7 @@ _CHUNK = 1 << 16
 _LOOK_SECONDS = 0.2
 
 
-class Forwarder:
+class PortForward:
     """Listens while the context lasts, then ends its connections and its threads."""
 
     def __init__(self, transport: Any, host: str, port: int) -> None:
@@ -25,14 +25,14 @@ class Forwarder:
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
 
     def __enter__(self) -> tuple[str, int]:
-        """The address."""
+        """Host and port to connect to."""
         self._listener.settimeout(_LOOK_SECONDS)
         self._threads[0].start()
         host, port = self._listener.getsockname()
         return host, port
 
     def __exit__(self, *_: object) -> None:
-        """No connection outlives it."""
+        """Ends its connections, too."""
         self._over.set()
         self._threads[0].join()
         self._listener.close()

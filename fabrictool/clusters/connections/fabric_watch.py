@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import paramiko
 
 if TYPE_CHECKING:
-    from fabrictool.clusters.connections.settings import Limits
+    from fabrictool.clusters.connections.settings import ConnectionLimits
 
 
-class Watch:
+class KeepaliveWatch:
     """Asks the other side now and then, and closes a transport that answers nothing; all that waits on it wakes."""
 
-    def __init__(self, transport: Any, limits: Limits) -> None:
+    def __init__(self, transport: Any, limits: ConnectionLimits) -> None:
         self._transport = transport
         self._limits = limits
         self._over = threading.Event()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from fabrictool.clusters.connections.fabric_connection import FabricConnection
     from fabrictool.clusters.connections.loopthread import LoopThread
-    from fabrictool.clusters.connections.settings import Limits
+    from fabrictool.clusters.connections.settings import ConnectionLimits
     from fabrictool.domain.inventory import Inventory, Login
 
 How = Literal["asyncssh", "openssh", "fabric"]
@@ -26,7 +26,7 @@ def connect(
     endpoint: Endpoint,
     how: How = "asyncssh",
     *,
-    limits: Limits | None = None,
+    limits: ConnectionLimits | None = None,
     loop: LoopThread | None = None,
     control_path: str = "",
     ssh_config: bool = False,
@@ -47,7 +47,7 @@ def connect(
     return AsyncsshConnection(endpoint, limits=limits, loop=loop)
 
 
-def keyboard(endpoint: Endpoint, *, limits: Limits | None = None) -> FabricConnection:
+def keyboard(endpoint: Endpoint, *, limits: ConnectionLimits | None = None) -> FabricConnection:
     """A connection that can give the terminal to the other side."""
     # By name: import contracts forbid that the rooms which reconcile reach Fabric, and they do reach this module.
     module = importlib.import_module("fabrictool.clusters.connections.fabric_connection")
@@ -58,7 +58,7 @@ def keyboard(endpoint: Endpoint, *, limits: Limits | None = None) -> FabricConne
 def connect_login(
     login: Login,
     *,
-    limits: Limits | None = None,
+    limits: ConnectionLimits | None = None,
     loop: LoopThread | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Connection:

@@ -10,28 +10,28 @@ from cryptography.hazmat.primitives import serialization
 
 def authority_of(blob: bytes) -> bytes:
     """The public key that signed a certificate, both in wire form; empty when it is no certificate."""
-    found = _parse(blob)
-    return b"" if found is None else _wire(found)
+    certificate = _parse(blob)
+    return b"" if certificate is None else _wire(certificate)
 
 
 def complaint(blob: bytes, host: str, now: float) -> str:
     """Why a host certificate is not to be believed at `now` (wall seconds), its authority aside; "" if it is."""
-    found = _parse(blob)
-    if found is None:
+    certificate = _parse(blob)
+    if certificate is None:
         return "not a certificate"
     try:
-        found.verify_cert_signature()
+        certificate.verify_cert_signature()
     except (InvalidSignature, UnsupportedAlgorithm, ValueError):
         return "its signature is wrong"
-    if found.type is not serialization.SSHCertificateType.HOST:
+    if certificate.type is not serialization.SSHCertificateType.HOST:
         return "it is a user's and no host's"
-    if found.critical_options:
+    if certificate.critical_options:
         return "it has options that are not known here"
-    if now < found.valid_after:
+    if now < certificate.valid_after:
         return "not yet valid"
-    if now >= found.valid_before:
+    if now >= certificate.valid_before:
         return "expired"
-    if found.valid_principals and host.encode() not in found.valid_principals:
+    if certificate.valid_principals and host.encode() not in certificate.valid_principals:
         return f"it is not for {host}"
     return ""
 
@@ -39,12 +39,12 @@ def complaint(blob: bytes, host: str, now: float) -> str:
 def _parse(blob: bytes) -> serialization.SSHCertificate | None:
     size = int.from_bytes(blob[:4], "big")
     try:
-        found = serialization.load_ssh_public_identity(blob[4 : 4 + size] + b" " + base64.b64encode(blob))
+        identity = serialization.load_ssh_public_identity(blob[4 : 4 + size] + b" " + base64.b64encode(blob))
     except (ValueError, UnsupportedAlgorithm):
         return None
-    return found if isinstance(found, serialization.SSHCertificate) else None
+    return identity if isinstance(identity, serialization.SSHCertificate) else None
 
 
-def _wire(found: serialization.SSHCertificate) -> bytes:
-    text = found.signature_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+def _wire(certificate: serialization.SSHCertificate) -> bytes:
+    text = certificate.signature_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     return base64.b64decode(text.split()[1])

@@ -12,13 +12,13 @@ import asyncssh
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.clusters.connections import errors, pins
 from fabrictool.clusters.connections.asyncssh_connection import log_in
-from fabrictool.clusters.connections.settings import Limits
+from fabrictool.clusters.connections.settings import ConnectionLimits
 
 if TYPE_CHECKING:
     from fabrictool.clusters.connections.protocol import Endpoint
 
 
-def shown_keys(endpoint: Endpoint, *, limits: Limits | None = None) -> list[pins.Pin]:
+def shown_keys(endpoint: Endpoint, *, limits: ConnectionLimits | None = None) -> list[pins.HostKeyPin]:
     """The public keys that a host shows, one of each kind; `endpoint.host_keys` are not looked at.
 
     The jump hosts on the way are logged in to, so their keys must be pinned.
@@ -28,12 +28,12 @@ def shown_keys(endpoint: Endpoint, *, limits: Limits | None = None) -> list[pins
     FabrictoolError
         FT5301, FT5302 or FT5310 for the host; all that a login may raise for a jump host.
     """
-    return asyncio.run(_shown(endpoint, limits or Limits()))
+    return asyncio.run(_shown(endpoint, limits or ConnectionLimits()))
 
 
-async def _shown(endpoint: Endpoint, limits: Limits) -> list[pins.Pin]:
+async def _shown(endpoint: Endpoint, limits: ConnectionLimits) -> list[pins.HostKeyPin]:
     hosts: list[Any] = []
-    found: list[pins.Pin] = []
+    shown: list[pins.HostKeyPin] = []
     failure: FabrictoolError | None = None
     try:
         for hop in endpoint.jumps:
@@ -43,21 +43,21 @@ async def _shown(endpoint: Endpoint, limits: Limits) -> list[pins.Pin]:
                 blob = await _key(endpoint, list(names), hosts[-1] if hosts else None, limits)
             except FabrictoolError as error:
                 failure = error
-                if error.problems[0].transient and not found:
+                if error.problems[0].transient and not shown:
                     break  # nobody is there; a server that lacks one kind of key may also just hang up
             else:
-                found.append(pins.Pin(authority=False, kind=kind, blob=blob))
+                shown.append(pins.HostKeyPin(authority=False, kind=kind, blob=blob))
     finally:
         for host in reversed(hosts):
             host.close()
             with suppress(OSError, asyncssh.Error):
                 await host.wait_closed()
-    if not found and failure is not None:
+    if not shown and failure is not None:
         raise failure
-    return found
+    return shown
 
 
-async def _key(endpoint: Endpoint, algorithms: list[str], tunnel: Any, limits: Limits) -> bytes:
+async def _key(endpoint: Endpoint, algorithms: list[str], tunnel: Any, limits: ConnectionLimits) -> bytes:
     try:
         async with asyncio.timeout(limits.connect_s):
             key = await asyncssh.get_server_host_key(

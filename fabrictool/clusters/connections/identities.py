@@ -70,7 +70,7 @@ def keys(endpoint: Endpoint) -> Keys:
         )
     if not locked:
         return Keys((path,))
-    public = tuple(found for found in (Path(f"{path}.pub"), certificate_file(path)) if found.is_file())
+    public = tuple(file for file in (Path(f"{path}.pub"), certificate_file(path)) if file.is_file())
     if not agent or not public:
         raise errors.no_identity(
             endpoint, f"the private key {endpoint.identity} has a passphrase", f"unlock it: ssh-add {endpoint.identity}"
@@ -108,7 +108,7 @@ def _passphrase(path: Path) -> bool | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Certificate:
+class UserCertificate:
     """Of a user's key."""
 
     valid_after: float
@@ -121,8 +121,8 @@ class Certificate:
 
 def certificate_end(endpoint: Endpoint) -> float | None:
     """Wall seconds at which the certificate that would be used ends; None when a key without one may be used."""
-    found = _certificate(endpoint)
-    return None if found is None else found.valid_before
+    certificate = _certificate(endpoint)
+    return None if certificate is None else certificate.valid_before
 
 
 def check_certificate(endpoint: Endpoint, now: float, needed_s: float) -> None:
@@ -134,60 +134,60 @@ def check_certificate(endpoint: Endpoint, now: float, needed_s: float) -> None:
         FT5307 when it has expired or is not valid yet, FT5308 when it ends too soon. Jump hosts are checked too.
     """
     for hop in (*endpoint.jumps, endpoint):
-        found = _certificate(hop)
-        if found is None:
+        certificate = _certificate(hop)
+        if certificate is None:
             continue
-        if now >= found.valid_before:
-            raise errors.certificate_unusable(hop, f"expired at {_instant(found.valid_before)}")
-        if now < found.valid_after:
-            raise errors.certificate_unusable(hop, f"is not valid before {_instant(found.valid_after)}")
-        if now + needed_s > found.valid_before:
-            left = f"ends at {_instant(found.valid_before)}, {(found.valid_before - now) / 60:.0f} minutes from now"
-            raise errors.certificate_ends_soon(hop, f"{left}; {needed_s / 60:.0f} are needed")
+        if now >= certificate.valid_before:
+            raise errors.certificate_unusable(hop, f"expired at {_instant(certificate.valid_before)}")
+        if now < certificate.valid_after:
+            raise errors.certificate_unusable(hop, f"is not valid before {_instant(certificate.valid_after)}")
+        if now + needed_s > certificate.valid_before:
+            left = f"{(certificate.valid_before - now) / 60:.0f} minutes from now; {needed_s / 60:.0f} are needed"
+            raise errors.certificate_ends_soon(hop, f"ends at {_instant(certificate.valid_before)}, {left}")
 
 
-def _certificate(endpoint: Endpoint) -> Certificate | None:
+def _certificate(endpoint: Endpoint) -> UserCertificate | None:
     """The longest-lived one, unless a key without a certificate might be accepted instead."""
     offered = keys(endpoint)
-    certificates: list[Certificate] = []
+    certificates: list[UserCertificate] = []
     bare: list[bytes] = []
     for path in offered.files:
-        found = _read(certificate_file(path))
-        if found is None:
+        certificate = _read(certificate_file(path))
+        if certificate is None:
             return None
-        certificates.append(found)
+        certificates.append(certificate)
     if offered.agent:
         # A named key with its certificate beside it stands for itself; the agent only signs.
-        own = [found for path in offered.only if (found := _read(path)) is not None]
+        own = [certificate for path in offered.only if (certificate := _read(path)) is not None]
         for text in () if own else _agent_keys(offered.agent):
-            agents = _parse(text)
-            if agents is None:
+            held = _parse(text)
+            if held is None:
                 bare.append(text)
             else:
-                certificates.append(agents)
+                certificates.append(held)
         certificates += own
-    certified = {found.key for found in certificates}
+    certified = {certificate.key for certificate in certificates}
     if any(key not in certified for key in bare):
         return None
-    return max(certificates, key=lambda found: found.valid_before, default=None)
+    return max(certificates, key=lambda certificate: certificate.valid_before, default=None)
 
 
-def _read(path: Path) -> Certificate | None:
+def _read(path: Path) -> UserCertificate | None:
     with suppress(OSError):
         return _parse(path.read_bytes())
     return None
 
 
-def _parse(text: bytes) -> Certificate | None:
+def _parse(text: bytes) -> UserCertificate | None:
     try:
-        found = serialization.load_ssh_public_identity(text)
+        identity = serialization.load_ssh_public_identity(text)
     except (ValueError, UnsupportedAlgorithm):
         return None
-    if not isinstance(found, serialization.SSHCertificate):
+    if not isinstance(identity, serialization.SSHCertificate):
         return None
-    key = found.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    before = float("inf") if found.valid_before == _FOR_EVER else float(found.valid_before)
-    return Certificate(float(found.valid_after), before, key)
+    key = identity.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    before = float("inf") if identity.valid_before == _FOR_EVER else float(identity.valid_before)
+    return UserCertificate(float(identity.valid_after), before, key)
 
 
 def _instant(wall: float) -> str:

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from fabrictool.clusters.connections import commands, errors, openssh_files
-from fabrictool.clusters.connections.settings import Limits
-from fabrictool.clusters.connections.shell_verbs import Outcome, ShellVerbs
+from fabrictool.clusters.connections.settings import ConnectionLimits
+from fabrictool.clusters.connections.shell_verbs import ShellOutcome, ShellVerbs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -47,12 +47,12 @@ class OpensshConnection(ShellVerbs):
         self,
         endpoint: Endpoint,
         *,
-        limits: Limits | None = None,
+        limits: ConnectionLimits | None = None,
         control_path: str = "",
         ssh_config: bool = False,
     ) -> None:
         super().__init__(endpoint)
-        self._limits = limits or Limits()
+        self._limits = limits or ConnectionLimits()
         self._theirs = str(Path(control_path).expanduser()) if control_path else ""
         self._ssh_config = ssh_config
         self._lock = threading.Lock()
@@ -69,33 +69,32 @@ class OpensshConnection(ShellVerbs):
                 shutil.rmtree(self._folder, ignore_errors=True)
                 self._folder = None
 
-    def _carry(self, text: str, stdin: bytes, timeout_s: float, *, urgent: bool = False) -> Outcome:
+    def _carry(self, text: str, stdin: bytes, timeout_s: float, *, urgent: bool = False) -> ShellOutcome:
         if urgent:
             return self._carried(text, stdin, timeout_s)
         with self._slots:
             return self._carried(text, stdin, timeout_s)
 
-    def _carried(self, text: str, stdin: bytes, timeout_s: float) -> Outcome:
+    def _carried(self, text: str, stdin: bytes, timeout_s: float) -> ShellOutcome:
         for _ in self._tries():
             log, process = self._client(text)
             try:
                 out, err = process.communicate(stdin, timeout_s)
             except subprocess.TimeoutExpired as late:
                 # The shared connection holds the pipes as long as the command runs: no waiting for their end.
-                return Outcome("timeout", late.output or b"", late.stderr or b"")
+                return ShellOutcome("timeout", late.output or b"", late.stderr or b"")
             finally:
                 _ended(process)
                 told = _taken(log)
             if process.returncode != _FAILED or re.search(rb"ft-[0-9a-f]{16}-end 255\n", err):
-                return Outcome("ended", out, err, process.returncode)
+                return ShellOutcome("ended", out, err, process.returncode)
             if not any(words in told for words in _NEVER_RAN):
-                return Outcome("lost", out, err, why="the shared connection ended")
+                return ShellOutcome("lost", out, err, why="the shared connection ended")
             self._after_refusal(told)
         raise errors.channel_refused(self._endpoint, "session open refused by peer")
 
     @contextmanager
     def stream(self, argv: Sequence[str]) -> Iterator[Iterator[bytes]]:
-        """The lines of a command's output as they come, without line ends; leaving the context ends the command."""
         wrapped = commands.wrap_stream(argv)
         log, process = self._begun_stream(wrapped, errors.named(argv))
         try:
@@ -128,7 +127,6 @@ class OpensshConnection(ShellVerbs):
 
     @contextmanager
     def forward(self, host: str, port: int) -> Iterator[tuple[str, int]]:
-        """A loopback address here that leads to `host`:`port` as the endpoint sees it, while the context lasts."""
         target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         for _ in range(_PORT_TRIES):
             self._opened()
@@ -187,10 +185,10 @@ class OpensshConnection(ShellVerbs):
         return self._folder
 
     def _program(self) -> str:
-        found = shutil.which("ssh")
-        if found is None:
+        program = shutil.which("ssh")
+        if program is None:
             raise errors.no_program(self._endpoint, "ssh")
-        return found
+        return program
 
     def _opened(self) -> None:
         with self._lock:

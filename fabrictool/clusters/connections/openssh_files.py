@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fabrictool.clusters.connections.protocol import Endpoint
-    from fabrictool.clusters.connections.settings import Limits
+    from fabrictool.clusters.connections.settings import ConnectionLimits
 
 STRICT = {
     "BatchMode": "yes",
@@ -40,9 +40,9 @@ STRICT = {
 }
 
 
-def options(endpoint: Endpoint, known_hosts: Path, limits: Limits) -> dict[str, str]:
+def options(endpoint: Endpoint, known_hosts: Path, limits: ConnectionLimits) -> dict[str, str]:
     """All that concerns one host, without the way to it."""
-    found = STRICT | {
+    settings = STRICT | {
         "Port": str(endpoint.port),
         "User": endpoint.user,
         # The name that host keys and host certificates are checked against, whatever ssh_config makes of it.
@@ -53,7 +53,7 @@ def options(endpoint: Endpoint, known_hosts: Path, limits: Limits) -> dict[str, 
         "ServerAliveInterval": f"{max(1, round(limits.keepalive_s))}",
         "ServerAliveCountMax": f"{limits.keepalive_count}",
     }
-    return found | ({"IdentitiesOnly": "yes"} if endpoint.identity else {})
+    return settings | ({"IdentitiesOnly": "yes"} if endpoint.identity else {})
 
 
 def identity_lines(endpoint: Endpoint) -> list[tuple[str, str]]:
@@ -66,7 +66,7 @@ def identity_lines(endpoint: Endpoint) -> list[tuple[str, str]]:
     return lines or [("IdentityFile", "none")]
 
 
-def hop_config(chain: Sequence[Endpoint], folder: Path, limits: Limits) -> str:
+def hop_config(chain: Sequence[Endpoint], folder: Path, limits: ConnectionLimits) -> str:
     """An ``ssh_config`` with an entry for each jump host; `chain` is nearest first."""
     blocks = []
     for number, hop in enumerate(chain):
@@ -113,18 +113,18 @@ _SLOW = r"timed out"
 _LOGGED_IN = r"Authenticated to |Authentication succeeded"
 
 
-def diagnosis(chain: Sequence[Endpoint], logs: Sequence[str], now: float, limits: Limits) -> FabrictoolError:
+def diagnosis(chain: Sequence[Endpoint], logs: Sequence[str], now: float, limits: ConnectionLimits) -> FabrictoolError:
     """Why no connection came up; `chain` ends with the endpoint, `logs` are of the same hosts."""
     before = ""
     for hop, log in zip(chain, logs, strict=True):
         if not re.search(_LOGGED_IN, log):
             onward = re.search(r"open failed: (.*)", before)
-            return errors.unreachable(hop, onward[1]) if onward else _of_host(hop, log, now, limits)
+            return errors.unreachable(hop, onward[1]) if onward else _host_error(hop, log, now, limits)
         before = log
-    return _of_host(chain[-1], logs[-1], now, limits)
+    return _host_error(chain[-1], logs[-1], now, limits)
 
 
-def _of_host(hop: Endpoint, log: str, now: float, limits: Limits) -> FabrictoolError:
+def _host_error(hop: Endpoint, log: str, now: float, limits: ConnectionLimits) -> FabrictoolError:
     if re.search(_WRONG_KEY, log):
         shown = re.search(_SHOWN, log)
         seen = (f"certificate of {shown[2]}" if shown[2] else shown[1]) if shown else ""
@@ -139,14 +139,14 @@ def _of_host(hop: Endpoint, log: str, now: float, limits: Limits) -> FabrictoolE
         methods = (offered[1] if offered else "").replace(",", ", ")
         partial = ", after partial success" if "partial success" in log else ""
         return errors.refused(hop, str(identities.keys(hop)), methods + partial, by_hand(hop, f"~/.ssh/ft-{hop.host}"))
-    if re.search(_SLOW, log) or not said(log):
+    if re.search(_SLOW, log) or not last_words(log):
         if re.search(r"Connection established|Local version string", log):
             return errors.no_answer(hop, "no login", limits.login_s)
         return errors.no_answer(hop, "no connection", limits.connect_s)
-    return errors.of_connecting(hop, said(log))
+    return errors.of_connecting(hop, last_words(log))
 
 
-def said(log: str) -> str:
+def last_words(log: str) -> str:
     """The last line that is no debugging."""
     lines = [line.strip() for line in log.splitlines()]
     return next(

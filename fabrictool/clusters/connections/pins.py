@@ -26,7 +26,7 @@ _CERTIFICATE = "-cert-v01@openssh.com"
 
 
 @dataclass(frozen=True, slots=True)
-class Pin:
+class HostKeyPin:
     """One key, or one authority whose certificates are believed."""
 
     authority: bool
@@ -39,11 +39,11 @@ class Pin:
         return fingerprint(self.blob)
 
     def __str__(self) -> str:
-        """``ssh-ed25519 SHA256:…``."""
+        """For people: ``ssh-ed25519 SHA256:…``."""
         return f"{AUTHORITY + ' ' if self.authority else ''}{self.kind} {self.fingerprint}"
 
     def line(self) -> str:
-        """``ssh-ed25519 AAAA…``."""
+        """As in a file of keys: ``ssh-ed25519 AAAA…``."""
         return f"{self.kind} {base64.b64encode(self.blob).decode()}"
 
     def known_hosts(self, pattern: str) -> str:
@@ -56,7 +56,7 @@ def fingerprint(blob: bytes) -> str:
     return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
 
 
-def pins(endpoint: Endpoint) -> tuple[Pin, ...]:
+def pins(endpoint: Endpoint) -> tuple[HostKeyPin, ...]:
     """The pinned keys of one host.
 
     Raises
@@ -69,7 +69,7 @@ def pins(endpoint: Endpoint) -> tuple[Pin, ...]:
     return tuple(_pin(endpoint, text) for text in endpoint.host_keys)
 
 
-def _pin(endpoint: Endpoint, text: str) -> Pin:
+def _pin(endpoint: Endpoint, text: str) -> HostKeyPin:
     words = text.split()
     authority = bool(words) and words[0] == AUTHORITY
     kind, encoded = [*words[authority:], "", ""][:2]
@@ -80,16 +80,16 @@ def _pin(endpoint: Endpoint, text: str) -> Pin:
     # The blob repeats the key's type after its length.
     if kind not in SIGNATURES or blob[:4] != len(kind).to_bytes(4, "big") or blob[4 : 4 + len(kind)] != kind.encode():
         raise errors.bad_pin(endpoint, text)
-    return Pin(authority, kind, blob)
+    return HostKeyPin(authority, kind, blob)
 
 
-def algorithms(found: tuple[Pin, ...]) -> list[str]:
+def algorithms(pinned: tuple[HostKeyPin, ...]) -> list[str]:
     """Host key algorithms to ask for: those that can be verified first, others so that a wrong key is *seen*.
 
     Certificates are asked for only when an authority is pinned; without one they could not be verified, and the server
     would show no plain key.
     """
     every = [name for names in SIGNATURES.values() for name in names]
-    plain = [name for pin in found if not pin.authority for name in SIGNATURES[pin.kind]]
-    certified = [name + _CERTIFICATE for name in every] if any(pin.authority for pin in found) else []
+    plain = [name for pin in pinned if not pin.authority for name in SIGNATURES[pin.kind]]
+    certified = [name + _CERTIFICATE for name in every] if any(pin.authority for pin in pinned) else []
     return list(dict.fromkeys([*certified, *plain, *every]))

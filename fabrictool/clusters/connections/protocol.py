@@ -32,7 +32,6 @@ class Endpoint:
     """File of the private key (its certificate beside it as ``FILE-cert.pub``); "": the agent's and the usual ones."""
 
     def __str__(self) -> str:
-        """``user@host:port``."""
         return f"{self.user}@{self.host}:{self.port}"
 
 
@@ -56,9 +55,7 @@ class Connection(Protocol):
     """
 
     @property
-    def endpoint(self) -> Endpoint:
-        """Where it leads."""
-        ...
+    def endpoint(self) -> Endpoint: ...
 
     def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float = RUN_SECONDS) -> Completed:
         """Run a command to its end; a status other than 0 is an answer and no error."""
@@ -69,7 +66,7 @@ class Connection(Protocol):
         ...
 
     def get(self, path: str) -> bytes:
-        """Read a file."""
+        """The bytes of a file; raises FT5331 to FT5334."""
         ...
 
     def forward(self, host: str, port: int) -> AbstractContextManager[tuple[str, int]]:
@@ -77,17 +74,13 @@ class Connection(Protocol):
         ...
 
     def stream(self, argv: Sequence[str]) -> AbstractContextManager[Iterator[bytes]]:
-        """The lines of a command's output as they come; leaving the context ends the command."""
+        """The lines of a command's output as they come, without line ends; leaving the context ends the command."""
         ...
 
     def close(self) -> None:
         """End it; a later call opens it again."""
         ...
 
-    def __enter__(self) -> Self:
-        """Itself."""
-        ...
+    def __enter__(self) -> Self: ...
 
-    def __exit__(self, *_: object) -> None:
-        """Close."""
-        ...
+    def __exit__(self, *_: object) -> None: ...

@@ -39,7 +39,7 @@ _GET = 'LC_ALL=C; export LC_ALL; exec cat "$1"'
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ShellOutcome:
     """What came of one line sent to the login shell."""
 
     ending: Literal["ended", "timeout", "lost"]
@@ -62,11 +62,10 @@ class ShellVerbs(ABC):
 
     @property
     def endpoint(self) -> Endpoint:
-        """Where it leads."""
         return self._endpoint
 
     @abstractmethod
-    def _carry(self, text: str, stdin: bytes, timeout_s: float, *, urgent: bool = False) -> Outcome:
+    def _carry(self, text: str, stdin: bytes, timeout_s: float, *, urgent: bool = False) -> ShellOutcome:
         """Send a line to the login shell; `urgent` ones wait for no free channel. Tries again only what never ran."""
 
     @abstractmethod
@@ -75,7 +74,7 @@ class ShellVerbs(ABC):
 
     @abstractmethod
     def stream(self, argv: Sequence[str]) -> AbstractContextManager[Iterator[bytes]]:
-        """The lines of a command's output as they come; leaving the context ends the command."""
+        """The lines of a command's output as they come, without line ends; leaving the context ends the command."""
 
     @abstractmethod
     def close(self) -> None:
@@ -101,7 +100,6 @@ class ShellVerbs(ABC):
         raise errors.no_shell(self._endpoint, outcome.status, outcome.stdout + outcome.stderr)
 
     def put(self, data: bytes, path: str, *, mode: int = 0o600) -> None:
-        """Write a file whole or not at all: beside its place, then renamed; relative paths begin at the home."""
         place = _operand(path)
         token = commands.fresh_token()
         beside = posixpath.join(posixpath.dirname(place), f".{token}.tmp")
@@ -111,18 +109,15 @@ class ShellVerbs(ABC):
             raise errors.file_failure(self._endpoint, path, done.stderr)
 
     def get(self, path: str) -> bytes:
-        """Read a file."""
         done = self._run(["/bin/sh", "-c", _GET, "get", _operand(path)], f"reading {path}", b"", TRANSFER_SECONDS)
         if done.status != 0:
             raise errors.file_failure(self._endpoint, path, done.stderr)
         return done.stdout
 
     def __enter__(self) -> Self:
-        """Itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close."""
         self.close()
 
     def _end_group(self, group: int | None) -> bool:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.clusters.environment import installed, locked
 from fabrictool.clusters.environment.pack import packed, wrapper
-from fabrictool.clusters.environment.requirements import Target, closure, roots
-from fabrictool.clusters.environment.site import CANDIDATES, Site
+from fabrictool.clusters.environment.requirements import TargetPlatform, closure, roots
+from fabrictool.clusters.environment.site import CANDIDATES, EnvironmentFolder
+from fabrictool.engines.adapter import adapter, engine_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 
     from fabrictool.clusters.connections.protocol import Connection
     from fabrictool.clusters.environment.pack import Release
-    from fabrictool.clusters.environment.site import Interpreter, Look
-    from fabrictool.domain.inventory import Cluster as Described
+    from fabrictool.clusters.environment.site import EnvironmentFacts, Interpreter
+    from fabrictool.domain.inventory import ClusterSpec
 
 KEEP = 3
 MARGIN = 2
@@ -40,8 +41,8 @@ class Wishes:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
-    """How it ended."""
+class BootstrapResult:
+    """What was placed, and how."""
 
     release: str
     changed: bool
@@ -57,8 +58,8 @@ class Placed:
 
 
 def bootstrap(
-    name: str, described: Described, connection: Connection, wishes: Wishes, say: Callable[[str], None]
-) -> Placed:
+    name: str, described: ClusterSpec, connection: Connection, wishes: Wishes, say: Callable[[str], None]
+) -> BootstrapResult:
     """Place the environment of one cluster; safe to repeat, and to interrupt at any time.
 
     Raises
@@ -72,39 +73,44 @@ def bootstrap(
     def tell(text: str) -> None:
         say(f"{name}: {text}")
 
-    site = Site(name, described.folder, connection)
+    site = EnvironmentFolder(name, described.folder, connection)
     python = wishes.python or described.software.python.path or ""
     look = site.look([python] if python else (["python3"] if module else CANDIDATES), module)
     chosen = choose(look.interpreters, name)
-    found = f"Python {chosen.version} at {chosen.path}, {chosen.target.machine}, glibc {_dotted(chosen.target.glibc)}"
-    tell(found)
-    target = Target(chosen.target.version, wishes.machine or chosen.target.machine, chosen.target.glibc)
+    tell(f"Python {chosen.version} at {chosen.path}, {chosen.target.machine}, glibc {_dotted(chosen.target.glibc)}")
+    target = TargetPlatform(chosen.target.version, wishes.machine or chosen.target.machine, chosen.target.glibc)
     contents, packages, source = gather(extras_of(described), target, wishes.lock, tell)
     release = packed(contents, wrapper(chosen.path, module))
     version = installed.version_of(installed.OWN)
     what = f"fabrictool {version} and {packages} packages, {release.files} files, {release.size / 1e6:.0f} MB"
     tell(f"release {release.name}: {what}")
     runs = target.machine == chosen.target.machine
-    state, said = _bring(site, look, release, wishes, runs=runs, say=tell)
-    return Placed(
+    state, answer = _bring(site, look, release, wishes, runs=runs, say=tell)
+    return BootstrapResult(
         release=release.name,
         changed=(state != "whole" or look.current != release.name) and not wishes.dry_run,
         uploaded=state != "whole" and not wishes.dry_run,
         files=release.files,
         size=release.size,
-        python=said if runs else "",
+        python=answer if runs else "",
         packages=packages,
         source=source,
     )
 
 
 def _bring(
-    site: Site, look: Look, release: Release, wishes: Wishes, *, runs: bool, say: Callable[[str], None]
+    site: EnvironmentFolder,
+    look: EnvironmentFacts,
+    release: Release,
+    wishes: Wishes,
+    *,
+    runs: bool,
+    say: Callable[[str], None],
 ) -> tuple[str, str]:
     """What was there of the release before (``whole``, ``damaged``, ``absent``), and what its Python said."""
     state, bad = site.verify(release.name)
     if state == "damaged":
-        say(f"release {release.name} is there and damaged ({', '.join(bad[:3])}): it is to be sent again")
+        say(f"release {release.name} is there but damaged ({', '.join(bad[:3])}), and must be sent again")
     if state == "whole" and look.current == release.name:
         say("it is there, whole and in use")
     elif wishes.dry_run:
@@ -113,7 +119,7 @@ def _bring(
             if state == "whole"
             else f"{len(release.archive) / 1e6:.0f} MB would be sent"
         )
-        say(f"{what}; in use is {look.current or 'none'}")
+        say(f"{what}; in use now: {look.current or 'none'}")
     if wishes.dry_run:
         return state, ""
     upload = ""
@@ -123,17 +129,18 @@ def _bring(
             hint = "free some space, or choose another `folder` in the inventory"
             raise FabrictoolError.of("FT5509", f"{look.base} has {room}", thing=f"folder/{look.base}", hint=hint)
         upload = site.upload(release, lambda sent, size: say(f"sent {sent / 1e6:.0f} of {size / 1e6:.0f} MB"))
-    said, more = site.place(release, upload, wishes.keep, run=runs)
+    answer, more = site.place(release, upload, wishes.keep, run=runs)
     for line in more:
         say(line)
-    return state, said
+    return state, answer
 
 
-def extras_of(described: Described) -> list[str]:
-    """A plain host may have the gateway; the reference engine goes wherever no other choice of engines is made."""
-    engines = described.software.engines
-    reference = ["reference"] if not engines or "reference" in engines else []
-    return ["agent", *reference, *([] if described.queues else ["gateway"])]
+def extras_of(described: ClusterSpec) -> list[str]:
+    """A plain host may have the gateway; engines that are in this package go wherever no others are chosen."""
+    known = engine_names()
+    chosen = [name for name in described.software.engines or known if name in known]
+    engines = {adapter(name).capabilities.extra for name in chosen} - {""}
+    return ["agent", *sorted(engines), *([] if described.queues else ["gateway"])]
 
 
 def choose(interpreters: tuple[Interpreter, ...], cluster: str) -> Interpreter:
@@ -144,19 +151,22 @@ def choose(interpreters: tuple[Interpreter, ...], cluster: str) -> Interpreter:
     FabrictoolError
         FT5504 with what each of them lacks.
     """
-    fitting = [each for each in interpreters if not each.why_not]
-    same = [each for each in fitting if each.target.version == sys.version_info[:2]]
+    fitting = [python for python in interpreters if not python.why_not]
+    same = [python for python in fitting if python.target.version == sys.version_info[:2]]
     if fitting:
         return (same or fitting)[0]
-    seen = "; ".join(f"{each.path} is {each.version}: {each.why_not}" for each in interpreters) or "none was found"
+    seen = "; ".join(f"{python.path} is {python.version}: {python.why_not}" for python in interpreters)
     hint = "name one: --python PATH, or `software: {python: {module: python/3.11}}` in the inventory"
     raise FabrictoolError.of(
-        "FT5504", f"{cluster} has no Python for agents: {seen}", thing=f"cluster/{cluster}", hint=hint
+        "FT5504",
+        f"{cluster} has no Python for agents: {seen or 'none was found'}",
+        thing=f"cluster/{cluster}",
+        hint=hint,
     )
 
 
 def gather(
-    extras: list[str], target: Target, lock: Path | None, say: Callable[[str], None]
+    extras: list[str], target: TargetPlatform, lock: Path | None, say: Callable[[str], None]
 ) -> tuple[dict[str, bytes], int, str]:
     """The files under ``lib/``, how many packages they are, and whence: ``installed`` here, or by the ``lock``."""
     wanted = closure(roots(installed.requires(installed.OWN) or (), extras, target), installed.requires, target)
@@ -176,7 +186,7 @@ def gather(
     return locked.wheels_for(target, text) | installed.files_of(installed.OWN), len(wanted), "lock"
 
 
-def _why_locked(wanted: dict[str, bool], target: Target) -> str:
+def _why_locked(wanted: dict[str, bool], target: TargetPlatform) -> str:
     """Why the packages of this installation do not serve; "": they do."""
     if target.machine != platform.machine():
         return f"the site is {target.machine}, this machine {platform.machine()}"
@@ -185,10 +195,10 @@ def _why_locked(wanted: dict[str, bool], target: Target) -> str:
     return "; ".join(installed.misfits(wanted, target)[:3])
 
 
-def _checked_way(name: str, described: Described) -> str:
+def _checked_way(name: str, described: ClusterSpec) -> str:
     """The environment module to load, if any; raises FT5505 where agents run from something else."""
     way = described.software.python
-    if described.kind == "local":
+    if described.here:
         message = f"{name} is this machine: its units run from fabrictool's own Python"
         raise FabrictoolError.of("FT5505", message, thing=f"cluster/{name}", hint="nothing is to be done")
     other = "venv" if way.venv is not None else "container" if way.container is not None else ""

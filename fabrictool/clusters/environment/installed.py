@@ -18,7 +18,7 @@ from fabrictool.base.errors import FabrictoolError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from fabrictool.clusters.environment.requirements import Target
+    from fabrictool.clusters.environment.requirements import TargetPlatform
 
 OWN = "fabrictool"
 _LEFT_OUT = frozenset(["INSTALLER", "REQUESTED", "RECORD", "direct_url.json", "uv_cache.json"])
@@ -28,29 +28,29 @@ _OLD_NAMES = {"manylinux1": (2, 5), "manylinux2010": (2, 12), "manylinux2014": (
 
 def requires(name: str) -> Sequence[str] | None:
     """The ``Requires-Dist`` of an installed package; None when it is not installed."""
-    found = _distribution(name)
-    return None if found is None else found.requires or []
+    distribution = _distribution(name)
+    return None if distribution is None else distribution.requires or []
 
 
 def version_of(name: str) -> str:
     """Of an installed package; "" for none."""
-    found = _distribution(name)
-    return "" if found is None else found.version
+    distribution = _distribution(name)
+    return "" if distribution is None else distribution.version
 
 
-def misfits(names: Iterable[str], target: Target) -> list[str]:
+def misfits(names: Iterable[str], target: TargetPlatform) -> list[str]:
     """The packages whose compiled parts are not for `target`, with the reason."""
-    found = []
+    reasons = []
     for name in names:
         distribution = _distribution(name)
         tags = re.findall(r"^Tag: (\S+)$", (distribution and distribution.read_text("WHEEL")) or "", re.MULTILINE)
         platforms = [platform for tag in tags for platform in tag.rsplit("-", 1)[-1].split(".")]
         if platforms and not any(fits(platform, target) for platform in platforms):
-            found.append(f"{name} is for {' or '.join(dict.fromkeys(platforms))}")
-    return found
+            reasons.append(f"{name} is for {' or '.join(dict.fromkeys(platforms))}")
+    return reasons
 
 
-def fits(platform: str, target: Target) -> bool:
+def fits(platform: str, target: TargetPlatform) -> bool:
     """Whether a wheel's platform tag suits a glibc system; what was built here is taken to."""
     if platform in ("any", f"linux_{target.machine}"):
         return True
@@ -79,7 +79,7 @@ def files_of(name: str) -> dict[str, bytes]:
     record = distribution.read_text("RECORD")
     if not record:
         raise _different(name, "it has no RECORD, so nothing says what it should be")
-    found = {}
+    contents = {}
     for path, recorded, *_ in csv.reader(record.splitlines()):
         if not wanted(path):
             continue
@@ -92,8 +92,8 @@ def files_of(name: str) -> dict[str, bytes]:
             raise _different(name, f"RECORD has no hash of {path}")
         if not same(data, mode, value):
             raise _different(name, f"{path} is not what RECORD says")
-        found[path] = data
-    return found
+        contents[path] = data
+    return contents
 
 
 def wanted(path: str) -> bool:
@@ -123,7 +123,7 @@ def own_files() -> dict[str, bytes]:
     import fabrictool  # noqa: PLC0415 - this very package, as a folder
 
     root = Path(fabrictool.__file__).parent
-    found = {}
+    contents = {}
     for path in sorted(root.rglob("*")):
         inner = path.relative_to(root)
         if (
@@ -131,8 +131,8 @@ def own_files() -> dict[str, bytes]:
             and "__pycache__" not in inner.parts
             and not any(part.startswith(".") for part in inner.parts)
         ):
-            found[posixpath.join(OWN, inner.as_posix())] = path.read_bytes()
-    return {path: data for path, data in found.items() if wanted(path)}
+            contents[posixpath.join(OWN, inner.as_posix())] = path.read_bytes()
+    return {path: data for path, data in contents.items() if wanted(path)}
 
 
 def _editable(distribution: importlib.metadata.Distribution) -> bool:

@@ -10,13 +10,13 @@ from fabrictool.base.errors import FabrictoolError
 
 if TYPE_CHECKING:
     from fabrictool.clusters.survey import Survey
-    from fabrictool.domain.inventory import Cluster as Described
+    from fabrictool.domain.inventory import ClusterSpec
 
 CONTAINER_RUN = ("apptainer", "exec", "--nv")
 """The container runtime of HPC sites: it needs no root, and `--nv` shows the GPUs."""
 
 
-def python_of(described: Described, cluster: str, survey: Survey) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def python_of(described: ClusterSpec, cluster: str, survey: Survey) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The interpreter's words, and shell lines that come before them; raises FT5403 when there is none.
 
     What `bootstrap` placed goes before a bare interpreter: its wrapper was made for that one. Jobs name the release and

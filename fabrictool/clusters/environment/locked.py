@@ -20,7 +20,7 @@ from fabrictool.clusters.environment.requirements import normal
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from fabrictool.clusters.environment.requirements import Target
+    from fabrictool.clusters.environment.requirements import TargetPlatform
 
 LOCK = "requirements.lock"
 OLDEST_GLIBC = (2, 17)
@@ -52,13 +52,13 @@ def read_lock(path: Path | None) -> dict[str, str]:
         text = path.read_text()
     except OSError as error:
         raise file_error(error, path) from error
-    found = {}
+    pins = {}
     for line in text.replace("\\\n", " ").splitlines():
         match = re.match(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([^\s;]+)", line)
         hashes = re.findall(r"--hash=sha256:[0-9a-f]{64}", line)
         if match and hashes:
-            found[normal(match[1])] = " ".join([match[0], *hashes])
-    return found
+            pins[normal(match[1])] = " ".join([match[0], *hashes])
+    return pins
 
 
 def subset(lock: dict[str, str], names: Iterable[str]) -> str:
@@ -70,7 +70,7 @@ def subset(lock: dict[str, str], names: Iterable[str]) -> str:
     return "".join(f"{lock[name]}\n" for name in names)
 
 
-def pip_arguments(target: Target, requirements: str, folder: str) -> list[str]:
+def pip_arguments(target: TargetPlatform, requirements: str, folder: str) -> list[str]:
     """Wheels alone, so that nothing is built; each with a hash of the lock file."""
     minor = "".join(map(str, target.version))
     glibc = target.glibc if target.glibc > (0, 0) else OLDEST_GLIBC
@@ -86,7 +86,7 @@ def pip_arguments(target: Target, requirements: str, folder: str) -> list[str]:
 
 
 def wheels_for(
-    target: Target, requirements: str, pip: Sequence[str] = (sys.executable, "-m", "pip")
+    target: TargetPlatform, requirements: str, pip: Sequence[str] = (sys.executable, "-m", "pip")
 ) -> dict[str, bytes]:
     """Download and open them: path under ``lib/`` → octets.
 
@@ -109,18 +109,18 @@ def wheels_for(
             raise _pip_failed(str(error)) from error
         if done.returncode != 0:
             raise _pip_failed(done.stderr.decode(errors="replace"))
-        found: dict[str, bytes] = {}
+        contents: dict[str, bytes] = {}
         for path in sorted(wheels.glob("*.whl")):
-            found |= wheel_files(path.name, path.read_bytes())
-        return found
+            contents |= wheel_files(path.name, path.read_bytes())
+        return contents
 
 
 def wheel_files(name: str, data: bytes) -> dict[str, bytes]:
     """What a wheel puts on the path of imports, each file as its RECORD has it."""
-    found = {}
+    contents = {}
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as wheel:
-            record = next(each for each in wheel.namelist() if re.fullmatch(r"[^/]+\.dist-info/RECORD", each))
+            record = next(entry for entry in wheel.namelist() if re.fullmatch(r"[^/]+\.dist-info/RECORD", entry))
             for path, digest, *_ in csv.reader(io.StringIO(wheel.read(record).decode())):
                 inner = re.sub(r"^[^/]+\.data/(?:purelib|platlib)/", "", path)
                 if path == record or re.match(r"[^/]+\.data/", inner) or not wanted(inner):
@@ -131,15 +131,15 @@ def wheel_files(name: str, data: bytes) -> dict[str, bytes]:
                     raise FabrictoolError.of(
                         "FT5503", f"{name}: {path} is not what RECORD says", thing=f"package/{name}"
                     )
-                found[inner] = content
+                contents[inner] = content
     except (zipfile.BadZipFile, StopIteration, KeyError, ValueError) as error:
         raise FabrictoolError.of("FT5503", f"{name} is no wheel: {error}", thing=f"package/{name}") from error
-    return found
+    return contents
 
 
-def _pip_failed(said: str) -> FabrictoolError:
-    lines = [line for line in said.strip().splitlines() if "ERROR" in line] or said.strip().splitlines()[-3:]
+def _pip_failed(output: str) -> FabrictoolError:
+    lines = [line for line in output.strip().splitlines() if "ERROR" in line] or output.strip().splitlines()[-3:]
     message = f"pip did not get the packages: {' '.join(lines)[:400]}"
     hint = "pip must be installed here and reach its index; a platform without a wheel cannot be served"
-    passing = any(word in said for word in ("timed out", "Connection", "Temporary failure", "TimeoutExpired"))
+    passing = any(word in output for word in ("timed out", "Connection", "Temporary failure", "TimeoutExpired"))
     return UnreachableError.of("FT5507", message, hint=hint, transient=passing)

@@ -39,12 +39,11 @@ class Release:
 
     @property
     def files(self) -> int:
-        """How many."""
         return len(self.contents)
 
     @property
     def size(self) -> int:
-        """Octets when unpacked."""
+        """Octets of all files, unpacked."""
         return sum(map(len, self.contents.values()))
 
     @cached_property

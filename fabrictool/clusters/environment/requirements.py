@@ -18,7 +18,7 @@ _VERSIONS = frozenset(["python_version", "python_full_version", "implementation_
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class TargetPlatform:
     """The interpreter for which packages are chosen: CPython on Linux."""
 
     version: tuple[int, int]
@@ -29,7 +29,7 @@ class Target:
 
     @property
     def minor(self) -> str:
-        """Such as ``3.11``."""
+        """Major and minor number: ``3.11``."""
         return ".".join(map(str, self.version))
 
     def markers(self, extra: str = "") -> dict[str, str]:
@@ -66,12 +66,12 @@ def normal(name: str) -> str:
 
 def requirement(text: str) -> Requirement:
     """Raises ValueError for what is no requirement."""
-    found = _REQUIREMENT.fullmatch(text)
-    if found is None:
+    match = _REQUIREMENT.fullmatch(text)
+    if match is None:
         message = f"not a requirement: {text!r}"
         raise ValueError(message)
-    extras = tuple(normal(extra.strip()) for extra in (found[2] or "").split(",") if extra.strip())
-    return Requirement(normal(found[1]), extras, (found[3] or "").strip())
+    extras = tuple(normal(extra.strip()) for extra in (match[2] or "").split(",") if extra.strip())
+    return Requirement(normal(match[1]), extras, (match[3] or "").strip())
 
 
 def holds(marker: str, environment: Mapping[str, str]) -> bool:
@@ -86,10 +86,10 @@ def holds(marker: str, environment: Mapping[str, str]) -> bool:
 
 
 def closure(
-    roots: Iterable[Requirement], requires: Callable[[str], Sequence[str] | None], target: Target
+    roots: Iterable[Requirement], requires: Callable[[str], Sequence[str] | None], target: TargetPlatform
 ) -> dict[str, bool]:
     """Name → whether its own requirements are known, for the roots and all that they need on `target`."""
-    found: dict[str, bool] = {}
+    known: dict[str, bool] = {}
     done: set[tuple[str, str]] = set()
     waiting = [(root.name, extra) for root in roots for extra in ("", *root.extras)]
     while waiting:
@@ -98,25 +98,25 @@ def closure(
             continue
         done.add((name, extra))
         texts = requires(name)
-        found[name] = texts is not None
-        for each in map(requirement, texts or ()):
-            if holds(each.marker, target.markers(extra)):
-                waiting += [(each.name, wanted) for wanted in ("", *each.extras)]
-    return dict(sorted(found.items()))
+        known[name] = texts is not None
+        for needed in map(requirement, texts or ()):
+            if holds(needed.marker, target.markers(extra)):
+                waiting += [(needed.name, wanted) for wanted in ("", *needed.extras)]
+    return dict(sorted(known.items()))
 
 
-def roots(own: Iterable[str], extras: Sequence[str], target: Target) -> list[Requirement]:
+def roots(own: Iterable[str], extras: Sequence[str], target: TargetPlatform) -> list[Requirement]:
     """What the given extras of a package add to it, its own extras among them resolved; nothing of the base set."""
-    lines, wanted, found = [requirement(text) for text in own], list(extras), []
+    requirements, wanted, added = [requirement(text) for text in own], list(extras), []
     for extra in wanted:  # grows while it is read
-        for each in lines:
-            if holds(each.marker, target.markers(extra)) and not holds(each.marker, target.markers()):
-                own_extras = [name for name in each.extras if name not in wanted]
-                if each.name == "fabrictool":
+        for needed in requirements:
+            if holds(needed.marker, target.markers(extra)) and not holds(needed.marker, target.markers()):
+                own_extras = [name for name in needed.extras if name not in wanted]
+                if needed.name == "fabrictool":
                     wanted += own_extras
                 else:
-                    found.append(each)
-    return found
+                    added.append(needed)
+    return added
 
 
 class _Marker:

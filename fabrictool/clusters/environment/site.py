@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError, UnreachableError
-from fabrictool.clusters.environment.requirements import Target
+from fabrictool.clusters.environment.requirements import TargetPlatform
 from fabrictool.clusters.schedulers.shell import program
 from fabrictool.clusters.site_facts import sections_of
 
@@ -37,7 +37,7 @@ class Interpreter:
     """A Python of the site."""
 
     path: str
-    target: Target
+    target: TargetPlatform
     version: str
     """In full, such as ``3.11.2``."""
     why_not: str = ""
@@ -45,7 +45,7 @@ class Interpreter:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class EnvironmentFacts:
     """What a login node says."""
 
     base: str
@@ -57,7 +57,7 @@ class Look:
     releases: tuple[str, ...]
 
 
-class Site:
+class EnvironmentFolder:
     """The programs of one cluster's folder; `connection` may be any."""
 
     def __init__(self, cluster: str, folder: str, connection: Connection) -> None:
@@ -65,7 +65,7 @@ class Site:
         self._folder = folder
         self._connection = connection
 
-    def look(self, candidates: Iterable[str] = CANDIDATES, module: str = "") -> Look:
+    def look(self, candidates: Iterable[str] = CANDIDATES, module: str = "") -> EnvironmentFacts:
         """Reads only; raises FT5407 for a cut answer."""
         done = self._run("environment-look", [module, *candidates])
         return read_look(done.stdout.decode(errors="replace"), thing=f"cluster/{self._cluster}")
@@ -75,7 +75,7 @@ class Site:
         done = self._run("environment-verify", [release], timeout_s=PLACE_SECONDS)
         lines = done.stdout.decode(errors="replace").split("\n")
         if lines[0] not in ("whole", "damaged", "absent"):
-            raise self._failed(f"{release} cannot be compared with its manifest: {_said(done)}", transient=True)
+            raise self._failed(f"{release} cannot be compared with its manifest: {_failure(done)}", transient=True)
         return lines[0], [line for line in lines[1:] if line]
 
     def upload(self, release: Release, progress: Callable[[int, int], None]) -> str:
@@ -86,7 +86,7 @@ class Site:
             part = release.archive[begin:end]
             done = self._run("environment-part", [token, str(begin), str(end)], stdin=part, timeout_s=PART_SECONDS)
             if done.status != 0:
-                raise self._failed(f"the upload failed: {_said(done)}", transient="No space" not in _said(done))
+                raise self._failed(f"the upload failed: {_failure(done)}", transient="No space" not in _failure(done))
             progress(end, size)
         return token
 
@@ -105,8 +105,8 @@ class Site:
             message = f"{self._cluster}: the new environment does not run on its login node: {' '.join(lines[-3:])}"
             raise FabrictoolError.of("FT5510", message[:600], thing=f"cluster/{self._cluster}")
         if done.status != 0 or not lines or not lines[0].startswith("used "):
-            said = " ".join(lines) or _said(done)
-            raise self._failed(f"the environment was not placed: {said[:400]}", transient="No space" not in said)
+            why = " ".join(lines) or _failure(done)
+            raise self._failed(f"the environment was not placed: {why[:400]}", transient="No space" not in why)
         return lines[0].removeprefix("used "), lines[1:]
 
     def _run(self, name: str, arguments: Sequence[str], *, stdin: bytes = b"", timeout_s: float = 60.0) -> Completed:
@@ -121,25 +121,25 @@ class Site:
         return UnreachableError.of("FT5509", f"{self._cluster}: {message}", thing=thing, hint=hint, transient=transient)
 
 
-def read_look(text: str, *, thing: str) -> Look:
+def read_look(text: str, *, thing: str) -> EnvironmentFacts:
     """What ``environment-look.sh`` printed; pure."""
     sections = sections_of(text)
     if "end" not in sections or not sections.get("base"):
         message = f"the login node's answer is incomplete: {text[-120:]!r}"
         raise FabrictoolError.of("FT5407", message, thing=thing, hint="run the command again", transient=True)
     glibc = _glibc(" ".join(sections.get("machine", ())))
-    found: dict[str, Interpreter] = {}
+    interpreters: dict[str, Interpreter] = {}
     for line in sections.get("pythons", ()):
         parts = line.split("|")
         if len(parts) == 7:
-            each = _interpreter(parts, glibc)
-            found.setdefault(each.path, each)
+            interpreter = _interpreter(parts, glibc)
+            interpreters.setdefault(interpreter.path, interpreter)
     link = next(iter(sections.get("current", ())), "")
     space = next(iter(sections.get("space", ())), "")
-    return Look(
+    return EnvironmentFacts(
         base=sections["base"][0],
         free=int(space) * 1024 if space.isdecimal() else 0,
-        interpreters=tuple(found.values()),
+        interpreters=tuple(interpreters.values()),
         current=link.removeprefix("rel/"),
         releases=tuple(name for line in sections.get("releases", ()) for name in line.split()),
     )
@@ -147,7 +147,7 @@ def read_look(text: str, *, thing: str) -> Look:
 
 def _interpreter(parts: Sequence[str], glibc: tuple[int, int]) -> Interpreter:
     minor, implementation, abi, machine, libc, version, path = parts
-    number = tuple(int(each) for each in minor.split("."))
+    number = tuple(int(part) for part in minor.split("."))
     why = ""
     if number < OLDEST_PYTHON:
         why = "older than 3.11"
@@ -157,13 +157,13 @@ def _interpreter(parts: Sequence[str], glibc: tuple[int, int]) -> Interpreter:
         why = "a build without the global lock"
     elif "musl" in libc or "musl" in abi:
         why = "it is linked with musl, and no package is"
-    return Interpreter(path, Target((number[0], number[1]), machine, max(glibc, _glibc(libc))), version, why)
+    return Interpreter(path, TargetPlatform((number[0], number[1]), machine, max(glibc, _glibc(libc))), version, why)
 
 
 def _glibc(text: str) -> tuple[int, int]:
-    found = re.search(r"glibc[ -](\d+)\.(\d+)", text)
-    return (int(found[1]), int(found[2])) if found else (0, 0)
+    match = re.search(r"glibc[ -](\d+)\.(\d+)", text)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
-def _said(done: Completed) -> str:
+def _failure(done: Completed) -> str:
     return done.stderr.decode(errors="replace").strip()[-300:] or f"exit {done.status}"

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
-    from fabrictool.clusters.kubernetes.facts import Seen
+    from fabrictool.clusters.kubernetes.facts import NamespaceFacts
     from fabrictool.clusters.kubernetes.manifests import UnitObjects
     from fabrictool.clusters.protocol import NewUnit
-    from fabrictool.domain.inventory import Cluster as Described
+    from fabrictool.domain.inventory import ClusterSpec
     from fabrictool.domain.plan import Outlook
     from fabrictool.domain.specs import UnitSpec
     from fabrictool.status.documents import StatusDocument
@@ -50,18 +50,17 @@ _WORKLOADS = "jobs,deployments"
 class KubernetesCluster:
     """See the module's docstring. `program` is ``kubectl``, by name or path."""
 
-    def __init__(self, name: str, fabric: str, described: Described, *, program: str = "kubectl") -> None:
+    def __init__(self, name: str, fabric: str, described: ClusterSpec, *, program: str = "kubectl") -> None:
         self.name = name
         self.poll_s = float(described.poll)
         self._fabric = fabric
         self._described = described
         self._program = program
-        self._seen: Seen | None = None
+        self._seen: NamespaceFacts | None = None
 
     # -- facts ------------------------------------------------------------------------------------------------
 
     def observe(self, *, brief: bool = False) -> ClusterFacts:
-        """One ``kubectl get``."""
         try:
             seen = self._look()
         except FabrictoolError as error:
@@ -81,18 +80,17 @@ class KubernetesCluster:
 
     def spec(self, operation: str) -> UnitSpec:
         """From the last look."""
-        found = (self._seen or self._look()).specs.get(operation)
-        if found is None:
+        spec = (self._seen or self._look()).specs.get(operation)
+        if spec is None:
             message = f"the spec of {operation} cannot be read"
             raise FabrictoolError.of("FT5104", message, thing=f"cluster/{self.name}")
-        return found
+        return spec
 
     def document(self, operation: str) -> StatusDocument | None:
         """None: nothing reaches into a pod."""
         return None
 
     def page(self, operation: str) -> AbstractContextManager[str]:
-        """None can be reached."""
         return contextlib.nullcontext("")
 
     def log_tail(self, operation: str, lines: int) -> list[str]:
@@ -117,18 +115,18 @@ class KubernetesCluster:
                 failed[unit.operation] = error
         if not wanted:
             return failed
-        made, said = self._create([each for objects in wanted.values() for each in objects.all[:-1]])
+        created, stderr = self._create([manifest for objects in wanted.values() for manifest in objects.all[:-1]])
         seen = self._look()
         for operation, objects in list(wanted.items()):
-            lacking = self._lacking(operation, objects, seen, made, said)
+            lacking = self._lacking(operation, objects, seen, created, stderr)
             if lacking is not None:
                 failed[operation] = lacking
                 del wanted[operation]
-        _, said = self._create([objects.workload for objects in wanted.values()])
+        _, stderr = self._create([objects.workload for objects in wanted.values()])
         seen = self._look()
         for operation, objects in wanted.items():
             if operation not in seen.begun:
-                failed[operation] = self._refusal(operation, objects.workload, said)
+                failed[operation] = self._refusal(operation, objects.workload, stderr)
         self._note(STARTED, [operation for operation in wanted if operation in seen.begun])
         self._adopt_services(objects for operation, objects in wanted.items() if operation in seen.begun)
         return failed
@@ -158,15 +156,14 @@ class KubernetesCluster:
         self._delete("secrets", named)
         self._delete(f"{_WORKLOADS},services,configmaps", named, "--cascade=background")
 
-    def close(self) -> None:
-        """There is no connection."""
+    def close(self) -> None: ...
 
     # -- internals --------------------------------------------------------------------------------------------
 
     def _objects(self, unit: NewUnit) -> UnitObjects:
         return objects_of(unit, self._described, self.name, self._fabric)
 
-    def _look(self) -> Seen:
+    def _look(self) -> NamespaceFacts:
         done = self._run(["get", f"{_WORKLOADS},pods,configmaps", f"--selector={selector(self._fabric)}", "-o", "json"])
         self._check(done)
         self._seen = read_objects(done.stdout.decode(errors="replace"), thing=f"cluster/{self.name}")
@@ -182,28 +179,30 @@ class KubernetesCluster:
             done = self._run(argv, stdin=text.encode(), timeout_s=CALL_SECONDS + CALL_SECONDS_EACH * len(objects))
         except UnreachableError as error:  # the look that follows decides
             return frozenset(), str(error)
-        said = done.stderr.decode(errors="replace")
-        made = {re.sub(r"\..*?/", "/", line.strip(), count=1) for line in done.stdout.decode().splitlines()}
-        return frozenset(made | {_id(each) for each in objects if _of(each, said, _EXISTS)}), said
+        stderr = done.stderr.decode(errors="replace")
+        created = {re.sub(r"\..*?/", "/", line.strip(), count=1) for line in done.stdout.decode().splitlines()}
+        return frozenset(
+            created | {_id(manifest) for manifest in objects if _line_about(manifest, stderr, _EXISTS)}
+        ), stderr
 
     def _lacking(
-        self, operation: str, objects: UnitObjects, seen: Seen, made: frozenset[str], said: str
+        self, operation: str, objects: UnitObjects, seen: NamespaceFacts, created: frozenset[str], stderr: str
     ) -> FabrictoolError | None:
         """Why a unit's Job would have nothing to start from; None when all is there."""
-        if operation not in seen.configured and _id(objects.config) in made:
+        if operation not in seen.configured and _id(objects.config) in created:
             message = f"{objects.config['metadata']['name']} exists there already, and is not of {self._fabric}"
             hint = "use a namespace of its own"
             return FabrictoolError.of("FT5412", message, thing=f"cluster/{self.name}", hint=hint)
-        for each in objects.all[:-1]:
-            if _id(each) not in made:
-                return self._refusal(operation, each, said)
+        for manifest in objects.all[:-1]:
+            if _id(manifest) not in created:
+                return self._refusal(operation, manifest, stderr)
         return None
 
-    def _refusal(self, operation: str, made: Mapping[str, Any], said: str) -> FabrictoolError:
-        why = _of(made, said) or said.strip()[-300:] or "it is not there, and nothing says why"
+    def _refusal(self, operation: str, manifest: Mapping[str, Any], stderr: str) -> FabrictoolError:
+        why = _line_about(manifest, stderr) or stderr.strip()[-300:] or "it is not there, and nothing says why"
         return UnreachableError.of(
             "FT5413",
-            f"{operation}: {made['kind']} {made['metadata']['name']} was not made: {why}",
+            f"{operation}: {manifest['kind']} {manifest['metadata']['name']} was not made: {why}",
             thing=f"cluster/{self.name}",
             hint="correct rights, quota or the inventory; the message has the API server's own words",
             transient=_PASSING.search(why) is not None,
@@ -265,15 +264,15 @@ class KubernetesCluster:
         )
 
 
-def _id(made: Mapping[str, Any]) -> str:
+def _id(manifest: Mapping[str, Any]) -> str:
     """As ``kubectl -o name`` writes it, without the group."""
-    return f"{made['kind'].lower()}/{made['metadata']['name']}"
+    return f"{manifest['kind'].lower()}/{manifest['metadata']['name']}"
 
 
-def _of(made: Mapping[str, Any], said: str, word: str = "") -> str:
+def _line_about(manifest: Mapping[str, Any], stderr: str, word: str = "") -> str:
     """The line on stderr about an object that has `word` in it; "": none."""
-    kind, name = made["kind"].lower(), f'"{made["metadata"]["name"]}"'
-    for line in said.splitlines():
+    kind, name = manifest["kind"].lower(), f'"{manifest["metadata"]["name"]}"'
+    for line in stderr.splitlines():
         if name in line and word in line and (f"{kind}s" in line or f"{kind} " in line.lower()):
             return line.strip()[-300:]
     return ""

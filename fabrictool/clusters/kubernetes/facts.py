@@ -25,8 +25,8 @@ _KINDS = ("ConfigMap", "Job", "Deployment", "Pod")
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """One look."""
+class NamespaceFacts:
+    """What one look at the namespace showed."""
 
     units: tuple[ObservedUnit, ...] = ()
     specs: Mapping[str, UnitSpec] = field(default_factory=dict)
@@ -43,37 +43,37 @@ class _Parts:
     pods: list[dict[str, Any]] = field(default_factory=list)
 
 
-def read_objects(text: str, *, thing: str) -> Seen:
+def read_objects(text: str, *, thing: str) -> NamespaceFacts:
     """Raises FT5401 for what cannot be read."""
     try:
         items = msgspec.json.decode(text.encode())["items"]
-        parts = _by_operation(items)
+        operations = _by_operation(items)
     except (msgspec.DecodeError, KeyError, TypeError, AttributeError) as error:
         message = f"kubectl printed {text[:120]!r}"
         raise FabrictoolError.of("FT5401", message, thing=thing, hint="report it with `kubectl version`") from error
-    specs = {name: spec for name, each in parts.items() if (spec := _spec(each)) is not None}
-    return Seen(
-        units=tuple(_unit(name, each, specs.get(name)) for name, each in sorted(parts.items())),
+    specs = {name: spec for name, parts in operations.items() if (spec := _spec(parts)) is not None}
+    return NamespaceFacts(
+        units=tuple(_unit(name, parts, specs.get(name)) for name, parts in sorted(operations.items())),
         specs=specs,
-        begun=frozenset(name for name, each in parts.items() if _begun(each)),
-        configured=frozenset(name for name, each in parts.items() if each.config is not None),
+        begun=frozenset(name for name, parts in operations.items() if _begun(parts)),
+        configured=frozenset(name for name, parts in operations.items() if parts.config is not None),
     )
 
 
 def _by_operation(items: Sequence[dict[str, Any]]) -> dict[str, _Parts]:
-    found: dict[str, _Parts] = {}
+    grouped: dict[str, _Parts] = {}
     for item in items:
         operation = _annotations(item).get(OPERATION, "")
         if not operation or item["kind"] not in _KINDS:
             continue
-        parts = found.setdefault(operation, _Parts())
+        parts = grouped.setdefault(operation, _Parts())
         if item["kind"] == "ConfigMap":
             parts.config = item
         elif item["kind"] == "Pod":
             parts.pods.append(item)
         else:
             parts.workload = item
-    return found
+    return grouped
 
 
 def _annotations(item: Mapping[str, Any]) -> dict[str, str]:
@@ -94,7 +94,7 @@ def _spec(parts: _Parts) -> UnitSpec | None:
 
 def _unit(operation: str, parts: _Parts, spec: UnitSpec | None) -> ObservedUnit:
     any_part = parts.config or parts.workload or parts.pods[0]
-    pod = max(parts.pods, key=lambda each: (not _over(each), each["metadata"].get("creationTimestamp", "")), default={})
+    pod = max(parts.pods, key=lambda pod: (not _over(pod), pod["metadata"].get("creationTimestamp", "")), default={})
     state, reason, detail = _state(parts, pod)
     status, meta = pod.get("status") or {}, _meta(parts)
     holds = spec is None and state in LIVING
@@ -121,10 +121,10 @@ def _unit(operation: str, parts: _Parts, spec: UnitSpec | None) -> ObservedUnit:
 
 def _meta(parts: _Parts) -> dict[str, Any]:
     try:
-        found = msgspec.json.decode(((parts.config or {}).get("data") or {}).get("meta.json", "").encode())
+        meta = msgspec.json.decode(((parts.config or {}).get("data") or {}).get("meta.json", "").encode())
     except msgspec.DecodeError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return meta if isinstance(meta, dict) else {}
 
 
 def _over(pod: Mapping[str, Any]) -> bool:
@@ -132,7 +132,10 @@ def _over(pod: Mapping[str, Any]) -> bool:
 
 
 def _ready(status: Mapping[str, Any]) -> bool:
-    return any(each.get("type") == "Ready" and each.get("status") == "True" for each in status.get("conditions") or ())
+    return any(
+        condition.get("type") == "Ready" and condition.get("status") == "True"
+        for condition in status.get("conditions") or ()
+    )
 
 
 def _state(parts: _Parts, pod: Mapping[str, Any]) -> tuple[UnitState, str, str]:
@@ -167,9 +170,9 @@ def _ending(pod: Mapping[str, Any]) -> tuple[UnitState, str, str]:
         if ended is not None and ended.get("exitCode") == 0:
             return "ended", "it left in order", ""
         if ended is not None:
-            said = (ended.get("message") or "").strip()[-200:]
+            message = (ended.get("message") or "").strip()[-200:]
             why = status.get("reason") or ended.get("reason") or ""
-            return "killed", f"exit {ended.get('exitCode')}: {why} {said}".strip(), ""
+            return "killed", f"exit {ended.get('exitCode')}: {why} {message}".strip(), ""
     if status.get("phase") == "Succeeded":
         return "ended", "it left in order", ""
     return "killed", status.get("message") or status.get("reason") or "its pod failed", ""

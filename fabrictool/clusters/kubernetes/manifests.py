@@ -23,7 +23,7 @@ from fabrictool.domain.specs import AgentSpec, GatewaySpec, encode_spec
 
 if TYPE_CHECKING:
     from fabrictool.clusters.protocol import NewUnit
-    from fabrictool.domain.inventory import Cluster as Described
+    from fabrictool.domain.inventory import ClusterSpec
 
 Object = dict[str, Any]
 
@@ -53,10 +53,10 @@ class UnitObjects:
     @property
     def all(self) -> list[Object]:
         """Every one of them."""
-        return [each for each in (self.config, self.secret, self.service, self.workload) if each is not None]
+        return [item for item in (self.config, self.secret, self.service, self.workload) if item is not None]
 
 
-def objects_of(unit: NewUnit, described: Described, cluster: str, fabric: str) -> UnitObjects:
+def objects_of(unit: NewUnit, described: ClusterSpec, cluster: str, fabric: str) -> UnitObjects:
     """The objects of one unit.
 
     Raises
@@ -131,7 +131,12 @@ def _job(meta: Object, pod: Object) -> Object:
         "apiVersion": "batch/v1",
         "kind": "Job",
         "metadata": meta,
-        "spec": {"backoffLimit": 0, "completions": 1, "parallelism": 1, "template": pod | {"metadata": _of_pod(meta)}},
+        "spec": {
+            "backoffLimit": 0,
+            "completions": 1,
+            "parallelism": 1,
+            "template": pod | {"metadata": _pod_metadata(meta)},
+        },
     }
 
 
@@ -144,12 +149,12 @@ def _deployment(meta: Object, pod: Object) -> Object:
             "replicas": 1,
             "strategy": {"type": "Recreate"},
             "selector": {"matchLabels": {key: meta["labels"][key] for key in (FABRIC, OPERATION)}},
-            "template": pod | {"metadata": _of_pod(meta)},
+            "template": pod | {"metadata": _pod_metadata(meta)},
         },
     }
 
 
-def _of_pod(meta: Object) -> Object:
+def _pod_metadata(meta: Object) -> Object:
     return {"labels": meta["labels"], "annotations": meta["annotations"]}
 
 
@@ -170,10 +175,8 @@ def _service(meta: Object, spec: GatewaySpec, fabric: str) -> Object:
     }
 
 
-def _pod(unit: NewUnit, described: Described, cluster: str, image: str, meta: Object) -> Object:
-    spec = unit.spec
-    agent = spec if isinstance(spec, AgentSpec) else None
-    container: Object = {
+def _container(unit: NewUnit, image: str) -> Object:
+    return {
         "name": CONTAINER,
         "image": image,
         "command": ["/bin/sh", "-c", _script(unit)],
@@ -195,6 +198,11 @@ def _pod(unit: NewUnit, described: Described, cluster: str, image: str, meta: Ob
             {"name": "config", "mountPath": CONFIG_FOLDER, "readOnly": True},
         ],
     }
+
+
+def _pod(unit: NewUnit, described: ClusterSpec, cluster: str, image: str, meta: Object) -> Object:
+    spec, container = unit.spec, _container(unit, image)
+    agent = spec if isinstance(spec, AgentSpec) else None
     inside: Object = {
         "restartPolicy": "Never" if agent is not None else "Always",
         "automountServiceAccountToken": False,
@@ -228,7 +236,7 @@ def _pod(unit: NewUnit, described: Described, cluster: str, image: str, meta: Ob
         ],
     }
     if isinstance(spec, AgentSpec):
-        _place(unit.address, spec, described, cluster, inside, container)
+        _fit(unit.address, spec, described, cluster, inside, container)
     else:
         container["ports"] = [
             {"name": "clients", "containerPort": spec.listen.port},
@@ -237,21 +245,21 @@ def _pod(unit: NewUnit, described: Described, cluster: str, image: str, meta: Ob
     return {"spec": inside}
 
 
-def _place(
-    address: str, spec: AgentSpec, described: Described, cluster: str, inside: Object, container: Object
+def _fit(
+    address: str, spec: AgentSpec, described: ClusterSpec, cluster: str, inside: Object, container: Object
 ) -> None:
     """Devices, size, nodes and the time that it may last."""
     partition = described.partitions[spec.partition]
     if spec.devices > partition.devices_per_node:
         message = f"{address} needs {spec.devices} devices of one node, and a node of {spec.partition} has "
         raise FabrictoolError.of("FT5408", f"{message}{partition.devices_per_node}", thing=address)
-    each = max(1, spec.devices)
+    devices = max(1, spec.devices)
     requests: dict[str, str] = {}
     limits: dict[str, str] = {}
     if partition.job.cpus_per_device is not None:
-        requests["cpu"] = str(partition.job.cpus_per_device * each)
+        requests["cpu"] = str(partition.job.cpus_per_device * devices)
     if partition.job.memory_per_device is not None:
-        requests["memory"] = limits["memory"] = str(int(partition.job.memory_per_device) * each)
+        requests["memory"] = limits["memory"] = str(int(partition.job.memory_per_device) * devices)
     accelerator = accelerators()[spec.device]
     if accelerator.kind != "cpu" and spec.devices:
         resource = _RESOURCES.get(accelerator.title.partition(" ")[0])
@@ -263,9 +271,9 @@ def _place(
         if spec.devices > 1:  # devices speak to each other through shared memory, of which a container has 64 MiB
             inside["volumes"].append({"name": "shm", "emptyDir": {"medium": "Memory"}})
             container["volumeMounts"].append({"name": "shm", "mountPath": "/dev/shm"})  # noqa: S108 - a mount
-    found = {name: values for name, values in (("requests", requests), ("limits", limits)) if values}
-    if found:
-        container["resources"] = found
+    resources = {name: values for name, values in (("requests", requests), ("limits", limits)) if values}
+    if resources:
+        container["resources"] = resources
     if partition.job.options:
         inside["nodeSelector"] = dict(sorted(partition.job.options.items()))
     if spec.walltime_s is not None:  # of the pod, not of the Job, whose clock runs while the pod waits for a node

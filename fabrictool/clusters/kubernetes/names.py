@@ -49,7 +49,7 @@ def object_name(text: str) -> str:
 
 def selector(fabric: str, operations: Iterable[str] | None = None) -> str:
     """Selects a fabric's objects, or those of some of its operations."""
-    found = f"{FABRIC}={label_value(fabric)}"
+    selected = f"{FABRIC}={label_value(fabric)}"
     if operations is None:
-        return found
-    return f"{found},{OPERATION} in ({','.join(sorted(label_value(each) for each in operations))})"
+        return selected
+    return f"{selected},{OPERATION} in ({','.join(sorted(label_value(operation) for operation in operations))})"

@@ -13,7 +13,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError
-from fabrictool.clusters.schedulers.protocol import Job, JobFacts, JobState, SchedulerFacts, Submission
+from fabrictool.clusters.schedulers.protocol import Job, JobFacts, JobState, SchedulerFacts, Submission, first_line
 from fabrictool.clusters.schedulers.script import job_script
 from fabrictool.clusters.schedulers.times import passed_options
 from fabrictool.domain.observed import Queue
@@ -21,7 +21,6 @@ from fabrictool.domain.observed import Queue
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-KIND = "flux"
 _OURS = frozenset({
     "B", "N", "S", "c", "cc", "bcc", "cores-per-task", "dry-run", "env", "exclusive", "flags", "g", "gpus-per-task",
     "job-name", "n", "nodes", "ntasks", "output", "q", "queue", "t", "time-limit", "begin-time", "wait", "watch", "x",
@@ -34,14 +33,12 @@ _SUBMIT = 'id=$(flux submit "$@") && flux job id --to=dec "$id"'
 class Flux:
     """See the module's docstring."""
 
-    kind = KIND
-    tag_option = "the job's name"
+    kind = "flux"
     commands: tuple[str, ...] = ()
     oldest: tuple[int, int] | None = None
     accounting = ""
 
     def prelude(self) -> str:
-        """Nothing is needed."""
         return ""
 
     def survey(self, *, brief: bool) -> str:
@@ -57,19 +54,17 @@ class Flux:
         )
 
     def facts(self, sections: Mapping[str, Sequence[str]], now: float) -> SchedulerFacts:
-        """See the protocol."""
-        version = next(iter(sections.get("version", ())), "").split()
+        version = first_line(sections, "version").split()
         return SchedulerFacts(
             version=tuple(int(part) for part in re.findall(r"\d+", version[-1])[:3]) if version else (),
-            name=f"Flux {version[-1]}" if version else KIND,
+            name=f"Flux {version[-1]}" if version else self.kind,
             jobs=tuple(_job(line) for line in sections.get("jobs", ()) if line),
             queues=_queues(sections.get("queues", ())),
-            programs=next((line.rpartition("/")[0] for line in sections.get("programs", ())), ""),
+            programs=first_line(sections, "programs").rpartition("/")[0],
             now=now,
         )
 
     def lookup(self) -> str:
-        """By the job's name."""
         return "flux jobs -a --count=10000 --no-header -o '{id.dec} {name}'"
 
     def submission(self, facts: SchedulerFacts, job: Job) -> Submission:
@@ -117,7 +112,6 @@ class Flux:
         return None
 
     def estimated(self, stdout: str, stderr: str) -> float | None:
-        """Never asked."""
         return None
 
 
@@ -140,22 +134,22 @@ def _job(line: str) -> JobFacts:
 
 
 def _queues(lines: Iterable[str]) -> dict[str, Queue]:
-    found: dict[str, Queue] = {}
+    queues: dict[str, Queue] = {}
     for line in lines:
         parts = line.split("|")
         if len(parts) != 5 or not all(part.strip().isdecimal() for part in parts[2:]):
             raise FabrictoolError.of("FT5401", f"flux resource list printed {line[:120]!r}", hint="report it")
         state, nodes, cores, devices = parts[1].strip(), *(int(part) for part in parts[2:])
         for name in parts[0].strip().split(","):
-            before = found.get(name, Queue())
-            found[name] = Queue(
+            before = queues.get(name, Queue())
+            queues[name] = Queue(
                 nodes=before.nodes + nodes,
                 idle=before.idle + (nodes if state == "free" else 0),
                 away=before.away + (nodes if state == "down" else 0),
                 devices=max(before.devices, devices // nodes if nodes else 0),
                 cpus=max(before.cpus, cores // nodes if nodes else 0),
             )
-    return found
+    return queues
 
 
 def _time(text: str) -> float | None:

@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError
-from fabrictool.clusters.schedulers.protocol import Job, JobFacts, JobState, SchedulerFacts, Submission
+from fabrictool.clusters.schedulers.protocol import Job, JobFacts, JobState, SchedulerFacts, Submission, first_line
 from fabrictool.clusters.schedulers.script import job_script
 from fabrictool.clusters.schedulers.times import local_clock, passed_options
 from fabrictool.domain.observed import Queue
@@ -22,7 +22,6 @@ from fabrictool.domain.observed import Queue
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-KIND = "gridengine"
 _OURS = frozenset({
     "N", "S", "a", "b", "cwd", "e", "h", "hold_jid", "i", "j", "notify", "o", "q", "r", "sync", "t", "terse", "wd",
 })  # fmt: skip
@@ -32,8 +31,7 @@ _OURS = frozenset({
 class GridEngine:
     """See the module's docstring."""
 
-    kind = KIND
-    tag_option = "the job's name"
+    kind = "gridengine"
     commands: tuple[str, ...] = ()
     oldest: tuple[int, int] | None = None
     accounting = ""
@@ -59,15 +57,14 @@ class GridEngine:
         )
 
     def facts(self, sections: Mapping[str, Sequence[str]], now: float) -> SchedulerFacts:
-        """See the protocol."""
-        offset = next(iter(sections.get("offset", ())), "+0000")
-        version = next(iter(sections.get("version", ())), "")
+        offset = first_line(sections, "offset", "+0000")
+        version = first_line(sections, "version")
         return SchedulerFacts(
             version=tuple(int(part) for part in re.findall(r"\d+", version)[:3]),
-            name=version or KIND,
+            name=version or self.kind,
             jobs=_jobs("\n".join(sections.get("jobs", ())), offset),
             queues=dict(_queue(line) for line in sections.get("queues", ())[2:] if line.split()),
-            programs=next((line.rpartition("/")[0] for line in sections.get("programs", ())), ""),
+            programs=first_line(sections, "programs").rpartition("/")[0],
             now=now,
             utc_offset=offset,
         )
@@ -80,7 +77,6 @@ class GridEngine:
         )
 
     def submission(self, facts: SchedulerFacts, job: Job) -> Submission:
-        """See the protocol."""
         resources = []
         if job.walltime_s is not None:
             limit = max(60, int(job.walltime_s))
@@ -119,7 +115,6 @@ class GridEngine:
         return ("qsub", "-w", "v", *submission.argv[2:])
 
     def estimated(self, stdout: str, stderr: str) -> float | None:
-        """Grid Engine predicts no start."""
         return None
 
 
@@ -130,27 +125,27 @@ def _jobs(text: str, offset: str) -> tuple[JobFacts, ...]:
         root = ET.fromstring(text)  # noqa: S314 - printed by the site's own qstat, for the user who reads it
     except ET.ParseError as error:
         raise FabrictoolError.of("FT5401", f"qstat -xml printed {text[:120]!r}: {error}", hint="report it") from error
-    found = []
+    jobs = []
     for entry in root.iter("job_list"):
-        said = {child.tag: (child.text or "").strip() for child in entry}
-        native = said.get("state", "")
+        fields = {child.tag: (child.text or "").strip() for child in entry}
+        native = fields.get("state", "")
         state: JobState = "running" if re.search("[rtsST]", native) and "q" not in native else "pending"
         if "E" in native:
             state = "ended"  # it stays in the list and never runs
-        number = said.get("JB_job_number", "")
-        found.append(
+        number = fields.get("JB_job_number", "")
+        jobs.append(
             JobFacts(
                 id=number,
                 state=state,
                 native=native,
-                name=said.get("JB_name", ""),
-                partition=said.get("queue_name", "").partition("@")[0],
+                name=fields.get("JB_name", ""),
+                partition=fields.get("queue_name", "").partition("@")[0],
                 reason="an error: see `qstat -j`" if "E" in native else "held" if "h" in native else "",
-                submitted_at=_time(said.get("JB_submission_time", ""), offset),
-                begins_at=_time(said.get("JAT_start_time", ""), offset),
+                submitted_at=_time(fields.get("JB_submission_time", ""), offset),
+                begins_at=_time(fields.get("JAT_start_time", ""), offset),
             )
         )
-    return tuple(found)
+    return tuple(jobs)
 
 
 def _queue(line: str) -> tuple[str, Queue]:

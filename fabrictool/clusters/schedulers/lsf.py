@@ -13,7 +13,7 @@ import re
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError
-from fabrictool.clusters.schedulers.protocol import Job, JobFacts, JobState, SchedulerFacts, Submission
+from fabrictool.clusters.schedulers.protocol import Job, JobFacts, JobState, SchedulerFacts, Submission, first_line
 from fabrictool.clusters.schedulers.script import job_script
 from fabrictool.clusters.schedulers.times import local_clock, passed_options
 from fabrictool.domain.observed import Queue
@@ -21,7 +21,6 @@ from fabrictool.domain.observed import Queue
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-KIND = "lsf"
 _OURS = frozenset({
     "H", "I", "IS", "Ip", "J", "Jd", "K", "W", "Zs", "b", "e", "eo", "env", "gpu", "i", "is", "json", "jsdl", "n", "o",
     "oo", "outdir", "q", "r", "rn", "t", "wa", "wt", "x", "yaml",
@@ -37,8 +36,7 @@ _LEFT = re.compile(r"(\d+):(\d+)")
 class Lsf:
     """See the module's docstring."""
 
-    kind = KIND
-    tag_option = "-Jd"
+    kind = "lsf"
     commands: tuple[str, ...] = ()
     oldest: tuple[int, int] | None = None
     accounting = ""
@@ -67,18 +65,17 @@ class Lsf:
         )
 
     def facts(self, sections: Mapping[str, Sequence[str]], now: float) -> SchedulerFacts:
-        """See the protocol."""
-        version = next(iter(sections.get("version", ())), "")
+        version = first_line(sections, "version")
         numbers = re.search(r"\d+(?:\.\d+)+", version)
         jobs = [line for line in sections.get("jobs", ()) if line.strip() and not line.startswith(_NONE)]
         return SchedulerFacts(
             version=tuple(int(part) for part in numbers.group().split(".")) if numbers else (),
-            name=f"LSF {numbers.group()}" if numbers else KIND,
+            name=f"LSF {numbers.group()}" if numbers else self.kind,
             jobs=tuple(_job(line, now) for line in jobs),
             queues=_queues(sections.get("queues", ())),
-            programs=next((line.rpartition("/")[0] for line in sections.get("programs", ())), ""),
+            programs=first_line(sections, "programs").rpartition("/")[0],
             now=now,
-            utc_offset=next(iter(sections.get("offset", ())), "+0000"),
+            utc_offset=first_line(sections, "offset", "+0000"),
         )
 
     def lookup(self) -> str:
@@ -89,7 +86,6 @@ class Lsf:
         )
 
     def submission(self, facts: SchedulerFacts, job: Job) -> Submission:
-        """One host."""
         argv = ["-J", job.name, "-Jd", job.comment, "-o", f"{job.folder}/log", "-rn", "-env", "none"]
         argv += ["-q", job.partition] if job.partition else []
         argv += ["-n", str(job.cpus)] if job.cpus else []
@@ -122,7 +118,7 @@ class Lsf:
         )
 
     def kill(self) -> str:
-        """INT, TERM, KILL."""
+        """``bkill`` sends INT, TERM and KILL."""
         return f'{_CHECKED}case ${{said#* }} in DONE|EXIT) ;; *) bkill "$1" >/dev/null ;; esac\n'
 
     def estimate(self, facts: SchedulerFacts, job: Job) -> tuple[str, ...] | None:
@@ -130,7 +126,6 @@ class Lsf:
         return None
 
     def estimated(self, stdout: str, stderr: str) -> float | None:
-        """Never asked."""
         return None
 
 
@@ -162,12 +157,12 @@ def _job(line: str, now: float) -> JobFacts:
 
 def _queues(lines: Iterable[str]) -> dict[str, Queue]:
     """Of ``bqueues -w``; it tells no hosts."""
-    found = {}
+    queues = {}
     for line in lines:
         words = line.split()
         if not words or words[0] == "QUEUE_NAME":
             continue
         if len(words) < 10 or not words[8].isdecimal():
             raise FabrictoolError.of("FT5401", f"bqueues printed {line[:120]!r}", hint="report it with `lsid`")
-        found[words[0]] = Queue(up=words[2].startswith("Open:Active"), pending=int(words[8]))
-    return found
+        queues[words[0]] = Queue(up=words[2].startswith("Open:Active"), pending=int(words[8]))
+    return queues

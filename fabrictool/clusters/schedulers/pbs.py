@@ -12,7 +12,7 @@ import re
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError
-from fabrictool.clusters.schedulers.protocol import Job, JobFacts, JobState, SchedulerFacts, Submission
+from fabrictool.clusters.schedulers.protocol import Job, JobFacts, JobState, SchedulerFacts, Submission, first_line
 from fabrictool.clusters.schedulers.script import job_script
 from fabrictool.clusters.schedulers.times import local_clock, parse_clock, parse_length, passed_options
 from fabrictool.domain.observed import Queue
@@ -20,7 +20,6 @@ from fabrictool.domain.observed import Queue
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-KIND = "pbs"
 _OURS = frozenset("CIJNSVXacefhjoqrvz")
 _TIME = "%a %b %d %H:%M:%S %Y"
 _RUNNING = frozenset("RESUB")
@@ -33,8 +32,7 @@ _SHOWN = "0|35|153"
 class Pbs:
     """See the module's docstring."""
 
-    kind = KIND
-    tag_option = "the job's name"
+    kind = "pbs"
     commands: tuple[str, ...] = ()
     oldest: tuple[int, int] | None = None
     accounting = ""
@@ -59,15 +57,14 @@ class Pbs:
         )
 
     def facts(self, sections: Mapping[str, Sequence[str]], now: float) -> SchedulerFacts:
-        """See the protocol."""
-        offset = next(iter(sections.get("offset", ())), "+0000")
-        version = next(iter(sections.get("version", ())), "").rpartition("=")[2].strip()
+        offset = first_line(sections, "offset", "+0000")
+        version = first_line(sections, "version").rpartition("=")[2].strip()
         return SchedulerFacts(
             version=tuple(int(part) for part in re.findall(r"\d+", version)[:3]),
-            name=f"PBS {version}" if version else KIND,
-            jobs=tuple(_job(name, said, offset) for name, said in _blocks(sections.get("jobs", ()), "Job Id:")),
-            queues={name: _queue(said) for name, said in _blocks(sections.get("queues", ()), "Queue:")},
-            programs=next((line.rpartition("/")[0] for line in sections.get("programs", ())), ""),
+            name=f"PBS {version}" if version else self.kind,
+            jobs=tuple(_job(name, fields, offset) for name, fields in _blocks(sections.get("jobs", ()), "Job Id:")),
+            queues={name: _queue(fields) for name, fields in _blocks(sections.get("queues", ()), "Queue:")},
+            programs=first_line(sections, "programs").rpartition("/")[0],
             now=now,
             utc_offset=offset,
         )
@@ -119,7 +116,6 @@ class Pbs:
         return None
 
     def estimated(self, stdout: str, stderr: str) -> float | None:
-        """Never asked."""
         return None
 
 
@@ -132,49 +128,49 @@ _CHECKED = (
 
 def _blocks(lines: Iterable[str], head: str) -> Iterator[tuple[str, dict[str, str]]]:
     """``KEY = VALUE`` lines under each line that begins with `head`; a line that begins with a tab continues one."""
-    name, said, last = "", dict[str, str](), ""
+    name, fields, last = "", dict[str, str](), ""
     for line in lines:
         if line.startswith(head):
             if name:
-                yield name, said
-            name, said, last = line.removeprefix(head).strip(), {}, ""
+                yield name, fields
+            name, fields, last = line.removeprefix(head).strip(), {}, ""
         elif line.startswith("\t") and last:
-            said[last] += line.strip()
+            fields[last] += line.strip()
         elif " = " in line and name:
             last, _, value = line.strip().partition(" = ")
-            said[last] = value
+            fields[last] = value
         elif line.strip():
             raise FabrictoolError.of("FT5401", f"qstat -f printed {line[:120]!r}", hint="report it")
     if name:
-        yield name, said
+        yield name, fields
 
 
-def _job(number: str, said: Mapping[str, str], offset: str) -> JobFacts:
-    native = said.get("job_state", "")
+def _job(number: str, fields: Mapping[str, str], offset: str) -> JobFacts:
+    native = fields.get("job_state", "")
     state: JobState = "running" if native in _RUNNING else "ended" if native in _ENDED else "pending"
     begun, longest = (
-        parse_clock(said.get("stime", ""), offset, _TIME),
-        parse_length(said.get("Resource_List.walltime", "")),
+        parse_clock(fields.get("stime", ""), offset, _TIME),
+        parse_length(fields.get("Resource_List.walltime", "")),
     )
-    expected = parse_clock(said.get("estimated.start_time", ""), offset, _TIME)
+    expected = parse_clock(fields.get("estimated.start_time", ""), offset, _TIME)
     return JobFacts(
         id=number,
         state=state,
         native=native,
-        name=said.get("Job_Name", ""),
-        partition=said.get("queue", ""),
-        reason=said.get("comment", "") if state == "pending" else "",
-        submitted_at=parse_clock(said.get("ctime", ""), offset, _TIME),
+        name=fields.get("Job_Name", ""),
+        partition=fields.get("queue", ""),
+        reason=fields.get("comment", "") if state == "pending" else "",
+        submitted_at=parse_clock(fields.get("ctime", ""), offset, _TIME),
         begins_at=expected if state == "pending" else begun,
         ends_at=begun + longest if state == "running" and begun is not None and longest is not None else None,
     )
 
 
-def _queue(said: Mapping[str, str]) -> Queue:
+def _queue(fields: Mapping[str, str]) -> Queue:
     """The server tells no nodes of a queue."""
-    waiting = re.findall(r"(?:Queued|Held|Waiting):(\d+)", said.get("state_count", ""))
+    waiting = re.findall(r"(?:Queued|Held|Waiting):(\d+)", fields.get("state_count", ""))
     return Queue(
-        up=said.get("enabled") == "True" and said.get("started") == "True",
+        up=fields.get("enabled") == "True" and fields.get("started") == "True",
         pending=sum(int(number) for number in waiting),
-        longest_s=parse_length(said.get("resources_max.walltime", "")),
+        longest_s=parse_length(fields.get("resources_max.walltime", "")),
     )

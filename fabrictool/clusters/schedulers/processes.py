@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fabrictool.clusters.schedulers.protocol import Job, JobFacts, SchedulerFacts, Submission
+from fabrictool.clusters.schedulers.protocol import Job, JobFacts, SchedulerFacts, Submission, first_line
 from fabrictool.clusters.schedulers.script import job_script
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-KIND = "ssh"
 
 _ALIVE = (
     'ft_alive() { [ -s "$1/pid" ] && read -r p t b <"$1/pid" && '
@@ -28,14 +27,12 @@ _BOOT = "$(cat /proc/sys/kernel/random/boot_id)"
 class Processes:
     """See the module's docstring."""
 
-    kind = KIND
-    tag_option = "the run folder"
+    kind = "ssh"
     commands: tuple[str, ...] = ("setsid",)
     oldest: tuple[int, int] | None = None
     accounting = ""
 
     def prelude(self) -> str:
-        """Nothing is needed."""
         return ""
 
     def survey(self, *, brief: bool) -> str:
@@ -49,7 +46,6 @@ class Processes:
         )
 
     def facts(self, sections: Mapping[str, Sequence[str]], now: float) -> SchedulerFacts:
-        """See the protocol."""
         jobs = []
         for line in sections.get("jobs", ()):
             number, state, operation = line.rsplit(" ", 2)
@@ -62,7 +58,7 @@ class Processes:
                     name=f"ft-{operation}",
                 )
             )
-        return SchedulerFacts(name=next(iter(sections.get("version", ())), KIND), jobs=tuple(jobs))
+        return SchedulerFacts(name=first_line(sections, "version", self.kind), jobs=tuple(jobs))
 
     def lookup(self) -> str:
         """What was started in a folder bears the folder's name."""
@@ -94,9 +90,7 @@ class Processes:
         return f'{_ALIVE}d="$units/${{2#ft-}}"; if ft_alive "$d"; then kill -KILL "$p"; fi\n'
 
     def estimate(self, facts: SchedulerFacts, job: Job) -> tuple[str, ...] | None:
-        """There is no queue."""
         return None
 
     def estimated(self, stdout: str, stderr: str) -> float | None:
-        """Never asked."""
         return None

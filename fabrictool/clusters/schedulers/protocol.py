@@ -129,11 +129,6 @@ class Scheduler(Protocol):
         ...
 
     @property
-    def tag_option(self) -> str:
-        """Name of what marks jobs, for messages."""
-        ...
-
-    @property
     def commands(self) -> tuple[str, ...]:
         """Programs that a login node must have on its path; empty where nobody has tried what is needed."""
         ...
@@ -191,3 +186,8 @@ def parse_comment(comment: str) -> dict[str, str]:
     if head != TAG:
         return {}
     return dict(part.split("=", 1) for part in rest if "=" in part)
+
+
+def first_line(sections: Mapping[str, Sequence[str]], name: str, default: str = "") -> str:
+    """What was printed under ``@NAME``, as far as one line of it counts."""
+    return next(iter(sections.get(name, ())), default)

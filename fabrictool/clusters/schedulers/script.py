@@ -22,6 +22,7 @@ wait "$child"; wait "$child"
 _PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
+# Wide: these are the words in which schedulers differ.
 def job_script(
     job: Job,
     *,

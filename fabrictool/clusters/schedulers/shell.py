@@ -44,6 +44,5 @@ def submit_program(scheduler: Scheduler) -> str:
 
 
 def signal_program(scheduler: Scheduler, *, kill: bool) -> str:
-    """Stops or kills."""
     signal = scheduler.kill() if kill else scheduler.stop()
     return program("signal", prelude=scheduler.prelude(), signal=signal)

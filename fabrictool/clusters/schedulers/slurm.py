@@ -13,14 +13,15 @@ import shlex
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError
-from fabrictool.clusters.schedulers.protocol import Job, JobFacts, JobState, SchedulerFacts, Submission
+from fabrictool.clusters.schedulers.protocol import Job, JobFacts, JobState, SchedulerFacts, Submission, first_line
 from fabrictool.clusters.schedulers.script import job_script
+from fabrictool.clusters.schedulers.times import parse_limit
+from fabrictool.clusters.site_facts import leading_number
 from fabrictool.domain.observed import Away, Queue
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-KIND = "slurm"
 OLDEST = (22, 5)
 _SQUEUE = "%A|%T|%P|%N|%V|%S|%e|%r|%j|%k"
 _SINFO = "%R|%a|%D|%c|%m|%l|%A|%G"
@@ -30,21 +31,18 @@ _ENDED = frozenset({
 })  # fmt: skip
 _PENDING = frozenset(["PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"])
 _GRES = re.compile(r"gpu(?::([A-Za-z0-9_.-]+?))??:(\d+)")
-_DAYS = re.compile(r"(?:(\d+)-)?(\d+):(\d+)(?::(\d+))?")
 _NEVER = frozenset(["", "N/A", "NONE", "(null)", "Unknown", "0"])
 
 
 class Slurm:
     """See the module's docstring."""
 
-    kind = KIND
-    tag_option = "--comment"
+    kind = "slurm"
     commands: tuple[str, ...] = ("sbatch", "srun", "squeue", "scancel", "sinfo", "scontrol")
     oldest: tuple[int, int] | None = OLDEST
     accounting = "sacct"
 
     def prelude(self) -> str:
-        """Nothing is needed."""
         return ""
 
     def survey(self, *, brief: bool) -> str:
@@ -69,19 +67,17 @@ class Slurm:
         queues = _queues(sections.get("queues", ()), waiting)
         return SchedulerFacts(
             version=version,
-            name=next(iter(sections.get("version", ())), KIND),
+            name=first_line(sections, "version", self.kind),
             jobs=tuple(_job(line) for line in sections.get("jobs", ()) if _ours(line)),
             queues=queues,
-            away=tuple(found for line in sections.get("reservations", ()) for found in _reservation(line, now, queues)),
-            programs=next((line.rpartition("/")[0] for line in sections.get("programs", ())), ""),
+            away=tuple(away for line in sections.get("reservations", ()) for away in _reservation(line, now, queues)),
+            programs=first_line(sections, "programs").rpartition("/")[0],
         )
 
     def lookup(self) -> str:
-        """See the protocol."""
         return "squeue --local -h --me -t all -o '%A %j %k'"
 
     def submission(self, facts: SchedulerFacts, job: Job) -> Submission:
-        """See the protocol."""
         if facts.version and facts.version < OLDEST:
             message = f"Slurm {'.'.join(map(str, facts.version))} is older than {OLDEST[0]}.{OLDEST[1]:02d}"
             raise FabrictoolError.of("FT5402", message, thing=job.partition, hint="ask the site for a later release")
@@ -114,19 +110,18 @@ class Slurm:
         )
 
     def kill(self) -> str:
-        """The whole job."""
         return _state_of() + '[ -z "$state" ] || scancel --quiet "$1"\n'
 
     def estimate(self, facts: SchedulerFacts, job: Job) -> tuple[str, ...] | None:
         """``sbatch --test-only``: tells a start and the node, refuses what can never run."""
         submission = self.submission(facts, job)
-        kept = [each for each in submission.argv[1:-1] if not each.startswith(("--parsable", "--output", "--signal"))]
+        kept = [word for word in submission.argv[1:-1] if not word.startswith(("--parsable", "--output", "--signal"))]
         return ("env", "SLURM_TIME_FORMAT=%s", "sbatch", "--test-only", *kept, "--wrap=true")
 
     def estimated(self, stdout: str, stderr: str) -> float | None:
         """From ``sbatch: Job 17 to start at 1763749800 using …``; with the time format of the survey's environment."""
-        found = re.search(r"to start at (\S+)", stderr + stdout)
-        return None if found is None else _time(found.group(1))
+        match = re.search(r"to start at (\S+)", stderr + stdout)
+        return None if match is None else _time(match.group(1))
 
 
 ENDS_AT_NOW = 'SLURM_TIME_FORMAT=%s squeue --local -h -j "$SLURM_JOB_ID" -o %e'
@@ -142,15 +137,15 @@ def _state_of() -> str:
 
 
 def _size(facts: SchedulerFacts, job: Job) -> list[str]:
-    found = ["--exclusive", "--mem=0"] if job.whole_node else []
+    options = ["--exclusive", "--mem=0"] if job.whole_node else []
     if not job.whole_node:
-        found += [f"--cpus-per-task={job.cpus}"] if job.cpus else []
-        found += [f"--mem={math.ceil(job.memory / 2**20)}M"] if job.memory else []
+        options += [f"--cpus-per-task={job.cpus}"] if job.cpus else []
+        options += [f"--mem={math.ceil(job.memory / 2**20)}M"] if job.memory else []
     if job.devices:
         queue = facts.queues.get(job.partition)
         kind = job.device or (queue.device if queue is not None else "")
-        found.append(f"--gres=gpu:{kind}:{job.devices}" if kind else f"--gres=gpu:{job.devices}")
-    return found
+        options.append(f"--gres=gpu:{kind}:{job.devices}" if kind else f"--gres=gpu:{job.devices}")
+    return options
 
 
 def _limit(seconds: float) -> str:
@@ -195,7 +190,7 @@ def _job(line: str) -> JobFacts:
 
 def _queues(lines: Iterable[str], waiting: Sequence[str]) -> dict[str, Queue]:
     """One a partition; `sinfo` has a line for each kind of node in it, and the largest kind counts."""
-    found: dict[str, Queue] = {}
+    queues: dict[str, Queue] = {}
     for line in lines:
         parts = line.split("|", 7)
         if len(parts) < 8:
@@ -205,21 +200,21 @@ def _queues(lines: Iterable[str], waiting: Sequence[str]) -> dict[str, Queue]:
         name, up, nodes, cpus, memory, longest, busy_idle, gres = parts
         busy, _, idle = busy_idle.partition("/")
         kinds = _GRES.search(gres)
-        before = found.get(name, Queue())
+        before = queues.get(name, Queue())
         here = Queue(
             up=up == "up",
-            nodes=before.nodes + _whole(nodes),
-            idle=before.idle + _whole(idle),
-            away=before.away + max(0, _whole(nodes) - _whole(busy) - _whole(idle)),
-            pending=sum(1 for each in waiting if each == name),
-            longest_s=_seconds(longest),
+            nodes=before.nodes + leading_number(nodes),
+            idle=before.idle + leading_number(idle),
+            away=before.away + max(0, leading_number(nodes) - leading_number(busy) - leading_number(idle)),
+            pending=waiting.count(name),
+            longest_s=parse_limit(longest),
             devices=max(before.devices, int(kinds.group(2)) if kinds else 0),
             device=(kinds.group(1) or "") if kinds else before.device,
-            cpus=max(before.cpus, _whole(cpus)),
-            memory=max(before.memory, _whole(memory) * 2**20),
+            cpus=max(before.cpus, leading_number(cpus)),
+            memory=max(before.memory, leading_number(memory) * 2**20),
         )
-        found[name] = here
-    return found
+        queues[name] = here
+    return queues
 
 
 def _reservation(line: str, now: float, queues: Mapping[str, Queue]) -> list[Away]:
@@ -231,12 +226,12 @@ def _reservation(line: str, now: float, queues: Mapping[str, Queue]) -> list[Awa
         return []
     if "MAINT" not in flags and "IGNORE_JOBS" not in flags:
         return []
-    name, count = fields["ReservationName"], _whole(fields.get("NodeCnt", ""))
+    name, count = fields["ReservationName"], leading_number(fields.get("NodeCnt", ""))
     partitions = _names(fields.get("PartitionName", ""))
     largest = max((queue.nodes for queue in queues.values()), default=0)
     if not partitions and ("ALL_NODES" in flags or (largest and count >= sum(q.nodes for q in queues.values()))):
         return [Away(name=name, begin=begin, end=end)]
-    if partitions and all(count >= queues[each].nodes for each in partitions if each in queues):
+    if partitions and all(count >= queues[partition].nodes for partition in partitions if partition in queues):
         return [Away(name=name, begin=begin, end=end, partitions=partitions)]
     nodes = hostlist(fields.get("Nodes", ""))
     return [Away(name=name, begin=begin, end=end, nodes=nodes)] if nodes else []
@@ -244,22 +239,22 @@ def _reservation(line: str, now: float, queues: Mapping[str, Queue]) -> list[Awa
 
 def hostlist(text: str) -> tuple[str, ...]:
     """``n[01-03,7],login2`` → n01, n02, n03, n7, login2; empty for what is none."""
-    found = []
+    hosts = []
     for part in re.findall(r"[^,\[]+(?:\[[^\]]*\][^,\[]*)*", text):
         opened = re.fullmatch(r"([^\[]*)\[([^\]]*)\](.*)", part)
         if part in _NEVER:
             continue
         if opened is None:
-            found.append(part)
+            hosts.append(part)
             continue
         head, ranges, tail = opened.groups()
-        for each in ranges.split(","):
-            first, _, last = each.partition("-")
+        for span in ranges.split(","):
+            first, _, last = span.partition("-")
             if not first.isdecimal() or (last and not last.isdecimal()):
                 continue
             numbers = range(int(first), int(last or first) + 1)
-            found += [f"{head}{number:0{len(first)}d}{tail}" for number in numbers]
-    return tuple(found)
+            hosts += [f"{head}{number:0{len(first)}d}{tail}" for number in numbers]
+    return tuple(hosts)
 
 
 def _names(partition: str) -> tuple[str, ...]:
@@ -267,24 +262,9 @@ def _names(partition: str) -> tuple[str, ...]:
 
 
 def _version(lines: Sequence[str]) -> tuple[int, ...]:
-    found = re.search(r"(\d+)\.(\d+)(?:\.(\d+))?", " ".join(lines))
-    return () if found is None else tuple(int(part) for part in found.groups() if part)
+    match = re.search(r"(\d+)\.(\d+)(?:\.(\d+))?", " ".join(lines))
+    return () if match is None else tuple(int(part) for part in match.groups() if part)
 
 
 def _time(text: str) -> float | None:
     return float(text) if text.isdecimal() and text not in _NEVER else None
-
-
-def _seconds(limit: str) -> float | None:
-    """Of ``D-HH:MM:SS``; None for ``infinite``."""
-    found = _DAYS.fullmatch(limit)
-    if found is None:
-        return None
-    days, first, second, third = found.groups()
-    hours, minutes, seconds = (first, second, third) if third is not None else ("0", first, second)
-    return int(days or 0) * 86400 + int(hours) * 3600 + int(minutes) * 60 + float(seconds)
-
-
-def _whole(text: str) -> int:
-    found = re.match(r"\d+", text)
-    return int(found.group()) if found else 0

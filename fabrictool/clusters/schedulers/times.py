@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fabrictool.clusters.schedulers.protocol import Job
 
 _LENGTH = re.compile(r"(?:(?:(\d+):)?(\d+):)?(\d+)")
+_LIMIT = re.compile(r"(?:(\d+)-)?(\d+):(\d+)(?::(\d+))?")
 
 
 def local_clock(at: float, offset: str, form: str) -> str:
@@ -34,11 +35,21 @@ def parse_clock(text: str, offset: str, form: str) -> float | None:
 
 def parse_length(text: str) -> float | None:
     """Seconds of ``HH:MM:SS``, ``MM:SS`` or seconds; None for anything else."""
-    found = _LENGTH.fullmatch(text.strip())
-    if found is None:
+    match = _LENGTH.fullmatch(text.strip())
+    if match is None:
         return None
-    hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    hours, minutes, seconds = (int(part or 0) for part in match.groups())
     return float(hours * 3600 + minutes * 60 + seconds)
+
+
+def parse_limit(text: str) -> float | None:
+    """Seconds of Slurm's ``D-HH:MM:SS``, ``HH:MM:SS`` or ``MM:SS``; None for ``infinite`` and other words."""
+    match = _LIMIT.fullmatch(text)
+    if match is None:
+        return None
+    days, first, second, third = match.groups()
+    hours, minutes, seconds = (first, second, third) if third is not None else ("0", first, second)
+    return int(days or 0) * 86400.0 + int(hours) * 3600 + int(minutes) * 60 + int(seconds)
 
 
 def passed_options(job: Job, ours: Collection[str]) -> list[tuple[str, str]]:

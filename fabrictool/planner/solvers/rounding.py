@@ -104,7 +104,7 @@ class FreeDevices:
         }
 
     def copy(self) -> FreeDevices:
-        """An independent copy."""
+
         other = FreeDevices(())
         other._left = {key: dict(left) for key, left in self._left.items()}
         return other

@@ -14,6 +14,10 @@ from fabrictool.domain.state import SCHEMA, Lease, State
 RESTORE = "`fabrictool state rebuild` makes it anew from what the clusters say; the damaged one is kept aside"
 
 
+UNKNOWN_HOLDER = Lease(id="unknown", who="", host="", pid=0, purpose="", at=0.0)
+"""Stands for a lease that somebody holds, and that says nothing of itself."""
+
+
 class Version(msgspec.Struct, frozen=True, kw_only=True):
     """One state that once was the current one."""
 
@@ -53,6 +57,19 @@ def decode_state(data: bytes, place: str) -> State:
     return state
 
 
+def state_of(data: bytes | None, place: str) -> State:
+    """Of a place that may have none yet; raises as `decode_state`."""
+    return State() if data is None else decode_state(data, place)
+
+
+def check_unmoved(data: bytes | None, read: State, place: str) -> None:
+    """Raises FT4002 when the state that lies at `place` is no longer the one that was `read`."""
+    if data is not None:
+        current = decode_state(data, place)
+        if (current.lineage, current.serial) != (read.lineage, read.serial):
+            raise stale(read, current, place)
+
+
 def successor(new: State, read: State) -> State:
     """What is written after `read`: one serial later, with a lineage."""
     return msgspec.structs.replace(new, serial=read.serial + 1, lineage=new.lineage or random_id())
@@ -78,6 +95,18 @@ def held(lease: Lease | None, place: str, *, now: float) -> FabrictoolError:
         if lease.expires is not None:
             hint = f"wait for it to end; without a sign of life it runs out in {max(0.0, lease.expires - now):.0f} s"
     return StaleError.of("FT4003", message, file=place, hint=hint, transient=True)
+
+
+def no_such_lease(lease_id: str, lease: Lease | None, place: str) -> FabrictoolError:
+    """The id that was given is not the one that counts."""
+    there = f"the one that counts is held by {lease}" if lease is not None else "nobody holds a lease"
+    hint = f"fabrictool state unlock {lease.id}" if lease is not None else "nothing has to be unlocked"
+    return FabrictoolError.of("FT4205", f"there is no lease {lease_id}: {there}", file=place, hint=hint)
+
+
+def taken_by(other: Lease | None) -> str:
+    """Why a lease of ours is gone."""
+    return "it was taken away" if other is None else f"it is held by {other} now"
 
 
 def lost(lease: Lease, why: str, place: str) -> FabrictoolError:

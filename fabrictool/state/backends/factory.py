@@ -26,12 +26,4 @@ def store_elsewhere(described: StateBackend | None, folder: Path, environment: M
     if server is None:
         return None
     token = server.token
-    return HttpStore(
-        server.address,
-        lock_address=server.lock_address or "",
-        unlock_address=server.unlock_address or "",
-        lock_method=server.lock_method,
-        unlock_method=server.unlock_method,
-        user=server.user or "",
-        secret=None if token is None else lambda: resolve(token, environment),
-    )
+    return HttpStore(server, None if token is None else lambda: resolve(token, environment))

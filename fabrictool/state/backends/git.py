@@ -20,25 +20,29 @@ import msgspec
 from fabrictool.base.clock import SystemClock
 from fabrictool.base.errors import FabrictoolError, StaleError
 from fabrictool.base.files import file_error
-from fabrictool.domain.state import Lease, State
+from fabrictool.domain.state import Lease
 from fabrictool.state.backends.document import (
     Version,
+    check_unmoved,
     decode_state,
     encode_state,
     held,
     lost,
     new_lease,
-    stale,
+    no_such_lease,
+    state_of,
     successor,
+    taken_by,
 )
 from fabrictool.state.backends.gitcommand import Git
-from fabrictool.state.backends.heartbeat import SKEW_S, TTL_S, LeaseHeartbeat
-from fabrictool.state.backends.local import locked_within, no_such_lease
+from fabrictool.state.backends.heartbeat import TTL_S, LeaseHeartbeat, expired
+from fabrictool.state.backends.local import locked_within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from fabrictool.base.clock import Clock
+    from fabrictool.domain.state import State
 
 STATE, LEASE = "state.json", "lease.json"
 TRIES = 8
@@ -81,12 +85,9 @@ class GitStore:
     # -- state ------------------------------------------------------------------------------------------------
 
     def read(self) -> State:
-        """Of the branch as it is now."""
-        data = self.raw()
-        return State() if data is None else decode_state(data, self.place)
+        return state_of(self.raw(), self.place)
 
     def raw(self) -> bytes | None:
-        """The file's bytes."""
         with self._alone():
             self._head = self._git.fetch()
             return self._file(self._head, STATE)
@@ -99,19 +100,13 @@ class GitStore:
 
         def change(head: str) -> dict[str, bytes | None]:
             self._check_lease(head)
-            data = self._file(head, STATE)
-            if data is not None:
-                current = decode_state(data, self.place)
-                if (current.lineage, current.serial) != (read.lineage, read.serial):
-                    raise stale(read, current, self.place)
+            check_unmoved(self._file(head, STATE), read, self.place)
             return {STATE: encode_state(written)}
 
         self._push(change, f"state {written.serial}")
         return written
 
     def replace(self, new: State) -> State:
-        """Whatever is there."""
-
         def change(head: str) -> dict[str, bytes | None]:
             self._check_lease(head)
             return {STATE: encode_state(new)}
@@ -121,14 +116,14 @@ class GitStore:
 
     def history(self) -> list[Version]:
         """The commits that changed it."""
-        found = []
+        versions = []
         with self._alone():
             for commit, at in self._git.log(self._git.fetch(), STATE, LISTED):
                 with contextlib.suppress(FabrictoolError):
                     data = self._file(commit, STATE)
                     if data is not None:
-                        found.append(Version(at=at, state=decode_state(data, self.place)))
-        return found
+                        versions.append(Version(at=at, state=decode_state(data, self.place)))
+        return versions
 
     # -- lease ------------------------------------------------------------------------------------------------
 
@@ -154,29 +149,27 @@ class GitStore:
             self._give_back(lease)
 
     def holder(self) -> Lease | None:
-        """Of the branch as it is now."""
         with self._alone():
             return self._counting(self._git.fetch())
 
     def unlock(self, lease_id: str) -> Lease:
-        """Take ``lease.json`` away."""
-        found: list[Lease] = []
+        ended: list[Lease] = []
 
         def change(head: str) -> dict[str, bytes | None]:
             lease = self._lease_at(head)
             if lease is None or lease.id != lease_id:
                 raise no_such_lease(lease_id, lease, self.place)
-            found.append(lease)
+            ended.append(lease)
             return {LEASE: None}
 
         self._push(change, f"lease {lease_id} unlocked by hand")
-        return found[-1]
+        return ended[-1]
 
     def _renew(self, lease: Lease) -> None:
         def change(head: str) -> dict[str, bytes | None]:
             there = self._lease_at(head)
             if there is None or there.id != lease.id:
-                raise lost(lease, _why(there), self.place)
+                raise lost(lease, taken_by(there), self.place)
             return {LEASE: _encode(lease)}
 
         self._push(change, f"lease {lease.id} renewed")
@@ -195,13 +188,11 @@ class GitStore:
         if self._heart is not None:
             there = self._lease_at(head)
             if there is None or there.id != self._heart.id:
-                raise self._heart.gone(_why(there))
+                raise self._heart.gone(taken_by(there))
 
     def _counting(self, head: str) -> Lease | None:
         lease = self._lease_at(head)
-        if lease is None or (lease.expires is not None and self._clock.wall() > lease.expires + SKEW_S):
-            return None
-        return lease
+        return None if lease is None or expired(lease, self._clock.wall()) else lease
 
     def _lease_at(self, head: str) -> Lease | None:
         data = self._file(head, LEASE)
@@ -273,7 +264,3 @@ class GitStore:
 
 def _encode(lease: Lease) -> bytes:
     return msgspec.json.format(msgspec.json.encode(lease), indent=1) + b"\n"
-
-
-def _why(there: Lease | None) -> str:
-    return "it was taken away" if there is None else f"it is held by {there} now"

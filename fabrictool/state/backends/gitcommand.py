@@ -112,7 +112,7 @@ class Git:
         if done.returncode:
             there = self._there()  # the answer may have been lost on the way back
             if there != commit:
-                if there != head or _MOVING.search(_said(done)):
+                if there != head or _MOVING.search(_complaint(done)):
                     return False
                 self._fail(done, refused=True)
         self._run("update-ref", self._ref, commit)
@@ -142,7 +142,7 @@ class Git:
         """What only the cache is needed for."""
         done = self._run(*arguments, stdin=stdin)
         if done.returncode:
-            message = f"git {arguments[0]} failed: {_said(done)}"
+            message = f"git {arguments[0]} failed: {_complaint(done)}"
             hint = f"free some space, or remove {self._cache}: it is only a cache"
             raise FabrictoolError.of("FT4206", message, file=str(self._cache), hint=hint, transient=True)
         return done.stdout
@@ -176,12 +176,12 @@ class Git:
         return subprocess.CompletedProcess(argv, process.returncode, stdout, stderr)
 
     def _fail(self, done: subprocess.CompletedProcess[bytes], *, refused: bool = False) -> NoReturn:
-        said = _said(done)
-        if refused or _REFUSED.search(said):
+        why = _complaint(done)
+        if refused or _REFUSED.search(why):
             hint = f"try it by hand: git ls-remote {self.url}; fabrictool brings no credentials of its own"
-            message = f"the repository refused: {said}"
+            message = f"the repository refused: {why}"
             raise FabrictoolError.of("FT4203", message, file=self._place, hint=hint)
-        raise self._silent(f"the repository does not answer: {said}")
+        raise self._silent(f"the repository does not answer: {why}")
 
     def _silent(self, message: str) -> FabrictoolError:
         hint = f"try it by hand: git ls-remote {self.url}"
@@ -192,7 +192,7 @@ class Git:
         return f"{self.url} {self._branch}"
 
 
-def _said(done: subprocess.CompletedProcess[bytes]) -> str:
+def _complaint(done: subprocess.CompletedProcess[bytes]) -> str:
     """The lines that say why, on one line."""
     lines = [*done.stdout.decode(errors="replace").splitlines(), *done.stderr.decode(errors="replace").splitlines()]
     kept = [line.strip() for line in lines if line.strip() and not line.startswith(("To ", "Done", "hint:"))]

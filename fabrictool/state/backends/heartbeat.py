@@ -26,6 +26,11 @@ SKEW_S = 30.0
 """Another machine's clock may be ahead by this before it takes over a lease that still counts."""
 
 
+def expired(lease: Lease, now: float) -> bool:
+    """Whether its holder has not renewed it for so long that another may take it; `now` in wall seconds."""
+    return lease.expires is not None and now > lease.expires + SKEW_S
+
+
 class LeaseHeartbeat:
     """Renews one lease from a thread, and says whether it still counts.
 
@@ -47,7 +52,6 @@ class LeaseHeartbeat:
 
     @property
     def id(self) -> str:
-        """Of the lease."""
         return self._lease.id
 
     @property
@@ -74,7 +78,6 @@ class LeaseHeartbeat:
             self.renew()  # this machine slept, or the network was away: it is ours if nobody took it since
 
     def renew(self) -> None:
-        """Now."""
         with self._lock:
             expires = None if self._lease.expires is None else self._clock.wall() + self._ttl_s
             lease = msgspec.structs.replace(self._lease, expires=expires)

@@ -20,19 +20,22 @@ import msgspec
 
 from fabrictool.base.clock import SystemClock
 from fabrictool.base.errors import FabrictoolError
-from fabrictool.domain.state import Lease, State
+from fabrictool.domain.state import Lease
 from fabrictool.state.backends.document import (
+    UNKNOWN_HOLDER,
     Version,
-    decode_state,
+    check_unmoved,
     encode_state,
     held,
     lost,
     new_lease,
+    no_such_lease,
     stale,
+    state_of,
     successor,
+    taken_by,
 )
-from fabrictool.state.backends.heartbeat import SKEW_S, TTL_S, LeaseHeartbeat
-from fabrictool.state.backends.local import no_such_lease
+from fabrictool.state.backends.heartbeat import TTL_S, LeaseHeartbeat, expired
 from fabrictool.state.backends.requests import Requests
 
 if TYPE_CHECKING:
@@ -40,6 +43,8 @@ if TYPE_CHECKING:
 
     from fabrictool.base.clock import Clock
     from fabrictool.base.http import HttpResponse
+    from fabrictool.domain.state import State
+    from fabrictool.domain.statebackend import HttpState
 
 LOCKED = (409, 423)
 """Somebody has the lock; the body says who."""
@@ -60,43 +65,35 @@ class LockInfo(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
 
 
 class HttpStore:
-    """The state at `address`; `secret` is asked for the token when it is needed first."""
+    """The state at `server`; `secret` is asked for the token when it is needed first."""
 
     def __init__(
         self,
-        address: str,
-        *,
-        lock_address: str = "",
-        unlock_address: str = "",
-        lock_method: str = "LOCK",
-        unlock_method: str = "UNLOCK",
-        user: str = "",
+        server: HttpState,
         secret: Callable[[], str] | None = None,
+        *,
         clock: Clock | None = None,
         ttl_s: float = TTL_S,
     ) -> None:
-        self._address = address
-        self._lock = (lock_method, lock_address or address)
-        self._unlock = (unlock_method, unlock_address or lock_address or address)
-        self._requests = Requests(user, secret)
+        lock_address = server.lock_address or server.address
+        self._address = server.address
+        self._lock = (server.lock_method, lock_address)
+        self._unlock = (server.unlock_method, server.unlock_address or lock_address)
+        self._requests = Requests(server.user or "", secret)
         self._clock = clock or SystemClock()
         self._ttl_s = ttl_s
         self._heart: LeaseHeartbeat | None = None
 
     @property
     def place(self) -> str:
-        """The address."""
         return self._address
 
     # -- state ------------------------------------------------------------------------------------------------
 
     def read(self) -> State:
-        """What the server has."""
-        data = self.raw()
-        return State() if data is None else decode_state(data, self.place)
+        return state_of(self.raw(), self.place)
 
     def raw(self) -> bytes | None:
-        """The body."""
         return self._get()[0]
 
     def write(self, new: State, *, read: State) -> State:
@@ -104,16 +101,12 @@ class HttpStore:
         if self._heart is not None:
             self._heart.check()
         data, tag = self._get()
-        if data is not None:
-            current = decode_state(data, self.place)
-            if (current.lineage, current.serial) != (read.lineage, read.serial):
-                raise stale(read, current, self.place)
+        check_unmoved(data, read, self.place)
         written = successor(new, read)
         self._post(written, tag, read)
         return written
 
     def replace(self, new: State) -> State:
-        """Whatever is there."""
         self._post(new, "", new)
         return new
 
@@ -145,7 +138,7 @@ class HttpStore:
         if answer.status in LOCKED:
             there = _lease(answer.body)
             if self._heart is not None:
-                raise self._heart.gone(_why(there))
+                raise self._heart.gone(taken_by(there))
             raise held(there, self.place, now=self._clock.wall())
         if not 200 <= answer.status < 300:
             raise self._odd("POST", answer)
@@ -154,10 +147,9 @@ class HttpStore:
 
     @contextlib.contextmanager
     def lease(self, purpose: str, *, now: float) -> Iterator[Lease]:
-        """Lock, renew, unlock."""
         lease = new_lease(purpose, now=now)
         other = self._try_lock(lease)
-        if other is not None and self._expired(other):
+        if other is not None and expired(other, self._clock.wall()):
             self._ask_unlock(other)
             other = self._try_lock(lease)
         if other is not None:
@@ -184,7 +176,7 @@ class HttpStore:
         if other is None:
             self._ask_unlock(probe)
             return None
-        return None if self._expired(other) else other
+        return None if expired(other, self._clock.wall()) else other
 
     def unlock(self, lease_id: str) -> Lease:
         """Unlock in its holder's name."""
@@ -200,13 +192,13 @@ class HttpStore:
     def _renew(self, lease: Lease) -> None:
         other = self._try_lock(lease)
         if other is not None and other.id != lease.id:
-            raise lost(lease, _why(other), self.place)
+            raise lost(lease, taken_by(other), self.place)
 
     def _try_lock(self, lease: Lease) -> Lease | None:
         """None when it is ours now, else whose it is (perhaps ours too, where a server lets nobody lock twice)."""
         answer = self._requests.ask(*self._lock, _info(lease, self._address))
         if answer.status in LOCKED:
-            return _lease(answer.body) or Lease(id="unknown", who="", host="", pid=0, purpose="", at=0.0)
+            return _lease(answer.body) or UNKNOWN_HOLDER
         if not 200 <= answer.status < 300:
             raise self._odd(self._lock[0], answer)
         return None
@@ -215,9 +207,6 @@ class HttpStore:
         answer = self._requests.ask(*self._unlock, _info(lease, self._address))
         if not 200 <= answer.status < 300 and answer.status not in LOCKED:
             raise self._odd(self._unlock[0], answer)
-
-    def _expired(self, lease: Lease) -> bool:
-        return lease.expires is not None and self._clock.wall() > lease.expires + SKEW_S
 
     def _odd(self, method: str, answer: HttpResponse) -> FabrictoolError:
         if answer.status in (404, 405, 501) and method not in ("GET", "POST"):
@@ -249,11 +238,11 @@ def _lease(body: bytes) -> Lease | None:
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
     try:
-        found: Lease = msgspec.json.decode(info.info or "{}", type=Lease)
+        lease: Lease = msgspec.json.decode(info.info or "{}", type=Lease)
     except msgspec.DecodeError:
         who, _, host = info.who.partition("@")
         return Lease(id=info.id, who=who, host=host, pid=0, purpose=info.operation, at=_second(info.created))
-    return msgspec.structs.replace(found, id=info.id)
+    return msgspec.structs.replace(lease, id=info.id)
 
 
 def _second(created: str) -> float:
@@ -267,7 +256,3 @@ def _with_id(address: str, lock_id: str) -> str:
     parts = urlsplit(address)
     query = [*parse_qsl(parts.query, keep_blank_values=True), ("ID", lock_id)]
     return urlunsplit(parts._replace(query=urlencode(query)))
-
-
-def _why(there: Lease | None) -> str:
-    return "it was taken away" if there is None else f"it is held by {there} now"

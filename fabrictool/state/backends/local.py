@@ -17,15 +17,18 @@ import msgspec
 from fabrictool.base.clock import SystemClock
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.base.files import file_error, write_atomic
-from fabrictool.domain.state import Lease, State
+from fabrictool.domain.state import Lease
 from fabrictool.state.backends.document import (
+    UNKNOWN_HOLDER,
     Version,
+    check_unmoved,
     decode_state,
     encode_state,
     held,
     lost,
     new_lease,
-    stale,
+    no_such_lease,
+    state_of,
     successor,
 )
 
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fabrictool.base.clock import Clock
+    from fabrictool.domain.state import State
 
 KEPT = 20
 """Versions of the state that are kept."""
@@ -54,7 +58,6 @@ class LocalStore:
 
     @property
     def place(self) -> str:
-        """The file."""
         return str(self._file)
 
     @property
@@ -68,12 +71,9 @@ class LocalStore:
     # -- state ------------------------------------------------------------------------------------------------
 
     def read(self) -> State:
-        """The state; an empty one when there is none yet."""
-        data = self.raw()
-        return State() if data is None else decode_state(data, self.place)
+        return state_of(self.raw(), self.place)
 
     def raw(self) -> bytes | None:
-        """The file's bytes."""
         try:
             return self._file.read_bytes()
         except FileNotFoundError:
@@ -85,30 +85,24 @@ class LocalStore:
         """Compare and set, one process at a time."""
         with self._one_at_a_time():
             self._check_lease()
-            data = self.raw()
-            if data is not None:
-                current = decode_state(data, self.place)
-                if (current.lineage, current.serial) != (read.lineage, read.serial):
-                    raise stale(read, current, self.place)
+            check_unmoved(self.raw(), read, self.place)
             written = successor(new, read)
             self._put(written)
             return written
 
     def replace(self, new: State) -> State:
-        """Whatever is there."""
         with self._one_at_a_time():
             self._check_lease()
             self._put(new)
             return new
 
     def history(self) -> list[Version]:
-        """What `_put` kept."""
-        found = []
+        versions = []
         for file in self._versions()[::-1]:
             with contextlib.suppress(FabrictoolError, OSError):
                 state = decode_state(file.read_bytes(), str(file))
-                found.append(Version(at=file.stat().st_mtime, state=state))
-        return found
+                versions.append(Version(at=file.stat().st_mtime, state=state))
+        return versions
 
     def _put(self, state: State) -> None:
         """The version first: if there is no room for it, the state stays as it was."""
@@ -120,9 +114,9 @@ class LocalStore:
                 file.unlink()
 
     def _versions(self) -> list[Path]:
-        """Oldest first."""
-        found = [file for file in (self._folder / "state-history").glob("*.json") if file.stem.isdecimal()]
-        return sorted(found, key=lambda file: int(file.stem))
+        """Files of former states, oldest first."""
+        files = [file for file in (self._folder / "state-history").glob("*.json") if file.stem.isdecimal()]
+        return sorted(files, key=lambda file: int(file.stem))
 
     @contextlib.contextmanager
     def _one_at_a_time(self) -> Iterator[None]:
@@ -167,7 +161,7 @@ class LocalStore:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            return _content(descriptor) or Lease(id="unknown", who="", host="", pid=0, purpose="", at=0.0)
+            return _content(descriptor) or UNKNOWN_HOLDER
         finally:
             os.close(descriptor)
         return None
@@ -235,13 +229,6 @@ def locked_within(descriptor: int, seconds: float) -> bool:
             time.sleep(LOOK_S)
         else:
             return True
-
-
-def no_such_lease(lease_id: str, lease: Lease | None, place: str) -> FabrictoolError:
-    """The id that was given is not the one that counts."""
-    there = f"the one that counts is held by {lease}" if lease is not None else "nobody holds a lease"
-    hint = f"fabrictool state unlock {lease.id}" if lease is not None else "nothing has to be unlocked"
-    return FabrictoolError.of("FT4205", f"there is no lease {lease_id}: {there}", file=place, hint=hint)
 
 
 def _content(descriptor: int) -> Lease | None:

@@ -13,10 +13,10 @@ import pytest
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.clusters.connections.openssh_connection import OpensshConnection
 from fabrictool.clusters.connections.openssh_files import by_hand
-from fabrictool.clusters.connections.settings import Limits
+from fabrictool.clusters.connections.settings import ConnectionLimits
 from tests.clusters.connections.servers import eventually, free_port, new_key, public
 
-QUICK = Limits(connect_s=3, login_s=10, refused_s=15)
+QUICK = ConnectionLimits(connect_s=3, login_s=10, refused_s=15)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import subprocess
 
 import pytest
 
+from fabrictool.domain.statebackend import HttpState
 from fabrictool.state.backends.git import GitStore
 from fabrictool.state.backends.http import HttpStore
 from fabrictool.state.backends.local import LocalStore
@@ -33,7 +34,7 @@ class Shelf:
         if self.kind == "git":
             cache = self.folder / f"machine{self.opened}/state.git"
             return GitStore(str(self.repository), "states", cache, environment=os.environ, **options)
-        return HttpStore(f"{self.server.url}/state/t", secret=lambda: self.server.token, **options)
+        return HttpStore(HttpState(address=f"{self.server.url}/state/t"), lambda: self.server.token, **options)
 
     def content(self):
         """The state as it lies there, read by other means."""

@@ -6,7 +6,9 @@ import time
 import pytest
 
 from fabrictool.base.errors import FabrictoolError, StaleError
+from fabrictool.domain.secrets import SecretRef
 from fabrictool.domain.state import State
+from fabrictool.domain.statebackend import HttpState
 from fabrictool.state.backends.http import HttpStore
 
 
@@ -33,22 +35,23 @@ def test_the_token_is_in_a_header_and_nowhere_else(shelf):
     assert token.encode() not in shelf.server.state
     shelf.server.token = "another"
     with pytest.raises(FabrictoolError) as error:
-        HttpStore(shelf.server.url, secret=lambda: token).read()
+        HttpStore(HttpState(address=shelf.server.url), lambda: token).read()
     assert code(error) == ("FT4203", False)
     assert token not in error.value.problems[0].render()
 
 
 def test_a_token_that_no_header_can_have_is_not_repeated(shelf):
     with pytest.raises(FabrictoolError) as error:
-        HttpStore(shelf.server.url, secret=lambda: "planted\r\nX-Other: 1").read()
+        HttpStore(HttpState(address=shelf.server.url), lambda: "planted\r\nX-Other: 1").read()
     assert code(error) == ("FT4203", False)
     assert "planted" not in error.value.problems[0].render()
     assert error.value.__cause__ is None
 
 
 def test_with_a_user_the_token_is_a_password(shelf):
+    server = HttpState(address=shelf.server.url, user="ci", token=SecretRef("env", "PASS"))
     with pytest.raises(FabrictoolError):
-        HttpStore(shelf.server.url, user="ci", secret=lambda: "pass").read()
+        HttpStore(server, lambda: "pass").read()
     assert shelf.server.seen[-1][2]["Authorization"] == "Basic Y2k6cGFzcw=="
 
 
@@ -136,10 +139,9 @@ def test_the_lock_info_is_what_other_tools_show(shelf):
 
 
 def test_methods_and_addresses_are_those_of_the_blueprint(shelf):
-    store = HttpStore(
-        shelf.server.url + "/state/x", lock_address=shelf.server.url + "/state/x/lock", lock_method="LOCK",
-        unlock_address=shelf.server.url + "/state/x/free", secret=lambda: shelf.server.token,
-    )  # fmt: skip
+    at = f"{shelf.server.url}/state/x"
+    server = HttpState(address=at, lock_address=f"{at}/lock", lock_method="LOCK", unlock_address=f"{at}/free")
+    store = HttpStore(server, lambda: shelf.server.token)
     with store.lease("apply", now=0.0):
         store.write(State(), read=State())
     seen = {(method, path.partition("?")[0]) for method, path, _ in shelf.server.seen}
