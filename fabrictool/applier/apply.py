@@ -54,7 +54,6 @@ class Reporter(Protocol):
 
     def step(self, action: Action, kind: str, text: str) -> None:
         """An action moved: ``intent``, ``started``, ``waiting``, ``done``, ``queued``, ``held``, ``failed``."""
-        ...
 
 
 @dataclass(slots=True)

@@ -11,11 +11,9 @@ class Clock(Protocol):
 
     def monotonic(self) -> float:
         """Seconds on a clock that never steps; only differences mean anything."""
-        ...
 
     def wall(self) -> float:
         """Seconds since the epoch."""
-        ...
 
 
 class SystemClock:

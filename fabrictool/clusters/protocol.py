@@ -41,16 +41,13 @@ class Cluster(Protocol):
     @property
     def name(self) -> str:
         """As the inventory names it."""
-        ...
 
     @property
     def poll_s(self) -> float:
         """Seconds between two looks while something is awaited: login nodes belong to everybody."""
-        ...
 
     def observe(self, *, brief: bool = False) -> ClusterFacts:
         """What is there now; reads only. `brief`: units alone, without queues and reservations."""
-        ...
 
     def start(self, units: Sequence[NewUnit]) -> dict[str, FabrictoolError]:
         """Place and start units that do not run and have not run; the failed ones with their errors.
@@ -60,40 +57,30 @@ class Cluster(Protocol):
         FabrictoolError
             The cluster was lost on the way: which of them were started is not known, and calling again finds out.
         """
-        ...
 
     def stop(self, operations: Iterable[str]) -> None:
         """Ask units to leave (TERM), and end those that wait in a queue; nothing for those that do not live."""
-        ...
 
     def kill(self, operations: Iterable[str]) -> None:
         """End units that do not leave."""
-        ...
 
     def forget(self, operations: Iterable[str]) -> None:
         """Remove the files of units that do not run; identity material goes first."""
-        ...
 
     def outlook(self, units: Sequence[NewUnit]) -> tuple[list[Outlook], list[str]]:
         """What a scheduler expects of units that would be started now, and warnings; submits nothing."""
-        ...
 
     def spec(self, operation: str) -> UnitSpec:
         """What a unit was told; raises FT5104 when that cannot be read."""
-        ...
 
     def document(self, operation: str) -> StatusDocument | None:
         """The unit's own status document; None when there is none."""
-        ...
 
     def page(self, operation: str) -> AbstractContextManager[str]:
         """URL of the unit's loopback status page, as it can be reached from here while the context lasts; "": none."""
-        ...
 
     def log_tail(self, operation: str, lines: int) -> list[str]:
         """The last lines of its log."""
-        ...
 
     def close(self) -> None:
         """End connections; a later call opens them again."""
-        ...

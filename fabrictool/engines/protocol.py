@@ -89,22 +89,18 @@ class EngineAdapter(Protocol):
     @property
     def name(self) -> str:
         """As written in blueprints."""
-        ...
 
     @property
     def capabilities(self) -> Capabilities:
         """What it can be asked for."""
-        ...
 
     @property
     def readiness(self) -> Readiness:
         """How to learn that it serves."""
-        ...
 
     @property
     def metrics(self) -> MetricNames:
         """What it calls the load figures."""
-        ...
 
     def command(self, launch: EngineLaunch) -> EngineCommand:
         """The command line and environment of one process.
@@ -114,4 +110,3 @@ class EngineAdapter(Protocol):
         InvalidInputError
             FT7002 to FT7007, all problems at once.
         """
-        ...

@@ -47,7 +47,6 @@ class Downstream(Protocol):
 
     def begin(self, status: int, headers: Headers) -> None:
         """The head of a streamed response."""
-        ...
 
     def chunk(self, data: bytes) -> None: ...
 
@@ -55,11 +54,9 @@ class Downstream(Protocol):
 
     def break_off(self) -> None:
         """It cannot be ended properly: close the connection."""
-        ...
 
     def now(self) -> float:
         """Seconds on a monotonic clock."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

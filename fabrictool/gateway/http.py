@@ -68,15 +68,12 @@ class Handler(Protocol):
     @property
     def draining(self) -> bool:
         """Whether connections are to be closed after the answer that they are waiting for."""
-        ...
 
     def admit(self, request: ClientRequest) -> GatewayResponse | None:
         """Called when a head is whole, before the body: the refusal, or None; notes the consumer in the request."""
-        ...
 
     def handle(self, request: ClientRequest, connection: ClientConnection) -> GatewayResponse | Exchange:
         """Called once for each admitted request; an exchange is not started yet."""
-        ...
 
     def opened(self, connection: ClientConnection) -> None: ...
 

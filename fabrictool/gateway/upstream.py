@@ -24,11 +24,9 @@ class Connector(Protocol):
     @property
     def ready(self) -> bool:
         """Whether it is worth trying."""
-        ...
 
     def start(self, method: str, path: str, headers: Headers, body: bytes, response: Response) -> None:
         """Send a request. Everything that follows, failure included, goes to `response`."""
-        ...
 
 
 class ResponseListener(Protocol):
@@ -38,13 +36,11 @@ class ResponseListener(Protocol):
 
     def body(self, data: bytes) -> None:
         """Body bytes, transfer coding removed."""
-        ...
 
     def complete(self) -> None: ...
 
     def failed(self, reason: str) -> None:
         """The upstream broke off, before or after its head."""
-        ...
 
 
 class Response(asyncio.Protocol):

@@ -147,7 +147,6 @@ class ColumnGenerator(Protocol):
 
     def mixed(self, stages: Sequence[tuple[Pool, int]], phase: Phase) -> Option | None:
         """Replicas with these stages, (pool, tp) each; None where they do not fit."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +250,6 @@ class Solver(Protocol):
     @property
     def name(self) -> str:
         """As the certificate has it."""
-        ...
 
     def solve(
         self, problem: PlacementProblem, *, deadline_s: float, seed: int, warm: Solution | None = None
@@ -263,4 +261,3 @@ class Solver(Protocol):
         InfeasibleError
             FT2001 with the rules that conflict.
         """
-        ...

@@ -21,22 +21,18 @@ class RoutableReplica(Protocol):
     @property
     def ready(self) -> bool:
         """Whether a request sent now would be accepted."""
-        ...
 
     @property
     def context(self) -> int:
         """Tokens that one request may hold; 0 when unknown."""
-        ...
 
     @property
     def load(self) -> float:
         """Requests in it or waiting for it; comparable between replicas."""
-        ...
 
     @property
     def weight(self) -> float:
         """Its share of traffic under equal load; 1 unless the planner says otherwise."""
-        ...
 
 
 Refusal = Literal["unknown-model", "not-allowed", "not-ready"]

@@ -25,7 +25,6 @@ class RoutingPolicy(Protocol):
 
     def pick(self, candidates: Sequence[R]) -> R:
         """The chosen one; never called with an empty sequence."""
-        ...
 
 
 class RandomPolicy:

@@ -85,13 +85,11 @@ class Watcher(Protocol):
 
     def note(self, text: str) -> None:
         """Something that one must know to read the result."""
-        ...
 
     def playing(self, model: str, *, last: bool) -> AbstractContextManager[Callable[[int, int], None]]:
         """Around one model's play: what is given back hears (requests over, in all), and KeyboardInterrupt from it
         ends that play with what it has; from the context's end, the whole.
         """
-        ...
 
 
 def play(

@@ -157,27 +157,21 @@ class Steps(Protocol):
     @property
     def lanes(self) -> float:
         """Micro-batches that are in flight at the same time."""
-        ...
 
     def linear(self, tokens: Floats) -> Floats:
         """Seconds of all matrix products, norms and collectives, without the logits."""
-        ...
 
     def logits(self, sequences: Floats) -> Floats:
         """Seconds for logits and sampling."""
-        ...
 
     def reading(self, context: float) -> float:
         """Seconds for reading one request's cache."""
-        ...
 
     def attending(self, tokens: float) -> float:
         """Seconds for the attention of one prompt."""
-        ...
 
     def overhead(self, *, eager: bool) -> float:
         """Seconds of a step whatever it computes."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,18 +7,19 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fabrictool.base.settings import Settings
 from fabrictool.blueprint import load
 from fabrictool.domain.blueprint import Slo
+from fabrictool.domain.evidence import Evidence
+from fabrictool.domain.observed import ClusterFacts
 from fabrictool.domain.plan import ReplicaPlacement, decode_plan, encode_plan
+from fabrictool.domain.state import State
 from fabrictool.planner.assign import assign
 from fabrictool.planner.build import build_problem
 from fabrictool.planner.columns import slo_misses
 from fabrictool.planner.forecast import forecast
-from fabrictool.planner.plan import plan_fabric
+from fabrictool.planner.plan import PlanOptions, plan
 from fabrictool.planner.solvers.exact import ExactSolver
 from fabrictool.simulator.capacity import Latency
-from fabrictool.state.fabric import Fabric
 
 ROOT = Path(__file__).parents[2]
 INVENTORY = """\
@@ -91,14 +92,15 @@ def test_nothing_is_planned_on_a_cluster_that_did_not_answer(tmp_path):
     assert {partition for partition, _ in options(tmp_path, usable=["other"])} <= {"cpu"}
 
 
-def demo_plan(tmp_path, seed=0):
+def demo_plan(seed=0):
     loaded = load(ROOT / "blueprints/local.yaml", environment=os.environ)
-    fabric = Fabric.open("local", loaded.inventory, Settings(state_dir=str(tmp_path)))
-    return plan_fabric(fabric, loaded, seed=seed, now=0.0)[0]
+    seen = {name: ClusterFacts(cluster=name, known=True) for name in loaded.inventory.clusters}
+    evidence = Evidence(fabric="local", lineage="", at=0.0, clusters=seen, specs={}, state=State())
+    return plan(loaded.blueprint, loaded.inventory, evidence, PlanOptions(seed), now=0.0, warnings=loaded.warnings)
 
 
-def test_the_demos_plan_is_the_same_bytes_each_time_and_survives_its_file(tmp_path):
-    first, second = demo_plan(tmp_path), demo_plan(tmp_path)
+def test_the_demos_plan_is_the_same_bytes_each_time_and_survives_its_file():
+    first, second = demo_plan(), demo_plan()
     assert encode_plan(first) == encode_plan(second)
     assert decode_plan(encode_plan(first)) == first
     assert decode_plan(encode_plan(first)).id == first.id
@@ -106,8 +108,8 @@ def test_the_demos_plan_is_the_same_bytes_each_time_and_survives_its_file(tmp_pa
     assert other.id != first.id
 
 
-def test_the_demos_plan_is_proved_and_spread(tmp_path):
-    plan = demo_plan(tmp_path)
+def test_the_demos_plan_is_proved_and_spread():
+    plan = demo_plan()
     assert plan.certificate.optimal
     assert all(stage.gap < 1e-5 for stage in plan.certificate.stages)  # the MIP engine's own tolerance
     assert sorted(r.site for r in plan.placement.replicas) == ["alpha-campus", "beta-campus"]

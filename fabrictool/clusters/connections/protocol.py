@@ -59,27 +59,21 @@ class Connection(Protocol):
 
     def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float = RUN_SECONDS) -> Completed:
         """Run a command to its end; a status other than 0 is an answer and no error."""
-        ...
 
     def put(self, data: bytes, path: str, *, mode: int = 0o600) -> None:
         """Write a file whole or not at all: beside its place, then renamed; relative paths begin at the home."""
-        ...
 
     def get(self, path: str) -> bytes:
         """The bytes of a file; raises FT5331 to FT5334."""
-        ...
 
     def forward(self, host: str, port: int) -> AbstractContextManager[tuple[str, int]]:
         """A loopback address here that leads to `host`:`port` as the endpoint sees it, while the context lasts."""
-        ...
 
     def stream(self, argv: Sequence[str]) -> AbstractContextManager[Iterator[bytes]]:
         """The lines of a command's output as they come, without line ends; leaving the context ends the command."""
-        ...
 
     def close(self) -> None:
         """End it; a later call opens it again."""
-        ...
 
     def __enter__(self) -> Self: ...
 

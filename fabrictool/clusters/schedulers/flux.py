@@ -13,7 +13,15 @@ import shlex
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError
-from fabrictool.clusters.schedulers.protocol import Job, JobFacts, JobState, SchedulerFacts, Submission, first_line
+from fabrictool.clusters.schedulers.protocol import (
+    Job,
+    JobFacts,
+    JobState,
+    Scheduler,
+    SchedulerFacts,
+    Submission,
+    first_line,
+)
 from fabrictool.clusters.schedulers.script import job_script
 from fabrictool.clusters.schedulers.times import passed_options
 from fabrictool.domain.observed import Queue
@@ -30,16 +38,10 @@ _RESOURCES = "{queue}|{state}|{nnodes}|{ncores}|{ngpus}"
 _SUBMIT = 'id=$(flux submit "$@") && flux job id --to=dec "$id"'
 
 
-class Flux:
+class Flux(Scheduler):
     """See the module's docstring."""
 
     kind = "flux"
-    commands: tuple[str, ...] = ()
-    oldest: tuple[int, int] | None = None
-    accounting = ""
-
-    def prelude(self) -> str:
-        return ""
 
     def survey(self, *, brief: bool) -> str:
         """Jobs always, those that are over with them; version and resources for the full one."""
@@ -106,13 +108,6 @@ class Flux:
             "said=$(flux jobs --no-header -o '{name} {state}' \"$1\" 2>/dev/null) || return 0\n"
             'case $said in "$2 INACTIVE") ;; "$2 "*) flux cancel "$1" ;; esac\n'
         )
-
-    def estimate(self, facts: SchedulerFacts, job: Job) -> tuple[str, ...] | None:
-        """``flux submit --dry-run`` only writes the request."""
-        return None
-
-    def estimated(self, stdout: str, stderr: str) -> float | None:
-        return None
 
 
 def _job(line: str) -> JobFacts:

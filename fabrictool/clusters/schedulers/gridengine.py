@@ -14,7 +14,15 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError
-from fabrictool.clusters.schedulers.protocol import Job, JobFacts, JobState, SchedulerFacts, Submission, first_line
+from fabrictool.clusters.schedulers.protocol import (
+    Job,
+    JobFacts,
+    JobState,
+    Scheduler,
+    SchedulerFacts,
+    Submission,
+    first_line,
+)
 from fabrictool.clusters.schedulers.script import job_script
 from fabrictool.clusters.schedulers.times import local_clock, passed_options
 from fabrictool.domain.observed import Queue
@@ -28,13 +36,10 @@ _OURS = frozenset({
 """Options of ``qsub`` that decide what the job is: never passed through."""
 
 
-class GridEngine:
+class GridEngine(Scheduler):
     """See the module's docstring."""
 
     kind = "gridengine"
-    commands: tuple[str, ...] = ()
-    oldest: tuple[int, int] | None = None
-    accounting = ""
 
     def prelude(self) -> str:
         """Grid Engine's commands need SGE_ROOT, which a shell without a profile may lack."""
@@ -113,9 +118,6 @@ class GridEngine:
         """``qsub -w v`` only tells whether it could ever run."""
         submission = self.submission(facts, job)
         return ("qsub", "-w", "v", *submission.argv[2:])
-
-    def estimated(self, stdout: str, stderr: str) -> float | None:
-        return None
 
 
 def _jobs(text: str, offset: str) -> tuple[JobFacts, ...]:

@@ -13,7 +13,15 @@ import re
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError
-from fabrictool.clusters.schedulers.protocol import Job, JobFacts, JobState, SchedulerFacts, Submission, first_line
+from fabrictool.clusters.schedulers.protocol import (
+    Job,
+    JobFacts,
+    JobState,
+    Scheduler,
+    SchedulerFacts,
+    Submission,
+    first_line,
+)
 from fabrictool.clusters.schedulers.script import job_script
 from fabrictool.clusters.schedulers.times import local_clock, passed_options
 from fabrictool.domain.observed import Queue
@@ -33,13 +41,10 @@ _SUBMIT = 'said=$(bsub "$@") || exit; printf "%s\\n" "$said" | sed -n "s/^Job <\
 _LEFT = re.compile(r"(\d+):(\d+)")
 
 
-class Lsf:
+class Lsf(Scheduler):
     """See the module's docstring."""
 
     kind = "lsf"
-    commands: tuple[str, ...] = ()
-    oldest: tuple[int, int] | None = None
-    accounting = ""
 
     def prelude(self) -> str:
         """LSF's commands need its environment, which a shell without a profile may lack."""
@@ -120,13 +125,6 @@ class Lsf:
     def kill(self) -> str:
         """``bkill`` sends INT, TERM and KILL."""
         return f'{_CHECKED}case ${{said#* }} in DONE|EXIT) ;; *) bkill "$1" >/dev/null ;; esac\n'
-
-    def estimate(self, facts: SchedulerFacts, job: Job) -> tuple[str, ...] | None:
-        """There is none that submits nothing."""
-        return None
-
-    def estimated(self, stdout: str, stderr: str) -> float | None:
-        return None
 
 
 _CHECKED = (

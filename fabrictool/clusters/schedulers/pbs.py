@@ -12,7 +12,15 @@ import re
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError
-from fabrictool.clusters.schedulers.protocol import Job, JobFacts, JobState, SchedulerFacts, Submission, first_line
+from fabrictool.clusters.schedulers.protocol import (
+    Job,
+    JobFacts,
+    JobState,
+    Scheduler,
+    SchedulerFacts,
+    Submission,
+    first_line,
+)
 from fabrictool.clusters.schedulers.script import job_script
 from fabrictool.clusters.schedulers.times import local_clock, parse_clock, parse_length, passed_options
 from fabrictool.domain.observed import Queue
@@ -29,13 +37,10 @@ _SHOWN = "0|35|153"
 """Exit codes of ``qstat`` that are an answer: all known, one finished, one unknown."""
 
 
-class Pbs:
+class Pbs(Scheduler):
     """See the module's docstring."""
 
     kind = "pbs"
-    commands: tuple[str, ...] = ()
-    oldest: tuple[int, int] | None = None
-    accounting = ""
 
     def prelude(self) -> str:
         """The commands may be on no path of a shell without a profile."""
@@ -110,13 +115,6 @@ class Pbs:
     def kill(self) -> str:
         """TERM, and KILL after the server's ``kill_delay``."""
         return f'{_CHECKED}qdel "$1"\n'
-
-    def estimate(self, facts: SchedulerFacts, job: Job) -> tuple[str, ...] | None:
-        """There is none that submits nothing."""
-        return None
-
-    def estimated(self, stdout: str, stderr: str) -> float | None:
-        return None
 
 
 _CHECKED = (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fabrictool.clusters.schedulers.protocol import Job, JobFacts, SchedulerFacts, Submission, first_line
+from fabrictool.clusters.schedulers.protocol import Job, JobFacts, Scheduler, SchedulerFacts, Submission, first_line
 from fabrictool.clusters.schedulers.script import job_script
 
 if TYPE_CHECKING:
@@ -24,16 +24,11 @@ _START = "$(sed 's/.*) //' /proc/$$/stat | cut -d' ' -f20)"
 _BOOT = "$(cat /proc/sys/kernel/random/boot_id)"
 
 
-class Processes:
+class Processes(Scheduler):
     """See the module's docstring."""
 
     kind = "ssh"
-    commands: tuple[str, ...] = ("setsid",)
-    oldest: tuple[int, int] | None = None
-    accounting = ""
-
-    def prelude(self) -> str:
-        return ""
+    commands = ("setsid",)
 
     def survey(self, *, brief: bool) -> str:
         """The units that live, by their folders."""
@@ -88,9 +83,3 @@ class Processes:
     def kill(self) -> str:
         """KILL; the engine dies with its agent."""
         return f'{_ALIVE}d="$units/${{2#ft-}}"; if ft_alive "$d"; then kill -KILL "$p"; fi\n'
-
-    def estimate(self, facts: SchedulerFacts, job: Job) -> tuple[str, ...] | None:
-        return None
-
-    def estimated(self, stdout: str, stderr: str) -> float | None:
-        return None

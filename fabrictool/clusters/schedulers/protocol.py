@@ -121,63 +121,46 @@ class Submission:
 
 
 class Scheduler(Protocol):
-    """One kind of batch scheduler, or none."""
+    """One kind of batch scheduler, or none; what most of them have in common is said here."""
 
-    @property
-    def kind(self) -> str:
-        """As the inventory names it."""
-        ...
-
-    @property
-    def commands(self) -> tuple[str, ...]:
-        """Programs that a login node must have on its path; empty where nobody has tried what is needed."""
-        ...
-
-    @property
-    def oldest(self) -> tuple[int, int] | None:
-        """Release before which it is not used; None: any."""
-        ...
-
-    @property
-    def accounting(self) -> str:
-        """The command that remembers jobs which are over; "": there is none."""
-        ...
+    kind: str
+    """As the inventory names it."""
+    commands: tuple[str, ...] = ()
+    """Programs that a login node must have on its path; empty where nobody has tried what is needed."""
+    oldest: tuple[int, int] | None = None
+    """Release before which it is not used; None: any."""
+    accounting: str = ""
+    """The command that remembers jobs which are over; "": there is none."""
 
     def prelude(self) -> str:
         """Shell text that comes before all others, such as a profile that the commands need."""
-        ...
+        return ""
 
     def survey(self, *, brief: bool) -> str:
         """Shell text that prints the scheduler's facts in sections ``@NAME``; `brief`: only those that jobs need."""
-        ...
 
     def facts(self, sections: Mapping[str, Sequence[str]], now: float) -> SchedulerFacts:
         """Read what `survey` printed; raises FT5401 for what cannot be read."""
-        ...
 
     def lookup(self) -> str:
         """Shell text that prints ``ID NAME COMMENT`` a line, of all our jobs that are known; fails if it cannot."""
-        ...
 
     def submission(self, facts: SchedulerFacts, job: Job) -> Submission:
         """What starts the job."""
-        ...
 
     def stop(self) -> str:
         """Shell text: TERM to what runs, and an end to what waits, of the job ``$1`` with the name ``$2``."""
-        ...
 
     def kill(self) -> str:
         """Shell text: the end of the job ``$1`` with the name ``$2``."""
-        ...
 
     def estimate(self, facts: SchedulerFacts, job: Job) -> tuple[str, ...] | None:
         """A command that predicts the job's start and submits nothing; None where there is none."""
-        ...
+        return None
 
     def estimated(self, stdout: str, stderr: str) -> float | None:
-        """Wall seconds that `estimate` printed."""
-        ...
+        """Wall seconds that `estimate` printed, if it says a time."""
+        return None
 
 
 def parse_comment(comment: str) -> dict[str, str]:

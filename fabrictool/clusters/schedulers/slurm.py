@@ -13,7 +13,15 @@ import shlex
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError
-from fabrictool.clusters.schedulers.protocol import Job, JobFacts, JobState, SchedulerFacts, Submission, first_line
+from fabrictool.clusters.schedulers.protocol import (
+    Job,
+    JobFacts,
+    JobState,
+    Scheduler,
+    SchedulerFacts,
+    Submission,
+    first_line,
+)
 from fabrictool.clusters.schedulers.script import job_script
 from fabrictool.clusters.schedulers.times import parse_limit
 from fabrictool.clusters.site_facts import leading_number
@@ -34,16 +42,13 @@ _GRES = re.compile(r"gpu(?::([A-Za-z0-9_.-]+?))??:(\d+)")
 _NEVER = frozenset(["", "N/A", "NONE", "(null)", "Unknown", "0"])
 
 
-class Slurm:
+class Slurm(Scheduler):
     """See the module's docstring."""
 
     kind = "slurm"
-    commands: tuple[str, ...] = ("sbatch", "srun", "squeue", "scancel", "sinfo", "scontrol")
-    oldest: tuple[int, int] | None = OLDEST
+    commands = ("sbatch", "srun", "squeue", "scancel", "sinfo", "scontrol")
+    oldest = OLDEST
     accounting = "sacct"
-
-    def prelude(self) -> str:
-        return ""
 
     def survey(self, *, brief: bool) -> str:
         """Jobs always; version, partitions and reservations for the full one."""

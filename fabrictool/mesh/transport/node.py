@@ -39,21 +39,17 @@ class Listener(Protocol):
 
     def record_changed(self, record: Record) -> None:
         """The registry holds something new."""
-        ...
 
     def link_changed(self, session: bytes, *, up: bool, reason: str) -> None:
         """A neighbour's tunnel came or went: the earliest evidence of life and death."""
-        ...
 
     def load_reported(self, session: bytes, load: Load) -> None: ...
 
     def load(self, peer: bytes) -> Load:
         """Our own volatile load, for the next beat to this neighbour."""
-        ...
 
     def stream_opened(self, stream: TunnelStream, head: StreamHead, peer: VerifiedSession) -> asyncio.Protocol | None:
         """A neighbour asks for one of our services; None refuses."""
-        ...
 
 
 class MeshNode:

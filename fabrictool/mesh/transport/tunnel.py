@@ -38,27 +38,21 @@ class Host(Protocol):
     @property
     def chain(self) -> tuple[bytes, ...]:
         """Our certificates, leaf first."""
-        ...
 
     def verify(self, chain: tuple[bytes, ...]) -> VerifiedSession:
         """Check the peer's chain; raises IdentityError."""
-        ...
 
     def expired(self, session: VerifiedSession) -> bool:
         """Whether the peer's certificate has ended meanwhile."""
-        ...
 
     def beat(self, session: VerifiedSession) -> Beat:
         """What to tell this peer every second."""
-        ...
 
     def tunnel_up(self, tunnel: Tunnel) -> None:
         """The peer has proved who it is."""
-        ...
 
     def tunnel_down(self, tunnel: Tunnel, reason: str) -> None:
         """The connection is gone; called once, only after `tunnel_up`."""
-        ...
 
     def gossip_received(self, tunnel: Tunnel, payload: bytes) -> None: ...
 
@@ -66,7 +60,6 @@ class Host(Protocol):
 
     def stream_opened(self, stream: TunnelStream, head: StreamHead) -> asyncio.Protocol | None:
         """The peer wants a service: the handler of the stream, or None to refuse."""
-        ...
 
 
 class TunnelStream(asyncio.Transport):
