@@ -80,6 +80,8 @@ class Applier:
     interrupt: Interrupt = field(default_factory=Interrupt)
     queue_wait_s: float = QUEUE_WAIT_S
     """How long jobs may wait in their queues; 0: the command ends when they are submitted."""
+    checked: bool = False
+    """Whether waves hold every step against their table and invariants."""
 
     def apply(self, plan: Plan, *, heals: bool = False) -> bool:
         """Carry `plan` out under the lease; returns False when it was the last to be carried out.
@@ -203,7 +205,7 @@ class _Run:
                 self._journal.write("intent", address=action.address, action=action.kind, operation=operation)
                 self._reporter.step(action, "intent", action.summary)
                 courses.append(Course.of(action, homes))
-            self._driver.run(Wave(courses, polls, self._applier.queue_wait_s, checked=__debug__))
+            self._driver.run(Wave(courses, polls, self._applier.queue_wait_s, checked=self._applier.checked))
             over += [course.action for course in courses if course.phase in ("done", "left-in-queue")]
             failures = [course for course in courses if course.phase == "failed"]
             failed |= {model_of(course.action) for course in failures}

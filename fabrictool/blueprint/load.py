@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -59,14 +58,6 @@ class Loaded:
     def digest(self) -> str:
         """What a plan of them relies on."""
         return inputs_digest(self.blueprint, self.inventory)
-
-    @cached_property
-    def origins(self) -> Mapping[str, Place]:
-        """Dotted path of each written value → its place; those of the inventory begin with ``inventory.``."""
-        places = {dotted(path): node.place(dotted(path)) for path, node in self.blueprint_tree.leaves()}
-        for path, node in self.inventory_tree.leaves(("inventory",)):
-            places[dotted(path)] = node.place(dotted(path))
-        return places
 
 
 def load(

@@ -1,4 +1,4 @@
-"""Problems as text, as GitHub annotations, and as JSON objects."""
+"""Problems as GitHub annotations, and as JSON objects."""
 
 from __future__ import annotations
 
@@ -8,11 +8,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from fabrictool.base.errors import Problem
-
-
-def to_text(problems: Iterable[Problem]) -> str:
-    """For people: place, message, the line with a caret, the hint; a blank line between two problems."""
-    return "\n\n".join(problem.render() for problem in problems)
 
 
 def to_github(problems: Iterable[Problem]) -> str:

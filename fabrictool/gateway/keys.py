@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-MIN_KEY_LENGTH = 16
-
 
 class KeyRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One key: whose it is, and the hash that proves it."""

@@ -161,7 +161,7 @@ def of_model(
     demand = wanted.demand
     return ModelSimulation(
         name=name,
-        replicas=tuple(replica.replica.removeprefix("replica/") for replica in mine),
+        replicas=tuple(replica.replica for replica in mine),
         specs=tuple(specs),
         hardware=Hardware(tuple(devices), tuple(tdp), tuple(price)),
         target=_target(wanted.slo),
@@ -170,7 +170,7 @@ def of_model(
         input=lengths_of(demand.input) if demand and demand.input else Lengths("lognormal", 512, 512),
         output=lengths_of(demand.output) if demand and demand.output else Lengths("lognormal", 128, 128),
         caches_prefixes=engines()[wanted.engine].caches_prefixes,
-        untrusted=tuple(replica.replica.removeprefix("replica/") for replica in placed if replica not in mine),
+        untrusted=tuple(replica.replica for replica in placed if replica not in mine),
     )
 
 

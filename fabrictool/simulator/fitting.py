@@ -198,8 +198,3 @@ def hull(observations: Sequence[Observation]) -> Hull:
         devices=span([float(c.devices) for c in cases]),
         models=tuple(sorted({c.model.id for c in cases})),
     )
-
-
-def average(factors: Sequence[Factors]) -> Factors:
-    """The prior that several calibrated pairs suggest: the median of each factor, in logarithms."""
-    return Factors.of(np.median([pair.vector() for pair in factors], axis=0))

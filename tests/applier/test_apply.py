@@ -74,6 +74,11 @@ class FakeCluster:
             self.told.append(("stop", name))
             self.states[name] = "ended"
 
+    def kill(self, names):
+        for name in names:
+            self.told.append(("kill", name))
+            self.states[name] = "killed"
+
     def forget(self, names):
         for name in names:
             self.told.append(("forget", name))
@@ -126,7 +131,7 @@ def bench(tmp_path, monkeypatch):
 
     def make(cluster):
         fabric = Fabric("f", FabricFolder(tmp_path), FakeTrust(), {"c": cluster})
-        return Applier(fabric, SystemClock(), Silent(), None, lambda _, observed: unit_facts(observed))
+        return Applier(fabric, SystemClock(), Silent(), None, lambda _, observed: unit_facts(observed), checked=True)
 
     return make
 

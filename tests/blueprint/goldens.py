@@ -8,7 +8,6 @@ from pathlib import Path
 
 from fabrictool.base.errors import InvalidInputError
 from fabrictool.blueprint import load
-from fabrictool.blueprint.report import to_text
 
 CASES = Path(__file__).parents[1] / "cases" / "blueprint"
 BAD = CASES / "bad"
@@ -33,7 +32,7 @@ def output(case: Path) -> str:
         else:
             load(name, environment={})
     except InvalidInputError as error:
-        return to_text(error.problems) + "\n"
+        return "\n\n".join(problem.render() for problem in error.problems) + "\n"
     finally:
         os.chdir(folder)
     return "valid\n"

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from fabrictool.base.errors import Place, Problem
-from fabrictool.blueprint.report import to_github, to_json, to_text
+from fabrictool.blueprint.report import to_github, to_json
 
 PROBLEM = Problem(
     "FT1110",
@@ -30,4 +30,4 @@ def test_json_holds_the_same():
 
 
 def test_text_has_the_caret():
-    assert "    3 |     800\n      |     ^^^" in to_text([PROBLEM])
+    assert "    3 |     800\n      |     ^^^" in PROBLEM.render()

@@ -39,6 +39,11 @@ CACHED = ("h200", "vllm", "meta-llama/Llama-3.1-8B-Instruct")
 """Rows whose throughput would take up to 81 % of the fp8 peak, attention included: surely a prefix cache was on."""
 
 
+def median(factors):
+    """The prior that several calibrated pairs suggest: the median of each factor, in logarithms."""
+    return Factors.of(np.median([pair.vector() for pair in factors], axis=0))
+
+
 def main(argv):
     """Prints the tables; with `--write PAGE` also as a page of the docs; `--open-loop FOLDER`: see `openloop`."""
     online = [o for o in load("silicon") if o.case.mode == "agg"]
@@ -266,7 +271,7 @@ def _unseen_device(pairs, scope, metric):
         ]  # fmt: skip
         if not relatives:
             continue
-        found += list(np.abs(_errors(sample(rows, 60), fitting.average([*relatives, Factors()]))[metric]))
+        found += list(np.abs(_errors(sample(rows, 60), median([*relatives, Factors()]))[metric]))
     return found
 
 
