@@ -165,12 +165,12 @@ def test_all_mistakes_are_said_at_once():
 @pytest.mark.parametrize(
     ("old", "new", "line", "words"),
     [
-        ("offset=2", "offset=two", 2, "no whole number"),
-        ("[3]", "[3, 5]", 5, "no layers one after another"),
-        ("[3]", "3", 5, "no layers one after another"),
-        ("node_4", "node_9", 5, "no node of the cluster"),
-        ("node_4", "node_1", 5, "no node of the cluster"),
-        ("compute_node_4", "four", 5, "no node of the cluster"),
+        ("offset=2", "offset=two", 2, "not a whole number"),
+        ("[3]", "[3, 5]", 5, "layers do not follow each other"),
+        ("[3]", "3", 5, "layers do not follow each other"),
+        ("node_4", "node_9", 5, "not a node of the cluster"),
+        ("node_4", "node_1", 5, "not a node of the cluster"),
+        ("compute_node_4", "four", 5, "not a node of the cluster"),
     ],
 )
 def test_mistakes_in_a_layout_have_a_place(old, new, line, words):
