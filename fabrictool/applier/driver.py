@@ -58,7 +58,7 @@ class Driver:
     """How often Ctrl-C was pressed."""
 
     def run(self, wave: Wave) -> None:
-        """Until all is over, or the user stopped waiting."""
+        """Returns when all is over, or the user stopped waiting."""
         events: deque[Event] = deque([Begun()])
         while not wave.over:
             idle = not events
@@ -111,7 +111,7 @@ class Driver:
         return Looked(self.clusters[look.cluster].observe(brief=True))
 
     def _tell(self, tell: Tell) -> Iterator[Event]:
-        """While we are still the one writer."""
+        """Does nothing when another writer has the lease: then that is the event."""
         cluster = self.clusters[tell.cluster]
         try:
             self.guard()

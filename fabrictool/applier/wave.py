@@ -209,7 +209,6 @@ class Course:
 
     @property
     def over(self) -> bool:
-        """Nothing more happens to it."""
         return self.phase in OVER
 
     @property
@@ -245,7 +244,6 @@ class Wave:
 
     @property
     def over(self) -> bool:
-        """Whether nothing more will happen."""
         return len(self._told) == len(self.courses)
 
     def step(self, now: float, event: Event) -> list[Effect]:
@@ -310,7 +308,7 @@ class Wave:
     # -- starting ---------------------------------------------------------------------------------------------------
 
     def _start(self, now: float) -> list[Effect]:
-        """All of a cluster at once."""
+        """One effect for all new units of a cluster."""
         groups: dict[str, list[Course]] = {}
         for course in self.courses:
             if course.phase == "to-start" and self._stopping:
@@ -418,7 +416,7 @@ class Wave:
     # -- ending -----------------------------------------------------------------------------------------------------
 
     def _told_to_leave(self, now: float, courses: Iterable[Course]) -> list[Effect]:
-        """All of a cluster at once."""
+        """One effect for all former units of a cluster."""
         groups: dict[str, list[str]] = {}
         for course in courses:
             course.deadline = now + STOP_GRACE_S

@@ -171,7 +171,7 @@ def _site_notes(site: SiteFacts, cluster: str, *, slurm: bool) -> list[str]:
 
 
 def _mapping(fields: Sequence[tuple[str, object]]) -> list[str]:
-    """The first item of a list of mappings."""
+    """Lines of YAML for one item of a list."""
     text: list[str] = []
     for key, value in fields:
         if isinstance(value, tuple) and value and isinstance(value[0], tuple):  # jump hosts
@@ -195,5 +195,5 @@ def _scalar(value: object) -> str:
 
 
 def _name(text: str) -> str:
-    """A name of ours that resembles the site's."""
+    """The site's name, in the letters that an inventory allows; at most 63."""
     return re.sub(r"[^a-z0-9._-]+", "-", text.lower().partition(".")[0]).strip("-._")[:63].rstrip("-._")

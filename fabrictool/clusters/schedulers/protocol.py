@@ -160,7 +160,7 @@ class Scheduler(Protocol):
         ...
 
     def submission(self, facts: SchedulerFacts, job: Job) -> Submission:
-        """What starts the job."""
+        """The command that starts the job, and the job's script."""
         ...
 
     def stop(self) -> str:

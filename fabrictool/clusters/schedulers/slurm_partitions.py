@@ -36,11 +36,11 @@ class Lines:
             self.checks.append(f"{self.name}: {key}: {check}")
 
     def note(self, text: str) -> None:
-        """A comment of its own line."""
+        """A comment on a line of its own."""
         self.text.append(f"# {text}")
 
     def warn(self, text: str) -> None:
-        """One that must be looked at."""
+        """A comment that a person must look at."""
         self.note(f"{CHECK}: {text}")
         self.checks.append(f"{self.name}: {text}")
 
@@ -81,7 +81,6 @@ def partition_lines(partition: PartitionFacts, site: SiteFacts) -> Lines:
 
 
 def memory_text(octets: int) -> str:
-    """In GiB where that is exact."""
     return str(Memory(octets))
 
 
