@@ -111,11 +111,17 @@ class Driver:
         return Looked(self.clusters[look.cluster].observe(brief=True))
 
     def _tell(self, tell: Tell) -> Iterator[Event]:
-        """Does nothing when another writer has the lease: then that is the event."""
+        """Tells nothing when another writer has the lease; like any failure, that comes back as an event."""
         cluster = self.clusters[tell.cluster]
         try:
             self.guard()
-            {"stop": cluster.stop, "kill": cluster.kill, "forget": cluster.forget}[tell.verb](tell.operations)
+            match tell.verb:
+                case "stop":
+                    cluster.stop(tell.operations)
+                case "kill":
+                    cluster.kill(tell.operations)
+                case "forget":
+                    cluster.forget(tell.operations)
         except FabrictoolError as error:
             yield TellFailed(tell.operations, error)
 

@@ -70,7 +70,7 @@ def partition_lines(partition: PartitionFacts, site: SiteFacts) -> Lines:
     _devices(lines, chosen)
     away = f"; {partition.away} of the partition's nodes are away now" if partition.away else ""
     lines.add("nodes", chosen.count, f"sinfo: nodes of this kind{away}")
-    lines.add("memory_per_node", memory_text(chosen.memory), f"sinfo: RealMemory {chosen.memory // 2**20} MB")
+    lines.add("memory_per_node", Memory(chosen.memory), f"sinfo: RealMemory {chosen.memory // 2**20} MB")
     _times(lines, partition)
     if partition.settings.get("OverSubscribe") == "EXCLUSIVE":
         lines.add("whole_nodes", "true", "scontrol: OverSubscribe=EXCLUSIVE")
@@ -78,10 +78,6 @@ def partition_lines(partition: PartitionFacts, site: SiteFacts) -> Lines:
     _job(lines, partition, chosen, site)
     _reservations(lines, partition, site)
     return lines
-
-
-def memory_text(octets: int) -> str:
-    return str(Memory(octets))
 
 
 def _chosen(kinds: tuple[Nodes, ...]) -> Nodes:
@@ -96,7 +92,7 @@ def _mixed(lines: Lines, partition: PartitionFacts, chosen: Nodes) -> None:
     lines.warn("nodes of several kinds; an inventory's partition has one, so these are not described:")
     for kind in others:
         lines.note(
-            f"  {kind.count} nodes with {kind.cpus} CPUs, {memory_text(kind.memory)}, {kind.gres or 'no GPU'}"
+            f"  {kind.count} nodes with {kind.cpus} CPUs, {Memory(kind.memory)}, {kind.gres or 'no GPU'}"
             + (f", features {','.join(kind.features)}" if kind.features else "")
         )
 
