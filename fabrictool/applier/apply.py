@@ -125,7 +125,7 @@ class Applier:
             return True
 
     def identity(self, spec: UnitSpec) -> dict[str, bytes]:
-        """Files with which a unit proves who it is."""
+        """Relative name → bytes of a new session's keys and certificates."""
         role: Literal["agent", "gateway"] = "agent" if isinstance(spec, AgentSpec) else "gateway"
         walltime = spec.walltime_s if isinstance(spec, AgentSpec) else None
         seconds = SESSION_SECONDS if walltime is None else walltime + QUEUED_SECONDS
@@ -240,7 +240,6 @@ class _Run:
         self._reporter.step(action, report.kind, report.text)
 
     def _end(self, course: Course) -> None:
-        """Write down how an action ended."""
         action = course.action
         about = {"address": action.address, "action": action.kind}
         if course.error is not None:

@@ -57,7 +57,7 @@ class Driver:
     """How often Ctrl-C was pressed."""
 
     def run(self, wave: Wave) -> None:
-        """Until all is over, or the user stopped waiting."""
+        """Returns when all is over, or the user stopped waiting."""
         events: deque[Event] = deque()
         while not wave.over:
             idle = not events
@@ -110,11 +110,17 @@ class Driver:
         return Looked(self.clusters[look.cluster].observe(brief=True))
 
     def _tell(self, tell: Tell) -> Iterator[Event]:
-        """While we are still the one writer."""
+        """Tells nothing when another writer has the lease; like any failure, that comes back as an event."""
         cluster = self.clusters[tell.cluster]
         try:
             self.guard()
-            {"stop": cluster.stop, "kill": cluster.kill, "forget": cluster.forget}[tell.verb](tell.operations)
+            match tell.verb:
+                case "stop":
+                    cluster.stop(tell.operations)
+                case "kill":
+                    cluster.kill(tell.operations)
+                case "forget":
+                    cluster.forget(tell.operations)
         except FabrictoolError as error:
             yield TellFailed(tell.operations, error)
 

@@ -83,7 +83,7 @@ class Journal:
 
 
 def read_entries(path: Path) -> list[Entry]:
-    """The lines of one journal file."""
+    """The lines of one journal file; what cannot be read is left out."""
     try:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:

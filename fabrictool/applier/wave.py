@@ -206,7 +206,6 @@ class Course:
 
     @property
     def over(self) -> bool:
-        """Nothing more happens to it."""
         return self.phase in OVER
 
     @property
@@ -242,7 +241,6 @@ class Wave:
 
     @property
     def over(self) -> bool:
-        """Whether nothing more will happen."""
         return len(self._told) == len(self.courses)
 
     def step(self, now: float, event: Event) -> list[Effect]:
@@ -305,7 +303,7 @@ class Wave:
     # -- starting ---------------------------------------------------------------------------------------------------
 
     def _start(self, now: float) -> list[Effect]:
-        """All of a cluster at once."""
+        """One effect for all new units of a cluster."""
         groups: dict[str, list[Course]] = {}
         for course in self.courses:
             if course.phase == "to-start" and self._stopping:
@@ -410,7 +408,7 @@ class Wave:
     # -- ending -----------------------------------------------------------------------------------------------------
 
     def _ask_to_leave(self, now: float) -> list[Effect]:
-        """All of a cluster at once."""
+        """One effect for all former units of a cluster."""
         groups: dict[str, list[str]] = {}
         for course in self._open():
             if course.phase in LEAVING and not course.asked:

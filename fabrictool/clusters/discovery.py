@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError, UnreachableError
-from fabrictool.base.units import Instant
+from fabrictool.base.units import Instant, Memory
 from fabrictool.clusters.devices import device_named
 from fabrictool.clusters.environment.site import OLDEST_PYTHON
-from fabrictool.clusters.schedulers.slurm_partitions import CHECK, Lines, left_out, memory_text, partition_lines
+from fabrictool.clusters.schedulers.slurm_partitions import CHECK, Lines, left_out, partition_lines
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -138,7 +138,7 @@ def _host(site: SiteFacts) -> Lines:
     lines.add("nodes", 1, "this machine")
     lines.add(
         "memory_per_node",
-        memory_text(max(site.memory // 2**30, 1) * 2**30),
+        Memory(max(site.memory // 2**30, 1) * 2**30),
         f"/proc/meminfo: {site.memory // 2**20} MiB",
     )
     return lines
@@ -171,7 +171,7 @@ def _site_notes(site: SiteFacts, cluster: str, *, slurm: bool) -> list[str]:
 
 
 def _mapping(fields: Sequence[tuple[str, object]]) -> list[str]:
-    """The first item of a list of mappings."""
+    """Lines of YAML for one item of a list."""
     text: list[str] = []
     for key, value in fields:
         if isinstance(value, tuple) and value and isinstance(value[0], tuple):  # jump hosts
@@ -195,5 +195,5 @@ def _scalar(value: object) -> str:
 
 
 def _name(text: str) -> str:
-    """A name of ours that resembles the site's."""
+    """The site's name, in the letters that an inventory allows; at most 63."""
     return re.sub(r"[^a-z0-9._-]+", "-", text.lower().partition(".")[0]).strip("-._")[:63].rstrip("-._")

@@ -129,7 +129,7 @@ def run_folder(unit: NewUnit, job: Job, scheduler: Scheduler, survey: Survey) ->
 
 
 def tar(folders: Mapping[str, Mapping[str, bytes]]) -> bytes:
-    """Folders of mode 0700, files of mode 0600."""
+    """Operation → name → bytes, as an archive: folders of mode 0700, files of mode 0600."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.GNU_FORMAT) as archive:
         for operation, files in sorted(folders.items()):

@@ -60,7 +60,6 @@ class LocalCluster:
     # -- facts ------------------------------------------------------------------------------------------------
 
     def observe(self, *, brief: bool = False) -> ClusterFacts:
-        """Scan the run folders."""
         try:
             folders = sorted(p for p in self._root.iterdir() if p.is_dir()) if self._root.exists() else []
             units = tuple(unit for unit in (_observe_unit(RunFolder(p)) for p in folders) if unit is not None)
@@ -84,11 +83,9 @@ class LocalCluster:
         return _state(folder) if folder.spec.exists() else None
 
     def page(self, operation: str) -> AbstractContextManager[str]:
-        """On this machine's loopback."""
         return contextlib.nullcontext(str(self._folder(operation).process().get("status", "")))
 
     def document(self, operation: str) -> StatusDocument | None:
-        """Asked of the unit's own page."""
         url = str(self._folder(operation).process().get("status", ""))
         try:
             return fetch(url, timeout_s=2.0) if url else None

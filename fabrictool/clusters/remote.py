@@ -72,7 +72,6 @@ class RemoteCluster:
     # -- facts ------------------------------------------------------------------------------------------------
 
     def observe(self, *, brief: bool = False) -> ClusterFacts:
-        """One program on the login node."""
         try:
             survey = self._look(brief=brief)
         except FabrictoolError as error:
@@ -105,7 +104,7 @@ class RemoteCluster:
         return self._survey or self._look(brief=False)
 
     def spec(self, operation: str) -> UnitSpec:
-        """From the last look."""
+        """From the last look; raises FT5104 when that has none."""
         spec = self.survey().specs.get(operation)
         if spec is None:
             message = f"the spec of {operation} cannot be read"
@@ -132,7 +131,6 @@ class RemoteCluster:
             yield f"http://{host}:{port}{parts.path}"
 
     def log_tail(self, operation: str, lines: int) -> list[str]:
-        """Of the job's output."""
         tail = self._run("ft-log", shell.program("tail"), [operation, str(lines)]).stdout
         return tail.decode(errors="replace").splitlines()
 
@@ -223,11 +221,9 @@ class RemoteCluster:
         return failed
 
     def stop(self, operations: Iterable[str]) -> None:
-        """TERM, or an end to what waits."""
         self._signal(operations, kill=False)
 
     def kill(self, operations: Iterable[str]) -> None:
-        """The end of the job."""
         self._signal(operations, kill=True)
 
     def forget(self, operations: Iterable[str]) -> None:
@@ -242,7 +238,6 @@ class RemoteCluster:
                 raise FabrictoolError.of("FT5406", message, thing=f"cluster/{self.name}", hint=hint, transient=True)
 
     def close(self) -> None:
-        """Of every login node."""
         for connection in self._opened:
             connection.close()
 

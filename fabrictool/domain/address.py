@@ -34,11 +34,9 @@ class Address:
 
     @classmethod
     def of(cls, spec: UnitSpec) -> Address:
-        """Where a unit with this spec stands."""
         return cls("replica", spec.replica) if isinstance(spec, AgentSpec) else cls("gateway", spec.name)
 
     def __str__(self) -> str:
-        """As files and documents hold it."""
         return f"{self.kind}/{self.name}"
 
     @property

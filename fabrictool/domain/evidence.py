@@ -24,7 +24,6 @@ class KeysSeen(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, blueprint: Blueprint, digest: str) -> KeysSeen:
-        """The keys that the blueprint's tenants have now."""
         return cls(digest=digest, tenants=_references(blueprint))
 
 

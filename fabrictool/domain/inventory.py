@@ -298,5 +298,4 @@ class Inventory(Document):
     """Networks between sites."""
 
     def provider_of(self, cluster: str) -> str:
-        """The provider behind a cluster."""
         return self.sites[self.clusters[cluster].site].provider

@@ -57,7 +57,7 @@ class ReplicaPlacement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
     @property
     def devices(self) -> int:
-        """Of all its stages together."""
+        """Accelerators of all stages together."""
         return sum(stage.tp for stage in self.every_stage)
 
 
@@ -203,7 +203,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def changes(self) -> tuple[Action, ...]:
-        """The actions that change something."""
         return tuple(action for action in self.actions if action.kind not in ("keep", "unknown"))
 
 

@@ -30,7 +30,6 @@ class Placed(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, spec: UnitSpec, cluster: str, operation: str) -> Placed:
-        """A unit that was told `spec`."""
         if not isinstance(spec, AgentSpec):
             return cls(cluster=cluster, partition="", operation=operation)
         return cls(

@@ -29,7 +29,6 @@ LOW_VALIDITY_S = 7 * 86400.0
 
 
 def machine_checks(settings: Settings) -> list[Check]:
-    """What this machine needs."""
     return [_python(), _writable("state folder", settings.state_path), _writable("cache folder", settings.cache_path)]
 
 

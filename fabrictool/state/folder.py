@@ -45,11 +45,10 @@ class FabricFolder:
 
     @property
     def store(self) -> StateStore:
-        """Where the state is."""
         return self.elsewhere or self._here
 
     def cluster(self, name: str) -> Path:
-        """Run folders of a local cluster."""
+        """Where a local cluster has its run folders."""
         return self.path / "clusters" / name
 
     def read_state(self) -> State:

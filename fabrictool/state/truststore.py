@@ -29,7 +29,6 @@ class TrustStore:
 
     @property
     def exists(self) -> bool:
-        """Whether a federation was initialised here."""
         try:
             return (self.folder / "root.crt").exists()
         except OSError as error:
@@ -56,7 +55,6 @@ class TrustStore:
         return self._read(f"providers/{name}", f"run `fabrictool trust issue {name}`")
 
     def has_provider(self, name: str) -> bool:
-        """Whether a provider's credential is here."""
         return (self.folder / f"providers/{name}.crt").exists()
 
     def issue(self, provider: str, *, now: float, days: int = 90) -> Credential:

@@ -26,7 +26,7 @@ class Check:
 
 
 def guarded(name: str, check: Callable[[], list[Check]]) -> list[Check]:
-    """Its coded errors as lines of the answer."""
+    """What a check says, or its coded errors as lines that failed."""
     try:
         return check()
     except FabrictoolError as error:
@@ -34,7 +34,6 @@ def guarded(name: str, check: Callable[[], list[Check]]) -> list[Check]:
 
 
 def failed(name: str, problem: Problem) -> Check:
-    """A problem as a line of the answer."""
     where = str(problem.place)
     return Check(
         name, False, f"{problem.code} {problem.message}" + (f" ({where})" if where else ""), problem.hint or ""

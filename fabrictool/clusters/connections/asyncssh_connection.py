@@ -103,12 +103,12 @@ class _Watch(asyncssh.SSHClient):  # type: ignore[misc]
         self._deadline.reschedule(asyncio.get_running_loop().time() + self._limits.login_s)
 
     def validate_host_public_key(self, host: str, addr: str, port: int, key: Any) -> bool:
-        """Not one of the pinned keys."""
+        """Asked for a key that is none of the pinned ones: it is kept for the message and refused."""
         self.key = f"{key.get_algorithm()} {key.get_fingerprint()}"
         return False
 
     def validate_host_ca_key(self, host: str, addr: str, port: int, key: Any) -> bool:
-        """Not one of the pinned authorities."""
+        """Asked for an authority that is none of the pinned ones: alike."""
         self.key = f"certificate of {key.get_algorithm()} {key.get_fingerprint()}"
         return False
 

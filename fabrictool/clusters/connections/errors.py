@@ -21,7 +21,7 @@ LONGEST_QUOTE = 200
 
 
 def thing(endpoint: Endpoint) -> str:
-    """How a problem names a host."""
+    """How a problem names a host: without the user's name."""
     return f"host/{endpoint.host}:{endpoint.port}"
 
 
@@ -212,7 +212,7 @@ def quoted(text: str) -> str:
 
 
 def alone(endpoint: Endpoint) -> Endpoint:
-    """Without the hosts on the way."""
+    """The same host, without those on the way to it."""
     return replace(endpoint, jumps=())
 
 

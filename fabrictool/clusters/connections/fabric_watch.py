@@ -23,7 +23,7 @@ class KeepaliveWatch:
         self._thread.start()
 
     def close(self) -> None:
-        """After the transport was closed."""
+        """Called after the transport was closed; waits for the thread."""
         self._over.set()
         self._thread.join()
 

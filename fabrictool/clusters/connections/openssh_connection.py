@@ -264,7 +264,6 @@ def _taken(log: Path) -> str:
 
 
 def _ended(process: subprocess.Popen[bytes], *, gently: bool = False) -> None:
-    """Close its pipes, end it, reap it."""
     for stream in (process.stdin, process.stdout, process.stderr):
         if stream is not None:
             with suppress(OSError):

@@ -85,7 +85,6 @@ def proxy_command(folder: Path, number: int) -> str:
 
 
 def known_hosts(endpoint: Endpoint) -> str:
-    """The pins of one host."""
     return "".join(pin.known_hosts(endpoint.host) + "\n" for pin in pins.pins(endpoint))
 
 
@@ -147,7 +146,7 @@ def _host_error(hop: Endpoint, log: str, now: float, limits: ConnectionLimits) -
 
 
 def last_words(log: str) -> str:
-    """The last line that is no debugging."""
+    """The last line of a log that is no debugging; "": there is none."""
     lines = [line.strip() for line in log.splitlines()]
     return next(
         (line for line in reversed(lines) if line and not re.match(r"debug\d|OpenSSH_|Authenticated", line)), ""

@@ -35,7 +35,6 @@ class HostKeyPin:
 
     @property
     def fingerprint(self) -> str:
-        """``SHA256:…`` as `ssh-keygen -l` prints it."""
         return fingerprint(self.blob)
 
     def __str__(self) -> str:
@@ -47,7 +46,6 @@ class HostKeyPin:
         return f"{self.kind} {base64.b64encode(self.blob).decode()}"
 
     def known_hosts(self, pattern: str) -> str:
-        """A line of a ``known_hosts`` file."""
         return f"{AUTHORITY + ' ' if self.authority else ''}{pattern} {self.line()}"
 
 

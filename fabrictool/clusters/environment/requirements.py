@@ -33,7 +33,7 @@ class TargetPlatform:
         return ".".join(map(str, self.version))
 
     def markers(self, extra: str = "") -> dict[str, str]:
-        """What environment markers are compared with."""
+        """Values of the variables of environment markers (PEP 508)."""
         return {
             "python_version": self.minor,
             "python_full_version": f"{self.minor}.0",
@@ -60,7 +60,7 @@ class Requirement:
 
 
 def normal(name: str) -> str:
-    """As PEP 503 compares names."""
+    """The form in which PEP 503 compares names."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 

@@ -79,7 +79,7 @@ class KubernetesCluster:
         return [], list(warnings)
 
     def spec(self, operation: str) -> UnitSpec:
-        """From the last look."""
+        """From the last look; raises FT5104 when that has none."""
         spec = (self._seen or self._look()).specs.get(operation)
         if spec is None:
             message = f"the spec of {operation} cannot be read"
@@ -139,7 +139,6 @@ class KubernetesCluster:
             self._delete(_WORKLOADS, named, "--cascade=background")
 
     def kill(self, operations: Iterable[str]) -> None:
-        """The same, and no grace."""
         named = sorted(operations)
         if named:
             self.stop(named)

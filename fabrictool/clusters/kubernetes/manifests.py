@@ -52,7 +52,7 @@ class UnitObjects:
 
     @property
     def all(self) -> list[Object]:
-        """Every one of them."""
+        """In the order in which they are made."""
         return [item for item in (self.config, self.secret, self.service, self.workload) if item is not None]
 
 

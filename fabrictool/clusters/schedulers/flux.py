@@ -70,7 +70,6 @@ class Flux(Scheduler):
         return "flux jobs -a --count=10000 --no-header -o '{id.dec} {name}'"
 
     def submission(self, facts: SchedulerFacts, job: Job) -> Submission:
-        """One task on one node."""
         argv = [f"--job-name={job.name}", f"--output={job.folder}/log", "--env=-*", "--nodes=1", "--ntasks=1"]
         argv += [f"--queue={job.partition}"] if job.partition else []
         argv += [f"--setattr=user.fabrictool={job.comment}"]

@@ -83,7 +83,6 @@ class Pbs(Scheduler):
         )
 
     def submission(self, facts: SchedulerFacts, job: Job) -> Submission:
-        """One chunk on one node."""
         chunk = "select=1"
         chunk += f":ncpus={job.cpus}" if job.cpus else ""
         chunk += f":ngpus={job.devices}" if job.devices else ""

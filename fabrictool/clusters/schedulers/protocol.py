@@ -146,7 +146,7 @@ class Scheduler(Protocol):
         """Shell text that prints ``ID NAME COMMENT`` a line, of all our jobs that are known; fails if it cannot."""
 
     def submission(self, facts: SchedulerFacts, job: Job) -> Submission:
-        """What starts the job."""
+        """The command that starts the job, and the job's script."""
 
     def stop(self) -> str:
         """Shell text: TERM to what runs, and an end to what waits, of the job ``$1`` with the name ``$2``."""

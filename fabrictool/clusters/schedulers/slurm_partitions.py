@@ -36,11 +36,11 @@ class Lines:
             self.checks.append(f"{self.name}: {key}: {check}")
 
     def note(self, text: str) -> None:
-        """A comment of its own line."""
+        """A comment on a line of its own."""
         self.text.append(f"# {text}")
 
     def warn(self, text: str) -> None:
-        """One that must be looked at."""
+        """A comment that a person must look at."""
         self.note(f"{CHECK}: {text}")
         self.checks.append(f"{self.name}: {text}")
 
@@ -70,7 +70,7 @@ def partition_lines(partition: PartitionFacts, site: SiteFacts) -> Lines:
     _devices(lines, chosen)
     away = f"; {partition.away} of the partition's nodes are away now" if partition.away else ""
     lines.add("nodes", chosen.count, f"sinfo: nodes of this kind{away}")
-    lines.add("memory_per_node", memory_text(chosen.memory), f"sinfo: RealMemory {chosen.memory // 2**20} MB")
+    lines.add("memory_per_node", Memory(chosen.memory), f"sinfo: RealMemory {chosen.memory // 2**20} MB")
     _times(lines, partition)
     if partition.settings.get("OverSubscribe") == "EXCLUSIVE":
         lines.add("whole_nodes", "true", "scontrol: OverSubscribe=EXCLUSIVE")
@@ -78,11 +78,6 @@ def partition_lines(partition: PartitionFacts, site: SiteFacts) -> Lines:
     _job(lines, partition, chosen, site)
     _reservations(lines, partition, site)
     return lines
-
-
-def memory_text(octets: int) -> str:
-    """In GiB where that is exact."""
-    return str(Memory(octets))
 
 
 def _chosen(kinds: tuple[Nodes, ...]) -> Nodes:
@@ -97,7 +92,7 @@ def _mixed(lines: Lines, partition: PartitionFacts, chosen: Nodes) -> None:
     lines.warn("nodes of several kinds; an inventory's partition has one, so these are not described:")
     for kind in others:
         lines.note(
-            f"  {kind.count} nodes with {kind.cpus} CPUs, {memory_text(kind.memory)}, {kind.gres or 'no GPU'}"
+            f"  {kind.count} nodes with {kind.cpus} CPUs, {Memory(kind.memory)}, {kind.gres or 'no GPU'}"
             + (f", features {','.join(kind.features)}" if kind.features else "")
         )
 

@@ -27,7 +27,7 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def new_lease(purpose: str, *, now: float, expires: float | None = None) -> Lease:
-    """One for this process."""
+    """A lease for this process; `now` and `expires` in wall seconds."""
     who = os.environ.get("USER") or str(os.getuid())
     return Lease(
         id=random_id(4),
@@ -41,7 +41,7 @@ def new_lease(purpose: str, *, now: float, expires: float | None = None) -> Leas
 
 
 def encode_state(state: State) -> bytes:
-    """Readable in a review."""
+    """JSON with sorted keys, readable in a review."""
     return msgspec.json.format(msgspec.json.encode(state, order="sorted"), indent=1) + b"\n"
 
 
@@ -76,7 +76,7 @@ def successor(new: State, read: State) -> State:
 
 
 def stale(read: State, current: State, place: str) -> FabrictoolError:
-    """Somebody wrote since `read`."""
+    """FT4002: somebody wrote since `read`."""
     if read.lineage != current.lineage and read.lineage:
         message = f"the state is now of lineage {current.lineage}, no longer {read.lineage}"
     else:
@@ -85,7 +85,7 @@ def stale(read: State, current: State, place: str) -> FabrictoolError:
 
 
 def held(lease: Lease | None, place: str, *, now: float) -> FabrictoolError:
-    """Another writer has the lease."""
+    """FT4003: another writer has the lease."""
     if lease is None:
         message, hint = "the fabric's lease is held by another process", "wait for it to end; nothing was changed"
     else:
@@ -98,7 +98,7 @@ def held(lease: Lease | None, place: str, *, now: float) -> FabrictoolError:
 
 
 def no_such_lease(lease_id: str, lease: Lease | None, place: str) -> FabrictoolError:
-    """The id that was given is not the one that counts."""
+    """FT4205: the id that was given is not the one that counts."""
     there = f"the one that counts is held by {lease}" if lease is not None else "nobody holds a lease"
     hint = f"fabrictool state unlock {lease.id}" if lease is not None else "nothing has to be unlocked"
     return FabrictoolError.of("FT4205", f"there is no lease {lease_id}: {there}", file=place, hint=hint)
@@ -110,7 +110,7 @@ def taken_by(other: Lease | None) -> str:
 
 
 def lost(lease: Lease, why: str, place: str) -> FabrictoolError:
-    """We had the lease, and have it no longer."""
+    """FT4201: we had the lease, and have it no longer."""
     hint = "nothing was overwritten; what was started is found again: run the same command again to go on"
     message = f"the lease {lease.id} for {lease.purpose} is lost: {why}"
     return StaleError.of("FT4201", message, file=place, hint=hint, transient=True)

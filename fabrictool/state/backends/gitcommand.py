@@ -52,7 +52,6 @@ class Git:
         self._environment |= {"GIT_TERMINAL_PROMPT": "0", "SSH_ASKPASS_REQUIRE": "never", "LC_ALL": "C"}
 
     def elsewhere(self, cache: Path) -> Git:
-        """The same with another cache."""
         return Git(self._url, self._branch, cache, self._given)
 
     def fetch(self) -> str:
@@ -72,7 +71,7 @@ class Git:
         return there
 
     def content(self, commit: str, name: str) -> bytes | None:
-        """A file at the top of a commit."""
+        """A file at the top of a commit; None when it has none of that name."""
         entry = self._local("ls-tree", "-z", commit, "--", name).decode()
         return self._local("cat-file", "blob", entry.split("\t")[0].split(" ")[2]) if entry else None
 
@@ -139,7 +138,7 @@ class Git:
             self._local("init", "--quiet", "--bare", "--initial-branch=fabrictool", "--template=", str(self._cache))
 
     def _local(self, *arguments: str, stdin: bytes = b"") -> bytes:
-        """What only the cache is needed for."""
+        """Runs a command that needs only the cache; raises FT4206 when it fails."""
         done = self._run(*arguments, stdin=stdin)
         if done.returncode:
             message = f"git {arguments[0]} failed: {_complaint(done)}"

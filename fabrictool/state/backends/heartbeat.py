@@ -61,7 +61,6 @@ class LeaseHeartbeat:
 
     @contextlib.contextmanager
     def beating(self) -> Iterator[None]:
-        """Renew while the context lasts."""
         thread = threading.Thread(target=self._beat, name="lease", daemon=True)
         thread.start()
         try:

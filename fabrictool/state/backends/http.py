@@ -179,7 +179,7 @@ class HttpStore:
         return None if expired(other, self._clock.wall()) else other
 
     def unlock(self, lease_id: str) -> Lease:
-        """Unlock in its holder's name."""
+        """In its holder's name, for the server takes no other."""
         probe = new_lease("unlocking by hand", now=self._clock.wall())
         other = self._try_lock(probe)
         if other is None:
