@@ -5,6 +5,8 @@ import json
 
 import pytest
 
+from fabrictool.base.errors import FabrictoolError
+from fabrictool.cli import tracing
 from fabrictool.workload.formats import read
 
 
@@ -54,9 +56,15 @@ def test_generate_import_export_and_stats(command, folder):
         ("poisson,models=3,rate=0", 65, "FT2202"),
     ],
 )
-def test_mistakes_with_a_workload(command, workload, exit_code, problem):
-    code, out, err = command("trace", "generate", workload, "--requests", 20)
-    assert (code, problem in err, out) == (exit_code, True, "")
+def test_mistakes_with_a_workload(workload, exit_code, problem):
+    with pytest.raises(FabrictoolError) as caught:
+        tracing.generated(workload, 20, 0)
+    assert (caught.value.exit_code, caught.value.problems[0].code) == (exit_code, problem)
+
+
+def test_a_workload_that_cannot_be_made_writes_nothing(command):
+    code, out, err = command("trace", "generate", "sometimes", "--requests", 20)
+    assert (code, out, "FT9001" in err) == (64, "", True)
 
 
 def test_import_counts_what_it_drops(command, folder):
