@@ -78,7 +78,6 @@ class Journal:
 
     @property
     def finished(self) -> bool:
-        """Whether the plan was carried out to its end."""
         return any(entry.kind == "end" for entry in self.entries())
 
 

@@ -210,12 +210,10 @@ class Course:
 
     @property
     def watched(self) -> str:
-        """The cluster that is looked at for it."""
         return self.former if self.phase in LEAVING else self.action.cluster
 
     @property
     def awaited(self) -> str:
-        """The operation that is looked for."""
         return self.action.former if self.phase in LEAVING else self.action.operation
 
 

@@ -34,12 +34,10 @@ def data(text: str) -> None:
 
 
 def json_data(value: Any) -> None:
-    """Data as one JSON document, indented."""
     print(json.dumps(value, indent=1, ensure_ascii=False, sort_keys=False), flush=True)
 
 
 def json_line(value: Any) -> None:
-    """Data as one line of NDJSON."""
     print(json.dumps(value, ensure_ascii=False), flush=True)
 
 

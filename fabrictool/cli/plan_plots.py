@@ -46,7 +46,6 @@ class Bar:
 
     @property
     def free(self) -> int:
-        """Devices that nobody gets."""
         return max(0, self.devices - sum(self.taken.values()))
 
 

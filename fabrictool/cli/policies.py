@@ -26,7 +26,6 @@ class RuleVerdict:
 
     @property
     def denied(self) -> bool:
-        """Whether it forbids the plan; else it only warns."""
         return self.problem.severity == "error"
 
 

@@ -24,7 +24,6 @@ EVENT_WORDS = {"up": "is up from {at}", "drain": "gets no new requests from {at}
 
 
 def document(runs: Sequence[ScenarioPlay], seed: int) -> dict[str, Any]:
-    """All figures as one JSON document."""
     return {
         "format_version": "1",
         "type": "simulation",
@@ -117,7 +116,6 @@ def terminal_chart(runs: Sequence[ScenarioPlay], width: int = 60) -> str:
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
-    """The document to a file."""
     write_output(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
 
 

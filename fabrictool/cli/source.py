@@ -50,7 +50,6 @@ class Source:
 
     @property
     def inventory(self) -> Inventory:
-        """What exists, as far as files say."""
         return self.loaded.inventory
 
     def inventory_alone(self) -> Inventory:

@@ -104,7 +104,6 @@ def next_operation(evidence: Evidence, address: str) -> str:
 
 
 def delete(cluster: str, unit: ObservedUnit, reason: str) -> Action:
-    """The end of one unit."""
     return Action(
         kind="delete",
         address=unit.address,
@@ -238,5 +237,4 @@ def _turn(action: Action) -> tuple[int, int, str]:
 
 
 def is_gateway(action: Action) -> bool:
-    """Whether it starts or ends a gateway."""
     return Address.parse(action.address).kind == "gateway"

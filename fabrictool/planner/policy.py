@@ -191,7 +191,6 @@ def _per_model(limits: Mapping[str, _L], models: Iterable[str]) -> Iterator[tupl
 
 
 def _model(address: str) -> str | None:
-    """Of a replica's address."""
     return Address.parse(address).model or None
 
 

@@ -97,7 +97,6 @@ class Option:
 
     @property
     def pools(self) -> tuple[Pool, ...]:
-        """Those that it stands on."""
         return tuple(dict.fromkeys(pool for pool, _ in self.stages))
 
     @property

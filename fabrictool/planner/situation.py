@@ -75,7 +75,6 @@ def with_model(situation: Situation, problem: PlacementProblem, name: str, chang
 
 
 def situation_of(blueprint: Blueprint, inventory: Inventory, evidence: Evidence, now: float) -> Situation:
-    """What the planner starts from."""
     return Situation(
         blueprint,
         inventory,
@@ -92,7 +91,6 @@ def running_options(evidence: Evidence) -> dict[str, OptionKey]:
 
 
 def placed_option(replica: str, placed: AgentSpec | Placed) -> OptionKey:
-    """The option as which a replica (``MODEL/NUMBER``) was placed."""
     return unit_key(model_of(replica), (placed.cluster, placed.partition), placed.tp, placed.pp, placed.phase)
 
 

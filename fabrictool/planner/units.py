@@ -118,5 +118,4 @@ def _gateway(blueprint: Blueprint, inventory: Inventory, keys: str) -> WantedUni
 
 
 def _flag(value: str | float | bool) -> str:
-    """As a command line shows it."""
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -40,7 +40,6 @@ class FabricFolder:
 
     @property
     def journal(self) -> Path:
-        """One file a plan."""
         return self.path / "journal"
 
     @property

@@ -41,7 +41,6 @@ class Overview:
         return bool(self.units) and well and not any(problem.severity == "error" for problem in self.unreached)
 
     def document(self) -> dict[str, Any]:
-        """What ``status --json`` prints."""
         return {
             "format_version": "1",
             "type": "status",

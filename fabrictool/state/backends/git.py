@@ -21,19 +21,7 @@ from fabrictool.base.clock import SystemClock
 from fabrictool.base.errors import FabrictoolError, StaleError
 from fabrictool.base.files import file_error
 from fabrictool.domain.state import Lease
-from fabrictool.state.backends.document import (
-    Version,
-    check_unmoved,
-    decode_state,
-    encode_state,
-    held,
-    lost,
-    new_lease,
-    no_such_lease,
-    state_of,
-    successor,
-    taken_by,
-)
+from fabrictool.state.backends import document
 from fabrictool.state.backends.gitcommand import Git
 from fabrictool.state.backends.heartbeat import TTL_S, LeaseHeartbeat, expired
 from fabrictool.state.backends.local import locked_within
@@ -79,13 +67,12 @@ class GitStore:
 
     @property
     def place(self) -> str:
-        """Repository, branch and file."""
         return f"{self._git.url} {self._branch}:{STATE}"
 
     # -- state ------------------------------------------------------------------------------------------------
 
     def read(self) -> State:
-        return state_of(self.raw(), self.place)
+        return document.state_of(self.raw(), self.place)
 
     def raw(self) -> bytes | None:
         with self._alone():
@@ -96,12 +83,12 @@ class GitStore:
         """A commit on what is there; if the branch has moved, on that, as long as the state on it is the one read."""
         if self._heart is not None:
             self._heart.check()
-        written = successor(new, read)
+        written = document.successor(new, read)
 
         def change(head: str) -> dict[str, bytes | None]:
             self._check_lease(head)
-            check_unmoved(self._file(head, STATE), read, self.place)
-            return {STATE: encode_state(written)}
+            document.check_unmoved(self._file(head, STATE), read, self.place)
+            return {STATE: document.encode_state(written)}
 
         self._push(change, f"state {written.serial}")
         return written
@@ -109,12 +96,12 @@ class GitStore:
     def replace(self, new: State) -> State:
         def change(head: str) -> dict[str, bytes | None]:
             self._check_lease(head)
-            return {STATE: encode_state(new)}
+            return {STATE: document.encode_state(new)}
 
         self._push(change, f"state {new.serial}, rebuilt")
         return new
 
-    def history(self) -> list[Version]:
+    def history(self) -> list[document.Version]:
         """The commits that changed it."""
         versions = []
         with self._alone():
@@ -122,7 +109,7 @@ class GitStore:
                 with contextlib.suppress(FabrictoolError):
                     data = self._file(commit, STATE)
                     if data is not None:
-                        versions.append(Version(at=at, state=decode_state(data, self.place)))
+                        versions.append(document.Version(at=at, state=document.decode_state(data, self.place)))
         return versions
 
     # -- lease ------------------------------------------------------------------------------------------------
@@ -130,12 +117,12 @@ class GitStore:
     @contextlib.contextmanager
     def lease(self, purpose: str, *, now: float) -> Iterator[Lease]:
         """Put ``lease.json`` there, unless one is there that counts; renew it; take it away at the end."""
-        lease = new_lease(purpose, now=now, expires=self._clock.wall() + self._ttl_s)
+        lease = document.new_lease(purpose, now=now, expires=self._clock.wall() + self._ttl_s)
 
         def take(head: str) -> dict[str, bytes | None]:
             other = self._counting(head)
             if other is not None:
-                raise held(other, self.place, now=self._clock.wall())
+                raise document.held(other, self.place, now=self._clock.wall())
             return {LEASE: _encode(lease)}
 
         self._push(take, f"lease: {purpose}")
@@ -158,7 +145,7 @@ class GitStore:
         def change(head: str) -> dict[str, bytes | None]:
             lease = self._lease_at(head)
             if lease is None or lease.id != lease_id:
-                raise no_such_lease(lease_id, lease, self.place)
+                raise document.no_such_lease(lease_id, lease, self.place)
             ended.append(lease)
             return {LEASE: None}
 
@@ -169,7 +156,7 @@ class GitStore:
         def change(head: str) -> dict[str, bytes | None]:
             there = self._lease_at(head)
             if there is None or there.id != lease.id:
-                raise lost(lease, taken_by(there), self.place)
+                raise document.lost(lease, document.taken_by(there), self.place)
             return {LEASE: _encode(lease)}
 
         self._push(change, f"lease {lease.id} renewed")
@@ -188,7 +175,7 @@ class GitStore:
         if self._heart is not None:
             there = self._lease_at(head)
             if there is None or there.id != self._heart.id:
-                raise self._heart.gone(taken_by(there))
+                raise self._heart.gone(document.taken_by(there))
 
     def _counting(self, head: str) -> Lease | None:
         lease = self._lease_at(head)

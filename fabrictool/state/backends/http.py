@@ -21,20 +21,7 @@ import msgspec
 from fabrictool.base.clock import SystemClock
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.domain.state import Lease
-from fabrictool.state.backends.document import (
-    UNKNOWN_HOLDER,
-    Version,
-    check_unmoved,
-    encode_state,
-    held,
-    lost,
-    new_lease,
-    no_such_lease,
-    stale,
-    state_of,
-    successor,
-    taken_by,
-)
+from fabrictool.state.backends import document
 from fabrictool.state.backends.heartbeat import TTL_S, LeaseHeartbeat, expired
 from fabrictool.state.backends.requests import Requests
 
@@ -91,7 +78,7 @@ class HttpStore:
     # -- state ------------------------------------------------------------------------------------------------
 
     def read(self) -> State:
-        return state_of(self.raw(), self.place)
+        return document.state_of(self.raw(), self.place)
 
     def raw(self) -> bytes | None:
         return self._get()[0]
@@ -101,8 +88,8 @@ class HttpStore:
         if self._heart is not None:
             self._heart.check()
         data, tag = self._get()
-        check_unmoved(data, read, self.place)
-        written = successor(new, read)
+        document.check_unmoved(data, read, self.place)
+        written = document.successor(new, read)
         self._post(written, tag, read)
         return written
 
@@ -110,7 +97,7 @@ class HttpStore:
         self._post(new, "", new)
         return new
 
-    def history(self) -> list[Version]:
+    def history(self) -> list[document.Version]:
         """None: what versions the server keeps, it shows itself."""
         return []
 
@@ -125,7 +112,7 @@ class HttpStore:
 
     def _post(self, state: State, tag: str, read: State) -> None:
         address = self._address if self._heart is None else _with_id(self._address, self._heart.id)
-        data = encode_state(state)
+        data = document.encode_state(state)
         try:
             answer = self._requests.ask("POST", address, data, tag=tag)
         except FabrictoolError:
@@ -134,12 +121,12 @@ class HttpStore:
                     return
             raise
         if answer.status == CHANGED:
-            raise stale(read, self.read(), self.place)
+            raise document.stale(read, self.read(), self.place)
         if answer.status in LOCKED:
             there = _lease(answer.body)
             if self._heart is not None:
-                raise self._heart.gone(taken_by(there))
-            raise held(there, self.place, now=self._clock.wall())
+                raise self._heart.gone(document.taken_by(there))
+            raise document.held(there, self.place, now=self._clock.wall())
         if not 200 <= answer.status < 300:
             raise self._odd("POST", answer)
 
@@ -147,13 +134,13 @@ class HttpStore:
 
     @contextlib.contextmanager
     def lease(self, purpose: str, *, now: float) -> Iterator[Lease]:
-        lease = new_lease(purpose, now=now)
+        lease = document.new_lease(purpose, now=now)
         other = self._try_lock(lease)
         if other is not None and expired(other, self._clock.wall()):
             self._ask_unlock(other)
             other = self._try_lock(lease)
         if other is not None:
-            raise held(other, self.place, now=self._clock.wall())
+            raise document.held(other, self.place, now=self._clock.wall())
         try:
             dated = msgspec.structs.replace(lease, expires=self._clock.wall() + self._ttl_s)
             lease = dated if self._try_lock(dated) is None else lease
@@ -171,7 +158,7 @@ class HttpStore:
 
     def holder(self) -> Lease | None:
         """Found out by trying to lock: these servers have no other question for it."""
-        probe = new_lease("a look at who holds it", now=self._clock.wall())
+        probe = document.new_lease("a look at who holds it", now=self._clock.wall())
         other = self._try_lock(probe)
         if other is None:
             self._ask_unlock(probe)
@@ -180,25 +167,25 @@ class HttpStore:
 
     def unlock(self, lease_id: str) -> Lease:
         """In its holder's name, for the server takes no other."""
-        probe = new_lease("unlocking by hand", now=self._clock.wall())
+        probe = document.new_lease("unlocking by hand", now=self._clock.wall())
         other = self._try_lock(probe)
         if other is None:
             self._ask_unlock(probe)
         if other is None or other.id != lease_id:
-            raise no_such_lease(lease_id, other, self.place)
+            raise document.no_such_lease(lease_id, other, self.place)
         self._ask_unlock(other)
         return other
 
     def _renew(self, lease: Lease) -> None:
         other = self._try_lock(lease)
         if other is not None and other.id != lease.id:
-            raise lost(lease, taken_by(other), self.place)
+            raise document.lost(lease, document.taken_by(other), self.place)
 
     def _try_lock(self, lease: Lease) -> Lease | None:
         """None when it is ours now, else whose it is (perhaps ours too, where a server lets nobody lock twice)."""
         answer = self._requests.ask(*self._lock, _info(lease, self._address))
         if answer.status in LOCKED:
-            return _lease(answer.body) or UNKNOWN_HOLDER
+            return _lease(answer.body) or document.UNKNOWN_HOLDER
         if not 200 <= answer.status < 300:
             raise self._odd(self._lock[0], answer)
         return None

@@ -18,19 +18,7 @@ from fabrictool.base.clock import SystemClock
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.base.files import file_error, write_atomic
 from fabrictool.domain.state import Lease
-from fabrictool.state.backends.document import (
-    UNKNOWN_HOLDER,
-    Version,
-    check_unmoved,
-    decode_state,
-    encode_state,
-    held,
-    lost,
-    new_lease,
-    no_such_lease,
-    state_of,
-    successor,
-)
+from fabrictool.state.backends import document
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,7 +59,7 @@ class LocalStore:
     # -- state ------------------------------------------------------------------------------------------------
 
     def read(self) -> State:
-        return state_of(self.raw(), self.place)
+        return document.state_of(self.raw(), self.place)
 
     def raw(self) -> bytes | None:
         try:
@@ -85,8 +73,8 @@ class LocalStore:
         """Compare and set, one process at a time."""
         with self._one_at_a_time():
             self._check_lease()
-            check_unmoved(self.raw(), read, self.place)
-            written = successor(new, read)
+            document.check_unmoved(self.raw(), read, self.place)
+            written = document.successor(new, read)
             self._put(written)
             return written
 
@@ -96,17 +84,17 @@ class LocalStore:
             self._put(new)
             return new
 
-    def history(self) -> list[Version]:
+    def history(self) -> list[document.Version]:
         versions = []
         for file in self._versions()[::-1]:
             with contextlib.suppress(FabrictoolError, OSError):
-                state = decode_state(file.read_bytes(), str(file))
-                versions.append(Version(at=file.stat().st_mtime, state=state))
+                state = document.decode_state(file.read_bytes(), str(file))
+                versions.append(document.Version(at=file.stat().st_mtime, state=state))
         return versions
 
     def _put(self, state: State) -> None:
         """The version first: if there is no room for it, the state stays as it was."""
-        data = encode_state(state)
+        data = document.encode_state(state)
         write_atomic(self._folder / "state-history" / f"{state.serial}.json", data, mode=0o600)
         write_atomic(self._file, data, mode=0o600)
         for file in self._versions()[:-KEPT]:
@@ -138,7 +126,7 @@ class LocalStore:
         """Hold the lock of the lease file."""
         descriptor = self._locked(now)
         try:
-            lease = new_lease(purpose, now=now)
+            lease = document.new_lease(purpose, now=now)
             try:
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, msgspec.json.encode(lease), 0)
@@ -161,7 +149,7 @@ class LocalStore:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            return _content(descriptor) or UNKNOWN_HOLDER
+            return _content(descriptor) or document.UNKNOWN_HOLDER
         finally:
             os.close(descriptor)
         return None
@@ -170,7 +158,7 @@ class LocalStore:
         """Take the file away: its holder keeps the lock of a file that no longer counts."""
         lease = self.holder()
         if lease is None or lease.id != lease_id:
-            raise no_such_lease(lease_id, lease, str(self._lease_file))
+            raise document.no_such_lease(lease_id, lease, str(self._lease_file))
         try:
             self._lease_file.unlink(missing_ok=True)
         except OSError as error:
@@ -191,14 +179,14 @@ class LocalStore:
                 if tries:
                     time.sleep(LOOK_S)
                     continue
-                raise held(other, str(self._lease_file), now=now) from error
+                raise document.held(other, str(self._lease_file), now=now) from error
             if self._counts(descriptor):
                 return descriptor
             os.close(descriptor)  # it was taken away between opening and locking
 
     def _check_lease(self) -> None:
         if self._ours is not None and not self._counts(self._ours[1]):
-            raise lost(self._ours[0], "it was unlocked by hand", str(self._lease_file))
+            raise document.lost(self._ours[0], "it was unlocked by hand", str(self._lease_file))
 
     def _counts(self, descriptor: int) -> bool:
         try:
