@@ -9,6 +9,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from fabrictool.applier.wave import QUEUE_WAIT_S
 from fabrictool.base.errors import (
     AppliedInPartError,
     PolicyDeniedError,
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from fabrictool.domain.plan import Action, Plan
     from fabrictool.state.fabric import Fabric
 
-QUEUE_WAIT_S = 900.0
-"""How long `apply` waits for jobs in their queues."""
 _MARKS = {"intent": "…", "started": "·", "waiting": "·", "done": "✓", "queued": "✓", "held": "✗", "failed": "✗"}
 
 
