@@ -267,7 +267,12 @@ class ClusterSpec(Document):
     @property
     def queues(self) -> bool:
         """Whether its units are jobs of a batch scheduler: they wait, and run on other machines than the login node."""
-        return not self.here and self.kind not in ("ssh", "kubernetes")
+        return not self.bare and self.kind != "kubernetes"
+
+    @property
+    def bare(self) -> bool:
+        """Whether its units are plain processes: nobody else gives them devices."""
+        return self.kind in ("local", "ssh")
 
 
 class Link(Document):

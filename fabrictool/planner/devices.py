@@ -64,7 +64,7 @@ def with_devices(
 
 def _nodes(inventory: Inventory, cluster: str, partition: str) -> list[list[int]]:
     """Device numbers by node; none for CPUs, which are shared, and where a batch scheduler assigns devices."""
-    if inventory.clusters[cluster].kind not in ("local", "ssh"):
+    if not inventory.clusters[cluster].bare:
         return []
     first = 0
     for name, described in inventory.clusters[cluster].partitions.items():
