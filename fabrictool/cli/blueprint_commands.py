@@ -82,7 +82,7 @@ def init(
     synthetic: Annotated[
         str, typer.Option(metavar="SIZE", help="A made-up fabric of MODELSxTYPESxGPUS, such as `50x8x5000`.")
     ] = "",
-    seed: Annotated[int, typer.Option(help="Of the made-up fabric: the same seed, the same files.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the made-up fabric: the same seed gives the same files.")] = 0,
     load: Annotated[
         float, typer.Option(min=0.01, max=10, help="Its demand, as a share of what it could serve at best.")
     ] = 0.7,

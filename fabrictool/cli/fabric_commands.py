@@ -37,7 +37,9 @@ def plan(
     explain: Annotated[
         bool, typer.Option(help="Say why, what each rule costs, and what was not chosen; solves again for it.")
     ] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Of the solver: same inputs, same seed, same plan.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, help="The solver's seed: the same inputs and seed give the same plan.")
+    ] = 0,
     solver: Annotated[
         str,
         typer.Option(
@@ -72,12 +74,12 @@ def plan(
     policy: PolicyOption = None,
     offline: Annotated[bool, typer.Option("--offline", help="Reach no cluster: plan from --observed.")] = False,
     observed_file: Annotated[
-        Path | None, typer.Option("--observed", metavar="FILE", help="What `fabrictool observe` saved.")
+        Path | None, typer.Option("--observed", metavar="FILE", help="The bundle that `fabrictool observe` saved.")
     ] = None,
     root: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Root certificate that signed it; default: this machine's.")
     ] = None,
-    max_age: Annotated[str, typer.Option(help="Refuse an older observation.")] = "24h",
+    max_age: Annotated[str, typer.Option(help="Refuse an older bundle.")] = "24h",
 ) -> int:
     """Show what would change and what it forecasts; changes nothing."""
     from fabrictool.cli.plan_output import PlanOutput, show_plan
@@ -125,7 +127,7 @@ def apply(
     scenario: ScenarioOption = None,
     yes: YesOption = False,
     as_json: JsonOption = False,
-    seed: Annotated[int, typer.Option(min=0, help="Of the solver.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="The solver's seed.")] = 0,
     max_delete: Annotated[int | None, typer.Option(min=0, help="Refuse a plan that deletes more units.")] = None,
     wait: Annotated[
         bool, typer.Option("--wait/--no-wait", help="Wait for jobs in their queues, or end once they are submitted.")

@@ -21,7 +21,7 @@ def run(
     registry: Annotated[Path, typer.Option(help="YAML or JSON list of nodes: url, models, provider, device, …")],
     listen: Annotated[str, typer.Option(help="HOST:PORT for clients.")] = "127.0.0.1:8080",
     keys: Annotated[Path | None, typer.Option(help="Key file; without it the gateway is open.")] = None,
-    policy: Annotated[str, typer.Option(help="least-loaded, random or round-robin.")] = "least-loaded",
+    policy: Annotated[str, typer.Option(help="Routing policy: least-loaded, random or round-robin.")] = "least-loaded",
     retries: Annotated[int, typer.Option(min=0, max=10, help="Attempts after the first, before the first byte.")] = 2,
 ) -> None:
     """Route to a static list of OpenAI-compatible servers, without a mesh."""
@@ -57,7 +57,7 @@ def run(
 def create(
     file: Annotated[Path, typer.Argument(help="The key file to add to; made when it does not exist.")],
     tenant: Annotated[str, typer.Option(help="Whose key it is.")],
-    group: Annotated[str | None, typer.Option(help="Consumer group of the allowlist; none: every provider.")] = None,
+    group: Annotated[str | None, typer.Option(help="Consumer group; without one, every provider may serve it.")] = None,
 ) -> None:
     """Make a new API key: printed once on stdout, stored as a hash."""
     import msgspec

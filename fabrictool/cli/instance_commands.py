@@ -30,7 +30,7 @@ def instance(
         Kind,
         typer.Option(help="exact: any share of a bucket on any GPU type; sliced: whole slices, as Mélange has it."),
     ] = Kind.exact,
-    seed: Annotated[int, typer.Option(min=0, help="Of the solver.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="The solver's seed.")] = 0,
     time_limit: Annotated[float, typer.Option(min=0.1, max=86400, help="Seconds for the solver.")] = 60.0,
     as_json: JsonOption = False,
 ) -> int:

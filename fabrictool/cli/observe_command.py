@@ -18,7 +18,7 @@ def register(app: typer.Typer) -> None:
 
 
 def observe(
-    out: Annotated[Path, typer.Option("--out", "-o", help="Where to save the observation.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Where to save the bundle.")],
     blueprint: BlueprintOption = None,
     inventory: InventoryOption = None,
     overlay: OverlayOption = None,
@@ -35,7 +35,7 @@ def observe(
         root = fabric.trust.root()  # says what is missing before clusters are asked
         keys = keys_seen(source.blueprint, os.environ)
         if keys is None:
-            say("! the tenants' keys cannot be had here: plans from this observation take them as unchanged")
+            say("! the tenants' keys cannot be read here: plans from this bundle take them as unchanged")
         evidence = fabric.gather(now=time.time(), keys=keys)
     write_output(out, sign_bundle(evidence, root))
     clusters = evidence.clusters

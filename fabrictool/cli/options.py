@@ -19,5 +19,6 @@ ScenarioOption = Annotated[str | None, typer.Option(help="Scenario of the bluepr
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 PolicyOption = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Rules that the plan must keep; a denial exits with 6.")
+    Path | None,
+    typer.Option(metavar="FILE", help="File of review rules that the plan must keep; a denial exits with 6."),
 ]

@@ -40,7 +40,7 @@ def marker(fabric: str) -> str:
 
 
 def markdown(plan: Plan, policy: Sequence[Mapping[str, Any]] | None = None) -> str:
-    """`policy`: rows of what is denied and warned of; None when no policy was asked."""
+    """`policy`: rows of what is denied and warned of; None without a policy file."""
     head = [marker(plan.fabric), f"### {_mark(policy)}{_code(plan.fabric)}: {_summary(plan)}", ""]
     tail = ["", f"Plan {_code(plan.id)}, blueprint {_code(plan.blueprint_digest[:7])}", ""]
     body = [
@@ -80,7 +80,7 @@ def _policy(policy: Sequence[Mapping[str, Any]] | None) -> list[str]:
     if policy is None:
         return []
     if not policy:
-        return ["✅ every limit of the policy is kept", ""]
+        return ["✅ every review rule is kept", ""]
     ordered = sorted(policy, key=lambda row: row["effect"] != "deny")
     words = {"deny": "⛔ denied", "warn": "⚠️ warned of"}
     lines = [f"- {words[row['effect']]}: {_code(row['message'])} ({_code(row['place'])})" for row in ordered]

@@ -1,4 +1,4 @@
-"""What ``plan`` leaves behind: text or JSON, a file, pictures, a policy's verdict, the exit code."""
+"""What ``plan`` leaves behind: text or JSON, a file, pictures, the review rules' verdicts, the exit code."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def show_plan(
 
 
 def _ending(plan: Plan, verdicts: list[RuleVerdict], output: PlanOutput) -> int:
-    """What was saved, what a policy says, and what comes next; returns the exit code."""
+    """What was saved, what review rules say, and what comes next; returns the exit code."""
     if output.file is not None:
         say(f"saved {output.file} (id {plan.id[:8]}, valid while {len(plan.read_set)} facts hold)")
     print_problems(verdict.problem for verdict in verdicts)

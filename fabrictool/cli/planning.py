@@ -59,7 +59,7 @@ def plan_offline(source: Source, bundle: BundleFile, options: PlanOptions) -> tu
 
     evidence, now = _opened(source, bundle), time.time()
     where = f" on {evidence.host}" if evidence.host else ""
-    say(f"planned from an observation that is {duration_text(max(0.0, now - evidence.at))} old, made{where}")
+    say(f"planned from evidence that is {duration_text(max(0.0, now - evidence.at))} old, gathered{where}")
     planned = plan(source.blueprint, source.inventory, evidence, options, now=now, warnings=source.loaded.warnings)
     return planned, evidence.within(source.inventory)
 

@@ -160,13 +160,14 @@ def calibrate(
     engine: Annotated[str | None, typer.Option(help="Records: the engine, such as vllm.")] = None,
     model: Annotated[str | None, typer.Option(help="Records: the model's Hugging Face id.")] = None,
     tp: Annotated[int, typer.Option(min=1, help="Records: devices of the replica.")] = 1,
-    precision: Annotated[str, typer.Option(help="Records: of the weights.")] = "bf16",
+    precision: Annotated[str, typer.Option(help="Records: precision of the weights.")] = "bf16",
     max_num_seqs: Annotated[
         int | None,
         typer.Option(min=1, max=4096, help="Records: most requests in a step; absent: the engine's default."),
     ] = None,
     max_num_batched_tokens: Annotated[
-        int | None, typer.Option(min=1, max=131_072, help="Records: most tokens in a step; absent: the usual.")
+        int | None,
+        typer.Option(min=1, max=131_072, help="Records: most tokens in a step; absent: the engine's default."),
     ] = None,
     as_json: JsonOption = False,
 ) -> int:
@@ -187,7 +188,9 @@ def calibrate(
 
 
 def trace_import(
-    source: Annotated[Path, typer.Argument(help="A public trace, CSV, JSON or JSON lines, .gz is fine; or a folder.")],
+    source: Annotated[
+        Path, typer.Argument(help="A public trace (CSV, JSON or JSON lines, also .gz), or a ServeGen folder.")
+    ],
     output: OutputOption = None,
     seed: SeedOption = 0,
     hours: Annotated[str | None, typer.Option(help="FROM:TO, hours of a folder's recording, such as 10:12.")] = None,
@@ -215,7 +218,7 @@ def trace_import(
 def trace_stats(
     source: Annotated[Path, typer.Argument(help="A trace in any known format.")], as_json: JsonOption = False
 ) -> None:
-    """Describe a trace: rates, bursts, lengths, popularity, prefix reuse, latencies (paper 001, section 6)."""
+    """Describe a trace: rates, bursts, lengths, popularity, prefix reuse, latencies."""
     from dataclasses import asdict
 
     from fabrictool.cli import tracing

@@ -87,8 +87,12 @@ def rebuild(
     blueprint: BlueprintOption = None,
     inventory: InventoryOption = None,
     yes: YesOption = False,
-    lineage: Annotated[str, typer.Option(help="Of the units, where they do not say it themselves.")] = "",
-    partial: Annotated[bool, typer.Option(help="Leave out clusters that do not answer: nothing runs there.")] = False,
+    lineage: Annotated[
+        str, typer.Option(help="Lineage of the units, where neither they nor the trust root say it.")
+    ] = "",
+    partial: Annotated[
+        bool, typer.Option(help="Leave out clusters that do not answer; right only when nothing runs there.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Make a lost or damaged state anew from what the clusters say; a damaged one is kept aside."""

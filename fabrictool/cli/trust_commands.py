@@ -38,7 +38,7 @@ def init(blueprint: BlueprintOption = None, inventory: InventoryOption = None) -
 
 def issue(
     provider: Annotated[str, typer.Argument(help="Name of the provider.")],
-    days: Annotated[int, typer.Option(min=1, max=3650, help="Validity.")] = 90,
+    days: Annotated[int, typer.Option(min=1, max=3650, help="How long it is valid.")] = 90,
     blueprint: BlueprintOption = None,
     inventory: InventoryOption = None,
 ) -> None:

@@ -43,7 +43,7 @@ def test_a_plan_as_a_comment():
 
 def test_no_changes_denials_and_kept_policies_are_seen_at_once():
     assert "f: no changes" in text_of(markdown(plan(action("keep"))))
-    assert "every limit" in markdown(plan(), [])
+    assert "every review rule is kept" in markdown(plan(), [])
     assert "policy" not in markdown(plan())
     denied = markdown(plan(action("create")), [{"effect": "deny", "message": "r: no", "place": "p:1:1"}])
     assert text_of(denied.splitlines()[1]).startswith("### ⛔ f")
