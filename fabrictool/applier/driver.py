@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import deque
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, TypeVar
@@ -58,17 +57,23 @@ class Driver:
 
     def run(self, wave: Wave) -> None:
         """Returns when all is over, or the user stopped waiting."""
-        events: deque[Event] = deque()
+        effects: list[Effect] = []
         while not wave.over:
-            idle = not events
-            if idle:
-                events.append(Ticked(self.presses()))
-            effects: list[Effect] = []
-            while events:
-                effects += wave.step(self.clock.monotonic(), events.popleft())
-            events.extend(self._done(effects))
-            if idle and not effects:
-                time.sleep(TICK_S)
+            if not effects:
+                effects = self._heard(wave.step(self.clock.monotonic(), Ticked(self.presses())))
+                if not effects:
+                    time.sleep(TICK_S)
+            further: list[Effect] = []
+            for event in self._done(effects):
+                further += self._heard(wave.step(self.clock.monotonic(), event))
+            effects = further
+
+    def _heard(self, effects: Sequence[Effect]) -> list[Effect]:
+        """Says at once what is to be said, whatever other clusters do, and returns the rest."""
+        for effect in effects:
+            if isinstance(effect, Notify):
+                self.report(effect)
+        return [effect for effect in effects if not isinstance(effect, Notify)]
 
     def _done(self, effects: Sequence[Effect]) -> Iterator[Event]:
         """What came of them; neighbours of one kind go on side by side."""
@@ -76,9 +81,9 @@ class Driver:
             if kind is Start:
                 starts = [effect for effect in group if isinstance(effect, Start)]
                 self.remember([action for start in starts for action in start.actions])
-                yield from self._side_by_side(self._start, starts)
+                yield from _side_by_side(self._start, starts)
             elif kind is Look:
-                yield from self._side_by_side(self._look, [effect for effect in group if isinstance(effect, Look)])
+                yield from _side_by_side(self._look, [effect for effect in group if isinstance(effect, Look)])
             else:
                 for effect in group:
                     yield from self._do(effect)
@@ -89,14 +94,8 @@ class Driver:
                 yield from self._tell(effect)
             case ReadTail(cluster, operation):
                 yield TailRead(operation, self._tail(cluster, operation))
-            case Notify():
-                self.report(effect)
             case Ended(course):
                 self.ended(course)
-
-    def _side_by_side(self, do: Callable[[E], Event], effects: Sequence[E]) -> list[Event]:
-        with ThreadPoolExecutor(WORKERS) as pool:
-            return list(pool.map(do, effects))
 
     def _start(self, start: Start) -> Event:
         operations = tuple(action.operation for action in start.actions)
@@ -129,3 +128,14 @@ class Driver:
             return " | ".join(self.clusters[cluster].log_tail(operation, TAIL_LINES))
         except FabrictoolError as error:
             return str(error)
+
+
+def _side_by_side(do: Callable[[E], Event], effects: Sequence[E]) -> Iterator[Event]:
+    """What comes of each, as it comes; what one of them raises waits for the others."""
+    with ThreadPoolExecutor(WORKERS) as pool:
+        futures = [pool.submit(do, effect) for effect in effects]
+        for future in as_completed(futures):
+            if future.exception() is None:
+                yield future.result()
+    for future in futures:
+        future.result()

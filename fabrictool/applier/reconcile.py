@@ -15,8 +15,10 @@ from fabrictool.base.errors import (
 from fabrictool.planner.healing import heal
 
 if TYPE_CHECKING:
-    from fabrictool.applier.apply import Applier
+    from collections.abc import Sequence
+
     from fabrictool.base.errors import Problem
+    from fabrictool.domain.plan import Plan
     from fabrictool.planner.healing import Healing
     from fabrictool.state.fabric import Fabric
 
@@ -27,25 +29,24 @@ def look(fabric: Fabric, *, now: float, prune: bool) -> Healing:
     return heal(evidence, failures(history(fabric.folder.journal)), now=now, prune=prune)
 
 
-def mend(applier: Applier, healing: Healing, *, max_delete: int, watches: bool) -> list[Problem]:
-    """Carry the healing out; one that `watches` leaves out too many deletions and says so, others refuse.
+def allowed(healing: Healing, *, max_delete: int, watches: bool) -> tuple[Plan, Sequence[Problem]]:
+    """What of a healing may be carried out, and what is to be said of the rest.
+
+    One that `watches` leaves out all deletions where there are more than `max_delete`; others refuse it as a whole.
 
     Raises
     ------
     PolicyDeniedError
-        FT3001 more units would be stopped than `max_delete`, and nobody watches. Others as `Applier.apply`.
+        FT3001 more units would be stopped, and nobody watches.
     """
-    plan, left_out = healing.plan, []
-    deletions = sum(action.kind == "delete" for action in plan.changes)
-    if deletions > max_delete:
-        message = f"healing would stop {deletions} units, --max-delete allows {max_delete}"
-        error = PolicyDeniedError.of("FT3001", message, hint="`fabrictool reconcile --dry-run` names them")
-        if not watches:
-            raise error
-        plan, left_out = healing.without_deletions(), list(error.problems)
-    if plan.changes:
-        applier.apply(plan, heals=True)
-    return left_out
+    deletions = sum(action.kind == "delete" for action in healing.plan.changes)
+    if deletions <= max_delete:
+        return healing.plan, ()
+    message = f"healing would stop {deletions} units, --max-delete allows {max_delete}"
+    error = PolicyDeniedError.of("FT3001", message, hint="`fabrictool reconcile --dry-run` names them")
+    if not watches:
+        raise error
+    return healing.without_deletions(), error.problems
 
 
 def passes(error: FabrictoolError) -> bool:

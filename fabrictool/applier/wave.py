@@ -1,7 +1,7 @@
 """One wave of actions side by side, without I/O: events in, effects out.
 
 `Wave.step` takes the time and what happened, and returns what is to be done about it; `driver` does it and says how it
-went. Every change of an action's phase stands in `TRANSITIONS`; `checked` waves refuse any other.
+went. What a look makes of an action's phase stands in `TRANSITIONS`; `checked` waves refuse anything else.
 
 =========== =================================================================
 making-room its former unit was told to leave, for the new one needs its place
@@ -17,6 +17,7 @@ stopping    its unit was told to leave
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -208,6 +209,10 @@ class Course:
     def over(self) -> bool:
         return self.phase in OVER
 
+    def underway(self) -> bool:
+        """Whether a look decides how it goes on: it was started, or its unit was asked to leave."""
+        return self.phase in STARTING or (self.phase in LEAVING and self.asked)
+
     @property
     def watched(self) -> str:
         return self.former if self.phase in LEAVING else self.action.cluster
@@ -249,7 +254,7 @@ class Wave:
         before = [course.phase for course in self.courses]
         effects = self._react(now, event)
         if self.checked:
-            self._check(before, event, effects)
+            self._check(before, effects)
         return effects
 
     def _react(self, now: float, event: Event) -> list[Effect]:
@@ -281,13 +286,11 @@ class Wave:
         if presses >= 2:
             for course in self._open():
                 course.phase = "left"
-        effects: list[Effect] = [*self._ask_to_leave(now), *self._start(now), *self._ends()]
+        starts = self._start(now)
+        effects: list[Effect] = [*self._ask_to_leave(now), *starts, *self._ends()]
         watched = sorted({course.watched for course in self._open() if not course.death})
         due = [name for name in watched if now >= self._next_look.get(name, 0.0)]
-        for name in due:
-            looks = self._looks.get(name, 0)
-            pause = min(self.polls[name], FIRST_PAUSE_S * 2 ** min(looks, MOST_DOUBLINGS))
-            self._looks[name], self._next_look[name] = looks + 1, now + pause
+        self._next_look |= dict.fromkeys(due, math.inf)  # until it is known what they show
         return effects + [Look(name) for name in due]
 
     def _ends(self) -> list[Effect]:
@@ -300,7 +303,7 @@ class Wave:
 
     # -- starting ---------------------------------------------------------------------------------------------------
 
-    def _start(self, now: float) -> list[Effect]:
+    def _start(self, now: float) -> list[Start]:
         """One effect for all new units of a cluster."""
         groups: dict[str, list[Course]] = {}
         for course in self.courses:
@@ -310,6 +313,7 @@ class Wave:
                 course.phase = "submitted"
                 course.deadline = now + self.queue_wait_s
                 groups.setdefault(course.action.cluster, []).append(course)
+        self._next_look |= dict.fromkeys(groups, math.inf)  # until it is known how it went
         return [Start(name, tuple(course.action for course in groups[name])) for name in sorted(groups)]
 
     def _started(self, now: float, event: Started) -> list[Effect]:
@@ -334,20 +338,27 @@ class Wave:
         gone: list[str] = []
         late: list[str] = []
         units = {unit.operation: unit for unit in facts.units}
+        looks = self._looks.get(facts.cluster, 0)
+        pause = min(self.polls[facts.cluster], FIRST_PAUSE_S * 2 ** min(looks, MOST_DOUBLINGS))
+        self._looks[facts.cluster], self._next_look[facts.cluster] = looks + 1, now + pause
         for course in self._open():
-            if course.watched != facts.cluster or course.death or course.phase == "to-start":
+            if course.watched != facts.cluster or course.death or not course.underway():
                 continue
             unit = units.get(course.awaited)
-            was = course.phase
+            was, deadline = course.phase, course.deadline
             sign = former_sign(facts, unit) if was in LEAVING else new_sign(facts, unit)
             died = self._move(now, course, sign, unit, facts)
+            if self.checked:
+                then = TRANSITIONS[was, sign]
+                stays = was if died else then
+                _hold(course.phase in (stays, INSTEAD.get(then)), f"{was} and {sign} gave {course.phase}")
             if was in LEAVING and course.phase != was and unit is not None:
                 gone.append(course.action.former)
             if died:
                 effects += self._tail(course)
             elif not course.over:
                 effects += self._describe(course, sign, unit, facts)
-                if course.phase == was and now > course.deadline and self._overdue(now, course, sign):
+                if deadline == course.deadline < now and course.underway() and self._overdue(now, course, sign):
                     effects += self._say(course, "it did not leave in time and is killed")
                     late.append(course.action.former)
         effects += [Tell("kill", facts.cluster, tuple(late))] if late else []
@@ -428,14 +439,12 @@ class Wave:
 
     # -- checking ---------------------------------------------------------------------------------------------------
 
-    def _check(self, before: Sequence[Phase], event: Event, effects: Sequence[Effect]) -> None:
+    def _check(self, before: Sequence[Phase], effects: Sequence[Effect]) -> None:
         """What must hold after every step; raises AssertionError, for a wave that breaks it is a bug."""
         for was, course in zip(before, self.courses, strict=True):
             change = f"{course.action.address} went from {was} to {course.phase}"
             _hold(was not in OVER or course.phase in (was, "failed"), change)
-            if isinstance(event, Looked) and was in STARTING | LEAVING:
-                then = {next_phase for (phase, _), next_phase in TRANSITIONS.items() if phase == was}
-                _hold(course.phase in {*then, *(INSTEAD[phase] for phase in then & INSTEAD.keys()), "failed"}, change)
+        asked = {course.action.former for course in self.courses if course.asked}
         leaving = {course.action.former for course in self.courses if course.phase in LEAVING or course.over}
         for effect in effects:
             if isinstance(effect, Start):
@@ -445,6 +454,7 @@ class Wave:
                 self._begun |= operations
             if isinstance(effect, Tell) and effect.verb != "forget":
                 _hold(set(effect.operations) <= leaving, "a unit is told to leave whose successor does not serve yet")
+                _hold(effect.verb != "kill" or set(effect.operations) <= asked, "a unit is killed that was not asked")
 
 
 def former_sign(facts: ClusterFacts, unit: ObservedUnit | None) -> Sign:
@@ -478,10 +488,10 @@ def _late(course: Course, sign: Sign) -> FabrictoolError:
         message = f"{action.former} does not end, {why}"
         return UnreachableError.of("FT5102", message, thing=action.address, transient=True)
     code, what, hint = "FT5106", "was not ready in time", f"fabrictool logs {action.address}"
-    if course.phase in ("submitted", "queued"):
+    if course.phase == "queued":
         code, what = "FT5110", "did not leave its queue in time"
         hint = "it stays in the queue, and `fabrictool reconcile` or the next apply goes on"
-    message = f"{action.address} {what}: {course.text}"
+    message = f"{action.address} {what}: {course.text or 'nothing was seen of it since its start'}"
     return UnreachableError.of(code, message, thing=action.address, hint=hint, transient=True)
 
 

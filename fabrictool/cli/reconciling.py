@@ -68,13 +68,16 @@ def _applier(fabric: Fabric, source: Source, interrupt: Interrupt, *, as_json: b
 
 def _look(applier: Applier, options: ReconcileOptions) -> int:
     """Of a watch a passing trouble is said, and the next look follows."""
-    from fabrictool.applier.reconcile import look, mend, passes
+    from fabrictool.applier.reconcile import allowed, look, passes
 
     try:
         healing = look(applier.fabric, now=time.time(), prune=options.prune)
         _show(healing, options)
         if not options.dry_run:
-            print_problems(mend(applier, healing, max_delete=options.max_delete, watches=options.watch))
+            plan, left_out = allowed(healing, max_delete=options.max_delete, watches=options.watch)
+            print_problems(left_out)
+            if plan.changes:
+                applier.apply(plan, heals=True)
     except FabrictoolError as error:
         if not options.watch or not passes(error):
             raise

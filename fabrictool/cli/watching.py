@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -31,7 +32,7 @@ FOLLOWED_LINES = 1000
 def show_status(source: Source, url: str, *, as_json: bool, watch: bool) -> int:
     """Print one look, or look after look; returns 0 when all that runs is well."""
     while True:
-        document, text, good = _one_url(url) if url else _whole_fabric(source)
+        document, text, good = _one_url(url) if url else _whole_fabric(replace(source))
         if as_json:
             json_data(document)
         else:

@@ -67,6 +67,8 @@ class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_
     provider: str
     site: str
     cluster: str
+    node: str = ""
+    """The cluster again: earlier releases, which may read this, ask for it."""
     name: str
     listen: HostPort
     mesh: HostPort

@@ -98,6 +98,7 @@ def _gateway(blueprint: Blueprint, inventory: Inventory, keys: str) -> WantedUni
         provider=inventory.sites[site].provider,
         site=site,
         cluster=gateway.cluster,
+        node=gateway.cluster,
         name=GATEWAY.split("/")[1],
         listen=gateway.listen,
         mesh=gateway.mesh,

@@ -1,7 +1,8 @@
 """Evidence in a file, signed by the federation's root: plans can be made from it without reaching a cluster.
 
 It holds what planning reads: the clusters' facts, what the living units were told, the state's memory of places and
-counts, and the digest of the tenants' keys. No secret is in it; names of hosts, jobs and units are.
+counts, and the digest of the tenants' keys. No secret is in it; names of
+hosts, the operator's included, of jobs and of units are.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def open_bundle(data: bytes, root: bytes, *, fabric: str, now: float, max_age_s:
     if not -CLOCK_SKEW_S <= age <= max_age_s:
         when = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(evidence.at))
         why = f"more than {max_age_s / 3600:.3g} h ago" if age > 0 else "in the future: clocks differ"
-        raise StaleError.of("FT4403", f"the observation was made at {when}, {why}", file=file, hint="observe anew")
+        raise StaleError.of("FT4403", f"the bundle was made at {when}, {why}", file=file, hint="observe anew")
     return evidence
 
 
@@ -97,9 +98,9 @@ def _root_key(pem: bytes, *, now: float) -> Ed25519PublicKey:
 
 
 def _distrust(why: str, file: str) -> NoReturn:
-    raise InvalidInputError.of("FT4402", f"the observation is refused: {why}", file=file)
+    raise InvalidInputError.of("FT4402", f"the bundle is refused: {why}", file=file)
 
 
 def _no_bundle(why: str, file: str) -> FabrictoolError:
     hint = "make one with `fabrictool observe -o FILE`"
-    return InvalidInputError.of("FT4401", f"not an observation: {why}", file=file, hint=hint)
+    return InvalidInputError.of("FT4401", f"not a bundle: {why}", file=file, hint=hint)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
@@ -62,8 +63,9 @@ class Fabric:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for cluster in self.clusters.values():
-            cluster.close()
+        with ExitStack() as stack:
+            for cluster in self.clusters.values():
+                stack.callback(cluster.close)
 
     def gather(self, *, now: float, keys: KeysSeen | None = None) -> Evidence:
         """All that a plan is a function of; `now` in wall seconds, `keys` None where they cannot be had.

@@ -48,12 +48,12 @@ def unit(operation, state="running", **changes):
 
 
 class Play:
-    """A wave with one cluster, whose looks are given by hand."""
+    """A wave whose looks are given by hand; former units are on cluster `home`."""
 
-    def __init__(self, *actions, queue_wait_s=QUEUE_WAIT):
-        homes = {a.former: "c" for a in actions}
+    def __init__(self, *actions, queue_wait_s=QUEUE_WAIT, home="c"):
+        homes = {a.former: home for a in actions}
         self.courses = [Course.of(a, homes) for a in actions]
-        self.wave = Wave(self.courses, {"c": 5.0}, queue_wait_s, checked=True)
+        self.wave = Wave(self.courses, {"c": 5.0, "d": 5.0}, queue_wait_s, checked=True)
         self.now = 0.0
         self.effects = self.tick()
 
@@ -70,10 +70,10 @@ class Play:
         (start,) = [effect for effect in self.effects if isinstance(effect, Start)]
         return self.step(Started("c", tuple(a.operation for a in start.actions)))
 
-    def look(self, *units, after=0.0, known=True):
+    def look(self, *units, after=0.0, known=True, cluster="c"):
         self.now += after
         return self.step(
-            Looked(ClusterFacts(cluster="c", known=known, reason="" if known else "no answer", units=units))
+            Looked(ClusterFacts(cluster=cluster, known=known, reason="" if known else "no answer", units=units))
         )
 
     @property
@@ -90,7 +90,7 @@ def tells(effects):
 
 def test_a_replica_is_started_watched_and_done():
     play = Play(action())
-    assert [type(effect) for effect in play.effects] == [Start, Look]
+    assert [type(effect) for effect in play.effects] == [Start]
     assert [type(effect) for effect in play.start()] == [Notify]
     for seen, phase in (((), "booting"), ((unit("new0"),), "booting"), ((unit("new0", ready=True),), "done")):
         assert play.tick(10.0) == [Look("c")]
@@ -120,6 +120,43 @@ def test_a_replica_that_serves_at_the_last_moment_costs_the_old_one_no_time():
     assert play.phases == ["retiring"]
     assert tells(play.tick()) == [("stop", ("old0",))]
     assert tells(play.look(unit("old0"), unit("new0", ready=True), after=STOP_GRACE_S - 1)) == []
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_nobody_is_killed_or_given_up_who_was_not_asked_to_leave(known):
+    """The successor serves on another cluster, after its time, and a look at the old one's comes in the same breath."""
+    play = Play(action("replace"), home="d")
+    play.start()
+    play.look(unit("new0"))
+    play.look(unit("new0", ready=True), after=SPEC.start_timeout_s + READY_MARGIN_S + 1)
+    assert play.look(unit("old0"), cluster="d", known=known) == []
+    assert play.codes() == []
+    assert tells(play.tick()) == [("stop", ("old0",))]
+
+
+def test_a_cluster_is_not_looked_at_until_it_is_known_how_its_start_went():
+    play = Play(action())
+    assert [type(effect) for effect in play.effects] == [Start]
+    assert play.tick(5.0) == []
+    play.step(Started("c", ("new0",), {"new0": UnreachableError.of("FT5404", "no")}))
+    assert [type(effect) for effect in play.tick(5.0)] == [Ended]
+
+
+def test_a_unit_that_nobody_has_seen_is_not_said_to_be_in_a_queue():
+    play = Play(action())
+    play.start()
+    play.look(known=False, after=QUEUE_WAIT + 1)
+    assert play.codes() == ["FT5106"]
+    assert "does not answer" in str(play.courses[0].error)
+
+
+def test_going_to_and_fro_between_engine_and_gateway_gains_no_time():
+    play = Play(action())
+    play.start()
+    play.look(unit("new0", waits_for="engine"))
+    for waits_for in ["gateway", "engine"] * 5:
+        play.look(unit("new0", waits_for=waits_for), after=READY_MARGIN_S / 4)
+    assert play.codes() == ["FT5106"]
 
 
 def test_where_there_is_no_room_the_old_unit_leaves_first():
@@ -213,9 +250,10 @@ def test_looks_are_frequent_at_first_and_seldom_later_however_long_it_takes():
     play = Play(action())
     play.start()
     gaps, last = [], 0.0
-    for _ in range(40_000):
+    for _ in range(2_000):
         if Look("c") in play.tick(0.5):
             gaps.append(play.now - last)
+            play.look(after=60.0)  # however long the scheduler takes to answer, it is left alone for a while then
             last = play.now
     assert gaps[1:4] == [1.0, 2.0, 4.0]
     assert set(gaps[4:]) == {5.0}
@@ -237,7 +275,7 @@ def test_whatever_happens_the_rules_hold_and_it_ends(seed):
     """A cluster that answers at random; `checked` holds every step against the table and the invariants."""
     rng = random.Random(seed)
     kinds = [action(rng.choice(["create", "replace", "delete"]), n, stop_first=rng.random() < 0.3) for n in range(4)]
-    play = Play(*kinds)
+    play = Play(*kinds, home=rng.choice("cd"))
     living = {a.former for a in kinds if a.former}
     pending = list(play.effects)
     for _ in range(5000):
@@ -263,7 +301,7 @@ def test_whatever_happens_the_rules_hold_and_it_ends(seed):
                          waits_for=rng.choice(["", "engine", "gateway"]))
                     for o in sorted(living) if rng.random() < 0.9
                 ]  # fmt: skip
-                pending += play.look(*units, known=rng.random() < 0.8)
+                pending += play.look(*units, known=rng.random() < 0.8, cluster=effect.cluster)
         pending += play.tick(rng.choice([0.1, 1.0, 30.0]), presses=int(rng.random() < 0.002))
     assert play.wave.over, f"seed {seed}: {play.phases}"
     for course in play.courses:

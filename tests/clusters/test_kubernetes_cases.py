@@ -30,7 +30,7 @@ AGENT = {
     "source": "hf://m", "engine": "vllm",
 }  # fmt: skip
 GATEWAY = {
-    "fabric": "fab", "provider": "p", "site": "s", "cluster": "c", "name": "main",
+    "fabric": "fab", "provider": "p", "site": "s", "cluster": "c", "node": "c", "name": "main",
     "listen": ["gateway.example", 8011], "mesh": ["gateway.example", 8012],
 }  # fmt: skip
 

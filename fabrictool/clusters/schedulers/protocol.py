@@ -6,6 +6,7 @@ Nothing here does I/O, so a behaviour is a case in a file: facts and a wish, and
 from __future__ import annotations
 
 import shlex
+from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -136,21 +137,27 @@ class Scheduler(Protocol):
         """Shell text that comes before all others, such as a profile that the commands need."""
         return ""
 
+    @abstractmethod
     def survey(self, *, brief: bool) -> str:
         """Shell text that prints the scheduler's facts in sections ``@NAME``; `brief`: only those that jobs need."""
 
+    @abstractmethod
     def facts(self, sections: Mapping[str, Sequence[str]], now: float) -> SchedulerFacts:
         """Read what `survey` printed; raises FT5401 for what cannot be read."""
 
+    @abstractmethod
     def lookup(self) -> str:
         """Shell text that prints ``ID NAME COMMENT`` a line, of all our jobs that are known; fails if it cannot."""
 
+    @abstractmethod
     def submission(self, facts: SchedulerFacts, job: Job) -> Submission:
         """The command that starts the job, and the job's script."""
 
+    @abstractmethod
     def stop(self) -> str:
         """Shell text: TERM to what runs, and an end to what waits, of the job ``$1`` with the name ``$2``."""
 
+    @abstractmethod
     def kill(self) -> str:
         """Shell text: the end of the job ``$1`` with the name ``$2``."""
 
