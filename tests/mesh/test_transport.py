@@ -108,7 +108,8 @@ async def joined(federation, hub, port, *agents):
         node, listener = federation.node(name)
         node.dial([("127.0.0.1", port)])
         nodes.append((node, listener))
-    await until(lambda: len(hub.neighbours) == len(agents))
+    # Both sides: the hub may know an agent before the agent knows that it is known.
+    await until(lambda: len(hub.neighbours) == len(agents) and all(node.neighbours for node, _ in nodes))
     return nodes
 
 
