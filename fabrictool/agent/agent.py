@@ -269,7 +269,8 @@ class Agent:
         if self._service and self._service_lifecycle is Lifecycle.SERVING:
             self._publish_service(Lifecycle.SERVING)
             try:
-                await asyncio.wait_for(self._idle.wait(), self.spec.drain_s)
+                async with asyncio.timeout(self.spec.drain_s):
+                    await self._idle.wait()
             except TimeoutError:
                 self._note(
                     "drain", self.spec.replica, f"{self._in_flight} requests cut after {self.spec.drain_s:.0f} s"

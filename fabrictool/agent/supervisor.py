@@ -115,7 +115,8 @@ class Supervisor:
         if process is not None and process.returncode is None:
             _signal_group(process.pid, signal.SIGTERM)
             try:
-                await asyncio.wait_for(process.wait(), STOP_SECONDS)
+                async with asyncio.timeout(STOP_SECONDS):  # Python 3.11's wait_for may swallow a cancellation
+                    await process.wait()
             except TimeoutError:
                 _log.warning("engine ignored TERM for %.0f s; killing it", STOP_SECONDS)
         if process is not None:
@@ -128,7 +129,8 @@ class Supervisor:
             self._sentinel = None
         if self._reader is not None:
             with contextlib.suppress(TimeoutError):  # a worker that left the group may hold the log open for ever
-                await asyncio.wait_for(self._reader, LOG_SECONDS)
+                async with asyncio.timeout(LOG_SECONDS):
+                    await self._reader
             self._reader = None
         self._process = None
 
