@@ -133,7 +133,6 @@ class Agent:
         return reason
 
     def health(self) -> Health:
-        """The line of ``health.json``."""
         engine, spec = self._supervisor, self.spec
         waits_for: Awaited = ""
         text = ""
@@ -149,7 +148,6 @@ class Agent:
         )
 
     def status(self) -> AgentStatus:
-        """The document of ``/status``."""
         engine = self._supervisor
         identity = self.mesh.registry.session(self.mesh.session)
         return AgentStatus(

@@ -44,7 +44,6 @@ class RunFolder:
 
     @property
     def log(self) -> Path:
-        """Where its stderr goes."""
         return self.path / "log"
 
     @property
@@ -110,7 +109,6 @@ class RunFolder:
         return int(pid)
 
     def write_process(self, **facts: Any) -> None:
-        """Record pid and addresses."""
         write_atomic(self.path / "process.json", json.dumps({"pid": os.getpid(), **facts}).encode())
 
     def process(self) -> dict[str, Any]:

@@ -87,7 +87,6 @@ def under(upper: YamlNode, lower: YamlNode) -> YamlNode:
 
 
 def with_defaults(root: YamlNode) -> YamlNode:
-    """Each model above ``defaults``."""
     if not isinstance(root.value, dict):
         return root
     defaults, models = root.value.get("defaults"), root.value.get("models")

@@ -155,7 +155,6 @@ class _Builder:
         self._problems: list[Problem] = []
 
     def build(self, composed: Any) -> YamlNode:
-        """The tree, or all complaints."""
         root = self._node(composed, 0)
         if not self._problems and not isinstance(root.value, dict):
             message = f"a document is a mapping of keys, not {describe(root.value)}"

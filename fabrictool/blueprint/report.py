@@ -16,7 +16,6 @@ def to_github(problems: Iterable[Problem]) -> str:
 
 
 def to_json(problems: Iterable[Problem]) -> list[dict[str, Any]]:
-    """The objects that ``--json`` prints."""
     return [problem.to_json() for problem in problems]
 
 

@@ -57,7 +57,6 @@ class ReplicaPlacement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
     @property
     def devices(self) -> int:
-        """Accelerators of all stages together."""
         return sum(stage.tp for stage in self.every_stage)
 
 

@@ -187,11 +187,9 @@ class GatewayServer:
         self._directory.report(session, load)
 
     def load(self, peer: bytes) -> Load:
-        """Gateways serve no engine."""
         return ()
 
     def stream_opened(self, stream: TunnelStream, head: StreamHead, peer: VerifiedSession) -> asyncio.Protocol | None:
-        """Agents send no requests."""
         return None
 
     # -- answers ----------------------------------------------------------------------------------------------
@@ -244,13 +242,11 @@ class GatewayServer:
     # -- status -----------------------------------------------------------------------------------------------
 
     def exposition(self) -> bytes:
-        """The text of ``/metrics``."""
         for model in self._directory.models():
             self._metrics.candidates.labels(model).set(sum(t.ready for t in self._directory.of_model(model)))
         return self._metrics.exposition()
 
     def status(self) -> GatewayStatus:
-        """The document of ``/status``."""
         metrics, mesh, now = self._metrics, self._mesh, self._clock.wall()
         if mesh is not None:
             nodes = mesh_rows(mesh, self._directory, self._lost_at, now)

@@ -58,7 +58,6 @@ class ClientRequest:
 
     @property
     def path(self) -> str:
-        """The target without its query."""
         return self.target.split("?", 1)[0]
 
 

@@ -82,12 +82,10 @@ class GatewayMetrics:
             figures.tpot.append(tpot_s)
 
     def used(self, model: str, prompt: int, completion: int) -> None:
-        """Tokens that an engine reported."""
         self._tokens.labels(model, "prompt").inc(prompt)
         self._tokens.labels(model, "completion").inc(completion)
         self.tokens += completion
         self.models.setdefault(model, ModelFigures()).tokens += completion
 
     def exposition(self) -> bytes:
-        """In Prometheus' text format."""
         return generate_latest(self._registry)

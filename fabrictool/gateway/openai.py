@@ -81,7 +81,6 @@ def error_event(code: str, message: str) -> bytes:
 
 
 def model_object(name: str, providers: list[str], created: int) -> dict[str, Any]:
-    """One entry of ``/v1/models``."""
     return {"id": name, "object": "model", "created": created, "owned_by": ",".join(providers)}
 
 

@@ -154,7 +154,6 @@ class TunnelConnector:
 
     @property
     def ready(self) -> bool:
-        """Whether the tunnel stands."""
         return self._mesh.tunnel(self._session) is not None
 
     def start(self, method: str, path: str, headers: Headers, body: bytes, response: Response) -> None:

@@ -130,7 +130,6 @@ class Mux:
         return data
 
     def control(self, kind: FrameType, payload: bytes) -> None:
-        """A frame of stream 0."""
         self._emit(kind, 0, payload)
 
     def open(self, head: StreamHead) -> int:

@@ -103,7 +103,6 @@ class Gossip:
         self._peers.pop(peer, None)
 
     def publish(self, record: Record, *, wall: float) -> list[Effect]:
-        """A record of our own."""
         merge = self.registry.merge(record.envelope, wall=wall)
         if merge.verdict is not Verdict.NEW:
             return []
@@ -121,7 +120,6 @@ class Gossip:
         return [Send(peer, _encode(Buckets(self.registry.bucket_digests())))]
 
     def received(self, peer: bytes, payload: bytes, *, wall: float) -> list[Effect]:
-        """A message from a neighbour."""
         try:
             message = _decoder.decode(payload)
         except (msgspec.DecodeError, ValueError) as error:

@@ -71,7 +71,6 @@ class Credential:
 
     @property
     def claims(self) -> Claims:
-        """What the leaf says."""
         return claims_of(self.chain[0])
 
     def sign(self, message: bytes) -> bytes:

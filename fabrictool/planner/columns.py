@@ -258,7 +258,6 @@ WORTH_STARTING = 0.5
 
 
 def permitted(wanted: Model, pool: Pool, inventory: Inventory) -> bool:
-    """Trust, tier and installed engines."""
     installed = inventory.clusters[pool.cluster].software.engines
     trusted = wanted.trust is None or pool.provider in wanted.trust
     stable_enough = pool.stable or wanted.tier == "scavenger"

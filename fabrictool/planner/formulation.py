@@ -262,7 +262,6 @@ class Formulation:
     # -- objectives -------------------------------------------------------------------------------------------
 
     def terms(self, name: str) -> Terms:
-        """What a stage minimises."""
         options = self.problem.options
         match name:
             case "served":

@@ -271,5 +271,4 @@ def _table(row: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 @cache
 def shipped() -> tuple[Calibration, ...]:
-    """The calibrations of the catalogue."""
     return tuple(loads(text, name) for name, text in texts().items())

@@ -54,7 +54,6 @@ class ReplicaEvent:
 
     @property
     def model(self) -> str:
-        """Whose replica it is."""
         return model_of(self.replica)
 
 

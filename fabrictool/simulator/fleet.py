@@ -128,12 +128,10 @@ class Outcome:
 
     @property
     def ttft(self) -> Floats:
-        """Time to first token."""
         return self.first - self.arrival
 
     @property
     def e2e(self) -> Floats:
-        """Time to the last token."""
         return self.finish - self.arrival
 
     @property
@@ -216,7 +214,6 @@ class Fleet:
 
     @property
     def done(self) -> int:
-        """Requests that are over."""
         return len(self.requests) - int(self.clock.at[0].unfinished)
 
     def advance(self, until: float = math.inf) -> bool:
@@ -256,7 +253,6 @@ class Fleet:
         self._samples.append(row)
 
     def outcome(self, *, complete: bool = True) -> Outcome:
-        """What happened so far."""
         requests, state = self.requests, self.replicas
         served = np.where(requests.where >= 0, requests.where, 0)
         known = requests.where >= 0

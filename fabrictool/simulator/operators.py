@@ -68,13 +68,11 @@ class Matmul:
         return weights * self.experts * (1.0 - (1.0 - self.chosen) ** (tokens**spread))
 
     def moved(self, tokens: Floats) -> Floats:
-        """Activations in and out, elements."""
         share = self.experts * self.chosen if self.experts else 1.0
         return tokens * (share * (self.inputs + self.outputs) * self.count)
 
     @property
     def weights(self) -> float:
-        """Parameters held on this device."""
         return self.inputs * self.outputs * self.count * (self.experts or 1.0)
 
 

@@ -104,7 +104,6 @@ class Factors:
 
     @classmethod
     def of(cls, vector: Floats) -> Factors:
-        """The inverse of `vector`."""
         return cls(*(float(x) for x in np.exp(vector)))
 
 

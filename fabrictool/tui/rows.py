@@ -69,7 +69,6 @@ def cluster_rows(document: GatewayStatus) -> list[Row]:
 
 
 def model_rows(document: GatewayStatus) -> list[Row]:
-    """One row for each model."""
     return [(model.model, _model_cells(model)) for model in document.models]
 
 

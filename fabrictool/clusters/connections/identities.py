@@ -84,7 +84,6 @@ def usual_files() -> tuple[Path, ...]:
 
 
 def certificate_file(path: Path) -> Path:
-    """Where a key's certificate lies."""
     return Path(f"{path}-cert.pub")
 
 

@@ -117,7 +117,6 @@ class Submission:
 
     @property
     def line(self) -> str:
-        """`argv` for a shell."""
         return shlex.join(self.argv)
 
 

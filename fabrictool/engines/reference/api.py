@@ -220,7 +220,6 @@ class Reply(msgspec.Struct, frozen=True):
         }
 
     def whole(self, text: str, finish: str, tokens: int) -> dict[str, Any]:
-        """The answer in one piece."""
         answer = {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
         choice = {"index": 0, **answer, "logprobs": None, "finish_reason": finish}
         return self._document(choice, chunk=False) | {"usage": self.usage(tokens)}
@@ -230,7 +229,6 @@ class Reply(msgspec.Struct, frozen=True):
         return self._chunk({"delta": {"role": "assistant", "content": ""}}, None)
 
     def piece(self, text: str, finish: str | None) -> dict[str, Any]:
-        """A chunk of a stream."""
         if not self.chat:
             return self._chunk({"text": text}, finish)
         return self._chunk({"delta": {"content": text} if text else {}}, finish)

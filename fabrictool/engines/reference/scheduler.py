@@ -67,12 +67,10 @@ class ContinuousBatcher:
 
     @property
     def running(self) -> int:
-        """Requests in the batch."""
         return len(self._running)
 
     @property
     def waiting(self) -> int:
-        """Requests in the queue."""
         return len(self._waiting)
 
     def add(self, request: int, prompt: list[int]) -> None:

@@ -139,7 +139,6 @@ class EngineServer:
     async def _envelope(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """Every error in OpenAI's form."""
         try:
             return await handler(request)
         except ApiError as error:

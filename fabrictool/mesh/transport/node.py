@@ -74,7 +74,6 @@ class MeshNode:
 
     @property
     def chain(self) -> tuple[bytes, ...]:
-        """Our certificates, for the HELLO."""
         return self.credential.chain
 
     @property

@@ -78,7 +78,6 @@ def server_context(files: IdentityFiles) -> ssl.SSLContext:
 
 
 def client_context(files: IdentityFiles) -> ssl.SSLContext:
-    """For the side that dials."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False  # identity is the chain, not the address: see the module's docstring
     return _prepare(context, files)

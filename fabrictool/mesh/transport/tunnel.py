@@ -140,7 +140,6 @@ class TunnelStream(asyncio.Transport):
             self.tunnel.flush()  # whatever the protocol wrote meanwhile, and now and then a grant
 
     def peer_ended(self) -> None:
-        """END from the peer."""
         if self._held:
             self._held_end = True
         elif self.protocol is not None and not self._closed:

@@ -52,7 +52,6 @@ class Deduction:
 
     @property
     def added(self) -> tuple[Option, ...]:
-        """Columns beyond the problem's own."""
         return tuple(self.options[len(self._problem.options) :])
 
     def column(self, group: DeviceGroup) -> int | None:

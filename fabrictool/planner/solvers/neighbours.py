@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 
 def neighbours(search: TabuSearch, state: TabuState) -> Iterator[Change]:
-    """Random changes without end."""
     kinds = [_begin, _split, _merge, _move, _dissolve]
     if any(len(phases) > 1 for phases in search.problem.phases.values()):
         kinds += [_flip, _flip]

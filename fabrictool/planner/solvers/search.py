@@ -71,7 +71,6 @@ class TabuSearch:
                 self._fixed[option.model][i] = problem.fixed[option.key]
 
     def option(self, group: DeviceGroup) -> Option | None:
-        """The group's best column."""
         i = self.deduction.column(group)
         return None if i is None else self.deduction.options[i]
 
@@ -138,7 +137,6 @@ class TabuSearch:
         return self._completed(state, sorted(usage))
 
     def used(self, state: TabuState) -> set[int]:
-        """The columns of a solution."""
         columns = (self.deduction.column(group) for group in state.groups)
         return {i for i in columns if i is not None} | {i for fixed in self._fixed.values() for i in fixed}
 

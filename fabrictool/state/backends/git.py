@@ -102,7 +102,6 @@ class GitStore:
         return new
 
     def history(self) -> list[document.Version]:
-        """The commits that changed it."""
         versions = []
         with self._alone():
             for commit, at in self._git.log(self._git.fetch(), STATE, LISTED):

@@ -79,7 +79,6 @@ class TableScreen(Screen[None]):
         self._fill()
 
     def on_input_submitted(self) -> None:
-        """Back to the table, filtered."""
         self.query_one("#table", DataTable).focus()
 
     def _fill(self) -> None:
