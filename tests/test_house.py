@@ -4,6 +4,7 @@
 """
 
 import ast
+import functools
 import re
 import sys
 from pathlib import Path
@@ -39,6 +40,7 @@ REASON = re.compile(r"\s*# (Long|Wide): \w+")
 """Stands above a function that is longer or wider than others, and says why."""
 
 
+@functools.cache
 def tree_of(path):
     return ast.parse(path.read_text())
 
