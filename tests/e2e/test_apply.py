@@ -14,7 +14,7 @@ import pytest
 
 from tests.conftest import ALPHA_KEY, BLUEPRINT, INVENTORY, KEY
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 EVERYTHING = ["gateway/main", "replica/tiny/0", "replica/tiny/1"]
 
