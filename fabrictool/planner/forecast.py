@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from fabrictool.planner.problem import ModelNeed, Option, PlacementProblem, Solution
     from fabrictool.simulator.capacity import Factors, MeanWorkload
 
-DUST = 1e-6
-"""Share of a demand below which what is not served is the solver's tolerance."""
+DUST = 1e-5
+"""Share of a demand below which what is not served is the solver's tolerance, which later stages may use as well."""
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
 

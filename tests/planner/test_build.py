@@ -173,3 +173,8 @@ def test_quantiles_grow_with_the_tail_alone():
         "TTFT p50 0.693 s is over the target of 690ms",
         "TTFT p99 4.61 s is over the target of 4.6s",
     ]
+
+
+def test_a_demand_that_is_served_but_for_the_solvers_tolerance_misses_nothing():
+    (model,) = demo_plan().forecast.models
+    assert (model.served, model.misses) == (1.0, ())
