@@ -13,6 +13,8 @@ alone       … is ready but for a gateway
 retiring    the new unit serves, and its former one was told to leave
 stopping    its unit was told to leave
 =========== =================================================================
+
+The module is longer than most: events, effects and the table are read together with the machine that they are for.
 """
 
 from __future__ import annotations
