@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import os
+import subprocess
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -184,13 +185,19 @@ def test_a_half_open_connection_is_found(bed, opened):
 
 def test_a_login_node_that_loses_power_comes_back(bed, opened):
     node = opened(endpoint(bed, "host", "hostuser"))
-    node.run(["true"])
-    timer = threading.Timer(1.0, bed.power_cut, args=("host",))
-    timer.start()
+
+    def cut_while_it_runs():
+        wait_until(
+            "the command does not run", lambda: subprocess.call(["pgrep", "-xf", "sleep 80.125"]) == 0, within_s=30
+        )
+        bed.power_cut("host")
+
+    watcher = threading.Thread(target=cut_while_it_runs)
+    watcher.start()
     try:
-        assert code_of(lambda: node.run(["sleep", "80"], timeout_s=70)) == ("FT5321", True)
+        assert code_of(lambda: node.run(["sleep", "80.125"], timeout_s=70)) == ("FT5321", True)
     finally:
-        timer.join()
+        watcher.join()
         bed.boot("host")
     wait_until("it does not come back", lambda: works(node), within_s=60)
     assert node.run(["hostname"]).stdout == b"host\n"

@@ -516,13 +516,27 @@ def test_a_port_that_speaks_no_ssh_is_told(opened, server, yard):
         assert caught.value.problems[0].code in {"FT5301", "FT5310"}
 
 
-def test_a_cut_is_told_and_mended_by_the_next_command(node, server):
-    node.run(["true"])
-    timer = threading.Timer(0.5, server.cut)
-    timer.start()
-    with fails("FT5321", transient=True, match="whether it ran is not known"):
-        node.run(["sleep", "30"])
-    timer.join()
+@contextmanager
+def while_it_runs(folder, act):
+    """A command that says when it runs; only then is `act` called, however slow the machine is."""
+    sign = folder / "runs"
+
+    def wait():
+        eventually(sign.exists)
+        act()
+
+    watcher = threading.Thread(target=wait)
+    watcher.start()
+    try:
+        yield ["sh", "-c", 'touch "$1"; sleep 50', "sh", str(sign)]
+    finally:
+        watcher.join()
+
+
+def test_a_cut_is_told_and_mended_by_the_next_command(node, server, tmp_path):
+    told = fails("FT5321", transient=True, match="whether it ran is not known")
+    with while_it_runs(tmp_path, server.cut) as command, told:
+        node.run(command)
     assert node.run(["echo", "again"]).stdout == b"again\n"
 
 
@@ -542,15 +556,11 @@ def test_a_cut_between_commands_is_mended(node, server):
     assert set(codes) <= {"FT5321"}
 
 
-def test_a_silent_link_is_found_by_keepalives(opened, server, yard):
+def test_a_silent_link_is_found_by_keepalives(opened, server, yard, tmp_path):
     with Relay(server.port) as relay:
         node = opened(server.endpoint(yard.key, port=relay.port))
-        node.run(["true"])
-        timer = threading.Timer(0.7, relay.silent.set)
-        timer.start()
-        with fails("FT5321", transient=True):
-            node.run(["sleep", "50"], timeout_s=40)
-        timer.join()
+        with while_it_runs(tmp_path, relay.silent.set) as command, fails("FT5321", transient=True):
+            node.run(command, timeout_s=40)
 
 
 def test_a_chain_of_hosts_each_with_its_own_keys(opened, yard):
