@@ -124,9 +124,12 @@ class Server:
         return [int(word) for word in tree.read_text().split()]
 
     def cut(self):
-        """Kill every connection, as a reboot of the login node would."""
+        """Kill every connection, as a reboot of the login node would.
+
+        The server's process first: a shell that outlived its command for a moment could still say how it ended.
+        """
         for pid in self.sessions():
-            for victim in (*descendants(pid), pid):
+            for victim in (pid, *reversed(descendants(pid))):
                 with suppress(ProcessLookupError):
                     os.kill(victim, signal.SIGKILL)
 
