@@ -84,7 +84,9 @@ class Applier:
     """Whether waves hold every step against their table and invariants."""
 
     def apply(self, plan: Plan, *, heals: bool = False) -> bool:
-        """Carry `plan` out under the lease; returns False when it was the last to be carried out.
+        """Carry `plan` out under the lease, until all that it lists serves.
+
+        Returns False when it was the last to be carried out, and serves.
 
         A plan that `heals` leads back to what was applied last, so what `reconcile` aims at stays as it is.
 
@@ -103,19 +105,20 @@ class Applier:
             check_startable(plan)
             state = fabric.folder.read_state()
             journal = Journal(fabric.folder.journal, plan.id, self.clock)
+            observed, lineage = fabric.observe(patient=True), fabric.lineage_of(state)
             if state.applied_plan == plan.id:
                 if not journal.finished:
                     journal.write("end")  # a crash came between the state and this line
-                return False
-            if journal.finished:
+                if not unready(plan, observed):
+                    return False
+            elif journal.finished:
                 message = f"plan {plan.id[:8]} was applied before, and another one since"
                 raise StaleError.of("FT4004", message, thing="plan", hint="run `fabrictool plan` again")
-            observed, lineage = fabric.observe(), fabric.lineage_of(state)
             check_fresh(plan, observed, self.read_set(state, observed), journal.entries(), state, lineage)
             for action in plan.changes:
                 if action.spec is not None:
                     self.identity(action.spec)  # says what is missing or has expired before anything starts
-            journal.write("begin", text=f"{len(plan.changes)} changes")
+            journal.write("begin", text=f"{len(plan.changes)} changes", heals=heals)
             wanted = state.applied_units if heals else self._wanted(plan, state)
             if state.serial == 0 or wanted != state.applied_units:
                 new = msgspec.structs.replace(state, lineage=state.lineage or plan.lineage or lineage)
@@ -172,6 +175,8 @@ class _Run:
     def carry_out(self, observed: Observed, *, heals: bool) -> None:
         """Raises what `Applier.apply` raises."""
         self._run_waves(observed)
+        if not self._applier.interrupt.count:
+            self._run_wave([self._awaited(action) for action in unready(self._plan, observed)])
         if self._applier.interrupt.count:
             self._journal.write("interrupted")
             raise InterruptedByUserError.of(
@@ -190,7 +195,6 @@ class _Run:
         done = {(entry.address, entry.operation) for entry in self._journal.entries() if entry.kind == "done"}
         over: list[Action] = []
         homes = {unit.operation: name for name, facts in observed.clusters.items() for unit in facts.units}
-        polls = {name: cluster.poll_s for name, cluster in self._fabric.clusters.items()}
         for actions in waves(self._plan.changes):
             if self._applier.interrupt.count:
                 break
@@ -205,13 +209,23 @@ class _Run:
                 self._journal.write("intent", address=action.address, action=action.kind, operation=operation)
                 self._reporter.step(action, "intent", action.summary)
                 courses.append(Course.of(action, homes))
-            self._driver.run(Wave(courses, polls, self._applier.queue_wait_s, checked=self._applier.checked))
+            self._run_wave(courses)
             over += [course.action for course in courses if course.phase in ("done", "left-in-queue")]
             failures = [course for course in courses if course.phase == "failed"]
             failed |= {model_of(course.action) for course in failures}
             if any(_stops_everything(course) for course in failures):
                 break
         self._forget_dead(over)
+
+    def _run_wave(self, courses: Sequence[Course]) -> None:
+        polls = {name: cluster.poll_s for name, cluster in self._fabric.clusters.items()}
+        self._driver.run(Wave(courses, polls, self._applier.queue_wait_s, checked=self._applier.checked))
+
+    def _awaited(self, action: Action) -> Course:
+        """Of a unit that was started before and does not serve yet: it is only waited for."""
+        spec = self._fabric.clusters[action.cluster].spec(action.former)
+        awaited = msgspec.structs.replace(action, operation=action.former, former="", spec=spec)
+        return Course(awaited, "", "submitted", deadline=self._clock.monotonic() + self._applier.queue_wait_s)
 
     def _hold(self, action: Action) -> None:
         model = model_of(action)
@@ -241,12 +255,12 @@ class _Run:
 
     def _end(self, course: Course) -> None:
         action = course.action
-        about = {"address": action.address, "action": action.kind}
+        about: dict[str, Any] = {"address": action.address, "action": action.kind}
         if course.error is not None:
             self._journal.write("failed", **about, text=str(course.error))
             self._reporter.step(action, "failed", str(course.error))
             self._problems += course.error.problems
-        elif course.phase == "done" or (course.phase == "left-in-queue" and action.kind == "create"):
+        elif course.phase == "done" or (course.phase == "left-in-queue" and action.kind in ("create", "keep")):
             if action.kind == "delete":
                 self._save_end(action)
             if course.ready is not None:
@@ -304,6 +318,16 @@ class _Run:
     def _write(self, **changes: Any) -> None:
         new = msgspec.structs.replace(self._state, **changes)
         self._state = self._fabric.folder.write_state(new, read=self._state)
+
+
+def unready(plan: Plan, observed: Observed) -> list[Action]:
+    """What the plan keeps and what does not serve yet."""
+    units = {unit.operation: unit for facts in observed.clusters.values() for unit in facts.units}
+    return [
+        action
+        for action in plan.actions
+        if action.kind == "keep" and action.former in units and not units[action.former].ready
+    ]
 
 
 def _operation(action: Action) -> str:

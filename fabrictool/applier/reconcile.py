@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fabrictool.applier.journal import failures, history
+from fabrictool.applier.journal import Journal, failures, healed, history
 from fabrictool.base.errors import (
     AppliedInPartError,
     FabrictoolError,
     InterruptedByUserError,
+    Place,
     PolicyDeniedError,
+    Problem,
     StaleError,
 )
 from fabrictool.planner.healing import heal
@@ -17,7 +19,7 @@ from fabrictool.planner.healing import heal
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fabrictool.base.errors import Problem
+    from fabrictool.base.clock import Clock
     from fabrictool.domain.plan import Plan
     from fabrictool.planner.healing import Healing
     from fabrictool.state.fabric import Fabric
@@ -26,7 +28,22 @@ if TYPE_CHECKING:
 def look(fabric: Fabric, *, now: float, prune: bool) -> Healing:
     """Compare what runs with what was applied last; changes nothing. `now` in wall seconds."""
     evidence = fabric.gather(now=now)
-    return heal(evidence, failures(history(fabric.folder.journal)), now=now, prune=prune)
+    entries = history(fabric.folder.journal)
+    return heal(evidence, failures(entries), healed(entries), now=now, prune=prune)
+
+
+def capped(healing: Healing, fabric: Fabric, clock: Clock) -> list[Problem]:
+    """Addresses that healing gave up for now; each becomes an event when it is given up, not at every look."""
+    last = {entry.address: entry.kind for entry in history(fabric.folder.journal)}
+    journal = Journal(fabric.folder.journal, healing.plan.id, clock)
+    problems = []
+    for address in healing.capped:
+        text = "it was started so often in the last hour that healing waits"
+        if last.get(address) != "capped":
+            journal.write("capped", address=address, action="create", text=text)
+        hint = "`fabrictool status` and `fabrictool logs` may tell why; `fabrictool apply` starts it again"
+        problems.append(Problem("FT5112", f"{address}: {text}", Place(thing=address), hint, transient=True))
+    return problems
 
 
 def allowed(healing: Healing, *, max_delete: int, watches: bool) -> tuple[Plan, Sequence[Problem]]:

@@ -50,9 +50,11 @@ Phase = Literal[
     "making-room", "to-start", "submitted", "queued", "booting", "alone", "retiring", "stopping",
     "done", "left-in-queue", "failed", "left",
 ]  # fmt: skip
-Sign = Literal["unknown", "absent", "ended", "queued", "booting", "alone", "serving", "there"]
+Sign = Literal["unknown", "absent", "ended", "queued", "stuck", "booting", "alone", "serving", "there"]
 """What a look shows of the unit that an action waits for; of one that is to leave only whether it is there."""
 
+NEVER = ("held", "invalid")
+"""Jobs that are so blocked are not waited for; a limit may be free, and nodes may be back, while one waits."""
 OVER: frozenset[Phase] = frozenset({"done", "left-in-queue", "failed", "left"})
 STARTING: frozenset[Phase] = frozenset({"submitted", "queued", "booting", "alone"})
 LEAVING: frozenset[Phase] = frozenset({"making-room", "retiring", "stopping"})
@@ -62,7 +64,7 @@ TRANSITIONS: Mapping[tuple[Phase, Sign], Phase] = {
     **{(phase, "there"): phase for phase in LEAVING},
     **{("making-room", sign): "to-start" for sign in ("absent", "ended")},
     **{(phase, sign): "done" for phase in ("retiring", "stopping") for sign in ("absent", "ended")},
-    **{(phase, "ended"): "failed" for phase in STARTING},
+    **{(phase, sign): "failed" for phase in STARTING for sign in ("ended", "stuck")},
     **{(phase, "serving"): "done" for phase in STARTING},  # or "retiring", where a former one is left to stop
     **{(phase, "queued"): "queued" for phase in STARTING},  # or "left-in-queue", where nobody waits for queues
     **{(phase, "booting"): "booting" for phase in STARTING},
@@ -370,6 +372,9 @@ class Wave:
     def _move(self, now: float, course: Course, sign: Sign, unit: ObservedUnit | None, facts: ClusterFacts) -> bool:
         """Into its next phase; True when its new unit died, of which only the tail of the log is missing."""
         was, then = course.phase, TRANSITIONS[course.phase, sign]
+        if sign == "stuck":
+            self._fail(course, _stuck(course, unit))
+            return False
         if then == "failed":
             course.death = (unit.reason if unit is not None else "") or "it was killed"
             return True
@@ -477,7 +482,7 @@ def new_sign(facts: ClusterFacts, unit: ObservedUnit | None) -> Sign:
     if unit.state in ("ended", "killed"):
         return "ended"
     if unit.state == "pending":
-        return "queued"
+        return "stuck" if unit.blocked in NEVER else "queued"
     if unit.ready and unit.state == "running":
         return "serving"
     return "alone" if unit.waits_for == "gateway" else "booting"
@@ -495,6 +500,17 @@ def _late(course: Course, sign: Sign) -> FabrictoolError:
         hint = "it stays in the queue, and `fabrictool reconcile` or the next apply goes on"
     message = f"{action.address} {what}: {course.text or 'nothing was seen of it since its start'}"
     return UnreachableError.of(code, message, thing=action.address, hint=hint, transient=True)
+
+
+def _stuck(course: Course, unit: ObservedUnit | None) -> FabrictoolError:
+    address = course.action.address
+    why = unit.detail if unit is not None else ""
+    return FabrictoolError.of(
+        "FT5111",
+        f"{address} waits in its queue and cannot start: {why}",
+        thing=address,
+        hint="correct the inventory, or have it released, and apply again; the job stays in the queue until then",
+    )
 
 
 def _death(course: Course, tail: str) -> FabrictoolError:

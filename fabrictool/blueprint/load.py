@@ -22,7 +22,8 @@ from fabrictool.blueprint.variables import fill
 from fabrictool.domain.blueprint import Blueprint
 from fabrictool.domain.inventory import Inventory
 from fabrictool.domain.plan import inputs_digest
-from fabrictool.domain.quantities import Document
+from fabrictool.domain.quantities import Document, Name
+from fabrictool.domain.statebackend import StateBackend  # noqa: TC001 - pydantic reads the annotation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,6 +39,17 @@ class ReadFile:
 
     path: Path
     sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Which fabric it is, where its state is, and what it may run on: all that stopping it and looking at it need."""
+
+    fabric: str
+    state: StateBackend | None
+    inventory: Inventory
+    digest: str
+    """Of the blueprint with its inventory; of one with errors, of its file."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +70,10 @@ class Loaded:
     def digest(self) -> str:
         """What a plan of them relies on."""
         return inputs_digest(self.blueprint, self.inventory)
+
+    @property
+    def identity(self) -> Identity:
+        return Identity(self.blueprint.fabric, self.blueprint.state, self.inventory, self.digest)
 
 
 def load(
@@ -81,6 +97,13 @@ def load(
     return _Loading(environment).load(blueprint_path, inventory_path, overlay, scenario)
 
 
+def load_identity(
+    blueprint_path: Path, *, inventory_path: Path | None = None, environment: Mapping[str, str]
+) -> Identity:
+    """Of a blueprint whose models, tenants or rules may be wrong; raises InvalidInputError when what is read is."""
+    return _Loading(environment).identity(blueprint_path, inventory_path)
+
+
 def load_inventory(path: Path) -> Inventory:
     """An inventory by itself, without includes and variables; raises InvalidInputError with all its problems."""
     root = read(path, str(path))
@@ -88,6 +111,13 @@ def load_inventory(path: Path) -> Inventory:
         return Inventory.model_validate(root.data())
     except ValidationError as error:
         raise InvalidInputError(problems_of(error, root, Inventory)) from error
+
+
+class _Named(Document):
+    """The keys that say which fabric it is."""
+
+    fabric: Name
+    state: StateBackend | None = None
 
 
 class _Loading:
@@ -125,6 +155,24 @@ class _Loading:
         self._fail_if_any()
         warnings = tuple(in_order(problem for problem in findings if problem.severity == "warning"))
         return Loaded(blueprint, checked, root, inventory, tuple(self._files), tuple(sorted(self._variables)), warnings)
+
+    def identity(self, path: Path, inventory_path: Path | None) -> Identity:
+        root = self._read(path, "Blueprint")
+        if inventory_path is None and root is not None:
+            inventory_path = self._named_inventory(root)
+        inventory = self._read(inventory_path, "Inventory") if inventory_path is not None else None
+        self._fail_if_any()
+        if root is None or inventory is None:  # pragma: no cover - a missing tree always has its problem
+            raise InvalidInputError(())
+        named = {key: node for key in ("fabric", "state") if (node := root.child(key)) is not None}
+        head = self._finish(root.like(named))
+        inventory = self._finish(inventory)
+        self._fail_if_any()
+        which, checked = self._validate(_Named, head), self._validate(Inventory, inventory)
+        self._fail_if_any()
+        if which is None or checked is None:  # pragma: no cover - same
+            raise InvalidInputError(())
+        return Identity(which.fabric, which.state, checked, root.source.sha256)
 
     # -- reading ----------------------------------------------------------------------------------------------
 

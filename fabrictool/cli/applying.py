@@ -65,7 +65,7 @@ def destroy_fabric(source: Source, *, yes: bool, as_json: bool) -> int:
     from fabrictool.planner.plan import destruction
 
     with source.fabric() as fabric:
-        plan, unreached = destruction(source.blueprint, source.inventory, fabric.gather(now=time.time()))
+        plan, unreached = destruction(source.identity.digest, fabric.gather(now=time.time()))
         left = [problem for problem in unreached if problem.severity == "error"]
         print_problems(problem for problem in unreached if problem.severity == "warning")
         if not plan.changes:
@@ -101,11 +101,14 @@ def carry_out(plan: Plan, source: Source, fabric: Fabric, *, as_json: bool, queu
     """Apply `plan`; returns the exit code."""
     from fabrictool.applier.apply import Applier
     from fabrictool.base.clock import SystemClock
-    from fabrictool.planner.readset import read_set
+    from fabrictool.domain.specs import GatewaySpec
+    from fabrictool.planner.readset import KEYS, read_set
     from fabrictool.state.tenantkeys import tenant_keys
 
-    keys = tenant_keys(source.blueprint, os.environ)  # a missing secret must be said before anything is started
-    digest, key_digest = source.loaded.digest, keys.digest if keys is not None else ""
+    # A missing secret must be said before anything is started; what only stops needs none.
+    needed = KEYS in plan.read_set or any(isinstance(action.spec, GatewaySpec) for action in plan.changes)
+    keys = tenant_keys(source.blueprint, os.environ) if needed else None
+    digest, key_digest = source.identity.digest, keys.digest if keys is not None else ""
     applier = Applier(
         fabric,
         SystemClock(),
@@ -115,11 +118,13 @@ def carry_out(plan: Plan, source: Source, fabric: Fabric, *, as_json: bool, queu
         queue_wait_s=queue_wait_s,
     )
     with finishing(applier.interrupt):
-        changed = applier.apply(plan)
+        changed = applier.apply(plan) and bool(plan.changes)
     if as_json:
         json_line({"type": "end", "plan": plan.id, "changed": changed})
     elif changed:
         say(f"applied {len(plan.changes)} changes (plan {plan.id[:8]})")
+    elif not plan.changes:
+        say("nothing to do: all that the plan lists serves" if plan.actions else "nothing to do")
     else:
         say(f"plan {plan.id[:8]} was applied before; `fabrictool plan` tells whether it still holds")
     return 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -142,9 +142,9 @@ def apply(
 ) -> int:
     """Carry a plan out: journalled, safe to repeat, safe to interrupt."""
     from fabrictool.cli.applying import carry_out, confirm
-    from fabrictool.cli.output import data, json_line, say
+    from fabrictool.cli.output import data
     from fabrictool.cli.plan_text import action_lines, render
-    from fabrictool.cli.planning import plan_online
+    from fabrictool.cli.planning import plan_online, say_what_is_missing
     from fabrictool.cli.policies import check_policy, check_reviewed
     from fabrictool.planner.plan import PlanOptions
     from fabrictool.state.planfile import read_plan
@@ -153,24 +153,20 @@ def apply(
     saved = None if plan_file is None else read_plan(plan_file)
     if saved is not None and saved.changes and not as_json:
         data("\n".join(action_lines(saved, 0)))
-    with ExitStack() as stack:
-        plan = saved
-        if plan is None or plan.changes:
-            fabric = stack.enter_context(source.fabric())
+    with source.fabric() as fabric:
+        plan, evidence = saved, None
         if plan is None:
             plan, evidence = plan_online(source, fabric, PlanOptions(seed))
             if not as_json:
                 data(render(plan, evidence.observed))
-        if not plan.changes:
-            say("nothing to do")
-            if as_json:
-                json_line({"type": "end", "plan": plan.id, "changed": False})
-            return 0
-        check_policy(plan, policy, source, as_json=as_json)
-        if reviewed is not None:
-            check_reviewed(read_plan(reviewed), plan)
-        confirm(plan, yes=yes, max_delete=max_delete)
-        return carry_out(plan, source, fabric, as_json=as_json, queue_wait_s=queue_wait if wait else 0.0)
+        if plan.changes:
+            check_policy(plan, policy, source, as_json=as_json)
+            if reviewed is not None:
+                check_reviewed(read_plan(reviewed), plan)
+            confirm(plan, yes=yes, max_delete=max_delete)
+        code = carry_out(plan, source, fabric, as_json=as_json, queue_wait_s=queue_wait if wait else 0.0)
+        say_what_is_missing(source, plan, evidence)
+        return code
 
 
 def reconcile(
@@ -200,7 +196,7 @@ def destroy(
     """Stop everything of this fabric that runs: replicas drain first, the gateway goes last."""
     from fabrictool.cli.applying import destroy_fabric
 
-    return destroy_fabric(Source(blueprint, inventory), yes=yes, as_json=as_json)
+    return destroy_fabric(Source(blueprint, inventory, lenient=True), yes=yes, as_json=as_json)
 
 
 def status(
@@ -213,7 +209,7 @@ def status(
     """One look at the fabric: units, replicas, models, drift."""
     from fabrictool.cli.watching import show_status
 
-    return show_status(Source(blueprint, inventory), url, as_json=as_json, watch=watch)
+    return show_status(Source(blueprint, inventory, lenient=True), url, as_json=as_json, watch=watch)
 
 
 def logs(
@@ -226,7 +222,7 @@ def logs(
     """The log of a unit and its engine, also after it ended."""
     from fabrictool.cli.watching import show_logs
 
-    show_logs(unit, Source(blueprint, inventory), lines, follow=follow)
+    show_logs(unit, Source(blueprint, inventory, lenient=True), lines, follow=follow)
 
 
 def events(
@@ -238,7 +234,7 @@ def events(
     """What happened: steps of apply from the journal, and what the running units saw."""
     from fabrictool.cli.watching import show_events
 
-    show_events(Source(blueprint, inventory), lines, as_json=as_json)
+    show_events(Source(blueprint, inventory, lenient=True), lines, as_json=as_json)
 
 
 def top(
@@ -251,7 +247,7 @@ def top(
     from fabrictool.cli.watching import gateway_url, require_tui
 
     run = require_tui()
-    with nullcontext(url) if url else gateway_url(Source(blueprint, inventory)) as page:
+    with nullcontext(url) if url else gateway_url(Source(blueprint, inventory, lenient=True)) as page:
         run(page, interval)
 
 

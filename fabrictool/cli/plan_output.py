@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fabrictool.cli.output import data, print_problems, say
 from fabrictool.cli.plan_text import as_document, render
-from fabrictool.cli.planning import plan_offline, plan_online
+from fabrictool.cli.planning import plan_offline, plan_online, say_what_is_missing
 from fabrictool.cli.policies import as_rows, exit_code, verdicts_on
 
 if TYPE_CHECKING:
@@ -58,7 +58,10 @@ def show_plan(
         from fabrictool.cli.plan_plots import draw
 
         draw(plan, watch.moments, source.inventory, chart=output.chart, path=output.plot)
-    return _ending(plan, verdicts or [], output)
+    code = _ending(plan, verdicts or [], output)
+    if bundle is None and not exit_code(verdicts or []):
+        say_what_is_missing(source, plan, evidence)
+    return code
 
 
 def _ending(plan: Plan, verdicts: list[RuleVerdict], output: PlanOutput) -> int:

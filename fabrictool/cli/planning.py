@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from fabrictool.base.clock import duration_text
-from fabrictool.base.errors import UsageError
+from fabrictool.base.errors import InfeasibleError, UnreachableError, UsageError
 from fabrictool.cli.output import say
 
 if TYPE_CHECKING:
@@ -51,6 +51,33 @@ def plan_online(source: Source, fabric: Fabric, options: PlanOptions) -> tuple[P
     evidence = fabric.gather(now=now, keys=keys_seen(source.blueprint, os.environ))
     planned = plan(source.blueprint, source.inventory, evidence, options, now=now, warnings=source.loaded.warnings)
     return with_outlook(planned, evidence, fabric.clusters), evidence
+
+
+def say_what_is_missing(source: Source, plan: Plan, evidence: Evidence | None) -> None:
+    """Last of all: a plan may be right and yet not be the whole truth, and the exit code says so.
+
+    Of a saved plan, whose `evidence` is gone, what it says itself counts.
+
+    Raises
+    ------
+    UnreachableError
+        FT5109 a cluster that the fabric needs did not answer.
+    InfeasibleError
+        FT5111 a job waits in its queue that cannot start as things are.
+    """
+    from fabrictool.planner.drift import stuck, unanswered, unanswered_then
+
+    if evidence is None:
+        problems = unanswered_then(plan.actions)
+    else:
+        pinned = {pin.cluster for model in source.blueprint.models.values() for pin in model.place.pin}
+        problems = unanswered(evidence, plan.actions, pinned)
+    if problems:
+        raise UnreachableError(problems)
+    kept = {action.former for action in plan.actions if action.kind == "keep"}
+    problems = [problem for operation, problem in (stuck(evidence) if evidence else {}).items() if operation in kept]
+    if problems:
+        raise InfeasibleError(problems)
 
 
 def plan_offline(source: Source, bundle: BundleFile, options: PlanOptions) -> tuple[Plan, Evidence]:

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fabrictool.base.errors import FabrictoolError, InterruptedByUserError
+from fabrictool.base.errors import AppliedInPartError, FabrictoolError, InterruptedByUserError
 from fabrictool.cli.output import data, json_line, print_problems, say
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def _applier(fabric: Fabric, source: Source, interrupt: Interrupt, *, as_json: b
 
 def _look(applier: Applier, options: ReconcileOptions) -> int:
     """Of a watch a passing trouble is said, and the next look follows."""
-    from fabrictool.applier.reconcile import allowed, look, passes
+    from fabrictool.applier.reconcile import allowed, capped, look, passes
 
     try:
         healing = look(applier.fabric, now=time.time(), prune=options.prune)
@@ -76,8 +76,11 @@ def _look(applier: Applier, options: ReconcileOptions) -> int:
         if not options.dry_run:
             plan, left_out = allowed(healing, max_delete=options.max_delete, watches=options.watch)
             print_problems(left_out)
+            given_up = capped(healing, applier.fabric, applier.clock)
             if plan.changes:
                 applier.apply(plan, heals=True)
+            if given_up:
+                raise AppliedInPartError(given_up)
     except FabrictoolError as error:
         if not options.watch or not passes(error):
             raise

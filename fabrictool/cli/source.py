@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import UsageError
 from fabrictool.base.settings import Settings
-from fabrictool.cli.output import print_problems
+from fabrictool.cli.output import print_problems, say
 
 if TYPE_CHECKING:
     from fabrictool.blueprint import Loaded
+    from fabrictool.blueprint.load import Identity
     from fabrictool.domain.blueprint import Blueprint
     from fabrictool.domain.inventory import Inventory
     from fabrictool.state.fabric import Fabric
@@ -28,6 +29,8 @@ class Source:
     inventory_path: Path | None = None
     overlay: str | None = None
     scenario: str | None = None
+    lenient: bool = False
+    """For commands that stop and look: a blueprint with errors in what is served will do."""
 
     @cached_property
     def loaded(self) -> Loaded:
@@ -52,6 +55,21 @@ class Source:
     def inventory(self) -> Inventory:
         return self.loaded.inventory
 
+    @cached_property
+    def identity(self) -> Identity:
+        """Name, state and inventory; of a blueprint with errors just these are read, and that is said."""
+        from fabrictool.base.errors import InvalidInputError
+        from fabrictool.blueprint.load import load_identity
+
+        try:
+            return self.loaded.identity
+        except InvalidInputError as error:
+            path = find_blueprint(self.path)
+            identity = load_identity(path, inventory_path=self.inventory_path, environment=os.environ)
+            errors = f"{len(error.problems)} error{'s' if len(error.problems) > 1 else ''}"
+            say(f"{path} has {errors} (`fabrictool validate` lists them); this command needs none of what is wrong")
+            return identity
+
     def inventory_alone(self) -> Inventory:
         """The inventory that is given, else the one that the blueprint names; alone it needs no blueprint."""
         if self.path is not None or self.inventory_path is None:
@@ -64,7 +82,8 @@ class Source:
         """Opened under this user's settings; to be used as a context, once a command."""
         from fabrictool.state.fabric import Fabric
 
-        return Fabric.open(self.blueprint, self.inventory, Settings.from_environment(), os.environ)
+        known = self.identity if self.lenient else self.loaded.identity
+        return Fabric.open(known.fabric, known.state, known.inventory, Settings.from_environment(), os.environ)
 
 
 def find_blueprint(given: Path | None) -> Path:

@@ -18,7 +18,7 @@ from fabrictool.status.client import fetch
 from fabrictool.status.documents import AgentStatus, GatewayStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from fabrictool.cli.source import Source
     from fabrictool.state.fabric import Fabric
@@ -47,7 +47,7 @@ def show_status(source: Source, url: str, *, as_json: bool, watch: bool) -> int:
 def _one_url(url: str) -> tuple[dict[str, Any], str, bool]:
     document = fetch(url)
     if isinstance(document, GatewayStatus):
-        text, good = "\n".join(_gateway_lines(document)), True
+        text, good = "\n".join(_gateway_lines(document, {})), True
     else:
         text, good = _agent_line(document), document.engine.state == "ready"
     return {"format_version": "1", "type": "status", "document": msgspec.to_builtins(document)}, text, good
@@ -57,24 +57,26 @@ def _whole_fabric(source: Source) -> tuple[dict[str, Any], str, bool]:
     from fabrictool.state.overview import overview_of
 
     with source.fabric() as fabric:
-        overview = overview_of(fabric, source.loaded.digest, now=time.time())
+        overview = overview_of(fabric, source.identity.digest, now=time.time())
     units = overview.units
     lines = [f"Fabric {overview.fabric}: {sum(u['state'] == 'running' for u in units)} of {len(units)} units run"]
     lines += [f"! {problem.message}" for problem in overview.unreached]
     lines += [f"~ {text}" for text in overview.drift]
+    lines += [f"! {text}" for text in overview.warnings]
     if units:
         rows = [[u["address"], u["cluster"], _painted(u["state"]), u["engine"], u["detail"]] for u in units]
         lines += ["", table(["UNIT", "CLUSTER", "STATE", "ENGINE", ""], rows)]
     if overview.gateway is not None:
-        lines += ["", *_gateway_lines(overview.gateway)]
+        lines += ["", *_gateway_lines(overview.gateway, overview.desired)]
     return overview.document(), "\n".join(lines), overview.good
 
 
-def _gateway_lines(document: GatewayStatus) -> list[str]:
+def _gateway_lines(document: GatewayStatus, desired: Mapping[str, int]) -> list[str]:
+    """`desired` replicas by model; of a model that is not in it, as many as the gateway knows."""
     rows = [
         [
             m.model,
-            f"{m.ready}/{m.replicas}",
+            f"{m.ready}/{desired.get(m.model, m.replicas)}",
             ",".join(m.providers),
             str(m.in_flight),
             str(m.requests),

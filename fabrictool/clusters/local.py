@@ -13,6 +13,7 @@ import shutil
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -31,7 +32,6 @@ from fabrictool.status.client import StatusUnavailableError, fetch
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from contextlib import AbstractContextManager
-    from pathlib import Path
 
     from fabrictool.clusters.protocol import NewUnit
     from fabrictool.domain.plan import Outlook
@@ -43,6 +43,7 @@ _INHERITED_PREFIXES = (
     "CUDA_", "FABRICTOOL_CACHE_", "FABRICTOOL_STATE_", "GGML_", "HF_", "HIP_", "LC_", "LLAMA_", "MKL_", "NCCL_",
     "NVIDIA_", "OMP_", "OPENBLAS_", "PYTHON", "ROCR_", "SGLANG_", "SLURM_", "SSL_", "VIRTUAL_ENV", "VLLM_", "XDG_",
 )  # fmt: skip
+STOPPED = "its process is stopped (SIGSTOP); `kill -CONT` lets it go on"
 START_SECONDS = 10.0
 """How long a started process may take to claim its folder; it only imports and locks."""
 
@@ -59,7 +60,7 @@ class LocalCluster:
 
     # -- facts ------------------------------------------------------------------------------------------------
 
-    def observe(self, *, brief: bool = False) -> ClusterFacts:
+    def observe(self, *, brief: bool = False, patient: bool = False) -> ClusterFacts:
         try:
             folders = sorted(p for p in self._root.iterdir() if p.is_dir()) if self._root.exists() else []
             units = tuple(unit for unit in (_observe_unit(RunFolder(p)) for p in folders) if unit is not None)
@@ -240,6 +241,7 @@ def _observe_unit(folder: RunFolder) -> ObservedUnit | None:
     started = process.get("started_at")
     state = _state(folder)
     health = folder.health() if state == "running" else {}
+    stopped = state == "running" and _stopped(folder.holder())
     return ObservedUnit(
         address=str(Address.of(spec)),
         operation=folder.path.name,
@@ -252,10 +254,19 @@ def _observe_unit(folder: RunFolder) -> ObservedUnit | None:
         certificate_ends_at=ends,
         ends_at=started + walltime if walltime is not None and isinstance(started, int | float) else None,
         waits_for=awaited(health.get("waits_for")),
-        ready=health.get("ready") is True,
-        detail=str(health.get("text", "starting" if state == "running" else "")),
+        ready=health.get("ready") is True and not stopped,
+        detail=STOPPED if stopped else str(health.get("text", "starting" if state == "running" else "")),
         begins_at=started if isinstance(started, int | float) else None,
     )
+
+
+def _stopped(pid: int | None) -> bool:
+    """Whether a signal stopped the process (SIGSTOP, a debugger), so that it does nothing until it is continued."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return False
+    return bool(fields) and fields[0] in ("T", "t")
 
 
 def _environment(ours: Mapping[str, str]) -> dict[str, str]:

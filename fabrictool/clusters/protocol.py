@@ -46,8 +46,12 @@ class Cluster(Protocol):
     def poll_s(self) -> float:
         """Seconds between two looks while something is awaited: login nodes belong to everybody."""
 
-    def observe(self, *, brief: bool = False) -> ClusterFacts:
-        """What is there now; reads only. `brief`: units alone, without queues and reservations."""
+    def observe(self, *, brief: bool = False, patient: bool = False) -> ClusterFacts:
+        """What is there now; reads only.
+
+        `brief`: units alone, without queues and reservations. `patient`: look again, for up to a minute, where only
+        that can say whether a unit lives.
+        """
 
     def start(self, units: Sequence[NewUnit]) -> dict[str, FabrictoolError]:
         """Place and start units that do not run and have not run; the failed ones with their errors.

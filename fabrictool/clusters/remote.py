@@ -7,19 +7,23 @@ What runs there is decided by pure parts: `schedulers/` says the words of a sche
 from __future__ import annotations
 
 import contextlib
+import itertools
+import math
 import re
 import threading
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import msgspec
 
-from fabrictool.base.clock import minute_text
+from fabrictool.base.clock import SystemClock, minute_text
 from fabrictool.base.errors import FabrictoolError, UnreachableError
+from fabrictool.clusters.heartbeats import LOOK_AGAIN_S, Heartbeats
 from fabrictool.clusters.jobs import away, job_of, run_folder, tar
 from fabrictool.clusters.schedulers import shell
-from fabrictool.clusters.survey import read_survey
+from fabrictool.clusters.survey import Looker, read_survey
 from fabrictool.domain.observed import ClusterFacts, Queue
 from fabrictool.domain.plan import Outlook
 from fabrictool.status.documents import decode
@@ -27,6 +31,7 @@ from fabrictool.status.documents import decode
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from fabrictool.base.clock import Clock
     from fabrictool.base.errors import Problem
     from fabrictool.clusters.connections.protocol import Completed, Connection
     from fabrictool.clusters.protocol import NewUnit
@@ -39,6 +44,12 @@ if TYPE_CHECKING:
 SURVEY_SECONDS = 60.0
 SUBMIT_SECONDS = 60.0
 SUBMIT_SECONDS_EACH = 5.0
+TRIES, COMMAND_TRIES, FIRST_PAUSE_S, RETRY_FOR_S = 3, 5, 1.0, 20.0
+"""A connection that breaks is opened again after 1 and 2 s, and for what changes something after 4 and 8 s, too.
+Nothing is tried anew once 20 s have passed: a login node that swallows packets costs one time-out, not several."""
+LOOK_AGAIN_EVERY_S = 5.0
+WHOLE_SECONDS = 2.0
+"""`date` prints whole ones, and a clock that is right to that is right enough."""
 MOST_ESTIMATES = 8
 """Shapes of jobs that one plan asks the scheduler about: a login node belongs to everybody."""
 _REFUSALS = {
@@ -58,6 +69,8 @@ class RemoteCluster:
         described: ClusterSpec,
         scheduler: Scheduler,
         connect: Callable[[], Sequence[Connection]],
+        clock: Clock | None = None,
+        pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self.name = name
         self.poll_s = float(described.poll)
@@ -68,12 +81,20 @@ class RemoteCluster:
         self._opened: Sequence[Connection] = ()
         self._lock = threading.Lock()
         self._survey: Survey | None = None
+        self._clock = clock or SystemClock()
+        self._pause = pause
+        self._heartbeats = Heartbeats()
+        self._skew_s = 0.0
 
     # -- facts ------------------------------------------------------------------------------------------------
 
-    def observe(self, *, brief: bool = False) -> ClusterFacts:
+    def observe(self, *, brief: bool = False, patient: bool = False) -> ClusterFacts:
         try:
             survey = self._look(brief=brief)
+            until = self._clock.monotonic() + LOOK_AGAIN_S
+            while patient and survey.unsure and self._clock.monotonic() < until:
+                self._pause(LOOK_AGAIN_EVERY_S)
+                survey = self._look(brief=True)
         except FabrictoolError as error:
             reason = "; ".join(problem.message for problem in error.problems)
             return ClusterFacts(cluster=self.name, known=False, reason=reason, hint=error.problems[0].hint or "")
@@ -91,6 +112,7 @@ class RemoteCluster:
                 for reservation in away(self._described, survey)
             ),
             now=survey.now,
+            skew_s=self._skew_s,
             here=survey.here,
         )
 
@@ -206,6 +228,7 @@ class RemoteCluster:
             sorted(folders),
             stdin=tar(folders),
             timeout_s=SUBMIT_SECONDS + SUBMIT_SECONDS_EACH * len(folders),
+            tries=COMMAND_TRIES,
         )
         verdicts = {}
         for line in done.stdout.decode(errors="replace").splitlines():
@@ -230,7 +253,7 @@ class RemoteCluster:
         """Remove run folders, identity first."""
         named = sorted(operations)
         if named:
-            done = self._run("ft-forget", shell.program("forget"), named)
+            done = self._run("ft-forget", shell.program("forget"), named, tries=COMMAND_TRIES)
             if done.status != 0:
                 why = done.stderr.decode(errors="replace").strip()[-200:]
                 message = f"the files of {len(named)} units cannot be removed: {why}"
@@ -251,6 +274,7 @@ class RemoteCluster:
     # -- internals --------------------------------------------------------------------------------------------
 
     def _look(self, *, brief: bool) -> Survey:
+        before = self._clock.wall()
         done = self._run("ft-survey", shell.survey_program(self._scheduler, brief=brief), [])
         if done.status != 0:
             why = done.stderr.decode(errors="replace").strip()[-300:] or f"exit {done.status}"
@@ -261,7 +285,11 @@ class RemoteCluster:
                 hint="its login node answers; nothing on the cluster is touched until the scheduler does",
                 transient=True,
             )
-        survey = read_survey(done.stdout.decode(errors="replace"), self._scheduler, thing=f"cluster/{self.name}")
+        after = self._clock.wall()
+        looker = Looker(after, self._clock.monotonic(), self._heartbeats)
+        text = done.stdout.decode(errors="replace")
+        survey = read_survey(text, self._scheduler, thing=f"cluster/{self.name}", looker=looker)
+        self._skew_s = skew_s(survey.now, before, after)
         with self._lock:
             if brief and self._survey is not None:  # queues and reservations stay as last seen
                 old = self._survey.scheduler
@@ -275,7 +303,7 @@ class RemoteCluster:
             return
         jobs = {unit.operation: unit.job for unit in self.survey().units}
         pairs = [word for operation in named for word in (operation, jobs.get(operation) or "-")]
-        done = self._run("ft-signal", shell.signal_program(self._scheduler, kill=kill), pairs)
+        done = self._run("ft-signal", shell.signal_program(self._scheduler, kill=kill), pairs, tries=COMMAND_TRIES)
         undelivered = done.stdout.decode(errors="replace").strip()
         if done.status != 0:
             undelivered = (
@@ -312,21 +340,37 @@ class RemoteCluster:
         *,
         stdin: bytes = b"",
         timeout_s: float = SURVEY_SECONDS,
+        tries: int = TRIES,
     ) -> Completed:
         argv = ["sh", "-c", program, name, self._described.folder, self._fabric, *arguments]
-        return self._connected(argv, stdin=stdin, timeout_s=timeout_s)
+        return self._connected(argv, stdin=stdin, timeout_s=timeout_s, tries=tries)
 
-    def _connected(self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float = SURVEY_SECONDS) -> Completed:
-        """On the first login node that answers: every program may be repeated, so a loss is followed by the next."""
-        problems: list[Problem] = []
-        for connection in self._connections:
-            try:
-                return connection.run(argv, stdin=stdin, timeout_s=timeout_s)
-            except FabrictoolError as error:
-                problems += error.problems
+    def _connected(
+        self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float = SURVEY_SECONDS, tries: int = TRIES
+    ) -> Completed:
+        """On the first login node that answers, and again for a while if none does: every program may be repeated."""
+        begun = self._clock.monotonic()
+        for attempt in itertools.count():
+            problems: list[Problem] = []
+            for connection in self._connections:
+                try:
+                    return connection.run(argv, stdin=stdin, timeout_s=timeout_s)
+                except FabrictoolError as error:
+                    problems += error.problems
+            late = self._clock.monotonic() - begun > RETRY_FOR_S
+            if attempt + 1 >= tries or late or not all(problem.transient for problem in problems):
+                break
+            self._pause(FIRST_PAUSE_S * 2**attempt)
         if not problems:
             raise UnreachableError.of("FT5109", "it has no login node", thing=f"cluster/{self.name}")
         raise UnreachableError(problems)
+
+
+def skew_s(theirs: float, before: float, after: float) -> float:
+    """How far a clock is ahead of ours that was read between `before` and `after`, less what that may be in error."""
+    ahead = theirs - (before + after) / 2
+    error = (after - before) / 2 + WHOLE_SECONDS
+    return math.copysign(round(abs(ahead)), ahead) if abs(ahead) > error else 0.0
 
 
 def _queue_words(queue: Queue) -> str:

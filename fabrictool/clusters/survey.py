@@ -9,23 +9,18 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fabrictool.base.errors import FabrictoolError
+from fabrictool.clusters.heartbeats import ALIVE, Heartbeats
 from fabrictool.clusters.schedulers.protocol import JobFacts, SchedulerFacts, parse_comment
 from fabrictool.domain.address import Address
-from fabrictool.domain.observed import LIVING, ObservedUnit, UnitState, awaited
+from fabrictool.domain.observed import LIVING, Blocked, ObservedUnit, UnitState, awaited
 from fabrictool.domain.plan import spec_digest
 from fabrictool.domain.specs import UnitSpec, decode_spec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from fabrictool.clusters.heartbeats import Pulse
     from fabrictool.clusters.schedulers.protocol import Scheduler
-
-SILENT_S = 90.0
-"""A unit that gave no sign of life for so long is not believed to live on its files alone; six beats of its heart."""
-
-
-AHEAD_S = 10.0
-"""A stamp that is further in the future is of a wrong clock, and says nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +41,27 @@ class Survey:
     """The folder of the units is there, as some start left it."""
     pages: Mapping[str, str] = field(default_factory=dict)
     """Operation → URL of its status page on the loopback of its own machine."""
+    unsure: frozenset[str] = frozenset()
+    """Operations of which only a later look can say whether they live."""
 
 
-def read_survey(text: str, scheduler: Scheduler, *, thing: str) -> Survey:
-    """Raises FT5407 for a cut answer, FT5401 for one that cannot be read."""
+@dataclass(frozen=True, slots=True)
+class Looker:
+    """Who looks, and when: our own clocks beside the login node's, and what earlier looks saw."""
+
+    wall: float
+    monotonic: float
+    heartbeats: Heartbeats
+
+
+def read_survey(text: str, scheduler: Scheduler, *, thing: str, looker: Looker | None = None) -> Survey:
+    """Without a `looker` it is the only look, by the login node's clock alone.
+
+    Raises
+    ------
+    FabrictoolError
+        FT5407 for a cut answer, FT5401 for one that cannot be read.
+    """
     sections = _sections(text)
     host = sections.get("host", [])
     if "end" not in sections or len(host) < 2 or not sections.get("now") or not sections.get("base"):
@@ -63,13 +75,20 @@ def read_survey(text: str, scheduler: Scheduler, *, thing: str) -> Survey:
         operation, name = posixpath.basename(posixpath.dirname(path)), posixpath.basename(path)
         folders.setdefault(operation, {})[name] = content
     specs = {operation: spec for operation, files in folders.items() if (spec := _spec(files)) is not None}
+    looker = looker or Looker(now, 0.0, Heartbeats())
+    clocks = (now, looker.wall)
+    pulses = {
+        operation: looker.heartbeats.pulse(operation, stamps, clocks, looker.monotonic)
+        for operation, files in folders.items()
+        if (stamps := _stamps(files))
+    }
     return Survey(
         now=now,
         home=host[1],
         base=sections["base"][0],
         environment=next(iter(sections.get("environment", ())), ""),
         scheduler=facts,
-        units=_units(folders, specs, facts.jobs, now),
+        units=_units(folders, specs, facts.jobs, pulses),
         specs=specs,
         here="here" in sections,
         pages={
@@ -77,6 +96,7 @@ def read_survey(text: str, scheduler: Scheduler, *, thing: str) -> Survey:
             for operation, files in folders.items()
             if "process.json" in files
         },
+        unsure=frozenset(operation for operation, pulse in pulses.items() if pulse.verdict == "unsure"),
     )
 
 
@@ -99,7 +119,10 @@ def _spec(files: Mapping[str, str]) -> UnitSpec | None:
 
 
 def _units(
-    folders: Mapping[str, Mapping[str, str]], specs: Mapping[str, UnitSpec], jobs: tuple[JobFacts, ...], now: float
+    folders: Mapping[str, Mapping[str, str]],
+    specs: Mapping[str, UnitSpec],
+    jobs: tuple[JobFacts, ...],
+    pulses: Mapping[str, Pulse],
 ) -> tuple[ObservedUnit, ...]:
     by_name: dict[str, JobFacts] = {}
     for job in jobs:  # of several with one name the one that is not over counts
@@ -113,7 +136,7 @@ def _units(
         same = by_id.get(number)
         if mine is None and same is not None and not same.name:
             mine = same  # a number with another name is another's job: the scheduler uses numbers again
-        units.append(_unit(operation, files, specs.get(operation), mine, number, now))
+        units.append(_unit(operation, files, specs.get(operation), mine, number, pulses.get(operation)))
     known = {f"ft-{operation}" for operation in folders}
     for job in by_name.values():
         tags = parse_comment(job.comment)
@@ -133,20 +156,26 @@ def _units(
 
 
 def _unit(
-    operation: str, files: Mapping[str, str], spec: UnitSpec | None, job: JobFacts | None, number: str, now: float
+    operation: str,
+    files: Mapping[str, str],
+    spec: UnitSpec | None,
+    job: JobFacts | None,
+    number: str,
+    pulse: Pulse | None,
 ) -> ObservedUnit:
     meta, health, ending = (_object(files.get(name, "")) for name in ("meta.json", "health.json", "exit.json"))
-    stamps = (_number(health.get("at"), 0.0), _seconds(files.get("health.json.mtime", "")))
-    age = now - max((stamp for stamp in stamps if stamp <= now + AHEAD_S), default=0.0)
-    state, reason = _state(files, job, number, ending, silent=age > SILENT_S)
+    state, reason = _state(files, job, number, ending, silent=pulse is None or pulse.verdict == "silent")
+    pulse = pulse or ALIVE  # it never said anything: nothing can be missed
     detail = ""
     if state == "running":
-        lost = f"no sign of life for {age:.0f} s" if age > SILENT_S and health else ""
+        lost = f"no sign of life for {pulse.age_s:.0f} s" if pulse.verdict != "alive" else ""
         detail = lost or str(health.get("text", "starting"))
+        if ending:
+            detail = f"its run has ended ({ending.get('reason', '')}), and its job has not"
         if job is None:
             detail = f"the scheduler does not list it, but it lives; {detail}".rstrip("; ")
     elif state == "pending":
-        detail = (job.reason or "in the queue") if job is not None else "whether its job was taken is not known"
+        detail = "whether its job was taken is not known" if job is None else _queued(job)
     holds = spec is None and state in LIVING
     if spec is None:
         state, reason = "damaged", reason or "its spec.json cannot be read"
@@ -162,12 +191,14 @@ def _unit(
         certificate_begins_at=_number(meta.get("certificate_begins_at"), 0.0) or 0.0,
         certificate_ends_at=_number(meta.get("certificate_ends_at"), None),
         ends_at=told_end if state == "running" else None,
-        waits_for=awaited(health.get("waits_for")) if state == "running" else "",
-        ready=state == "running" and health.get("ready") is True and age <= SILENT_S,
+        waits_for="leaving" if ending else awaited(health.get("waits_for")) if state == "running" else "",
+        ready=state == "running" and not ending and health.get("ready") is True and pulse.verdict == "alive",
+        blocked=job.blocked if job is not None else "",
+        requeued="claim" in files and job is not None and job.state == "pending",
         detail=detail,
         job=job.id if job is not None else number,
         lineage=str(meta.get("lineage", "")),
-        silent_s=age if state == "running" and health else 0.0,
+        silent_s=pulse.age_s if state == "running" and pulse.verdict == "silent" else 0.0,
         node=job.node if job is not None else "",
         submitted_at=job.submitted_at if job is not None else None,
         begins_at=job.begins_at if job is not None else None,
@@ -181,10 +212,10 @@ def _state(
     reason = str(ending.get("reason", ""))
     if job is not None and job.state == "pending":
         return "pending", ""
+    if job is not None and job.state == "running" and not (ending and job.leaving):
+        return "running", ""  # also when its run says that it has ended: its files go when its job is over
     if ending:
         return "ended", reason
-    if job is not None and job.state == "running":
-        return "running", ""
     if job is not None:
         why = f" ({job.reason})" if job.reason else ""
         return "killed", f"its job {job.id} ended: {job.native}{why}"
@@ -193,6 +224,27 @@ def _state(
     if "health.json" in files and not silent:
         return "running", ""
     return "killed", f"its job {number} is no longer known"
+
+
+_BLOCKED_WORDS: Mapping[Blocked, str] = {
+    "": "",
+    "held": "it is held",
+    "invalid": "it asks for what is not granted",
+    "limit": "a limit of the account or QoS is reached",
+    "nodes": "its nodes are away",
+}
+
+
+def _queued(job: JobFacts) -> str:
+    reason = job.reason or "in the queue"
+    return f"{_BLOCKED_WORDS[job.blocked]} ({reason})" if job.blocked else reason
+
+
+def _stamps(files: Mapping[str, str]) -> tuple[float, ...]:
+    """Of the last heartbeat: by its writer's clock, and by the file server's; none without one."""
+    health = _object(files.get("health.json", ""))
+    stamps = (_number(health.get("at"), 0.0), _seconds(files.get("health.json.mtime", "")))
+    return tuple(stamp for stamp in stamps if stamp > 0.0) if health else ()
 
 
 def _object(text: str) -> dict[str, Any]:

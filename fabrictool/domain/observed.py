@@ -12,6 +12,9 @@ without; prepared: it was never started; damaged: its spec cannot be read, so wh
 operation."""
 Awaited = Literal["", "engine", "gateway", "leaving"]
 """What keeps a running unit from serving: its engine loads, no gateway is reached, it ends; "": nothing, or unknown."""
+Blocked = Literal["", "held", "invalid", "limit", "nodes"]
+"""Why a job in a queue does not start however long it waits: somebody holds it, it asks for what is never granted, a
+limit of its account or QoS is reached, its nodes are away; "": it just waits."""
 LIVING: frozenset[UnitState] = frozenset({"running", "pending"})
 
 
@@ -39,6 +42,10 @@ class ObservedUnit(msgspec.Struct, frozen=True, kw_only=True):
     """It serves, and a gateway reaches it."""
     waits_for: Awaited = ""
     """Of a running unit that does not serve."""
+    blocked: Blocked = ""
+    """Of a pending unit."""
+    requeued: bool = False
+    """Its job has run before: the scheduler put it back into its queue, or runs it again."""
     detail: str = ""
     """What it says of itself, or why it waits, in words."""
     job: str = ""
@@ -46,7 +53,7 @@ class ObservedUnit(msgspec.Struct, frozen=True, kw_only=True):
     lineage: str = ""
     """Whose it is; "" on clusters that hold nobody else's."""
     silent_s: float = 0.0
-    """Seconds since the last sign of life of a running unit, where that is how it shows."""
+    """Seconds since the last sign of life of a running unit of which it is sure that it gives none."""
     node: str = ""
     """Where the scheduler put it."""
     submitted_at: float | None = None
@@ -125,6 +132,8 @@ class ClusterFacts(msgspec.Struct, frozen=True, kw_only=True):
     away: tuple[Away, ...] = ()
     now: float | None = None
     """The cluster's own clock, wall seconds: times that it says are compared with this one."""
+    skew_s: float = 0.0
+    """How far its clock is ahead of ours, in seconds; 0 where that may be the way there. It decides nothing."""
     here: bool = True
     """The folder of the units was there; without it nothing can be said about units that were started."""
     foreign: tuple[str, ...] = ()

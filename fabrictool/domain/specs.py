@@ -58,6 +58,8 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, tag="agent", tag_fiel
     """Seconds after the start at which the allocation ends."""
     drain_s: float = 20.0
     start_timeout_s: float = 600.0
+    job: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
+    """What its job asks of the scheduler beside devices, such as an account; unset: written by an earlier release."""
 
 
 class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_field="unit"):

@@ -19,7 +19,7 @@ from fabrictool.simulator.deployment import DEFAULT_CONTEXT, lengths_of
 from fabrictool.simulator.network import hop
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Container, Iterable, Mapping, Sequence
 
     from fabrictool.catalog import ModelArchitecture
     from fabrictool.domain.blueprint import Blueprint, Model
@@ -62,6 +62,7 @@ def build_problem(
     pools = [pool for pool in every if pool.cluster in set(usable)]
     there = Counter(unit_key(r.model, (r.cluster, r.partition), r.tp, r.pp, r.phase) for r in unseen)
     unseen_pools = {key[1:3] for key in there} - {pool.key for pool in pools}
+    unknown = {pool.cluster for pool in every} - {pool.cluster for pool in pools}
     considered = [*pools, *(pool for pool in every if pool.key in unseen_pools)]
     options: list[Option] = []
     needs: list[ModelNeed] = []
@@ -76,7 +77,8 @@ def build_problem(
         everywhere = columns[name].everywhere()
         mine = [option for option in everywhere if option.pool.key not in unseen_pools or option.key in there]
         options += mine
-        needs.append(_need(name, wanted, demands[name], mine, {key: n for key, n in there.items() if key[0] == name}))
+        elsewhere = {key: n for key, n in there.items() if key[0] == name}
+        needs.append(_need(name, wanted, demands[name], mine, elsewhere, unknown))
     if complaints:
         raise InvalidInputError(complaints)
     options.sort(key=lambda option: option.key)
@@ -174,11 +176,21 @@ def demand_of(wanted: Model, architecture: ModelArchitecture) -> MeanWorkload:
 
 
 def _need(
-    name: str, wanted: Model, demand: MeanWorkload, options: Sequence[Option], unseen: Mapping[OptionKey, int]
+    name: str,
+    wanted: Model,
+    demand: MeanWorkload,
+    options: Sequence[Option],
+    unseen: Mapping[OptionKey, int],
+    unknown: Container[str],
 ) -> ModelNeed:
-    """What of `unseen` has no column counts towards the bounds; pins on clusters that do not answer wait for these."""
-    known, elsewhere = {option.key for option in options}, {key[1] for key in unseen}
+    """What of `unseen` has no column counts towards the bounds.
+
+    Pins on `unknown` clusters wait for these: what is not there already is placed nowhere else meanwhile.
+    """
+    known = {option.key for option in options}
     lost = sum(count for key, count in unseen.items() if key not in known)
+    pins = {(pin.cluster, pin.partition or ""): pin.replicas for pin in wanted.place.pin}
+    lost += sum(waiting(pins, unseen, unknown).values())
     return ModelNeed(
         model=name,
         rate=demand.rate,
@@ -187,10 +199,20 @@ def _need(
         priority=float(wanted.slo.priority if wanted.slo is not None else 1),
         spread_sites=wanted.place.spread == "site",
         sites=len({option.pool.site for option in options}),
-        pins={
-            (pin.cluster, pin.partition or ""): pin.replicas for pin in wanted.place.pin if pin.cluster not in elsewhere
-        },
+        pins={place: count for place, count in pins.items() if place[0] not in unknown},
     )
+
+
+def waiting(
+    pins: Mapping[PoolKey, int], unseen: Mapping[OptionKey, int], unknown: Container[str]
+) -> dict[PoolKey, int]:
+    """Pinned place on a cluster that does not answer → replicas that are pinned there and not remembered to be."""
+    short = {}
+    for (cluster, partition), count in pins.items():
+        there = sum(n for key, n in unseen.items() if key[1] == cluster and partition in ("", key[2]))
+        if cluster in unknown and count > there:
+            short[cluster, partition] = count - there
+    return short
 
 
 def _pool(inventory: Inventory, cluster: str, name: str, partition: Partition) -> Pool:

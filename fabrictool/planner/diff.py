@@ -164,7 +164,7 @@ def _step(
         operation = next_operation(evidence, want.address)
         return _Step(want.action("create", reason=_obituary(dead), operation=operation, spec=want.spec))
     cluster, unit = units[0]
-    same = cluster == want.cluster and unit.spec_digest == spec_digest(want.spec)
+    same = cluster == want.cluster and unit.spec_digest == spec_digest(_comparable(want.spec, unit, evidence))
     if same and unit.operation not in expiring:
         return _resumed(want, units)
     succession = expiring.get(unit.operation) if same else None
@@ -180,6 +180,14 @@ def _step(
         ),
         _order(want, unit, expiring.get(unit.operation)),
     )
+
+
+def _comparable(wanted: UnitSpec, unit: ObservedUnit, evidence: Evidence) -> UnitSpec:
+    """Without what the release that started a unit did not write down: an upgrade replaces nothing."""
+    former = evidence.specs.get(unit.operation)
+    if isinstance(wanted, AgentSpec) and isinstance(former, AgentSpec) and former.job is msgspec.UNSET:
+        return msgspec.structs.replace(wanted, job=msgspec.UNSET)
+    return wanted
 
 
 def _obituary(dead: ObservedUnit | None) -> str:

@@ -9,12 +9,21 @@ from fabrictool.base.errors import Place, Problem
 from fabrictool.domain.plan import spec_digest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Container, Iterable, Mapping
 
     from fabrictool.domain.evidence import Evidence
+    from fabrictool.domain.observed import Blocked
+    from fabrictool.domain.plan import Action
     from fabrictool.planner.succession import Succession
 
-DriftKind = Literal["missing", "ended", "changed", "degraded", "ending", "orphan", "unreachable"]
+DriftKind = Literal["missing", "ended", "changed", "degraded", "ending", "stuck", "orphan", "unreachable"]
+STUCK_HINTS: Mapping[Blocked, str] = {
+    "": "",
+    "held": "it starts when the site or you release it; ask the site why",
+    "invalid": "correct `job`, `queue` or `walltime` of the partition in the inventory; apply submits it anew",
+    "limit": "end other jobs of yours, or ask the site for more",
+    "nodes": "ask the site when they are back; `fabrictool doctor SITE` shows the partition",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +57,12 @@ def drift_of(evidence: Evidence, expiring: Mapping[str, Succession]) -> tuple[Dr
             drift.append(Drift("orphan", address, cluster, f"{address} is on {cluster}, and was not asked for"))
         elif here.operation in expiring:
             succession = expiring[here.operation]
-            kind = "degraded" if succession.cause == "silence" else "ending"
+            kind = "degraded" if succession.cause in ("silence", "requeued") else "ending"
             drift.append(Drift(kind, address, cluster, f"{address}: {succession.reason}"))
         elif cluster != want.cluster or here.spec_digest != spec_digest(want.spec):
             drift.append(Drift("changed", address, cluster, f"{address} is not what was applied"))
+        elif here.blocked:
+            drift.append(Drift("stuck", address, cluster, f"{address} cannot start: {here.detail}"))
         elif here.state == "running" and not here.ready:
             drift.append(Drift("degraded", address, cluster, f"{address} does not serve: {here.detail}"))
     return tuple(drift)
@@ -82,3 +93,54 @@ def out_of_reach(evidence: Evidence) -> list[Problem]:
                 )
             )
     return problems
+
+
+def unanswered(evidence: Evidence, actions: Iterable[Action], pinned: Container[str] = ()) -> list[Problem]:
+    """Clusters that a command needs and that did not answer: something of ours is there, or should be."""
+    wanted = {action.cluster for action in actions if action.kind == "unknown"}
+    there = {placed.cluster for placed in evidence.state.units.values()}
+    return [
+        Problem(
+            "FT5109",
+            f"{name} is needed and did not answer: {facts.reason}",
+            Place(thing=f"cluster/{name}"),
+            facts.hint or "run the command again when it does; nothing on it was touched",
+            transient=True,
+        )
+        for name, facts in sorted(evidence.clusters.items())
+        if not facts.known and (name in wanted or name in there or name in pinned)
+    ]
+
+
+def unanswered_then(actions: Iterable[Action]) -> list[Problem]:
+    """The same of a saved plan: what it could not decide."""
+    hint = "plan again when it answers; nothing on it was touched"
+    return [
+        Problem("FT5109", f"{action.address}: {action.reason}", Place(thing=f"cluster/{action.cluster}"), hint)
+        for action in actions
+        if action.kind == "unknown"
+    ]
+
+
+def stuck(evidence: Evidence) -> dict[str, Problem]:
+    """Operation of a job that the scheduler will not start by itself → what to say of it."""
+    return {
+        unit.operation: Problem(
+            "FT5111",
+            f"{unit.address} waits in the queue of {cluster} and cannot start: {unit.detail}",
+            Place(thing=unit.address),
+            STUCK_HINTS[unit.blocked],
+        )
+        for cluster, unit in evidence.observed.running().values()
+        if unit.blocked
+    }
+
+
+def clock_warnings(evidence: Evidence) -> list[str]:
+    """Of clusters whose clock is not ours."""
+    return [
+        f"the clock of {name}'s login node is {abs(facts.skew_s):,.0f} s {'ahead of' if facts.skew_s > 0 else 'behind'}"
+        f" {evidence.host or 'this machine'}'s; no replica is judged by it, but certificates are"
+        for name, facts in sorted(evidence.clusters.items())
+        if facts.skew_s
+    ]

@@ -6,12 +6,15 @@ does not answer, needs a new plan, and that is said.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from fabrictool.domain.address import Address
+from fabrictool.domain.specs import AgentSpec
 from fabrictool.planner.diff import WantedUnit, actions
 from fabrictool.planner.drift import drift_of
 from fabrictool.planner.plan import unsolved
@@ -19,7 +22,7 @@ from fabrictool.planner.readset import healing_facts
 from fabrictool.planner.succession import successions
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Mapping
+    from collections.abc import Container, Mapping, Sequence
 
     from fabrictool.domain.evidence import Evidence
     from fabrictool.domain.plan import Action, Plan
@@ -29,6 +32,14 @@ BACK_OFF_S = 30.0
 LONGEST_BACK_OFF_S = 3600.0
 """After a failure the next attempt waits 30 s, after each further one in a row twice as long, at most an hour: a
 replica that cannot start must not fill a queue that belongs to others."""
+WINDOW_S = 3600.0
+MOST_STARTS = 6
+"""Units that healing starts at one address in `WINDOW_S`, whatever the cause: what looks dead and is not, what dies as
+soon as it starts. More needs a person."""
+MOST_STARTS_EACH = 2
+"""As many for each unit of the fabric, in all; never fewer than `MOST_STARTS`.
+
+Both are beside those for which allocations end: twice as many as a unit's walltime fits into the window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +60,8 @@ class Healing:
     """What heals it, as far as it may be done."""
     held: tuple[str, ...] = ()
     """What was left out of it, and why."""
+    capped: tuple[str, ...] = ()
+    """Addresses that were healed so often that a person must look."""
 
     def without_deletions(self) -> Plan:
         """For a healing that would stop more than it may."""
@@ -56,8 +69,17 @@ class Healing:
         return msgspec.structs.replace(self.plan, actions=kept)
 
 
-def heal(evidence: Evidence, failures: Mapping[str, Failures], *, now: float, prune: bool = False) -> Healing:
+def heal(
+    evidence: Evidence,
+    failures: Mapping[str, Failures],
+    starts: Mapping[str, Sequence[float]] = MappingProxyType({}),
+    *,
+    now: float,
+    prune: bool = False,
+) -> Healing:
     """Compare with what was applied last; `failures` by address, `now` in wall seconds.
+
+    `starts` are those of earlier healings: address → wall seconds.
 
     `prune` allows to stop units of ours that nobody asked for; without it they are only named.
     """
@@ -69,17 +91,33 @@ def heal(evidence: Evidence, failures: Mapping[str, Failures], *, now: float, pr
     }
     expiring = successions(evidence, now)
     drift = drift_of(evidence, expiring)
-    chosen, held = [], []
+    chosen, held, capped = [], [], []
+    late = {address: sum(now - WINDOW_S < at for at in times) for address, times in starts.items()}
+    usual = {address: _usual_starts(unit) for address, unit in wanted.items()}
+    room = max(MOST_STARTS, MOST_STARTS_EACH * len(wanted)) + sum(usual.values()) - sum(late.values())
     for action in actions(wanted, evidence, expiring):
+        starting = action.kind in ("create", "replace")
+        before = late.get(action.address, 0)
+        if starting and (before >= MOST_STARTS + usual[action.address] or room <= 0):
+            whose, times = ("the fabric's units", sum(late.values())) if room <= 0 else ("it", before)
+            capped.append(action.address)
+            held.append(f"{action.kind} {action.address}: {whose} had {times} new starts in the last hour; no more")
+            continue
         why = _unwanted(action, wanted, prune=prune) or _too_soon(action, failures, now) or _damaged(action, evidence)
         if why:
             held.append(f"{action.kind} {action.address}: {why}")
         elif action.kind != "unknown":
             chosen.append(action)
+            room -= starting
     facts = healing_facts(state, evidence.observed)
     plan = unsolved(evidence, state.applied_blueprint, facts, tuple(chosen), "heals; forecasts nothing")
     reasons = (f"a look at {now:.3f}", *(f"{change.kind}: {change.text}" for change in drift))
-    return Healing(drift, msgspec.structs.replace(plan, reasons=reasons), tuple(held))
+    return Healing(drift, msgspec.structs.replace(plan, reasons=reasons), tuple(held), tuple(capped))
+
+
+def _usual_starts(unit: WantedUnit) -> int:
+    walltime = unit.spec.walltime_s if isinstance(unit.spec, AgentSpec) else None
+    return 0 if walltime is None else math.ceil(2 * WINDOW_S / walltime)
 
 
 def _unwanted(action: Action, wanted: Container[str], *, prune: bool) -> str:

@@ -5,6 +5,7 @@ The same call online, from a bundle, in CI and in what-ifs: whatever it reads is
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -12,8 +13,9 @@ from fabrictool.base.errors import FabrictoolError, InfeasibleError, Place, Prob
 from fabrictool.domain.address import Address
 from fabrictool.domain.plan import Action, Certificate, Forecast, Placement, Plan, inputs_digest
 from fabrictool.planner.assign import assign
+from fabrictool.planner.build import waiting
 from fabrictool.planner.diff import actions, delete, is_gateway
-from fabrictool.planner.drift import out_of_reach
+from fabrictool.planner.drift import clock_warnings, out_of_reach
 from fabrictool.planner.explaining.explain import explanation, reasons
 from fabrictool.planner.explaining.relaxations import explain_conflict
 from fabrictool.planner.forecast import certificate, forecast
@@ -97,16 +99,17 @@ def plan(
             *(f"{warning.code} {warning.message}" for warning in warnings),
             *_unread_traces(blueprint),
             *_unread_keys(blueprint, keys),
+            *clock_warnings(evidence),
+            *_waiting_pins(blueprint, situation),
             *(trouble.message for trouble in out_of_reach(evidence) if _disabled(trouble, evidence.observed)),
         ),
     )
 
 
-def destruction(blueprint: Blueprint, inventory: Inventory, evidence: Evidence) -> tuple[Plan, list[Problem]]:
+def destruction(blueprint_digest: str, evidence: Evidence) -> tuple[Plan, list[Problem]]:
     """Delete every unit of this fabric on clusters that can be seen, the gateway last; and what that leaves out."""
     observed = evidence.observed
     ends = [delete(name, unit, unit.state) for name, facts in observed.clusters.items() for unit in facts.units]
-    blueprint_digest = inputs_digest(blueprint, inventory)
     changes = tuple(sorted(ends, key=lambda action: (is_gateway(action), action.address)))
     facts = read_set(blueprint_digest, observed)
     return unsolved(evidence, blueprint_digest, facts, changes, "nothing is left to forecast"), out_of_reach(evidence)
@@ -215,6 +218,21 @@ def _unread_keys(blueprint: Blueprint, keys: str | None) -> list[str]:
     if keys is not None or not blueprint.tenants or blueprint.gateway is None:
         return []
     return ["the tenants' keys cannot be had here, so the plan does not know whether one has changed"]
+
+
+def _waiting_pins(blueprint: Blueprint, situation: Situation) -> list[str]:
+    unseen = Counter(placed_option(replica.replica, replica) for replica in situation.unseen)
+    unknown = {name for name, described in situation.inventory.clusters.items() if described.enabled}
+    unknown -= set(situation.usable)
+    return [
+        f"{name}: {count} more pinned to {'/'.join(filter(None, place))} when it answers again"
+        for name, model in sorted(blueprint.models.items())
+        for place, count in waiting(
+            {(pin.cluster, pin.partition or ""): pin.replicas for pin in model.place.pin},
+            {key: n for key, n in unseen.items() if key[0] == name},
+            unknown,
+        ).items()
+    ]
 
 
 def _unknown_clusters(observed: Observed) -> list[Problem]:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from fabrictool.domain.state import State
 
 ABSENT = "absent"
+KEYS = "tenants' keys"
 
 
 def read_set(blueprint_digest: str, observed: Observed, keys: str | None = None) -> dict[str, str]:
@@ -22,7 +23,7 @@ def read_set(blueprint_digest: str, observed: Observed, keys: str | None = None)
     """
     facts = {"blueprint": blueprint_digest}
     if keys is not None:
-        facts["tenants' keys"] = keys
+        facts[KEYS] = keys
     for name, cluster in sorted(observed.clusters.items()):
         facts[f"cluster/{name}"] = "known" if cluster.known else "unknown"
     return facts | unit_facts(observed)

@@ -90,7 +90,7 @@ def running_options(evidence: Evidence) -> dict[str, OptionKey]:
     return {replica: placed_option(replica, spec) for replica, spec in evidence.running_agents().items()}
 
 
-def placed_option(replica: str, placed: AgentSpec | Placed) -> OptionKey:
+def placed_option(replica: str, placed: AgentSpec | Placed | ReplicaPlacement) -> OptionKey:
     return unit_key(model_of(replica), (placed.cluster, placed.partition), placed.tp, placed.pp, placed.phase)
 
 

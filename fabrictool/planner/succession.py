@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fabrictool.domain.specs import UnitSpec
     from fabrictool.domain.state import State
 
-Cause = Literal["certificate", "silence", "maintenance", "walltime"]
+Cause = Literal["certificate", "silence", "requeued", "maintenance", "walltime"]
 
 SIGNAL_SLACK_S = 180.0
 MUTE_S = 300.0
@@ -66,6 +66,8 @@ def successions(evidence: Evidence, now: float) -> dict[str, Succession]:
 def _succession(
     unit: ObservedUnit, spec: UnitSpec | None, facts: ClusterFacts, state: State, now: float
 ) -> Succession | None:
+    if unit.requeued:
+        return Succession("requeued", "the scheduler put its job back into the queue, and a session never runs twice")
     if unit.state != "running":
         late = "its certificate would end before it serves"
         return Succession("certificate", late) if expires_soon(unit, now) else None

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from fabrictool.domain.blueprint import Blueprint
     from fabrictool.domain.evidence import Evidence
-    from fabrictool.domain.inventory import Inventory
+    from fabrictool.domain.inventory import Inventory, Partition
     from fabrictool.domain.plan import Placement, ReplicaPlacement
 
 GATEWAY = "gateway/main"
@@ -74,7 +74,19 @@ def _agent(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement
         options={name: _flag(value) for name, value in model.options.items()},
         hubs=hubs,
         walltime_s=None if partition.walltime is None else float(partition.walltime),
+        job=_job(partition),
     )
+
+
+def _job(partition: Partition) -> dict[str, str]:
+    request = partition.job
+    sizes = {
+        "cpus per device": request.cpus_per_device,
+        "memory per device": None if request.memory_per_device is None else int(request.memory_per_device),
+        "queue": partition.queue,
+        "whole nodes": partition.whole_nodes or None,
+    }
+    return dict(request.options) | {name: str(value) for name, value in sizes.items() if value is not None}
 
 
 def _wanted(spec: AgentSpec, replica: ReplicaPlacement) -> WantedUnit:

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
     from fabrictool.base.settings import Settings
     from fabrictool.clusters.protocol import Cluster
-    from fabrictool.domain.blueprint import Blueprint
     from fabrictool.domain.evidence import KeysSeen
     from fabrictool.domain.inventory import Inventory
     from fabrictool.domain.state import State
+    from fabrictool.domain.statebackend import StateBackend
 
 OBSERVERS = 8
 
@@ -44,12 +44,19 @@ class Fabric:
 
     @classmethod
     def open(
-        cls, blueprint: Blueprint, inventory: Inventory, settings: Settings, environment: Mapping[str, str]
+        cls,
+        name: str,
+        state: StateBackend | None,
+        inventory: Inventory,
+        settings: Settings,
+        environment: Mapping[str, str],
     ) -> Fabric:
-        """Nothing is read, written or asked yet; disabled clusters are left out; secrets come from `environment`."""
-        name = blueprint.fabric
+        """Nothing is read, written or asked yet; disabled clusters are left out; secrets come from `environment`.
+
+        `state`: where the blueprint keeps its state; None: here.
+        """
         path = settings.state_path / name
-        folder = FabricFolder(path, store_elsewhere(blueprint.state, path, environment))
+        folder = FabricFolder(path, store_elsewhere(state, path, environment))
         clusters = {
             cluster: open_cluster(cluster, name, described, folder.cluster(cluster))
             for cluster, described in inventory.clusters.items()
@@ -67,10 +74,11 @@ class Fabric:
             for cluster in self.clusters.values():
                 stack.callback(cluster.close)
 
-    def gather(self, *, now: float, keys: KeysSeen | None = None) -> Evidence:
+    def gather(self, *, now: float, keys: KeysSeen | None = None, patient: bool = True) -> Evidence:
         """All that a plan is a function of; `now` in wall seconds, `keys` None where they cannot be had.
 
-        A cluster that does not answer is unknown, and never an error.
+        `patient`: look again where only that can say whether a unit lives. A cluster that does not answer is unknown,
+        and never an error.
 
         Raises
         ------
@@ -79,7 +87,7 @@ class Fabric:
         """
         state = self.folder.read_state()
         lineage = self.lineage_of(state)
-        observed = self._observe(state, lineage)
+        observed = self._observe(state, lineage, patient=patient)
         return Evidence(
             fabric=self.name,
             lineage=lineage,
@@ -96,10 +104,10 @@ class Fabric:
             keys=keys,
         )
 
-    def observe(self) -> Observed:
+    def observe(self, *, patient: bool = False) -> Observed:
         """Ask every cluster, side by side, for its facts alone."""
         state = self.folder.read_state()
-        return self._observe(state, self.lineage_of(state))
+        return self._observe(state, self.lineage_of(state), patient=patient)
 
     def lineage_of(self, state: State) -> str:
         """What marks a unit as ours: the state's, and before the first apply the federation root's fingerprint.
@@ -113,14 +121,14 @@ class Fabric:
         """Of the federation's root; "" before there is one."""
         return hashlib.sha256(self.trust.root().chain_pem()).hexdigest()[:16] if self.trust.exists else ""
 
-    def ask_clusters(self) -> list[ClusterFacts]:
+    def ask_clusters(self, *, patient: bool = False) -> list[ClusterFacts]:
         """Every cluster's own answer, with the units of all lineages."""
         with ThreadPoolExecutor(OBSERVERS) as pool:
-            return list(pool.map(lambda cluster: cluster.observe(), self.clusters.values()))
+            return list(pool.map(lambda cluster: cluster.observe(patient=patient), self.clusters.values()))
 
-    def _observe(self, state: State, lineage: str) -> Observed:
+    def _observe(self, state: State, lineage: str, *, patient: bool) -> Observed:
         started = {placed.cluster for placed in state.units.values()} & set(state.served_on)
-        ours = [without_foreign(facts, lineage) for facts in self.ask_clusters()]
+        ours = [without_foreign(facts, lineage) for facts in self.ask_clusters(patient=patient)]
         return Observed(clusters={facts.cluster: believed(facts, facts.cluster in started) for facts in ours})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -9,15 +10,25 @@ import msgspec
 
 from fabrictool.base.clock import duration_text, minute_text
 from fabrictool.domain.address import Address
-from fabrictool.planner.drift import drift_of, out_of_reach
+from fabrictool.domain.specs import AgentSpec
+from fabrictool.planner.drift import clock_warnings, drift_of, out_of_reach
 from fabrictool.planner.succession import successions
 from fabrictool.status.client import StatusUnavailableError, fetch
 from fabrictool.status.documents import AgentStatus, GatewayStatus
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from fabrictool.base.errors import Problem
     from fabrictool.domain.observed import Observed, ObservedUnit
+    from fabrictool.domain.state import Applied
     from fabrictool.state.fabric import Fabric
+
+
+NO_UNIT: Mapping[str, Any] = {
+    "operation": "", "state": "missing", "pid": None, "engine": "", "detail": "", "status_url": "", "job": "",
+    "ready": False, "begins_at": None, "ends_at": None,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +43,10 @@ class Overview:
     unreached: list[Problem]
     drift: list[str]
     """Sentences."""
+    warnings: list[str]
+    """Sentences; what decides nothing."""
+    desired: dict[str, int]
+    """Model → replicas that were applied last."""
     gateway: GatewayStatus | None
 
     @property
@@ -49,6 +64,8 @@ class Overview:
             "unknown_clusters": self.unknown,
             "out_of_reach": [problem.message for problem in self.unreached],
             "drift": self.drift,
+            "warnings": self.warnings,
+            "desired": self.desired,
             "units": self.units,
             "gateway": msgspec.to_builtins(self.gateway) if self.gateway is not None else None,
         }
@@ -56,17 +73,25 @@ class Overview:
 
 def overview_of(fabric: Fabric, blueprint_digest: str, *, now: float) -> Overview:
     """Look at the fabric, whose blueprint has that digest now; `now` in wall seconds."""
-    evidence = fabric.gather(now=now)
-    observed = evidence.observed
+    evidence = fabric.gather(now=now, patient=False)
+    observed, applied = evidence.observed, evidence.state.applied_units
     drift = [drift.text for drift in drift_of(evidence, successions(evidence, now)) if drift.kind != "unreachable"]
     if evidence.state.applied_blueprint not in ("", blueprint_digest):
         drift.append("the blueprint is not the one that was applied last, or that was with an overlay or a scenario")
     return Overview(
         fabric.name,
-        [_unit_row(cluster, unit) for cluster, unit in latest_units(observed)],
+        sorted(
+            [
+                *(_unit_row(cluster, unit) for cluster, unit in latest_units(observed)),
+                *_missing_rows(applied, observed),
+            ],
+            key=lambda row: str(row["address"]),
+        ),
         {name: facts.reason for name, facts in observed.clusters.items() if not facts.known},
         out_of_reach(evidence),
         drift,
+        clock_warnings(evidence),
+        dict(Counter(s.model for s in (u.spec for u in applied.values()) if isinstance(s, AgentSpec))),
         _gateway_document(fabric, observed),
     )
 
@@ -80,6 +105,20 @@ def latest_units(observed: Observed) -> list[tuple[str, ObservedUnit]]:
             if unit is not None:
                 units.append((cluster, unit))
     return sorted(units, key=lambda pair: pair[1].address)
+
+
+def _missing_rows(applied: Mapping[str, Applied], observed: Observed) -> list[dict[str, Any]]:
+    """What was applied and is nowhere to be seen."""
+    rows = []
+    there = {unit.address for facts in observed.clusters.values() for unit in facts.units}
+    for address, want in applied.items():
+        if address not in there:
+            facts = observed.clusters.get(want.cluster)
+            known = facts is not None and facts.known
+            text = "applied, and not there" if known else "its cluster does not answer"
+            rows.append({"address": address, "cluster": want.cluster, **NO_UNIT, "detail": text})
+            rows[-1]["state"] = "missing" if known else "unknown"
+    return rows
 
 
 def _unit_row(cluster: str, unit: ObservedUnit) -> dict[str, Any]:

@@ -49,7 +49,7 @@ class FakeCluster:
         self.told = []
         self.on_look = lambda: None
 
-    def observe(self, *, brief=False):
+    def observe(self, *, brief=False, patient=False):
         if brief:
             self.on_look()
         units = [

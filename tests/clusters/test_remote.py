@@ -10,7 +10,8 @@ from fabrictool.clusters.schedulers.slurm import Slurm
 from fabrictool.domain.inventory import ClusterSpec
 from fabrictool.domain.specs import AgentSpec
 from tests.clusters.test_cases import LOGIN
-from tests.clusters.test_survey import OPERATION, files, job, text
+from tests.clusters.test_survey import NOW, OPERATION, files, health, job, text
+from tests.manual_clock import ManualClock
 
 DESCRIBED = ClusterSpec.model_validate(
     {"site": "s", "kind": "slurm", "partitions": {"gpu": {"device": "cpu", "nodes": 1, "memory_per_node": "1 GiB"}}}
@@ -27,6 +28,7 @@ SPEC = AgentSpec(
     source="x",
     engine="vllm",
 )
+CLOCK = ManualClock(wall=NOW)
 UNIT = NewUnit(OPERATION, "replica/m/0", SPEC, {}, "0123456789abcdef", 1)
 
 
@@ -53,7 +55,7 @@ class FakeConnection:
 
 def cluster(*connections):
     assert LOGIN
-    return RemoteCluster("c", "f", DESCRIBED, Slurm(), lambda: connections)
+    return RemoteCluster("c", "f", DESCRIBED, Slurm(), lambda: connections, clock=CLOCK, pause=CLOCK.advance)
 
 
 def verdict(word, why=""):
@@ -153,3 +155,57 @@ def test_nothing_to_do_asks_nobody():
     there.forget([])
     assert there.start([]) == {}
     assert connection.ran == []
+
+
+def beating(period=15):
+    """A login node whose unit beats on, by a clock that is `ahead` of ours."""
+
+    class Beating(FakeConnection):
+        ahead = 0.0
+
+        def run(self, argv, **more):
+            beat = CLOCK.wall() // period * period
+            self.answers["ft-survey"] = text(
+                files=files(health_json=health(age=NOW - beat)),
+                jobs=[job()],
+                now=[str(int(CLOCK.wall() + self.ahead))],
+            )
+            return super().run(argv, **more)
+
+    return Beating()
+
+
+@pytest.mark.parametrize("ahead", [-3600, -120, -15, 300, 1e6])
+def test_a_wrong_clock_on_the_login_node_is_said_and_changes_nothing(ahead):
+    node = beating()
+    node.ahead = ahead
+    facts = cluster(node).observe(patient=True)
+    (unit,) = facts.units
+    assert (unit.ready, unit.silent_s) == (True, 0.0)
+    assert facts.skew_s == ahead
+
+
+def test_patience_finds_out_who_gives_no_sign_of_life_and_ends():
+    there = cluster(FakeConnection(ft_survey=text(files=files(health_json=health(age=9999)), jobs=[job()])))
+    (unit,) = there.observe().units
+    assert (unit.ready, unit.silent_s) == (False, 0.0)
+    (unit,) = there.observe(patient=True).units
+    assert unit.silent_s > 5000
+
+
+@pytest.mark.parametrize(("breaks", "known"), [(1, True), (2, True), (3, False)])
+def test_a_look_that_breaks_is_repeated_and_not_for_ever(breaks, known):
+    class Breaking(FakeConnection):
+        def run(self, argv, **more):
+            if len(self.ran) < breaks:
+                self.ran.append(argv)
+                raise UnreachableError.of("FT5321", "the connection broke", transient=True)
+            return super().run(argv, **more)
+
+    assert cluster(Breaking()).observe().known is known
+
+
+def test_what_will_be_the_same_next_time_is_not_repeated():
+    node = FakeConnection(ft_survey=FabrictoolError.of("FT5303", "another host key"))
+    assert not cluster(node).observe().known
+    assert len(node.ran) == 1

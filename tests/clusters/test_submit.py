@@ -79,7 +79,7 @@ def test_a_second_job_of_one_operation_ends_by_itself(tmp_path):
     script = job_script(job, identity='"$ME"', ends_at="echo 0", programs="", run=["sh", "-c", "echo ran >>ran"])
     for number in ("7", "8", "7"):
         subprocess.run(["sh", "-c", script], env={"ME": number, "PATH": os.environ["PATH"]}, check=True)
-    assert (tmp_path / "ran").read_text() == "ran\nran\n"  # 7, and 7 again when it was requeued
+    assert (tmp_path / "ran").read_text() == "ran\n", "neither 8 runs nor 7 again, which somebody requeued"
 
 
 def test_files_that_cannot_be_written_are_said_for_every_operation(bench, tmp_path):

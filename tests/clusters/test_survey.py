@@ -4,9 +4,10 @@ import msgspec
 import pytest
 
 from fabrictool.base.errors import FabrictoolError
+from fabrictool.clusters.heartbeats import Heartbeats
 from fabrictool.clusters.schedulers.processes import Processes
 from fabrictool.clusters.schedulers.slurm import Slurm, hostlist
-from fabrictool.clusters.survey import read_survey
+from fabrictool.clusters.survey import Looker, read_survey
 from fabrictool.domain.specs import AgentSpec, encode_spec
 
 NOW = 1_800_000_000
@@ -55,8 +56,12 @@ def health(age=1.0, **more):
 
 
 def unit(**given):
-    (found,) = read_survey(text(**given), Slurm(), thing="cluster/c").units
-    return found
+    """As the second of two looks a minute apart shows it."""
+    hearts = Heartbeats()
+    for at in (0.0, 60.0):
+        survey = read_survey(text(**given), Slurm(), thing="cluster/c", looker=Looker(NOW, at, hearts))
+    (unit,) = survey.units
+    return unit
 
 
 @pytest.mark.parametrize(
@@ -77,6 +82,9 @@ def unit(**given):
         ({"files": files(health_json=health(age=20))}, "running", "does not list it"),
         ({"files": files(health_json=health(age=600))}, "killed", "no longer known"),
         ({"files": files()}, "killed", "no longer known"),
+        # its run says that it has ended and its job has not: its files and devices are still in use
+        ({"files": files(exit_json=BYE, health_json=health(), claim="17"), "jobs": [job()]}, "running", "has not"),
+        ({"files": files(exit_json=BYE, claim="17"), "jobs": [QUEUED]}, "pending", "Resources"),
         # the submission was cut off
         ({"files": files() | {"jobid": ""}}, "prepared", ""),
         ({"files": files(attempt="123") | {"jobid": ""}}, "pending", "not known"),
@@ -200,3 +208,49 @@ def test_the_living_job_counts_and_not_the_number_that_was_written_down():
 
 def test_a_stamp_from_the_future_is_no_sign_of_life():
     assert unit(files=files(health_json=health(age=-3600))).state == "killed"
+
+
+def test_one_look_kills_nobody():
+    given = text(files=files(health_json=health(age=600)))
+    survey = read_survey(given, Slurm(), thing="cluster/c")
+    assert (survey.units[0].state, survey.units[0].ready, survey.unsure) == ("running", False, {OPERATION})
+
+
+@pytest.mark.parametrize(
+    ("reason", "blocked"),
+    [
+        ("Resources", ""),
+        ("Priority", ""),
+        ("BeginTime", ""),
+        ("ReqNodeNotAvail, Reserved for maintenance", ""),
+        ("InvalidQOS", "invalid"),
+        ("InvalidAccount", "invalid"),
+        ("BadConstraints", "invalid"),
+        ("QOSMaxWallDurationPerJobLimit", "invalid"),
+        ("AssocMaxCpuPerJobLimit", "invalid"),
+        ("PartitionTimeLimit", "invalid"),
+        ("JobHeldAdmin", "held"),
+        ("JobHeldUser", "held"),
+        ("launch failed requeued held", "held"),
+        ("AssocMaxJobsLimit", "limit"),
+        ("QOSMaxJobsPerUserLimit", "limit"),
+        ("QOSGrpCpuLimit", "limit"),
+        ("PartitionDown", "nodes"),
+        ("ReqNodeNotAvail, UnavailableNodes:n1", "nodes"),
+        ("Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions", "nodes"),
+    ],
+)
+def test_why_a_job_does_not_start_however_long_it_waits(reason, blocked):
+    queued = unit(files=files(), jobs=[job(state="PENDING", begins="N/A", ends="N/A", reason=reason)])
+    assert (queued.state, queued.blocked, queued.ready) == ("pending", blocked, False)
+    assert reason in queued.detail
+
+
+def test_a_job_that_ran_before_and_waits_again_was_requeued():
+    assert unit(files=files(claim="17"), jobs=[QUEUED]).requeued
+    assert not unit(files=files(), jobs=[QUEUED]).requeued
+
+
+def test_a_run_that_has_ended_does_not_serve_while_its_job_lasts():
+    ending = unit(files=files(exit_json=BYE, health_json=health(), claim="17"), jobs=[job()])
+    assert (ending.ready, ending.waits_for) == (False, "leaving")

@@ -26,7 +26,7 @@ class FakeCluster:
     def __init__(self, name, *units, known=True):
         self.name, self.units, self.known = name, units, known
 
-    def observe(self):
+    def observe(self, *, patient=False):
         return ClusterFacts(cluster=self.name, known=self.known, units=self.units, reason="" if self.known else "away")
 
     def spec(self, operation):

@@ -60,7 +60,7 @@ class KubernetesCluster:
 
     # -- facts ------------------------------------------------------------------------------------------------
 
-    def observe(self, *, brief: bool = False) -> ClusterFacts:
+    def observe(self, *, brief: bool = False, patient: bool = False) -> ClusterFacts:
         try:
             seen = self._look()
         except FabrictoolError as error:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from fabrictool.domain.observed import Away, Queue
+    from fabrictool.domain.observed import Away, Blocked, Queue
 
 JobState = Literal["pending", "running", "ended"]
 
@@ -34,6 +34,9 @@ class JobFacts:
     partition: str = ""
     node: str = ""
     reason: str = ""
+    blocked: Blocked = ""
+    leaving: bool = False
+    """Its processes have ended or are being ended; only the scheduler is not done with it."""
     submitted_at: float | None = None
     begins_at: float | None = None
     ends_at: float | None = None

@@ -39,8 +39,9 @@ def job_script(
 
     `identity` is the shell word for the job's own id, `ends_at` a command that prints the wall second of its end;
     `notified`: the scheduler warns the whole process group with USR1 or USR2, of which the agent is told by TERM. The
-    first act is the last line of defence of at-most-once: a second job of the same operation finds the first one's
-    mark and ends. A hard link is the one act that is atomic on every shared file system that we know of.
+    first act is the last line of defence of at-most-once: a second run of the same job, which somebody requeued, and a
+    second job of the same operation find the first one's mark and end. A hard link is the one act that is atomic on
+    every shared file system that we know of.
     """
     path = f"{programs}:{_PATH}" if programs and programs not in _PATH.split(":") else _PATH
     line = " ".join('"$ends"' if word == ENDS_AT else shlex.quote(word) for word in run)
@@ -51,6 +52,7 @@ def job_script(
         "umask 077",
         f"cd {shlex.quote(job.folder)} || exit 66",
         f"me={identity}",
+        'if [ -e "claim.$me" ]; then echo "job $me runs again, and a session never runs twice: it ends"; exit 0; fi',
         'printf "%s\\n" "$me" >"claim.$me"',
         'ln "claim.$me" claim 2>/dev/null',
         'if [ "$(cat claim)" != "$me" ]; then echo "this operation is job $(cat claim); $me ends"; exit 0; fi',

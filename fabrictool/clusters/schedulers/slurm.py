@@ -25,7 +25,7 @@ from fabrictool.clusters.schedulers.protocol import (
 from fabrictool.clusters.schedulers.script import job_script
 from fabrictool.clusters.schedulers.times import parse_limit
 from fabrictool.clusters.site_facts import leading_number
-from fabrictool.domain.observed import Away, Queue
+from fabrictool.domain.observed import Away, Blocked, Queue
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -38,6 +38,20 @@ _ENDED = frozenset({
     "TIMEOUT",
 })  # fmt: skip
 _PENDING = frozenset(["PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"])
+_BLOCKED: tuple[tuple[str, Blocked], ...] = (
+    (r"JobHeld(Admin|User)|.*requeued[ _]held|JobHoldMaxRequeue", "held"),
+    (
+        r"Invalid(Account|QOS)|(Account|QOS)NotAllowed|BadConstraints|DependencyNeverSatisfied|ReservationDeleted",
+        "invalid",
+    ),
+    (r"Partition(Node|Time)Limit|(QOS|Assoc)(Max|Min)\w*PerJob\w*", "invalid"),
+    (r"(QOS|Assoc)(Max|Grp)\w*|AssociationJobLimit|QOSUsageThreshold|QOSResourceLimit", "limit"),
+    (
+        r"Partition(Down|Inactive)|NodeDown|ReqNodeNotAvail, UnavailableNodes.*|Nodes required for job are DOWN.*",
+        "nodes",
+    ),
+)
+"""Reasons of jobs that wait (``squeue`` manual, "JOB REASON CODES") and do not start by waiting."""
 _GRES = re.compile(r"gpu(?::([A-Za-z0-9_.-]+?))??:(\d+)")
 _NEVER = frozenset(["", "N/A", "NONE", "(null)", "Unknown", "0"])
 
@@ -187,10 +201,16 @@ def _job(line: str) -> JobFacts:
         partition=partition,
         node=node,
         reason="" if reason in ("None", "(null)") else reason,
+        blocked=_blocked(reason) if state == "pending" else "",
+        leaving=native == "COMPLETING",
         submitted_at=_time(submitted),
         begins_at=_time(begins),
         ends_at=_time(ends),
     )
+
+
+def _blocked(reason: str) -> Blocked:
+    return next((kind for pattern, kind in _BLOCKED if re.fullmatch(pattern, reason)), "")
 
 
 def _queues(lines: Iterable[str], waiting: Sequence[str]) -> dict[str, Queue]:
