@@ -6,7 +6,8 @@ intent's operation id. Running apply again finds any of them and goes on; an ope
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import contextlib
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
@@ -31,8 +32,9 @@ from fabrictool.domain.state import Applied, Placed
 from fabrictool.planner.succession import KEPT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from fabrictool.applier.journal import EntryKind
     from fabrictool.applier.wave import Notify
     from fabrictool.base.clock import Clock
     from fabrictool.domain.observed import Observed, ObservedUnit
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
 
 SESSION_SECONDS = 26 * 3600.0
 """Certificates outlive the longest usual walltime (24 h) by a margin (mesh.md §6)."""
+
+NO_SPACE = "FT4301"
 
 QUEUED_SECONDS = 3 * 86400.0
 """A job's session is made when it is submitted, and may wait that long; one that waits longer gets a successor."""
@@ -82,6 +86,8 @@ class Applier:
     """How long jobs may wait in their queues; 0: the command ends when they are submitted."""
     checked: bool = False
     """Whether waves hold every step against their table and invariants."""
+    complaints: list[Problem] = field(default_factory=list)
+    """What did not stop a run and must be said after it."""
 
     def apply(self, plan: Plan, *, heals: bool = False) -> bool:
         """Carry `plan` out under the lease, until all that it lists serves.
@@ -118,13 +124,12 @@ class Applier:
             for action in plan.changes:
                 if action.spec is not None:
                     self.identity(action.spec)  # says what is missing or has expired before anything starts
-            journal.write("begin", text=f"{len(plan.changes)} changes", heals=heals)
+            run = _Run(self, plan, journal, state)
+            run.note("begin", text=f"{len(plan.changes)} changes", heals=heals)
             wanted = state.applied_units if heals else self._wanted(plan, state)
             if state.serial == 0 or wanted != state.applied_units:
-                new = msgspec.structs.replace(state, lineage=state.lineage or plan.lineage or lineage)
-                new = msgspec.structs.replace(new, applied_units=wanted)
-                state = fabric.folder.write_state(new, read=state)
-            _Run(self, plan, journal, state).carry_out(observed, heals=heals)
+                run.remember(lineage=state.lineage or plan.lineage or lineage, applied_units=wanted)
+            run.carry_out(observed, heals=heals)
             return True
 
     def identity(self, spec: UnitSpec) -> dict[str, bytes]:
@@ -161,12 +166,13 @@ class _Run:
         self._journal = journal
         self._state = state
         self._problems: list[Problem] = []
+        self._only_stops = all(action.kind == "delete" for action in plan.changes) and bool(plan.changes)
         self._driver = Driver(
             clusters=applier.fabric.clusters,
             clock=applier.clock,
             new_unit=self._new_unit,
             remember=self._save_starts,
-            guard=self._write,
+            guard=self.remember,
             report=self._report,
             ended=self._end,
             presses=lambda: applier.interrupt.count,
@@ -178,7 +184,7 @@ class _Run:
         if not self._applier.interrupt.count:
             self._run_wave([self._awaited(action) for action in unready(self._plan, observed)])
         if self._applier.interrupt.count:
-            self._journal.write("interrupted")
+            self.note("interrupted")
             raise InterruptedByUserError.of(
                 "FT4103", "interrupted; nothing is half-done", hint="run the same command again to go on"
             )
@@ -187,8 +193,8 @@ class _Run:
         if not heals:
             wanted = self._state.applied_units
             self._forget(lambda unit: unit.address not in wanted)  # a crash came between an end and that
-            self._write(applied_plan=self._plan.id, applied_blueprint=self._plan.blueprint_digest)
-        self._journal.write("end")
+            self.remember(applied_plan=self._plan.id, applied_blueprint=self._plan.blueprint_digest)
+        self.note("end")
 
     def _run_waves(self, observed: Observed) -> None:
         failed: set[str] = set()
@@ -206,7 +212,7 @@ class _Run:
                     self._hold(action)
                     continue
                 operation = _operation(action)
-                self._journal.write("intent", address=action.address, action=action.kind, operation=operation)
+                self.note("intent", address=action.address, action=action.kind, operation=operation)
                 self._reporter.step(action, "intent", action.summary)
                 courses.append(Course.of(action, homes))
             self._run_wave(courses)
@@ -230,7 +236,7 @@ class _Run:
     def _hold(self, action: Action) -> None:
         model = model_of(action)
         message = f"{action.kind} {action.address} was held back: a new replica of {model} failed before it"
-        self._journal.write("failed", address=action.address, action=action.kind, text=message)
+        self.note("failed", address=action.address, action=action.kind, text=message)
         self._reporter.step(action, "held", message)
         hint = "what serves was not touched; mend the cause and run the command again"
         self._problems.append(Problem("FT4104", message, Place(thing=action.address), hint, transient=True))
@@ -250,14 +256,14 @@ class _Run:
     def _report(self, report: Notify) -> None:
         action = report.action
         if report.kind == "started":
-            self._journal.write("started", address=action.address, action=action.kind, operation=action.operation)
+            self.note("started", address=action.address, action=action.kind, operation=action.operation)
         self._reporter.step(action, report.kind, report.text)
 
     def _end(self, course: Course) -> None:
         action = course.action
         about: dict[str, Any] = {"address": action.address, "action": action.kind}
         if course.error is not None:
-            self._journal.write("failed", **about, text=str(course.error))
+            self.note("failed", **about, text=str(course.error))
             self._reporter.step(action, "failed", str(course.error))
             self._problems += course.error.problems
         elif course.phase == "done" or (course.phase == "left-in-queue" and action.kind in ("create", "keep")):
@@ -265,9 +271,9 @@ class _Run:
                 self._save_end(action)
             if course.ready is not None:
                 if action.cluster not in self._state.served_on:
-                    self._write(served_on=[*self._state.served_on, action.cluster])
+                    self.remember(served_on=[*self._state.served_on, action.cluster])
                 self._save_measured(action, course.ready, course.ready_at or self._clock.wall())
-            self._journal.write("done", **about, operation=_operation(action))
+            self.note("done", **about, operation=_operation(action))
             kind, text = ("done", "") if course.phase == "done" else ("queued", course.text)
             self._reporter.step(action, kind, text)
 
@@ -294,7 +300,7 @@ class _Run:
                 latest = max(generation(action.operation), generations.get(action.address, 0))
                 generations[action.address] = latest
                 units[action.address] = Placed.of(action.spec, action.cluster, action.operation)
-        self._write(generations=generations, units=units)
+        self.remember(generations=generations, units=units)
 
     def _save_measured(self, action: Action, unit: ObservedUnit, served_at: float) -> None:
         """Remember how long its queue and its start took: the next successor is asked for by that."""
@@ -307,17 +313,37 @@ class _Run:
             waits[place] = [*waits.get(place, ()), round(max(0.0, begun - unit.submitted_at), 1)][-KEPT:]
         load = round(max(0.0, served_at - begun), 1)
         loads[spec.model] = [*loads.get(spec.model, ()), load][-KEPT:]
-        self._write(waits=waits, loads=loads)
+        self.remember(waits=waits, loads=loads)
 
     def _save_end(self, action: Action) -> None:
         """Forget the place of a unit that was stopped, unless a younger one of its address stands there."""
         placed = self._state.units.get(action.address)
         if placed is not None and placed.operation in ("", action.former):
-            self._write(units={name: at for name, at in self._state.units.items() if name != action.address})
+            self.remember(units={name: at for name, at in self._state.units.items() if name != action.address})
 
-    def _write(self, **changes: Any) -> None:
+    def note(self, kind: EntryKind, **about: Any) -> None:
+        """A line in the journal, on disk before what it announces is done."""
+        with self._forgiving("the journal"):
+            self._journal.write(kind, **about)
+
+    def remember(self, **changes: Any) -> None:
+        """Write the state with these changes; raises when another writer has the lease."""
         new = msgspec.structs.replace(self._state, **changes)
-        self._state = self._fabric.folder.write_state(new, read=self._state)
+        with self._forgiving("the state (it still lists what was stopped)"):
+            self._state = self._fabric.folder.write_state(new, read=self._state)
+
+    @contextlib.contextmanager
+    def _forgiving(self, what: str) -> Iterator[None]:
+        """A full disk keeps nobody from stopping things: that frees devices, and space."""
+        try:
+            yield
+        except FabrictoolError as error:
+            if not self._only_stops or any(problem.code != NO_SPACE for problem in error.problems):
+                raise
+            message = f"the disk is full, so {what} was not written"
+            problem = replace(error.problems[0], message=message, severity="warning")
+            if problem not in self._applier.complaints:
+                self._applier.complaints.append(problem)
 
 
 def unready(plan: Plan, observed: Observed) -> list[Action]:

@@ -119,6 +119,7 @@ def carry_out(plan: Plan, source: Source, fabric: Fabric, *, as_json: bool, queu
     )
     with finishing(applier.interrupt):
         changed = applier.apply(plan) and bool(plan.changes)
+    print_problems(applier.complaints)
     if as_json:
         json_line({"type": "end", "plan": plan.id, "changed": changed})
     elif changed:

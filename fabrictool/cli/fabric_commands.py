@@ -165,8 +165,7 @@ def apply(
                 check_reviewed(read_plan(reviewed), plan)
             confirm(plan, yes=yes, max_delete=max_delete)
         code = carry_out(plan, source, fabric, as_json=as_json, queue_wait_s=queue_wait if wait else 0.0)
-        say_what_is_missing(source, plan, evidence)
-        return code
+        return say_what_is_missing(source, plan, evidence) or code
 
 
 def reconcile(

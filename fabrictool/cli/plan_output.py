@@ -59,9 +59,8 @@ def show_plan(
 
         draw(plan, watch.moments, source.inventory, chart=output.chart, path=output.plot)
     code = _ending(plan, verdicts or [], output)
-    if bundle is None and not exit_code(verdicts or []):
-        say_what_is_missing(source, plan, evidence)
-    return code
+    missing = say_what_is_missing(source, plan, evidence) if bundle is None else 0
+    return exit_code(verdicts or []) or missing or code
 
 
 def _ending(plan: Plan, verdicts: list[RuleVerdict], output: PlanOutput) -> int:

@@ -12,7 +12,7 @@ import typer
 
 from fabrictool.base.clock import duration_text
 from fabrictool.base.errors import InfeasibleError, UnreachableError, UsageError
-from fabrictool.cli.output import say
+from fabrictool.cli.output import print_problems, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,31 +53,23 @@ def plan_online(source: Source, fabric: Fabric, options: PlanOptions) -> tuple[P
     return with_outlook(planned, evidence, fabric.clusters), evidence
 
 
-def say_what_is_missing(source: Source, plan: Plan, evidence: Evidence | None) -> None:
-    """Last of all: a plan may be right and yet not be the whole truth, and the exit code says so.
+def say_what_is_missing(source: Source, plan: Plan, evidence: Evidence | None) -> int:
+    """Last of all: a plan may be right and yet not be the whole truth; said on stderr, and by the exit code.
 
+    69 when a cluster that the fabric needs did not answer, 3 when a job waits in its queue that cannot start, else 0.
     Of a saved plan, whose `evidence` is gone, what it says itself counts.
-
-    Raises
-    ------
-    UnreachableError
-        FT5109 a cluster that the fabric needs did not answer.
-    InfeasibleError
-        FT5111 a job waits in its queue that cannot start as things are.
     """
     from fabrictool.planner.drift import stuck, unanswered, unanswered_then
 
     if evidence is None:
-        problems = unanswered_then(plan.actions)
+        away, waiting = unanswered_then(plan.actions), []
     else:
         pinned = {pin.cluster for model in source.blueprint.models.values() for pin in model.place.pin}
-        problems = unanswered(evidence, plan.actions, pinned)
-    if problems:
-        raise UnreachableError(problems)
-    kept = {action.former for action in plan.actions if action.kind == "keep"}
-    problems = [problem for operation, problem in (stuck(evidence) if evidence else {}).items() if operation in kept]
-    if problems:
-        raise InfeasibleError(problems)
+        away = unanswered(evidence, plan.actions, pinned)
+        kept = {action.former for action in plan.actions if action.kind == "keep"}
+        waiting = [problem for operation, problem in stuck(evidence).items() if operation in kept]
+    print_problems([*away, *waiting])
+    return UnreachableError.exit_code if away else InfeasibleError.exit_code if waiting else 0
 
 
 def plan_offline(source: Source, bundle: BundleFile, options: PlanOptions) -> tuple[Plan, Evidence]:

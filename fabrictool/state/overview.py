@@ -52,7 +52,7 @@ class Overview:
     @property
     def good(self) -> bool:
         """Whether all that runs is well, and something does."""
-        well = all(unit["state"] == "running" and (unit["engine"] or "ready") == "ready" for unit in self.units)
+        well = all(unit["state"] == "running" and unit["ready"] for unit in self.units)
         return bool(self.units) and well and not any(problem.severity == "error" for problem in self.unreached)
 
     def document(self) -> dict[str, Any]:
@@ -148,7 +148,8 @@ def _unit_row(cluster: str, unit: ObservedUnit) -> dict[str, Any]:
         try:
             document = fetch(unit.status_url, timeout_s=2.0)
         except StatusUnavailableError:
-            row["detail"] = "does not answer"
+            row["detail"] = "does not answer" if unit.ready else row["detail"]
+            row["ready"] = False
         else:
             if isinstance(document, AgentStatus):
                 row["engine"] = document.engine.state

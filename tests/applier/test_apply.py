@@ -12,6 +12,7 @@ from fabrictool.applier.journal import Journal
 from fabrictool.base.clock import SystemClock
 from fabrictool.base.errors import (
     AppliedInPartError,
+    FabrictoolError,
     InterruptedByUserError,
     InvalidInputError,
     StaleError,
@@ -275,3 +276,74 @@ def test_state_remembers_the_unit_until_its_own_end(bench, tmp_path):
     cluster = FakeCluster()
     bench(cluster).apply(plan(action("create", new=1)))
     assert json.loads((tmp_path / "state.json").read_bytes())["units"][ADDRESS]["operation"] == operation(1)
+
+
+def kept(number):
+    return Action(kind="keep", address=ADDRESS, cluster="c", summary="", former=operation(number))
+
+
+def test_what_is_kept_and_does_not_serve_yet_is_waited_for(bench):
+    cluster = FakeCluster(ready=False, **{operation(1): "running"})
+    cluster.spec = lambda _: SPEC
+    looks = []
+
+    def look():
+        looks.append(1)
+        cluster.ready = len(looks) > 5
+
+    cluster.on_look = look
+    assert bench(cluster).apply(plan(kept(1), facts=facts(cluster)))
+    assert len(looks) > 5
+    assert cluster.told == []
+
+
+def test_what_is_kept_and_never_serves_is_no_success(bench, monkeypatch):
+    monkeypatch.setattr("fabrictool.applier.wave.READY_MARGIN_S", 0.0)
+    cluster = FakeCluster(ready=False, **{operation(1): "running"})
+    cluster.spec = lambda _: msgspec.structs.replace(SPEC, start_timeout_s=0.05)
+    with pytest.raises(AppliedInPartError) as caught:
+        bench(cluster).apply(plan(kept(1), facts=facts(cluster)))
+    assert [problem.code for problem in caught.value.problems] == ["FT5106"]
+    assert "loading" in caught.value.problems[0].message
+
+
+def test_an_apply_without_changes_is_the_last_that_was_applied(bench, tmp_path):
+    """An interrupted apply has said what is wanted; the one that finds it all running completes it."""
+    cluster = FakeCluster(**{operation(1): "running"})
+    cluster.spec = lambda _: SPEC
+    done = plan(kept(1), facts=facts(cluster))
+    assert bench(cluster).apply(done)
+    assert json.loads((tmp_path / "state.json").read_text())["applied_blueprint"] == "b"
+    assert not bench(cluster).apply(done)
+
+
+@pytest.mark.parametrize("blocked", ["held", "invalid"])
+def test_a_job_that_can_never_start_is_not_waited_for(bench, blocked):
+    class Stuck(FakeCluster):
+        def observe(self, **how):
+            seen = super().observe(**how)
+            units = [msgspec.structs.replace(unit, state="pending", job="7", blocked=blocked) for unit in seen.units]
+            return msgspec.structs.replace(seen, units=tuple(units))
+
+    cluster = Stuck()
+    with pytest.raises(AppliedInPartError) as caught:
+        bench(cluster).apply(plan(action("create", new=1)))
+    assert [problem.code for problem in caught.value.problems] == ["FT5111"]
+    assert cluster.told == [("start", operation(1))], "its job stays where it is"
+
+
+def no_space(*_args, **_more):
+    raise FabrictoolError.of("FT4301", "no space left")
+
+
+def test_a_full_disk_keeps_nobody_from_stopping(bench, monkeypatch):
+    cluster = FakeCluster(**{operation(1): "running"})
+    applier = bench(cluster)
+    monkeypatch.setattr(Journal, "write", no_space)
+    monkeypatch.setattr(FabricFolder, "write_state", no_space)
+    assert applier.apply(plan(action("delete", old=1), facts=facts(cluster)))
+    assert cluster.told == [("stop", operation(1)), ("forget", operation(1))]
+    assert {problem.code for problem in applier.complaints} == {"FT4301"}
+    with pytest.raises(FabrictoolError):
+        applier.apply(plan(action("create", new=2), facts=facts(cluster)))
+    assert ("start", operation(2)) not in cluster.told

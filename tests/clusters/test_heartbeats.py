@@ -21,14 +21,24 @@ def looks(times, beats_until, *, node=0.0, server=0.0, login=0.0, own=0.0):
     return verdicts
 
 
+CLOCKS = ("node", "server", "login", "own")
+DRAWN = [
+    dict(zip(CLOCKS, random.Random(seed).choices((-1e5, -99, -11, 0, 9, 400), k=4), strict=True)) for seed in range(20)
+]
+
+
 @pytest.mark.parametrize(
     "skew",
-    [{"login": -15}, {"login": 300}, {"login": -120}, {"node": -86400, "server": 500}, {"own": 1e6}, {"server": 40}]
-    + [
-        dict(zip(("node", "server", "login", "own"), random.Random(seed).choices((-1e5, -99, -11, 0, 9, 400), k=4), strict=True))
-        for seed in range(20)
+    [
+        {"login": -15},
+        {"login": 300},
+        {"login": -120},
+        {"node": -86400, "server": 500},
+        {"own": 1e6},
+        {"server": 40},
+        *DRAWN,
     ],
-)  # fmt: skip
+)
 def test_a_beating_heart_is_never_silent(skew):
     verdicts = looks([1000 + 20 * n for n in range(30)], 1e9, **skew)
     assert "silent" not in verdicts

@@ -95,6 +95,14 @@ def test_a_second_apply_at_the_same_time(fabric_bed):
     assert len(bed.running()) == 3
 
 
+def fill(folder):
+    filler = folder / "filler"
+    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(b"x" * 4096):
+            pass
+    return filler
+
+
 @ROOT_ONLY
 def test_a_full_disk_loses_nothing(fabric_bed):
     bed = fabric_bed
@@ -107,10 +115,7 @@ def test_a_full_disk_loses_nothing(fabric_bed):
         pytest.skip(f"cannot mount: {mounted.stderr.decode()}")
     try:
         bed.run("trust", "init")
-        filler = state / "filler"
-        with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-            while file.write(b"x" * 4096):
-                pass
+        filler = fill(state)
         before = sorted(p.relative_to(state) for p in state.rglob("*"))
         done = bed.run("apply", "--yes", code=None)
         assert done.returncode in (1, 4)
@@ -120,7 +125,10 @@ def test_a_full_disk_loses_nothing(fabric_bed):
         filler.unlink()
         bed.run("apply", "--yes")
         assert len(bed.running()) == 3
-        bed.run("destroy", "--yes")
+        fill(state)
+        done = bed.run("destroy", "--yes")
+        assert "the disk is full" in done.stderr
+        assert bed.running() == []
     finally:
         bed.clean_up()
         subprocess.run(["umount", "-l", state], check=True)
@@ -196,13 +204,14 @@ def test_replicas_on_a_cluster_that_stops_answering_are_neither_stopped_nor_repl
     folder = bed.folder / "state/t/clusters/two"
     folder.rename(bed.folder / "aside")
     folder.write_text("no folder")
-    done = bed.run("plan")
+    done = bed.run("plan", code=69)
     assert "two is unknown" in done.stdout
-    plan = json.loads(bed.run("plan", "--json").stdout)
+    assert "two is needed and did not answer" in done.stderr
+    plan = json.loads(bed.run("plan", "--json", code=69).stdout)
     kinds = {a["address"]: a["kind"] for a in plan["actions"]}
     assert sorted(kinds.values()) == ["keep", "keep", "unknown"]
     assert plan["forecast"]["models"][0]["replicas"] == 2
-    bed.run("apply", "--yes")
+    assert "nothing to do" in bed.run("apply", "--yes", code=69).stderr
     bed.run("status", code=1)
     left = bed.run("destroy", "--yes", code=4)
     assert "FT5109" in left.stderr

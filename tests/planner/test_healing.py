@@ -9,7 +9,8 @@ from fabrictool.domain.observed import Away, ClusterFacts, ObservedUnit, Queue
 from fabrictool.domain.plan import spec_digest
 from fabrictool.domain.specs import AgentSpec
 from fabrictool.domain.state import Applied, State, operation_id
-from fabrictool.planner.healing import BACK_OFF_S, heal
+from fabrictool.planner.drift import stuck
+from fabrictool.planner.healing import BACK_OFF_S, MOST_STARTS, WINDOW_S, heal
 
 NOW = 1_800_000_000.0
 LINEAGE = "0123456789abcdef"
@@ -117,3 +118,38 @@ def test_a_serving_replica_is_never_stopped_while_its_successor_waits_in_the_que
 def test_two_looks_at_the_same_trouble_are_two_plans():
     first, second = (heal(seen(), {}, now=NOW + n).plan.id for n in (0, 1))
     assert first != second
+
+
+def test_healing_starts_no_more_than_the_cap_within_an_hour():
+    starts = {ADDRESS: [NOW - 10.0 * n for n in range(MOST_STARTS)]}
+    healing = heal(seen(), {}, starts, now=NOW)
+    assert (healing.plan.changes, healing.capped) == ((), (ADDRESS,))
+    assert "6 new starts in the last hour" in healing.held[0]
+    assert [action.kind for action in heal(seen(), {}, starts, now=NOW + WINDOW_S).plan.changes] == ["create"]
+
+
+def test_short_allocations_are_renewed_as_often_as_they_end():
+    short = msgspec.structs.replace(SPEC, walltime_s=600.0)
+    evidence = seen()
+    state = msgspec.structs.replace(evidence.state, applied_units={ADDRESS: Applied(cluster="c", spec=short)})
+    evidence = msgspec.structs.replace(evidence, state=state)
+    starts = {ADDRESS: [NOW - 300.0 * n for n in range(MOST_STARTS)]}
+    assert [action.kind for action in heal(evidence, {}, starts, now=NOW).plan.changes] == ["create"]
+
+
+def test_the_fabric_has_a_cap_too():
+    starts = {f"replica/m/{n}": [NOW - 1.0] for n in range(20)}
+    assert heal(seen(), {}, starts, now=NOW).capped == (ADDRESS,)
+
+
+def test_a_requeued_job_is_taken_out_of_the_queue_and_replaced():
+    evidence = seen(unit("pending", ready=False, requeued=True))
+    (action,) = heal(evidence, {}, now=NOW).plan.changes
+    assert (action.kind, action.former, action.stop_first) == ("replace", OPERATION, True)
+
+
+def test_a_stuck_job_is_drift_and_is_left_where_it_is():
+    evidence = seen(unit("pending", ready=False, blocked="held", detail="it is held (JobHeldAdmin)"))
+    assert outcome(evidence) == (["stuck"], [], ())
+    (problem,) = stuck(evidence).values()
+    assert (problem.code, "JobHeldAdmin" in problem.message) == ("FT5111", True)

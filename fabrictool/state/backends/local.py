@@ -127,11 +127,9 @@ class LocalStore:
         descriptor = self._locked(now)
         try:
             lease = document.new_lease(purpose, now=now)
-            try:
+            with contextlib.suppress(OSError):  # on a full disk the lock still holds, without a name
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, msgspec.json.encode(lease), 0)
-            except OSError as error:
-                raise file_error(error, self._lease_file) from error
             self._ours = (lease, descriptor)
             yield lease
         finally:
