@@ -27,7 +27,7 @@ test-long: .venv/.ready ## what must hold for any input, on thousands of inputs 
 
 test-bed: .venv/.ready ## only the tests on the Slurm testbed
 	@bash .ci/test-packages
-	FTBED_KILLS=100 $(BIN)/python -m pytest $(ARGS) -m "bed and not extended"
+	FTBED_KILLS=100 FTBED_FAULTS=100 $(BIN)/python -m pytest $(ARGS) -m "bed and not extended"
 
 testbed-up: .venv/.ready ## two real Slurm clusters in namespaces, to try things on; as root (docs/how-to/use-the-testbed.md)
 	@$(BIN)/python -m tests.testbed up
