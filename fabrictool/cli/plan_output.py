@@ -60,7 +60,7 @@ def show_plan(
         from fabrictool.cli.plan_plots import draw
 
         draw(plan, watch.moments, source.inventory, chart=output.chart, path=output.plot)
-    code = _ending(plan, verdicts or [], output)
+    code = _ending(plan, verdicts or [], output, offline=bundle is not None)
     if bundle is None and not output.assume and not exit_code(verdicts or []):
         say_what_is_missing(source, plan, evidence)
     return code
@@ -75,7 +75,7 @@ def _planned(source: Source, bundle: BundleFile | None, options: PlanOptions, *,
         return plan_online(source, fabric, options)
 
 
-def _ending(plan: Plan, verdicts: list[RuleVerdict], output: PlanOutput) -> int:
+def _ending(plan: Plan, verdicts: list[RuleVerdict], output: PlanOutput, *, offline: bool) -> int:
     """What was saved, what review rules say, and what comes next; returns the exit code."""
     if output.file is not None:
         facts = f"apply refuses it if any of {len(plan.read_set)} recorded facts changes"
@@ -86,5 +86,6 @@ def _ending(plan: Plan, verdicts: list[RuleVerdict], output: PlanOutput) -> int:
     if plan.assumed:
         say("no cluster was asked; next: fabrictool plan, where the clusters can be reached")
     elif plan.changes and (output.file is not None or not output.as_json):
-        say(f"next: fabrictool apply {output.file or ''}".rstrip())
+        where = " (where the clusters can be reached)" if offline else ""
+        say(f"next: fabrictool apply {output.file or ''}".rstrip() + where)
     return 2 if output.detailed and plan.changes else 0
