@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +12,7 @@ from fabrictool.cli.options import (
     BlueprintOption,
     InventoryOption,
     JsonOption,
+    KeyOption,
     OverlayOption,
     PolicyOption,
     ScenarioOption,
@@ -228,13 +228,16 @@ def status(
     blueprint: BlueprintOption = None,
     inventory: InventoryOption = None,
     url: Annotated[str, typer.Option(help="Read this gateway or agent instead of the blueprint's.")] = "",
+    key: KeyOption = "",
     as_json: JsonOption = False,
     watch: Annotated[bool, typer.Option(help="Again every two seconds until Ctrl-C.")] = False,
 ) -> int:
     """One look at the fabric: units, replicas, models, drift."""
+    from fabrictool.cli.live import key_of
     from fabrictool.cli.watching import show_status
 
-    return show_status(Source(blueprint, inventory, lenient=True), url, as_json=as_json, watch=watch)
+    _refuse("--key is for --url: the fabric's own pages need none", key and not url)
+    return show_status(Source(blueprint, inventory, lenient=True), url, as_json=as_json, watch=watch, key=key_of(key))
 
 
 def logs(
@@ -266,14 +269,16 @@ def top(
     url: Annotated[str, typer.Argument(help="URL of a gateway or an agent; default: the blueprint's gateway.")] = "",
     blueprint: BlueprintOption = None,
     inventory: InventoryOption = None,
+    key: KeyOption = "",
     interval: Annotated[float, typer.Option(min=0.2, max=60, help="Seconds between two looks.")] = 1.0,
 ) -> None:
     """Live status in the terminal; read-only."""
-    from fabrictool.cli.watching import gateway_url, require_tui
+    from fabrictool.cli.live import LiveStatus, key_of
+    from fabrictool.cli.watching import require_tui
 
     run = require_tui()
-    with nullcontext(url) if url else gateway_url(Source(blueprint, inventory, lenient=True)) as page:
-        run(page, interval)
+    with LiveStatus(Source(blueprint, inventory, lenient=True), url, key_of(key)) as ask:
+        run(ask, interval)
 
 
 def demo(
