@@ -107,7 +107,7 @@ class Applier:
         """
         fabric = self.fabric
         with fabric.folder.lease(f"apply {plan.id}", now=self.clock.wall()):
-            check_sound(plan, fabric.clusters)
+            check_sound(plan, fabric.name, fabric.clusters)
             check_startable(plan)
             state = fabric.folder.read_state()
             journal = Journal(fabric.folder.journal, plan.id, self.clock)

@@ -19,8 +19,16 @@ if TYPE_CHECKING:
     from fabrictool.domain.state import State
 
 
-def check_sound(plan: Plan, clusters: Container[str]) -> None:
-    """Refuse a plan that no planner makes: names from it become paths."""
+def check_sound(plan: Plan, fabric: str, clusters: Container[str]) -> None:
+    """Refuse a plan of another fabric, one of clusters that nobody asked, and one that no planner makes: names from
+    it become paths.
+    """
+    if plan.fabric != fabric:
+        message = f"the plan is for fabric {plan.fabric}, this is {fabric}"
+        raise StaleError.of("FT4005", message, hint="give the blueprint of that fabric")
+    if plan.assumed:
+        message = "the plan supposes empty clusters and asked none: it cannot be carried out"
+        raise InvalidInputError.of("FT4023", message, hint="run `fabrictool plan` where the clusters can be reached")
     for action in plan.changes:
         good = action.cluster in clusters
         if action.kind in ("create", "replace"):

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from fabrictool.base.errors import FabrictoolError, Place, Problem
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from fabrictool.base.settings import Settings
 
 
 def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
@@ -60,6 +58,20 @@ def write_output(path: Path, data: bytes) -> None:
         raise file_error(error, path) from error
 
 
+def check_output(path: Path) -> None:
+    """Refuse at once what `write_output` would refuse after the work: no such folder, or a folder by that name.
+
+    Raises
+    ------
+    FabrictoolError
+        FT4302.
+    """
+    if path.is_dir():
+        raise file_error(IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)), path)
+    if not path.parent.is_dir():
+        raise file_error(FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)), path)
+
+
 def sync_folder(folder: Path) -> None:
     """Make renames and creations inside `folder` durable."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -87,6 +99,26 @@ def file_error(error: OSError, path: Path | str) -> FabrictoolError:
             "FT4302",
             f"cannot use {path}: {reason.lower()}",
             Place(file=str(path)),
-            "check that it is there, its owner and its mode; the state folder is chosen with FABRICTOOL_STATE_DIR",
+            _mend(error, path),
         )
     )
+
+
+def _mend(error: OSError, path: Path | str) -> str:
+    hint = "check that it is there, its owner and its mode"
+    folder = Path(path).parent
+    if error.errno == errno.ENOENT and not folder.is_dir():
+        hint = f"there is no folder {folder}: make it, or correct the path"
+    elif error.errno == errno.EISDIR:
+        hint = "this is a folder: name a file in it"
+    ours = Settings.from_environment()
+    if any(_below(path, place) for place in (ours.state_dir, ours.cache_dir)):
+        hint += "; FABRICTOOL_STATE_DIR and FABRICTOOL_CACHE_DIR choose other folders"
+    return hint
+
+
+def _below(path: Path | str, folder: str) -> bool:
+    try:
+        return Path(path).expanduser().absolute().is_relative_to(Path(folder).expanduser().absolute())
+    except (OSError, RuntimeError, ValueError):
+        return False

@@ -34,11 +34,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _WRITTEN = re.compile(r"([-+]?[0-9]+(?:\.[0-9]+)?) ?([^\s0-9.+-].*)?")
+_EXPONENT = re.compile(r"([-+]?[0-9]+(?:\.[0-9]+)?[eE][-+]?[0-9]+) ?(.*)")
 _EXACT = Context(prec=80)
 """Enough digits that no product of a written number and a unit's factor is ever rounded."""
 _LONGEST = 64
 """Characters; longer texts are no quantity that anybody means."""
 _LARGEST = Decimal(10) ** 30
+_READABLE = 20
+"""Digits; a longer number is not repeated in a hint."""
 
 
 class UnitError(ValueError):
@@ -66,7 +69,11 @@ class Quantity:
     """Between number and unit when printed; both forms are read."""
     EXAMPLES: ClassVar[tuple[str, ...]]
     MISTAKES: ClassVar[Mapping[str, str]] = {}
-    """Wrong unit in small letters → the right one."""
+    """Wrong unit in small letters → the right one, which is as large."""
+    SCALED: ClassVar[Mapping[str, tuple[Decimal, str]]] = {}
+    """Wrong unit in small letters → how many of the right one it is, and that one."""
+    MOST: ClassVar[Decimal] = _LARGEST
+    """Base units; nothing that anybody has or waits for is larger."""
     WHOLE: ClassVar[bool] = False
 
     @classmethod
@@ -85,6 +92,9 @@ class Quantity:
         if factor is None:
             raise UnitError("FT1111", f"`{unit}` is not a unit of {cls.NOUN}", cls._unit_hint(number, unit))
         value = _EXACT.multiply(number, factor)
+        if value > cls.MOST:
+            most = str(cls.of(cls.MOST))
+            raise UnitError("FT1113", f"`{text}` is too large for {cls.NOUN}", f"at most `{most}`")
         if cls.WHOLE and value != value.to_integral_value():
             raise UnitError("FT1113", f"`{text}` is not a whole number", f"such as `{cls.EXAMPLES[0]}`")
         return cls.of(value)
@@ -129,13 +139,17 @@ class Quantity:
 
     @classmethod
     def _unit_hint(cls, number: Decimal, unit: str) -> str:
-        folded = {known.lower(): known for known in cls.UNITS}
-        low = unit.lower()
-        near = cls.MISTAKES.get(low) or folded.get(low)
-        if near is None and (close := get_close_matches(low, list(folded), 1, 0.6)):
-            near = folded[close[0]]
+        """Never another amount than the one that was written."""
         known = f"units: {', '.join(cls.UNITS)}"
-        return f"did you mean `{_plain(number)}{cls.SPACE}{near}`? {known}" if near else known
+        low = " ".join(unit.lower().split())
+        factor, near = cls.SCALED.get(unit, cls.SCALED.get(low, (Decimal(1), None)))
+        if near is None:
+            folded = {known.lower(): known for known in cls.UNITS}
+            near = cls.MISTAKES.get(low) or folded.get(low)
+            close = get_close_matches(low, [name for name in folded if name[:1] == low[:1]], 1, 0.6)
+            near = near or (folded[close[0]] if close else None)
+        amount = _plain(_rounded(_EXACT.multiply(number, factor)))
+        return f"did you mean `{amount}{cls.SPACE}{near}`? {known}" if near else known
 
 
 def split(text: str, noun: str, examples: tuple[str, ...]) -> tuple[Decimal, str]:
@@ -147,7 +161,10 @@ def split(text: str, noun: str, examples: tuple[str, ...]) -> tuple[Decimal, str
         FT1112 no number in front, FT1113 negative or too large.
     """
     such = f"such as `{examples[0]}`" if examples else "write NUMBER UNIT"
-    match = _WRITTEN.fullmatch(text.strip()) if len(text) <= _LONGEST else None
+    short = text.strip() if len(text) <= _LONGEST else ""
+    match = _WRITTEN.fullmatch(short)
+    if exponent := _EXPONENT.fullmatch(short):
+        raise UnitError("FT1112", f"`{text}` has an exponent", _without_exponent(exponent[1], exponent[2]) or such)
     if match is None:
         raise UnitError("FT1112", f"`{text[:_LONGEST]}` is not {noun}: expected a number and a unit", such)
     try:
@@ -159,6 +176,18 @@ def split(text: str, noun: str, examples: tuple[str, ...]) -> tuple[Decimal, str
     if number >= _LARGEST:
         raise UnitError("FT1113", f"`{text}` is too large for {noun}", such)
     return number, (match[2] or "").strip()
+
+
+def _without_exponent(number: str, unit: str) -> str:
+    """The mend, for a number that can be written out."""
+    plain = _plain(Decimal(number)) if abs(Decimal(number).adjusted()) < _READABLE else ""
+    return f"write `{plain}{' ' if unit else ''}{unit}`" if plain else ""
+
+
+def _rounded(number: Decimal) -> Decimal:
+    """Of a conversion that has no end, such as a third, four digits."""
+    short = number.normalize(Context(prec=12))
+    return short if len(short.as_tuple().digits) < 12 else number.normalize(Context(prec=4))
 
 
 def _plain(number: Decimal) -> str:
@@ -219,6 +248,12 @@ class Duration(_Real):
         "µs": "us",
         "μs": "us",
     }
+    SCALED: ClassVar[Mapping[str, tuple[Decimal, str]]] = {
+        **dict.fromkeys(("w", "wk", "week", "weeks"), (Decimal(7), "d")),
+        **dict.fromkeys(("mo", "month", "months"), (Decimal(30), "d")),
+        **dict.fromkeys(("y", "yr", "year", "years"), (Decimal(365), "d")),
+    }
+    MOST = Decimal(86400 * 3660)
 
 
 def _powers(base: int, units: tuple[str, ...]) -> dict[str, Decimal]:
@@ -238,7 +273,15 @@ class Memory(_Whole):
     PRINTED = ("TiB", "TB", "GiB", "GB", "MiB", "MB", "KiB", "kB", "B")
     SPACE = ""
     EXAMPLES = ("80GiB", "80GB")
-    MISTAKES: ClassVar[Mapping[str, str]] = {"g": "GiB", "m": "MiB", "t": "TiB", "k": "KiB", "gi": "GiB", "mi": "MiB"}
+    MISTAKES: ClassVar[Mapping[str, str]] = {
+        "g": "GiB", "m": "MiB", "t": "TiB", "k": "KiB", "gi": "GiB", "mi": "MiB", "ti": "TiB", "ki": "KiB",
+    }  # fmt: skip
+    SCALED: ClassVar[Mapping[str, tuple[Decimal, str]]] = {
+        "pb": (Decimal(1000), "TB"),
+        "pib": (Decimal(1024), "TiB"),
+        **{f"{prefix}{bit}": (Decimal("0.125"), f"{prefix}B") for prefix in "kMGT" for bit in ("bit", "bits")},
+    }
+    MOST = Decimal(10) ** 18
 
 
 class Tokens(_Whole):
@@ -250,6 +293,11 @@ class Tokens(_Whole):
     PRINTED = ("tok",)
     EXAMPLES = ("2048 tok",)
     MISTAKES: ClassVar[Mapping[str, str]] = {"token": "tok", "tokens": "tok", "t": "tok", "toks": "tok"}
+    SCALED: ClassVar[Mapping[str, tuple[Decimal, str]]] = {
+        **{f"k{gap}{word}".rstrip(): (Decimal(1000), "tok") for gap in ("", " ") for word in ("", "tok", "tokens")},
+        **{f"m{gap}{word}".rstrip(): (Decimal(10**6), "tok") for gap in ("", " ") for word in ("", "tok", "tokens")},
+    }
+    MOST = Decimal(10) ** 12
 
 
 class Rate(_Real):
@@ -261,6 +309,14 @@ class Rate(_Real):
     PRINTED = ("req/s",)
     EXAMPLES = ("22 req/s", "0.5 req/s")
     MISTAKES: ClassVar[Mapping[str, str]] = {"rps": "req/s", "qps": "req/s", "/s": "req/s", "requests/s": "req/s"}
+    SCALED: ClassVar[Mapping[str, tuple[Decimal, str]]] = {
+        f"{what}{time}": (1 / Decimal(seconds), "req/s")
+        for what in ("req/", "requests/", "/", "rp", "qp")
+        for time, seconds in (
+            ("m", 60), ("min", 60), ("minute", 60), ("h", 3600), ("hour", 3600), ("d", 86400), ("day", 86400),
+        )
+    }  # fmt: skip
+    MOST = Decimal(10) ** 9
 
 
 class Bandwidth(_Real):
@@ -279,7 +335,19 @@ class Bandwidth(_Real):
     }
     PRINTED = ("TB/s", "GB/s", "MB/s", "kB/s", "B/s")
     EXAMPLES = ("1 Gbit/s", "900 GB/s")
-    MISTAKES: ClassVar[Mapping[str, str]] = {"gbps": "Gbit/s", "mbps": "Mbit/s", "gb": "Gbit/s", "gbit": "Gbit/s"}
+    MISTAKES: ClassVar[Mapping[str, str]] = {
+        "gbps": "Gbit/s", "mbps": "Mbit/s", "gbit": "Gbit/s", "mbit": "Mbit/s",
+        "tb": "TB/s", "gb": "GB/s", "mb": "MB/s", "kb": "kB/s",
+    }  # fmt: skip
+    SCALED: ClassVar[Mapping[str, tuple[Decimal, str]]] = {
+        **{f"{prefix}ib/s": (Decimal(1024) ** power / 1000**power, f"{right}B/s")
+           for power, (prefix, right) in enumerate(zip("kmgt", "kMGT", strict=True), 1)},
+        **{f"{prefix}bps": (Decimal(1), f"{prefix}bit/s") for prefix in "kMGT"},
+        **{f"{prefix}Bps": (Decimal(1), f"{prefix}B/s") for prefix in "kMGT"},
+        **{f"{prefix}b": (Decimal(1), f"{prefix}bit/s") for prefix in "kMGT"},
+        **{f"{prefix}b/s": (Decimal(1), f"{prefix}bit/s") for prefix in "kMGT"},
+    }  # fmt: skip
+    MOST = Decimal(10) ** 18
 
 
 class Power(_Real):
@@ -290,7 +358,13 @@ class Power(_Real):
     UNITS: ClassVar[Mapping[str, Decimal]] = {"W": Decimal(1), "kW": Decimal(1000), "MW": Decimal(1_000_000)}
     PRINTED = ("MW", "kW", "W")
     EXAMPLES = ("700 W",)
-    MISTAKES: ClassVar[Mapping[str, str]] = {"watt": "W", "watts": "W"}
+    MISTAKES: ClassVar[Mapping[str, str]] = {"watt": "W", "watts": "W", "kilowatt": "kW", "kilowatts": "kW"}
+    SCALED: ClassVar[Mapping[str, tuple[Decimal, str]]] = {
+        "mW": (Decimal("0.001"), "W"),
+        "GW": (Decimal(1000), "MW"),
+        "gw": (Decimal(1000), "MW"),
+    }
+    MOST = Decimal(10) ** 10
 
 
 class Share(_Real):
@@ -331,6 +405,7 @@ class Compute(_Real):
     }
     PRINTED = ("PFLOP/s", "TFLOP/s", "GFLOP/s")
     EXAMPLES = ("989.4 TFLOP/s",)
+    MOST = Decimal(10) ** 21
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,6 +417,7 @@ class Price:
 
     NOUN: ClassVar[str] = "a price"
     EXAMPLES: ClassVar[tuple[str, ...]] = ("1.20 CHF/h",)
+    MOST: ClassVar[int] = 10**9
     PATTERN: ClassVar[str] = r"^\+?[0-9]+(\.[0-9]+)? ?[A-Z]{3}\/h$"
 
     @classmethod
@@ -358,6 +434,8 @@ class Price:
             raise UnitError("FT1110", "a price needs a unit", f"write `{_plain(number)} CHF/h`?")
         if not re.fullmatch(r"[A-Z]{3}/h", unit):
             raise UnitError("FT1111", f"`{unit}` is not a unit of a price", "a currency code and an hour: `1.20 CHF/h`")
+        if number > cls.MOST:
+            raise UnitError("FT1113", f"`{text}` is too large for a price", f"at most `{cls.MOST} {unit}`")
         return cls(float(number), unit[:3])
 
     def __str__(self) -> str:

@@ -209,7 +209,7 @@ class _Builder:
             if key in children:
                 first = children[key].key_place()
                 hint = "one of the two would be lost: keep one, or rename it"
-                problem = Problem("FT1004", f"the key `{key}` is there twice", child.key_place(), hint, also=(first,))
+                problem = Problem("FT1004", f"duplicate key `{key}`", child.key_place(), hint, also=(first,))
                 self._problems.append(problem)
                 continue
             children[key] = child

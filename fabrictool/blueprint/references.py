@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from ipaddress import ip_address
+from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import Problem
-from fabrictool.blueprint.complaints import choices, meant
+from fabrictool.blueprint.complaints import choices, masked, meant
+from fabrictool.blueprint.inventory_check import InventoryCheck, ReferenceCheck
 from fabrictool.blueprint.tree import dotted
-from fabrictool.catalog import accelerators, engines, links, model, models, startable
-from fabrictool.domain.inventory import UNVERIFIED
+from fabrictool.catalog import accelerators, engines, model, models, startable
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from fabrictool.base.errors import Place
     from fabrictool.blueprint.tree import Steps, YamlNode
-    from fabrictool.domain.blueprint import Blueprint, Model
-    from fabrictool.domain.inventory import ClusterSpec, Inventory, Partition
+    from fabrictool.domain.blueprint import Blueprint, Gateway, Model
+    from fabrictool.domain.inventory import ClusterSpec, Inventory
 
 
 def check(
@@ -29,146 +27,7 @@ def check(
     ]
 
 
-class _Check:
-    """Collects complaints about one tree."""
-
-    def __init__(self, tree: YamlNode) -> None:
-        self._tree = tree
-        self._problems: list[Problem] = []
-
-    def place(self, path: Steps) -> Place:
-        """Of the value at `path`, or of what it would be written in."""
-        node, known = self._tree.nearest(path)
-        return node.place(dotted(known)) if known == path else node.key_place(dotted(known))
-
-    def say(
-        self, code: str, path: Steps, message: str, hint: str, severity: Literal["error", "warning"] = "error"
-    ) -> None:
-        """One complaint; the message begins with the path."""
-        self._problems.append(Problem(code, f"{dotted(path)}: {message}", self.place(path), hint, severity=severity))
-
-    def refer(self, code: str, path: Steps, name: str, known: Collection[str], noun: str, where: str = "") -> bool:
-        """Complain unless `name` is known; `where` narrows the place in the message, such as `` in alpha-gpu``."""
-        if name in known:
-            return True
-        self.say(code, path, f"there is no {noun} `{name}`{where}", meant(name, known, f"{noun}s{where}"))
-        return False
-
-
-class InventoryCheck(_Check):
-    """The inventory by itself."""
-
-    def __init__(self, inventory: Inventory, tree: YamlNode) -> None:
-        super().__init__(tree)
-        self._inventory = inventory
-
-    def run(self) -> list[Problem]:
-        inventory = self._inventory
-        for name, site in inventory.sites.items():
-            self.refer("FT1201", ("sites", name, "provider"), site.provider, inventory.providers, "provider")
-        for name, cluster in inventory.clusters.items():
-            self._cluster(("clusters", name), cluster)
-        self._links()
-        self._currencies()
-        return self._problems
-
-    def _cluster(self, path: Steps, cluster: ClusterSpec) -> None:
-        self.refer("FT1202", (*path, "site"), cluster.site, self._inventory.sites, "site")
-        if cluster.kind == "local" and cluster.login:
-            self.say(
-                "FT1216", (*path, "login"), "a local cluster has no login nodes", "remove `login`, or use kind: ssh"
-            )
-        if cluster.kind == "kubernetes" or cluster.kubernetes is not None:
-            self._kubernetes(path, cluster)
-        elif cluster.kind != "local" and not cluster.login:
-            hint = "add `login: [{host: …, user: …, host_keys: [ssh-ed25519 …]}]`"
-            self.say("FT1217", path, f"a cluster of kind {cluster.kind} needs a login node", hint)
-        if cluster.kind == "ssh" and len(cluster.login) > 1:
-            hint = "describe each host as a cluster of its own"
-            message = "a plain host has one login: what runs on another cannot be seen from it"
-            self.say("FT1242", (*path, "login"), message, hint)
-        if cluster.enabled and cluster.kind in UNVERIFIED:
-            message = f"support for `{cluster.kind}` follows its documentation and was never tried on a real one"
-            hint = "try one replica first, and tell us what differs"
-            self.say("FT1240", (*path, "kind"), message, hint, "warning")
-        software = cluster.software
-        for engine, install in software.engines.items():
-            below = (*path, "software", "engines", engine)
-            self.refer("FT1206", below, engine, startable(), "engine")
-            self._one_way(below, install.ways)
-        self._one_way((*path, "software", "python"), software.python.ways)
-        for name, partition in cluster.partitions.items():
-            self._partition((*path, "partitions", name), partition)
-            if partition.whole_nodes and cluster.kind == "local":
-                hint = "remove it: replicas of a local cluster share its nodes"
-                self.say(
-                    "FT1239",
-                    (*path, "partitions", name, "whole_nodes"),
-                    "there is no scheduler here that gives whole nodes",
-                    hint,
-                )
-
-    def _kubernetes(self, path: Steps, cluster: ClusterSpec) -> None:
-        if cluster.kubernetes is None:
-            hint = "add `kubernetes: {context: …, namespace: …}`"
-            self.say("FT1241", path, "a cluster of kind kubernetes needs its context and namespace", hint)
-        elif cluster.kind != "kubernetes":
-            message = f"a cluster of kind {cluster.kind} is not reached by kubectl"
-            self.say("FT1241", (*path, "kubernetes"), message, "remove `kubernetes`, or use kind: kubernetes")
-        elif cluster.login:
-            message = "a cluster of kind kubernetes has no login nodes"
-            self.say("FT1241", (*path, "login"), message, "remove `login`")
-
-    def _one_way(self, path: Steps, ways: tuple[str, ...]) -> None:
-        if len(ways) > 1:
-            message = f"installed in {len(ways)} ways at once: {', '.join(ways)}"
-            self.say("FT1218", (*path, ways[1]), message, f"keep one, such as `{ways[0]}`")
-
-    def _partition(self, path: Steps, partition: Partition) -> None:
-        if self.refer("FT1205", (*path, "device"), partition.device, accelerators(), "device"):
-            accelerator = accelerators()[partition.device]
-            if accelerator.kind == "cpu" and partition.memory_per_node is None:
-                hint = "add `memory_per_node: 64GiB`, or what a node has"
-                self.say("FT1219", path, "CPU nodes need their memory: replicas share it", hint)
-        for key, name in (("link", partition.link), ("network", partition.network)):
-            if name is not None:
-                self.refer("FT1209", (*path, key), name, links(), "link")
-
-    def _links(self) -> None:
-        seen: dict[frozenset[str], int] = {}
-        for index, link in enumerate(self._inventory.links):
-            path = ("links", index, "between")
-            for end, site in enumerate(link.between):
-                self.refer("FT1202", (*path, end), site, self._inventory.sites, "site")
-            ends = frozenset(link.between)
-            if len(ends) == 1:
-                self.say(
-                    "FT1220", path, "a link from a site to itself", "inside a site, `network` of a partition says it"
-                )
-            elif ends in seen:
-                also = self.place(("links", seen[ends], "between"))
-                message = f"{dotted(path)}: these two sites are linked twice"
-                self._problems.append(Problem("FT1221", message, self.place(path), "keep the better one", also=(also,)))
-            seen.setdefault(ends, index)
-
-    def _currencies(self) -> None:
-        first: tuple[str, Steps] | None = None
-        for cluster, described in self._inventory.clusters.items():
-            for name, partition in described.partitions.items():
-                if partition.price is None:
-                    continue
-                path = ("clusters", cluster, "partitions", name, "price")
-                if first is None:
-                    first = (partition.price.currency, path)
-                elif partition.price.currency != first[0]:
-                    message = f"{dotted(path)}: {partition.price.currency} beside {first[0]}"
-                    hint = "write all prices in one currency: rates change, and plans must not"
-                    self._problems.append(
-                        Problem("FT1222", message, self.place(path), hint, also=(self.place(first[1]),))
-                    )
-
-
-class BlueprintCheck(_Check):
+class BlueprintCheck(ReferenceCheck):
     """The blueprint against the inventory and the catalogue."""
 
     def __init__(self, blueprint: Blueprint, inventory: Inventory, tree: YamlNode) -> None:
@@ -194,6 +53,7 @@ class BlueprintCheck(_Check):
         for name, tenant in self._blueprint.tenants.items():
             path = ("tenants", name, "group")
             self.refer("FT1208", path, tenant.group, self._blueprint.trust.groups, "group")
+        self._keys()
         self._gateway()
         self._move_price()
         return self._problems
@@ -316,6 +176,18 @@ class BlueprintCheck(_Check):
             hint = "name a provider, or remove the group"
             self.say("FT1229", path, "this group allows nobody: its requests are all refused", hint, "warning")
 
+    def _keys(self) -> None:
+        """Equal references are equal keys; equal keys behind different references show when they are resolved."""
+        first: dict[str, Steps] = {}
+        for name, tenant in self._blueprint.tenants.items():
+            path, text = ("tenants", name, "key"), str(tenant.key)
+            if text in first:
+                message = f"{dotted(path)}: the key of `{first[text][1]}`, too: whose request it is could not be told"
+                also = (masked(self.place(first[text])),)
+                hint = "give each tenant a key of its own"
+                self._problems.append(Problem("FT1410", message, self.place(path), hint, also=also))
+            first.setdefault(text, path)
+
     def _gateway(self) -> None:
         gateway = self._blueprint.gateway
         if gateway is None:
@@ -331,6 +203,34 @@ class BlueprintCheck(_Check):
         if gateway.listen == gateway.mesh and gateway.listen.port != 0:
             message = f"clients and agents cannot share {gateway.mesh}"
             self.say("FT1231", (*path, "mesh"), message, "give the mesh listener another port")
+        if known:
+            self._mesh(path, gateway)
         if not self._blueprint.tenants:
             hint = "add `tenants: {me: {group: …, key: secret://env/NAME}}`"
             self.say("FT1232", path, "there is no tenant: nobody has a key for this gateway", hint, "warning")
+
+    def _mesh(self, path: Steps, gateway: Gateway) -> None:
+        """Agents dial it: on another machine a loopback address is that machine's own."""
+        if not is_own_machine(gateway.mesh.host):
+            return
+        home = self._inventory.clusters[gateway.cluster]
+        # A plain host and this machine have all of their units on one machine; nodes of a scheduler are many.
+        away = sorted(name for name in self._enabled if name != gateway.cluster and not self._both_here(name, home))
+        if home.queues or home.kind == "kubernetes":
+            away = [gateway.cluster, *away]
+        if away:
+            message = f"agents on {choices(away)} cannot reach {gateway.mesh}: there it is their own machine"
+            hint = "write an address of the gateway's machine that they can reach, such as 10.1.2.3:8012"
+            self.say("FT1233", (*path, "mesh"), message, hint)
+
+    def _both_here(self, name: str, home: ClusterSpec) -> bool:
+        return home.here and self._inventory.clusters[name].here
+
+
+def is_own_machine(host: str) -> bool:
+    """Whether `host` means, on any machine, that machine."""
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+    return address.is_loopback or address.is_unspecified

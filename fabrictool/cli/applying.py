@@ -39,7 +39,7 @@ class TextReporter:
     def step(self, action: Action, kind: str, text: str) -> None:
         mark = _MARKS[kind]
         if kind in ("done", "queued", "held", "failed"):
-            mark = paint(mark, "good" if kind in ("done", "queued") else "error", sys.stderr)
+            mark = paint(mark, "good" if kind in ("done", "queued") else "error")
         words = action.kind if kind == "intent" else "" if kind == "done" else text
         say(f"  {mark} {time.monotonic() - self._began:6.1f} s  {action.address}  {words}".rstrip())
 
@@ -91,7 +91,7 @@ def confirm(plan: Plan, *, yes: bool, max_delete: int | None) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise UsageError.of("FT4007", "nobody is here to say yes", hint="--yes, after reviewing the plan")
+        raise UsageError.of("FT4007", "no terminal to confirm on; use --yes", hint="review the plan first")
     say(f"{len(plan.changes)} changes to fabric {plan.fabric}. Carry them out? Only 'yes' is accepted:")
     if input().strip() != "yes":
         raise UsageError.of("FT4007", "not confirmed; nothing was changed")

@@ -76,8 +76,8 @@ class Client:
                 for choice in json.loads(line[6:]).get("choices", []):
                     piece = choice["delta"].get("content") or ""
                     whole += piece
-                    print(piece, end="", flush=True)
-            print()
+                    data(piece, end="")
+            data("")
         finally:
             connection.close()
         return whole
@@ -119,7 +119,7 @@ def run_demo(source: Source, *, keep: bool) -> int:
         client = _client(loaded)
         _step(5, "ask it, through the gateway, streamed", f"curl -N {_url(client)}/chat/completions …")
         data(f"  > {QUESTION}")
-        print("  < ", end="", flush=True)
+        data("  < ", end="")
         if not client.stream(QUESTION, 32).strip():
             raise DemoError.of("FT9101", "the model answered with nothing", hint="fabrictool logs gateway/main")
         _kill_one(fabric, client)

@@ -46,8 +46,6 @@ def discover(
 
     A host is spoken to only with a pinned key: `--host-key`, `--pin`, or a cluster that an inventory describes.
     """
-    import sys
-
     from fabrictool.base.errors import InvalidInputError
     from fabrictool.base.files import write_output
     from fabrictool.cli.discovering import HostAccess, site_named
@@ -70,7 +68,7 @@ def discover(
         write_output(output, described.text.encode())
         say(f"wrote {output}")
     for check in described.checks:
-        say(f"{paint('check', 'warning', sys.stderr)}  {check}")
+        say(f"{paint('check', 'warning')}  {check}")
 
 
 def _ask(connection: Connection, program: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +12,7 @@ from fabrictool.cli.options import (
     BlueprintOption,
     InventoryOption,
     JsonOption,
+    KeyOption,
     OverlayOption,
     PolicyOption,
     ScenarioOption,
@@ -72,30 +72,48 @@ def plan(
         int | None, typer.Option(min=1, max=1024, help="Processes for the what-ifs; default: one a core.")
     ] = None,
     policy: PolicyOption = None,
-    offline: Annotated[bool, typer.Option("--offline", help="Reach no cluster: plan from --observed.")] = False,
+    assume_empty: Annotated[
+        bool,
+        typer.Option(
+            "--assume-empty", help="Reach no cluster: suppose that each is there and empty. It cannot be applied."
+        ),
+    ] = False,
+    offline: Annotated[bool, typer.Option("--offline", help="Reach no cluster: plan from a bundle.")] = False,
     observed_file: Annotated[
-        Path | None, typer.Option("--observed", metavar="FILE", help="The bundle that `fabrictool observe` saved.")
+        Path | None,
+        typer.Option(
+            "--observed",
+            metavar="FILE",
+            help="The bundle that `fabrictool observe` saved; default: observation.json beside the blueprint.",
+        ),
     ] = None,
     root: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Root certificate that signed it; default: this machine's.")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Root certificate that signed it; default: this machine's, for the default bundle root.crt beside it.",
+        ),
     ] = None,
-    max_age: Annotated[str, typer.Option(help="Refuse an older bundle.")] = "24h",
+    max_age: Annotated[
+        str | None, typer.Option(help="Refuse an older bundle; default: 24h, and none for the default bundle.")
+    ] = None,
 ) -> int:
     """Show what would change and what it forecasts; changes nothing."""
     from fabrictool.cli.plan_output import PlanOutput, show_plan
-    from fabrictool.cli.planning import BundleFile, search_progress, solver_named
+    from fabrictool.cli.planning import bundle_meant, search_progress, solver_named
     from fabrictool.cli.solve_watch import SolverWatch
     from fabrictool.planner.plan import PlanOptions
 
-    _refuse("--offline needs --observed FILE, and --observed needs --offline", offline != (observed_file is not None))
+    _refuse("--observed, --root and --max-age need --offline", (observed_file or root or max_age) and not offline)
+    _refuse("either --offline or --assume-empty", offline and assume_empty)
     if math.isnan(time_limit):
         raise typer.BadParameter("nan is no number of seconds", param_hint="--time-limit")
-    source = Source(blueprint, inventory, overlay, scenario)
+    source = Source(blueprint, inventory, overlay, scenario, planned=not what_if)
     if what_if:
         _refuse(
-            "--what-if makes no plan: no --out, --plot, --chart, --explain, --policy, --offline or --detailed-exitcode"
-            " with it",
-            out or plot or chart or explain or policy or offline or detailed_exitcode,
+            "--what-if makes no plan: no --out, --plot, --chart, --explain, --policy, --offline, --assume-empty or"
+            " --detailed-exitcode with it",
+            out or plot or chart or explain or policy or offline or assume_empty or detailed_exitcode,
         )
         from fabrictool.cli.whatif import SweepOptions, show_sweep
 
@@ -108,9 +126,9 @@ def plan(
 
         drawable(plot)
     watch = SolverWatch(solver_named(solver))
-    bundle = None if observed_file is None else BundleFile(observed_file, root, max_age)
+    bundle = bundle_meant(source, observed_file, root, max_age) if offline else None
     options = PlanOptions(seed, time_limit, watch, explain, search_progress() if bundle is None else None)
-    output = PlanOutput(out, policy, chart, plot, explain, verbose, as_json, detailed_exitcode)
+    output = PlanOutput(out, policy, chart, plot, explain, verbose, as_json, detailed_exitcode, assume_empty)
     return show_plan(source, bundle, options, watch, output)
 
 
@@ -139,6 +157,10 @@ def apply(
     reviewed: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Refuse unless the change is the one of this saved plan.")
     ] = None,
+    signers: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Refuse a PLAN that nobody of FILE (ssh-keygen's allowed signers) signed."),
+    ] = None,
 ) -> int:
     """Carry a plan out: journalled, safe to repeat, safe to interrupt."""
     from fabrictool.cli.applying import carry_out, confirm
@@ -149,20 +171,23 @@ def apply(
     from fabrictool.planner.plan import PlanOptions
     from fabrictool.state.planfile import read_plan
 
-    source = Source(blueprint, inventory, overlay, scenario)
-    saved = None if plan_file is None else read_plan(plan_file)
+    source = Source(blueprint, inventory, overlay, scenario, planned=plan_file is None)
+    _refuse("--signers is for a saved PLAN or --reviewed", signers and not (plan_file or reviewed))
+    saved = None if plan_file is None else read_plan(plan_file, None if reviewed else signers)
+    judged = None if reviewed is None else read_plan(reviewed, signers)
     if saved is not None and saved.changes and not as_json:
         data("\n".join(action_lines(saved, 0)))
     with source.fabric() as fabric:
         plan, evidence = saved, None
         if plan is None:
-            plan, evidence = plan_online(source, fabric, PlanOptions(seed))
+            with source.warnings_without_a_plan():
+                plan, evidence = plan_online(source, fabric, PlanOptions(seed))
             if not as_json:
                 data(render(plan, evidence.observed))
         if plan.changes:
             check_policy(plan, policy, source, as_json=as_json)
-            if reviewed is not None:
-                check_reviewed(read_plan(reviewed), plan)
+            if judged is not None:
+                check_reviewed(judged, plan)
             confirm(plan, yes=yes, max_delete=max_delete)
         code = carry_out(plan, source, fabric, as_json=as_json, queue_wait_s=queue_wait if wait else 0.0)
         return say_what_is_missing(source, plan, evidence) or code
@@ -202,13 +227,16 @@ def status(
     blueprint: BlueprintOption = None,
     inventory: InventoryOption = None,
     url: Annotated[str, typer.Option(help="Read this gateway or agent instead of the blueprint's.")] = "",
+    key: KeyOption = "",
     as_json: JsonOption = False,
     watch: Annotated[bool, typer.Option(help="Again every two seconds until Ctrl-C.")] = False,
 ) -> int:
     """One look at the fabric: units, replicas, models, drift."""
+    from fabrictool.cli.live import key_of
     from fabrictool.cli.watching import show_status
 
-    return show_status(Source(blueprint, inventory, lenient=True), url, as_json=as_json, watch=watch)
+    _refuse("--key is for --url: the fabric's own pages need none", key and not url)
+    return show_status(Source(blueprint, inventory, lenient=True), url, as_json=as_json, watch=watch, key=key_of(key))
 
 
 def logs(
@@ -240,14 +268,16 @@ def top(
     url: Annotated[str, typer.Argument(help="URL of a gateway or an agent; default: the blueprint's gateway.")] = "",
     blueprint: BlueprintOption = None,
     inventory: InventoryOption = None,
+    key: KeyOption = "",
     interval: Annotated[float, typer.Option(min=0.2, max=60, help="Seconds between two looks.")] = 1.0,
 ) -> None:
     """Live status in the terminal; read-only."""
-    from fabrictool.cli.watching import gateway_url, require_tui
+    from fabrictool.cli.live import LiveStatus, key_of
+    from fabrictool.cli.watching import require_tui
 
     run = require_tui()
-    with nullcontext(url) if url else gateway_url(Source(blueprint, inventory, lenient=True)) as page:
-        run(page, interval)
+    with LiveStatus(Source(blueprint, inventory, lenient=True), url, key_of(key)) as ask:
+        run(ask, interval)
 
 
 def demo(

@@ -1,76 +1,44 @@
-"""The ``fabrictool`` command: assembles the sub-commands and turns errors into exit codes.
+"""The ``fabrictool`` command: runs one and turns errors into exit codes.
 
-Commands import what they need when they run, so that ``fabrictool --help`` stays fast.
+Nothing but the interrupts' handler is imported before `main` listens to Ctrl-C.
 """
 
 from __future__ import annotations
 
 import sys
+from typing import Any
 
-import typer
+from fabrictool.cli.interrupts import INTERRUPTED, MESSAGE, hearing_interrupts
 
-from fabrictool.base.errors import FabrictoolError
-from fabrictool.base.files import file_error
-from fabrictool.cli import (
-    blueprint_commands,
-    bootstrap_command,
-    discover_command,
-    fabric_commands,
-    gateway_commands,
-    help_commands,
-    instance_commands,
-    observe_command,
-    shell_command,
-    show_command,
-    simulate_commands,
-    state_commands,
-    trust_commands,
-)
-from fabrictool.cli.output import print_problems
-
-
-def build() -> typer.Typer:
-    """The whole command tree."""
-    app = typer.Typer(
-        name="fabrictool",
-        help="Serve LLMs on a federation of clusters: reviewed YAML in, OpenAI-compatible serving out.",
-        no_args_is_help=True,
-        add_completion=True,
-        rich_markup_mode=None,
-        pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )
-    for room in (
-        blueprint_commands,
-        show_command,
-        fabric_commands,
-        observe_command,
-        simulate_commands,
-        instance_commands,
-        gateway_commands,
-        state_commands,
-        trust_commands,
-        discover_command,
-        bootstrap_command,
-        shell_command,
-        help_commands,
-    ):
-        room.register(app)
-    return app
+USAGE = 64
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns the exit code of architecture.md's table."""
-    arguments = sys.argv[1:] if argv is None else argv
-    command = typer.main.get_command(build())
+    with hearing_interrupts():
+        try:
+            return _run(sys.argv[1:] if argv is None else argv)
+        except KeyboardInterrupt:
+            print(f"\n{MESSAGE}", file=sys.stderr)
+            return INTERRUPTED
+
+
+def _run(arguments: list[str]) -> int:
+    import typer
+
+    from fabrictool.base.errors import FabrictoolError
+    from fabrictool.base.files import file_error
+    from fabrictool.cli.commands import build
+    from fabrictool.cli.output import print_problems
+
+    as_json = "--json" in arguments
     try:
-        result = command.main(arguments, prog_name="fabrictool", standalone_mode=False)
+        result = typer.main.get_command(build()).main(arguments, prog_name="fabrictool", standalone_mode=False)
     except FabrictoolError as error:
-        print_problems(error.problems, as_json="--json" in arguments)
+        print_problems(error.problems, as_json=as_json)
         return error.exit_code
-    except (typer.Abort, KeyboardInterrupt):
-        print("fabrictool: interrupted", file=sys.stderr)
-        return 130
+    except typer.Abort:
+        raise KeyboardInterrupt from None  # its word for the end of the input
     except typer.TyperException as error:
         return _usage_error(error)
     except BrokenPipeError:
@@ -78,21 +46,25 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     except OSError as error:
         failure = file_error(error, error.filename or "the file")
-        print_problems(failure.problems, as_json="--json" in arguments)
+        print_problems(failure.problems, as_json=as_json)
         return failure.exit_code
+    if result == INTERRUPTED:  # so the parser says that a KeyboardInterrupt came
+        raise KeyboardInterrupt
     return result if isinstance(result, int) else 0
 
 
-def _usage_error(error: typer.TyperException) -> int:
+def _usage_error(error: Any) -> int:
     """A wrong command line; the parser's own exit code, 2, means "changes" here."""
+    from fabrictool.cli.output import data, say
+
     context = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError":
-        print(error.format_message())
+        data(error.format_message())
         return 0
-    print(f"fabrictool: error[FT9001]: {error.format_message()}", file=sys.stderr)
+    say(f"fabrictool: error[FT9001]: {error.format_message()}")
     if context is not None:
-        print(f"{context.get_usage()}\n      hint: {context.command_path} --help", file=sys.stderr)
-    return 64
+        say(f"{context.get_usage()}\n      hint: {context.command_path} --help")
+    return USAGE
 
 
 if __name__ == "__main__":

@@ -17,6 +17,9 @@ InventoryOption = Annotated[
 OverlayOption = Annotated[str | None, typer.Option(help="Overlay of the blueprint's overlays/ folder.")]
 ScenarioOption = Annotated[str | None, typer.Option(help="Scenario of the blueprint.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
+KeyOption = Annotated[
+    str, typer.Option(metavar="REFERENCE", help="Key for a gateway that has keys, such as secret://env/NAME.")
+]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 PolicyOption = Annotated[
     Path | None,

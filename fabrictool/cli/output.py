@@ -1,11 +1,20 @@
-"""Printing: data on stdout, talk on stderr, colour only where somebody looks."""
+"""Printing: data on stdout, talk on stderr, colour only where somebody looks.
+
+What is printed may come from a plan, a node or an engine: it is made `visible` here, at the only door. Colours are
+marks until then, characters that Unicode keeps for such use, so that nobody else's escape becomes one.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import sys
+import textwrap
 from typing import TYPE_CHECKING, Any
+
+from fabrictool.base.text import escaped_json, visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -13,6 +22,14 @@ if TYPE_CHECKING:
     from fabrictool.base.errors import Problem
 
 _COLOURS = {"error": "31", "warning": "33", "good": "32", "dim": "2", "bold": "1"}
+_MARKS = {kind: chr(0xFDD0 + index) for index, kind in enumerate(_COLOURS)}
+_PLAIN = "\ufdef"
+_MARK = re.compile("[\ufdd0-\ufdef]")
+_SEQUENCES = {mark: f"\x1b[{_COLOURS[kind]}m" for kind, mark in _MARKS.items()} | {_PLAIN: "\x1b[0m"}
+_GAP = "  "
+_NARROWEST = 12
+"""Columns; text is not folded into fewer."""
+_FIGURE = re.compile(r"[–?]|[<>]?\d[\d.,]*(/\d+)?( ?(%|ns|us|ms|s|m|h|d|W|kW|[kMGT]i?B|tok|req/s|\(n=\d+\)))*")
 
 
 def colours(stream: Any) -> bool:
@@ -20,46 +37,101 @@ def colours(stream: Any) -> bool:
     return bool(stream.isatty()) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def paint(text: str, kind: str, stream: Any = None) -> str:
-    """`text` in a colour of ours, if `stream` (stdout) shows colours."""
-    return f"\x1b[{_COLOURS[kind]}m{text}\x1b[0m" if colours(stream or sys.stdout) else text
+def paint(text: str, kind: str) -> str:
+    """`text` in a colour of ours, where it is printed to something that shows colours."""
+    return f"{_MARKS[kind]}{text}{_PLAIN}"
+
+
+def shown(text: str, stream: Any) -> str:
+    """What `stream` gets for `text`: nothing that a terminal obeys but our own colours, and these only on one."""
+    colour = colours(stream)
+    return _MARK.sub(lambda mark: _SEQUENCES.get(mark[0], "") if colour else "", visible(text))
 
 
 def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    print(shown(text, sys.stderr), file=sys.stderr, flush=True)
 
 
-def data(text: str) -> None:
-    print(text, flush=True)
+def data(text: str, *, end: str = "\n") -> None:
+    print(shown(text, sys.stdout), end=end, flush=True)
 
 
 def json_data(value: Any) -> None:
-    print(json.dumps(value, indent=1, ensure_ascii=False, sort_keys=False), flush=True)
+    json_text(json.dumps(value, indent=1, ensure_ascii=False, sort_keys=False))
 
 
 def json_line(value: Any) -> None:
-    print(json.dumps(value, ensure_ascii=False), flush=True)
+    json_text(json.dumps(value, ensure_ascii=False))
+
+
+def json_text(text: str) -> None:
+    """A document that is JSON already."""
+    print(escaped_json(text), flush=True)
 
 
 def print_problems(problems: Iterable[Problem], *, as_json: bool = False) -> None:
-    """Complaints on stderr; as JSON, one envelope on stdout."""
-    listed = list(problems)
+    """Complaints on stderr, each once; as JSON, one envelope on stdout."""
+    listed = list(dict.fromkeys(problems))
     if as_json:
         json_data({"format_version": "1", "type": "problems", "problems": [problem.to_json() for problem in listed]})
         return
     for problem in listed:
         text = problem.render()
         head, newline, rest = text.partition("\n")
-        say(paint(head, problem.severity, sys.stderr) + newline + rest)
+        say(paint(head, problem.severity) + newline + rest)
 
 
-def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Left-aligned columns, two spaces apart."""
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, columns: int | None = None) -> str:
+    """Columns two spaces apart, figures to the right.
+
+    No wider than `columns` (default: the terminal; a file has no limit) where words allow: the widest text is folded,
+    between words.
+    """
     every = [list(headings), *[list(row) for row in rows]]
-    widths = [max(len(row[column]) for row in every) for column in range(len(headings))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in every
-    )
+    widths = [max(_width(row[column]) for row in every) for column in range(len(headings))]
+    figures = [all(_FIGURE.fullmatch(row[column] or "–") for row in every[1:]) for column in range(len(headings))]
+    figures = [figure and len(every) > 1 for figure in figures]
+    _narrow(widths, figures, every, columns if columns is not None else terminal_columns())
+    return "\n".join(line for row in every for line in _lines(row, widths, figures))
+
+
+def terminal_columns() -> int | None:
+    """Of the terminal that stdout is; None for a file or a pipe."""
+    return shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() else None
+
+
+def _narrow(widths: list[int], figures: list[bool], rows: list[list[str]], limit: int | None) -> None:
+    """Take from the widest text columns what does not fit, a column at a time."""
+    texts = sorted((i for i, figure in enumerate(figures) if not figure), key=lambda i: -widths[i])
+    for column in texts:
+        over = sum(widths) + len(_GAP) * (len(widths) - 1) - limit if limit is not None else 0
+        if over <= 0:
+            return
+        longest = max((_width(word) for row in rows for word in row[column].split()), default=0)
+        widths[column] = max(widths[column] - over, longest, min(_NARROWEST, widths[column]))
+
+
+def _lines(row: list[str], widths: list[int], figures: list[bool]) -> list[str]:
+    folded = [_folded(cell, width) for cell, width in zip(row, widths, strict=True)]
+    lines = []
+    for number in range(max(len(parts) for parts in folded)):
+        cells = [parts[number] if number < len(parts) else "" for parts in folded]
+        padded = [
+            " " * (width - _width(cell)) + cell if figure else cell + " " * (width - _width(cell))
+            for cell, width, figure in zip(cells, widths, figures, strict=True)
+        ]
+        lines.append(_GAP.join(padded).rstrip())
+    return lines
+
+
+def _folded(cell: str, width: int) -> list[str]:
+    if _width(cell) <= width:
+        return [cell]
+    return textwrap.wrap(cell, width, break_long_words=False, break_on_hyphens=False) or [""]
+
+
+def _width(cell: str) -> int:
+    return len(_MARK.sub("", cell))
 
 
 def seconds_text(seconds: float | None) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fabrictool.cli.output import data, print_problems, say
+from fabrictool.cli.output import data, json_text, print_problems, say
 from fabrictool.cli.plan_text import as_document, render
-from fabrictool.cli.planning import plan_offline, plan_online, say_what_is_missing
+from fabrictool.cli.planning import plan_assumed, plan_offline, plan_online, say_what_is_missing
 from fabrictool.cli.policies import as_rows, exit_code, verdicts_on
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fabrictool.cli.policies import RuleVerdict
     from fabrictool.cli.solve_watch import SolverWatch
     from fabrictool.cli.source import Source
+    from fabrictool.domain.evidence import Evidence
     from fabrictool.domain.plan import Plan
     from fabrictool.planner.plan import PlanOptions
 
@@ -33,43 +34,58 @@ class PlanOutput:
     verbosity: int
     as_json: bool
     detailed: bool
+    assume: bool
+    """Whether no cluster is asked."""
 
 
 def show_plan(
     source: Source, bundle: BundleFile | None, options: PlanOptions, watch: SolverWatch, output: PlanOutput
 ) -> int:
     """Plan, online or from a bundle, and show it; returns the exit code."""
-    from fabrictool.base.files import write_output
-    from fabrictool.domain.plan import encode_plan
+    from fabrictool.base.files import check_output, write_output
+    from fabrictool.state.planfile import encode_file
 
-    if bundle is not None:
-        plan, evidence = plan_offline(source, bundle, options)
-    else:
-        with source.fabric() as fabric:
-            plan, evidence = plan_online(source, fabric, options)
+    if output.file is not None:
+        check_output(output.file)  # before a search that takes minutes
+    with source.warnings_without_a_plan():
+        plan, evidence = _planned(source, bundle, options, assume=output.assume)
     verdicts = verdicts_on(plan, output.policy, source)
     if output.file is not None:
-        write_output(output.file, encode_plan(plan))
+        write_output(output.file, encode_file(plan))
     if output.as_json:
-        data(as_document(plan, watch.seconds, None if verdicts is None else as_rows(verdicts)))
+        json_text(as_document(plan, watch.seconds, None if verdicts is None else as_rows(verdicts)))
     else:
         data(render(plan, evidence.observed, verbosity=output.verbosity, explain=output.explain))
     if output.chart or output.plot is not None:
         from fabrictool.cli.plan_plots import draw
 
         draw(plan, watch.moments, source.inventory, chart=output.chart, path=output.plot)
-    code = _ending(plan, verdicts or [], output)
-    missing = say_what_is_missing(source, plan, evidence) if bundle is None else 0
+    code = _ending(plan, verdicts or [], output, offline=bundle is not None)
+    seen = bundle is None and not output.assume
+    missing = say_what_is_missing(source, plan, evidence) if seen else 0
     return exit_code(verdicts or []) or missing or code
 
 
-def _ending(plan: Plan, verdicts: list[RuleVerdict], output: PlanOutput) -> int:
+def _planned(source: Source, bundle: BundleFile | None, options: PlanOptions, *, assume: bool) -> tuple[Plan, Evidence]:
+    if assume:
+        return plan_assumed(source, options)
+    if bundle is not None:
+        return plan_offline(source, bundle, options)
+    with source.fabric() as fabric:
+        return plan_online(source, fabric, options)
+
+
+def _ending(plan: Plan, verdicts: list[RuleVerdict], output: PlanOutput, *, offline: bool) -> int:
     """What was saved, what review rules say, and what comes next; returns the exit code."""
     if output.file is not None:
-        say(f"saved {output.file} (id {plan.id[:8]}, valid while {len(plan.read_set)} facts hold)")
+        facts = f"apply refuses it if any of {len(plan.read_set)} recorded facts changes"
+        say(f"saved {output.file} (id {plan.id[:8]}; {'it cannot be applied' if plan.assumed else facts})")
     print_problems(verdict.problem for verdict in verdicts)
     if exit_code(verdicts):
         return exit_code(verdicts)
-    if plan.changes and (output.file is not None or not output.as_json):
-        say(f"next: fabrictool apply {output.file or ''}".rstrip())
+    if plan.assumed:
+        say("no cluster was asked; next: fabrictool plan, where the clusters can be reached")
+    elif plan.changes and (output.file is not None or not output.as_json):
+        where = " (where the clusters can be reached)" if offline else ""
+        say(f"next: fabrictool apply {output.file or ''}".rstrip() + where)
     return 2 if output.detailed and plan.changes else 0

@@ -8,7 +8,7 @@ import msgspec
 
 from fabrictool.base.clock import minute_text
 from fabrictool.cli.output import seconds_text
-from fabrictool.domain.plan import encode_plan
+from fabrictool.state.planfile import plan_document
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,12 +23,10 @@ SYMBOLS = {"create": "+", "replace": "~", "delete": "-", "keep": "=", "unknown":
 def render(plan: Plan, observed: Observed, *, verbosity: int = 0, explain: bool = False) -> str:
     """The default view; `verbosity` 1 adds kept units and changed fields, 2 the operations."""
     known = sum(facts.known for facts in observed.clusters.values())
-    lines = [
-        (
-            f"Fabric {plan.fabric}   blueprint {plan.blueprint_digest[:7]}   "
-            f"observed {known} of {len(observed.clusters)} clusters"
-        )
-    ]
+    seen = "no cluster was asked" if plan.assumed else f"observed {known} of {len(observed.clusters)} clusters"
+    lines = [f"Fabric {plan.fabric}   blueprint {plan.blueprint_digest[:7]}   {seen}"]
+    if plan.assumed:
+        lines.append("! each cluster is supposed to be there, and empty: this plan cannot be applied")
     for name, facts in sorted(observed.clusters.items()):
         if not facts.known:
             lines.append(f"! {name} is unknown: {facts.reason}")
@@ -48,7 +46,7 @@ def as_document(plan: Plan, seconds: float, policy: Sequence[Mapping[str, Any]] 
 
     `policy`: rows of what a policy denies and warns of; None when none was asked.
     """
-    document = msgspec.json.decode(encode_plan(plan))
+    document = plan_document(plan)
     document["certificate"]["seconds"] = round(seconds, 3)
     if policy is not None:
         document["policy"] = policy

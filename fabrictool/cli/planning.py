@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
 import typer
 
 from fabrictool.base.clock import duration_text
 from fabrictool.base.errors import InfeasibleError, UnreachableError, UsageError
 from fabrictool.cli.output import print_problems, say
+from fabrictool.cli.source import find_blueprint
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,6 +32,11 @@ PATIENCE_S = 2.0
 """A search that takes longer tells how far it is."""
 
 
+BUNDLE_BESIDE, ROOT_BESIDE = "observation.json", "root.crt"
+"""Beside a blueprint: what `plan --offline` reads when it is told of no other file."""
+LAST_DAY = "24h"
+
+
 @dataclass(frozen=True, slots=True)
 class BundleFile:
     """Where the evidence of an offline plan is, and how far it is believed."""
@@ -36,7 +44,27 @@ class BundleFile:
     path: Path
     root: Path | None
     """Certificate of the root that signed it; None: this machine's."""
-    max_age: str
+    max_age: str | None
+    """As written; None: of any age."""
+
+
+def bundle_meant(source: Source, observed: Path | None, root: Path | None, max_age: str | None) -> BundleFile:
+    """The bundle that is given, or the one beside the blueprint: that was reviewed with it, and may be old.
+
+    Raises
+    ------
+    UsageError
+        FT9008 neither.
+    """
+    if observed is not None:
+        return BundleFile(observed, root, max_age or LAST_DAY)
+    folder = find_blueprint(source.path).parent
+    beside = folder / BUNDLE_BESIDE
+    if not beside.is_file():
+        hint = "--observed FILE, a bundle of `fabrictool observe`; or --assume-empty, which needs none"
+        raise UsageError.of("FT9008", f"there is no bundle of evidence to plan from: no {beside}", hint=hint)
+    theirs = folder / ROOT_BESIDE
+    return BundleFile(beside, root or (theirs if theirs.is_file() else None), max_age)
 
 
 def plan_online(source: Source, fabric: Fabric, options: PlanOptions) -> tuple[Plan, Evidence]:
@@ -78,9 +106,31 @@ def plan_offline(source: Source, bundle: BundleFile, options: PlanOptions) -> tu
 
     evidence, now = _opened(source, bundle), time.time()
     where = f" on {evidence.host}" if evidence.host else ""
-    say(f"planned from evidence that is {duration_text(max(0.0, now - evidence.at))} old, gathered{where}")
+    say(f"planned offline from {bundle.path}: {duration_text(max(0.0, now - evidence.at))} old, gathered{where}")
     planned = plan(source.blueprint, source.inventory, evidence, options, now=now, warnings=source.loaded.warnings)
     return planned, evidence.within(source.inventory)
+
+
+def plan_assumed(source: Source, options: PlanOptions) -> tuple[Plan, Evidence]:
+    """Of the files alone: each cluster is supposed to be there as the inventory says, with nothing on it."""
+    from fabrictool.domain.evidence import Evidence, KeysSeen
+    from fabrictool.domain.observed import ClusterFacts
+    from fabrictool.domain.state import State
+    from fabrictool.planner.plan import plan
+
+    now = time.time()
+    enabled = [name for name, cluster in source.inventory.clusters.items() if cluster.enabled]
+    evidence = Evidence(
+        fabric=source.blueprint.fabric,
+        lineage="",
+        at=round(now, 3),
+        clusters={name: ClusterFacts(cluster=name, known=True) for name in enabled},
+        specs={},
+        state=State(fabric=source.blueprint.fabric),
+        keys=KeysSeen.of(source.blueprint, ""),
+    )
+    planned = plan(source.blueprint, source.inventory, evidence, options, now=now, warnings=source.loaded.warnings)
+    return msgspec.structs.replace(planned, assumed=True), evidence
 
 
 def _opened(source: Source, bundle: BundleFile) -> Evidence:
@@ -89,7 +139,7 @@ def _opened(source: Source, bundle: BundleFile) -> Evidence:
     from fabrictool.state.bundle import open_bundle
 
     try:
-        oldest = float(Duration.parse(bundle.max_age))
+        oldest = math.inf if bundle.max_age is None else float(Duration.parse(bundle.max_age))
     except UnitError as error:
         raise typer.BadParameter(f"{error.message}: {error.hint}", param_hint="--max-age") from error
     root = bundle.root if bundle.root is not None else source.fabric().trust.folder / "root.crt"

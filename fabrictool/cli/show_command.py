@@ -76,12 +76,10 @@ def show(
 
 
 def _document(plan: Plan, verdicts: list[RuleVerdict] | None) -> None:
-    import msgspec
-
     from fabrictool.cli.output import json_data
     from fabrictool.cli.plan_markdown import counts
     from fabrictool.cli.policies import as_rows
-    from fabrictool.domain.plan import encode_plan
+    from fabrictool.state.planfile import plan_document
 
     document = {
         "format_version": "1",
@@ -89,7 +87,7 @@ def _document(plan: Plan, verdicts: list[RuleVerdict] | None) -> None:
         "id": plan.id,
         "no_op": not plan.changes,
         "counts": counts(plan.actions),
-        "plan": msgspec.json.decode(encode_plan(plan)),
+        "plan": plan_document(plan),
     }
     if verdicts is not None:
         document["policy"] = as_rows(verdicts)
@@ -101,7 +99,7 @@ def _as_planned(plan: Plan) -> Observed:
     from fabrictool.domain.observed import ClusterFacts, Observed
 
     clusters = {
-        fact.removeprefix("cluster/"): value == "known"
+        fact.removeprefix("cluster/"): value != "unknown"
         for fact, value in plan.read_set.items()
         if fact.startswith("cluster/")
     }

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fabrictool.base.errors import UsageError
+from fabrictool.base.errors import FabrictoolError, UsageError
 from fabrictool.base.settings import Settings
 from fabrictool.cli.output import print_problems, say
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from fabrictool.blueprint import Loaded
     from fabrictool.blueprint.load import Identity
     from fabrictool.domain.blueprint import Blueprint
@@ -31,10 +34,12 @@ class Source:
     scenario: str | None = None
     lenient: bool = False
     """For commands that stop and look: a blueprint with errors in what is served will do."""
+    planned: bool = False
+    """Whether the loader's warnings stand in a plan that is shown: then they are not said beside it."""
 
     @cached_property
     def loaded(self) -> Loaded:
-        """Read and checked; warnings go to stderr."""
+        """Read and checked; warnings go to stderr, unless a plan has them."""
         from fabrictool.blueprint import load
 
         loaded = load(
@@ -44,8 +49,19 @@ class Source:
             scenario=self.scenario,
             environment=os.environ,
         )
-        print_problems(loaded.warnings)
+        if not self.planned:
+            print_problems(loaded.warnings)
         return loaded
+
+    @contextmanager
+    def warnings_without_a_plan(self) -> Iterator[None]:
+        """Where planning fails, there is no plan that would say them."""
+        try:
+            yield
+        except FabrictoolError:
+            if self.planned and "loaded" in self.__dict__:
+                print_problems(self.loaded.warnings)
+            raise
 
     @property
     def blueprint(self) -> Blueprint:

@@ -163,7 +163,7 @@ def _ask(question: str, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise UsageError.of("FT4007", "nobody is here to say yes", hint="--yes, if that is right")
+        raise UsageError.of("FT4007", "no terminal to confirm on; use --yes", hint="check what it would do first")
     say(f"{question} Only 'yes' is accepted:")
     if input().strip() != "yes":
         raise UsageError.of("FT4007", "not confirmed; nothing was changed")

@@ -25,14 +25,16 @@ if TYPE_CHECKING:
     from fabrictool.status.documents import StatusDocument
 
 WATCH_S = 2.0
+FEW_SAMPLES = 20
+"""The 95th percentile of fewer is their largest: it is said of how many."""
 FOLLOWED_LINES = 1000
 """As many lines may come between two looks of `logs --follow`."""
 
 
-def show_status(source: Source, url: str, *, as_json: bool, watch: bool) -> int:
+def show_status(source: Source, url: str, *, as_json: bool, watch: bool, key: str = "") -> int:
     """Print one look, or look after look; returns 0 when all that runs is well."""
     while True:
-        document, text, good = _one_url(url) if url else _whole_fabric(replace(source))
+        document, text, good = _one_url(url, key) if url else _whole_fabric(replace(source))
         if as_json:
             json_data(document)
         else:
@@ -44,8 +46,8 @@ def show_status(source: Source, url: str, *, as_json: bool, watch: bool) -> int:
             data("")
 
 
-def _one_url(url: str) -> tuple[dict[str, Any], str, bool]:
-    document = fetch(url)
+def _one_url(url: str, key: str) -> tuple[dict[str, Any], str, bool]:
+    document = fetch(url, key=key)
     if isinstance(document, GatewayStatus):
         text, good = "\n".join(_gateway_lines(document, {})), True
     else:
@@ -81,7 +83,7 @@ def _gateway_lines(document: GatewayStatus, desired: Mapping[str, int]) -> list[
             str(m.in_flight),
             str(m.requests),
             str(m.failures),
-            seconds_text(m.ttft_p95_s),
+            seconds_text(m.ttft_p95_s) + (f" (n={m.samples})" if 0 < m.samples < FEW_SAMPLES else ""),
             seconds_text(m.tpot_p95_s),
         ]
         for m in document.models
@@ -185,7 +187,7 @@ def gateway_url(source: Source) -> Iterator[str]:
     raise UnreachableError.of("FT5202", "no gateway of this fabric runs here", hint="`fabrictool apply`, or give a URL")
 
 
-def require_tui() -> Callable[[str, float], None]:
+def require_tui() -> Callable[[Callable[[], StatusDocument], float], None]:
     """The terminal UI's entry; raises FT9006 when its extra is not installed."""
     if importlib.util.find_spec("textual") is None:
         raise UsageError.of("FT9006", "the terminal UI is not installed", hint="pip install 'fabrictool[tui]'")

@@ -296,5 +296,5 @@ class Blueprint(Document):
     def _once(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for index, name in enumerate(value):
             if name in value[:index]:
-                raise problem("FT1123", f"`{name}` is there twice", "each objective counts once, the first place wins")
+                raise problem("FT1123", f"duplicate `{name}`", "each objective counts once, the first place wins")
         return value

@@ -192,6 +192,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     certificate: Certificate
     reasons: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    assumed: bool = False
+    """Whether clusters were supposed to be there and empty, and none was asked: such a plan is never carried out."""
     outlook: tuple[Outlook, ...] = ()
     """Of the units that would be submitted to a scheduler; no part of the id."""
 

@@ -78,15 +78,23 @@ def read_keys(path: Path) -> Keyring:
 
 
 def read_rows(path: Path) -> list[KeyRow]:
-    """The rows of a key file; raises FT8002 when it is wrong or readable by others."""
+    """The rows of a key file; raises FT8002 when it is wrong, readable by others or has a key twice."""
     try:
         if path.stat().st_mode & 0o077:
             raise InvalidInputError.of(
                 "FT8002", "the key file can be read by others", file=str(path), hint=f"chmod 600 {path}"
             )
-        return msgspec.json.decode(path.read_bytes(), type=KeyFile).keys
+        rows = msgspec.json.decode(path.read_bytes(), type=KeyFile).keys
     except OSError as error:
         raise file_error(error, path) from error
     except msgspec.DecodeError as error:
         hint = 'it holds {"keys": [{"tenant": …, "sha256": …, "group": …}]}; make one with `fabrictool keys create`'
         raise InvalidInputError.of("FT8002", f"not a key file: {error}", file=str(path), hint=hint) from error
+    first: dict[str, str] = {}
+    for row in rows:
+        if row.sha256 in first:
+            message = f"the same key is there twice, for {first[row.sha256]} and for {row.tenant}"
+            hint = "remove one of the rows; `fabrictool keys create` makes a new key"
+            raise InvalidInputError.of("FT8002", message, file=str(path), hint=hint)
+        first[row.sha256] = row.tenant
+    return rows

@@ -36,6 +36,7 @@ def model_row(name: str, nodes: list[NodeRow], directory: Directory, metrics: Ga
         ttft_p95_s=percentile(figures.ttft, 0.95),
         tpot_p50_s=percentile(figures.tpot, 0.5),
         tpot_p95_s=percentile(figures.tpot, 0.95),
+        samples=len(figures.ttft),
     )
 
 

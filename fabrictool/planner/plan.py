@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from fabrictool.base.errors import FabrictoolError, InfeasibleError, Place, Problem
+from fabrictool.base.errors import FabrictoolError, InfeasibleError, Place, Problem, UnreachableError
 from fabrictool.domain.address import Address
 from fabrictool.domain.plan import Action, Certificate, Forecast, Placement, Plan, inputs_digest
 from fabrictool.planner.assign import assign
@@ -135,14 +135,22 @@ def _solved(
     situation: Situation, options: PlanOptions, observed: Observed
 ) -> tuple[PlacementProblem, Tables, Solution, bool]:
     """The last solution, and whether Ctrl-C made it the last."""
-    problem, tables = situation.build()
+    try:
+        problem, tables = situation.build()
+    except InfeasibleError as error:
+        raise _cause_first(error.problems, situation, observed) from error
     try:
         search = options.solver.solve(problem, deadline_s=options.time_limit_s, seed=options.seed)
         solution, stopped = _last(search, options.progress)
     except InfeasibleError as error:
-        why = [*error.problems, *explain_conflict(situation), *_unknown_clusters(observed)]
-        raise InfeasibleError(why) from error
+        raise _cause_first([*error.problems, *explain_conflict(situation)], situation, observed) from error
     return solution.whole(problem), tables, solution, stopped
+
+
+def _cause_first(why: Iterable[Problem], situation: Situation, observed: Observed) -> FabrictoolError:
+    """What does not answer comes before what follows from it; when nothing answers, nothing else is worth a word."""
+    unknown = _unknown_clusters(observed)
+    return InfeasibleError([*unknown, *why]) if situation.usable else UnreachableError(unknown)
 
 
 def _placed(situation: Situation, problem: PlacementProblem, solution: Solution, evidence: Evidence) -> Placement:
@@ -217,7 +225,7 @@ def _unread_traces(blueprint: Blueprint) -> list[str]:
 def _unread_keys(blueprint: Blueprint, keys: str | None) -> list[str]:
     if keys is not None or not blueprint.tenants or blueprint.gateway is None:
         return []
-    return ["the tenants' keys cannot be had here, so the plan does not know whether one has changed"]
+    return ["tenant keys unavailable; key changes not checked"]
 
 
 def _waiting_pins(blueprint: Blueprint, situation: Situation) -> list[str]:

@@ -112,7 +112,7 @@ def play(
     shares = None if recording is None else _shared_out(recording, names, blueprint, options, watcher)
     groups = consumer_groups(blueprint)
     if len(groups) > 1:
-        watcher.note(f"a demand does not say whose requests it counts: what {_some(groups)} allow is not looked at")
+        watcher.note(f"groups ignored: demand is not split by tenant ({_some(groups)})")
     plays = []
     for name in names:
         events = tuple(event for event in options.events if event.model == name)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fabrictool.base.canonical import canonical_json
-from fabrictool.base.errors import FabrictoolError
+from fabrictool.base.errors import FabrictoolError, InvalidInputError, Place, Problem
 from fabrictool.blueprint.secrets import resolve
 from fabrictool.domain.evidence import KeysSeen
 from fabrictool.gateway.keys import KeyRow, encode_keys, hash_key
@@ -22,6 +22,10 @@ SCRYPT_COST = 2**14
 made up can be guessed."""
 
 
+SHORTEST = 16
+"""Characters of a key; shorter ones can be tried one after the other."""
+
+
 @dataclass(frozen=True, slots=True)
 class TenantKeys:
     """Resolved once a command; `file` goes into the gateway's run folder and nowhere else."""
@@ -31,9 +35,17 @@ class TenantKeys:
 
 
 def keys_seen(blueprint: Blueprint, environment: Mapping[str, str]) -> KeysSeen | None:
-    """For evidence; None where a secret cannot be had: a plan can be made and reviewed there, and it says so."""
+    """For evidence; None where a secret cannot be had: a plan can be made and reviewed there, and it says so.
+
+    Raises
+    ------
+    InvalidInputError
+        FT1409 and FT1410 for keys that were had and are not good.
+    """
     try:
         keys = tenant_keys(blueprint, environment)
+    except InvalidInputError:
+        raise
     except FabrictoolError:
         return None
     return KeysSeen.of(blueprint, keys.digest if keys is not None else "")
@@ -48,13 +60,30 @@ def tenant_keys(blueprint: Blueprint, environment: Mapping[str, str]) -> TenantK
     ------
     FabrictoolError
         FT14xx a secret that cannot be had here.
+    InvalidInputError
+        FT1409 a key that is too short, FT1410 two tenants with the same one.
     """
     if not blueprint.tenants:
         return None
-    rows = [
-        KeyRow(name, hash_key(resolve(tenant.key, environment)), tenant.group)
-        for name, tenant in sorted(blueprint.tenants.items())
-    ]
+    resolved = {name: resolve(tenant.key, environment) for name, tenant in sorted(blueprint.tenants.items())}
+    _check(resolved)
+    rows = [KeyRow(name, hash_key(key), blueprint.tenants[name].group) for name, key in resolved.items()]
     secret = canonical_json([[row.tenant, row.sha256] for row in rows])
     salt = f"fabrictool keys of {blueprint.fabric}".encode()
     return TenantKeys(encode_keys(rows), hashlib.scrypt(secret, salt=salt, n=SCRYPT_COST, r=8, p=1, dklen=8).hex())
+
+
+def _check(keys: Mapping[str, str]) -> None:
+    problems = []
+    first: dict[str, str] = {}
+    for name, key in keys.items():
+        place = Place(thing=f"tenants.{name}.key")
+        if len(key) < SHORTEST:
+            message = f"the key of tenant {name} has {len(key)} characters, at least {SHORTEST} are needed"
+            problems.append(Problem("FT1409", message, place, "make one: `openssl rand -hex 24`"))
+        if key in first:
+            message = f"tenants {first[key]} and {name} have the same key: whose request it is could not be told"
+            problems.append(Problem("FT1410", message, place, "give each tenant a key of its own"))
+        first.setdefault(key, name)
+    if problems:
+        raise InvalidInputError(problems)

@@ -44,6 +44,8 @@ def fetch(url: str, *, timeout_s: float = 5.0, key: str = "") -> StatusDocument:
         answer = ask("GET", full, headers=headers, timeout_s=timeout_s, direct=True, redirects=follow)
     except (NoAnswerError, UnsendableError) as error:
         raise _unavailable(full, str(error)) from error
+    if answer.status in (401, 403):
+        raise _unavailable(full, "the key is not accepted" if key else "it asks for a key", "--key secret://env/NAME")
     if answer.status != 200:
         raise _unavailable(full, f"HTTP {answer.status} {answer.reason}")
     try:
@@ -53,11 +55,11 @@ def fetch(url: str, *, timeout_s: float = 5.0, key: str = "") -> StatusDocument:
         raise StatusUnavailableError.of("FT5201", message, thing=full) from error
 
 
-def _unavailable(address: str, reason: str) -> FabrictoolError:
+def _unavailable(address: str, reason: str, hint: str = "is it running? `fabrictool status`") -> FabrictoolError:
     return StatusUnavailableError.of(
         "FT5201",
         f"no status from {address}: {reason}",
         thing=address,
-        hint="is it running? `fabrictool status`",
+        hint=hint,
         transient=True,
     )

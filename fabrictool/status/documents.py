@@ -137,6 +137,8 @@ class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
     ttft_p95_s: float | None = None
     tpot_p50_s: float | None = None
     tpot_p95_s: float | None = None
+    samples: int = 0
+    """Answers that these percentiles are of."""
 
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from textual.app import App
 from textual.widgets import Static
 
 from fabrictool.base.errors import FabrictoolError
-from fabrictool.status.client import fetch
+from fabrictool.base.text import visible
 from fabrictool.status.documents import GatewayStatus
 from fabrictool.tui.rows import agent_rows, cluster_rows, headline, model_rows, node_rows
 from fabrictool.tui.screens.models import ModelsScreen
@@ -33,7 +33,7 @@ class Top(App[None]):
     """The whole terminal UI."""
 
     CSS = """
-    #headline { height: 2; padding: 0 1; background: $panel; }
+    #headline { height: auto; max-height: 5; padding: 0 1; background: $panel; }
     #tabs { height: 1; padding: 0 1; color: $text-muted; }
     #empty { padding: 1 2; color: $text-muted; }
     #table { height: auto; max-height: 100%; }
@@ -54,6 +54,8 @@ class Top(App[None]):
         self._clock = clock
         self._document: StatusDocument | None = None
         self._trouble = ""
+        self._since: float | None = None
+        """When the first question in a row was not answered."""
         self._shown = "overview"
 
     def on_mount(self) -> None:
@@ -71,9 +73,10 @@ class Top(App[None]):
         while True:
             try:
                 self._document = await asyncio.to_thread(self._ask)
-                self._trouble = ""
+                self._trouble, self._since = "", None
             except FabrictoolError as error:
-                self._trouble = error.problems[0].message
+                self._trouble = visible(error.problems[0].message)
+                self._since = self._clock() if self._since is None else self._since
             self.redraw()
             await asyncio.sleep(self._interval)
 
@@ -83,11 +86,18 @@ class Top(App[None]):
         if not isinstance(screen, TableScreen) or not screen.ready or not screen.query("#headline"):
             return
         if self._document is None:
-            screen.query_one("#headline", Static).update(self._trouble or "connecting …")
+            screen.query_one("#headline", Static).update(self._complaint() or "connecting …")
             return
         age = max(0.0, self._clock() - self._document.at)
-        text = headline(self._document, age_s=age) + (f"\n! {self._trouble}" if self._trouble else "")
-        screen.show(text, self._tabs(), self._rows(screen))
+        lines = [self._complaint(), headline(self._document, age_s=age)]
+        screen.show("\n".join(filter(None, lines)), self._tabs(), self._rows(screen))
+
+    def _complaint(self) -> str:
+        """Why there is no news, for how long, and that it is not over."""
+        if self._since is None:
+            return ""
+        silent = max(0.0, self._clock() - self._since)
+        return f"! NO ANSWER for {silent:.0f} s: {self._trouble}; asking again every {self._interval:g} s"
 
     def _rows(self, screen: TableScreen) -> list[Row]:
         document = self._document
@@ -106,7 +116,7 @@ class Top(App[None]):
         return "   ".join(names)
 
 
-def run(url: str, interval_s: float) -> None:
-    """Show the status at `url` until the user quits; raises FT5201 when nobody answers at first."""
-    fetch(url)
-    Top(lambda: fetch(url, timeout_s=3.0), interval_s).run()
+def run(ask: Callable[[], StatusDocument], interval_s: float) -> None:
+    """Show what `ask` answers until the user quits; raises what it raises when there is no answer at first."""
+    ask()
+    Top(ask, interval_s).run()

@@ -2,40 +2,86 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
+from fabrictool.base.text import visible
 from fabrictool.status.documents import GatewayStatus
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from fabrictool.status.documents import AgentStatus, ModelRow, NodeRow, ServiceRow
 
 STALE_S = 5.0
 """A view older than this is marked with a word, not with colour alone."""
 
-Row = tuple[str, tuple[str, ...]]
-"""Key and cells."""
+Level = Literal["bad", "worth a look", "well"]
+LEVELS: tuple[Level, ...] = ("bad", "worth a look", "well")
+"""Problems come first."""
+FEW = 20
+"""Samples; the 95th percentile of fewer is their largest, and it is said of how many."""
 
-CLUSTER_COLUMNS = ("CLUSTER", "PROVIDER", "NODES", "DEVICES", "REPLICAS", "OPEN", "NEXT WALLTIME", "STATE")
-MODEL_COLUMNS = ("MODEL", "READY", "PROVIDERS", "OPEN", "REQUESTS", "FAILED", "TOKENS", "TTFT p95", "TPOT p95", "STATE")
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of a table."""
+
+    key: str
+    cells: tuple[str, ...]
+    level: Level = "well"
+
+
+CLUSTER_COLUMNS = ("CLUSTER", "STATE", "PROVIDER", "NODES", "DEVICES", "REPLICAS", "OPEN", "NEXT WALLTIME")
+MODEL_COLUMNS = ("MODEL", "STATE", "READY", "PROVIDERS", "OPEN", "REQUESTS", "FAILED", "TTFT p95", "TPOT p95", "TOKENS")
 NODE_COLUMNS = (
-    "NODE", "CLUSTER", "ROLE", "LINK", "STATE", "REPLICA", "ENGINE", "RUN", "WAIT", "KV", "REQUESTS", "WALLTIME",
+    "NODE", "STATE", "LINK", "REPLICA", "ENGINE", "RUN", "WAIT", "KV", "REQUESTS", "WALLTIME", "CLUSTER", "ROLE",
 )  # fmt: skip
+SPARED = (
+    "ROLE", "TOKENS", "KV", "REQUESTS", "WAIT", "PROVIDER", "PROVIDERS", "DEVICES", "WALLTIME", "CLUSTER", "OPEN",
+    "RUN", "ENGINE", "NEXT WALLTIME", "REPLICAS", "TPOT p95", "NODES",
+)  # fmt: skip
+"""What a narrow terminal does without, first to last; names, states, links and failures stay."""
+
+
+def problems_first(rows: Sequence[Row]) -> list[Row]:
+    """In their order otherwise."""
+    return sorted(rows, key=lambda row: LEVELS.index(row.level))
+
+
+def columns_that_fit(columns: tuple[str, ...], rows: Sequence[Row], width: int) -> tuple[str, ...]:
+    """Those of `columns` that stand in `width` whole, each with a space on both sides."""
+    widths = {
+        column: max(len(column), *(len(row.cells[index]) for row in rows)) + 2 if rows else len(column) + 2
+        for index, column in enumerate(columns)
+    }
+    left = list(columns)
+    for column in SPARED:
+        if sum(widths[name] for name in left) <= width:
+            break
+        if column in left and column != columns[0]:
+            left.remove(column)
+    return tuple(left)
 
 
 def headline(document: GatewayStatus | AgentStatus, *, age_s: float) -> str:
     """Whose view, how old, how much of it is well."""
     stale = "  STALE" if age_s > STALE_S else ""
+    return visible(_headline(document, f"{age_s:.1f} s old{stale}"))
+
+
+def _headline(document: GatewayStatus | AgentStatus, age: str) -> str:
     if isinstance(document, GatewayStatus):
         agents = [node for node in document.nodes if node.role != "gateway"]
         linked = sum(node.connected for node in agents)
         totals = document.totals
         return (
-            f"{document.fabric} ── view from the gateway {document.listen} · {age_s:.1f} s old{stale} ── read-only\n"
+            f"{document.fabric} ── view from the gateway {document.listen} · {age} ── read-only\n"
             f"nodes {linked}/{len(agents)} linked   open {totals.in_flight}   requests {totals.requests}"
             f"   failed {totals.failures}   retried {totals.retries}   tokens {totals.tokens}"
         )
     return (
-        f"{document.fabric} ── view from the agent of {document.replica} · {age_s:.1f} s old{stale} ── read-only\n"
+        f"{document.fabric} ── view from the agent of {document.replica} · {age} ── read-only\n"
         f"engine {document.engine.engine} {document.engine.state}   open {document.in_flight}"
         f"   gateways {len(document.links)}"
     )
@@ -54,22 +100,23 @@ def cluster_rows(document: GatewayStatus) -> list[Row]:
         ends = [node.ends_at for node in nodes if node.connected and node.ends_at is not None]
         devices = sum(node.devices for node in nodes)
         state = "ok" if linked == len(nodes) else "lost" if linked == 0 else f"{len(nodes) - linked} lost"
+        level: Level = "well" if linked == len(nodes) else "bad" if linked == 0 else "worth a look"
         cells = (
             cluster,
+            state,
             nodes[0].provider,
             f"{linked}/{len(nodes)}",
             f"{devices}×{nodes[0].device}" if nodes[0].device else "–",
             str(sum(service.lifecycle == "SERVING" for service in services)),
             str(sum(service.in_flight for service in services)),
             _until(min(ends), document.at) if ends else "–",
-            state,
         )
-        rows.append((cluster, cells))
-    return rows
+        rows.append(_row(cluster, cells, level))
+    return problems_first(rows)
 
 
 def model_rows(document: GatewayStatus) -> list[Row]:
-    return [(model.model, _model_cells(model)) for model in document.models]
+    return problems_first([_model_row(model) for model in document.models])
 
 
 def node_rows(document: GatewayStatus) -> list[Row]:
@@ -79,8 +126,11 @@ def node_rows(document: GatewayStatus) -> list[Row]:
         services: list[ServiceRow | None] = [s for s in node.services if s.lifecycle in ("JOIN", "SERVING")]
         for service in services or [None]:
             key = node.session + (service.service if service is not None else "")
-            rows.append((key, _node_cells(node, service, document.at)))
-    return rows
+            level: Level = "well" if node.connected and node.lifecycle == "SERVING" else "worth a look"
+            if not node.connected and node.role != "gateway":
+                level = "bad"
+            rows.append(_row(key, _node_cells(node, service, document.at), level))
+    return problems_first(rows)
 
 
 def agent_rows(document: AgentStatus) -> list[Row]:
@@ -88,10 +138,8 @@ def agent_rows(document: AgentStatus) -> list[Row]:
     engine = document.engine
     cells = (
         document.node,
-        document.cluster,
-        "agent",
-        f"{len(document.links)} up" if document.links else "none",
         document.lifecycle,
+        f"{len(document.links)} up" if document.links else "none",
         document.replica,
         f"{engine.engine} {engine.state}",
         str(engine.running),
@@ -99,8 +147,10 @@ def agent_rows(document: AgentStatus) -> list[Row]:
         f"{engine.kv_use:.0%}",
         str(document.in_flight),
         "–" if document.ends_at is None else _until(document.ends_at, document.at),
+        document.cluster,
+        "agent",
     )
-    return [(document.session, cells)]
+    return [_row(document.session, cells, "well" if document.links and engine.state == "ready" else "bad")]
 
 
 def matches(cells: tuple[str, ...], wanted: str) -> bool:
@@ -109,28 +159,36 @@ def matches(cells: tuple[str, ...], wanted: str) -> bool:
     return all((word[1:] not in text) if word.startswith("!") else (word in text) for word in wanted.lower().split())
 
 
-def _model_cells(model: ModelRow) -> tuple[str, ...]:
-    state = "ok" if model.ready and model.ready == model.replicas else "degraded" if model.ready else "not served"
-    return (
+def _row(key: str, cells: tuple[str, ...], level: Level) -> Row:
+    return Row(key, tuple(visible(cell) for cell in cells), level)
+
+
+def _model_row(model: ModelRow) -> Row:
+    level: Level = "well" if model.ready and model.ready == model.replicas else "worth a look" if model.ready else "bad"
+    state = {"well": "ok", "worth a look": "degraded", "bad": "not served"}[level]
+    few = f" (n={model.samples})" if 0 < model.samples < FEW else ""
+    cells = (
         model.model,
+        state,
         f"{model.ready}/{model.replicas}",
         ", ".join(model.providers) or "–",
         str(model.in_flight),
         str(model.requests),
         str(model.failures),
-        str(model.tokens),
-        _seconds(model.ttft_p95_s),
+        _seconds(model.ttft_p95_s) + few,
         _seconds(model.tpot_p95_s),
-        state,
+        str(model.tokens),
     )
+    return _row(model.model, cells, level)
 
 
 def _node_cells(node: NodeRow, service: ServiceRow | None, now: float) -> tuple[str, ...]:
     link = "up" if node.connected else "lost" + (f" {now - node.disconnected_at:.0f} s" if node.disconnected_at else "")
     walltime = "–" if node.ends_at is None else _until(node.ends_at, now)
-    head = (node.node or "–", node.cluster or "–", node.role, link, node.lifecycle)
+    head = (node.node or "–", node.lifecycle, link)
+    where = (walltime, node.cluster or "–", node.role)
     if service is None:
-        return (*head, "–", "–", "–", "–", "–", "–", walltime)
+        return (*head, "–", "–", "–", "–", "–", "–", *where)
     return (
         *head,
         service.replica,
@@ -139,7 +197,7 @@ def _node_cells(node: NodeRow, service: ServiceRow | None, now: float) -> tuple[
         str(service.waiting),
         f"{service.kv_use:.0%}",
         str(service.requests),
-        walltime,
+        *where,
     )
 
 

@@ -25,9 +25,9 @@ WHOLE = [Memory, Tokens]
 
 
 @pytest.mark.parametrize("kind", REAL)
-@given(value=st.floats(min_value=1e-12, max_value=1e18) | st.just(0.0))
+@given(value=st.floats(min_value=1e-12, max_value=1.0) | st.just(0.0))
 def test_reals_round_trip_exactly(kind, value):
-    quantity = kind(value)
+    quantity = kind(value * float(kind.MOST))
     assert kind.parse(str(quantity)) == quantity
 
 
@@ -37,7 +37,7 @@ def test_shares_round_trip_exactly(value):
 
 
 @pytest.mark.parametrize("kind", WHOLE)
-@given(value=st.integers(min_value=0, max_value=2**60))
+@given(value=st.integers(min_value=0, max_value=10**12))
 def test_whole_ones_round_trip_exactly(kind, value):
     assert kind.parse(str(kind(value))) == value
 
@@ -102,8 +102,25 @@ def test_examples(kind, text, value, printed):
         (Memory, "80gb", "FT1111", "did you mean `80GB`?"),
         (Bandwidth, "10Gbps", "FT1111", "did you mean `10 Gbit/s`?"),
         (Memory, "0.5B", "FT1113", "such as"),
-        (Duration, "1e3s", "FT1111", "units:"),
+        (Duration, "1e3s", "FT1112", "write `1000 s`"),
+        (Rate, "1e400 req/s", "FT1112", "such as"),
         (Duration, "5" * 40 + "s", "FT1113", "such as"),
+        (Rate, "240 req/min", "FT1111", "did you mean `4 req/s`?"),
+        (Rate, "100 rpm", "FT1111", "did you mean `1.667 req/s`?"),
+        (Tokens, "32k tok", "FT1111", "did you mean `32000 tok`?"),
+        (Tokens, "32k", "FT1111", "did you mean `32000 tok`?"),
+        (Bandwidth, "10GB", "FT1111", "did you mean `10 GB/s`?"),
+        (Bandwidth, "10Gb", "FT1111", "did you mean `10 Gbit/s`?"),
+        (Bandwidth, "10Gb/s", "FT1111", "did you mean `10 Gbit/s`?"),
+        (Bandwidth, "1 GiB/s", "FT1111", "did you mean `1.073741824 GB/s`?"),
+        (Memory, "80Gbit", "FT1111", "did you mean `10GB`?"),
+        (Power, "500 mW", "FT1111", "did you mean `0.5 W`?"),
+        (Compute, "3 FLOP/s", "FT1111", "units:"),
+        (Duration, "2 weeks", "FT1111", "did you mean `14d`?"),
+        (Duration, "900000d", "FT1113", "at most"),
+        (Rate, "1000000000000 req/s", "FT1113", "at most"),
+        (Memory, "9999999TB", "FT1113", "at most"),
+        (Price, "99999999999 CHF/h", "FT1113", "at most"),
     ],
 )
 def test_mistakes_have_their_mend(kind, text, code, hint):

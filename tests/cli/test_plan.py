@@ -179,3 +179,48 @@ def test_plots_without_the_extra(fabric, capsys, monkeypatch):
     monkeypatch.setattr(simulation_output, "find_spec", lambda name: None)
     assert plan(fabric, "--plot", "plan.png") == 65
     assert "fabrictool[simulator]" in capsys.readouterr().err
+
+
+def test_a_plan_of_clusters_that_nobody_asked_says_so_and_is_not_applied(fabric, tmp_path, capsys):
+    """Its inventory names a host that does not exist: nothing of it is reached."""
+    saved = tmp_path / "plan.json"
+    assert plan(fabric, "--assume-empty", "-o", str(saved)) == 0
+    said = capsys.readouterr()
+    assert "no cluster was asked" in said.out
+    assert "it cannot be applied" in said.err
+    assert "next: fabrictool apply" not in said.err
+    assert read_plan(saved).assumed
+    assert main(["apply", "-b", str(fabric), str(saved), "--yes"]) == 65
+    assert "FT4023" in capsys.readouterr().err
+    assert main(["show", str(saved)]) == 0
+    assert "no cluster was asked" in capsys.readouterr().out
+
+
+def test_an_edited_plan_is_refused_before_anything_is_shown_or_asked(fabric, tmp_path, capsys):
+    saved = tmp_path / "plan.json"
+    assert plan(fabric, "-o", str(saved)) == 0
+    capsys.readouterr()
+    saved.write_text(saved.read_text().replace('"fabric": "', '"fabric": "another-', 1))
+    for command in (
+        ["apply", "-b", str(fabric), str(saved)],
+        ["show", str(saved)],
+        ["apply", "--reviewed", str(saved)],
+    ):
+        assert main(command) == 65
+        said = capsys.readouterr()
+        assert (said.out, "FT4021" in said.err) == ("", True)
+
+
+def test_offline_needs_evidence_and_looks_beside_the_blueprint(fabric, capsys):
+    assert plan(fabric, "--offline") == 64
+    assert "FT9008" in capsys.readouterr().err
+    assert plan(fabric, "--max-age", "1h") == 64
+    assert plan(fabric, "--offline", "--assume-empty") == 64
+
+
+def test_an_output_that_cannot_be_written_is_refused_before_the_search(fabric, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("fabrictool.cli.plan_output._planned", lambda *_, **__: pytest.fail("it was planned first"))
+    assert plan(fabric, "-o", str(tmp_path / "no/such/plan.json")) == 1
+    said = capsys.readouterr().err
+    assert f"there is no folder {tmp_path / 'no/such'}" in said
+    assert "FABRICTOOL_STATE_DIR" not in said

@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 import typer
 
-from fabrictool.cli.main import build
+from fabrictool.catalog import accelerators, links
+from fabrictool.cli.commands import build
 from fabrictool.cli.reference_pages import pages, schemas
 
 ROOT = Path(__file__).parents[2]
-GENERATED = pages(typer.main.get_command(build()))
+COMMANDS = typer.main.get_command(build())
+GENERATED = pages(COMMANDS)
 DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
 DOCUMENTS += sorted((ROOT / "docs").rglob("*.md"))
 
@@ -37,3 +39,26 @@ def test_the_readme_has_exactly_two_set_up_commands():
     text = (ROOT / "README.md").read_text()
     section = text.split("## Two commands", 1)[1].split("##", 1)[0]
     assert re.findall(r"^    (make \w+)", section, re.MULTILINE) == ["make demo", "make test"]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_device_and_link_that_a_page_names_is_in_the_catalogue(document):
+    text = document.read_text()
+    named = {"device": accelerators(), "network": links(), "link": links()}
+    for key, known in named.items():
+        for name in re.findall(rf"[{{,]\s*{key}: ([a-z0-9][a-z0-9.-]*)", text):
+            assert name in known, f"{document.name}: {key}: {name}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_command_and_option_that_a_page_names_is_there(document):
+    """As far as lines of shell go; what a page says in the middle of a sentence, too."""
+    lines = re.findall(r"^    fabrictool (.+)$|`fabrictool ([^`]+)`", document.read_text(), re.MULTILINE)
+    for words in (first or second for first, second in lines):
+        command, rest = COMMANDS, words.partition("  #")[0].partition(" -- ")[0].split()
+        while rest and rest[0] in getattr(command, "commands", {}):
+            command = command.commands[rest.pop(0)]
+        known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)} | {"--help"}
+        for word in rest:
+            if re.fullmatch(r"--[a-z][a-z-]*", word):
+                assert word in known, f"{document.name}: fabrictool {words}"

@@ -207,7 +207,7 @@ def test_a_conflict_is_told_with_places_and_hints(tmp_path):
             "FT2006",
             "models.m.trust",
             CONFLICT,
-            "any one of them given up would resolve this conflict",
+            "relax any one of these",
         ),
         ("FT2007", "models.m.trust", "enough would be: m on any provider", "remove `trust`, or name more providers"),
         ("FT2007", "models.m.replicas.min", LOWER, "replicas: {min: 16}"),

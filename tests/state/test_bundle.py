@@ -175,7 +175,7 @@ def test_refusals_of_the_command_line(fabric_bed):
     bed.run("observe", "-o", "bundle.json")
     offline = ["plan", "--offline", "--observed", "bundle.json"]
     assert "3 create" in bed.run(*offline).stdout
-    assert "FT9001" in bed.run("plan", "--offline", code=64).stderr
+    assert "FT9008" in bed.run("plan", "--offline", code=64).stderr
     assert "FT9001" in bed.run("plan", "--observed", "bundle.json", code=64).stderr
     assert "FT9001" in bed.run(*offline, "--max-age", "soon", code=64).stderr
     file = bed.folder / "bundle.json"

@@ -1,9 +1,12 @@
 """The terminal UI on recorded documents, in a terminal of fixed size."""
 
+import contextlib
+
 import pytest
 from textual.widgets import DataTable, Static
 
 from fabrictool.base.errors import UnreachableError
+from fabrictool.cli import live
 from fabrictool.status.documents import (
     AgentStatus,
     EngineStatus,
@@ -16,7 +19,7 @@ from fabrictool.status.documents import (
     encode,
 )
 from fabrictool.tui.app import Top
-from fabrictool.tui.rows import matches
+from fabrictool.tui.rows import NODE_COLUMNS, matches
 
 NOW = 1_800_000_000.0
 
@@ -45,7 +48,7 @@ def gateway(**changes):
         ],
         "models": [
             ModelRow(model="llama", ready=1, replicas=2, providers=["cscs"], in_flight=2, requests=17, failures=1,
-                     tokens=900, ttft_p95_s=0.612, tpot_p95_s=0.031),
+                     tokens=900, ttft_p95_s=0.612, tpot_p95_s=0.031, samples=3),
             ModelRow(model="qwen", ready=1, replicas=1, providers=["eth"], in_flight=0, requests=0, failures=0,
                      tokens=0),
         ],
@@ -78,19 +81,18 @@ async def test_three_screens_show_clusters_models_and_nodes():
     app = top(gateway)
     async with app.run_test(size=(140, 30)) as pilot:
         await settled(pilot)
-        assert [row[0] for row in cells(app)] == ["bristen", "clariden"]
-        assert cells(app)[1][2] == "1/2"
-        assert cells(app)[1][-1] == "1 lost"
+        assert [row[:2] for row in cells(app)] == [["clariden", "1 lost"], ["bristen", "ok"]]  # problems first
+        assert cells(app)[0][3] == "1/2"
         assert "1.0 s old" in text(app, "#headline")
         assert "nodes 2/3 linked" in text(app, "#headline")
         await pilot.press("2")
         await settled(pilot)
-        assert cells(app)[0][:2] == ["llama", "1/2"]
-        assert cells(app)[0][-3:] == ["612 ms", "31 ms", "degraded"]
+        assert cells(app)[0][:3] == ["llama", "degraded", "1/2"]
+        assert cells(app)[0][-3:] == ["612 ms (n=3)", "31 ms", "900"]
         await pilot.press("3")
         await settled(pilot)
-        assert [row[3] for row in cells(app)] == ["up", "lost 12 s", "up"]
-        assert cells(app)[0][-1] == "in 2 h 01 m"
+        assert [row[2] for row in cells(app)] == ["lost 12 s", "up", "up"]
+        assert cells(app)[0][9] == "in 2 h 01 m"
 
 
 @pytest.mark.asyncio
@@ -141,14 +143,16 @@ async def test_an_agents_own_view():
     async with app.run_test(size=(140, 30)) as pilot:
         await pilot.press("3")
         await settled(pilot)
-        assert cells(app)[0][5:7] == ["m/0", "reference ready"]
+        assert cells(app)[0][3:5] == ["m/0", "reference ready"]
 
 
 @pytest.mark.asyncio
 async def test_a_gateway_that_stops_answering_leaves_the_last_view_and_says_so():
-    answers = [gateway()]
+    answers, back = [gateway()], []
 
     def ask():
+        if back:
+            return back[0]
         if answers:
             return answers.pop()
         raise UnreachableError.of("FT5201", "no status from h:1: connection refused")
@@ -159,9 +163,71 @@ async def test_a_gateway_that_stops_answering_leaves_the_last_view_and_says_so()
             await pilot.pause(0.02)
             if "connection refused" in text(app, "#headline"):
                 break
-        assert "connection refused" in text(app, "#headline")
-        assert "STALE" in text(app, "#headline")
+        head = text(app, "#headline")
+        assert head.startswith("! NO ANSWER for 0 s: no status from h:1: connection refused; asking again every")
+        assert "STALE" in head
+        assert app.screen.query_one("#headline").size.height >= 3  # none of its lines is cut
         assert len(cells(app)) == 2
+        back.append(gateway(fabric="back"))
+        for _ in range(100):
+            await pilot.pause(0.02)
+            if text(app, "#headline").startswith("back"):
+                break
+        assert "NO ANSWER" not in text(app, "#headline")
+
+
+@pytest.mark.asyncio
+async def test_eighty_columns_cut_nothing_and_keep_what_matters():
+    app = top(gateway)
+    async with app.run_test(size=(80, 24)) as pilot:
+        for key, kept in (("1", {"CLUSTER", "STATE"}), ("2", {"MODEL", "STATE", "READY", "FAILED", "TTFT p95"}),
+                          ("3", {"NODE", "STATE", "LINK", "REPLICA"})):  # fmt: skip
+            await pilot.press(key)
+            await settled(pilot)
+            table = app.screen.query_one("#table", DataTable)
+            assert table.virtual_size.width <= 80
+            assert table.max_scroll_x == 0
+            assert kept <= {str(column.label) for column in table.columns.values()}
+        await pilot.resize_terminal(160, 24)
+        await settled(pilot)
+        assert len(app.screen.query_one("#table", DataTable).columns) == len(NODE_COLUMNS)
+
+
+@pytest.mark.asyncio
+async def test_states_have_colours_and_escapes_do_not_pass():
+    app = top(lambda: gateway(nodes=[node("n1\x1b[2J\u202e", "c", "p", connected=False), node("n2", "c", "p")]))
+    async with app.run_test(size=(140, 30)) as pilot:
+        await pilot.press("3")
+        await settled(pilot)
+        table = app.screen.query_one("#table", DataTable)
+        assert [table.get_row_at(row)[2].style for row in (0, 1)] == ["bold red", "green"]
+        assert cells(app)[0][0] == "n1\ufffd[2J\ufffd"
+
+
+def test_a_gateway_that_was_replaced_is_found_again(monkeypatch):
+    """What `top` asks: after a question without an answer it looks for the gateway anew."""
+    urls, ended = ["http://old", "http://new"], []
+
+    @contextlib.contextmanager
+    def way(_source):
+        url = urls.pop(0)
+        yield url
+        ended.append(url)
+
+    def fetch(url, **_):
+        if url == "http://old":
+            raise UnreachableError.of("FT5201", "gone")
+        return gateway()
+
+    monkeypatch.setattr(live, "gateway_url", way)
+    monkeypatch.setattr(live, "fetch", fetch)
+    with live.LiveStatus(None, "", "") as ask:
+        with pytest.raises(UnreachableError):
+            ask()
+        assert ended == ["http://old"]
+        assert ask().fabric == "swiss-ai"
+        assert ask().fabric == "swiss-ai"
+    assert ended == ["http://old", "http://new"]
 
 
 def test_no_screen_needs_a_mutating_verb():

@@ -118,7 +118,7 @@ def alternative_sentences(problem: PlacementProblem, solution: Solution, currenc
             what = "each request/s" if rate[model] else "a replica"
             yield f"{model}: not on {there}: {what} there would mean {worse} (marginal, by the relaxation)"
         else:
-            yield f"{model}: {there} would do as well (by the relaxation)"
+            yield f"{model}: {there} is equally good (LP bound)"
     second = runner_up(problem, solution, seed)
     if second is not None:
         counts, values = second

@@ -200,7 +200,7 @@ def explain_conflict(situation: Situation) -> list[Complaint]:
     named = "; ".join(rule.words for rule in conflict)
     also = tuple(Place(thing=rule.thing) for rule in conflict[1:])
     message = f"these cannot hold together: {named}" if len(conflict) > 1 else f"this cannot hold: {named}"
-    hint = "any one of them given up would resolve this conflict"
+    hint = "relax any one of these"
     complaints = [Complaint("FT2006", message, Place(thing=conflict[0].thing), hint, also=also)]
     for relaxation in relaxations(rules, conflict)[:MOST_HINTS]:
         place = Place(thing=relaxation.rules[0].thing)

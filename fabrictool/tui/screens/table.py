@@ -9,7 +9,7 @@ from textual.containers import Vertical
 from textual.screen import Screen
 from textual.widgets import DataTable, Footer, Input, Static
 
-from fabrictool.tui.rows import matches
+from fabrictool.tui.rows import columns_that_fit, matches
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,7 +17,13 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.binding import BindingType
 
-    from fabrictool.tui.rows import Row
+    from fabrictool.tui.rows import Level, Row
+
+COLOURS: dict[Level, str] = {"bad": "bold red", "worth a look": "yellow", "well": "green"}
+JUDGED = ("STATE", "LINK")
+"""Columns that have the colour of their row; the word says it, too."""
+FRAME = 2
+"""Columns that the table leaves free at its sides."""
 
 
 class TableScreen(Screen[None]):
@@ -35,6 +41,8 @@ class TableScreen(Screen[None]):
         """Whether the table has its columns."""
         self._wanted = ""
         self._rows: list[Row] = []
+        self._shown: tuple[str, ...] = ()
+        """The columns that there is room for."""
 
     def compose(self) -> ComposeResult:
         yield Static("connecting …", id="headline", markup=False)
@@ -46,12 +54,9 @@ class TableScreen(Screen[None]):
         yield Footer()
 
     def on_mount(self) -> None:
-        """Make the columns; the filter line waits for its key."""
-        table = self.query_one("#table", DataTable)
-        for column in self.COLUMNS:
-            table.add_column(column, key=column)
+        """The filter line waits for its key."""
         self.query_one("#filter", Input).display = False
-        table.focus()
+        self.query_one("#table", DataTable).focus()
         self.ready = True
         self._redraw()
 
@@ -78,22 +83,56 @@ class TableScreen(Screen[None]):
         self._wanted = event.value
         self._fill()
 
+    def on_resize(self) -> None:
+        if self.ready:
+            self._fill()
+
     def on_input_submitted(self) -> None:
         self.query_one("#table", DataTable).focus()
 
     def _fill(self) -> None:
         table = self.query_one("#table", DataTable)
-        rows = {key: cells for key, cells in self._rows if matches(cells, self._wanted)}
-        for key in [row.value for row in table.rows if row.value not in rows]:
-            if key is not None:
-                table.remove_row(key)
-        for key, cells in rows.items():
-            if key not in table.rows:
-                table.add_row(*[Text(cell) for cell in cells], key=key)  # not markup: a node chose these words
-                continue
-            for column, cell in zip(self.COLUMNS, cells, strict=True):
-                if str(table.get_cell(key, column)) != cell:
-                    table.update_cell(key, column, Text(cell), update_width=True)
+        rows = [row for row in self._rows if matches(row.cells, self._wanted)]
+        columns = columns_that_fit(self.COLUMNS, rows, self.size.width - FRAME)
+        keys = [row.key for row in rows]
+        if columns != self._shown or keys != [row.value for row in table.rows]:
+            self._build(table, columns, rows)
+        else:
+            self._update(table, rows)
         empty = self.query_one("#empty", Static)
         empty.display = not rows
         empty.update("no row passes the filter" if self._rows else self.EMPTY)
+
+    def _build(self, table: DataTable[Text], columns: tuple[str, ...], rows: list[Row]) -> None:
+        """Anew, in the order of `rows`; the cursor stays on its row."""
+        cursor = self._under_cursor(table)
+        table.clear(columns=columns != self._shown)
+        if columns != self._shown:
+            for column in columns:
+                table.add_column(column, key=column)
+            self._shown = columns
+        for number, row in enumerate(rows):
+            table.add_row(*self._cells(row).values(), key=row.key)
+            if row.key == cursor:
+                table.move_cursor(row=number)
+
+    def _update(self, table: DataTable[Text], rows: list[Row]) -> None:
+        """Just the cells that changed: little goes over a slow line."""
+        for row in rows:
+            for column, cell in self._cells(row).items():
+                there = table.get_cell(row.key, column)
+                if (str(there), there.style) != (str(cell), cell.style):
+                    table.update_cell(row.key, column, cell, update_width=True)
+
+    def _cells(self, row: Row) -> dict[str, Text]:
+        """Column → its text; not markup: a node chose these words."""
+        return {
+            column: Text(cell, style=COLOURS[row.level] if column in JUDGED else "")
+            for column, cell in zip(self.COLUMNS, row.cells, strict=True)
+            if column in self._shown
+        }
+
+    @staticmethod
+    def _under_cursor(table: DataTable[Text]) -> str | None:
+        keys = [row.value for row in table.rows]
+        return keys[table.cursor_row] if 0 <= table.cursor_row < len(keys) else None

@@ -1,0 +1,157 @@
+"""The inventory by itself: do its names refer to something, and do its numbers make sense together? FT12xx."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from fabrictool.base.errors import Problem
+from fabrictool.blueprint.complaints import meant
+from fabrictool.blueprint.tree import dotted
+from fabrictool.catalog import accelerators, links, startable
+from fabrictool.domain.inventory import UNVERIFIED
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from fabrictool.base.errors import Place
+    from fabrictool.blueprint.tree import Steps, YamlNode
+    from fabrictool.domain.inventory import ClusterSpec, Inventory, Partition
+
+
+class ReferenceCheck:
+    """Collects complaints about one tree."""
+
+    def __init__(self, tree: YamlNode) -> None:
+        self._tree = tree
+        self._problems: list[Problem] = []
+
+    def place(self, path: Steps) -> Place:
+        """Of the value at `path`, or of what it would be written in."""
+        node, known = self._tree.nearest(path)
+        return node.place(dotted(known)) if known == path else node.key_place(dotted(known))
+
+    def say(
+        self, code: str, path: Steps, message: str, hint: str, severity: Literal["error", "warning"] = "error"
+    ) -> None:
+        """One complaint; the message begins with the path."""
+        self._problems.append(Problem(code, f"{dotted(path)}: {message}", self.place(path), hint, severity=severity))
+
+    def refer(self, code: str, path: Steps, name: str, known: Collection[str], noun: str, where: str = "") -> bool:
+        """Complain unless `name` is known; `where` narrows the place in the message, such as `` in alpha-gpu``."""
+        if name in known:
+            return True
+        self.say(code, path, f"there is no {noun} `{name}`{where}", meant(name, known, f"{noun}s{where}"))
+        return False
+
+
+class InventoryCheck(ReferenceCheck):
+    """The inventory by itself."""
+
+    def __init__(self, inventory: Inventory, tree: YamlNode) -> None:
+        super().__init__(tree)
+        self._inventory = inventory
+
+    def run(self) -> list[Problem]:
+        inventory = self._inventory
+        for name, site in inventory.sites.items():
+            self.refer("FT1201", ("sites", name, "provider"), site.provider, inventory.providers, "provider")
+        for name, cluster in inventory.clusters.items():
+            self._cluster(("clusters", name), cluster)
+        self._links()
+        self._currencies()
+        return self._problems
+
+    def _cluster(self, path: Steps, cluster: ClusterSpec) -> None:
+        self.refer("FT1202", (*path, "site"), cluster.site, self._inventory.sites, "site")
+        if cluster.kind == "local" and cluster.login:
+            self.say(
+                "FT1216", (*path, "login"), "a local cluster has no login nodes", "remove `login`, or use kind: ssh"
+            )
+        if cluster.kind == "kubernetes" or cluster.kubernetes is not None:
+            self._kubernetes(path, cluster)
+        elif cluster.kind != "local" and not cluster.login:
+            hint = "add `login: [{host: …, user: …, host_keys: [ssh-ed25519 …]}]`"
+            self.say("FT1217", path, f"a cluster of kind {cluster.kind} needs a login node", hint)
+        if cluster.kind == "ssh" and len(cluster.login) > 1:
+            hint = "describe each host as a cluster of its own"
+            message = "a plain host has one login: what runs on another cannot be seen from it"
+            self.say("FT1242", (*path, "login"), message, hint)
+        if cluster.enabled and cluster.kind in UNVERIFIED:
+            message = f"support for `{cluster.kind}` follows its documentation and was never tried on a real one"
+            hint = "try one replica first, and tell us what differs"
+            self.say("FT1240", (*path, "kind"), message, hint, "warning")
+        software = cluster.software
+        for engine, install in software.engines.items():
+            below = (*path, "software", "engines", engine)
+            self.refer("FT1206", below, engine, startable(), "engine")
+            self._one_way(below, install.ways)
+        self._one_way((*path, "software", "python"), software.python.ways)
+        for name, partition in cluster.partitions.items():
+            self._partition((*path, "partitions", name), partition)
+            if partition.whole_nodes and cluster.kind == "local":
+                hint = "remove it: replicas of a local cluster share its nodes"
+                self.say(
+                    "FT1239",
+                    (*path, "partitions", name, "whole_nodes"),
+                    "there is no scheduler here that gives whole nodes",
+                    hint,
+                )
+
+    def _kubernetes(self, path: Steps, cluster: ClusterSpec) -> None:
+        if cluster.kubernetes is None:
+            hint = "add `kubernetes: {context: …, namespace: …}`"
+            self.say("FT1241", path, "a cluster of kind kubernetes needs its context and namespace", hint)
+        elif cluster.kind != "kubernetes":
+            message = f"a cluster of kind {cluster.kind} is not reached by kubectl"
+            self.say("FT1241", (*path, "kubernetes"), message, "remove `kubernetes`, or use kind: kubernetes")
+        elif cluster.login:
+            message = "a cluster of kind kubernetes has no login nodes"
+            self.say("FT1241", (*path, "login"), message, "remove `login`")
+
+    def _one_way(self, path: Steps, ways: tuple[str, ...]) -> None:
+        if len(ways) > 1:
+            message = f"installed in {len(ways)} ways at once: {', '.join(ways)}"
+            self.say("FT1218", (*path, ways[1]), message, f"keep one, such as `{ways[0]}`")
+
+    def _partition(self, path: Steps, partition: Partition) -> None:
+        if self.refer("FT1205", (*path, "device"), partition.device, accelerators(), "device"):
+            accelerator = accelerators()[partition.device]
+            if accelerator.kind == "cpu" and partition.memory_per_node is None:
+                hint = "add `memory_per_node: 64GiB`, or what a node has"
+                self.say("FT1219", path, "CPU nodes need their memory: replicas share it", hint)
+        for key, name in (("link", partition.link), ("network", partition.network)):
+            if name is not None:
+                self.refer("FT1209", (*path, key), name, links(), "link")
+
+    def _links(self) -> None:
+        seen: dict[frozenset[str], int] = {}
+        for index, link in enumerate(self._inventory.links):
+            path = ("links", index, "between")
+            for end, site in enumerate(link.between):
+                self.refer("FT1202", (*path, end), site, self._inventory.sites, "site")
+            ends = frozenset(link.between)
+            if len(ends) == 1:
+                self.say(
+                    "FT1220", path, "a link from a site to itself", "inside a site, `network` of a partition says it"
+                )
+            elif ends in seen:
+                also = self.place(("links", seen[ends], "between"))
+                message = f"{dotted(path)}: these two sites are linked twice"
+                self._problems.append(Problem("FT1221", message, self.place(path), "keep the better one", also=(also,)))
+            seen.setdefault(ends, index)
+
+    def _currencies(self) -> None:
+        first: tuple[str, Steps] | None = None
+        for cluster, described in self._inventory.clusters.items():
+            for name, partition in described.partitions.items():
+                if partition.price is None:
+                    continue
+                path = ("clusters", cluster, "partitions", name, "price")
+                if first is None:
+                    first = (partition.price.currency, path)
+                elif partition.price.currency != first[0]:
+                    message = f"{dotted(path)}: {partition.price.currency} beside {first[0]}"
+                    hint = "write all prices in one currency: rates change, and plans must not"
+                    self._problems.append(
+                        Problem("FT1222", message, self.place(path), hint, also=(self.place(first[1]),))
+                    )

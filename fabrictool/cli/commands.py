@@ -1,0 +1,69 @@
+"""The command tree. Commands import what they need when they run, so that ``fabrictool --help`` stays fast."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from fabrictool.cli import (
+    blueprint_commands,
+    bootstrap_command,
+    discover_command,
+    fabric_commands,
+    gateway_commands,
+    help_commands,
+    instance_commands,
+    observe_command,
+    shell_command,
+    show_command,
+    simulate_commands,
+    state_commands,
+    trust_commands,
+)
+from fabrictool.cli.help_groups import GroupedCommands
+
+
+def build() -> typer.Typer:
+    """The whole command tree."""
+    app = typer.Typer(
+        name="fabrictool",
+        cls=GroupedCommands,
+        no_args_is_help=True,
+        add_completion=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(root)
+    for room in (
+        blueprint_commands,
+        show_command,
+        fabric_commands,
+        observe_command,
+        simulate_commands,
+        instance_commands,
+        gateway_commands,
+        state_commands,
+        trust_commands,
+        discover_command,
+        bootstrap_command,
+        shell_command,
+        help_commands,
+    ):
+        room.register(app)
+    return app
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        help_commands.version()
+        raise typer.Exit
+
+
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", "-V", callback=_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    """Serve LLMs on a federation of clusters: reviewed YAML in, OpenAI-compatible serving out."""
