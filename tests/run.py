@@ -1,8 +1,9 @@
-"""``make test``: three lanes side by side, because most tests mostly wait; the output of two of them comes at the end.
+"""``make test``: four lanes side by side, because most tests mostly wait; the output of three comes at the end.
 
 =========== ============================================================================================
 testbed     what runs on the Slurm testbed (marker ``bed``)
 processes   what starts sshd and whole fabrics on this machine
+commands    what calls the command line again and again
 the others  everything else; its output is seen as it comes
 =========== ============================================================================================
 
@@ -17,6 +18,8 @@ from pathlib import Path
 
 PYTEST = [sys.executable, "-m", "pytest"]
 PROCESSES = ["tests/clusters/connections", "tests/e2e", "tests/gitops"]
+COMMANDS = ["tests/cli", "tests/docs", "tests/state", "tests/test_install.py"]
+SLOWEST = "--durations=15"
 NOTHING_COLLECTED = 5
 LEFT_OUT = "not extended and not long"
 
@@ -28,17 +31,18 @@ def main(arguments):
     lanes = {
         "the tests on the Slurm testbed": ["-m", f"bed and {LEFT_OUT}"],
         "the tests that start programs": ["-m", f"not bed and {LEFT_OUT}", *PROCESSES],
+        "the tests of the command line": ["-m", f"not bed and {LEFT_OUT}", *COMMANDS],
     }
-    others = [word for path in PROCESSES for word in ("--ignore", path)]
+    others = [word for path in (*PROCESSES, *COMMANDS) for word in ("--ignore", path)]
     with tempfile.TemporaryDirectory() as folder:
         started = []
         for number, (name, words) in enumerate(lanes.items()):
             path = Path(folder, str(number))
             with path.open("wb") as output:
-                process = subprocess.Popen([*PYTEST, *words], stdout=output, stderr=subprocess.STDOUT)
+                process = subprocess.Popen([*PYTEST, SLOWEST, *words], stdout=output, stderr=subprocess.STDOUT)
             started.append((name, process, path))
         try:
-            codes = [subprocess.call([*PYTEST, "-m", f"not bed and {LEFT_OUT}", *others])]
+            codes = [subprocess.call([*PYTEST, SLOWEST, "-m", f"not bed and {LEFT_OUT}", *others])]
             for name, process, path in started:
                 print(f"\n== {name} ==", flush=True)
                 code = process.wait()

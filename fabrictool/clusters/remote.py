@@ -62,6 +62,7 @@ _REFUSALS = {
 class RemoteCluster:
     """See the module's docstring. `connect` gives its login nodes, tried in order; asked for when first needed."""
 
+    # Wide: what it is, how it is reached, and time, which tests give it.
     def __init__(
         self,
         name: str,

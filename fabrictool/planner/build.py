@@ -77,8 +77,7 @@ def build_problem(
         everywhere = columns[name].everywhere()
         mine = [option for option in everywhere if option.pool.key not in unseen_pools or option.key in there]
         options += mine
-        elsewhere = {key: n for key, n in there.items() if key[0] == name}
-        needs.append(_need(name, wanted, demands[name], mine, elsewhere, unknown))
+        needs.append(_need(name, wanted, demands[name], mine, there, unknown))
     if complaints:
         raise InvalidInputError(complaints)
     options.sort(key=lambda option: option.key)
@@ -187,7 +186,7 @@ def _need(
 
     Pins on `unknown` clusters wait for these: what is not there already is placed nowhere else meanwhile.
     """
-    known = {option.key for option in options}
+    known, unseen = {option.key for option in options}, {key: n for key, n in unseen.items() if key[0] == name}
     lost = sum(count for key, count in unseen.items() if key not in known)
     pins = {(pin.cluster, pin.partition or ""): pin.replicas for pin in wanted.place.pin}
     lost += sum(waiting(pins, unseen, unknown).values())

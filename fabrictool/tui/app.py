@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from textual.binding import BindingType
 
     from fabrictool.status.documents import StatusDocument
-    from fabrictool.tui.rows import Row
+    from fabrictool.tui.rows import TableRow
 
 SCREENS_BY_NAME = {"overview": OverviewScreen, "models": ModelsScreen, "nodes": NodesScreen}
 
@@ -99,7 +99,7 @@ class Top(App[None]):
         silent = max(0.0, self._clock() - self._since)
         return f"! NO ANSWER for {silent:.0f} s: {self._trouble}; asking again every {self._interval:g} s"
 
-    def _rows(self, screen: TableScreen) -> list[Row]:
+    def _rows(self, screen: TableScreen) -> list[TableRow]:
         document = self._document
         if isinstance(document, GatewayStatus):
             if isinstance(screen, ModelsScreen):

@@ -24,7 +24,7 @@ FEW = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TableRow:
     """One line of a table."""
 
     key: str
@@ -44,12 +44,12 @@ SPARED = (
 """What a narrow terminal does without, first to last; names, states, links and failures stay."""
 
 
-def problems_first(rows: Sequence[Row]) -> list[Row]:
+def problems_first(rows: Sequence[TableRow]) -> list[TableRow]:
     """In their order otherwise."""
     return sorted(rows, key=lambda row: LEVELS.index(row.level))
 
 
-def columns_that_fit(columns: tuple[str, ...], rows: Sequence[Row], width: int) -> tuple[str, ...]:
+def columns_that_fit(columns: tuple[str, ...], rows: Sequence[TableRow], width: int) -> tuple[str, ...]:
     """Those of `columns` that stand in `width` whole, each with a space on both sides."""
     widths = {
         column: max(len(column), *(len(row.cells[index]) for row in rows)) + 2 if rows else len(column) + 2
@@ -87,13 +87,13 @@ def _headline(document: GatewayStatus | AgentStatus, age: str) -> str:
     )
 
 
-def cluster_rows(document: GatewayStatus) -> list[Row]:
+def cluster_rows(document: GatewayStatus) -> list[TableRow]:
     """One row for each cluster, without gateways."""
     groups: dict[str, list[NodeRow]] = {}
     for node in document.nodes:
         if node.role != "gateway":
             groups.setdefault(node.cluster or node.provider, []).append(node)
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     for cluster, nodes in sorted(groups.items()):
         linked = sum(node.connected for node in nodes)
         services = [service for node in nodes if node.connected for service in node.services]
@@ -115,13 +115,13 @@ def cluster_rows(document: GatewayStatus) -> list[Row]:
     return problems_first(rows)
 
 
-def model_rows(document: GatewayStatus) -> list[Row]:
+def model_rows(document: GatewayStatus) -> list[TableRow]:
     return problems_first([_model_row(model) for model in document.models])
 
 
-def node_rows(document: GatewayStatus) -> list[Row]:
+def node_rows(document: GatewayStatus) -> list[TableRow]:
     """One row for each service, and one for a node without any."""
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     for node in document.nodes:
         services: list[ServiceRow | None] = [s for s in node.services if s.lifecycle in ("JOIN", "SERVING")]
         for service in services or [None]:
@@ -133,7 +133,7 @@ def node_rows(document: GatewayStatus) -> list[Row]:
     return problems_first(rows)
 
 
-def agent_rows(document: AgentStatus) -> list[Row]:
+def agent_rows(document: AgentStatus) -> list[TableRow]:
     """The single row of an agent's own view."""
     engine = document.engine
     cells = (
@@ -159,11 +159,11 @@ def matches(cells: tuple[str, ...], wanted: str) -> bool:
     return all((word[1:] not in text) if word.startswith("!") else (word in text) for word in wanted.lower().split())
 
 
-def _row(key: str, cells: tuple[str, ...], level: Level) -> Row:
-    return Row(key, tuple(visible(cell) for cell in cells), level)
+def _row(key: str, cells: tuple[str, ...], level: Level) -> TableRow:
+    return TableRow(key, tuple(visible(cell) for cell in cells), level)
 
 
-def _model_row(model: ModelRow) -> Row:
+def _model_row(model: ModelRow) -> TableRow:
     level: Level = "well" if model.ready and model.ready == model.replicas else "worth a look" if model.ready else "bad"
     state = {"well": "ok", "worth a look": "degraded", "bad": "not served"}[level]
     few = f" (n={model.samples})" if 0 < model.samples < FEW else ""

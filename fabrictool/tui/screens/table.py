@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.binding import BindingType
 
-    from fabrictool.tui.rows import Level, Row
+    from fabrictool.tui.rows import Level, TableRow
 
 COLOURS: dict[Level, str] = {"bad": "bold red", "worth a look": "yellow", "well": "green"}
 JUDGED = ("STATE", "LINK")
@@ -40,7 +40,7 @@ class TableScreen(Screen[None]):
         self.ready = False
         """Whether the table has its columns."""
         self._wanted = ""
-        self._rows: list[Row] = []
+        self._rows: list[TableRow] = []
         self._shown: tuple[str, ...] = ()
         """The columns that there is room for."""
 
@@ -60,7 +60,7 @@ class TableScreen(Screen[None]):
         self.ready = True
         self._redraw()
 
-    def show(self, headline: str, tabs: str, rows: list[Row]) -> None:
+    def show(self, headline: str, tabs: str, rows: list[TableRow]) -> None:
         self.query_one("#headline", Static).update(headline)
         self.query_one("#tabs", Static).update(tabs)
         self._rows = rows
@@ -103,7 +103,7 @@ class TableScreen(Screen[None]):
         empty.display = not rows
         empty.update("no row passes the filter" if self._rows else self.EMPTY)
 
-    def _build(self, table: DataTable[Text], columns: tuple[str, ...], rows: list[Row]) -> None:
+    def _build(self, table: DataTable[Text], columns: tuple[str, ...], rows: list[TableRow]) -> None:
         """Anew, in the order of `rows`; the cursor stays on its row."""
         cursor = self._under_cursor(table)
         table.clear(columns=columns != self._shown)
@@ -116,7 +116,7 @@ class TableScreen(Screen[None]):
             if row.key == cursor:
                 table.move_cursor(row=number)
 
-    def _update(self, table: DataTable[Text], rows: list[Row]) -> None:
+    def _update(self, table: DataTable[Text], rows: list[TableRow]) -> None:
         """Just the cells that changed: little goes over a slow line."""
         for row in rows:
             for column, cell in self._cells(row).items():
@@ -124,7 +124,7 @@ class TableScreen(Screen[None]):
                 if (str(there), there.style) != (str(cell), cell.style):
                     table.update_cell(row.key, column, cell, update_width=True)
 
-    def _cells(self, row: Row) -> dict[str, Text]:
+    def _cells(self, row: TableRow) -> dict[str, Text]:
         """Column → its text; not markup: a node chose these words."""
         return {
             column: Text(cell, style=COLOURS[row.level] if column in JUDGED else "")
