@@ -5,6 +5,7 @@ Both sources fill the same `RoutingTarget`s, so that everything above them is on
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 
     from fabrictool.mesh.registry import Serving
     from fabrictool.mesh.transport.node import Load, MeshNode
+
+
+MISSED_S = 600.0
+"""After its last replica was lost a model is missed for so long; then it is taken for one that is not there."""
 
 
 @dataclass(slots=True, eq=False)
@@ -64,6 +69,12 @@ class Directory:
     def __init__(self) -> None:
         self._targets: dict[bytes, RoutingTarget] = {}
         self._by_model: dict[str, list[RoutingTarget]] = {}
+        self.loading: set[str] = set()
+        """Models that engines load now."""
+        self.filling_until = -math.inf
+        """Monotonic seconds: until then the gateway cannot know which models there are."""
+        self._served_at: dict[str, float] = {}
+        """Model → when a replica of it served last, by the changes since."""
 
     def __iter__(self) -> Iterator[RoutingTarget]:
         return iter(list(self._targets.values()))
@@ -71,6 +82,11 @@ class Directory:
     def of_model(self, model: str) -> list[RoutingTarget]:
         """The replicas of a model, ready or not."""
         return self._by_model.get(model, [])
+
+    def may_come(self, model: str, now: float) -> bool:
+        """Whether a model that nobody serves now may be served soon; `now` in monotonic seconds."""
+        served_at = self._served_at.get(model, -math.inf)
+        return now < self.filling_until or model in self.loading or now < served_at + MISSED_S
 
     def get(self, key: bytes) -> RoutingTarget | None:
         return self._targets.get(key)
@@ -85,8 +101,9 @@ class Directory:
         for target in self._targets.values():
             self._by_model.setdefault(target.model, []).append(target)
 
-    def follow(self, serving: Iterable[Serving], mesh: MeshNode) -> None:
+    def follow(self, serving: Iterable[Serving], mesh: MeshNode, now: float) -> None:
         """Make the targets those that serve now; who is known already keeps its counters."""
+        self._served_at |= dict.fromkeys(self._by_model, now)
         targets = []
         for entry in serving:
             service = entry.service

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from fabrictool.gateway.openai import GatewayResponse, error_event, error_response
+from fabrictool.gateway.openai import GatewayResponse, error_event, error_response, no_such_model
 from fabrictool.gateway.upstream import Response
 from fabrictool.routing.candidates import select
 
@@ -270,9 +270,9 @@ class Exchange:
             return
         match refusal:
             case "unknown-model":
-                message = f"the model {self._model!r} does not exist or is not served now"
-                self._client.answer(error_response(404, "FT8103", message, param="model"))
-                self._end(404)
+                answer = no_such_model(self._model, may_come=self._directory.may_come(self._model, self._client.now()))
+                self._client.answer(answer)
+                self._end(answer.status)
             case "not-allowed":
                 message = f"no provider that may serve this request serves {self._model!r}"
                 self._client.answer(error_response(403, "FT8104", message))

@@ -17,7 +17,14 @@ from fabrictool.gateway.directory import Directory, RoutingTarget
 from fabrictool.gateway.exchange import CompletionRequest, Exchange, RoutingRules
 from fabrictool.gateway.http import ClientConnection, ClientRequest
 from fabrictool.gateway.metrics import GatewayMetrics
-from fabrictool.gateway.openai import GatewayResponse, error_response, json_response, model_object, peek
+from fabrictool.gateway.openai import (
+    GatewayResponse,
+    error_response,
+    json_response,
+    model_object,
+    no_such_model,
+    peek,
+)
 from fabrictool.gateway.view import mesh_rows, model_row, static_rows
 from fabrictool.mesh.framing import TEXT_CHARACTERS
 from fabrictool.mesh.records import Lifecycle, NodeBody, ServiceBody
@@ -42,6 +49,8 @@ COMPLETION_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
 PROVIDERS_HEADER = "x-fabric-providers"
 """A client's own allowlist: comma-separated providers; it narrows its group's list and never widens it."""
 TICK_S = 1.0
+FILL_S = 30.0
+"""After its start a gateway answers 503 for models that it does not know: by then its agents have dialled again."""
 EVENTS_KEPT = 200
 _PASSED_REQUEST_HEADERS = frozenset({"content-type", "accept", "x-request-id", "user-agent"})
 CERTIFICATE_WARNING_S = 4 * 3600.0
@@ -64,14 +73,14 @@ class GatewayServer:
         self._fabric = fabric
         self._rules = rules
         self._keyring = keyring
-        self._directory = Directory()
-        self._directory.replace(targets)
+        self.directory = Directory()
+        self.directory.replace(targets)
         self._metrics = GatewayMetrics()
         self.connections: set[ClientConnection] = set()
         """Of the clients that are here now."""
         self._events: deque[Event] = deque(maxlen=EVENTS_KEPT)
         self._lost_at: dict[bytes, float] = {}
-        self._known: set[str] = set(self._directory.models())
+        self._known: set[str] = set(self.directory.models())
         self._mesh: MeshNode | None = None
         self._started = clock.wall()
         self._server: asyncio.Server | None = None
@@ -87,6 +96,7 @@ class GatewayServer:
     def join(self, mesh: MeshNode) -> None:
         """Follow this mesh node's registry from now on."""
         self._mesh = mesh
+        self.directory.filling_until = self._clock.monotonic() + FILL_S
 
     async def listen(self, host: str, port: int) -> None:
         """Accept clients; raises FT8004 when the address cannot be used."""
@@ -184,7 +194,7 @@ class GatewayServer:
         self._follow()
 
     def load_reported(self, session: bytes, load: Load) -> None:
-        self._directory.report(session, load)
+        self.directory.report(session, load)
 
     def load(self, peer: bytes) -> Load:
         return ()
@@ -202,7 +212,7 @@ class GatewayServer:
         if path == "/status":
             return GatewayResponse(200, encode(self.status()))
         group = consumer.group if consumer is not None else None
-        models = [m for m in (self._model(name, group) for name in self._directory.models()) if m is not None]
+        models = [m for m in (self._model(name, group) for name in self.directory.models()) if m is not None]
         if path == "/v1/models":
             return json_response({"object": "list", "data": models})
         if path.startswith("/v1/models/"):
@@ -210,14 +220,14 @@ class GatewayServer:
             for entry in models:
                 if entry["id"] == name:
                     return json_response(entry)
-            return error_response(
-                404, "FT8103", f"the model {name!r} does not exist or is not served now", param="model"
-            )
+            return no_such_model(name, may_come=self.directory.may_come(name, self._clock.monotonic()))
+        if path in COMPLETION_PATHS:
+            return error_response(405, "FT8107", f"GET is not allowed on {path}", headers=(("allow", "POST"),))
         return error_response(404, "FT8107", f"there is nothing at {path}")
 
     def _model(self, name: str, group: str | None) -> dict[str, object] | None:
         """The entry of a model, if somebody who may serve this group serves it."""
-        providers = {t.provider for t in self._directory.of_model(name)}
+        providers = {t.provider for t in self.directory.of_model(name)}
         allowed = sorted(p for p in providers if self._rules.trust.permits(p, name, group, None))
         return model_object(name, allowed, int(self._started)) if allowed else None
 
@@ -237,21 +247,21 @@ class GatewayServer:
             group=request.consumer.group if request.consumer is not None else None,
             requested=_requested(request.values(PROVIDERS_HEADER)),
         )
-        return Exchange(connection, asked, self._rules, self._directory, self._metrics)
+        return Exchange(connection, asked, self._rules, self.directory, self._metrics)
 
     # -- status -----------------------------------------------------------------------------------------------
 
     def exposition(self) -> bytes:
-        for model in self._directory.models():
-            self._metrics.candidates.labels(model).set(sum(t.ready for t in self._directory.of_model(model)))
+        for model in self.directory.models():
+            self._metrics.candidates.labels(model).set(sum(t.ready for t in self.directory.of_model(model)))
         return self._metrics.exposition()
 
     def status(self) -> GatewayStatus:
         metrics, mesh, now = self._metrics, self._mesh, self._clock.wall()
         if mesh is not None:
-            nodes = mesh_rows(mesh, self._directory, self._lost_at, now)
+            nodes = mesh_rows(mesh, self.directory, self._lost_at, now)
         else:
-            nodes = static_rows(self._directory)
+            nodes = static_rows(self.directory)
         return GatewayStatus(
             release=__version__,
             at=now,
@@ -262,12 +272,12 @@ class GatewayServer:
             mesh=self.mesh_address,
             policy=self._rules.routing_policy.name,
             nodes=nodes,
-            models=[model_row(name, nodes, self._directory, metrics) for name in sorted(self._known)],
+            models=[model_row(name, nodes, self.directory, metrics) for name in sorted(self._known)],
             totals=Totals(
                 requests=metrics.requests,
                 failures=metrics.failures,
                 retries=metrics.retries,
-                in_flight=sum(target.in_flight for target in self._directory),
+                in_flight=sum(target.in_flight for target in self.directory),
                 tokens=metrics.tokens,
             ),
             registry_records=len(mesh.registry) if mesh is not None else 0,
@@ -283,8 +293,11 @@ class GatewayServer:
 
     def _follow(self) -> None:
         if self._mesh is not None:
-            self._directory.follow(self._mesh.registry.serving(wall=self._clock.wall()), self._mesh)
-            self._known.update(self._directory.models())
+            registry = self._mesh.registry
+            serving = registry.serving(wall=self._clock.wall())
+            self.directory.follow(serving, self._mesh, self._clock.monotonic())
+            self.directory.loading = registry.loading()
+            self._known.update(self.directory.models())
 
     async def _tick_forever(self) -> None:
         while True:

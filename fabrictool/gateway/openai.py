@@ -75,6 +75,14 @@ def error_response(
     )
 
 
+def no_such_model(name: str, *, may_come: bool) -> GatewayResponse:
+    """404; 503 with a time to try again where a replica of it may come."""
+    if may_come:
+        text = f"no replica of {name!r} serves yet; one may be loading"
+        return error_response(503, "FT8105", text, param="model", headers=(("retry-after", "5"),))
+    return error_response(404, "FT8103", f"the model {name!r} does not exist", param="model")
+
+
 def error_event(code: str, message: str) -> bytes:
     """An error inside a stream that has begun; no ``[DONE]`` follows it."""
     return b"data: " + msgspec.json.encode(error_object(502, code, message)) + b"\n\n"

@@ -128,6 +128,11 @@ class Registry:
                 entries.append(Serving(node.body, service))
         return entries
 
+    def loading(self) -> set[str]:
+        """Models that some engine is loading."""
+        bodies = [record.body for record in self._records.values()]
+        return {b.model for b in bodies if isinstance(b, ServiceBody) and b.lifecycle is Lifecycle.JOIN}
+
     def forget_expired(self, *, wall: float, margin: float = 3600.0 + 600.0) -> int:
         """Drop records whose session certificate ended `margin` seconds ago; they can never come back.
 

@@ -299,3 +299,29 @@ async def test_an_agents_report_of_the_past_is_no_load_of_others():
     directory.report(session, (busy, (bytes([1]) * 16, 0, 0, 0.0, 3)))
     assert [target.load for target in targets] == [0, 3]
     assert targets[0].running == 8
+
+
+async def test_get_on_a_path_that_takes_posts_is_405(bed):
+    async with aiohttp.ClientSession(headers={"authorization": f"Bearer {bed.KEY}"}) as session:
+        answer = await session.get(bed.url + "/v1/chat/completions")
+    assert (answer.status, answer.headers["allow"]) == (405, "POST")
+
+
+@pytest.mark.parametrize("path", ["completion", "models"])
+async def test_a_model_that_may_come_is_503_with_a_time_to_try_again(bed, path):
+    directory = bed.gateway.directory
+    directory.loading = {"late"}
+
+    async def ask(model):
+        async with aiohttp.ClientSession(headers={"authorization": f"Bearer {bed.KEY}"}) as session:
+            if path == "models":
+                return await session.get(f"{bed.url}/v1/models/{model}")
+            return await session.post(f"{bed.url}/v1/chat/completions", json={"model": model, "messages": HELLO})
+
+    answer = await ask("late")
+    assert (answer.status, answer.headers["retry-after"]) == (503, "5")
+    assert (await ask("never")).status == 404
+    directory.filling_until = bed.clock.monotonic() + 1
+    assert (await ask("never")).status == 503
+    bed.clock.advance(2)
+    assert (await ask("never")).status == 404
