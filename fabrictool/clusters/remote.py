@@ -290,11 +290,13 @@ class RemoteCluster:
         looker = Looker(after, self._clock.monotonic(), self._heartbeats)
         text = done.stdout.decode(errors="replace")
         survey = read_survey(text, self._scheduler, thing=f"cluster/{self.name}", looker=looker)
-        self._skew_s = skew_s(survey.now, before, after)
+        self._skew_s = skew_s(survey.login_now, before, after)
         with self._lock:
             if brief and self._survey is not None:  # queues and reservations stay as last seen
-                old = self._survey.scheduler
-                survey = replace(survey, scheduler=replace(old, jobs=survey.scheduler.jobs, now=survey.scheduler.now))
+                old = self._survey
+                now = survey.login_now + old.now - old.login_now
+                scheduler = replace(old.scheduler, jobs=survey.scheduler.jobs, now=now)
+                survey = replace(survey, scheduler=scheduler, now=now)
             self._survey = survey
         return survey
 

@@ -28,7 +28,9 @@ class Survey:
     """Everything that one look brought back."""
 
     now: float
-    """The login node's clock, wall seconds."""
+    """The scheduler's clock, wall seconds."""
+    login_now: float
+    """The login node's."""
     home: str
     base: str
     """Absolute base folder."""
@@ -83,7 +85,8 @@ def read_survey(text: str, scheduler: Scheduler, *, thing: str, looker: Looker |
         if (stamps := _stamps(files))
     }
     return Survey(
-        now=now,
+        now=facts.now or now,
+        login_now=now,
         home=host[1],
         base=sections["base"][0],
         environment=next(iter(sections.get("environment", ())), ""),

@@ -131,7 +131,7 @@ class ClusterFacts(msgspec.Struct, frozen=True, kw_only=True):
     """By partition."""
     away: tuple[Away, ...] = ()
     now: float | None = None
-    """The cluster's own clock, wall seconds: times that it says are compared with this one."""
+    """The scheduler's own clock, wall seconds: times that it says are compared with this one."""
     skew_s: float = 0.0
     """How far its clock is ahead of ours, in seconds; 0 where that may be the way there. It decides nothing."""
     here: bool = True

@@ -258,10 +258,7 @@ class GatewayServer:
 
     def status(self) -> GatewayStatus:
         metrics, mesh, now = self._metrics, self._mesh, self._clock.wall()
-        if mesh is not None:
-            nodes = mesh_rows(mesh, self.directory, self._lost_at, now)
-        else:
-            nodes = static_rows(self.directory)
+        nodes = mesh_rows(mesh, self.directory, self._lost_at, now) if mesh is not None else static_rows(self.directory)
         return GatewayStatus(
             release=__version__,
             at=now,

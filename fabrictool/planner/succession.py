@@ -56,8 +56,7 @@ def successions(evidence: Evidence, now: float) -> dict[str, Succession]:
     expiring = {}
     for cluster, unit in evidence.observed.running().values():
         facts = evidence.clusters[cluster]
-        here = now if facts.now is None else facts.now
-        succession = _succession(unit, evidence.specs.get(unit.operation), facts, evidence.state, here)
+        succession = _succession(unit, evidence.specs.get(unit.operation), facts, evidence.state, now)
         if succession is not None:
             expiring[unit.operation] = succession
     return expiring
@@ -66,6 +65,8 @@ def successions(evidence: Evidence, now: float) -> dict[str, Succession]:
 def _succession(
     unit: ObservedUnit, spec: UnitSpec | None, facts: ClusterFacts, state: State, now: float
 ) -> Succession | None:
+    """Times of the scheduler are compared with its clock, and those of certificates, which are made here, with ours."""
+    there = now if facts.now is None else facts.now
     if unit.requeued:
         return Succession("requeued", "the scheduler put its job back into the queue, and a session never runs twice")
     if unit.state != "running":
@@ -74,13 +75,13 @@ def _succession(
     if unit.silent_s > MUTE_S:
         return Succession("silence", f"it gave no sign of life for {unit.silent_s:.0f} s")
     if isinstance(spec, AgentSpec) and facts.scheduler:
-        window = _taken_away(unit, spec, facts, now)
+        window = _taken_away(unit, spec, facts, there)
         if window is not None:
             text = f"{window.name} takes its nodes away at {_clock(window.begin)}"
             # Where it takes some nodes only, others are there for a successor.
             return Succession("maintenance", text, stop_first=not window.nodes)
         lead = lead_s(unit, spec, facts, state)
-        if unit.ends_at is not None and unit.ends_at - now < lead:
+        if unit.ends_at is not None and unit.ends_at - there < lead:
             at = _clock(unit.ends_at)
             return Succession("walltime", f"its allocation ends at {at}, and a successor needs up to {lead:.0f} s")
     return Succession("certificate", "its certificate ends soon") if expires_soon(unit, now) else None

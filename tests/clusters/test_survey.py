@@ -254,3 +254,10 @@ def test_a_job_that_ran_before_and_waits_again_was_requeued():
 def test_a_run_that_has_ended_does_not_serve_while_its_job_lasts():
     ending = unit(files=files(exit_json=BYE, health_json=health(), claim="17"), jobs=[job()])
     assert (ending.ready, ending.waits_for) == (False, "leaving")
+
+
+def test_the_schedulers_times_are_compared_with_the_schedulers_clock():
+    """The login node's is two hours wrong; the controller's is the one that began and will end the job."""
+    survey = read_survey(text(jobs=[job()], clock=[str(NOW - 7200)]), Slurm(), thing="cluster/c")
+    assert (survey.now, survey.login_now) == (NOW - 7200, NOW)
+    assert read_survey(text(clock=[]), Slurm(), thing="cluster/c").now == NOW

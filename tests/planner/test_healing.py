@@ -153,3 +153,18 @@ def test_a_stuck_job_is_drift_and_is_left_where_it_is():
     assert outcome(evidence) == (["stuck"], [], ())
     (problem,) = stuck(evidence).values()
     assert (problem.code, "JobHeldAdmin" in problem.message) == ("FT5111", True)
+
+
+def test_the_clusters_clock_ends_no_certificate_and_ours_no_allocation():
+    certified = unit(certificate_begins_at=NOW - 3600, certificate_ends_at=NOW + 25 * 3600)
+    (facts,) = seen(certified).clusters.values()
+    for wrong in (-86400.0, 86400.0):
+        ahead = msgspec.structs.replace(facts, now=NOW + wrong, units=(without_end(certified),))
+        assert heal(msgspec.structs.replace(seen(certified), clusters={"c": ahead}), {}, now=NOW).drift == ()
+    late = msgspec.structs.replace(facts, now=NOW - 3600, units=(unit(ends_at=NOW - 3600 + 8 * 3600),))
+    evidence = msgspec.structs.replace(seen(certified), clusters={"c": late})
+    assert heal(evidence, {}, now=NOW).drift == ()
+
+
+def without_end(unit):
+    return msgspec.structs.replace(unit, ends_at=None)

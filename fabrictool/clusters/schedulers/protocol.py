@@ -56,7 +56,7 @@ class SchedulerFacts:
     programs: str = ""
     """Folder of the scheduler's commands, for the path of jobs."""
     now: float = 0.0
-    """Wall seconds, of the login node's clock."""
+    """Wall seconds, of the clock by which the scheduler says all times; 0: the login node's."""
     utc_offset: str = "+0000"
     """Of its time zone, as `date +%z` writes it."""
 

@@ -73,6 +73,7 @@ class Slurm(Scheduler):
             "export SLURM_TIME_FORMAT=%s\n"
             "echo @version; sinfo --version || exit 75\n"
             "echo @programs; command -v sbatch\n"
+            "echo @clock; scontrol show config 2>/dev/null | sed -n '1s/^Configuration data as of //p'\n"
             f"{jobs}"
             f"echo @queues; sinfo --local -h -o {shlex.quote(_SINFO)} || exit 75\n"
             "echo @waiting; squeue --local -h -t PD -o %P || exit 75\n"
@@ -80,7 +81,8 @@ class Slurm(Scheduler):
         )
 
     def facts(self, sections: Mapping[str, Sequence[str]], now: float) -> SchedulerFacts:
-        """See the protocol; `now` is the login node's clock."""
+        """See the protocol; `now` is the login node's clock. Every time that Slurm says is by its controller's."""
+        now = _time(first_line(sections, "clock").strip()) or now
         version = _version(sections.get("version", ()))
         waiting = [name for line in sections.get("waiting", ()) for name in line.split(",")]
         queues = _queues(sections.get("queues", ()), waiting)
@@ -91,6 +93,7 @@ class Slurm(Scheduler):
             queues=queues,
             away=tuple(away for line in sections.get("reservations", ()) for away in _reservation(line, now, queues)),
             programs=first_line(sections, "programs").rpartition("/")[0],
+            now=now,
         )
 
     def lookup(self) -> str:
