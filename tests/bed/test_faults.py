@@ -12,6 +12,7 @@ import re
 import subprocess
 import time
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -30,14 +31,19 @@ CODES = {0, 3, 4, 5, 69}
 @pytest.fixture(scope="module")
 def faulty(make_federation):
     fed = make_federation("faulty")
-    state = fed.folder / "state"
-    state.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", state], check=True)
+    (fed.folder / "state").mkdir()
+    operator = fed.bed.machine("op")  # has its own view of the file system
+    operator.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(fed.folder / "state")])
     write(fed)
     fed.up()
     yield fed
     fed.run("destroy", "--yes", code=None)
-    subprocess.run(["umount", "-l", state], check=True)
+    operator.run(["umount", "-l", str(fed.folder / "state")])
+
+
+def state_of(fed):
+    """The operator's state folder, as it is seen from here."""
+    return Path(f"/proc/{fed.bed.machine('op').process.pid}/root{fed.folder}/state")
 
 
 def write(fed, **job):
@@ -70,7 +76,9 @@ def only_job(fed, cluster):
 
 
 def starts(fed):
-    return healed(history(fed.folder / "state" / fed.name / "journal"))
+    entries = history(state_of(fed) / fed.name / "journal")
+    assert entries, "the journal is not where it is looked for"
+    return healed(entries)
 
 
 def changes(fed):
@@ -80,11 +88,16 @@ def changes(fed):
 
 def settle(fed):
     """Apply until it is so, within a bound; then what must hold."""
-    deadline = time.monotonic() + SETTLED_WITHIN_S
-    while (code := fed.run("apply", "--yes", "--queue-wait", "60", code=None).returncode) != 0:
-        assert code in CODES, code
-        assert time.monotonic() < deadline, f"not settled; the last apply ended with {code}"
+    began = time.monotonic()
+    while (done := fed.run("apply", "--yes", "--queue-wait", "60", code=None)).returncode != 0:
+        print(
+            f"  {time.monotonic() - began:.0f} s: apply ended with {done.returncode}\n{done.stdout}\n{done.stderr}",
+            flush=True,
+        )
+        assert done.returncode in CODES
+        assert time.monotonic() - began < SETTLED_WITHIN_S, "not settled"
         time.sleep(1)
+    print(f"  settled in {time.monotonic() - began:.0f} s", flush=True)
     assert changes(fed) == []
     assert changes(fed) == []
     rows = fed.units()
@@ -202,7 +215,7 @@ def resets(fed, dice, cluster):
 @contextlib.contextmanager
 def full_disk(fed, _dice, _cluster):
     """Of the operator."""
-    filler = fed.folder / "state" / "filler"
+    filler = state_of(fed) / "filler"
     with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while file.write(b"x" * 4096):
             pass
