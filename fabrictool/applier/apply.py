@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 
-from fabrictool.applier.checks import check_fresh, check_sound, check_startable
+from fabrictool.applier.checks import check_fresh, check_owned, check_sound, check_startable
 from fabrictool.applier.driver import Driver
 from fabrictool.applier.journal import Journal
 from fabrictool.applier.rollout import held_back, model_of, waves
@@ -120,6 +120,7 @@ class Applier:
             elif journal.finished:
                 message = f"plan {plan.id[:8]} was applied before, and another one since"
                 raise StaleError.of("FT4004", message, thing="plan", hint="run `fabrictool plan` again")
+            check_owned(plan, observed, state.lineage or plan.lineage or lineage)
             check_fresh(plan, observed, self.read_set(state, observed), journal.entries(), state, lineage)
             for action in plan.changes:
                 if action.spec is not None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from fabrictool.base.errors import InvalidInputError, Place, Problem, StaleError
 from fabrictool.base.ids import is_name
 from fabrictool.domain.observed import generation
-from fabrictool.domain.state import operation_id
+from fabrictool.domain.state import operation_id, same_lineage
 from fabrictool.planner.readset import ABSENT
 
 if TYPE_CHECKING:
@@ -52,6 +52,23 @@ def check_startable(plan: Plan) -> None:
                 thing=f"replica/{replica.replica}",
                 hint="leave `phases` of the model at `unified`, and plan with another solver than tabu",
             )
+
+
+def check_owned(plan: Plan, observed: Observed, lineage: str) -> None:
+    """Refuse to start anything where another state runs a fabric of the same name: it would run twice."""
+    starts = {action.cluster for action in plan.changes if action.spec is not None}
+    problems = []
+    for name, facts in sorted(observed.clusters.items()):
+        theirs, _, who = facts.owner.partition(" ")
+        if name in starts and facts.foreign and theirs and not same_lineage(theirs, lineage):
+            message = (
+                f"{who} runs a fabric {plan.fabric} on {name} from another state (lineage {theirs}): "
+                f"{len(facts.foreign)} units, such as {facts.foreign[0]}; nothing was changed"
+            )
+            hint = "name one of the two otherwise, share one state (`state` in the blueprint), or `state rebuild`"
+            problems.append(Problem("FT5410", message, Place(thing=f"cluster/{name}"), hint))
+    if problems:
+        raise StaleError(problems)
 
 
 def check_fresh(

@@ -6,6 +6,7 @@ import io
 import posixpath
 import shlex
 import tarfile
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -128,10 +129,14 @@ def run_folder(unit: NewUnit, job: Job, scheduler: Scheduler, survey: Survey) ->
     }
 
 
-def tar(folders: Mapping[str, Mapping[str, bytes]]) -> bytes:
-    """Operation → name → bytes, as an archive: folders of mode 0700, files of mode 0600."""
+def tar(folders: Mapping[str, Mapping[str, bytes]], beside: Mapping[str, bytes] = MappingProxyType({})) -> bytes:
+    """Operation → name → bytes, and what is `beside` them, as an archive: folders of mode 0700, files of mode 0600."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.GNU_FORMAT) as archive:
+        for name, data in sorted(beside.items()):
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(data), 0o600
+            archive.addfile(entry, io.BytesIO(data))
         for operation, files in sorted(folders.items()):
             folders_of = {posixpath.join(operation, posixpath.dirname(name)).rstrip("/") for name in files}
             for folder in sorted({operation, *folders_of}):

@@ -7,9 +7,11 @@ What runs there is decided by pure parts: `schedulers/` says the words of a sche
 from __future__ import annotations
 
 import contextlib
+import getpass
 import itertools
 import math
 import re
+import socket
 import threading
 import time
 from dataclasses import replace
@@ -26,6 +28,7 @@ from fabrictool.clusters.schedulers import shell
 from fabrictool.clusters.survey import Looker, read_survey
 from fabrictool.domain.observed import ClusterFacts, Queue
 from fabrictool.domain.plan import Outlook
+from fabrictool.domain.state import same_lineage
 from fabrictool.status.documents import decode
 
 if TYPE_CHECKING:
@@ -55,6 +58,7 @@ MOST_ESTIMATES = 8
 _REFUSALS = {
     "refused": ("FT5404", "correct partition, account or limits in the inventory, and plan again"),
     "unknown": ("FT5405", "run the command again: it asks the scheduler first"),
+    "foreign": ("FT5410", "name one of the two fabrics otherwise, or share one state (`state` in the blueprint)"),
     "unplaced": ("FT5406", "check space, quota and rights there; `folder` in the inventory chooses another place"),
 }
 
@@ -114,6 +118,7 @@ class RemoteCluster:
             ),
             now=survey.now,
             skew_s=self._skew_s,
+            owner=survey.owner,
             here=survey.here,
         )
 
@@ -227,7 +232,7 @@ class RemoteCluster:
             "ft-submit",
             shell.submit_program(self._scheduler),
             sorted(folders),
-            stdin=tar(folders),
+            stdin=tar(folders, _owner_files(units[0].lineage, survey)),
             timeout_s=SUBMIT_SECONDS + SUBMIT_SECONDS_EACH * len(folders),
             tries=COMMAND_TRIES,
         )
@@ -367,6 +372,15 @@ class RemoteCluster:
         if not problems:
             raise UnreachableError.of("FT5109", "it has no login node", thing=f"cluster/{self.name}")
         raise UnreachableError(problems)
+
+
+def _owner_files(lineage: str, survey: Survey) -> dict[str, bytes]:
+    """What says whose fabric of this name it is; where nothing of another one is left, it is ours from now on."""
+    if not lineage:
+        return {}
+    files = {".owner": f"{lineage} {getpass.getuser()}@{socket.gethostname()}\n".encode()}
+    others = any(unit.lineage and not same_lineage(unit.lineage, lineage) for unit in survey.units)
+    return files if others else files | {".takes-over": b""}
 
 
 def skew_s(theirs: float, before: float, after: float) -> float:

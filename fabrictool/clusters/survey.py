@@ -43,6 +43,8 @@ class Survey:
     """The folder of the units is there, as some start left it."""
     pages: Mapping[str, str] = field(default_factory=dict)
     """Operation → URL of its status page on the loopback of its own machine."""
+    owner: str = ""
+    """Who started something there first under the fabric's name: lineage, user and machine."""
     unsure: frozenset[str] = frozenset()
     """Operations of which only a later look can say whether they live."""
 
@@ -99,6 +101,7 @@ def read_survey(text: str, scheduler: Scheduler, *, thing: str, looker: Looker |
             for operation, files in folders.items()
             if "process.json" in files
         },
+        owner=next(iter(sections.get("owner", ())), ""),
         unsure=frozenset(operation for operation, pulse in pulses.items() if pulse.verdict == "unsure"),
     )
 

@@ -136,6 +136,8 @@ class ClusterFacts(msgspec.Struct, frozen=True, kw_only=True):
     """How far its clock is ahead of ours, in seconds; 0 where that may be the way there. It decides nothing."""
     here: bool = True
     """The folder of the units was there; without it nothing can be said about units that were started."""
+    owner: str = ""
+    """Who started something there first under the fabric's name: lineage, user and machine; "": nobody, or not told."""
     foreign: tuple[str, ...] = ()
     """Operations of other lineages under the same fabric's name: never touched."""
 

@@ -347,3 +347,20 @@ def test_a_full_disk_keeps_nobody_from_stopping(bench, monkeypatch):
     with pytest.raises(FabrictoolError):
         applier.apply(plan(action("create", new=2), facts=facts(cluster)))
     assert ("start", operation(2)) not in cluster.told
+
+
+def test_a_fabric_of_that_name_from_another_state_is_left_alone_and_its_owner_named(bench):
+    class Shared(FakeCluster):
+        def observe(self, **how):
+            theirs = ObservedUnit(
+                address=ADDRESS, operation="x-g1-0", state="running", spec_digest="", lineage="a" * 16
+            )
+            seen = super().observe(**how)
+            return msgspec.structs.replace(seen, owner=f"{'a' * 16} alice@op1", units=(*seen.units, theirs))
+
+    cluster = Shared()
+    with pytest.raises(StaleError) as caught:
+        change = msgspec.structs.replace(action("create", new=1), operation=operation_id("b" * 16, ADDRESS, 1))
+        bench(cluster).apply(plan(change, lineage="b" * 16))
+    (problem,) = caught.value.problems
+    assert (problem.code, "alice@op1" in problem.message, cluster.told) == ("FT5410", True, [])

@@ -107,7 +107,21 @@ def test_destroy_leaves_nothing_behind(bed, whole):
     for user, name in (("alice", "a-login"), ("hostuser", "host"), ("web", "ing")):
         left = (
             bed.machine(name)
-            .run(["find", f"/home/{user}/.fabrictool/units", "-type", "f", "-not", "-name", ".here"], check=False)
+            .run(
+                [
+                    "find",
+                    f"/home/{user}/.fabrictool/units",
+                    "-type",
+                    "f",
+                    "-not",
+                    "-name",
+                    ".here",
+                    "-not",
+                    "-name",
+                    ".owner",
+                ],
+                check=False,
+            )
             .stdout
         )
         assert left == "", name

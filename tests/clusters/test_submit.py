@@ -5,6 +5,9 @@ import subprocess
 
 import pytest
 
+from fabrictool.clusters.jobs import tar
+from fabrictool.clusters.schedulers.shell import submit_program
+from fabrictool.clusters.schedulers.slurm import Slurm
 from tests.clusters import submit_bench as cases
 from tests.clusters.submit_bench import Bench
 
@@ -87,3 +90,24 @@ def test_files_that_cannot_be_written_are_said_for_every_operation(bench, tmp_pa
     code, lines = bench.submit("a-g1-0", "b-g1-0")
     assert code == 0
     assert [line[:2] for line in lines] == [("a-g1-0", "unplaced"), ("b-g1-0", "unplaced")]
+
+
+def owned(lineage, who, **more):
+    return tar(
+        {"a-g1-0": {"submit": b"sbatch --parsable --job-name=ft-a-g1-0 x\n"}},
+        {".owner": f"{lineage} {who}\n".encode(), **more},
+    )
+
+
+def test_the_first_state_that_starts_something_owns_the_fabric_and_a_second_one_is_told(bench, tmp_path):
+    submit = [submit_program(Slurm()), ["a-g1-0"]]
+    _, out = bench.run(*submit, owned("aaaaaaaa", "alice@op1"), {})
+    assert "submitted" in out
+    code, out = bench.run(*submit, owned("bbbbbbbb", "bob@op2"), {})
+    assert (code, out.split("\t")[1]) == (0, "foreign")
+    assert "alice@op1 (lineage aaaaaaaa)" in out
+    _, out = bench.run(*submit, owned("aaaaaaaa", "alice@laptop"), {})
+    assert "already" in out, "the same state from another machine"
+    _, out = bench.run(*submit, owned("bbbbbbbb", "bob@op2", **{".takes-over": b""}), {})
+    assert "already" in out
+    assert (tmp_path / "base/units/f/.owner").read_text() == "bbbbbbbb bob@op2\n"

@@ -162,7 +162,9 @@ def no_shell(endpoint: Endpoint, status: int | None, output: bytes) -> Fabrictoo
 
 
 def named(argv: Sequence[str]) -> str:
-    """A command for a message: its first words; arguments hold no secrets, and messages stay short."""
+    """A command for a message: a program of ours by its name, others by their first words; no secrets are in them."""
+    if list(argv[:2]) == ["sh", "-c"] and len(argv) > 3:
+        return f"`{argv[3]}`"
     text = shlex.join(argv[:4]) + (" …" if len(argv) > 4 else "")
     return f"`{text if len(text) <= 80 else text[:79] + '…'}`"
 

@@ -1,6 +1,7 @@
 # Places run folders (a tar on stdin) and submits their jobs; arguments: operations.
 # Prints OPERATION, VERDICT, JOB and MESSAGE with tabs between them. Verdicts: submitted, already, adopted, refused (surely
-# no job), unknown (perhaps a job: the next call looks first), unplaced (its files could not be written).
+# no job), unknown (perhaps a job: the next call looks first), unplaced (its files could not be written), foreign (the
+# fabric of this name is another state's: the first that starts something here owns it, until nothing of it is left).
 # `: step` marks the places at which the tests kill this program.
 in=
 trap '[ -z "$in" ] || rm -rf "$in"' EXIT
@@ -11,6 +12,16 @@ if ! { mkdir -p "$units" && touch "$units/.here" && in=$(mktemp -d "$units/.in.X
   exit 0
 fi
 : step
+if [ -s "$in/.owner" ]; then
+  [ ! -e "$in/.takes-over" ] || mv "$in/.owner" "$units/.owner"
+  ln "$in/.owner" "$units/.owner" 2>/dev/null
+  read -r theirs who <"$units/.owner"
+  read -r ours _ <"$in/.owner" 2>/dev/null || ours=$theirs
+  if [ "$theirs" != "$ours" ]; then
+    for op; do printf '%s\tforeign\t\t%s (lineage %s)\n' "$op" "$who" "$theirs"; done
+    exit 0
+  fi
+fi
 
 here=$(hostname)
 

@@ -11,8 +11,9 @@ for name in spec.json meta.json jobid attempt claim process.json health.json exi
   [ $# -gt 0 ] || continue
   grep -H '' "$@" /dev/null || [ $? -eq 1 ] || exit 75
 done
-[ ! -e "$units/.here" ] || { echo @here; echo yes; }
 # The file server's clock beside the node's own: either may be wrong.
 find "$units" -maxdepth 2 -name health.json -printf '%p.mtime:%T@\n' 2>/dev/null
+[ ! -e "$units/.here" ] || { echo @here; echo yes; }
+echo @owner; cat "$units/.owner" 2>/dev/null
 #@scheduler@
 echo @end
