@@ -86,6 +86,8 @@ def read_survey(text: str, scheduler: Scheduler, *, thing: str, looker: Looker |
         for operation, files in folders.items()
         if (stamps := _stamps(files))
     }
+    units = _units(folders, specs, facts.jobs, pulses)
+    unsure = {operation for operation, pulse in pulses.items() if pulse.verdict == "unsure"}
     return Survey(
         now=facts.now or now,
         login_now=now,
@@ -93,7 +95,7 @@ def read_survey(text: str, scheduler: Scheduler, *, thing: str, looker: Looker |
         base=sections["base"][0],
         environment=next(iter(sections.get("environment", ())), ""),
         scheduler=facts,
-        units=_units(folders, specs, facts.jobs, pulses),
+        units=units,
         specs=specs,
         here="here" in sections,
         pages={
@@ -102,7 +104,7 @@ def read_survey(text: str, scheduler: Scheduler, *, thing: str, looker: Looker |
             if "process.json" in files
         },
         owner=next(iter(sections.get("owner", ())), ""),
-        unsure=frozenset(operation for operation, pulse in pulses.items() if pulse.verdict == "unsure"),
+        unsure=frozenset(unit.operation for unit in units if unit.state == "running" and unit.operation in unsure),
     )
 
 
@@ -170,7 +172,7 @@ def _unit(
     pulse: Pulse | None,
 ) -> ObservedUnit:
     meta, health, ending = (_object(files.get(name, "")) for name in ("meta.json", "health.json", "exit.json"))
-    state, reason = _state(files, job, number, ending, silent=pulse is None or pulse.verdict == "silent")
+    state, reason = _state(files, job, number, ending, silent=pulse is None or pulse.verdict != "alive")
     pulse = pulse or ALIVE  # it never said anything: nothing can be missed
     detail = ""
     if state == "running":

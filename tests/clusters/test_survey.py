@@ -210,10 +210,16 @@ def test_a_stamp_from_the_future_is_no_sign_of_life():
     assert unit(files=files(health_json=health(age=-3600))).state == "killed"
 
 
-def test_one_look_kills_nobody():
-    given = text(files=files(health_json=health(age=600)))
+def test_one_look_calls_nobody_mute_whose_job_runs():
+    given = text(files=files(health_json=health(age=600)), jobs=[job()])
     survey = read_survey(given, Slurm(), thing="cluster/c")
-    assert (survey.units[0].state, survey.units[0].ready, survey.unsure) == ("running", False, {OPERATION})
+    (mute,) = survey.units
+    assert (mute.state, mute.ready, mute.silent_s, survey.unsure) == ("running", False, 0.0, {OPERATION})
+
+
+def test_what_neither_the_scheduler_nor_its_heart_vouches_for_is_dead_at_once():
+    survey = read_survey(text(files=files(health_json=health(age=600))), Slurm(), thing="cluster/c")
+    assert (survey.units[0].state, survey.unsure) == ("killed", frozenset())
 
 
 @pytest.mark.parametrize(
