@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fabrictool.base.errors import InvalidInputError, UsageError
+from fabrictool.base.errors import FabrictoolError, InvalidInputError, UsageError
 from fabrictool.base.files import file_error
 from fabrictool.base.ids import is_name
 from fabrictool.cli.hosts import split_target
@@ -46,9 +46,17 @@ def site_named(
         if name and not is_name(name):
             raise UsageError.of("FT9001", f"`{name}` cannot be a name", hint="small letters, digits, `.`, `_` and `-`")
     entered = replace(access, identity="") != HostAccess()
-    described = source != Source() and "@" not in text and not entered
+    described = "@" not in text and not entered and (source != Source() or _named_here(text, source))
     target, connect = _cluster(text, names, source) if described else _host(text, access, names)
     return replace(target, kind=kind or target.kind), connect
+
+
+def _named_here(text: str, source: Source) -> bool:
+    """Whether the blueprint that is meant by default is sound and its inventory has this cluster."""
+    try:
+        return text in source.inventory_alone().clusters
+    except FabrictoolError:
+        return False
 
 
 def _cluster(
