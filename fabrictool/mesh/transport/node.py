@@ -250,7 +250,7 @@ class MeshNode:
                 elif self._clock.monotonic() - began > RETRY_FIRST_S * 10:
                     delay = RETRY_FIRST_S
             except OSError as error:
-                self.dial_errors[address] = spoken(error)
+                self.dial_errors[address] = spoken(error, "is of another federation")
                 _log.debug("cannot reach %s: %s", address, error)
             await asyncio.sleep(random.uniform(0.5, 1.0) * delay)
             delay = min(delay * 2, RETRY_MAX_S)
