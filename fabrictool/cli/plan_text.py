@@ -73,7 +73,7 @@ def action_lines(plan: Plan, verbosity: int) -> list[str]:
             lines.append(f"            operation {action.operation}")
     if kept:
         lines.append(f"  = keep    {kept} unit{'s' if kept > 1 else ''}   (show: -v)")
-    return lines or ["  nothing runs and nothing is asked for"]
+    return lines or ["  nothing is running and nothing is requested"]
 
 
 def _outlook_lines(outlook: Outlook) -> list[str]:

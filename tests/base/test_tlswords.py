@@ -34,7 +34,7 @@ def failure(server, client):
 
     thread = threading.Thread(target=serve)
     thread.start()
-    with pytest.raises(OSError, match="_ssl.c") as error, client_context(client).wrap_socket(ours) as tls:
+    with pytest.raises(OSError, match=r"_ssl\.c") as error, client_context(client).wrap_socket(ours) as tls:
         tls.recv(1)
     ours.close()
     thread.join(10)
