@@ -13,7 +13,7 @@ import os
 import signal
 import socket
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import aiohttp
 
@@ -32,6 +32,8 @@ FAILED_CHECKS = 3
 MAX_RESTARTS = 5
 STABLE_SECONDS = 300.0
 """An engine that served this long starts counting its restarts anew."""
+REFUSES = 65
+"""An engine that ends so, before it was ever ready, says that its input is wrong (EX_DATAERR of sysexits.h)."""
 STOP_SECONDS = 10.0
 LOG_SECONDS = 1.0
 """What a stopped engine has still to say is read for this long."""
@@ -91,6 +93,8 @@ class Supervisor:
             while True:
                 began = loop.time()
                 reason = await self._run_once(http)
+                if self.state == "loading" and self._process is not None and self._process.returncode == REFUSES:
+                    await self._refused()
                 if loop.time() - began > STABLE_SECONDS:
                     self.restarts = 0
                 if self.restarts >= MAX_RESTARTS:
@@ -99,7 +103,7 @@ class Supervisor:
                         "FT7103",
                         f"engine {self._adapter.name} failed {self.restarts + 1} times, the last time: {reason}",
                         thing=f"engine/{self._adapter.name}",
-                        hint=f"its last lines: {' | '.join(list(self.lines)[-3:])}",
+                        hint=f"its last line: {self.lines[-1] if self.lines else 'none'}",
                     )
                 self.restarts += 1
                 self.progress = f"restart {self.restarts} of {MAX_RESTARTS}: {reason}"
@@ -108,6 +112,21 @@ class Supervisor:
                 await self.stop()
                 await asyncio.sleep(min(30.0, 0.5 * 2**self.restarts))
                 self._move("starting")
+
+    async def _refused(self) -> NoReturn:
+        """The same input would be refused again: said once, with the engine's own words."""
+        self._move("failed")
+        if self._reader is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOG_SECONDS):
+                    await self._reader
+        words = " ".join(line.strip() for line in list(self.lines)[-2:]) or f"it ended with code {REFUSES}"
+        raise EngineFailedError.of(
+            "FT7105",
+            f"engine {self._adapter.name} refuses its model or its options: {words}",
+            thing=f"engine/{self._adapter.name}",
+            hint="starting it again would not help; `fabrictool doctor` checks the model",
+        )
 
     async def stop(self) -> None:
         """TERM to the engine's process group, then KILL; returns when it is gone."""

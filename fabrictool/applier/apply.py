@@ -118,7 +118,7 @@ class Applier:
                 if not unready(plan, observed):
                     return False
             elif journal.finished:
-                message = f"plan {plan.id[:8]} was applied before, and another one since"
+                message = f"plan {plan.id[:8]} was applied before, and another plan since"
                 raise StaleError.of("FT4004", message, thing="plan", hint="run `fabrictool plan` again")
             check_owned(plan, observed, state.lineage or plan.lineage or lineage)
             check_fresh(plan, observed, self.read_set(state, observed), journal.entries(), state, lineage)

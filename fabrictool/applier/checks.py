@@ -36,7 +36,7 @@ def check_sound(plan: Plan, fabric: str, clusters: Container[str]) -> None:
             good = good and action.spec is not None and is_name(action.spec.provider)
             good = good and action.operation == wanted
         if not good:
-            message = f"no planner wrote the step {action.kind} {action.address} on {action.cluster}"
+            message = f"the step {action.kind} {action.address} on {action.cluster} is none that a plan has"
             hint = "a plan is not edited; change the blueprint and run `fabrictool plan` again"
             raise InvalidInputError.of("FT4006", message, thing=action.address, hint=hint)
 

@@ -62,7 +62,9 @@ def ask(
     UnsendableError
         The address or a header cannot be sent.
     """
-    import httpx2  # noqa: PLC0415 - --help must not pay for it
+    import httpx2  # noqa: PLC0415 - --help must not pay for these
+
+    from fabrictool.base.tlswords import spoken  # noqa: PLC0415
 
     try:
         with (
@@ -77,7 +79,7 @@ def ask(
     except (httpx2.LocalProtocolError, httpx2.InvalidURL, UnicodeError):
         raise UnsendableError("the address or a header has characters that HTTP cannot carry") from None
     except httpx2.HTTPError as error:
-        raise NoAnswerError(str(error) or type(error).__name__) from error
+        raise NoAnswerError(spoken(error)) from error
     if answer.has_redirect_location and redirects:
         there = urljoin(address, answer.headers["Location"])
         return ask(method, there, headers=headers, timeout_s=timeout_s, direct=direct, redirects=redirects - 1)

@@ -24,8 +24,8 @@ _EXPLAINED: tuple[tuple[str, str, str, str], ...] = (
     ("could not find expected ':'", "FT1003", "a key without `:`", "write `name: value`"),
     ("expected ',' or ']'", "FT1003", "the list lacks `,` or `]`", "close the bracket"),
     ("expected ',' or '}'", "FT1003", "the mapping lacks `,` or `}`", "close the brace"),
-    ("unexpected end of stream", "FT1003", "the text in quotes never ends", "add the closing quote"),
-    ("cannot start any token", "FT1003", "this character cannot start a value", "put the text in quotes"),
+    ("unexpected end of stream", "FT1003", "unclosed quote", "add the closing quote"),
+    ("cannot start any token", "FT1003", "a value cannot start with this character", "put the text in quotes"),
     ("expected <block end>", "FT1003", "the indentation fits no block above", "align it with its neighbours"),
     ("did not find expected key", "FT1003", "the indentation fits no block above", "align it with its neighbours"),
     ("expected node content", "FT1003", "a value is missing here, or a bracket is not closed", "write it"),
@@ -62,6 +62,6 @@ def character_problem(error: yaml.YAMLError, source: SourceFile) -> Problem:
         return Problem("FT1003", f"not YAML: {complaint}", Place(file=source.name), "save the file as plain UTF-8 text")
     before = source.content[: match.start()]
     line, column = before.count("\n"), len(before) - (before.rfind("\n") + 1)
-    message = f"the character U+{ord(match[0]):04X} cannot stand in YAML"
+    message = f"the character U+{ord(match[0]):04X} is not allowed in YAML"
     place = Place(source.name, line + 1, column + 1)
     return Problem("FT1025", message, place, "remove it; editors may show nothing there")

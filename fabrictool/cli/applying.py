@@ -71,7 +71,7 @@ def destroy_fabric(source: Source, *, yes: bool, as_json: bool) -> int:
         if not plan.changes:
             if left:
                 raise UnreachableError(left)
-            say(f"nothing of fabric {plan.fabric} runs")
+            say(f"nothing of fabric {plan.fabric} is running")
             return 0
         if not as_json:
             data("\n".join(action_lines(plan, 0)))

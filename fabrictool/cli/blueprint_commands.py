@@ -112,7 +112,7 @@ def _synthetic(size: str, seed: int, load: float) -> dict[str, str]:
     from fabrictool.planner.instances.synthetic import documents, parse
 
     if math.isnan(load):
-        raise typer.BadParameter("nan is no share", param_hint="--load")
+        raise typer.BadParameter("nan is not a share", param_hint="--load")
     texts = documents(parse(size), seed, load)
     line = f"# Made up by `fabrictool init --synthetic {size} --seed {seed} --load {load:g}`.\n"
     return {name: line + yaml.safe_dump(document, sort_keys=False) for name, document in texts.items()}

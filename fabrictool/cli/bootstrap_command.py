@@ -47,5 +47,5 @@ def bootstrap(
         json_data({"format_version": "1", "type": "environment", "cluster": cluster, **asdict(placed)})
     elif not dry_run:
         verb = "is in use now" if placed.changed else "was in use already"
-        ran = f"fabrictool {placed.python}" if placed.python else "its Python was not tried: nodes of another platform"
+        ran = f"fabrictool {placed.python}" if placed.python else "Python not tested: the nodes have another platform"
         say(f"{cluster}: env/rel/{placed.release} {verb}; {ran}")

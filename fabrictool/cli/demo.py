@@ -220,7 +220,7 @@ def _url(client: Client) -> str:
 
 
 def _kept(client: Client, key_file: Path, by_hand: str) -> None:
-    body = json.dumps({"model": client.model, "messages": [{"role": "user", "content": QUESTION}]})
+    body = json.dumps({"model": client.model, "temperature": 0, "messages": [{"role": "user", "content": QUESTION}]})
     data(f"""
 The fabric stays up: {_url(client)}
 
@@ -230,7 +230,7 @@ The fabric stays up: {_url(client)}
 
   from openai import OpenAI
   client = OpenAI(base_url="{_url(client)}", api_key=open("{key_file}").read().strip())
-  print(client.chat.completions.create(model="{client.model}",
+  print(client.chat.completions.create(model="{client.model}", temperature=0,
         messages=[{{"role": "user", "content": "{QUESTION}"}}]).choices[0].message.content)
 
   fabrictool top {by_hand}         # live status

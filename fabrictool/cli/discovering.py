@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fabrictool.base.errors import InvalidInputError, UsageError
+from fabrictool.base.errors import FabrictoolError, InvalidInputError, UsageError
 from fabrictool.base.files import file_error
 from fabrictool.base.ids import is_name
 from fabrictool.cli.hosts import split_target
@@ -44,11 +44,20 @@ def site_named(
     """
     for name in names:
         if name and not is_name(name):
-            raise UsageError.of("FT9001", f"`{name}` cannot be a name", hint="small letters, digits, `.`, `_` and `-`")
+            hint = "small letters, digits, `.`, `_` and `-`"
+            raise UsageError.of("FT9001", f"`{name}` is not a valid name", hint=hint)
     entered = replace(access, identity="") != HostAccess()
-    described = source != Source() and "@" not in text and not entered
+    described = "@" not in text and not entered and (source != Source() or _named_here(text, source))
     target, connect = _cluster(text, names, source) if described else _host(text, access, names)
     return replace(target, kind=kind or target.kind), connect
+
+
+def _named_here(text: str, source: Source) -> bool:
+    """Whether the blueprint that is meant by default is sound and its inventory has this cluster."""
+    try:
+        return text in source.inventory_alone().clusters
+    except FabrictoolError:
+        return False
 
 
 def _cluster(
@@ -89,7 +98,7 @@ def _host(
         hint = f"`fabrictool trust host {shown}` prints its keys; compare them, then give one with --host-key or --pin"
         raise UsageError.of("FT5304", message, hint=hint)
     if not user:
-        raise UsageError.of("FT9001", f"who are you on {shown}?", hint="--user NAME")
+        raise UsageError.of("FT9001", f"no user name given for {shown}", hint="--user NAME")
     fields = {"host": host, "port": port, "user": user, "host_keys": pinned, "identity": access.identity or None}
     try:
         login = Login.model_validate({key: value for key, value in fields.items() if value is not None}, strict=False)
@@ -109,7 +118,7 @@ def _pinned(path: Path, host: str, port: int) -> list[str]:
     except OSError as error:
         raise file_error(error, path) from error
     except UnicodeDecodeError as error:
-        raise InvalidInputError.of("FT5305", f"{path} is no text", file=str(path)) from error
+        raise InvalidInputError.of("FT5305", f"{path} is not text", file=str(path)) from error
     keys = []
     named = {host, f"[{host}]:{port}"} if port == 22 else {f"[{host}]:{port}"}
     for line in lines:

@@ -51,7 +51,7 @@ def executor_named(name: str, tasks: int, workers: int | None) -> Iterator[Execu
     chosen = name or ("here" if tasks == 1 and workers is None else "processes")
     if chosen.startswith(DASK):
         if workers is not None:
-            raise UsageError.of("FT2013", "--workers has no say over a Dask cluster", hint="leave it out")
+            raise UsageError.of("FT2013", "--workers has no effect on a Dask cluster", hint="leave it out")
         with _dask(chosen.removeprefix(DASK)) as cluster:
             yield cluster
     elif chosen == "processes":
@@ -59,7 +59,7 @@ def executor_named(name: str, tasks: int, workers: int | None) -> Iterator[Execu
             yield pool
     elif chosen == "here":
         if workers is not None:
-            raise UsageError.of("FT2013", "--workers has no say in this process", hint="--executor processes")
+            raise UsageError.of("FT2013", "--workers needs processes", hint="--executor processes")
         yield Here()
     else:
         raise UsageError.of("FT2013", f"there is no executor {name!r}", hint=f"one of: {FORMS}")

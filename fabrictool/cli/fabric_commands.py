@@ -107,7 +107,7 @@ def plan(
     _refuse("--observed, --root and --max-age need --offline", (observed_file or root or max_age) and not offline)
     _refuse("either --offline or --assume-empty", offline and assume_empty)
     if math.isnan(time_limit):
-        raise typer.BadParameter("nan is no number of seconds", param_hint="--time-limit")
+        raise typer.BadParameter("nan is not a number of seconds", param_hint="--time-limit")
     source = Source(blueprint, inventory, overlay, scenario, planned=not what_if)
     if what_if:
         _refuse(

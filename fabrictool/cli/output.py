@@ -29,7 +29,11 @@ _SEQUENCES = {mark: f"\x1b[{_COLOURS[kind]}m" for kind, mark in _MARKS.items()} 
 _GAP = "  "
 _NARROWEST = 12
 """Columns; text is not folded into fewer."""
-_FIGURE = re.compile(r"[–?]|[<>]?\d[\d.,]*(/\d+)?( ?(%|ns|us|ms|s|m|h|d|W|kW|[kMGT]i?B|tok|req/s|\(n=\d+\)))*")
+_FIGURE = re.compile(
+    r"[–?]|[<>]?\d[\d.,]*(/\d+)?"
+    r"( ?(%|ns|us|ms|s|m|h|d|W|kW|[kMGT]i?B|tok|req/s|\(n=\d+\)|\([\d.e+]+–[\d.e+]+\)))*"
+)
+"""A number with its units, and with what it is of or between."""
 
 
 def colours(stream: Any) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from fabrictool.base.clock import minute_text
-from fabrictool.cli.output import seconds_text
+from fabrictool.cli.output import seconds_text, table, terminal_columns
 from fabrictool.state.planfile import plan_document
 
 if TYPE_CHECKING:
@@ -58,10 +58,10 @@ def action_lines(plan: Plan, verbosity: int) -> list[str]:
     shown = [a for a in plan.actions if a.kind != "keep" or verbosity]
     kept = len(plan.actions) - len(shown)
     width = max((len(a.address) for a in shown), default=0)
-    lines = []
+    edge, lines = terminal_columns(), []
     outlooks = {outlook.address: _outlook_lines(outlook) for outlook in plan.outlook}
     for action in shown:
-        lines.append(f"  {SYMBOLS[action.kind]} {action.kind:<7} {action.address:<{width}}  {action.summary}")
+        lines += _within(f"  {SYMBOLS[action.kind]} {action.kind:<7} {action.address:<{width}}", action.summary, edge)
         if action.reason and (verbosity or action.kind in ("unknown", "delete", "create") or not action.changes):
             lines.append(f"            {action.reason}")
         lines += [f"            {text}" for text in outlooks.get(action.address, ())]
@@ -73,7 +73,13 @@ def action_lines(plan: Plan, verbosity: int) -> list[str]:
             lines.append(f"            operation {action.operation}")
     if kept:
         lines.append(f"  = keep    {kept} unit{'s' if kept > 1 else ''}   (show: -v)")
-    return lines or ["  nothing runs and nothing is asked for"]
+    return lines or ["  nothing is running and nothing is requested"]
+
+
+def _within(head: str, summary: str, edge: int | None) -> list[str]:
+    """On one line, or on two where a terminal is too narrow; a file has no edge."""
+    whole = f"{head}  {summary}"
+    return [whole] if edge is None or len(whole) <= edge else [head.rstrip(), f"            {summary}"]
 
 
 def _outlook_lines(outlook: Outlook) -> list[str]:
@@ -93,9 +99,8 @@ def _first_changes(action: Action) -> str:
 
 def _forecast_lines(plan: Plan) -> list[str]:
     forecast = plan.forecast
-    width = max([len(m.model) for m in forecast.models] + [5])
-    lines = [f"{'forecast p95 (band)':<{width}}   {'TTFT':<24} {'TPOT':<24} {'load':>5}  SLO (replayed)"]
-    lines += [_model_line(model, width) for model in forecast.models]
+    headings = ("forecast", "TTFT p95 (band)", "TPOT p95 (band)", "load", "SLO (replayed)")
+    lines = table(headings, [_model_cells(model) for model in forecast.models]).splitlines()
     lines += [f"  ▲ {model.model}: {miss}" for model in forecast.models for miss in model.misses]
     cost = f"{forecast.cost_per_hour:.2f} {forecast.currency}/h" if forecast.currency else "no prices in the inventory"
     power = f"{forecast.power_w:.0f} W" if forecast.power_w else "no power figures"
@@ -108,16 +113,19 @@ def _forecast_lines(plan: Plan) -> list[str]:
     return lines
 
 
-def _model_line(model: ModelForecast, width: int) -> str:
+def _model_cells(model: ModelForecast) -> tuple[str, ...]:
     slo = "misses" if model.misses else "meets"
     if model.replay is not None:
         slo += f" ({model.replay.attainment:.0%})"
     load = f"{model.utilisation:.0%}" if model.utilisation < 10 else ">999%"
-    return f"{model.model:<{width}}   {_band(model.ttft_p95_s):<24} {_band(model.tpot_p95_s):<24} {load:>5}  {slo}"
+    return model.model, _band(model.ttft_p95_s), _band(model.tpot_p95_s), load, slo
 
 
 def _band(band: Band) -> str:
-    return f"{seconds_text(band.value)} ({seconds_text(band.low)} – {seconds_text(band.high)})"
+    """``640 ms (560–760)``: its edges in the unit of the value."""
+    if band.value < 0.9995:
+        return f"{seconds_text(band.value)} ({band.low * 1000:.0f}–{band.high * 1000:.0f})"
+    return f"{seconds_text(band.value)} ({band.low:.2g}–{band.high:.2g})"
 
 
 def _verdict(plan: Plan) -> str:

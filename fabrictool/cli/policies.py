@@ -79,7 +79,7 @@ def check_reviewed(reviewed: Plan, fresh: Plan) -> None:
     """Raise FT4405 with every difference."""
     from fabrictool.planner.compare import differences
 
-    hint = "make a plan anew and have it reviewed; nothing was changed"
+    hint = "make a new plan and have it reviewed; nothing was changed"
     problems = [Problem("FT4405", text, Place(thing="plan"), hint) for text in differences(reviewed, fresh)]
     if problems:
         raise StaleError(problems)

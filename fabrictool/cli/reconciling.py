@@ -46,7 +46,7 @@ def reconcile_fabric(source: Source, options: ReconcileOptions) -> int:
             while time.monotonic() < until and not interrupt.count:
                 time.sleep(0.1)
             if interrupt.count:
-                say("reconciling ended; what runs goes on")
+                say("reconciling stopped; everything that runs keeps running")
                 return 0
 
 
@@ -61,7 +61,7 @@ def _applier(fabric: Fabric, source: Source, interrupt: Interrupt, *, as_json: b
         keys = tenant_keys(source.blueprint, os.environ)
     except FabrictoolError as error:
         print_problems(error.problems)
-        say("without the tenants' keys a gateway cannot be started again; replicas can")
+        say("tenant keys unavailable; replicas can be restarted, a gateway cannot")
         keys = None
     return Applier(fabric, SystemClock(), reporter(as_json=as_json), keys, healing_facts, interrupt, queue_wait_s=0.0)
 

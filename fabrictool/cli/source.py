@@ -112,4 +112,4 @@ def find_blueprint(given: Path | None) -> Path:
     if len(candidates) == 1:
         return candidates[0]
     what = f"blueprints/ holds {len(candidates)}" if candidates else "there is no blueprint.yaml here"
-    raise UsageError.of("FT9004", f"which blueprint? {what}", hint="-b FILE; `fabrictool init` writes a starter")
+    raise UsageError.of("FT9004", f"no blueprint given, and {what}", hint="-b FILE; `fabrictool init` writes a starter")

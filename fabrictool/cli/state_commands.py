@@ -47,9 +47,9 @@ def show(blueprint: BlueprintOption = None, inventory: InventoryOption = None, a
     data(f"in {folder.store.place}")
     data(f"last plan carried out: {state.applied_plan[:8] or 'none'}")
     if trouble:
-        data(f"lease: not known ({trouble})")
+        data(f"lease: unknown ({trouble})")
     elif lease is None:
-        data("lease: nobody holds it")
+        data("lease: none")
     else:
         data(f"lease: {lease}, since {duration_text(max(0.0, time.time() - lease.at))}")
     _print_units(state)
@@ -149,9 +149,9 @@ def unlock(
     holder = store.holder()
     if holder is not None and holder.id == lease:
         say(f"{holder}, since {duration_text(max(0.0, time.time() - holder.at))}")
-        _ask("Take it away? If its holder lives, it stops at its next write, perhaps half-way.", yes=yes)
+        _ask("Remove this lease? If its holder is still alive, it stops at its next write, possibly halfway.", yes=yes)
     store.unlock(lease)
-    say(f"lease {lease} is taken away")
+    say(f"lease {lease} removed")
 
 
 def _ask(question: str, *, yes: bool) -> None:

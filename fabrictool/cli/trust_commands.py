@@ -63,7 +63,10 @@ def show(blueprint: BlueprintOption = None, inventory: InventoryOption = None, a
 
 
 def host(
-    target: Annotated[str, typer.Argument(metavar="HOST[:PORT]", help="Login node or jump host.")],
+    target: Annotated[
+        str,
+        typer.Argument(metavar="CLUSTER|HOST[:PORT]", help="A cluster of the inventory, a login node or a jump host."),
+    ],
     jump: Annotated[
         list[str] | None,
         typer.Option(metavar="[USER@]HOST[:PORT]", help="Go through this host of the inventory; may be repeated."),

@@ -22,8 +22,13 @@ def show_host(target: str, jumps: Sequence[str], source: Source, *, as_json: boo
     """Exit 1 when a key that the inventory pins for this host is not among those that it shows."""
     from fabrictool.clusters.connections.hostkeys import shown_keys
 
-    _, host, port = split_target(target)
-    known = known_endpoints(_inventory(source))
+    inventory = _inventory(source)
+    known = known_endpoints(inventory)
+    cluster = inventory.clusters.get(target) if inventory is not None else None
+    if cluster is not None and cluster.login:  # by the name of a cluster: its first login node
+        host, port = cluster.login[0].host, cluster.login[0].port
+    else:
+        _, host, port = split_target(target)
     same = [(cluster, endpoint) for cluster, endpoint in known if (endpoint.host, endpoint.port) == (host, port)]
     shown = shown_keys(_endpoint(host, port, jumps, known, same))
     pinned = _pinned(same)

@@ -93,7 +93,7 @@ def read_rows(path: Path) -> list[KeyRow]:
     first: dict[str, str] = {}
     for row in rows:
         if row.sha256 in first:
-            message = f"the same key is there twice, for {first[row.sha256]} and for {row.tenant}"
+            message = f"the same key is listed twice: for {first[row.sha256]} and for {row.tenant}"
             hint = "remove one of the rows; `fabrictool keys create` makes a new key"
             raise InvalidInputError.of("FT8002", message, file=str(path), hint=hint)
         first[row.sha256] = row.tenant

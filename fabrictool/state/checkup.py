@@ -9,10 +9,13 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from fabrictool.base.clock import duration_text
 from fabrictool.blueprint.secrets import resolve as resolve_secret
+from fabrictool.catalog import startable
 from fabrictool.clusters.checks.result import Check, guarded
 from fabrictool.engines.adapter import adapter
-from fabrictool.engines.artifacts import resolve
+from fabrictool.engines.intact import check_intact
+from fabrictool.mesh.identity import CLOCK_SKEW_S
 from fabrictool.planner.units import GATEWAY
 
 if TYPE_CHECKING:
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
 
     from fabrictool.base.settings import Settings
     from fabrictool.blueprint import Loaded
+    from fabrictool.domain.inventory import ClusterSpec
     from fabrictool.domain.observed import Observed
     from fabrictool.state.fabric import Fabric
 
@@ -43,7 +47,7 @@ def fabric_checks(fabric: Fabric, loaded: Loaded) -> list[Check]:
     ):
         checks += guarded(name, check)
     observed = fabric.observe()
-    return [*checks, *_clusters(observed), *_ports(observed, loaded)]
+    return [*checks, *_clusters(observed), *_clocks(observed, time.time()), *_ports(observed, loaded)]
 
 
 def _python() -> Check:
@@ -82,8 +86,13 @@ def _trust(fabric: Fabric, loaded: Loaded) -> list[Check]:
         name = certificate.claims.provider or "root"
         if name != "root":
             fabric.trust.provider(name)  # the key too is there, ours alone and readable
-        left = certificate.end - time.time()
-        if left < LOW_VALIDITY_S:
+        now = time.time()
+        left = certificate.end - now
+        if certificate.begin > now + CLOCK_SKEW_S:
+            ahead = duration_text(certificate.begin - now)
+            text = f"the certificate of {name} is valid only in {ahead}: the clock of this machine is behind"
+            checks.append(Check("trust", False, text, "set this machine's clock, best by NTP"))
+        elif left < LOW_VALIDITY_S:
             text = f"the certificate of {name} " + ("has expired" if left <= 0 else f"ends in {left / 86400:.0f} days")
             checks.append(Check("trust", False, text, f"fabrictool trust issue {name}" if name != "root" else ""))
     if checks:
@@ -100,17 +109,46 @@ def _secrets(loaded: Loaded) -> list[Check]:
 def _models(loaded: Loaded) -> list[Check]:
     checks: list[Check] = []
     for name, model in loaded.blueprint.models.items():
-        checks += guarded(f"model {name}", lambda n=name, m=model: [Check(f"model {n}", True, resolve(m.source))])  # type: ignore[misc]
+        label = f"model {name}"
+        if not _clusters_with(loaded, model.engine, here=True):
+            where = ", ".join(_clusters_with(loaded, model.engine, here=False)) or "no enabled cluster"
+            checks.append(Check(label, True, f"{model.source}: read on {where}, not on this machine"))
+            continue
+        checks += guarded(label, lambda n=label, m=model: [Check(n, True, check_intact(m.source))])  # type: ignore[misc]
     return checks
 
 
 def _engines(loaded: Loaded) -> list[Check]:
+    """An engine has to be where it runs: here for clusters of this machine, there for others."""
     checks = []
     for name in sorted({model.engine for model in loaded.blueprint.models.values()}):
+        label = f"engine {name}"
         program = adapter(name).capabilities.program
-        where = shutil.which(program) if program else sys.executable
-        checks.append(Check(f"engine {name}", where is not None, where or f"{program} is not on PATH", "install it"))
+        if _clusters_with(loaded, name, here=True):
+            where = shutil.which(program) if program else sys.executable
+            checks.append(Check(label, where is not None, where or f"{program} is not on PATH", "install it"))
+        away = _clusters_with(loaded, name, here=False)
+        if away:
+            ways = [f"{cluster} ({_way(loaded.inventory.clusters[cluster], name)})" for cluster in away]
+            hint = f"`fabrictool doctor {away[0]}` looks there"
+            checks.append(Check(label, True, f"runs on {', '.join(ways)}; not looked for on this machine", hint))
     return checks
+
+
+def _clusters_with(loaded: Loaded, engine: str, *, here: bool) -> list[str]:
+    """Enabled clusters that can run the engine, on this machine or elsewhere."""
+    return [
+        name
+        for name, cluster in loaded.inventory.clusters.items()
+        if cluster.enabled and cluster.here == here and engine in (cluster.software.engines or startable())
+    ]
+
+
+def _way(cluster: ClusterSpec, engine: str) -> str:
+    install = cluster.software.engines.get(engine)
+    if install is None or not install.ways:
+        return "in the agents' Python"
+    return f"{install.ways[0]} {getattr(install, install.ways[0])}"
 
 
 def _clusters(observed: Observed) -> list[Check]:
@@ -118,6 +156,23 @@ def _clusters(observed: Observed) -> list[Check]:
         Check(f"cluster {name}", facts.known, f"{len(facts.units)} units" if facts.known else facts.reason, facts.hint)
         for name, facts in sorted(observed.clusters.items())
     ]
+
+
+def _clocks(observed: Observed, now: float) -> list[Check]:
+    """Of the clusters beside ours: certificates are good for both only while the clocks agree to some minutes."""
+    checks = []
+    for name, facts in sorted(observed.clusters.items()):
+        if facts.now is None or abs(facts.now - now) <= CLOCK_SKEW_S / 5:
+            continue
+        off = abs(facts.now - now)
+        where = "ahead of" if facts.now > now else "behind"
+        text = f"{duration_text(off)} {where} this machine's"
+        bad = off > CLOCK_SKEW_S
+        text += f"; certificates are refused beyond {CLOCK_SKEW_S} s" if bad else ""
+        checks.append(
+            Check(f"clock of {name}", not bad, text, "set the clock that is wrong, best by NTP", warning=True)
+        )
+    return checks
 
 
 def _ports(observed: Observed, loaded: Loaded) -> list[Check]:

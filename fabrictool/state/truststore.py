@@ -118,7 +118,7 @@ class TrustStore:
             return Credential.from_pem(key.read_bytes(), chain.read_bytes())
         except FileNotFoundError as error:
             raise FabrictoolError.of(
-                "FT6302", f"there is no trust material {name!r} here", file=str(key), hint=hint
+                "FT6302", f"trust material {name!r} not found", file=str(key), hint=hint
             ) from error
         except OSError as error:
             raise file_error(error, key) from error
@@ -127,5 +127,5 @@ class TrustStore:
 def _check_name(provider: str) -> None:
     if not is_name(provider):
         raise InvalidInputError.of(
-            "FT6303", f"{provider!r} cannot name a provider", hint="lower-case letters, digits, . _ -"
+            "FT6303", f"{provider!r} is not a valid provider name", hint="lower-case letters, digits, . _ -"
         )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fabrictool.agent.supervisor import LINE_OCTETS, Supervisor
+from fabrictool.agent.supervisor import LINE_OCTETS, EngineFailedError, Supervisor
 from fabrictool.engines.protocol import EngineCommand, MetricNames, Readiness
 
 pytestmark = pytest.mark.asyncio
@@ -121,3 +121,20 @@ async def test_an_engine_and_its_workers_die_with_a_killed_agent():
     agent.kill()
     await agent.wait()
     await until(lambda: not alive(engine) and not alive(worker))
+
+
+async def test_an_engine_that_refuses_its_input_is_started_once_and_its_words_are_said():
+    script = "import sys; print('tiny.gguf: error[FT7020]: cut off', flush=True); sys.exit(65)"
+    starts = []
+
+    def command(port):
+        starts.append(port)
+        return EngineCommand((sys.executable, "-c", script), {})
+
+    supervisor = Supervisor(FakeAdapter(), command, "m", lambda: None, start_timeout_s=20)
+    with pytest.raises(EngineFailedError) as error:
+        await supervisor.run()
+    await supervisor.stop()
+    (problem,) = error.value.problems
+    assert (problem.code, len(starts), supervisor.state) == ("FT7105", 1, "failed")
+    assert "tiny.gguf: error[FT7020]: cut off" in problem.message

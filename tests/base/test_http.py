@@ -160,7 +160,7 @@ def test_tls_trusts_what_ssl_cert_file_names(tmp_path, monkeypatch):
     server = Server(context)
     try:
         monkeypatch.delenv("SSL_CERT_FILE", raising=False)
-        with pytest.raises(NoAnswerError, match="CERTIFICATE_VERIFY_FAILED"):
+        with pytest.raises(NoAnswerError, match="signed by no authority that is trusted here"):
             get(server.url)
         monkeypatch.setenv("SSL_CERT_FILE", str(authority))
         assert get(server.url).body == b"hello"

@@ -12,6 +12,7 @@ import typer
 import fabrictool
 from fabrictool.catalog.errors import error_codes
 from fabrictool.cli.commands import build
+from fabrictool.cli.demo import Client, _kept
 from fabrictool.cli.help_commands import explain
 from fabrictool.cli.help_groups import OTHERS, first_sentence, grouped
 from fabrictool.cli.main import main
@@ -133,3 +134,24 @@ def test_an_interrupt_in_the_middle_ends_with_one_line(monkeypatch, capsys):
     assert main(["--version"]) == 130
     assert capsys.readouterr().err.strip() == "fabrictool: interrupted"
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_what_the_demo_tells_people_to_ask_is_asked_without_chance(capsys):
+    _kept(Client("127.0.0.1", 8011, "k", "m"), Path("demo.key"), "-b b.yaml")
+    said = capsys.readouterr().out
+    assert '"temperature": 0' in said
+    assert "temperature=0" in said
+    page = (ROOT / "docs/how-to/use-the-openai-sdk.md").read_text()
+    assert "temperature=0" in page
+    assert '"temperature": 0' in (ROOT / "docs/tutorial/ten-minutes.md").read_text()
+
+
+def test_setting_up_says_how_far_it_is():
+    """The function of `.ci/setup` on what pip prints, for a lock file of thirty packages."""
+    script = (ROOT / ".ci/setup").read_text()
+    function = script[script.index("progress() {") : script.index("\n}\n") + 3]
+    pip = "\n".join([*[f"Collecting p{i}" for i in range(30)], "Installing collected packages: p", "ERROR: no space"])
+    code = f'all=30; say() {{ echo "$*" >&2; }}\n{function}\nprogress'
+    done = subprocess.run(["bash", "-c", code], input=f"{pip}\n", capture_output=True, text=True, check=True)
+    told = [f"{n} of 30 packages" for n in range(4, 30, 4)]
+    assert done.stderr.splitlines() == [*told, "all are here; unpacking them", "ERROR: no space"]

@@ -205,3 +205,32 @@ def test_an_inventory_may_pin_an_authority(tmp_path):
     inventory.write_text(text.replace(f'"{KEY}"', f'"@cert-authority  {KEY}"'))
     with pytest.raises(FabrictoolError, match="FT1116"):
         load_inventory(inventory)
+
+
+def test_without_options_a_cluster_is_one_of_the_blueprint_that_is_meant(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    host = LOGIN[0][1]
+    with pytest.raises(FabrictoolError, match="FT5304"):  # no blueprint here: it is a host's name, without a key
+        site_named("a", HostAccess(), ("", "", ""), "", Source())
+    partitions = "{gpu: {device: h100-sxm, nodes: 1}}"
+    (tmp_path / "inventory.yaml").write_text(
+        "apiVersion: fabrictool/v1\nkind: Inventory\nproviders: {my-institution: {}}\n"
+        "sites: {s: {provider: my-institution}}\nclusters:\n  a:\n    site: s\n    kind: slurm\n"
+        f"    login: [{{host: {host}, user: me, host_keys: [{KEY}]}}]\n    partitions: {partitions}\n"
+    )
+    (tmp_path / "blueprint.yaml").write_text(BLUEPRINT.replace("engine: reference", "engine: llama.cpp"))
+    target, _ = site_named("a", HostAccess(), ("", "", ""), "", Source())
+    assert (target.cluster, dict(target.login)["host"]) == ("a", host)
+
+
+def test_trust_host_takes_a_clusters_name(tmp_path, monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr("fabrictool.clusters.connections.hostkeys.shown_keys", lambda end: asked.append(end) or [])
+    (tmp_path / "inventory.yaml").write_text(
+        "apiVersion: fabrictool/v1\nkind: Inventory\nproviders: {p: {}}\nsites: {s: {provider: p}}\n"
+        "clusters:\n  alpha:\n    site: s\n    kind: slurm\n"
+        f"    login: [{{host: login.example.org, port: 2222, user: me, host_keys: [{KEY}]}}]\n"
+        "    partitions: {gpu: {device: h100-sxm, nodes: 1}}\n"
+    )
+    main(["trust", "host", "alpha", "-i", str(tmp_path / "inventory.yaml")])
+    assert [(endpoint.host, endpoint.port) for endpoint in asked] == [("login.example.org", 2222)]

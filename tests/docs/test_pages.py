@@ -1,16 +1,20 @@
 """Generated pages are what the code says now, and no link leads nowhere."""
 
 import re
+import tomllib
+from importlib.resources import files
 from pathlib import Path
 
+import msgspec
 import pytest
 import typer
 
-from fabrictool.catalog import accelerators, links
+from fabrictool.catalog import accelerators, links, tables
 from fabrictool.cli.commands import build
 from fabrictool.cli.reference_pages import pages, schemas
 
 ROOT = Path(__file__).parents[2]
+KNOWN_FIELDS = files("fabrictool.catalog").joinpath("data", "config_fields.txt").read_text("utf-8").split()
 COMMANDS = typer.main.get_command(build())
 GENERATED = pages(COMMANDS)
 DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
@@ -62,3 +66,21 @@ def test_every_command_and_option_that_a_page_names_is_there(document):
         for word in rest:
             if re.fullmatch(r"--[a-z][a-z-]*", word):
                 assert word in known, f"{document.name}: fabrictool {words}"
+
+
+def test_the_entries_that_the_how_to_shows_are_entries():
+    """As the catalogue reads them; and the model's count of weights follows from its fields."""
+    page = (ROOT / "docs/how-to/extend-the-catalogue.md").read_text()
+    device, model = (
+        tomllib.loads(block) for block in re.findall(r"^```toml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    )
+    ((device_id, row),) = device.items()
+    assert device_id not in accelerators()
+    assert tables._accelerator(device_id, row).vendor == "nvidia"
+    ((model_id, row),) = model.items()
+    entry = msgspec.convert({**row, "id": model_id}, tables.ModelArchitecture)
+    assert entry.parameters == pytest.approx(entry.published_parameters, rel=1e-3)
+    for field in re.findall(
+        r"`([a-z_]+)`", page.split("| field of ours |")[1].split("All fields")[0].replace("|", "\n")
+    ):
+        assert field in tables.ModelArchitecture.__struct_fields__ or field in KNOWN_FIELDS

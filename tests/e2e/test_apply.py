@@ -67,7 +67,7 @@ def test_apply_serves_and_applying_twice_changes_nothing(fabric_bed):
     assert "delete  replica/tiny/1" in bed.run("destroy", "--yes").stdout
     assert bed.units() == {}
     assert "0 of 0 units run" in bed.run("status", code=1).stdout
-    assert "nothing of fabric t runs" in bed.run("destroy", "--yes").stderr
+    assert "nothing of fabric t is running" in bed.run("destroy", "--yes").stderr
 
 
 def children(pid):

@@ -54,3 +54,15 @@ def test_a_changed_observation_is_refused(tmp_path, capsys):
         (tmp_path / file).write_text(text.replace('"known": true', '"known": false', 1))
     assert main(["plan", "--offline", "-b", str(tmp_path / "blueprint.yaml")]) == 65
     assert "FT4402" in capsys.readouterr().err
+
+
+def test_a_plan_fits_eighty_columns_and_its_figures_are_aligned(capsys, monkeypatch):
+    monkeypatch.setattr("fabrictool.cli.plan_text.terminal_columns", lambda: 80)
+    assert main(["plan", "--offline", *blueprint("slurm-federation")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    begin = next(number for number, line in enumerate(lines) if line.startswith("forecast "))
+    table = lines[begin : begin + 5]
+    assert max(map(len, lines)) <= 80
+    ends = {line.index(")", line.index("(")) for line in table[1:]}
+    assert len(ends) == 1
+    assert len({line.index("%") for line in table[1:]}) == 1

@@ -181,7 +181,7 @@ def test_state_commands_say_what_is_there(fabric_bed):
     assert shown["lease"] is None
     assert sorted(shown["state"]["units"]) == ["gateway/main", "replica/tiny/0"]
     text = bed.run("state", "show").stdout
-    assert "nobody holds it" in text
+    assert "lease: none" in text
     assert "replica/tiny/0" in text
     versions = json.loads(bed.run("state", "history", "--json").stdout)["versions"]
     assert [v["serial"] for v in versions] == list(range(shown["state"]["serial"], 0, -1))[:20]

@@ -43,5 +43,5 @@ def test_a_key_file_with_one_key_for_two_is_refused(tmp_path):
     file = tmp_path / "keys.json"
     file.write_bytes(encode_keys([KeyRow("me", hash_key(LONG), "all"), KeyRow("you", hash_key(LONG), "few")]))
     file.chmod(0o600)
-    with pytest.raises(InvalidInputError, match="the same key is there twice"):
+    with pytest.raises(InvalidInputError, match="the same key is listed twice"):
         read_keys(file)

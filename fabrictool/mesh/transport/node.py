@@ -11,6 +11,7 @@ import random
 from typing import TYPE_CHECKING, Protocol
 
 from fabrictool.base.errors import FabrictoolError
+from fabrictool.base.tlswords import spoken
 from fabrictool.mesh.framing import Beat, StreamHead
 from fabrictool.mesh.gossip import Changed, Effect, Gossip, Refused, Send
 from fabrictool.mesh.identity import Credential, IdentityVerifier, VerifiedSession
@@ -249,7 +250,7 @@ class MeshNode:
                 elif self._clock.monotonic() - began > RETRY_FIRST_S * 10:
                     delay = RETRY_FIRST_S
             except OSError as error:
-                self.dial_errors[address] = str(error)
+                self.dial_errors[address] = spoken(error, "is of another federation")
                 _log.debug("cannot reach %s: %s", address, error)
             await asyncio.sleep(random.uniform(0.5, 1.0) * delay)
             delay = min(delay * 2, RETRY_MAX_S)

@@ -113,7 +113,7 @@ class LocalStore:
         try:
             if not locked_within(descriptor, PATIENCE_S):
                 hint = "a command that was stopped with Ctrl-Z may hold it"
-                message = "another process is writing the state and does not come to an end"
+                message = "another process holds the state file and does not release it"
                 raise FabrictoolError.of("FT4202", message, file=str(file), hint=hint, transient=True)
             yield
         finally:
