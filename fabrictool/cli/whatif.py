@@ -123,7 +123,13 @@ def text(sweep: Sweep, currency: str) -> str:
     return "\n".join(lines)
 
 
-HEADINGS = {"served": "unserved", "slo": "misses SLO", "latency": "in system", "preference": "unwished"}
+HEADINGS = {
+    "served": "unserved",
+    "slo": "misses SLO",
+    "excess": "over SLO",
+    "latency": "in system",
+    "preference": "unwished",
+}
 """Where a stage's name does not say what its value is."""
 
 

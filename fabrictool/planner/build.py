@@ -118,11 +118,10 @@ def _architecture(name: str, wanted: Model, complaints: list[Complaint]) -> Mode
     return architecture
 
 
-def _tables_digest(options: Iterable[Option]) -> str:
+def _tables_digest(options: Sequence[Option]) -> str:
     """Of all that the solver reads off the columns."""
-    return digest(
-        [[*o.key, o.cost, o.power, [[*map(tidy, (v.rate, v.in_system)), v.attains] for v in o.levels]] for o in options]
-    )
+    levels = [[[*map(tidy, (v.rate, v.in_system)), v.attains, v.excess] for v in o.levels] for o in options]
+    return digest([[*o.key, o.cost, o.power, its] for o, its in zip(options, levels, strict=True)])
 
 
 def _transfers(columns: Mapping[str, Columns], pools: Sequence[Pool]) -> dict[tuple[str, PoolKey, PoolKey], Transfer]:

@@ -7,6 +7,8 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from fabrictool.base.canonical import tidy
+from fabrictool.base.units import Duration
 from fabrictool.catalog import accelerators
 from fabrictool.engines.adapter import adapter
 from fabrictool.planner.problem import Level, Option, Transfer
@@ -15,6 +17,7 @@ from fabrictool.simulator.mixed import Part, pipeline
 from fabrictool.simulator.network import HAND_LATENCY_S, hop
 from fabrictool.simulator.operators import Parallelism, kv_elements_per_token
 from fabrictool.simulator.phases import decode_only, prefill_only, prefill_under_load
+from fabrictool.simulator.slo import METRICS, Criterion, LatencyTarget, criteria
 from fabrictool.simulator.stand import stand
 from fabrictool.simulator.stepmodel import KV_OCTETS
 
@@ -207,14 +210,14 @@ class Columns:
             rate = load * figures.capacity
             if phase == "prefill":
                 latency = prefill_under_load(figures, rate)
-                attains = not slo_misses(slo, latency, ("ttft",))
+                excess = slo_excess(slo, latency, ("ttft",))
             elif phase == "decode":
                 latency = under_load(figures, demand, rate)
-                attains = not slo_misses(slo, after(latency, arriving, demand), ("tpot", "e2e"), before=alone)
+                excess = slo_excess(slo, after(latency, arriving, demand), ("tpot", "e2e"), before=alone)
             else:
                 latency = under_load(figures, demand, rate)
-                attains = not slo_misses(slo, latency)
-            levels.append(Level(rate * promise, latency.in_system, attains))
+                excess = slo_excess(slo, latency)
+            levels.append(Level(rate * promise, latency.in_system, excess <= 0.0, tidy(excess)))
         return figures, tuple(levels)
 
     def _partition(self, pool: Pool) -> Partition:
@@ -271,20 +274,34 @@ def preference(wanted: Model, pool: Pool) -> float:
     return float(unwished) + 2.0 * bool(names & set(wanted.place.avoid))
 
 
-def slo_misses(
-    slo: Slo | None, latency: Latency, metrics: Sequence[str] = ("ttft", "tpot", "e2e"), before: float = 0.0
-) -> list[str]:
+def slo_misses(slo: Slo | None, latency: Latency, metrics: Sequence[str] = METRICS, before: float = 0.0) -> list[str]:
     """The targets of some metrics that a latency does not meet, in words; `before`: seconds that E2E has on top."""
-    if slo is None:
-        return []
-    misses = []
-    for metric in metrics:
-        for percentile in (50, 95, 99):
-            target = getattr(slo, f"{metric}_p{percentile}")
-            value = _quantile(latency, metric, percentile / 100) + (before if metric == "e2e" else 0.0)
-            if target is not None and value > float(target):
-                misses.append(f"{metric.upper()} p{percentile} {value:.3g} s is over the target of {target}")
-    return misses
+    return [
+        f"{metric.upper()} p{share * 100:g} {value:.3g} s is over the target of {Duration(target)}"
+        for metric, share, target, value in _targets(slo, latency, metrics, before)
+        if value > target
+    ]
+
+
+def slo_excess(slo: Slo | None, latency: Latency, metrics: Sequence[str] = METRICS, before: float = 0.0) -> float:
+    """By how much of itself the target that is missed most is exceeded; 0 where all are met."""
+    over = [value / target - 1.0 for _, _, target, value in _targets(slo, latency, metrics, before)]
+    return max([0.0, *over])
+
+
+def _targets(
+    slo: Slo | None, latency: Latency, metrics: Sequence[str], before: float
+) -> Iterator[tuple[str, float, float, float]]:
+    """(metric, share of requests, seconds that they may take, seconds that they take)."""
+    *single, together = criteria(slo) or (Criterion(0.0, LatencyTarget()),)
+    shares = [(one.metric, one.share, getattr(one.target, one.metric)) for one in single]
+    for metric in METRICS:
+        # `attain` asks more of a metric than its percentiles do, where these are lower.
+        if max([one[1] for one in shares if one[0] == metric], default=1.0) < together.share:
+            shares.append((metric, together.share, getattr(together.target, metric)))
+    for metric, share, target in shares:
+        if metric in metrics:
+            yield metric, share, target, _quantile(latency, metric, share) + (before if metric == "e2e" else 0.0)
 
 
 def _quantile(latency: Latency, metric: str, share: float) -> float:

@@ -5,11 +5,20 @@ The same call online, from a bundle, in CI and in what-ifs: whatever it reads is
 
 from __future__ import annotations
 
+<<<<<<< HEAD
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError, InfeasibleError, Place, Problem, UnreachableError
+=======
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from fabrictool.base.errors import FabrictoolError, InfeasibleError, Place, Problem
+>>>>>>> 4abd2e8 (The plan's loads are weights of routing, and one verdict on an SLO comes from a steady-state replay that the planner acts on)
 from fabrictool.domain.address import Address
 from fabrictool.domain.plan import Action, Certificate, Forecast, Placement, Plan, inputs_digest
 from fabrictool.planner.assign import assign
@@ -19,13 +28,17 @@ from fabrictool.planner.drift import clock_warnings, out_of_reach
 from fabrictool.planner.explaining.explain import explanation, reasons
 from fabrictool.planner.explaining.relaxations import explain_conflict
 from fabrictool.planner.forecast import certificate, forecast
+from fabrictool.planner.judged import ROUNDS, learned_sentences, lessons, reasons_for_missing, shortfall, taught
 from fabrictool.planner.readset import ABSENT, read_set
 from fabrictool.planner.replay import replay
 from fabrictool.planner.situation import placed_option, running_options, situation_of
-from fabrictool.planner.solvers.exact import ExactSolver
+from fabrictool.planner.solvers.appraisal import settled
+from fabrictool.planner.solvers.exact import SMALL, ExactSolver
+from fabrictool.planner.stages import clean, values_of
 from fabrictool.planner.succession import successions
-from fabrictool.planner.units import wanted_units
+from fabrictool.planner.units import running_gateway, wanted_units
 from fabrictool.planner.verify import violations
+from fabrictool.planner.weights import planned_rates, weighted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,6 +49,7 @@ if TYPE_CHECKING:
     from fabrictool.domain.observed import Observed
     from fabrictool.planner.build import Tables
     from fabrictool.planner.problem import OptionKey, PlacementProblem, Solution, Solver
+    from fabrictool.planner.replay import Played
     from fabrictool.planner.situation import Situation
 
 
@@ -70,9 +84,8 @@ def plan(
         FT200x with what conflicts and what would resolve it.
     """
     evidence = evidence.within(inventory)
-    situation = situation_of(blueprint, inventory, evidence, now)
-    problem, tables, solution, stopped = _solved(situation, options, evidence.observed)
-    placement = _placed(situation, problem, solution, evidence)
+    found = _best(situation_of(blueprint, inventory, evidence, now), options, evidence)
+    situation, problem, solution, placement = found.situation, found.problem, found.solution, found.placement
     keys = evidence.keys_of(blueprint)
     expiring = successions(evidence, now)
     wanted = wanted_units(blueprint, inventory, placement, evidence, expiring)
@@ -87,14 +100,14 @@ def plan(
         | read_set(inputs_digest(blueprint, inventory), evidence.observed, keys),
         actions=actions(wanted, evidence, expiring),
         placement=placement,
-        forecast=forecast(
-            blueprint, problem, solution, tables, currency, replay(blueprint, inventory, placement, options.seed)
+        forecast=_with_reasons(
+            forecast(blueprint, problem, solution, found.tables, currency, found.played), problem, solution
         ),
         certificate=certificate(problem, solution, options.seed),
-        reasons=(*reasons(problem, solution, currency), *why),
+        reasons=(*reasons(problem, solution, currency), *learned_sentences(situation.learned), *why),
         warnings=(
             *_unrepeatable(solution),
-            *(["the search was stopped early: this is the best placement that it found"] if stopped else ()),
+            *(["the search was stopped early: this is the best placement that it found"] if found.stopped else ()),
             *(["the explanation was cut short"] if cut else ()),
             *(f"{warning.code} {warning.message}" for warning in warnings),
             *_unread_traces(blueprint),
@@ -106,7 +119,18 @@ def plan(
     )
 
 
+<<<<<<< HEAD
 def destruction(blueprint_digest: str, evidence: Evidence) -> tuple[Plan, list[Problem]]:
+=======
+def _with_reasons(made: Forecast, problem: PlacementProblem, solution: Solution) -> Forecast:
+    """With what stands in the way of each model that misses."""
+    why = dict(reasons_for_missing(problem, solution, made.models))
+    models = tuple(msgspec.structs.replace(model, why=why.get(model.model, "")) for model in made.models)
+    return msgspec.structs.replace(made, models=models)
+
+
+def destruction(blueprint: Blueprint, inventory: Inventory, evidence: Evidence) -> tuple[Plan, list[Problem]]:
+>>>>>>> 4abd2e8 (The plan's loads are weights of routing, and one verdict on an SLO comes from a steady-state replay that the planner acts on)
     """Delete every unit of this fabric on clusters that can be seen, the gateway last; and what that leaves out."""
     observed = evidence.observed
     ends = [delete(name, unit, unit.state) for name, facts in observed.clusters.items() for unit in facts.units]
@@ -131,6 +155,7 @@ def unsolved(
     )
 
 
+<<<<<<< HEAD
 def _solved(
     situation: Situation, options: PlanOptions, observed: Observed
 ) -> tuple[PlacementProblem, Tables, Solution, bool]:
@@ -139,12 +164,67 @@ def _solved(
         problem, tables = situation.build()
     except InfeasibleError as error:
         raise _cause_first(error.problems, situation, observed) from error
+=======
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A placement, and what the replay says of it."""
+
+    situation: Situation
+    problem: PlacementProblem
+    tables: Tables
+    solution: Solution
+    placement: Placement
+    played: Mapping[str, Played]
+    stopped: bool
+    """By Ctrl-C."""
+
+    @property
+    def lacks(self) -> tuple[float, float]:
+        """The less, the better."""
+        return clean(values_of(self.solution).get("served", 0.0)), shortfall(self.problem, self.played)
+
+
+def _best(situation: Situation, options: PlanOptions, evidence: Evidence) -> _Found:
+    """Solved, played, and solved again where the replay misses what the closed forms thought met."""
+    problem, tables = situation.build()
+>>>>>>> 4abd2e8 (The plan's loads are weights of routing, and one verdict on an SLO comes from a steady-state replay that the planner acts on)
     try:
-        search = options.solver.solve(problem, deadline_s=options.time_limit_s, seed=options.seed)
-        solution, stopped = _last(search, options.progress)
+        best = last = _found(situation, problem, tables, options, evidence)
     except InfeasibleError as error:
+<<<<<<< HEAD
         raise _cause_first([*error.problems, *explain_conflict(situation)], situation, observed) from error
     return solution.whole(problem), tables, solution, stopped
+=======
+        why = [*error.problems, *explain_conflict(situation), *_unknown_clusters(evidence.observed)]
+        raise InfeasibleError(why) from error
+    for _ in range(ROUNDS if len(problem.options) <= SMALL else 0):
+        learned = lessons(last.problem, last.solution, last.played)
+        if not learned or best.stopped:
+            break
+        taught_by = replace(situation, learned=(*last.situation.learned, *learned))
+        try:
+            last = _found(taught_by, taught(problem, taught_by.learned), tables, options, evidence)
+        except FabrictoolError:  # such as FT2902, no time: what was found before is a plan
+            break
+        if last.lacks < best.lacks:
+            best = last
+    return best
+
+
+def _found(
+    situation: Situation, problem: PlacementProblem, tables: Tables, options: PlanOptions, evidence: Evidence
+) -> _Found:
+    search = options.solver.solve(problem, deadline_s=options.time_limit_s, seed=options.seed)
+    solution, stopped = _last(search, options.progress)
+    problem = solution.whole(problem)
+    solution = settled(problem, solution, options.seed)
+    gateway = running_gateway(evidence)
+    running = {} if gateway is None else gateway.routing_weights
+    placement = weighted(problem, solution, _placed(situation, problem, solution, evidence), running)
+    rates = planned_rates(problem, solution)
+    played = replay(situation.blueprint, situation.inventory, placement, rates, options.seed)
+    return _Found(situation, problem, tables, solution, placement, played, stopped)
+>>>>>>> 4abd2e8 (The plan's loads are weights of routing, and one verdict on an SLO comes from a steady-state replay that the planner acts on)
 
 
 def _cause_first(why: Iterable[Problem], situation: Situation, observed: Observed) -> FabrictoolError:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from fabrictool.base.units import as_float
 from fabrictool.catalog import accelerators, engines
 from fabrictool.domain.address import Address
 from fabrictool.domain.specs import AgentSpec, GatewaySpec
 from fabrictool.planner.devices import visibility_variable, with_devices
 from fabrictool.planner.diff import WantedUnit
+from fabrictool.planner.weights import gateway_weights
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Container, Mapping
 
     from fabrictool.domain.blueprint import Blueprint
     from fabrictool.domain.evidence import Evidence
@@ -37,10 +40,11 @@ def wanted_units(
     living = [spec for spec in running if isinstance(spec, AgentSpec)]
     specs = with_devices(agents, inventory, evidence.running_agents(), living, renewed)
     units = [_wanted(spec, placed[spec.replica]) for spec in specs]
-    keys = evidence.keys_of(blueprint)
+    keys, former = evidence.keys_of(blueprint), running_gateway(evidence)
     if keys is None:
-        keys = next((spec.keys for spec in running if isinstance(spec, GatewaySpec)), "")
-    gateway = _gateway(blueprint, inventory, keys)
+        keys = "" if former is None else former.keys
+    weights = gateway_weights(placement.replicas, {} if former is None else former.routing_weights)
+    gateway = _gateway(blueprint, inventory, keys, weights)
     if gateway is not None:
         units.append(gateway)
     return {unit.address: unit for unit in units}
@@ -100,7 +104,11 @@ def _wanted(spec: AgentSpec, replica: ReplicaPlacement) -> WantedUnit:
     return WantedUnit(str(Address.of(spec)), spec.cluster, spec, summary)
 
 
-def _gateway(blueprint: Blueprint, inventory: Inventory, keys: str) -> WantedUnit | None:
+def running_gateway(evidence: Evidence) -> GatewaySpec | None:
+    return next((spec for spec in evidence.running_specs().values() if isinstance(spec, GatewaySpec)), None)
+
+
+def _gateway(blueprint: Blueprint, inventory: Inventory, keys: str, weights: Mapping[str, float]) -> WantedUnit | None:
     gateway = blueprint.gateway
     if gateway is None:
         return None
@@ -124,6 +132,7 @@ def _gateway(blueprint: Blueprint, inventory: Inventory, keys: str) -> WantedUni
             for name, model in sorted(blueprint.models.items())
             if model.trust is not None
         },
+        weights=dict(sorted(weights.items())) or msgspec.UNSET,
     )
     return WantedUnit(
         GATEWAY, gateway.cluster, spec, f"{gateway.cluster}  clients {gateway.listen}, agents {gateway.mesh}"

@@ -55,6 +55,7 @@ def reasons(problem: PlacementProblem, solution: Solution, currency: str) -> tup
         unit = {
             "served": "req/s more served",
             "slo": "req/s fewer that miss the SLO",
+            "excess": "req/s less over the SLO, each by its distance",
             "latency": "requests less in the system on average",
             "cost": f"{currency}/h less" if currency else "less",
             "energy": "W less",
