@@ -55,7 +55,7 @@ class Variant(Document):
     precision: Precision = "bf16"
     """Number format of the weights."""
     context: Tokens | None = None
-    """Longest request: prompt and answer; absent: the architecture's limit."""
+    """Longest request: prompt and answer; absent: 4,096 tokens, or as many more as the demand's lengths need."""
 
 
 class Length(Document):

@@ -15,7 +15,7 @@ from fabrictool.catalog import accelerators, engines, model
 from fabrictool.planner.columns import Columns
 from fabrictool.planner.problem import ModelNeed, Option, PlacementProblem, Pool, unit_key
 from fabrictool.simulator.capacity import MeanWorkload
-from fabrictool.simulator.deployment import DEFAULT_CONTEXT, lengths_of
+from fabrictool.simulator.demanded import context_of, lengths_of
 from fabrictool.simulator.network import hop
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def outages(inventory: Inventory, pools: Sequence[Pool], now: float) -> tuple[fr
 
 def demand_of(wanted: Model, architecture: ModelArchitecture) -> MeanWorkload:
     """Mean lengths and rate, with the context that a replica must hold."""
-    context = int(wanted.variant.context or min(DEFAULT_CONTEXT, architecture.max_context))
+    context = context_of(wanted, architecture)
     declared = wanted.demand
     if declared is None or declared.rate is None or declared.input is None or declared.output is None:
         longest = float(context)

@@ -31,7 +31,7 @@ class Lesson:
     """The share of its requests that was missing."""
 
 
-ROUNDS = 3
+ROUNDS = 2
 """Times that the problem is solved again."""
 NEARLY = 0.999
 """Of the planned rate: a level that is as high has been tried."""

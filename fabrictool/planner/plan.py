@@ -29,6 +29,7 @@ from fabrictool.planner.explaining.explain import explanation, reasons
 from fabrictool.planner.explaining.relaxations import explain_conflict
 from fabrictool.planner.forecast import certificate, forecast
 from fabrictool.planner.judged import ROUNDS, learned_sentences, lessons, reasons_for_missing, shortfall, taught
+from fabrictool.planner.problem import replica_key
 from fabrictool.planner.readset import ABSENT, read_set
 from fabrictool.planner.replay import replay
 from fabrictool.planner.situation import placed_option, running_options, situation_of
@@ -203,7 +204,7 @@ def _best(situation: Situation, options: PlanOptions, evidence: Evidence) -> _Fo
             break
         taught_by = replace(situation, learned=(*last.situation.learned, *learned))
         try:
-            last = _found(taught_by, taught(problem, taught_by.learned), tables, options, evidence)
+            last = _found(taught_by, taught(problem, taught_by.learned), tables, options, evidence, last)
         except FabrictoolError:  # such as FT2902, no time: what was found before is a plan
             break
         if last.lacks < best.lacks:
@@ -211,8 +212,14 @@ def _best(situation: Situation, options: PlanOptions, evidence: Evidence) -> _Fo
     return best
 
 
+# Wide: what is asked, how, of what was seen, and what was found before.
 def _found(
-    situation: Situation, problem: PlacementProblem, tables: Tables, options: PlanOptions, evidence: Evidence
+    situation: Situation,
+    problem: PlacementProblem,
+    tables: Tables,
+    options: PlanOptions,
+    evidence: Evidence,
+    former: _Found | None = None,
 ) -> _Found:
     search = options.solver.solve(problem, deadline_s=options.time_limit_s, seed=options.seed)
     solution, stopped = _last(search, options.progress)
@@ -222,7 +229,10 @@ def _found(
     running = {} if gateway is None else gateway.routing_weights
     placement = weighted(problem, solution, _placed(situation, problem, solution, evidence), running)
     rates = planned_rates(problem, solution)
-    played = replay(situation.blueprint, situation.inventory, placement, rates, options.seed)
+    names = sorted(situation.blueprint.models)
+    same = {} if former is None else {n: former.played[n] for n in names if _stays(n, placement, rates, former)}
+    others = [name for name in names if name not in same]
+    played = same | replay(situation.blueprint, situation.inventory, placement, rates, options.seed, others)
     return _Found(situation, problem, tables, solution, placement, played, stopped)
 >>>>>>> 4abd2e8 (The plan's loads are weights of routing, and one verdict on an SLO comes from a steady-state replay that the planner acts on)
 
@@ -231,6 +241,16 @@ def _cause_first(why: Iterable[Problem], situation: Situation, observed: Observe
     """What does not answer comes before what follows from it; when nothing answers, nothing else is worth a word."""
     unknown = _unknown_clusters(observed)
     return InfeasibleError([*unknown, *why]) if situation.usable else UnreachableError(unknown)
+
+
+def _stays(model: str, placement: Placement, rates: Mapping[OptionKey, float], former: _Found) -> bool:
+    """Whether a model was played in just this way before."""
+
+    def shape(of: Placement, loads: Mapping[OptionKey, float]) -> list[object]:
+        return [(replica, loads.get(replica_key(replica), 0.0)) for replica in of.replicas if replica.model == model]
+
+    before = planned_rates(former.problem, former.solution)
+    return model in former.played and shape(placement, rates) == shape(former.placement, before)
 
 
 def _placed(situation: Situation, problem: PlacementProblem, solution: Solution, evidence: Evidence) -> Placement:

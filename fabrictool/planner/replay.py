@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from fabrictool.simulator.slo import Criterion
     from fabrictool.simulator.steady import Estimate, SteadyState
 
-MOST, LEAST, TOGETHER = 20_000, 2_000, 60_000
+MOST, LEAST, TOGETHER = 10_000, 2_000, 40_000
 """Requests of one run: of one model at most and at least, and of all models about."""
 FLEET = 8
 """Replicas of one model that are played together; more would only take longer."""

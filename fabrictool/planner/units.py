@@ -8,11 +8,13 @@ import msgspec
 
 from fabrictool.base.units import as_float
 from fabrictool.catalog import accelerators, engines
+from fabrictool.catalog import model as architecture_of
 from fabrictool.domain.address import Address
 from fabrictool.domain.specs import AgentSpec, GatewaySpec
 from fabrictool.planner.devices import visibility_variable, with_devices
 from fabrictool.planner.diff import WantedUnit
 from fabrictool.planner.weights import gateway_weights
+from fabrictool.simulator.demanded import context_of
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping
@@ -52,6 +54,7 @@ def wanted_units(
 
 def _agent(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement) -> AgentSpec:
     model = blueprint.models[replica.model]
+    architecture = architecture_of(model.architecture_id)
     partition = inventory.clusters[replica.cluster].partitions[replica.partition]
     memory = as_float(partition.memory_per_node, accelerators()[replica.device].memory * partition.devices_per_node)
     hubs = (blueprint.gateway.mesh,) if blueprint.gateway is not None else ()
@@ -66,7 +69,7 @@ def _agent(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement
         source=model.source,
         engine=model.engine,
         precision=model.variant.precision,
-        context=int(model.variant.context or 0),
+        context=0 if architecture is None else context_of(model, architecture),
         tp=replica.tp,
         pp=replica.pp,
         phase=replica.phase,

@@ -14,6 +14,7 @@ from fabrictool.base.units import as_float
 from fabrictool.catalog import accelerators, engines, model
 from fabrictool.domain.address import model_of
 from fabrictool.routing.candidates import TrustPolicy
+from fabrictool.simulator.demanded import context_of, lengths_of
 from fabrictool.simulator.fleet import ReplicaSpec, Stream
 from fabrictool.simulator.kernel import BLOCK
 from fabrictool.simulator.mixed import MixedSteps, Part, pipeline
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fabrictool.catalog import ModelArchitecture
-    from fabrictool.domain.blueprint import Blueprint, Length, Model
+    from fabrictool.domain.blueprint import Blueprint, Model
     from fabrictool.domain.inventory import Inventory, Partition
     from fabrictool.domain.plan import ReplicaPlacement
     from fabrictool.simulator.calibration import Calibration
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
 
 EventKind = Literal["up", "drain", "down"]
 EVENT_KINDS: tuple[EventKind, ...] = get_args(EventKind)
-DEFAULT_CONTEXT = 4096
-"""Of a variant that names none: no pipeline is made larger for contexts that nobody asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +283,7 @@ def _standing(
     known = [way for way in hops if way is not None]
     if len(usable) < len(parts) or len(known) < len(hops):
         return None
-    context = int(wanted.variant.context or min(DEFAULT_CONTEXT, architecture.max_context))
+    context = context_of(wanted, architecture)
     demand = wanted.demand
     lengths = (demand.input, demand.output) if demand is not None else ()
     means = [lengths_of(length).clipped_mean for length in lengths if length]
@@ -316,10 +315,3 @@ def _trust(blueprint: Blueprint, name: str) -> TrustPolicy:
         {group: frozenset(rule.allow) for group, rule in blueprint.trust.groups.items()},
         {} if providers is None else {name: frozenset(providers)},
     )
-
-
-def lengths_of(declared: Length) -> Lengths:
-    """What a blueprint declares, as a distribution to draw from."""
-    mean, sd = float(declared.mean), float(declared.sd)
-    most = int(declared.max) if declared.max is not None else 10_000_000
-    return Lengths(declared.shape if sd else "fixed", mean, sd, 1, most)
