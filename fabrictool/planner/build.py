@@ -169,8 +169,17 @@ def demand_of(wanted: Model, architecture: ModelArchitecture) -> MeanWorkload:
     if declared is None or declared.rate is None or declared.input is None or declared.output is None:
         longest = float(context)
         return MeanWorkload(0.0, min(DEFAULT_INPUT, longest * 0.8), min(DEFAULT_OUTPUT, longest * 0.2), context)
-    lengths = (lengths_of(declared.input).clipped_mean, lengths_of(declared.output).clipped_mean)
-    return MeanWorkload(float(declared.rate), *lengths, context)
+    given, answer = lengths_of(declared.input), lengths_of(declared.output)
+    return MeanWorkload(
+        float(declared.rate),
+        given.clipped_mean,
+        answer.clipped_mean,
+        context,
+        input_p95=given.quantile(0.95) if declared.input.sd else 0.0,
+        output_p95=answer.quantile(0.95) if declared.output.sd else 0.0,
+        input_variation=float(declared.input.sd) / float(declared.input.mean),
+        output_variation=float(declared.output.sd) / float(declared.output.mean),
+    )
 
 
 def _need(

@@ -5,9 +5,10 @@ import pytest
 
 from fabrictool.blueprint import load
 from fabrictool.cli.plan_text import complaints, share_text
+from fabrictool.domain.blueprint import Slo
 from fabrictool.domain.evidence import Evidence
 from fabrictool.domain.observed import ClusterFacts
-from fabrictool.domain.plan import Placement
+from fabrictool.domain.plan import Placement, ReplicaPlacement
 from fabrictool.domain.specs import AgentSpec, GatewaySpec, weight_key
 from fabrictool.domain.state import State
 from fabrictool.planner.assign import assign
@@ -18,7 +19,11 @@ from fabrictool.planner.replay import replay
 from fabrictool.planner.solvers.appraisal import settled
 from fabrictool.planner.solvers.exact import ExactSolver
 from fabrictool.planner.weights import gateway_weights, planned_rates, weighted
+from fabrictool.routing.policies import RoundRobinPolicy
+from fabrictool.simulator.capacity import under_load
+from fabrictool.simulator.deployment import of_model
 from fabrictool.simulator.slo import criteria
+from fabrictool.simulator.steady import steady_state
 
 INVENTORY = """
 apiVersion: fabrictool/v1
@@ -205,3 +210,34 @@ def test_one_context_for_planner_and_engine(tmp_path):
         made = planned(loaded)
         (spec,) = {action.spec.context for action in made.actions if isinstance(action.spec, AgentSpec)}
         assert spec == tables.demands["m"].context == wanted
+
+
+def test_the_spread_of_lengths_is_in_the_tables(tmp_path):
+    """Half of capacity, lengths as wide as their mean: the closed form is near the event loop, which draws them."""
+    for load_at, spread in ((0.4, 0), (0.4, 800), (0.7, 800)):
+        given = f"{{mean: 800 tok, sd: {spread} tok}}, output: {{mean: 200 tok, sd: {spread // 4} tok}}"
+        loaded = fabric(tmp_path, rate=1, slo="")
+        text = (tmp_path / "blueprint.yaml").read_text().replace("800 tok, output: 200 tok", given)
+
+        def at(rate, text=text):
+            (tmp_path / "blueprint.yaml").write_text(text.replace("rate: 1 ", f"rate: {rate} "))
+            loaded = load(tmp_path / "blueprint.yaml", environment={})
+            return loaded, *build_problem(loaded.blueprint, loaded.inventory, usable=["fast"], unseen=(), current={})
+
+        _, problem, _ = at(1)
+        (option,) = (option for option in problem.options if option.tp == 2)
+        rate = load_at * option.capacity
+        loaded, _, tables = at(f"{rate:.4f}")
+        formula = under_load(option.figures, tables.demands["m"], rate)
+        simulation = of_model("m", loaded.blueprint, loaded.inventory, [assigned("fast", 2)], [])
+        near = criteria(Slo(e2e_p95=f"{formula.e2e_p95:.3f} s"))  # hard to tell, so that it plays all
+        played = steady_state(simulation, near, RoundRobinPolicy, most=5400, seed=0)
+        assert formula.e2e_p95 == pytest.approx(played.e2e[1], rel=0.1), (load_at, spread)
+        assert formula.tpot_p95 == pytest.approx(played.tpot[1], rel=0.1), (load_at, spread)
+        assert formula.ttft_p95 == pytest.approx(played.ttft[1], rel=0.35), (load_at, spread)
+
+
+def assigned(cluster, tp):
+    return ReplicaPlacement(
+        replica="m/0", model="m", provider="p", site="s", cluster=cluster, partition="gpu", device="h100-sxm", tp=tp
+    )
