@@ -158,6 +158,29 @@ class Columns:
             self._parts[key] = None if there is None else Part.of(there)
         return self._parts[key]
 
+    def refusals(self) -> list[str]:
+        """Why no replica can stand, for each of its pools by itself, in words."""
+        return [f"{pool.cluster}/{pool.partition} {self._refusal(pool)}" for pool in self._pools]
+
+    def _refusal(self, pool: Pool) -> str:
+        reasons = forbidden(self._wanted, pool, self._inventory)
+        if reasons:
+            return f"is not allowed: {' and '.join(reasons)}"
+        degrees = self.degrees(pool)
+        if not degrees:
+            return "has no number of devices in a node over which its heads can be dealt out"
+        place, tp = self._partition(pool), degrees[-1]
+        there = stand(self._wanted, self._architecture, place, tp)
+        if there is None:
+            return f"has devices on which {self._wanted.engine} cannot compute"
+        lacks = there.room.weights + self._demand.context * there.kv_octets - there.room.usable
+        if lacks > 0:
+            return (
+                f"lacks {lacks / 2**30:.1f} GiB: {there.room.weights / 2**30:.1f} GiB of weights and a context of"
+                f" {self._demand.context} tokens, {there.room.usable / 2**30:.1f} GiB on {tp}×{pool.device}"
+            )
+        return "has a walltime that is too short to load it"
+
     def transfer(self, sender: Pool, receiver: Pool) -> Transfer | None:
         """What handing a mean prompt's cache over takes: alpha plus size/beta; None without a network between them.
 
@@ -260,11 +283,21 @@ WORTH_STARTING = 0.5
 """A partition whose walltime goes by half in starting is not used."""
 
 
-def permitted(wanted: Model, pool: Pool, inventory: Inventory) -> bool:
+def forbidden(wanted: Model, pool: Pool, inventory: Inventory) -> list[str]:
+    """What speaks against the model's standing in a pool, whatever its size; nothing where it may."""
     installed = inventory.clusters[pool.cluster].software.engines
-    trusted = wanted.trust is None or pool.provider in wanted.trust
-    stable_enough = pool.stable or wanted.tier == "scavenger"
-    return trusted and stable_enough and (not installed or wanted.engine in installed)
+    reasons = []
+    if wanted.trust is not None and pool.provider not in wanted.trust:
+        reasons.append(f"`trust` does not name {pool.provider}")
+    if not pool.stable and wanted.tier != "scavenger":
+        reasons.append("it is scavenger capacity, and `tier` is owned")
+    if installed and wanted.engine not in installed:
+        reasons.append(f"{wanted.engine} is not installed")
+    return reasons
+
+
+def permitted(wanted: Model, pool: Pool, inventory: Inventory) -> bool:
+    return not forbidden(wanted, pool, inventory)
 
 
 def preference(wanted: Model, pool: Pool) -> float:

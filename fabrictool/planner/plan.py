@@ -5,26 +5,19 @@ The same call online, from a bundle, in CI and in what-ifs: whatever it reads is
 
 from __future__ import annotations
 
-<<<<<<< HEAD
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError, InfeasibleError, Place, Problem, UnreachableError
-=======
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
-
-import msgspec
-
-from fabrictool.base.errors import FabrictoolError, InfeasibleError, Place, Problem
->>>>>>> 4abd2e8 (The plan's loads are weights of routing, and one verdict on an SLO comes from a steady-state replay that the planner acts on)
+from fabrictool.planner.entitled import unserved_groups
 from fabrictool.domain.address import Address
 from fabrictool.domain.plan import Action, Certificate, Forecast, Placement, Plan, inputs_digest
 from fabrictool.planner.assign import assign
 from fabrictool.planner.build import waiting
 from fabrictool.planner.diff import actions, delete, is_gateway
 from fabrictool.planner.drift import clock_warnings, out_of_reach
+from fabrictool.planner.entitled import unserved_groups
 from fabrictool.planner.explaining.explain import explanation, reasons
 from fabrictool.planner.explaining.relaxations import explain_conflict
 from fabrictool.planner.forecast import certificate, forecast
@@ -63,6 +56,8 @@ class PlanOptions:
     solver: Solver = field(default_factory=ExactSolver)
     explain: bool = False
     """Adds what rules cost and what was not chosen to the reasons: it solves again, and takes longer."""
+    node_loss: bool = False
+    """Warns also of whom the loss of any one node would leave without an answer."""
     progress: Callable[[Solution], None] | None = None
     """Is told each better placement; with it, Ctrl-C ends the search and keeps the last one, and ends the explaining
     and keeps what it has."""
@@ -111,6 +106,7 @@ def plan(
             *(["the search was stopped early: this is the best placement that it found"] if found.stopped else ()),
             *(["the explanation was cut short"] if cut else ()),
             *(f"{warning.code} {warning.message}" for warning in warnings),
+            *unserved_groups(blueprint, inventory, placement, node_loss=options.node_loss),
             *_unread_traces(blueprint),
             *_unread_keys(blueprint, keys),
             *clock_warnings(evidence),
@@ -120,18 +116,8 @@ def plan(
     )
 
 
-<<<<<<< HEAD
 def destruction(blueprint_digest: str, evidence: Evidence) -> tuple[Plan, list[Problem]]:
-=======
-def _with_reasons(made: Forecast, problem: PlacementProblem, solution: Solution) -> Forecast:
-    """With what stands in the way of each model that misses."""
-    why = dict(reasons_for_missing(problem, solution, made.models))
-    models = tuple(msgspec.structs.replace(model, why=why.get(model.model, "")) for model in made.models)
-    return msgspec.structs.replace(made, models=models)
-
-
-def destruction(blueprint: Blueprint, inventory: Inventory, evidence: Evidence) -> tuple[Plan, list[Problem]]:
->>>>>>> 4abd2e8 (The plan's loads are weights of routing, and one verdict on an SLO comes from a steady-state replay that the planner acts on)
+from fabrictool.planner.entitled import unserved_groups
     """Delete every unit of this fabric on clusters that can be seen, the gateway last; and what that leaves out."""
     observed = evidence.observed
     ends = [delete(name, unit, unit.state) for name, facts in observed.clusters.items() for unit in facts.units]
@@ -156,7 +142,6 @@ def unsolved(
     )
 
 
-<<<<<<< HEAD
 def _solved(
     situation: Situation, options: PlanOptions, observed: Observed
 ) -> tuple[PlacementProblem, Tables, Solution, bool]:
@@ -165,76 +150,13 @@ def _solved(
         problem, tables = situation.build()
     except InfeasibleError as error:
         raise _cause_first(error.problems, situation, observed) from error
-=======
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """A placement, and what the replay says of it."""
-
-    situation: Situation
-    problem: PlacementProblem
-    tables: Tables
-    solution: Solution
-    placement: Placement
-    played: Mapping[str, Played]
-    stopped: bool
-    """By Ctrl-C."""
-
-    @property
-    def lacks(self) -> tuple[float, float]:
-        """The less, the better."""
-        return clean(values_of(self.solution).get("served", 0.0)), shortfall(self.problem, self.played)
-
-
-def _best(situation: Situation, options: PlanOptions, evidence: Evidence) -> _Found:
-    """Solved, played, and solved again where the replay misses what the closed forms thought met."""
-    problem, tables = situation.build()
->>>>>>> 4abd2e8 (The plan's loads are weights of routing, and one verdict on an SLO comes from a steady-state replay that the planner acts on)
+from fabrictool.planner.entitled import unserved_groups
     try:
         best = last = _found(situation, problem, tables, options, evidence)
     except InfeasibleError as error:
-<<<<<<< HEAD
         raise _cause_first([*error.problems, *explain_conflict(situation)], situation, observed) from error
     return solution.whole(problem), tables, solution, stopped
-=======
-        why = [*error.problems, *explain_conflict(situation), *_unknown_clusters(evidence.observed)]
-        raise InfeasibleError(why) from error
-    for _ in range(ROUNDS if len(problem.options) <= SMALL else 0):
-        learned = lessons(last.problem, last.solution, last.played)
-        if not learned or best.stopped:
-            break
-        taught_by = replace(situation, learned=(*last.situation.learned, *learned))
-        try:
-            last = _found(taught_by, taught(problem, taught_by.learned), tables, options, evidence, last)
-        except FabrictoolError:  # such as FT2902, no time: what was found before is a plan
-            break
-        if last.lacks < best.lacks:
-            best = last
-    return best
-
-
-# Wide: what is asked, how, of what was seen, and what was found before.
-def _found(
-    situation: Situation,
-    problem: PlacementProblem,
-    tables: Tables,
-    options: PlanOptions,
-    evidence: Evidence,
-    former: _Found | None = None,
-) -> _Found:
-    search = options.solver.solve(problem, deadline_s=options.time_limit_s, seed=options.seed)
-    solution, stopped = _last(search, options.progress)
-    problem = solution.whole(problem)
-    solution = settled(problem, solution, options.seed)
-    gateway = running_gateway(evidence)
-    running = {} if gateway is None else gateway.routing_weights
-    placement = weighted(problem, solution, _placed(situation, problem, solution, evidence), running)
-    rates = planned_rates(problem, solution)
-    names = sorted(situation.blueprint.models)
-    same = {} if former is None else {n: former.played[n] for n in names if _stays(n, placement, rates, former)}
-    others = [name for name in names if name not in same]
-    played = same | replay(situation.blueprint, situation.inventory, placement, rates, options.seed, others)
-    return _Found(situation, problem, tables, solution, placement, played, stopped)
->>>>>>> 4abd2e8 (The plan's loads are weights of routing, and one verdict on an SLO comes from a steady-state replay that the planner acts on)
+from fabrictool.planner.entitled import unserved_groups
 
 
 def _cause_first(why: Iterable[Problem], situation: Situation, observed: Observed) -> FabrictoolError:
@@ -286,6 +208,9 @@ def _last(search: Iterator[Solution], progress: Callable[[Solution], None] | Non
         if solution is None or progress is None:
             raise
         return solution, True
+    except MemoryError as error:
+        hint = "`--solver exact` takes the least; else raise the memory limit"
+        raise FabrictoolError.of("FT2904", "the solver ran out of memory", hint=hint) from error
     if solution is None:
         raise FabrictoolError.of("FT2902", "the solver found nothing")
     return solution, False

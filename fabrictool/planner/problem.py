@@ -163,6 +163,9 @@ class ColumnGenerator(Protocol):
     def mixed(self, stages: Sequence[tuple[Pool, int]], phase: Phase) -> Option | None:
         """Replicas with these stages, (pool, tp) each; None where they do not fit."""
 
+    def refusals(self) -> list[str]:
+        """Why no replica can stand, for each partition by itself."""
+
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
