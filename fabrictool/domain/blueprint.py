@@ -87,7 +87,7 @@ class Demand(Document):
     output: Length | None = None
     """Answer length."""
     trace: Text | None = None
-    """File with a recorded workload, relative to the blueprint; instead of the other three."""
+    """File with a recorded workload, relative to the blueprint; its mean rate and its lengths instead of the others."""
 
     @model_validator(mode="after")
     def _one_form(self) -> Demand:

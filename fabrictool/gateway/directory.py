@@ -121,7 +121,9 @@ class Directory:
                     TunnelConnector(mesh, service.session, service.service),
                     service.replica,
                     context=service.context,
-                    weight=self.weights.get(weight_key(service.model, entry.node.cluster, entry.node.node, service.tp), 1.0),
+                    weight=self.weights.get(
+                        weight_key(service.model, entry.node.cluster, entry.node.node, service.tp), 1.0
+                    ),
                     device=entry.node.hardware.device if entry.node.hardware else "",
                     precision=service.precision,
                 )

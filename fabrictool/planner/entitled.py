@@ -34,13 +34,13 @@ def unserved_groups(
     for group in groups:
         who = "anybody" if group is None else f"group {group}"
         for model in sorted(by_model):
-            mine = [one for one in by_model[model] if trust.permits(one.provider, model, group, None)]
+            mine = [replica for replica in by_model[model] if trust.permits(replica.provider, model, group, None)]
             if not mine:
-                there = ", ".join(sorted({one.provider for one in by_model[model]}))
+                there = ", ".join(sorted({replica.provider for replica in by_model[model]}))
                 allowed = ", ".join(sorted(trust.groups.get(group or "", ()))) or "nobody"
                 yield f"{who} gets no answer from {model}: it stands with {there}, and the group allows {allowed}"
             elif node_loss and not _outlive(mine, inventory):
-                names = ", ".join(one.replica for one in mine)
+                names = ", ".join(replica.replica for replica in mine)
                 yield f"{who} gets no answer from {model} without one node: {names} may be on the same"
 
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Literal, get_args
 from fabrictool.base.canonical import tidy
 from fabrictool.domain.plan import Band, Certificate, Forecast, ModelForecast, Stage
 from fabrictool.domain.specs import Phase
-from fabrictool.planner.columns import after, slo_misses
+from fabrictool.planner.columns import after
 from fabrictool.planner.stages import TIDYING, TOLERANCE
+from fabrictool.planner.targets import slo_misses
 from fabrictool.simulator.capacity import Latency, under_load
 from fabrictool.simulator.phases import prefill_under_load
 from fabrictool.simulator.slo import criteria

@@ -10,12 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from fabrictool.planner.weights import planned_rates
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from fabrictool.domain.plan import ModelForecast
+    from fabrictool.domain.plan import Forecast
     from fabrictool.planner.problem import Kind, ModelNeed, Option, PlacementProblem, Solution
     from fabrictool.planner.replay import Played
 
@@ -39,25 +41,25 @@ NEARLY = 0.999
 
 def shortfall(problem: PlacementProblem, played: Mapping[str, Played]) -> float:
     """Requests/s that lack to the models' SLOs, weighted by priority."""
-    lacking = {name: max(one.short.values(), default=0.0) for name, one in played.items() if one.misses}
+    lacking = {name: max(model.short.values(), default=0.0) for name, model in played.items() if model.misses}
     return sum(need.rate * need.priority * lacking.get(need.model, 0.0) for need in problem.needs)
 
 
 def lessons(problem: PlacementProblem, solution: Solution, played: Mapping[str, Played]) -> tuple[Lesson, ...]:
     """What the replay teaches of the kinds that fall short; none where no other placement could do better for it."""
     rates = planned_rates(problem, solution)
-    found: dict[object, Lesson] = {}
+    taught_kinds: dict[object, Lesson] = {}
     for option in problem.options if "slo" in problem.objective else ():
         lack = played[option.model].short.get(option.key, 0.0) if option.model in played else 0.0
         rate = rates.get(option.key, 0.0)
         if lack > 0.0 and any(level.attains and level.rate >= NEARLY * rate > 0.0 for level in option.levels):
-            former = found.get(option.kind)
-            found[option.kind] = Lesson(
+            former = taught_kinds.get(option.kind)
+            taught_kinds[option.kind] = Lesson(
                 option.kind,
                 rate if former is None else min(rate, former.rate),
                 lack if former is None else max(lack, former.lack),
             )
-    return tuple(found.values())
+    return tuple(taught_kinds.values())
 
 
 def taught(problem: PlacementProblem, learned: Sequence[Lesson]) -> PlacementProblem:
@@ -80,14 +82,16 @@ def _limited(option: Option, lesson: Lesson | None) -> Option:
     return replace(option, levels=levels)
 
 
-def reasons_for_missing(
-    problem: PlacementProblem, solution: Solution, forecasts: Collection[ModelForecast]
-) -> Iterator[tuple[str, str]]:
-    """(model, why nothing more is done about the SLO that it misses)."""
+def with_reasons(forecast: Forecast, problem: PlacementProblem, solution: Solution) -> Forecast:
+    """With what stands in the way of each model that misses its SLO, or whose demand cannot be served."""
     needs = {need.model: need for need in problem.needs}
-    for forecast in forecasts:
-        if forecast.slo == "misses" or forecast.served < 1.0:
-            yield forecast.model, _why(problem, solution, needs[forecast.model])
+    models = tuple(
+        msgspec.structs.replace(model, why=_why(problem, solution, needs[model.model]))
+        if model.slo == "misses" or model.served < 1.0
+        else model
+        for model in forecast.models
+    )
+    return msgspec.structs.replace(forecast, models=models)
 
 
 def _why(problem: PlacementProblem, solution: Solution, need: ModelNeed) -> str:
@@ -112,7 +116,7 @@ def _why(problem: PlacementProblem, solution: Solution, need: ModelNeed) -> str:
 
 
 def free_devices(problem: PlacementProblem, solution: Solution) -> dict[tuple[str, str], int]:
-    """By pool."""
+    """Pool → devices that nothing of the placement keeps."""
     free = {pool.key: pool.nodes * pool.devices_per_node for pool in problem.pools}
     for i, count in solution.counts.items():
         for (key, size), blocks in problem.options[i].blocks.items():

@@ -6,11 +6,10 @@ The same call online, from a bundle, in CI and in what-ifs: whatever it reads is
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError, InfeasibleError, Place, Problem, UnreachableError
-from fabrictool.planner.entitled import unserved_groups
 from fabrictool.domain.address import Address
 from fabrictool.domain.plan import Action, Certificate, Forecast, Placement, Plan, inputs_digest
 from fabrictool.planner.assign import assign
@@ -21,7 +20,7 @@ from fabrictool.planner.entitled import unserved_groups
 from fabrictool.planner.explaining.explain import explanation, reasons
 from fabrictool.planner.explaining.relaxations import explain_conflict
 from fabrictool.planner.forecast import certificate, forecast
-from fabrictool.planner.judged import ROUNDS, learned_sentences, lessons, reasons_for_missing, shortfall, taught
+from fabrictool.planner.judged import ROUNDS, learned_sentences, lessons, shortfall, taught, with_reasons
 from fabrictool.planner.problem import replica_key
 from fabrictool.planner.readset import ABSENT, read_set
 from fabrictool.planner.replay import replay
@@ -80,8 +79,8 @@ def plan(
         FT200x with what conflicts and what would resolve it.
     """
     evidence = evidence.within(inventory)
-    found = _best(situation_of(blueprint, inventory, evidence, now), options, evidence)
-    situation, problem, solution, placement = found.situation, found.problem, found.solution, found.placement
+    chosen = _best(situation_of(blueprint, inventory, evidence, now), options, evidence)
+    situation, problem, solution, placement = chosen.situation, chosen.problem, chosen.solution, chosen.placement
     keys = evidence.keys_of(blueprint)
     expiring = successions(evidence, now)
     wanted = wanted_units(blueprint, inventory, placement, evidence, expiring)
@@ -96,18 +95,17 @@ def plan(
         | read_set(inputs_digest(blueprint, inventory), evidence.observed, keys),
         actions=actions(wanted, evidence, expiring),
         placement=placement,
-        forecast=_with_reasons(
-            forecast(blueprint, problem, solution, found.tables, currency, found.played), problem, solution
+        forecast=with_reasons(
+            forecast(blueprint, problem, solution, chosen.tables, currency, chosen.played), problem, solution
         ),
         certificate=certificate(problem, solution, options.seed),
         reasons=(*reasons(problem, solution, currency), *learned_sentences(situation.learned), *why),
         warnings=(
             *_unrepeatable(solution),
-            *(["the search was stopped early: this is the best placement that it found"] if found.stopped else ()),
+            *(["the search was stopped early: this is the best placement that it found"] if chosen.stopped else ()),
             *(["the explanation was cut short"] if cut else ()),
             *(f"{warning.code} {warning.message}" for warning in warnings),
             *unserved_groups(blueprint, inventory, placement, node_loss=options.node_loss),
-            *_unread_traces(blueprint),
             *_unread_keys(blueprint, keys),
             *clock_warnings(evidence),
             *_waiting_pins(blueprint, situation),
@@ -117,7 +115,6 @@ def plan(
 
 
 def destruction(blueprint_digest: str, evidence: Evidence) -> tuple[Plan, list[Problem]]:
-from fabrictool.planner.entitled import unserved_groups
     """Delete every unit of this fabric on clusters that can be seen, the gateway last; and what that leaves out."""
     observed = evidence.observed
     ends = [delete(name, unit, unit.state) for name, facts in observed.clusters.items() for unit in facts.units]
@@ -142,27 +139,72 @@ def unsolved(
     )
 
 
-def _solved(
-    situation: Situation, options: PlanOptions, observed: Observed
-) -> tuple[PlacementProblem, Tables, Solution, bool]:
-    """The last solution, and whether Ctrl-C made it the last."""
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A placement, and what the replay says of it."""
+
+    situation: Situation
+    problem: PlacementProblem
+    tables: Tables
+    solution: Solution
+    placement: Placement
+    played: Mapping[str, Played]
+    stopped: bool
+    """By Ctrl-C."""
+
+    @property
+    def lacks(self) -> tuple[float, float]:
+        """The less, the better."""
+        return clean(values_of(self.solution).get("served", 0.0)), shortfall(self.problem, self.played)
+
+
+def _best(situation: Situation, options: PlanOptions, evidence: Evidence) -> _Found:
+    """Solved, played, and solved again where the replay misses what the closed forms thought met."""
+    observed = evidence.observed
     try:
         problem, tables = situation.build()
     except InfeasibleError as error:
         raise _cause_first(error.problems, situation, observed) from error
-from fabrictool.planner.entitled import unserved_groups
     try:
         best = last = _found(situation, problem, tables, options, evidence)
     except InfeasibleError as error:
         raise _cause_first([*error.problems, *explain_conflict(situation)], situation, observed) from error
-    return solution.whole(problem), tables, solution, stopped
-from fabrictool.planner.entitled import unserved_groups
+    for _ in range(ROUNDS if len(problem.options) <= SMALL else 0):
+        learned = lessons(last.problem, last.solution, last.played)
+        if not learned or best.stopped:
+            break
+        taught_by = replace(situation, learned=(*last.situation.learned, *learned))
+        try:
+            last = _found(taught_by, taught(problem, taught_by.learned), tables, options, evidence, last)
+        except FabrictoolError:  # such as FT2902, no time: what was found before is a plan
+            break
+        if last.lacks < best.lacks:
+            best = last
+    return best
 
 
-def _cause_first(why: Iterable[Problem], situation: Situation, observed: Observed) -> FabrictoolError:
-    """What does not answer comes before what follows from it; when nothing answers, nothing else is worth a word."""
-    unknown = _unknown_clusters(observed)
-    return InfeasibleError([*unknown, *why]) if situation.usable else UnreachableError(unknown)
+# Wide: what is asked, how, of what was seen, and what was found before.
+def _found(
+    situation: Situation,
+    problem: PlacementProblem,
+    tables: Tables,
+    options: PlanOptions,
+    evidence: Evidence,
+    former: _Found | None = None,
+) -> _Found:
+    search = options.solver.solve(problem, deadline_s=options.time_limit_s, seed=options.seed)
+    solution, stopped = _last(search, options.progress)
+    problem = solution.whole(problem)
+    solution = settled(problem, solution, options.seed)
+    gateway = running_gateway(evidence)
+    running = {} if gateway is None else gateway.routing_weights
+    placement = weighted(problem, solution, _placed(situation, problem, solution, evidence), running)
+    rates = planned_rates(problem, solution)
+    names = sorted(situation.blueprint.models)
+    same = {} if former is None else {n: former.played[n] for n in names if _stays(n, placement, rates, former)}
+    others = [name for name in names if name not in same]
+    played = same | replay(situation.blueprint, situation.inventory, placement, rates, options.seed, others)
+    return _Found(situation, problem, tables, solution, placement, played, stopped)
 
 
 def _stays(model: str, placement: Placement, rates: Mapping[OptionKey, float], former: _Found) -> bool:
@@ -173,6 +215,12 @@ def _stays(model: str, placement: Placement, rates: Mapping[OptionKey, float], f
 
     before = planned_rates(former.problem, former.solution)
     return model in former.played and shape(placement, rates) == shape(former.placement, before)
+
+
+def _cause_first(why: Iterable[Problem], situation: Situation, observed: Observed) -> FabrictoolError:
+    """What does not answer comes before what follows from it; when nothing answers, nothing else is worth a word."""
+    unknown = _unknown_clusters(observed)
+    return InfeasibleError([*unknown, *why]) if situation.usable else UnreachableError(unknown)
 
 
 def _placed(situation: Situation, problem: PlacementProblem, solution: Solution, evidence: Evidence) -> Placement:
@@ -237,14 +285,6 @@ def _unrepeatable(solution: Solution) -> list[str]:
     if solution.repeatable:
         return []
     return ["the search ran out of time: on another machine the same files may be placed otherwise"]
-
-
-def _unread_traces(blueprint: Blueprint) -> list[str]:
-    return [
-        f"{name}: demand.trace is not read by this release; it is planned for replicas.min without a demand"
-        for name, model in sorted(blueprint.models.items())
-        if model.demand is not None and model.demand.trace is not None
-    ]
 
 
 def _unread_keys(blueprint: Blueprint, keys: str | None) -> list[str]:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from fabrictool.domain.plan import Placement, ReplicaPlacement
     from fabrictool.planner.problem import OptionKey
     from fabrictool.simulator.slo import Criterion
-    from fabrictool.simulator.steady import Estimate, SteadyState
+    from fabrictool.simulator.steady import ShareEstimate, SteadyState
 
 MOST, LEAST, TOGETHER = 10_000, 2_000, 40_000
 """Requests of one run: of one model at most and at least, and of all models about."""
@@ -119,7 +119,7 @@ def _played(state: SteadyState, wanted: Sequence[Criterion], kinds: Sequence[Opt
     return Played(figures, misses, _short(state, wanted, kinds) if misses else {})
 
 
-def _missed(estimate: Estimate) -> str:
+def _missed(estimate: ShareEstimate) -> str:
     target, share = estimate.criterion.target, estimate.criterion.share
     limits = [f"{m.upper()} within {Duration(getattr(target, m))}" for m in METRICS if getattr(target, m) < math.inf]
     # Rounded down: what is short of the target must not look as if it were not.

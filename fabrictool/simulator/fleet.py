@@ -16,7 +16,7 @@ from fabrictool.routing.candidates import TrustPolicy, select
 from fabrictool.simulator import kernel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from fabrictool.routing.policies import RoutingPolicy
     from fabrictool.simulator.steptimes import StepTimes
@@ -195,10 +195,8 @@ class Fleet:
     _views: list[_View] = field(init=False)
     _answering: dict[bool, list[_View]] = field(init=False)
     """Whom a request can go to: before its cache is handed over, and after."""
-    _asking: Ints = field(init=False)
-    _where: Ints = field(init=False)
-    _whither: Ints = field(init=False)
-    _handed: Ints = field(init=False)
+    _columns: Mapping[str, Ints] = field(init=False)
+    """Of the requests: read much faster than a record."""
     _changes: list[tuple[float, int, str]] = field(init=False)
     _parked: list[int] = field(init=False, default_factory=list)
     _retried: int = field(init=False, default=0)
@@ -214,11 +212,9 @@ class Fleet:
         self.clock = _clock(self.requests, self.clients)
         decoding, prefilling, waiting = (np.asarray(self.replicas[n]) for n in ("decoding", "prefilling", "waiting"))
         self._views = [_View(r, spec, (decoding, prefilling, waiting)) for r, spec in enumerate(self.specs)]
-        self._asking = np.asarray(self.clock.at["request"])
-        self._where, self._whither = np.asarray(self.requests["where"]), np.asarray(self.requests["whither"])
-        self._handed = np.asarray(self.requests["handed"])
+        self._columns = {name: np.asarray(self.requests[name]) for name in ("where", "whither", "handed")}
         self._answering = {
-            handed: [view for view in self._views if (view.spec.role == "decode") is handed] for handed in (False, True)
+            late: [v for v in self._views if (v.spec.role == "decode") is late] for late in (False, True)
         }
         self._changes = sorted(
             (when, r, what)
@@ -248,7 +244,7 @@ class Fleet:
                 self.limit,
             )
             if reason == kernel.ROUTE:
-                self._route(int(self._asking[0]))
+                self._route(int(self.clock.at[0].request))
                 continue
             if self._changes and change <= until and (reason == kernel.UNTIL or self._parked):
                 self._apply_changes(float(self.clock.at[0].now), change)
@@ -312,10 +308,10 @@ class Fleet:
                     target[chosen] = mine[0].index
 
     def _route(self, i: int) -> None:
-        handed = bool(self._handed[i])
+        handed = bool(self._columns["handed"][i])
         model = self.stream.models[0 if self.stream.model is None else int(self.stream.model[i])]
         choice = select(self._answering[handed], model=model, trust=ANYBODY, group=None)
-        target = self._whither if handed else self._where
+        target = self._columns["whither" if handed else "where"]
         if choice.candidates:
             target[i] = self.policy.pick(choice.candidates).index
         elif any(what == "up" and self.specs[r].model == model for _, r, what in self._changes):

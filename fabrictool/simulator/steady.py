@@ -42,7 +42,7 @@ LONGEST_WARM_UP = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class ShareEstimate:
     """How large the share is, with its 95 % interval."""
 
     criterion: Criterion
@@ -66,7 +66,7 @@ class SteadyState:
 
     requests: int
     """Those that count."""
-    estimates: tuple[Estimate, ...]
+    estimates: tuple[ShareEstimate, ...]
     """One a criterion, the last one that of all targets together."""
     in_system: float
     ttft: tuple[float, ...]
@@ -93,9 +93,9 @@ def steady_state(
     count = min(FIRST, most)
     while True:
         outcome = simulate(simulation.specs, declared_stream(simulation, count, seed), policy())
-        found, warm = _seen(outcome, wanted, len(simulation.specs))
-        if (found.clear and warm) or count >= most:
-            return found
+        state, warm = _seen(outcome, wanted, len(simulation.specs))
+        if (state.clear and warm) or count >= most:
+            return state
         count = min(GROWTH * count, most)
 
 
@@ -108,7 +108,7 @@ def _seen(outcome: Outcome, wanted: Sequence[Criterion], replicas: int) -> tuple
     chosen = (arrival >= min(begin, LONGEST_WARM_UP * span)) & (arrival <= span - min(stay, COOL_DOWN * span))
     metrics = {name: getattr(outcome, name)[chosen] for name in METRICS}
     finished = np.isfinite(outcome.finish[chosen])
-    estimates = [_estimate(one, _kept(one.target, metrics, finished)) for one in wanted]
+    estimates = [_estimate(criterion, _kept(criterion.target, metrics, finished)) for criterion in wanted]
     all_kept = _kept(wanted[-1].target, metrics, finished) if wanted else finished
     where = outcome.replica[chosen]
     stays = np.nan_to_num(metrics["e2e"])
@@ -129,17 +129,17 @@ def _kept(target: LatencyTarget, metrics: dict[str, Any], finished: Bools) -> Bo
     return np.asarray(finished & in_time & ~(metrics["tpot"] > target.tpot))
 
 
-def _estimate(criterion: Criterion, kept: Bools) -> Estimate:
+def _estimate(criterion: Criterion, kept: Bools) -> ShareEstimate:
     """By batch means, and never narrower than what as many independent requests would leave open (Wilson)."""
     count = len(kept)
     if not count:
-        return Estimate(criterion, 0.0, 0.0, 1.0)
+        return ShareEstimate(criterion, 0.0, 0.0, 1.0)
     share = float(kept.mean())
     means = [float(batch.mean()) for batch in np.array_split(kept, min(BATCHES, count))]
     half = T_95 * float(np.std(means, ddof=1)) / math.sqrt(len(means)) if len(means) > 1 else 1.0
     middle = (share + Z_95**2 / (2 * count)) / (1 + Z_95**2 / count)
     reach = Z_95 / (1 + Z_95**2 / count) * math.sqrt(share * (1 - share) / count + Z_95**2 / (4 * count**2))
-    return Estimate(criterion, share, min(share - half, middle - reach), max(share + half, middle + reach))
+    return ShareEstimate(criterion, share, min(share - half, middle - reach), max(share + half, middle + reach))
 
 
 def _mean_and_p95(values: Any) -> tuple[float, ...]:

@@ -11,7 +11,7 @@ from fabrictool.routing.policies import routing_policy
 from fabrictool.simulator.deployment import declared_stream, of_model
 from fabrictool.simulator.fleet import simulate
 from fabrictool.simulator.slo import criteria
-from fabrictool.simulator.steady import Estimate, _estimate, steady_state
+from fabrictool.simulator.steady import ShareEstimate, _estimate, steady_state
 from tests.simulator.fabrics import ACCELERATED, TWO_MODELS, loaded, replica
 
 
@@ -57,5 +57,5 @@ def test_intervals_hold_what_they_promise():
         found = _estimate(wanted, calm)
         inside += found.low <= 0.9 <= found.high
     assert inside >= 180
-    assert not Estimate(wanted, 0.96, 0.94, 0.98).clear
-    assert Estimate(wanted, 0.97, 0.951, 0.98).clear
+    assert not ShareEstimate(wanted, 0.96, 0.94, 0.98).clear
+    assert ShareEstimate(wanted, 0.97, 0.951, 0.98).clear

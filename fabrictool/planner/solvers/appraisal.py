@@ -60,10 +60,10 @@ def settled(problem: PlacementProblem, solution: Solution, seed: int) -> Solutio
     for name in stage_names(problem):
         if name not in LOADED or name not in known or not loads.terms(name):
             continue
-        found = loads.minimise(name, seconds=60.0, seed=seed)
-        if found is None:
+        reloaded = loads.minimise(name, seconds=60.0, seed=seed)
+        if reloaded is None:
             break
-        answer = found
+        answer = reloaded
         values[name] = max(0.0, loads.value(name, answer))
         loads.keep(name, values[name] + SLACK * max(1.0, values[name]))
     if answer is None or not _better({name: known[name].objective for name in values}, values):
