@@ -38,6 +38,7 @@ class Tables:
     demands: dict[str, MeanWorkload]
 
 
+# Long: a problem has many parts, and each is made here in a line.
 def build_problem(
     blueprint: Blueprint,
     inventory: Inventory,

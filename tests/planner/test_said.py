@@ -21,14 +21,14 @@ from tests.gitops.plans import replica as placed
 from tests.planner.fabrics import situation, solved
 from tests.planner.test_exact import option, pool, problem
 
-OUTPUT = PlanOutput(None, None, chart=False, plot=None, explain=False, verbosity=0, as_json=False, detailed=False)
+OUTPUT = PlanOutput(None, None, chart=False, plot=None, explain=False, verbosity=0, as_json=False, detailed=False, assume=False)
 
 
 def test_the_next_step_is_none_that_apply_refuses(capsys):
     whole = plan(action("create"), replicas=[placed("m/0")])
     half = plan(action("create"), replicas=[msgspec.structs.replace(placed("m/0"), phase="prefill")])
     for made, said, unsaid in ((whole, "next: fabrictool apply", "FT4008"), (half, "FT4008", "next:")):
-        assert _ending(made, [], OUTPUT) == 0
+        assert _ending(made, [], OUTPUT, offline=False) == 0
         err = capsys.readouterr().err
         assert said in err
         assert unsaid not in err
