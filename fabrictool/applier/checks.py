@@ -42,16 +42,24 @@ def check_sound(plan: Plan, fabric: str, clusters: Container[str]) -> None:
 
 
 def check_startable(plan: Plan) -> None:
-    """Refuse what this release plans and cannot start."""
+    """Refuse what this release plans and cannot start: FT4008."""
+    refusal = unstartable(plan)
+    if refusal is not None:
+        raise InvalidInputError(refusal)
+
+
+def unstartable(plan: Plan) -> Problem | None:
+    """The first thing of a plan that this release cannot start."""
     for replica in plan.placement.replicas:
         if replica.phase != "unified" or replica.stages:
             what = f"a {replica.phase} replica" if replica.phase != "unified" else "a pipeline over partitions"
-            raise InvalidInputError.of(
+            return Problem(
                 "FT4008",
                 f"{replica.replica} is {what}: this release can plan and forecast that, but not start it",
-                thing=f"replica/{replica.replica}",
-                hint="leave `phases` of the model at `unified`, and plan with another solver than tabu",
+                Place(thing=f"replica/{replica.replica}"),
+                "leave `phases` of the model at `unified`, and plan with another solver than tabu",
             )
+    return None
 
 
 def check_owned(plan: Plan, observed: Observed, lineage: str) -> None:

@@ -26,18 +26,15 @@ def validate(
     output: Annotated[Format, typer.Option("--format", help="text, json, or github annotations.")] = "text",
 ) -> int:
     """Check blueprint and inventory: schema, units, references; every problem at once, with its place."""
-    import os
-
     from fabrictool.base.errors import InvalidInputError
-    from fabrictool.blueprint import load
     from fabrictool.blueprint.report import to_github, to_json
     from fabrictool.cli.output import data, json_data, print_problems, say
-    from fabrictool.cli.source import find_blueprint
+    from fabrictool.cli.source import find_blueprint, load_with_traces
 
     chosen = "json" if as_json else output
     path = find_blueprint(blueprint)
     try:
-        loaded = load(path, inventory_path=inventory, overlay=overlay, scenario=scenario, environment=os.environ)
+        loaded = load_with_traces(path, inventory, overlay, scenario)
         problems, code = loaded.warnings, 0
     except InvalidInputError as error:
         problems, code = error.problems, error.exit_code

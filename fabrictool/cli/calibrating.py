@@ -11,12 +11,12 @@ import numpy as np
 from fabrictool.base.errors import FabrictoolError, InvalidInputError, UsageError
 from fabrictool.base.files import file_error, write_atomic
 from fabrictool.catalog import accelerators
-from fabrictool.cli import tracing
 from fabrictool.cli.output import data, json_data, say, table
 from fabrictool.cli.simulating import Interrupts, architectures
 from fabrictool.simulator import replay, sheet
 from fabrictool.simulator.calibration import Calibration, choose, dumps, shipped
 from fabrictool.simulator.fitting import WORST, Observation, fit, hull, spreads
+from fabrictool.workload.recorded import read_trace
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -120,7 +120,7 @@ def _of_records(
     """The calibration, the errors before it and those of unseen stretches, and what else to tell."""
     cells = {"input_len": "1", "output_len": "1", "concurrency": "1", **configuration}
     case = sheet.case_of(cells, architectures({cells["model"]}))
-    trace = _of_one_model(tracing.load(source), case.model.id, source)
+    trace = _of_one_model(read_trace(source), case.model.id, source)
     cut_off = max(0, len(trace) - MOST_REQUESTS)
     dropped = Counter(trace.dropped)
     if cut_off:

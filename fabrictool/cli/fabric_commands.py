@@ -71,6 +71,9 @@ def plan(
     workers: Annotated[
         int | None, typer.Option(min=1, max=1024, help="Processes for the what-ifs; default: one a core.")
     ] = None,
+    node_loss: Annotated[
+        bool, typer.Option("--node-loss", help="Say also whom the loss of any one node would leave without an answer.")
+    ] = False,
     policy: PolicyOption = None,
     assume_empty: Annotated[
         bool,
@@ -127,7 +130,7 @@ def plan(
         drawable(plot)
     watch = SolverWatch(solver_named(solver))
     bundle = bundle_meant(source, observed_file, root, max_age) if offline else None
-    options = PlanOptions(seed, time_limit, watch, explain, search_progress() if bundle is None else None)
+    options = PlanOptions(seed, time_limit, watch, explain, node_loss, search_progress() if bundle is None else None)
     output = PlanOutput(out, policy, chart, plot, explain, verbose, as_json, detailed_exitcode, assume_empty)
     return show_plan(source, bundle, options, watch, output)
 

@@ -11,7 +11,7 @@ import unicodedata
 from typing import TYPE_CHECKING
 
 from fabrictool.cli.output import seconds_text
-from fabrictool.cli.plan_text import SYMBOLS
+from fabrictool.cli.plan_text import SYMBOLS, complaints, share_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -101,9 +101,10 @@ def _forecast(plan: Plan) -> list[str]:
 
 
 def _model(model: ModelForecast) -> list[str]:
-    slo = "meets" if not model.misses else "▲ " + _code("; ".join(model.misses))
-    if model.replay is not None:
-        slo += f" ({model.replay.attainment:.0%})"
+    wrong = complaints(model)
+    slo = "▲ " + _code("; ".join(wrong)) if wrong else model.slo or "–"
+    if model.slo and model.replay is not None:
+        slo += f" ({share_text(model.replay.attainment)})"
     load = f"{model.utilisation:.0%}" if model.utilisation < 10 else "&gt;999%"
     times = [seconds_text(band.value) for band in (model.ttft_p95_s, model.tpot_p95_s)]
     return [_code(model.model), str(model.replicas), *times, load, slo]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fabrictool.applier.checks import unstartable
 from fabrictool.cli.output import data, json_text, print_problems, say
 from fabrictool.cli.plan_text import as_document, render
 from fabrictool.cli.planning import plan_assumed, plan_offline, plan_online, say_what_is_missing
@@ -83,8 +84,11 @@ def _ending(plan: Plan, verdicts: list[RuleVerdict], output: PlanOutput, *, offl
     print_problems(verdict.problem for verdict in verdicts)
     if exit_code(verdicts):
         return exit_code(verdicts)
+    refusal = unstartable(plan)
     if plan.assumed:
         say("no cluster was asked; next: fabrictool plan, where the clusters can be reached")
+    elif plan.changes and refusal is not None:
+        say(f"apply refuses this plan: {refusal.code} {refusal.message}; {refusal.hint}")
     elif plan.changes and (output.file is not None or not output.as_json):
         where = " (where the clusters can be reached)" if offline else ""
         say(f"next: fabrictool apply {output.file or ''}".rstrip() + where)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -101,7 +102,7 @@ def _forecast_lines(plan: Plan) -> list[str]:
     forecast = plan.forecast
     headings = ("forecast", "TTFT p95 (band)", "TPOT p95 (band)", "load", "SLO (replayed)")
     lines = table(headings, [_model_cells(model) for model in forecast.models]).splitlines()
-    lines += [f"  ▲ {model.model}: {miss}" for model in forecast.models for miss in model.misses]
+    lines += [f"  ▲ {model.model}: {text}" for model in forecast.models for text in complaints(model)]
     cost = f"{forecast.cost_per_hour:.2f} {forecast.currency}/h" if forecast.currency else "no prices in the inventory"
     power = f"{forecast.power_w:.0f} W" if forecast.power_w else "no power figures"
     lines.append(f"cost {cost}   power {power}")
@@ -114,11 +115,24 @@ def _forecast_lines(plan: Plan) -> list[str]:
 
 
 def _model_cells(model: ModelForecast) -> tuple[str, ...]:
-    slo = "misses" if model.misses else "meets"
-    if model.replay is not None:
-        slo += f" ({model.replay.attainment:.0%})"
+    slo: str = model.slo or "–"
+    if model.slo and model.replay is not None:
+        slo += f" ({share_text(model.replay.attainment)})"
     load = f"{model.utilisation:.0%}" if model.utilisation < 10 else ">999%"
     return model.model, _band(model.ttft_p95_s), _band(model.tpot_p95_s), load, slo
+
+
+def complaints(model: ModelForecast) -> list[str]:
+    """What is not as it was asked for, who says so where two opinions differ, and why nothing more was done."""
+    lines = [*([model.unserved] if model.unserved else []), *model.misses]
+    if model.overruled:
+        lines.append(f"the closed form says {model.overruled}; the replay is trusted")
+    return [*lines, *([f"because {model.why}"] if model.why else [])]
+
+
+def share_text(share: float) -> str:
+    """Rounded down: what lacks something is never 100 %."""
+    return f"{math.floor(share * 100 + 1e-9)}%"
 
 
 def _band(band: Band) -> str:

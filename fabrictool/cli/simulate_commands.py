@@ -203,13 +203,14 @@ def trace_import(
     from fabrictool.base.errors import UsageError
     from fabrictool.cli import tracing
     from fabrictool.cli.output import say
+    from fabrictool.workload.recorded import read_trace
 
     if source.is_dir():
         requests = tracing.drawn(source, seed, hours, rate)
     elif hours is not None or rate is not None:
         raise UsageError.of("FT9001", "--hours and --rate are for folders of clients", hint="fabrictool trace export")
     else:
-        requests = tracing.load(source)
+        requests = read_trace(source)
     tracing.write(requests, output)
     dropped = ", ".join(f"{count} {why}" for why, count in sorted(requests.dropped.items())) or "none"
     say(f"{len(requests)} requests over {requests.span:.0f} s; dropped: {dropped}")
@@ -223,9 +224,10 @@ def trace_stats(
 
     from fabrictool.cli import tracing
     from fabrictool.cli.output import data, json_data
+    from fabrictool.workload.recorded import read_trace
     from fabrictool.workload.statistics import statistics
 
-    described = statistics(tracing.load(source))
+    described = statistics(read_trace(source))
     if as_json:
         json_data({"format_version": "1", "type": "trace-statistics", **tracing.plain(asdict(described))})
     else:
@@ -261,8 +263,9 @@ def trace_export(
     """Cut a piece out of a trace, in our own lines."""
     from fabrictool.base.errors import InvalidInputError
     from fabrictool.cli import tracing
+    from fabrictool.workload.recorded import read_trace
 
-    requests = tracing.load(source)
+    requests = read_trace(source)
     if model is not None:
         requests = requests.of_model(model)
     requests = requests.only(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ from fabrictool.cli.output import print_problems, say
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from fabrictool.base.errors import Place
     from fabrictool.blueprint import Loaded
     from fabrictool.blueprint.load import Identity
     from fabrictool.domain.blueprint import Blueprint
@@ -40,15 +41,7 @@ class Source:
     @cached_property
     def loaded(self) -> Loaded:
         """Read and checked; warnings go to stderr, unless a plan has them."""
-        from fabrictool.blueprint import load
-
-        loaded = load(
-            find_blueprint(self.path),
-            inventory_path=self.inventory_path,
-            overlay=self.overlay,
-            scenario=self.scenario,
-            environment=os.environ,
-        )
+        loaded = load_with_traces(find_blueprint(self.path), self.inventory_path, self.overlay, self.scenario)
         if not self.planned:
             print_problems(loaded.warnings)
         return loaded
@@ -100,6 +93,22 @@ class Source:
 
         known = self.identity if self.lenient else self.loaded.identity
         return Fabric.open(known.fabric, known.state, known.inventory, Settings.from_environment(), os.environ)
+
+
+def load_with_traces(path: Path, inventory: Path | None, overlay: str | None, scenario: str | None) -> Loaded:
+    """Files as they are read for every command, with what recorded demands hold. Raises as `blueprint.load`, FT1127."""
+    from fabrictool.blueprint import load
+
+    loaded = load(path, inventory_path=inventory, overlay=overlay, scenario=scenario, environment=os.environ)
+    if all(model.demand is None or model.demand.trace is None for model in loaded.blueprint.models.values()):
+        return loaded
+    from fabrictool.workload.recorded import with_traces
+
+    def place(model: str) -> Place:
+        node, _ = loaded.blueprint_tree.nearest(("models", model, "demand", "trace"))
+        return node.place(f"models.{model}.demand.trace")
+
+    return replace(loaded, blueprint=with_traces(loaded.blueprint, path.parent, place))
 
 
 def find_blueprint(given: Path | None) -> Path:

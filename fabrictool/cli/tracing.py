@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
 import math
-import zlib
 from typing import TYPE_CHECKING, Any
 
-from fabrictool.base.errors import InvalidInputError, UsageError
+from fabrictool.base.errors import UsageError
 from fabrictool.base.files import file_error, write_output
 from fabrictool.cli.output import data, table
-from fabrictool.workload import formats, servegen
+from fabrictool.workload import servegen
 from fabrictool.workload.arrivals import PROCESSES
 from fabrictool.workload.generate import Recipe, generate, popular
 from fabrictool.workload.lengths import LONGEST, SHAPES, Lengths
@@ -25,21 +23,6 @@ if TYPE_CHECKING:
 MOST_MODELS = 10_000
 MOST_REQUESTS = 5_000_000
 """Of a trace that is made up: about as many as the longest public one has; they are held in memory."""
-
-
-def load(path: Path) -> Trace:
-    """A trace from a file, packed or not."""
-    try:
-        raw = path.read_bytes()
-        if raw[:2] == b"\x1f\x8b":
-            raw = gzip.decompress(raw)
-        text = raw.decode("utf-8")
-    except (OSError, EOFError, zlib.error) as error:
-        problem = error if isinstance(error, OSError) else OSError(str(error))
-        raise file_error(problem, path) from error
-    except UnicodeDecodeError as error:
-        raise InvalidInputError.of("FT2201", f"{path} is not text: {error}") from error
-    return formats.read(text, str(path))
 
 
 def drawn(folder: Path, seed: int, hours: str | None, rate: float | None) -> Trace:

@@ -8,7 +8,7 @@ from concurrent.futures import BrokenExecutor, CancelledError
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fabrictool.base.errors import FabrictoolError
+from fabrictool.base.errors import FabrictoolError, InfeasibleError
 from fabrictool.cli.executors import executor_named
 from fabrictool.cli.output import data, json_data, say, table
 from fabrictool.planner.explaining.whatif import Sweep, WhatIfResult, started, stopped, sweep
@@ -61,7 +61,7 @@ def show_sweep(expressions: Sequence[str], source: Source, options: SweepOptions
         json_data(document(outcome))
     else:
         data(text(outcome, currency_of(source.inventory)))
-    return 0
+    return 0 if outcome.base.feasible else InfeasibleError.exit_code
 
 
 def _lost(error: Exception) -> bool:
@@ -123,7 +123,13 @@ def text(sweep: Sweep, currency: str) -> str:
     return "\n".join(lines)
 
 
-HEADINGS = {"served": "unserved", "slo": "misses SLO", "latency": "in system", "preference": "unwished"}
+HEADINGS = {
+    "served": "unserved",
+    "slo": "misses SLO",
+    "excess": "over SLO",
+    "latency": "in system",
+    "preference": "unwished",
+}
 """Where a stage's name does not say what its value is."""
 
 

@@ -55,7 +55,7 @@ class Variant(Document):
     precision: Precision = "bf16"
     """Number format of the weights."""
     context: Tokens | None = None
-    """Longest request: prompt and answer; absent: the architecture's limit."""
+    """Longest request: prompt and answer; absent: 4,096 tokens, or as many more as the demand's lengths need."""
 
 
 class Length(Document):
@@ -87,7 +87,7 @@ class Demand(Document):
     output: Length | None = None
     """Answer length."""
     trace: Text | None = None
-    """File with a recorded workload, relative to the blueprint; instead of the other three."""
+    """File with a recorded workload, relative to the blueprint; its mean rate and its lengths instead of the others."""
 
     @model_validator(mode="after")
     def _one_form(self) -> Demand:

@@ -6,6 +6,7 @@ those bytes.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -48,6 +49,8 @@ class ReplicaPlacement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     phase: Phase = "unified"
     stages: tuple[StagePlacement, ...] = ()
     """All stages, where they are not alike; else empty."""
+    weight: float = 1.0
+    """Its share of the model's traffic under equal load, beside the model's other replicas'."""
 
     @property
     def every_stage(self) -> tuple[StagePlacement, ...]:
@@ -93,16 +96,24 @@ class Band(msgspec.Struct, frozen=True):
 
 
 class Replay(msgspec.Struct, frozen=True, kw_only=True):
-    """One model's placement, played event by event."""
+    """One model's placement, played event by event until it is as full as it gets."""
 
     requests: int
+    """That count: without those that came while it filled."""
     attainment: float
     """Share of them that met every target of the SLO."""
+    low: float = 0.0
+    """Of the attainment's 95 % interval."""
+    high: float = 1.0
     in_system: float
     """Requests waiting or served, on average."""
     ttft_p95_s: float
     tpot_p95_s: float
     e2e_p95_s: float
+
+
+Verdict = Literal["meets", "misses", ""]
+"""Of a model's SLO; "": it has none, or an earlier release did not say."""
 
 
 class ModelForecast(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,7 +131,20 @@ class ModelForecast(msgspec.Struct, frozen=True, kw_only=True):
     replay: Replay | None = None
     """None without a demand."""
     misses: tuple[str, ...] = ()
-    """SLO targets that the forecast does not meet, in words."""
+    """SLO targets that the forecast does not meet, in words; none without an SLO."""
+    slo: Verdict = ""
+    judge: Literal["replay", "closed form", ""] = ""
+    """Who gave the verdict: the replay, where there is one."""
+    overruled: Verdict = ""
+    """What the closed form says, where the replay says otherwise."""
+    why: str = ""
+    """Of a model that misses: why nothing more was done about it."""
+
+    @property
+    def unserved(self) -> str:
+        """What of the demand cannot be served, in words; "" when all can."""
+        # Rounded down: what is not all is never called 100 %.
+        return f"only {math.floor(self.served * 1000) / 10:g}% of the demand can be served" if self.served < 1 else ""
 
 
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):

@@ -84,6 +84,17 @@ class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_
     """Salted digest of the tenants' keys: a changed key makes another gateway."""
     model_providers: dict[str, tuple[str, ...]] = {}
     """Model → providers that may serve it at all; absent: any."""
+    weights: dict[str, float] | msgspec.UnsetType = msgspec.UNSET
+    """`weight_key` → share of traffic under equal load; what is not named has 1. Not written where all are alike."""
+
+    @property
+    def routing_weights(self) -> dict[str, float]:
+        return {} if isinstance(self.weights, msgspec.UnsetType) else self.weights
+
+
+def weight_key(model: str, cluster: str, partition: str, tp: int) -> str:
+    """Replicas of a model that routing weighs alike: not one by one, so that one more of them changes no gateway."""
+    return f"{model}@{cluster}/{partition}:{tp}"
 
 
 UnitSpec = AgentSpec | GatewaySpec

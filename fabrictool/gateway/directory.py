@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -14,10 +15,11 @@ import msgspec
 
 from fabrictool.base.errors import InvalidInputError, Place, Problem
 from fabrictool.base.files import file_error
+from fabrictool.domain.specs import weight_key
 from fabrictool.gateway.upstream import Connector, TcpConnector, TunnelConnector
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from fabrictool.mesh.registry import Serving
@@ -66,7 +68,9 @@ class RoutingTarget:
 class Directory:
     """All targets, by model."""
 
-    def __init__(self) -> None:
+    def __init__(self, weights: Mapping[str, float] = MappingProxyType({})) -> None:
+        """`weights` by `weight_key`; what is not there has 1."""
+        self.weights = weights
         self._targets: dict[bytes, RoutingTarget] = {}
         self._by_model: dict[str, list[RoutingTarget]] = {}
         self.loading: set[str] = set()
@@ -117,6 +121,9 @@ class Directory:
                     TunnelConnector(mesh, service.session, service.service),
                     service.replica,
                     context=service.context,
+                    weight=self.weights.get(
+                        weight_key(service.model, entry.node.cluster, entry.node.node, service.tp), 1.0
+                    ),
                     device=entry.node.hardware.device if entry.node.hardware else "",
                     precision=service.precision,
                 )

@@ -10,7 +10,7 @@ gets a well-formed error event and no ``[DONE]``.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -20,7 +20,7 @@ from fabrictool.gateway.upstream import Response
 from fabrictool.routing.candidates import select
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
     from fabrictool.gateway.directory import Directory, RoutingTarget
     from fabrictool.gateway.metrics import GatewayMetrics
@@ -67,6 +67,8 @@ class RoutingRules:
     trust: TrustPolicy
     retries: int
     """Attempts after the first."""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """By `weight_key`; what is not there has 1."""
 
 
 @dataclass(frozen=True, slots=True)

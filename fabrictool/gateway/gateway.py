@@ -73,7 +73,7 @@ class GatewayServer:
         self._fabric = fabric
         self._rules = rules
         self._keyring = keyring
-        self.directory = Directory()
+        self.directory = Directory(rules.weights)
         self.directory.replace(targets)
         self._metrics = GatewayMetrics()
         self.connections: set[ClientConnection] = set()

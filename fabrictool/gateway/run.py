@@ -7,6 +7,7 @@ import logging
 import random
 import signal
 from contextlib import AsyncExitStack
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import InvalidInputError
@@ -57,7 +58,7 @@ async def run_on_mesh(spec: GatewaySpec, folder: RunFolder, clock: Clock) -> str
     gateway = GatewayServer(
         clock,
         fabric=spec.fabric,
-        rules=_rules(spec.policy, spec.groups, spec.model_providers, spec.retries),
+        rules=_rules(spec.policy, spec.groups, spec.model_providers, spec.retries, spec.routing_weights),
         keyring=read_keys(keys) if keys.exists() else None,
     )
     mesh = MeshNode(IdentityFiles(folder.identity), gateway, clock, hub=True)
@@ -121,13 +122,17 @@ async def run_on_list(
 
 
 def _rules(
-    policy_name: str, groups: Mapping[str, Iterable[str]], model_providers: Mapping[str, Iterable[str]], retries: int
+    policy_name: str,
+    groups: Mapping[str, Iterable[str]],
+    model_providers: Mapping[str, Iterable[str]],
+    retries: int,
+    weights: Mapping[str, float] = MappingProxyType({}),
 ) -> RoutingRules:
     trust = TrustPolicy(
         {group: frozenset(names) for group, names in groups.items()},
         {model: frozenset(names) for model, names in model_providers.items()},
     )
-    return RoutingRules(routing_policy(policy_name, random.Random()), trust, retries)
+    return RoutingRules(routing_policy(policy_name, random.Random()), trust, retries, weights)
 
 
 def _health(clock: Clock) -> Health:

@@ -15,7 +15,7 @@ from fabrictool.catalog import accelerators, engines, model
 from fabrictool.planner.columns import Columns
 from fabrictool.planner.problem import ModelNeed, Option, PlacementProblem, Pool, unit_key
 from fabrictool.simulator.capacity import MeanWorkload
-from fabrictool.simulator.deployment import DEFAULT_CONTEXT, lengths_of
+from fabrictool.simulator.demanded import context_of, lengths_of
 from fabrictool.simulator.network import hop
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ class Tables:
     demands: dict[str, MeanWorkload]
 
 
+# Long: a problem has many parts, and each is made here in a line.
 def build_problem(
     blueprint: Blueprint,
     inventory: Inventory,
@@ -118,11 +119,10 @@ def _architecture(name: str, wanted: Model, complaints: list[Complaint]) -> Mode
     return architecture
 
 
-def _tables_digest(options: Iterable[Option]) -> str:
+def _tables_digest(options: Sequence[Option]) -> str:
     """Of all that the solver reads off the columns."""
-    return digest(
-        [[*o.key, o.cost, o.power, [[*map(tidy, (v.rate, v.in_system)), v.attains] for v in o.levels]] for o in options]
-    )
+    levels = [[[*map(tidy, (v.rate, v.in_system)), v.attains, v.excess] for v in o.levels] for o in options]
+    return digest([[*o.key, o.cost, o.power, its] for o, its in zip(options, levels, strict=True)])
 
 
 def _transfers(columns: Mapping[str, Columns], pools: Sequence[Pool]) -> dict[tuple[str, PoolKey, PoolKey], Transfer]:
@@ -165,13 +165,22 @@ def outages(inventory: Inventory, pools: Sequence[Pool], now: float) -> tuple[fr
 
 def demand_of(wanted: Model, architecture: ModelArchitecture) -> MeanWorkload:
     """Mean lengths and rate, with the context that a replica must hold."""
-    context = int(wanted.variant.context or min(DEFAULT_CONTEXT, architecture.max_context))
+    context = context_of(wanted, architecture)
     declared = wanted.demand
     if declared is None or declared.rate is None or declared.input is None or declared.output is None:
         longest = float(context)
         return MeanWorkload(0.0, min(DEFAULT_INPUT, longest * 0.8), min(DEFAULT_OUTPUT, longest * 0.2), context)
-    lengths = (lengths_of(declared.input).clipped_mean, lengths_of(declared.output).clipped_mean)
-    return MeanWorkload(float(declared.rate), *lengths, context)
+    given, answer = lengths_of(declared.input), lengths_of(declared.output)
+    return MeanWorkload(
+        float(declared.rate),
+        given.clipped_mean,
+        answer.clipped_mean,
+        context,
+        input_p95=given.quantile(0.95) if declared.input.sd else 0.0,
+        output_p95=answer.quantile(0.95) if declared.output.sd else 0.0,
+        input_variation=float(declared.input.sd) / float(declared.input.mean),
+        output_variation=float(declared.output.sd) / float(declared.output.mean),
+    )
 
 
 def _need(

@@ -7,9 +7,11 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from fabrictool.base.canonical import tidy
 from fabrictool.catalog import accelerators
 from fabrictool.engines.adapter import adapter
 from fabrictool.planner.problem import Level, Option, Transfer
+from fabrictool.planner.targets import slo_excess
 from fabrictool.simulator.capacity import replica, under_load
 from fabrictool.simulator.mixed import Part, pipeline
 from fabrictool.simulator.network import HAND_LATENCY_S, hop
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from fabrictool.catalog import ModelArchitecture
-    from fabrictool.domain.blueprint import Model, Slo
+    from fabrictool.domain.blueprint import Model
     from fabrictool.domain.inventory import Inventory, Partition
     from fabrictool.domain.specs import Phase
     from fabrictool.planner.problem import Pool, PoolKey
@@ -155,6 +157,29 @@ class Columns:
             self._parts[key] = None if there is None else Part.of(there)
         return self._parts[key]
 
+    def refusals(self) -> list[str]:
+        """Why no replica can stand, for each of its pools by itself, in words."""
+        return [f"{pool.cluster}/{pool.partition} {self._refusal(pool)}" for pool in self._pools]
+
+    def _refusal(self, pool: Pool) -> str:
+        reasons = forbidden(self._wanted, pool, self._inventory)
+        if reasons:
+            return f"is not allowed: {' and '.join(reasons)}"
+        degrees = self.degrees(pool)
+        if not degrees:
+            return "has no number of devices in a node over which its heads can be dealt out"
+        place, tp = self._partition(pool), degrees[-1]
+        there = stand(self._wanted, self._architecture, place, tp)
+        if there is None:
+            return f"has devices on which {self._wanted.engine} cannot compute"
+        lacks = there.room.weights + self._demand.context * there.kv_octets - there.room.usable
+        if lacks > 0:
+            return (
+                f"lacks {lacks / 2**30:.1f} GiB: {there.room.weights / 2**30:.1f} GiB of weights and a context of"
+                f" {self._demand.context} tokens, {there.room.usable / 2**30:.1f} GiB on {tp}×{pool.device}"
+            )
+        return "has a walltime that is too short to load it"
+
     def transfer(self, sender: Pool, receiver: Pool) -> Transfer | None:
         """What handing a mean prompt's cache over takes: alpha plus size/beta; None without a network between them.
 
@@ -207,14 +232,14 @@ class Columns:
             rate = load * figures.capacity
             if phase == "prefill":
                 latency = prefill_under_load(figures, rate)
-                attains = not slo_misses(slo, latency, ("ttft",))
+                excess = slo_excess(slo, latency, ("ttft",))
             elif phase == "decode":
                 latency = under_load(figures, demand, rate)
-                attains = not slo_misses(slo, after(latency, arriving, demand), ("tpot", "e2e"), before=alone)
+                excess = slo_excess(slo, after(latency, arriving, demand), ("tpot", "e2e"), before=alone)
             else:
                 latency = under_load(figures, demand, rate)
-                attains = not slo_misses(slo, latency)
-            levels.append(Level(rate * promise, latency.in_system, attains))
+                excess = slo_excess(slo, latency)
+            levels.append(Level(rate * promise, latency.in_system, excess <= 0.0, tidy(excess)))
         return figures, tuple(levels)
 
     def _partition(self, pool: Pool) -> Partition:
@@ -257,11 +282,21 @@ WORTH_STARTING = 0.5
 """A partition whose walltime goes by half in starting is not used."""
 
 
-def permitted(wanted: Model, pool: Pool, inventory: Inventory) -> bool:
+def forbidden(wanted: Model, pool: Pool, inventory: Inventory) -> list[str]:
+    """What speaks against the model's standing in a pool, whatever its size; nothing where it may."""
     installed = inventory.clusters[pool.cluster].software.engines
-    trusted = wanted.trust is None or pool.provider in wanted.trust
-    stable_enough = pool.stable or wanted.tier == "scavenger"
-    return trusted and stable_enough and (not installed or wanted.engine in installed)
+    reasons = []
+    if wanted.trust is not None and pool.provider not in wanted.trust:
+        reasons.append(f"`trust` does not name {pool.provider}")
+    if not pool.stable and wanted.tier != "scavenger":
+        reasons.append("it is scavenger capacity, and `tier` is owned")
+    if installed and wanted.engine not in installed:
+        reasons.append(f"{wanted.engine} is not installed")
+    return reasons
+
+
+def permitted(wanted: Model, pool: Pool, inventory: Inventory) -> bool:
+    return not forbidden(wanted, pool, inventory)
 
 
 def preference(wanted: Model, pool: Pool) -> float:
@@ -269,34 +304,3 @@ def preference(wanted: Model, pool: Pool) -> float:
     names = {pool.device, pool.provider, pool.site, pool.cluster}
     unwished = bool(wanted.place.prefer) and not names & set(wanted.place.prefer)
     return float(unwished) + 2.0 * bool(names & set(wanted.place.avoid))
-
-
-def slo_misses(
-    slo: Slo | None, latency: Latency, metrics: Sequence[str] = ("ttft", "tpot", "e2e"), before: float = 0.0
-) -> list[str]:
-    """The targets of some metrics that a latency does not meet, in words; `before`: seconds that E2E has on top."""
-    if slo is None:
-        return []
-    misses = []
-    for metric in metrics:
-        for percentile in (50, 95, 99):
-            target = getattr(slo, f"{metric}_p{percentile}")
-            value = _quantile(latency, metric, percentile / 100) + (before if metric == "e2e" else 0.0)
-            if target is not None and value > float(target):
-                misses.append(f"{metric.upper()} p{percentile} {value:.3g} s is over the target of {target}")
-    return misses
-
-
-def _quantile(latency: Latency, metric: str, share: float) -> float:
-    """Read off mean and p95: a constant part and an exponential tail, so that only the tail grows with the quantile."""
-    p95 = getattr(latency, f"{metric}_p95")
-    if metric == "e2e":
-        mean = latency.ttft_mean + (latency.e2e_p95 - latency.ttft_p95) * _ratio(latency.tpot_mean, latency.tpot_p95)
-    else:
-        mean = getattr(latency, f"{metric}_mean")
-    tail = max(0.0, p95 - mean) / (math.log(20.0) - 1.0)
-    return float(p95 + tail * (math.log(1.0 / (1.0 - share)) - math.log(20.0)))
-
-
-def _ratio(part: float, whole: float) -> float:
-    return part / whole if whole > 0 else 1.0

@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, get_args
-
-import msgspec
+from typing import TYPE_CHECKING, Literal, get_args
 
 from fabrictool.base.canonical import tidy
 from fabrictool.domain.plan import Band, Certificate, Forecast, ModelForecast, Stage
 from fabrictool.domain.specs import Phase
-from fabrictool.planner.columns import after, slo_misses
+from fabrictool.planner.columns import after
 from fabrictool.planner.stages import TIDYING, TOLERANCE
+from fabrictool.planner.targets import slo_misses
 from fabrictool.simulator.capacity import Latency, under_load
 from fabrictool.simulator.phases import prefill_under_load
+from fabrictool.simulator.slo import criteria
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from fabrictool.domain.blueprint import Blueprint
-    from fabrictool.domain.plan import Replay
+    from fabrictool.domain.plan import Verdict
     from fabrictool.planner.build import Tables
     from fabrictool.planner.problem import ModelNeed, Option, PlacementProblem, Solution
+    from fabrictool.planner.replay import Played
     from fabrictool.simulator.capacity import Factors, MeanWorkload
 
-DUST = 1e-5
-"""Share of a demand below which what is not served is the solver's tolerance, which later stages may use as well."""
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
 
@@ -35,13 +34,13 @@ def forecast(
     solution: Solution,
     tables: Tables,
     currency: str,
-    replays: Mapping[str, Replay],
+    replays: Mapping[str, Played],
 ) -> Forecast:
     """One line a model; cost and power of everything that is placed."""
     used = [(problem.options[i], count) for i, count in sorted(solution.counts.items())]
-    models = [_model(blueprint, problem, solution, tables, need) for need in problem.needs]
+    models = [_model(blueprint, problem, solution, tables, need, replays.get(need.model)) for need in problem.needs]
     return Forecast(
-        models=tuple(msgspec.structs.replace(model, replay=replays.get(model.model)) for model in models),
+        models=tuple(models),
         cost_per_hour=tidy(sum(option.cost * count for option, count in used)),
         currency=currency,
         power_w=tidy(sum(option.power * count for option, count in used)),
@@ -75,30 +74,43 @@ def certificate(problem: PlacementProblem, solution: Solution, seed: int) -> Cer
 
 
 def _model(
-    blueprint: Blueprint, problem: PlacementProblem, solution: Solution, tables: Tables, need: ModelNeed
+    blueprint: Blueprint,
+    problem: PlacementProblem,
+    solution: Solution,
+    tables: Tables,
+    need: ModelNeed,
+    played: Played | None,
 ) -> ModelForecast:
     mine = [(problem.options[i], solution.counts[i], i) for i in problem.of(need.model) if i in solution.counts]
     room = {phase: sum(o.capacity * k for o, k, _ in mine if o.phase == phase) for phase in PHASES}
     capacity = room["unified"] + min(room["prefill"], room["decode"])
     count = sum(count for _, count, _ in mine)
-    split = sum(solution.loads.get(i, 0.0) for option, _, i in mine if option.phase == "prefill")
-    rates = {"unified": max(0.0, need.rate - split), "prefill": split, "decode": split}
-    if not split:
-        rates["unified"] = need.rate
+    taken = sum(solution.loads.get(i, 0.0) for option, _, i in mine if option.phase != "decode")
+    served = 1.0 if taken >= need.rate * (1 - TOLERANCE) else taken / need.rate
+    # What cannot be served comes all the same; routing deals it out as it does the rest.
+    overload = need.rate / taken if taken > 0 else 1.0
     slowest: dict[Phase, tuple[Latency, Sequence[Factors]]] = {}
-    for option, _, _ in mine:
-        # Routing spreads load in proportion to capacity; the slowest option then decides the percentile.
-        latency = _latency(
-            option, tables.demands[need.model], rates[option.phase] * option.capacity / room[option.phase]
-        )
+    for option, number, i in mine:
+        # Routing follows the planned loads; the slowest option then decides the percentile.
+        rate = overload * solution.loads.get(i, 0.0) / number
+        if not rate and taken > 0:
+            continue  # it stands by
+        latency = _latency(option, tables.demands[need.model], rate)
         if option.phase not in slowest or latency.e2e_p95 > slowest[option.phase][0].e2e_p95:
             slowest[option.phase] = (latency, option.figures.bands)
     worst, bands = _slower(slowest, _moving(problem, mine), tables.demands[need.model])
-    taken = sum(solution.loads.get(i, 0.0) for option, _, i in mine if option.phase != "decode")
-    served = 1.0 if need.rate == 0 or taken >= need.rate * (1 - DUST) else taken / need.rate
-    misses = slo_misses(blueprint.models[need.model].slo, worst) if count else ["no replica"]
-    if served < 1.0:
-        misses.insert(0, f"only {served:.0%} of the demand can be served")
+    slo = blueprint.models[need.model].slo
+    verdict: Verdict = ""
+    overruled: Verdict = ""
+    judge: Literal["replay", "closed form", ""] = ""
+    misses: list[str] = []
+    if criteria(slo):
+        # The replay is trusted wherever there is one: it has the lengths' spread and the routing's chance in it.
+        judge = "closed form" if played is None else "replay"
+        formula = slo_misses(slo, worst) if count else ["no replica"]
+        misses = formula if played is None else list(played.misses)
+        verdict = "misses" if misses or served < 1.0 else "meets"
+        overruled = "misses" if formula else "meets"
     return ModelForecast(
         model=need.model,
         replicas=count,
@@ -107,7 +119,11 @@ def _model(
         ttft_p95_s=_band(worst.ttft_p95, bands[0]),
         tpot_p95_s=_band(worst.tpot_p95, bands[1]),
         e2e_p95_s=_band(worst.e2e_p95, bands[2]),
+        replay=None if played is None else played.figures,
         misses=tuple(misses),
+        slo=verdict,
+        judge=judge,
+        overruled=overruled if overruled != verdict and served == 1.0 else "",
     )
 
 
@@ -148,6 +164,6 @@ def _band(value: float, factors: tuple[float, float]) -> Band:
 
 
 def _gap(objective: float, bound: float) -> float:
-    # A stage is kept within the solver's tolerance while later ones are solved.
-    inside = objective - bound <= 2 * TOLERANCE * max(1.0, abs(objective))
+    # Bounds are of stages before which others were kept within the solver's tolerance, which they may have used.
+    inside = objective - bound <= 10 * TOLERANCE * max(1.0, abs(objective))
     return 0.0 if inside else tidy((objective - bound) / max(abs(objective), 1e-9))

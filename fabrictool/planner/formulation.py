@@ -273,6 +273,13 @@ class Formulation:
                     for column, level in zip(self._levels[i], options[i].levels, strict=True)
                     if not level.attains
                 ]
+            case "excess":
+                return [
+                    (column, level.rate * level.excess)
+                    for i in self.chosen
+                    for column, level in zip(self._levels[i], options[i].levels, strict=True)
+                    if level.excess > 0.0
+                ]
             case "latency":
                 moving = [(column, self.problem.transfers[key].seconds) for key, column in self._handed.items()]
                 return moving + [

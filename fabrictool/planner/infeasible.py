@@ -30,9 +30,9 @@ def explain_infeasible(problem: PlacementProblem) -> InfeasibleError:
             complaints.append(
                 Complaint(
                     "FT2002",
-                    f"{need.model}: no partition can hold a replica",
+                    f"{need.model}: no partition can hold a replica{_refused(problem, need.model)}",
                     place,
-                    "every partition is too small, not allowed by trust or placement, or its cluster is unknown",
+                    "larger devices, fewer bits or a shorter context; or widen what the blueprint allows",
                 )
             )
             continue
@@ -74,3 +74,14 @@ def _room(option: Option) -> int:
     pool = option.pool
     size = pool.held(option.tp)
     return pool.nodes * (pool.devices_per_node // size) // len(option.stages)
+
+
+def _refused(problem: PlacementProblem, model: str) -> str:
+    generator = problem.columns.get(model)
+    reasons = [] if generator is None else generator.refusals()
+    more = len(reasons) - MOST_NAMED
+    return f": {'; '.join(reasons[:MOST_NAMED])}{f'; and {more} more' if more > 0 else ''}" if reasons else ""
+
+
+MOST_NAMED = 6
+"""Partitions that a message lists."""

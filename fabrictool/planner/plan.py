@@ -6,7 +6,7 @@ The same call online, from a bundle, in CI and in what-ifs: whatever it reads is
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError, InfeasibleError, Place, Problem, UnreachableError
@@ -16,16 +16,22 @@ from fabrictool.planner.assign import assign
 from fabrictool.planner.build import waiting
 from fabrictool.planner.diff import actions, delete, is_gateway
 from fabrictool.planner.drift import clock_warnings, out_of_reach
+from fabrictool.planner.entitled import unserved_groups
 from fabrictool.planner.explaining.explain import explanation, reasons
 from fabrictool.planner.explaining.relaxations import explain_conflict
 from fabrictool.planner.forecast import certificate, forecast
+from fabrictool.planner.judged import ROUNDS, learned_sentences, lessons, shortfall, taught, with_reasons
+from fabrictool.planner.problem import replica_key
 from fabrictool.planner.readset import ABSENT, read_set
 from fabrictool.planner.replay import replay
 from fabrictool.planner.situation import placed_option, running_options, situation_of
-from fabrictool.planner.solvers.exact import ExactSolver
+from fabrictool.planner.solvers.appraisal import settled
+from fabrictool.planner.solvers.exact import SMALL, ExactSolver
+from fabrictool.planner.stages import clean, values_of
 from fabrictool.planner.succession import successions
-from fabrictool.planner.units import wanted_units
+from fabrictool.planner.units import running_gateway, wanted_units
 from fabrictool.planner.verify import violations
+from fabrictool.planner.weights import planned_rates, weighted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,6 +42,7 @@ if TYPE_CHECKING:
     from fabrictool.domain.observed import Observed
     from fabrictool.planner.build import Tables
     from fabrictool.planner.problem import OptionKey, PlacementProblem, Solution, Solver
+    from fabrictool.planner.replay import Played
     from fabrictool.planner.situation import Situation
 
 
@@ -48,6 +55,8 @@ class PlanOptions:
     solver: Solver = field(default_factory=ExactSolver)
     explain: bool = False
     """Adds what rules cost and what was not chosen to the reasons: it solves again, and takes longer."""
+    node_loss: bool = False
+    """Warns also of whom the loss of any one node would leave without an answer."""
     progress: Callable[[Solution], None] | None = None
     """Is told each better placement; with it, Ctrl-C ends the search and keeps the last one, and ends the explaining
     and keeps what it has."""
@@ -70,9 +79,8 @@ def plan(
         FT200x with what conflicts and what would resolve it.
     """
     evidence = evidence.within(inventory)
-    situation = situation_of(blueprint, inventory, evidence, now)
-    problem, tables, solution, stopped = _solved(situation, options, evidence.observed)
-    placement = _placed(situation, problem, solution, evidence)
+    chosen = _best(situation_of(blueprint, inventory, evidence, now), options, evidence)
+    situation, problem, solution, placement = chosen.situation, chosen.problem, chosen.solution, chosen.placement
     keys = evidence.keys_of(blueprint)
     expiring = successions(evidence, now)
     wanted = wanted_units(blueprint, inventory, placement, evidence, expiring)
@@ -87,17 +95,17 @@ def plan(
         | read_set(inputs_digest(blueprint, inventory), evidence.observed, keys),
         actions=actions(wanted, evidence, expiring),
         placement=placement,
-        forecast=forecast(
-            blueprint, problem, solution, tables, currency, replay(blueprint, inventory, placement, options.seed)
+        forecast=with_reasons(
+            forecast(blueprint, problem, solution, chosen.tables, currency, chosen.played), problem, solution
         ),
         certificate=certificate(problem, solution, options.seed),
-        reasons=(*reasons(problem, solution, currency), *why),
+        reasons=(*reasons(problem, solution, currency), *learned_sentences(situation.learned), *why),
         warnings=(
             *_unrepeatable(solution),
-            *(["the search was stopped early: this is the best placement that it found"] if stopped else ()),
+            *(["the search was stopped early: this is the best placement that it found"] if chosen.stopped else ()),
             *(["the explanation was cut short"] if cut else ()),
             *(f"{warning.code} {warning.message}" for warning in warnings),
-            *_unread_traces(blueprint),
+            *unserved_groups(blueprint, inventory, placement, node_loss=options.node_loss),
             *_unread_keys(blueprint, keys),
             *clock_warnings(evidence),
             *_waiting_pins(blueprint, situation),
@@ -131,20 +139,82 @@ def unsolved(
     )
 
 
-def _solved(
-    situation: Situation, options: PlanOptions, observed: Observed
-) -> tuple[PlacementProblem, Tables, Solution, bool]:
-    """The last solution, and whether Ctrl-C made it the last."""
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A placement, and what the replay says of it."""
+
+    situation: Situation
+    problem: PlacementProblem
+    tables: Tables
+    solution: Solution
+    placement: Placement
+    played: Mapping[str, Played]
+    stopped: bool
+    """By Ctrl-C."""
+
+    @property
+    def lacks(self) -> tuple[float, float]:
+        """The less, the better."""
+        return clean(values_of(self.solution).get("served", 0.0)), shortfall(self.problem, self.played)
+
+
+def _best(situation: Situation, options: PlanOptions, evidence: Evidence) -> _Found:
+    """Solved, played, and solved again where the replay misses what the closed forms thought met."""
+    observed = evidence.observed
     try:
         problem, tables = situation.build()
     except InfeasibleError as error:
         raise _cause_first(error.problems, situation, observed) from error
     try:
-        search = options.solver.solve(problem, deadline_s=options.time_limit_s, seed=options.seed)
-        solution, stopped = _last(search, options.progress)
+        best = last = _found(situation, problem, tables, options, evidence)
     except InfeasibleError as error:
         raise _cause_first([*error.problems, *explain_conflict(situation)], situation, observed) from error
-    return solution.whole(problem), tables, solution, stopped
+    for _ in range(ROUNDS if len(problem.options) <= SMALL else 0):
+        learned = lessons(last.problem, last.solution, last.played)
+        if not learned or best.stopped:
+            break
+        taught_by = replace(situation, learned=(*last.situation.learned, *learned))
+        try:
+            last = _found(taught_by, taught(problem, taught_by.learned), tables, options, evidence, last)
+        except FabrictoolError:  # such as FT2902, no time: what was found before is a plan
+            break
+        if last.lacks < best.lacks:
+            best = last
+    return best
+
+
+# Wide: what is asked, how, of what was seen, and what was found before.
+def _found(
+    situation: Situation,
+    problem: PlacementProblem,
+    tables: Tables,
+    options: PlanOptions,
+    evidence: Evidence,
+    former: _Found | None = None,
+) -> _Found:
+    search = options.solver.solve(problem, deadline_s=options.time_limit_s, seed=options.seed)
+    solution, stopped = _last(search, options.progress)
+    problem = solution.whole(problem)
+    solution = settled(problem, solution, options.seed)
+    gateway = running_gateway(evidence)
+    running = {} if gateway is None else gateway.routing_weights
+    placement = weighted(problem, solution, _placed(situation, problem, solution, evidence), running)
+    rates = planned_rates(problem, solution)
+    names = sorted(situation.blueprint.models)
+    same = {} if former is None else {n: former.played[n] for n in names if _stays(n, placement, rates, former)}
+    others = [name for name in names if name not in same]
+    played = same | replay(situation.blueprint, situation.inventory, placement, rates, options.seed, others)
+    return _Found(situation, problem, tables, solution, placement, played, stopped)
+
+
+def _stays(model: str, placement: Placement, rates: Mapping[OptionKey, float], former: _Found) -> bool:
+    """Whether a model was played in just this way before."""
+
+    def shape(of: Placement, loads: Mapping[OptionKey, float]) -> list[object]:
+        return [(replica, loads.get(replica_key(replica), 0.0)) for replica in of.replicas if replica.model == model]
+
+    before = planned_rates(former.problem, former.solution)
+    return model in former.played and shape(placement, rates) == shape(former.placement, before)
 
 
 def _cause_first(why: Iterable[Problem], situation: Situation, observed: Observed) -> FabrictoolError:
@@ -186,6 +256,9 @@ def _last(search: Iterator[Solution], progress: Callable[[Solution], None] | Non
         if solution is None or progress is None:
             raise
         return solution, True
+    except MemoryError as error:
+        hint = "`--solver exact` takes the least; else raise the memory limit"
+        raise FabrictoolError.of("FT2904", "the solver ran out of memory", hint=hint) from error
     if solution is None:
         raise FabrictoolError.of("FT2902", "the solver found nothing")
     return solution, False
@@ -212,14 +285,6 @@ def _unrepeatable(solution: Solution) -> list[str]:
     if solution.repeatable:
         return []
     return ["the search ran out of time: on another machine the same files may be placed otherwise"]
-
-
-def _unread_traces(blueprint: Blueprint) -> list[str]:
-    return [
-        f"{name}: demand.trace is not read by this release; it is planned for replicas.min without a demand"
-        for name, model in sorted(blueprint.models.items())
-        if model.demand is not None and model.demand.trace is not None
-    ]
 
 
 def _unread_keys(blueprint: Blueprint, keys: str | None) -> list[str]:

@@ -149,8 +149,9 @@ def _cost(limits: Limits, facts: _PlanFacts) -> Iterator[str]:
 
 def _slo(limits: Limits, facts: _PlanFacts) -> Iterator[str]:
     for model in facts.plan.forecast.models:
-        if model.misses and (model.model in limits.slo_met or "*" in limits.slo_met):
-            yield f"{model.model} misses its SLO by the forecast: {'; '.join(model.misses)}"
+        if (model.misses or model.slo == "misses") and (model.model in limits.slo_met or "*" in limits.slo_met):
+            what = [*([model.unserved] if model.unserved else []), *model.misses]
+            yield f"{model.model} misses its SLO by the forecast: {'; '.join(what)}"
 
 
 def _places(limits: Limits, facts: _PlanFacts) -> Iterator[str]:

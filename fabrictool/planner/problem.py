@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from fabrictool.domain.plan import ReplicaPlacement
     from fabrictool.domain.specs import Phase
     from fabrictool.simulator.capacity import ReplicaFigures
 
@@ -20,6 +21,8 @@ PoolKey = tuple[str, str]
 """(cluster, partition)."""
 OptionKey = tuple[str, str, str, int, int, str]
 """(model, cluster, partition, tp, pp, phase and the places of further stages): what a count stands for."""
+Kind = tuple[str, str, tuple[tuple[str, int], ...]]
+"""(model, phase, device and tp of each stage): what does the same wherever it stands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,8 @@ class Level:
     """Requests in it, waiting or served, on average: by Little's law the rate times the mean latency."""
     attains: bool
     """Whether the forecast at this load meets the model's SLO."""
+    excess: float = 0.0
+    """By how much of itself it is over the target that it misses most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +135,10 @@ class Option:
         return sum(pool.power_per_node_w * pool.held(tp) / pool.devices_per_node for pool, tp in self.stages)
 
     @property
+    def kind(self) -> Kind:
+        return (self.model, self.phase, tuple((pool.device, tp) for pool, tp in self.stages))
+
+    @property
     def key(self) -> OptionKey:
         """What a count stands for."""
         further = "".join(f"+{'/'.join(pool.key)}:{tp}" for pool, tp in self.others)
@@ -141,11 +150,21 @@ def unit_key(model: str, place: PoolKey, tp: int, pp: int, phase: str) -> Option
     return (model, *place, tp, pp, phase)
 
 
+def replica_key(replica: ReplicaPlacement) -> OptionKey:
+    """The key of the option that a placed replica is one of."""
+    further = "".join(f"+{stage.cluster}/{stage.partition}:{stage.tp}" for stage in replica.stages[1:])
+    place = (replica.cluster, replica.partition)
+    return unit_key(replica.model, place, replica.tp, replica.pp, replica.phase + further)
+
+
 class ColumnGenerator(Protocol):
     """Makes further columns of one model, on demand."""
 
     def mixed(self, stages: Sequence[tuple[Pool, int]], phase: Phase) -> Option | None:
         """Replicas with these stages, (pool, tp) each; None where they do not fit."""
+
+    def refusals(self) -> list[str]:
+        """Why no replica can stand, for each partition by itself."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,61 +1,140 @@
-"""The placement played event by event: a second opinion on the closed forms that chose it.
+"""The placement played event by event until it is as full as it gets: what judges the closed forms that chose it.
 
-A few hundred requests a model, with the blueprint's lengths, rates and routing policy; the same seed plays the same.
+With the blueprint's lengths, rates and routing policy, and with the weights of the plan; the same seed plays the same.
+Of a model with many replicas a smaller fleet is played, with the same load on each.
 """
 
 from __future__ import annotations
 
+import math
 import random
+from collections import defaultdict
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from fabrictool.base.canonical import tidy
 from fabrictool.base.errors import InvalidInputError
+from fabrictool.base.units import Duration
 from fabrictool.domain.plan import Replay
+from fabrictool.planner.problem import replica_key
 from fabrictool.routing.policies import routing_policy
-from fabrictool.simulator.deployment import declared_stream, of_model
-from fabrictool.simulator.fleet import simulate
-from fabrictool.simulator.report import report
+from fabrictool.simulator.deployment import of_model
+from fabrictool.simulator.slo import METRICS, criteria
+from fabrictool.simulator.steady import steady_state
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
     from fabrictool.domain.blueprint import Blueprint
     from fabrictool.domain.inventory import Inventory
-    from fabrictool.domain.plan import Placement
+    from fabrictool.domain.plan import Placement, ReplicaPlacement
+    from fabrictool.planner.problem import OptionKey
+    from fabrictool.simulator.slo import Criterion
+    from fabrictool.simulator.steady import ShareEstimate, SteadyState
 
-MOST, LEAST, TOGETHER = 400, 60, 4000
-"""Requests: of one model at most and at least, and of all models about."""
+MOST, LEAST, TOGETHER = 10_000, 2_000, 40_000
+"""Requests of one run: of one model at most and at least, and of all models about."""
+FLEET = 8
+"""Replicas of one model that are played together; more would only take longer."""
 
 
-def replay(blueprint: Blueprint, inventory: Inventory, placement: Placement, seed: int) -> dict[str, Replay]:
-    """By model; without those that have no demand or no replica that may serve it."""
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What the replay of one model showed."""
+
+    figures: Replay
+    misses: tuple[str, ...]
+    """SLO targets, in words; none without an SLO."""
+    short: Mapping[OptionKey, float]
+    """Of a model that misses: by how large a share of its requests each kind of replica falls short of the target."""
+
+
+def replay(
+    blueprint: Blueprint,
+    inventory: Inventory,
+    placement: Placement,
+    rates: Mapping[OptionKey, float],
+    seed: int,
+    only: Iterable[str] | None = None,
+) -> dict[str, Played]:
+    """By model; without those that have no demand or no replica that may serve it. `rates` are of one replica each."""
     there = [
         replica
         for replica in placement.replicas
         if all(s.partition in inventory.clusters[s.cluster].partitions for s in replica.every_stage)
     ]
     models = sorted({replica.model for replica in there} & blueprint.models.keys())
-    count = max(LEAST, min(MOST, TOGETHER // max(1, len(models))))
-    replays = {}
-    for name in models:
+    most = max(LEAST, min(MOST, TOGETHER // max(1, len(models))))
+    played = {}
+    for name in models if only is None else sorted(set(models) & set(only)):
+        mine, share = _fewer([replica for replica in there if replica.model == name], rates)
         try:
-            simulation = of_model(name, blueprint, inventory, there, [])
-            stream = declared_stream(simulation, count, seed)
+            simulation = of_model(name, blueprint, inventory, mine, [])
+            simulation = replace(simulation, rate=simulation.rate * share)
+            wanted = criteria(blueprint.models[name].slo)
+            state = steady_state(
+                simulation,
+                wanted,
+                lambda: routing_policy(blueprint.routing.policy, random.Random(seed)),
+                most=most,
+                seed=seed,
+            )
         except InvalidInputError:  # nothing to play: no demand, or nobody whom trust lets serve it
             continue
-        pick = routing_policy(blueprint.routing.policy, random.Random(seed))
-        outcome = simulate(simulation.specs, stream, pick)
-        seen_as = simulation.specs[0].model
-        result = report(
-            outcome, simulation.specs, simulation.hardware, simulation.target, simulation.calibrations, seen_as
-        )
-        stays = np.nan_to_num(outcome.e2e)
-        replays[name] = Replay(
-            requests=count,
-            attainment=tidy(result.attainment),
-            in_system=tidy(float(stays.sum()) / max(outcome.end - float(outcome.arrival[0]), 1e-9)),
-            ttft_p95_s=tidy(result.latency["ttft"]["p95"]),
-            tpot_p95_s=tidy(result.latency["tpot"]["p95"]),
-            e2e_p95_s=tidy(result.latency["e2e"]["p95"]),
-        )
-    return replays
+        kinds = {replica.replica: replica_key(replica) for replica in mine}
+        played[name] = _played(state, wanted, [kinds[replica] for replica in simulation.replicas], share)
+    return played
+
+
+def _fewer(
+    replicas: Sequence[ReplicaPlacement], rates: Mapping[OptionKey, float]
+) -> tuple[list[ReplicaPlacement], float]:
+    """At most about `FLEET` of the replicas, of each kind at least one, and the share of the demand that is theirs."""
+    kinds: dict[OptionKey, list[ReplicaPlacement]] = defaultdict(list)
+    for replica in replicas:
+        kinds[replica_key(replica)].append(replica)
+    part = min(1.0, FLEET / len(replicas))
+    chosen = [replica for alike in kinds.values() for replica in alike[: max(1, round(part * len(alike)))]]
+
+    def taken(some: Iterable[ReplicaPlacement]) -> float:
+        return sum(rates.get(replica_key(replica), 0.0) for replica in some if replica.phase != "decode")
+
+    every = taken(replicas)
+    return chosen, taken(chosen) / every if every > 0 else len(chosen) / len(replicas)
+
+
+def _played(state: SteadyState, wanted: Sequence[Criterion], kinds: Sequence[OptionKey], share: float) -> Played:
+    together = state.estimates[-1] if wanted else None
+    figures = Replay(
+        requests=state.requests,
+        attainment=1.0 if together is None else tidy(together.share),
+        low=0.0 if together is None else tidy(max(0.0, together.low)),
+        high=1.0 if together is None else tidy(min(1.0, together.high)),
+        in_system=tidy(state.in_system / share),
+        ttft_p95_s=tidy(state.ttft[1]),
+        tpot_p95_s=tidy(state.tpot[1]),
+        e2e_p95_s=tidy(state.e2e[1]),
+    )
+    misses = tuple(dict.fromkeys(_missed(estimate) for estimate in state.estimates if not estimate.met))
+    return Played(figures, misses, _short(state, wanted, kinds) if misses else {})
+
+
+def _missed(estimate: ShareEstimate) -> str:
+    target, share = estimate.criterion.target, estimate.criterion.share
+    limits = [f"{m.upper()} within {Duration(getattr(target, m))}" for m in METRICS if getattr(target, m) < math.inf]
+    # Rounded down: what is short of the target must not look as if it were not.
+    seen = math.floor(estimate.share * 1000) / 10
+    return f"{' and '.join(limits)}: {seen:g}% of requests, {share * 100:g}% are wanted"
+
+
+def _short(state: SteadyState, wanted: Sequence[Criterion], kinds: Sequence[OptionKey]) -> dict[OptionKey, float]:
+    """Each kind with the share that it lacks; all of them where none lacks any by itself."""
+    by_kind: dict[OptionKey, list[float]] = defaultdict(list)
+    for kind, attained in zip(kinds, state.attained, strict=True):
+        by_kind[kind] += [] if math.isnan(attained) else [attained]
+    need = wanted[-1].share
+    lacks = {kind: need - sum(seen) / len(seen) for kind, seen in by_kind.items() if seen}
+    short = {kind: lack for kind, lack in lacks.items() if lack > 0.0}
+    # Answers of a pair are the decode replicas' work, and only those that read its prompt are known.
+    pairs = any(not kind[5].startswith("unified") for kind in short)
+    return short if short and not pairs else dict.fromkeys(by_kind, max([0.0, *lacks.values()]) or 1.0 - need)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fabrictool.domain.address import Address, model_of
 from fabrictool.domain.plan import ReplicaPlacement
 from fabrictool.planner.build import build_problem
+from fabrictool.planner.judged import taught
 from fabrictool.planner.problem import unit_key
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from fabrictool.domain.specs import AgentSpec
     from fabrictool.domain.state import Placed
     from fabrictool.planner.build import Tables
+    from fabrictool.planner.judged import Lesson
     from fabrictool.planner.problem import OptionKey, PlacementProblem
 
 
@@ -37,10 +39,12 @@ class Situation:
     """What runs."""
     now: float
     """Seconds since 1970: maintenance that is over does not matter."""
+    learned: tuple[Lesson, ...] = ()
+    """From replays of what was planned before."""
 
     def build(self) -> tuple[PlacementProblem, Tables]:
         """The solver's problem. Raises as `build_problem`."""
-        return build_problem(
+        problem, tables = build_problem(
             self.blueprint,
             self.inventory,
             usable=self.usable,
@@ -48,6 +52,7 @@ class Situation:
             current=self.current,
             now=self.now,
         )
+        return taught(problem, self.learned), tables
 
     def with_models(self, changes: Mapping[str, Mapping[str, Any]]) -> Situation:
         """With other fields of some models; what pydantic would check is the caller's care."""

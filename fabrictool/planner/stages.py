@@ -21,6 +21,7 @@ TIDYING = ("moves", "replicas", TIE_BREAK)
 NOUNS = {
     "served": "unserved demand",
     "slo": "load that misses the SLO",
+    "excess": "load times its distance from the SLO",
     "preference": "replicas against the wishes of `place`",
     "latency": "requests in the system",
     "cost": "cost",
@@ -34,7 +35,10 @@ NOUNS = {
 def stage_names(problem: PlacementProblem) -> list[str]:
     """The objectives in the order in which they are solved."""
     objective = list(problem.objective)
-    objective.insert(objective.index("slo") + 1 if "slo" in objective else 0, "preference")
+    if "slo" in objective:
+        # Of what cannot meet its SLO, no more is lost than has to be.
+        objective.insert(objective.index("slo") + 1, "excess")
+    objective.insert(objective.index("excess") + 1 if "slo" in objective else 0, "preference")
     return list(dict.fromkeys(["served", *objective, "moves", "replicas", TIE_BREAK]))
 
 

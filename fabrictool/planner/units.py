@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from fabrictool.base.units import as_float
 from fabrictool.catalog import accelerators, engines
+from fabrictool.catalog import model as architecture_of
 from fabrictool.domain.address import Address
 from fabrictool.domain.specs import AgentSpec, GatewaySpec
 from fabrictool.planner.devices import visibility_variable, with_devices
 from fabrictool.planner.diff import WantedUnit
+from fabrictool.planner.weights import gateway_weights
+from fabrictool.simulator.demanded import context_of
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Container, Mapping
 
     from fabrictool.domain.blueprint import Blueprint
     from fabrictool.domain.evidence import Evidence
@@ -37,10 +42,11 @@ def wanted_units(
     living = [spec for spec in running if isinstance(spec, AgentSpec)]
     specs = with_devices(agents, inventory, evidence.running_agents(), living, renewed)
     units = [_wanted(spec, placed[spec.replica]) for spec in specs]
-    keys = evidence.keys_of(blueprint)
+    keys, former = evidence.keys_of(blueprint), running_gateway(evidence)
     if keys is None:
-        keys = next((spec.keys for spec in running if isinstance(spec, GatewaySpec)), "")
-    gateway = _gateway(blueprint, inventory, keys)
+        keys = "" if former is None else former.keys
+    weights = gateway_weights(placement.replicas, {} if former is None else former.routing_weights)
+    gateway = _gateway(blueprint, inventory, keys, weights)
     if gateway is not None:
         units.append(gateway)
     return {unit.address: unit for unit in units}
@@ -48,6 +54,7 @@ def wanted_units(
 
 def _agent(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement) -> AgentSpec:
     model = blueprint.models[replica.model]
+    architecture = architecture_of(model.architecture_id)
     partition = inventory.clusters[replica.cluster].partitions[replica.partition]
     memory = as_float(partition.memory_per_node, accelerators()[replica.device].memory * partition.devices_per_node)
     hubs = (blueprint.gateway.mesh,) if blueprint.gateway is not None else ()
@@ -62,7 +69,7 @@ def _agent(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement
         source=model.source,
         engine=model.engine,
         precision=model.variant.precision,
-        context=int(model.variant.context or 0),
+        context=0 if architecture is None else context_of(model, architecture),
         tp=replica.tp,
         pp=replica.pp,
         phase=replica.phase,
@@ -100,7 +107,11 @@ def _wanted(spec: AgentSpec, replica: ReplicaPlacement) -> WantedUnit:
     return WantedUnit(str(Address.of(spec)), spec.cluster, spec, summary)
 
 
-def _gateway(blueprint: Blueprint, inventory: Inventory, keys: str) -> WantedUnit | None:
+def running_gateway(evidence: Evidence) -> GatewaySpec | None:
+    return next((spec for spec in evidence.running_specs().values() if isinstance(spec, GatewaySpec)), None)
+
+
+def _gateway(blueprint: Blueprint, inventory: Inventory, keys: str, weights: Mapping[str, float]) -> WantedUnit | None:
     gateway = blueprint.gateway
     if gateway is None:
         return None
@@ -124,6 +135,7 @@ def _gateway(blueprint: Blueprint, inventory: Inventory, keys: str) -> WantedUni
             for name, model in sorted(blueprint.models.items())
             if model.trust is not None
         },
+        weights=dict(sorted(weights.items())) or msgspec.UNSET,
     )
     return WantedUnit(
         GATEWAY, gateway.cluster, spec, f"{gateway.cluster}  clients {gateway.listen}, agents {gateway.mesh}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from bisect import bisect
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from fabrictool.base.errors import InvalidInputError
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R", bound=RoutableReplica)
 
+GOLDEN = 0.6180339887498949
 ROUTING_POLICIES = ("least-loaded", "random", "round-robin")
 
 
@@ -40,7 +42,10 @@ class RandomPolicy:
 
 
 class RoundRobinPolicy:
-    """One after the other, over all models together; a candidate that comes or goes shifts the turn by one."""
+    """One after the other, over all models together; a candidate that comes or goes shifts the turn by one.
+
+    Where weights differ, each has turns in proportion to its weight.
+    """
 
     name = "round-robin"
 
@@ -48,11 +53,19 @@ class RoundRobinPolicy:
         self._turn = itertools.count()
 
     def pick(self, candidates: Sequence[R]) -> R:
-        return candidates[next(self._turn) % len(candidates)]
+        turn = next(self._turn)
+        weights = [candidate.weight for candidate in candidates]
+        if min(weights) == max(weights):
+            return candidates[turn % len(candidates)]
+        # Multiples of the golden ratio lie evenly in [0, 1): each soon has had its share, without a memory.
+        sums = list(itertools.accumulate(weights))
+        return candidates[min(bisect(sums, turn * GOLDEN % 1.0 * sums[-1]), len(candidates) - 1)]
 
 
 class LeastLoadedPolicy:
-    """The smallest load for its weight; equal loads are drawn at random, so that idle replicas share the work."""
+    """The smallest load for its weight, with the request on it; equal ones are drawn at random, so that idle replicas
+    share the work, and the request counts so that of idle ones the one with the largest weight is taken.
+    """
 
     name = "least-loaded"
 
@@ -60,7 +73,7 @@ class LeastLoadedPolicy:
         self._rng = rng
 
     def pick(self, candidates: Sequence[R]) -> R:
-        loads = [candidate.load / candidate.weight for candidate in candidates]
+        loads = [(candidate.load + 1.0) / candidate.weight for candidate in candidates]
         least = min(loads)
         return self._rng.choice([c for c, load in zip(candidates, loads, strict=True) if load == least])
 

@@ -34,13 +34,24 @@ Factors = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class MeanWorkload:
-    """Mean lengths, in tokens, and the longest context that a replica must hold."""
+    """Mean lengths, in tokens, how far they spread, and the longest context that a replica must hold."""
 
     rate: float
     """Requests per second over all replicas."""
     input: float
     output: float
     context: int
+    input_p95: float = 0.0
+    """Of 20 prompts, 19 are no longer; 0: all have the mean length, and so on."""
+    output_p95: float = 0.0
+    input_variation: float = 0.0
+    """Standard deviation of prompts over their mean."""
+    output_variation: float = 0.0
+
+    @property
+    def held(self) -> float:
+        """Tokens that a request holds, seen at any time: long answers are there for longer than short ones."""
+        return self.input + self.output / 2 * (1.0 + self.output_variation**2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +83,8 @@ class ReplicaFigures:
     """By which the first token comes later to its client; later ones make up for it."""
     read_s: float = 0.0
     """What a request spends outside the engine's steps."""
+    long_s: float = 0.0
+    """What the 95th percentile of prompts takes more than a mean one, alone, and outside the engine's steps."""
     bands: tuple[Factors, Factors, Factors] = ((0.4, 2.5), (0.4, 2.5), (0.4, 2.5))
     """Of TTFT, TPOT and E2E."""
     basis: str = ""
@@ -99,12 +112,12 @@ def replica(
     if room.kv_tokens < demand.context:
         return ReplicaFigures(False, room.weights, room.kv_tokens, 0, 0.0, math.inf, math.inf, math.inf)
     tokens = demand.input + demand.output
-    batch = max(1, min(max_num_seqs, int(room.kv_tokens // tokens)))
-    mean_context = demand.input + demand.output / 2
+    batch = max(1, min(max_num_seqs, int(room.kv_tokens // max(tokens, demand.held))))
+    mean_context = demand.held
     batches = np.unique(np.geomspace(1, batch, GRID).round())
     steps = _decode_seconds(step, batches, mean_context)
     full = float(steps[-1])
-    marginal = _marginal_seconds(step, batch, demand.input)
+    marginal = _marginal_seconds(step, batch, demand.input, 1.0 + demand.input_variation**2)
     # A request costs what its prompt adds to a step, and its share of the steps that decode a full batch.
     return ReplicaFigures(
         fits=True,
@@ -120,9 +133,18 @@ def replica(
         steps_s=tuple(steps.tolist()),
         first_s=calibration.factors.request,
         read_s=calibration.factors.prompt_token * demand.input,
+        long_s=_longer(step, demand, calibration),
         bands=_bands(calibration),
         basis=basis(calibration),
     )
+
+
+def _longer(step: Steps, demand: MeanWorkload, calibration: Calibration) -> float:
+    more = max(0.0, demand.input_p95 - demand.input)
+    if not more:
+        return 0.0
+    alone = prefill_seconds(step, demand.input_p95) - prefill_seconds(step, demand.input)
+    return alone + calibration.factors.prompt_token * more
 
 
 def decode_seconds(step: Steps, batch: int, context: float) -> float:
@@ -136,12 +158,15 @@ def _decode_seconds(step: Steps, batches: Floats, context: float) -> Floats:
     return np.asarray(fixed + batches * step.reading(context) / np.minimum(step.lanes, batches))
 
 
-def _marginal_seconds(step: Steps, batch: float, tokens: float) -> float:
-    """What a prompt adds to a step that decodes `batch` requests; prompts share the lanes as requests do."""
+def _marginal_seconds(step: Steps, batch: float, tokens: float, uneven: float) -> float:
+    """What a prompt adds to a step that decodes `batch` requests; prompts share the lanes as requests do.
+
+    `uneven`: mean square of their lengths over the square of the mean, as attention takes it.
+    """
     lane = math.ceil(batch / step.lanes)
     without, beside = step.linear(np.array([float(lane), lane + float(tokens)]))
     eager = step.overhead(eager=True) - step.overhead(eager=False)
-    return float(beside - without + step.attending(tokens) + eager) / step.lanes
+    return float(beside - without + uneven * step.attending(tokens) + eager) / step.lanes
 
 
 def prefill_seconds(step: Steps, tokens: float) -> float:
@@ -170,11 +195,13 @@ def under_load(figures: ReplicaFigures, demand: MeanWorkload, rate: float) -> La
     own = max(figures.prefill_s, typical + figures.marginal_s)
     behind = stay.busy * typical * slower
     prompts = rate * figures.marginal_s
-    queue = prompts * figures.marginal_s / (2.0 * (1.0 - min(prompts, MAX_UTILISATION)))
+    uneven = 1.0 + demand.input_variation**2  # Pollaczek and Khinchine
+    queue = uneven * prompts * figures.marginal_s / (2.0 * (1.0 - min(prompts, MAX_UTILISATION)))
     outside = figures.first_s + figures.read_s
     ttft_mean = outside + own + behind / 2 + queue + stay.wait_mean
-    others = _poisson_p95(1.5 * rate * typical * slower) * figures.marginal_s
+    others = _poisson_p95(1.5 * rate * typical * slower) * figures.marginal_s * math.sqrt(uneven)
     ttft_p95 = max(ttft_mean, outside + own + behind + max(3.0 * queue, others) + stay.wait_p95)
+    ttft_p95 = ttft_mean + math.hypot(ttft_p95 - ttft_mean, figures.long_s)
     decode = max(0.0, demand.output - 1.0)
     early = min(figures.first_s / max(1.0, decode), MOST_EARLY * stay.step * slower)
     tpot_mean = stay.step * slower - early
@@ -182,15 +209,19 @@ def under_load(figures: ReplicaFigures, demand: MeanWorkload, rate: float) -> La
     prompts_met = (
         NORMAL_P95 * math.sqrt(rate * decode * stay.step * slower) * figures.marginal_s * slower / max(1.0, decode)
     )
+    # Short answers meet few prompts: those are long, or none.
+    prompts_met *= math.sqrt(uneven) * (1.0 + demand.output_variation**2) ** 0.375
     tpot_p95 = max(stay.step * slower, crowded) + prompts_met - early
+    e2e_mean, e2e_p95 = ttft_mean + decode * tpot_mean, (ttft_mean + ttft_p95) / 2 + decode * tpot_p95
+    longer = max(0.0, demand.output_p95 - demand.output) * tpot_mean
     return Latency(
         utilisation=utilisation,
-        in_system=rate * (ttft_mean + decode * tpot_mean),
+        in_system=rate * e2e_mean,
         ttft_mean=ttft_mean,
         ttft_p95=ttft_p95,
         tpot_mean=tpot_mean,
         tpot_p95=tpot_p95,
-        e2e_p95=(ttft_mean + ttft_p95) / 2 + decode * tpot_p95,
+        e2e_p95=e2e_mean + math.hypot(e2e_p95 - e2e_mean, longer) if longer else e2e_p95,
     )
 
 

@@ -14,12 +14,14 @@ from fabrictool.base.units import as_float
 from fabrictool.catalog import accelerators, engines, model
 from fabrictool.domain.address import model_of
 from fabrictool.routing.candidates import TrustPolicy
+from fabrictool.simulator.demanded import context_of, lengths_of
 from fabrictool.simulator.fleet import ReplicaSpec, Stream
 from fabrictool.simulator.kernel import BLOCK
 from fabrictool.simulator.mixed import MixedSteps, Part, pipeline
 from fabrictool.simulator.network import HAND_LATENCY_S, hop
 from fabrictool.simulator.operators import Parallelism, kv_elements_per_token
-from fabrictool.simulator.report import Hardware, LatencyTarget
+from fabrictool.simulator.report import Hardware
+from fabrictool.simulator.slo import target_of
 from fabrictool.simulator.stand import Stand, stand
 from fabrictool.simulator.stepmodel import KV_OCTETS, StepModel
 from fabrictool.workload.arrivals import arrivals
@@ -29,17 +31,16 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fabrictool.catalog import ModelArchitecture
-    from fabrictool.domain.blueprint import Blueprint, Length, Model, Slo
+    from fabrictool.domain.blueprint import Blueprint, Model
     from fabrictool.domain.inventory import Inventory, Partition
     from fabrictool.domain.plan import ReplicaPlacement
     from fabrictool.simulator.calibration import Calibration
     from fabrictool.simulator.memory import ReplicaMemory
+    from fabrictool.simulator.slo import LatencyTarget
     from fabrictool.workload.trace import Trace
 
 EventKind = Literal["up", "drain", "down"]
 EVENT_KINDS: tuple[EventKind, ...] = get_args(EventKind)
-DEFAULT_CONTEXT = 4096
-"""Of a variant that names none: no pipeline is made larger for contexts that nobody asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +164,7 @@ def of_model(
         replicas=tuple(replica.replica for replica in mine),
         specs=tuple(specs),
         hardware=Hardware(tuple(devices), tuple(tdp), tuple(price)),
-        target=_target(wanted.slo),
+        target=target_of(wanted.slo),
         calibrations=tuple(chosen),
         rate=float(demand.rate) if demand and demand.rate is not None else 0.0,
         input=lengths_of(demand.input) if demand and demand.input else Lengths("lognormal", 512, 512),
@@ -253,6 +254,7 @@ def _spec(
         model=wanted.architecture_id,
         provider=replica.provider,
         role=replica.phase,
+        weight=replica.weight,
         lanes=max(1, round(steps.lanes)),
         frontend=stood.step.factors.request,
         frontend_token=stood.step.factors.prompt_token,
@@ -281,7 +283,7 @@ def _standing(
     known = [way for way in hops if way is not None]
     if len(usable) < len(parts) or len(known) < len(hops):
         return None
-    context = int(wanted.variant.context or min(DEFAULT_CONTEXT, architecture.max_context))
+    context = context_of(wanted, architecture)
     demand = wanted.demand
     lengths = (demand.input, demand.output) if demand is not None else ()
     means = [lengths_of(length).clipped_mean for length in lengths if length]
@@ -313,20 +315,3 @@ def _trust(blueprint: Blueprint, name: str) -> TrustPolicy:
         {group: frozenset(rule.allow) for group, rule in blueprint.trust.groups.items()},
         {} if providers is None else {name: frozenset(providers)},
     )
-
-
-def lengths_of(declared: Length) -> Lengths:
-    """What a blueprint declares, as a distribution to draw from."""
-    mean, sd = float(declared.mean), float(declared.sd)
-    most = int(declared.max) if declared.max is not None else 10_000_000
-    return Lengths(declared.shape if sd else "fixed", mean, sd, 1, most)
-
-
-def _target(slo: Slo | None) -> LatencyTarget:
-    """The tightest target of each metric: what one request has to meet to count as good."""
-
-    def tightest(metric: str) -> float:
-        given = [getattr(slo, f"{metric}_{p}") for p in ("p50", "p95", "p99")]
-        return min((float(t) for t in given if t is not None), default=math.inf)
-
-    return LatencyTarget(tightest("ttft"), tightest("tpot"), tightest("e2e")) if slo else LatencyTarget()

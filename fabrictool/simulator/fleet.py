@@ -16,7 +16,7 @@ from fabrictool.routing.candidates import TrustPolicy, select
 from fabrictool.simulator import kernel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from fabrictool.routing.policies import RoutingPolicy
     from fabrictool.simulator.steptimes import StepTimes
@@ -45,6 +45,8 @@ class ReplicaSpec:
     model: str = ""
     provider: str = ""
     role: Role = "unified"
+    weight: float = 1.0
+    """For routing: its share of traffic under equal load."""
     lanes: int = 1
     prefill_first: bool = False
     swap: bool = False
@@ -147,7 +149,8 @@ class _View:
 
     index: int
     spec: ReplicaSpec
-    replicas: Any
+    inside: tuple[Ints, Ints, Ints]
+    """Requests decoding, prefilling and waiting, of all replicas: a column is read much faster than a record."""
     ready: bool = False
     context: int = 0
 
@@ -161,12 +164,13 @@ class _View:
 
     @property
     def weight(self) -> float:
-        return 1.0
+        return self.spec.weight
 
     @property
     def load(self) -> float:
-        state = self.replicas[self.index]
-        return float(state.decoding + state.prefilling + state.waiting)
+        decoding, prefilling, waiting = self.inside
+        at = self.index
+        return float(decoding[at] + prefilling[at] + waiting[at])
 
     def __hash__(self) -> int:
         return self.index
@@ -189,6 +193,10 @@ class Fleet:
     cache: kernel.Cache = field(init=False)
     clock: kernel.EventQueue = field(init=False)
     _views: list[_View] = field(init=False)
+    _answering: dict[bool, list[_View]] = field(init=False)
+    """Whom a request can go to: before its cache is handed over, and after."""
+    _columns: Mapping[str, Ints] = field(init=False)
+    """Of the requests: read much faster than a record."""
     _changes: list[tuple[float, int, str]] = field(init=False)
     _parked: list[int] = field(init=False, default_factory=list)
     _retried: int = field(init=False, default=0)
@@ -202,7 +210,12 @@ class Fleet:
         self.lists = _lists(self.specs, self.stream, int(self.requests.priority.max(initial=0)) + 1)
         self.cache = _cache(self.specs, self.stream)
         self.clock = _clock(self.requests, self.clients)
-        self._views = [_View(r, spec, self.replicas) for r, spec in enumerate(self.specs)]
+        decoding, prefilling, waiting = (np.asarray(self.replicas[n]) for n in ("decoding", "prefilling", "waiting"))
+        self._views = [_View(r, spec, (decoding, prefilling, waiting)) for r, spec in enumerate(self.specs)]
+        self._columns = {name: np.asarray(self.requests[name]) for name in ("where", "whither", "handed")}
+        self._answering = {
+            late: [v for v in self._views if (v.spec.role == "decode") is late] for late in (False, True)
+        }
         self._changes = sorted(
             (when, r, what)
             for r, spec in enumerate(self.specs)
@@ -295,12 +308,10 @@ class Fleet:
                     target[chosen] = mine[0].index
 
     def _route(self, i: int) -> None:
-        handed = bool(self.requests[i].handed)
-        roles = ("decode",) if handed else ("unified", "prefill")
+        handed = bool(self._columns["handed"][i])
         model = self.stream.models[0 if self.stream.model is None else int(self.stream.model[i])]
-        views = [view for view in self._views if view.spec.role in roles]
-        choice = select(views, model=model, trust=ANYBODY, group=None)
-        target = self.requests.whither if handed else self.requests.where
+        choice = select(self._answering[handed], model=model, trust=ANYBODY, group=None)
+        target = self._columns["whither" if handed else "where"]
         if choice.candidates:
             target[i] = self.policy.pick(choice.candidates).index
         elif any(what == "up" and self.specs[r].model == model for _, r, what in self._changes):

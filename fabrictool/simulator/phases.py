@@ -43,6 +43,7 @@ def decode_only(figures: ReplicaFigures, demand: MeanWorkload) -> ReplicaFigures
         marginal_s=0.0,
         first_s=0.0,
         read_s=0.0,
+        long_s=0.0,
     )
 
 
@@ -52,7 +53,8 @@ def prefill_under_load(figures: ReplicaFigures, rate: float) -> Latency:
     load = min(utilisation, MAX_UTILISATION)
     wait = load / (2.0 * (1.0 - load)) / figures.capacity
     first = figures.first_s + figures.read_s + figures.prefill_s
-    mean, p95 = first + wait, first + 3.0 * wait
+    mean = first + wait
+    p95 = mean + math.hypot(2.0 * wait, figures.long_s)
     return Latency(
         utilisation=utilisation,
         in_system=load * figures.capacity * mean,

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from fabrictool.simulator.calibration import Calibration
     from fabrictool.simulator.fleet import Accounts, Floats, Outcome, ReplicaSpec
+    from fabrictool.simulator.slo import LatencyTarget
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 IDLE_SHARE = 0.1
@@ -23,15 +24,6 @@ IDLE_SHARE = 0.1
 BUSY_SHARE = 0.74
 """Of the design power while it serves: mean of 192 saturated H100 configurations of the ML.ENERGY leaderboard
 (0.33 to 0.99); 190 of B200 average 0.72."""
-
-
-@dataclass(frozen=True, slots=True)
-class LatencyTarget:
-    """SLO targets, seconds; infinity where there is none."""
-
-    ttft: float = math.inf
-    tpot: float = math.inf
-    e2e: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -62,6 +63,22 @@ class Lengths:
         start, end = (math.log(low) - middle) / spread, (math.log(high) - middle) / spread
         inside = self.mean * (_below(end - spread) - _below(start - spread))
         return low * _below(start) + inside + high * (1.0 - _below(end))
+
+    def quantile(self, share: float) -> float:
+        """The length that this share of the requests does not exceed."""
+        match self.shape:
+            case "fixed":
+                value = self.mean
+            case "uniform":
+                value = self.mean + (2.0 * share - 1.0) * self.sd
+            case "normal":
+                value = self.mean + self.sd * NormalDist().inv_cdf(share)
+            case "lognormal":
+                variance = math.log1p((self.sd / self.mean) ** 2)
+                value = self.mean * math.exp(math.sqrt(variance) * NormalDist().inv_cdf(share) - variance / 2)
+            case "empirical":
+                value = float(np.quantile(self.values, share))
+        return min(max(value, float(self.least), 1.0), float(self.most))
 
     def draw(self, count: int, rng: np.random.Generator) -> Ints:
         """`count` token counts, at least 1."""

@@ -15,10 +15,10 @@ from fabrictool.domain.plan import ReplicaPlacement, decode_plan, encode_plan
 from fabrictool.domain.state import State
 from fabrictool.planner.assign import assign
 from fabrictool.planner.build import build_problem
-from fabrictool.planner.columns import slo_misses
 from fabrictool.planner.forecast import forecast
 from fabrictool.planner.plan import PlanOptions, plan
 from fabrictool.planner.solvers.exact import ExactSolver
+from fabrictool.planner.targets import slo_misses
 from fabrictool.simulator.capacity import Latency
 
 ROOT = Path(__file__).parents[2]

@@ -21,15 +21,18 @@ from fabrictool.planner.assign import assign
 from fabrictool.planner.build import build_problem
 from fabrictool.planner.forecast import certificate, forecast
 from fabrictool.planner.replay import replay
+from fabrictool.planner.solvers.appraisal import settled
 from fabrictool.planner.solvers.registry import SOLVERS
+from fabrictool.planner.weights import planned_rates, weighted
 
 loaded = load(Path(sys.argv[1]) / "blueprint.yaml", environment={})
 usable = [name for name in loaded.inventory.clusters]
 problem, tables = build_problem(loaded.blueprint, loaded.inventory, usable=usable, unseen=(), current={})
 *_, solution = SOLVERS[sys.argv[2]]().solve(problem, deadline_s=2, seed=0)
 problem = solution.whole(problem)
-placement = assign(problem, solution, {})
-replayed = replay(loaded.blueprint, loaded.inventory, placement, 0)
+solution = settled(problem, solution, 0)
+placement = weighted(problem, solution, assign(problem, solution, {}), {})
+replayed = replay(loaded.blueprint, loaded.inventory, placement, planned_rates(problem, solution), 0)
 parts = (
     placement,
     forecast(loaded.blueprint, problem, solution, tables, "CHF", replayed),

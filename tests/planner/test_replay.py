@@ -49,7 +49,8 @@ def play(tmp_path):
         (tmp_path / "inventory.yaml").write_text(INVENTORY)
         (tmp_path / "blueprint.yaml").write_text(BLUEPRINT.replace("RATE", str(rate)))
         loaded = load(tmp_path / "blueprint.yaml", environment={})
-        return replay(loaded.blueprint, loaded.inventory, Placement(replicas=replicas), seed)
+        played = replay(loaded.blueprint, loaded.inventory, Placement(replicas=replicas), {}, seed)
+        return {name: one.figures for name, one in played.items()}
 
     return run
 

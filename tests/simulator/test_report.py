@@ -11,7 +11,8 @@ from fabrictool.routing.policies import routing_policy
 from fabrictool.simulator.calibration import choose, shipped
 from fabrictool.simulator.fleet import ReplicaSpec, Stream, simulate
 from fabrictool.simulator.operators import Parallelism
-from fabrictool.simulator.report import BUSY_SHARE, IDLE_SHARE, Hardware, LatencyTarget, report
+from fabrictool.simulator.report import BUSY_SHARE, IDLE_SHARE, Hardware, report
+from fabrictool.simulator.slo import LatencyTarget
 from fabrictool.simulator.stepmodel import Machine, StepModel
 
 CALIBRATION = choose(shipped(), "h100-sxm", "nvidia", "vllm", "online")

@@ -118,7 +118,7 @@ def alternative_sentences(problem: PlacementProblem, solution: Solution, currenc
             what = "each request/s" if rate[model] else "a replica"
             yield f"{model}: not on {there}: {what} there would mean {worse} (marginal, by the relaxation)"
         else:
-            yield f"{model}: {there} is equally good (LP bound)"
+            yield f"{model}: {there}: {_instead(problem, solution, unused.option, currency, seed)}"
     second = runner_up(problem, solution, seed)
     if second is not None:
         counts, values = second
@@ -126,6 +126,26 @@ def alternative_sentences(problem: PlacementProblem, solution: Solution, currenc
         change = first_change(values_of(solution), values, names)
         loss = "as good" if change is None else f"{amount(change[0], change[1], currency)} more {NOUNS[change[0]]}"
         yield f"second best: {_differences(problem, solution.counts, counts)}: {loss}"
+
+
+def _instead(problem: PlacementProblem, solution: Solution, option: int, currency: str, seed: int) -> str:
+    """What one replica there would cost, in whole replicas where that can be found out soon."""
+    bound = "equally good by the LP bound; whole replicas can cost more"
+    if len(problem.options) > FEW:
+        return bound
+    there = Formulation(problem, range(len(problem.options)), whole=True)
+    there.program.row(1, INFINITY, there.count(option))
+    names = [*user_stages(problem), "moves", "replicas"]
+    try:
+        result = in_order(there, names, seconds=SECONDS, seed=seed)
+    except FabrictoolError:
+        return bound
+    if result is None:
+        return "the rules leave no room for a replica there"
+    change = first_change(values_of(solution), result[0], names)
+    if change is None:
+        return "equally good"
+    return f"a replica there would mean {amount(change[0], change[1], currency)} more {NOUNS[change[0]]}"
 
 
 def _differences(problem: PlacementProblem, chosen: Mapping[int, int], other: Mapping[int, int]) -> str:

@@ -8,7 +8,7 @@ from fabrictool.planner.columns import LOADS
 from fabrictool.planner.explaining.alternatives import alternative_sentences
 from fabrictool.planner.explaining.prices import device_prices
 from fabrictool.planner.explaining.rules import rule_sentences
-from fabrictool.planner.stages import where
+from fabrictool.planner.stages import TOLERANCE, where
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,10 +33,14 @@ def reasons(problem: PlacementProblem, solution: Solution, currency: str) -> tup
         count = sum(solution.counts.get(i, 0) for i in mine)
         enough = f"{_rate(need.rate)} demanded, planned at {LOADS[-1]:.0%} of capacity at most"
         binding = ""
-        if count == need.minimum and count:
+        most = sum(solution.counts[i] * problem.options[i].levels[-1].rate for i in mine if i in solution.counts)
+        least = min((problem.options[i].levels[-1].rate for i in mine if i in solution.counts), default=0.0)
+        if count and count == need.minimum and need.rate <= most - least:
             binding = "; replicas.min decides the number"
         elif count == need.maximum:
             binding = "; replicas.max is reached"
+        if count and need.rate > most * (1 + TOLERANCE):
+            binding += "; more is demanded than they can serve"
         if need.spread_sites:
             binding += "; spread over sites"
         sentences.append(f"{need.model}: {'; '.join(parts) or 'no replica'}; {enough}{binding}")
@@ -55,6 +59,7 @@ def reasons(problem: PlacementProblem, solution: Solution, currency: str) -> tup
         unit = {
             "served": "req/s more served",
             "slo": "req/s fewer that miss the SLO",
+            "excess": "req/s less over the SLO, each by its distance",
             "latency": "requests less in the system on average",
             "cost": f"{currency}/h less" if currency else "less",
             "energy": "W less",

@@ -22,6 +22,7 @@ from fabrictool.base.errors import FabrictoolError, InfeasibleError, UsageError
 from fabrictool.base.units import Price, Rate
 from fabrictool.domain.blueprint import Replicas
 from fabrictool.planner.explaining.rules import NO_MAXIMUM
+from fabrictool.planner.solvers.appraisal import settled
 from fabrictool.planner.stages import user_stages, values_of
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def evaluate(situation: Situation, expression: str, solver: Solver, deadline_s: 
         return WhatIfResult(
             expression, problem="; ".join(f"{complaint.code} {complaint.message}" for complaint in error.problems)
         )
-    known = values_of(solution)
+    known = values_of(settled(solution.whole(problem), solution, seed))
     values = {name: known.get(name, 0.0) for name in user_stages(problem)}
     options = solution.whole(problem).options
     counts = {options[i].key: count for i, count in solution.counts.items()}

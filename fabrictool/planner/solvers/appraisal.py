@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fabrictool.planner.formulation import Formulation
 from fabrictool.planner.infeasible import explain_infeasible
 from fabrictool.planner.problem import PlacementProblem, Solution, StageResult
-from fabrictool.planner.stages import TIE_BREAK, clean, stage_names, tolerance
+from fabrictool.planner.stages import TIE_BREAK, clean, rounding, stage_names, tolerance
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from fabrictool.planner.program import ProgramSolution
 
 
@@ -35,3 +38,51 @@ def appraise(problem: PlacementProblem, counts: dict[int, int], solver: str, dea
             formulation.keep(name, value + tolerance(name, value))
     served = loads.loads(answer) if answer is not None else {}
     return Solution({i: k for i, k in counts.items() if k}, served, tuple(stages), solver, optimal=False)
+
+
+LOADED = ("served", "slo", "excess", "latency")
+"""Stages whose values depend on loads, beside the counts."""
+SLACK = 1e-9
+"""With which a stage is kept, relative to its value, where nothing but loads is left to be chosen."""
+
+
+def settled(problem: PlacementProblem, solution: Solution, seed: int) -> Solution:
+    """The same counts, loaded once more from the first stage on without the slack that every stage of a search had.
+
+    `problem` has the columns that the solution speaks of. A stage that cannot be kept so tightly has its slack again.
+    """
+    known = {stage.name: stage for stage in solution.stages}
+    counts = {i: k for i, k in solution.counts.items() if k}
+    # Without what runs but has no count: the same counts have the same loads, whatever ran before.
+    loads = Formulation(replace(problem, current={}), sorted(counts), whole=False, given=counts)
+    answer: ProgramSolution | None = None
+    values: dict[str, float] = {}
+    for name in stage_names(problem):
+        if name not in LOADED or name not in known or not loads.terms(name):
+            continue
+        reloaded = loads.minimise(name, seconds=60.0, seed=seed)
+        if reloaded is None:
+            break
+        answer = reloaded
+        values[name] = max(0.0, loads.value(name, answer))
+        loads.keep(name, values[name] + SLACK * max(1.0, values[name]))
+    if answer is None or not _better({name: known[name].objective for name in values}, values):
+        return solution  # such as of a search that was cut short, whose rules hold within its tolerance only
+    values = {name: max(0.0, loads.value(name, answer)) for name in values}
+    stages = tuple(
+        replace(stage, objective=clean(value), bound=clean(min(value, stage.bound)))
+        if (value := values.get(stage.name)) is not None
+        else stage
+        for stage in solution.stages
+    )
+    return replace(solution, loads=loads.loads(answer), stages=stages)
+
+
+def _better(before: Mapping[str, float], after: Mapping[str, float]) -> bool:
+    """Whether the first stage that differs is lower, or none does; a last digit of an earlier one is worth a later."""
+    for name, value in after.items():
+        if value < before[name]:
+            return True
+        if value > before[name] + rounding(before[name]):
+            return False
+    return True

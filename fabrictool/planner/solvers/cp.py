@@ -27,7 +27,7 @@ from fabrictool.planner.formulation import Formulation
 from fabrictool.planner.infeasible import explain_infeasible, require_options
 from fabrictool.planner.problem import Solution, StageResult
 from fabrictool.planner.solvers.rounding import rounded
-from fabrictool.planner.stages import clean, stage_names, tolerance
+from fabrictool.planner.stages import LATENCY_TOLERANCE, clean, stage_names, tolerance
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -48,6 +48,12 @@ NOTHING = 1e-12
 """Smaller weights are what is left of equal ones."""
 WORK = 0.5
 """Units of CP-SAT's deterministic time a second; 0.3 to 0.9 were seen on two shared cores."""
+MEMORY_MB = 4096
+"""That CP-SAT may take, as far as it counts its own."""
+MOST_OPTIONS = 3000
+"""Beyond it its model alone takes gigabytes, and its search ends far from the bound."""
+NEAR = 2 * LATENCY_TOLERANCE
+"""Gap up to which a placement counts as optimal: twice, as the stage and those after it may have used their slack."""
 ROUNDS = 3
 """Passes over the rows in search of upper bounds."""
 
@@ -63,11 +69,17 @@ class CpSolver:
     ) -> Iterator[Solution]:
         """Yields a solution after each stage; the last one is the answer."""
         require_options(problem)
+        if len(problem.options) > MOST_OPTIONS:
+            message = f"{len(problem.options):,} options are too many for CP-SAT: {MOST_OPTIONS:,} at most"
+            raise FabrictoolError.of("FT2904", message, hint="`--solver exact`")
         search = _Search(problem, deadline_s, seed, uniform=self.uniform)
         for name in stage_names(problem):
             if search.whole.terms(name):
                 counts, loads, stages = search.stage(name)
-                yield Solution(counts, loads, stages, f"{self.name} (CP-SAT and GLOP in OR-Tools)", search.optimal)
+                # What it proves is proved of rounded numbers: only the bound in floating point says how good it is.
+                close = all(s.objective - s.bound <= NEAR * max(0.1, abs(s.objective)) for s in stages)
+                title = f"{self.name} (CP-SAT and GLOP in OR-Tools)"
+                yield Solution(counts, loads, stages, title, search.optimal and close)
 
 
 class CpUniformSolver(CpSolver):
@@ -326,16 +338,27 @@ class _Integers:
         engine.parameters.random_seed = seed % 2**31
         engine.parameters.max_deterministic_time = work
         engine.parameters.linearization_level = 1
+        engine.parameters.max_memory_in_mb = MEMORY_MB
         engine.parameters.catch_sigint_signal = False
         # As in `program`: a thread of its own lets Ctrl-C end the wait at once.
         status: list[Any] = []
-        thread = threading.Thread(target=lambda: status.append(engine.solve(self._model)), daemon=True)
+        errors: list[MemoryError] = []
+
+        def solve() -> None:
+            try:
+                status.append(engine.solve(self._model))
+            except MemoryError as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=solve, daemon=True)
         thread.start()
         try:
             while thread.is_alive():
                 thread.join(0.2)
         finally:
             engine.stop_search()
+        if errors:
+            raise errors[0]
         return engine, status[0]
 
 

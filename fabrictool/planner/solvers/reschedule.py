@@ -9,13 +9,14 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from fabrictool.base.errors import InfeasibleError
+from fabrictool.base.errors import InfeasibleError, Place
+from fabrictool.base.errors import Problem as Complaint
 from fabrictool.planner.solvers.neighbours import flips
 from fabrictool.planner.solvers.search import TabuSearch
 from fabrictool.planner.solvers.tabu import EVALUATIONS_PER_SECOND
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from fabrictool.planner.problem import PlacementProblem, Solution
 
@@ -28,7 +29,7 @@ class RescheduleSolver:
     def solve(
         self, problem: PlacementProblem, *, deadline_s: float, seed: int, warm: Solution | None = None
     ) -> Iterator[Solution]:
-        """Yields the one answer. Raises InfeasibleError FT2008 when nothing runs."""
+        """Yields the one answer. Raises InfeasibleError: FT2008 nothing runs, FT2014 fewer than the minimum."""
         if warm is None:
             counts = {i: problem.current.get(option.key, 0) for i, option in enumerate(problem.options)}
         else:
@@ -41,5 +42,19 @@ class RescheduleSolver:
                 "nothing runs that could be rescheduled",
                 hint="`fabrictool plan` without --solver reschedule places replicas",
             )
+        self._require_minima(problem, counts)
         best, _ = search.run(start, flips, evaluations=int(EVALUATIONS_PER_SECOND * deadline_s))
         yield search.solution(best, self.name, deadline_s, seed)
+
+    @staticmethod
+    def _require_minima(problem: PlacementProblem, counts: Mapping[int, int]) -> None:
+        """Raises InfeasibleError FT2014 where fewer replicas run than are wanted: it starts none."""
+        short = []
+        for need in problem.needs:
+            there = sum(counts.get(i, 0) for i in problem.of(need.model))
+            if there < need.minimum:
+                message = f"{need.model}: {there} run, replicas.min is {need.minimum}; reschedule starts no replica"
+                place = Place(thing=f"models.{need.model}")
+                short.append(Complaint("FT2014", message, place, "`fabrictool plan` without --solver reschedule"))
+        if short:
+            raise InfeasibleError(short)

@@ -1,0 +1,142 @@
+"""What the replay says of a placement, and what the planner does about it: an SLO that the closed forms thought kept.
+
+A kind of replica that falls short in the replay is not good for the load that it was given, whatever its table says. So
+its attaining rate is lowered to the next level below, and the problem is solved again; the better of the two placements
+stays. The bounds remain those of the problem as the closed forms have it, which no lowering can beat.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from fabrictool.planner.weights import planned_rates
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from fabrictool.domain.plan import Forecast
+    from fabrictool.planner.problem import Kind, ModelNeed, Option, PlacementProblem, Solution
+    from fabrictool.planner.replay import Played
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """A kind of replica that fell short in the replay."""
+
+    kind: Kind
+    rate: float
+    """Requests/s with which one of them did."""
+    lack: float
+    """The share of its requests that was missing."""
+
+
+ROUNDS = 2
+"""Times that the problem is solved again."""
+NEARLY = 0.999
+"""Of the planned rate: a level that is as high has been tried."""
+
+
+def shortfall(problem: PlacementProblem, played: Mapping[str, Played]) -> float:
+    """Requests/s that lack to the models' SLOs, weighted by priority."""
+    lacking = {name: max(model.short.values(), default=0.0) for name, model in played.items() if model.misses}
+    return sum(need.rate * need.priority * lacking.get(need.model, 0.0) for need in problem.needs)
+
+
+def lessons(problem: PlacementProblem, solution: Solution, played: Mapping[str, Played]) -> tuple[Lesson, ...]:
+    """What the replay teaches of the kinds that fall short; none where no other placement could do better for it."""
+    rates = planned_rates(problem, solution)
+    taught_kinds: dict[object, Lesson] = {}
+    for option in problem.options if "slo" in problem.objective else ():
+        lack = played[option.model].short.get(option.key, 0.0) if option.model in played else 0.0
+        rate = rates.get(option.key, 0.0)
+        if lack > 0.0 and any(level.attains and level.rate >= NEARLY * rate > 0.0 for level in option.levels):
+            former = taught_kinds.get(option.kind)
+            taught_kinds[option.kind] = Lesson(
+                option.kind,
+                rate if former is None else min(rate, former.rate),
+                lack if former is None else max(lack, former.lack),
+            )
+    return tuple(taught_kinds.values())
+
+
+def taught(problem: PlacementProblem, learned: Sequence[Lesson]) -> PlacementProblem:
+    """The problem with tables that do not attain what the replay did not."""
+    if not learned:
+        return problem
+    of_kind = {lesson.kind: lesson for lesson in learned}  # the last one is the lowest
+    return replace(problem, options=tuple(_limited(option, of_kind.get(option.kind)) for option in problem.options))
+
+
+def _limited(option: Option, lesson: Lesson | None) -> Option:
+    if lesson is None:
+        return option
+    levels = tuple(
+        replace(level, attains=False, excess=max(level.excess, lesson.lack))
+        if level.attains and level.rate >= NEARLY * lesson.rate
+        else level
+        for level in option.levels
+    )
+    return replace(option, levels=levels)
+
+
+def with_reasons(forecast: Forecast, problem: PlacementProblem, solution: Solution) -> Forecast:
+    """With what stands in the way of each model that misses its SLO, or whose demand cannot be served."""
+    needs = {need.model: need for need in problem.needs}
+    models = tuple(
+        msgspec.structs.replace(model, why=_why(problem, solution, needs[model.model]))
+        if model.slo == "misses" or model.served < 1.0
+        else model
+        for model in forecast.models
+    )
+    return msgspec.structs.replace(forecast, models=models)
+
+
+def _why(problem: PlacementProblem, solution: Solution, need: ModelNeed) -> str:
+    mine = [problem.options[i] for i in problem.of(need.model)]
+    count = sum(solution.counts.get(i, 0) for i in problem.of(need.model))
+    if not mine:
+        return "no partition can hold a replica"
+    if count >= need.maximum:
+        return f"replicas.max is {need.maximum}, and so many are placed"
+    if "slo" not in problem.objective and count:
+        return "the objective does not name `slo`"
+    free = free_devices(problem, solution)
+    able = [option for option in mine if option.levels[0].attains]
+    roomy = [option for option in able if _has_room(option, free)]
+    if not able:
+        return "no cut on any partition that it may use meets the SLO, however small its load"
+    if not roomy:
+        idle = sum(free.values())
+        return "no device is free" if not idle else f"the {idle} free devices are not where it may stand and meet it"
+    there = ", ".join(sorted({"/".join(option.pool.key) for option in roomy})[:3])
+    return f"there is room in {there}, but no placement that was found there does better within the rules"
+
+
+def free_devices(problem: PlacementProblem, solution: Solution) -> dict[tuple[str, str], int]:
+    """Pool → devices that nothing of the placement keeps."""
+    free = {pool.key: pool.nodes * pool.devices_per_node for pool in problem.pools}
+    for i, count in solution.counts.items():
+        for (key, size), blocks in problem.options[i].blocks.items():
+            if key in free:
+                free[key] -= size * blocks * count
+    return free
+
+
+def _has_room(option: Option, free: Mapping[tuple[str, str], int]) -> bool:
+    wanted: dict[tuple[str, str], int] = {}
+    for (key, size), blocks in option.blocks.items():
+        wanted[key] = wanted.get(key, 0) + size * blocks
+    return all(free.get(key, 0) >= devices for key, devices in wanted.items())
+
+
+def learned_sentences(learned: Sequence[Lesson]) -> tuple[str, ...]:
+    """What was planned otherwise because of the replay, a sentence a kind."""
+    last = {lesson.kind: lesson for lesson in learned}
+    return tuple(
+        f"{model}: {' + '.join(f'{tp}×{device}' for device, tp in stages)} misses the SLO at {lesson.rate:.3g} req/s in"
+        f" the replay, by {lesson.lack:.1%} of its requests: planned for less there"
+        for (model, _, stages), lesson in last.items()
+    )

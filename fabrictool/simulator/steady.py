@@ -1,0 +1,147 @@
+"""Whether a placed model keeps its SLO in the long run: a steady-state simulation that goes on until it can say.
+
+What a few hundred requests show is mostly the filling of an empty fleet. So the first ones do not count, those that are
+left are cut into batches, whose means are nearly independent, and more are played until the interval that they leave
+lies on one side of every target, or until a number of requests that is the same on every machine.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fabrictool.simulator.deployment import declared_stream
+from fabrictool.simulator.fleet import simulate
+from fabrictool.simulator.slo import METRICS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from fabrictool.routing.policies import RoutingPolicy
+    from fabrictool.simulator.deployment import ModelSimulation
+    from fabrictool.simulator.fleet import Outcome
+    from fabrictool.simulator.slo import Criterion, LatencyTarget
+
+    Bools = np.ndarray[Any, np.dtype[np.bool_]]
+
+FIRST, GROWTH = 600, 3
+"""Requests of the first run, and how many times as many the next one has."""
+BATCHES = 16
+T_95 = 2.131
+"""Of Student's distribution, for the 95 % interval of so many batches' mean."""
+Z_95 = 1.96
+STAYS = 3.0
+"""Mean stays after which a fleet that began empty counts as full."""
+WARM_UP, COOL_DOWN = 0.2, 0.1
+"""Shares of a run: at least so much of its beginning, and at most so much of its end, when nothing new comes, does not
+count."""
+LONGEST_WARM_UP = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class ShareEstimate:
+    """How large the share is, with its 95 % interval."""
+
+    criterion: Criterion
+    share: float
+    low: float
+    high: float
+
+    @property
+    def met(self) -> bool:
+        return self.share >= self.criterion.share
+
+    @property
+    def clear(self) -> bool:
+        """Whether the interval lies on one side of what is wanted."""
+        return self.low >= self.criterion.share or self.high < self.criterion.share
+
+
+@dataclass(frozen=True, slots=True)
+class SteadyState:
+    """What a model does once its replicas are as full as they get. Seconds; shares of requests."""
+
+    requests: int
+    """Those that count."""
+    estimates: tuple[ShareEstimate, ...]
+    """One a criterion, the last one that of all targets together."""
+    in_system: float
+    ttft: tuple[float, ...]
+    """Mean and 95th percentile, and so on."""
+    tpot: tuple[float, ...]
+    e2e: tuple[float, ...]
+    attained: tuple[float, ...]
+    """By replica: the share of its requests that keep all targets; NaN without any."""
+
+    @property
+    def clear(self) -> bool:
+        return all(estimate.clear for estimate in self.estimates)
+
+
+def steady_state(
+    simulation: ModelSimulation,
+    wanted: Sequence[Criterion],
+    policy: Callable[[], RoutingPolicy],
+    *,
+    most: int,
+    seed: int,
+) -> SteadyState:
+    """Plays the declared demand, `most` requests at most in one run. Raises InvalidInputError FT2142 without one."""
+    count = min(FIRST, most)
+    while True:
+        outcome = simulate(simulation.specs, declared_stream(simulation, count, seed), policy())
+        state, warm = _seen(outcome, wanted, len(simulation.specs))
+        if (state.clear and warm) or count >= most:
+            return state
+        count = min(GROWTH * count, most)
+
+
+def _seen(outcome: Outcome, wanted: Sequence[Criterion], replicas: int) -> tuple[SteadyState, bool]:
+    """What the middle of a run shows, and whether the run was long enough to have one."""
+    arrival = outcome.arrival - outcome.arrival[0]
+    span = max(float(arrival[-1]), 1e-9)
+    stay = float(np.nanmean(outcome.e2e)) if np.isfinite(outcome.e2e).any() else math.inf
+    begin = max(STAYS * stay, WARM_UP * span)
+    chosen = (arrival >= min(begin, LONGEST_WARM_UP * span)) & (arrival <= span - min(stay, COOL_DOWN * span))
+    metrics = {name: getattr(outcome, name)[chosen] for name in METRICS}
+    finished = np.isfinite(outcome.finish[chosen])
+    estimates = [_estimate(criterion, _kept(criterion.target, metrics, finished)) for criterion in wanted]
+    all_kept = _kept(wanted[-1].target, metrics, finished) if wanted else finished
+    where = outcome.replica[chosen]
+    stays = np.nan_to_num(metrics["e2e"])
+    window = max(float(arrival[chosen][-1] - arrival[chosen][0]), 1e-9) if chosen.any() else 1e-9
+    state = SteadyState(
+        requests=int(chosen.sum()),
+        estimates=tuple(estimates),
+        in_system=float(stays.sum()) / window,
+        **{name: _mean_and_p95(values) for name, values in metrics.items()},
+        attained=tuple(float(all_kept[where == r].mean()) if (where == r).any() else math.nan for r in range(replicas)),
+    )
+    return state, begin <= LONGEST_WARM_UP * span
+
+
+def _kept(target: LatencyTarget, metrics: dict[str, Any], finished: Bools) -> Bools:
+    """Which requests keep a target; an answer of one token has no time between tokens to miss."""
+    in_time = (metrics["ttft"] <= target.ttft) & (metrics["e2e"] <= target.e2e)
+    return np.asarray(finished & in_time & ~(metrics["tpot"] > target.tpot))
+
+
+def _estimate(criterion: Criterion, kept: Bools) -> ShareEstimate:
+    """By batch means, and never narrower than what as many independent requests would leave open (Wilson)."""
+    count = len(kept)
+    if not count:
+        return ShareEstimate(criterion, 0.0, 0.0, 1.0)
+    share = float(kept.mean())
+    means = [float(batch.mean()) for batch in np.array_split(kept, min(BATCHES, count))]
+    half = T_95 * float(np.std(means, ddof=1)) / math.sqrt(len(means)) if len(means) > 1 else 1.0
+    middle = (share + Z_95**2 / (2 * count)) / (1 + Z_95**2 / count)
+    reach = Z_95 / (1 + Z_95**2 / count) * math.sqrt(share * (1 - share) / count + Z_95**2 / (4 * count**2))
+    return ShareEstimate(criterion, share, min(share - half, middle - reach), max(share + half, middle + reach))
+
+
+def _mean_and_p95(values: Any) -> tuple[float, ...]:
+    known = values[np.isfinite(values)]
+    return (float(known.mean()), float(np.quantile(known, 0.95))) if len(known) else (0.0, 0.0)

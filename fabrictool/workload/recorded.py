@@ -1,0 +1,87 @@
+"""Recorded demand: the traces that a blueprint names, read, and what the planner needs of them put in their place."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from typing import TYPE_CHECKING
+
+from fabrictool.base.errors import FabrictoolError, InvalidInputError, Problem
+from fabrictool.base.files import file_error
+from fabrictool.base.units import Rate, Tokens
+from fabrictool.domain.blueprint import Length
+from fabrictool.workload import formats
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from fabrictool.base.errors import Place
+    from fabrictool.domain.blueprint import Blueprint, Demand
+    from fabrictool.workload.trace import Ints, Trace
+
+FEWEST = 10
+"""Requests of a model that say something about its rate."""
+
+
+def read_trace(path: Path) -> Trace:
+    """A trace from a file, packed or not. Raises FT2201 for what is none, FT43xx for what cannot be read."""
+    try:
+        raw = path.read_bytes()
+        if raw[:2] == b"\x1f\x8b":
+            raw = gzip.decompress(raw)
+        text = raw.decode("utf-8")
+    except (OSError, EOFError, zlib.error) as error:
+        problem = error if isinstance(error, OSError) else OSError(str(error))
+        raise file_error(problem, path) from error
+    except UnicodeDecodeError as error:
+        raise InvalidInputError.of("FT2201", f"{path} is not text: {error}") from error
+    return formats.read(text, str(path))
+
+
+def with_traces(blueprint: Blueprint, folder: Path, place: Callable[[str], Place]) -> Blueprint:
+    """The blueprint with rate and lengths beside each trace, so that its digest is also that of what they hold.
+
+    Traces are relative to `folder`; `place` says where a model names its trace.
+
+    Raises
+    ------
+    InvalidInputError
+        FT1127 for every trace that cannot be read or says too little.
+    """
+    read: dict[Path, Trace] = {}
+    problems: list[Problem] = []
+    models = dict(blueprint.models)
+    for name, model in blueprint.models.items():
+        if model.demand is None or model.demand.trace is None:
+            continue
+        path = folder / model.demand.trace
+        try:
+            if path not in read:
+                read[path] = read_trace(path)
+            demand = _recorded(model.demand, name, read[path])
+        except FabrictoolError as error:
+            message = f"{name}: {'; '.join(problem.message for problem in error.problems)}"
+            problems.append(Problem("FT1127", message, place(name), error.problems[0].hint))
+            continue
+        models[name] = model.model_copy(update={"demand": demand})
+    if problems:
+        raise InvalidInputError(problems)
+    return blueprint.model_copy(update={"models": models})
+
+
+def _recorded(demand: Demand, name: str, trace: Trace) -> Demand:
+    """Those of its requests that name the model; all, where none names any."""
+    mine = trace if trace.models == ("",) else trace.of_model(name)
+    if len(mine) < FEWEST or not mine.rate:
+        of = "" if trace.models == ("",) else f" for {name} (it has {', '.join(trace.models[:5])})"
+        message = f"{demand.trace} has {len(mine)} requests{of}: a rate needs {FEWEST}, at different times"
+        raise InvalidInputError.of("FT2201", message, hint="a longer trace, or `rate`, `input` and `output`")
+    statistics = {"rate": Rate(mine.rate), "input": _length(mine.prompt), "output": _length(mine.output)}
+    return demand.model_copy(update=statistics)
+
+
+def _length(tokens: Ints) -> Length:
+    most = max(1, int(tokens.max()))
+    mean = min(max(1, round(float(tokens.mean()))), most)
+    return Length(mean=Tokens(mean), sd=Tokens(round(float(tokens.std()))), max=Tokens(most))

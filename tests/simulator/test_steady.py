@@ -1,0 +1,61 @@
+"""The steady state: that warm-up does not count, and that it goes on until it can tell."""
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fabrictool.domain.blueprint import Slo
+from fabrictool.routing.policies import routing_policy
+from fabrictool.simulator.deployment import declared_stream, of_model
+from fabrictool.simulator.fleet import simulate
+from fabrictool.simulator.slo import criteria
+from fabrictool.simulator.steady import ShareEstimate, _estimate, steady_state
+from tests.simulator.fabrics import ACCELERATED, TWO_MODELS, loaded, replica
+
+
+def policy():
+    return routing_policy("least-loaded", random.Random(0))
+
+
+@pytest.fixture
+def llama(tmp_path):
+    there = loaded(tmp_path, TWO_MODELS, ACCELERATED)
+    return of_model("llama", there.blueprint, there.inventory, [replica("llama/0", there.inventory)], [])
+
+
+def test_the_filling_of_an_empty_fleet_does_not_count(llama):
+    """Near its capacity, the first requests of a fleet are its best ones."""
+    busy = replace(llama, rate=41.0)
+    wanted = criteria(Slo(e2e_p95="100 s"))
+    seen = steady_state(busy, wanted, policy, most=5400, seed=0)
+    first = simulate(busy.specs, declared_stream(busy, 400, 0), policy())
+    assert seen.e2e[0] > 1.1 * float(np.nanmean(first.e2e))
+
+
+def test_it_goes_on_until_the_interval_clears_the_target(llama):
+    easy = steady_state(llama, criteria(Slo(e2e_p95="60 s")), policy, most=20_000, seed=0)
+    middle = easy.e2e[1]
+    hard = steady_state(llama, criteria(Slo(e2e_p95=f"{middle:.3f} s")), policy, most=5400, seed=0)
+    assert easy.clear
+    assert easy.requests < 600 < hard.requests
+    assert all(estimate.low <= estimate.share <= estimate.high for estimate in (*easy.estimates, *hard.estimates))
+
+
+def test_little_s_law_holds(llama):
+    seen = steady_state(llama, criteria(Slo(e2e_p95="60 s")), policy, most=600, seed=0)
+    assert seen.in_system == pytest.approx(10.0 * seen.e2e[0], rel=0.15)
+
+
+def test_intervals_hold_what_they_promise():
+    """Of shares that are estimated from correlated batches, about nineteen of twenty intervals hold the true one."""
+    (wanted, _) = criteria(Slo(e2e_p95="1 s"))
+    rng, inside = np.random.default_rng(0), 0
+    for _ in range(200):
+        calm = np.repeat(rng.random(60) < 0.9, 20)  # twenty requests after each other share their luck
+        found = _estimate(wanted, calm)
+        inside += found.low <= 0.9 <= found.high
+    assert inside >= 180
+    assert not ShareEstimate(wanted, 0.96, 0.94, 0.98).clear
+    assert ShareEstimate(wanted, 0.97, 0.951, 0.98).clear
