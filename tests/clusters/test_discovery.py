@@ -223,7 +223,7 @@ def test_without_options_a_cluster_is_one_of_the_blueprint_that_is_meant(tmp_pat
     assert (target.cluster, dict(target.login)["host"]) == ("a", host)
 
 
-def test_trust_host_takes_a_clusters_name(tmp_path, monkeypatch, capsys):
+def test_trust_host_takes_a_clusters_name(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr("fabrictool.clusters.connections.hostkeys.shown_keys", lambda end: asked.append(end) or [])
     (tmp_path / "inventory.yaml").write_text(

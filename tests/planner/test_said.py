@@ -21,7 +21,9 @@ from tests.gitops.plans import replica as placed
 from tests.planner.fabrics import situation, solved
 from tests.planner.test_exact import option, pool, problem
 
-OUTPUT = PlanOutput(None, None, chart=False, plot=None, explain=False, verbosity=0, as_json=False, detailed=False, assume=False)
+OUTPUT = PlanOutput(
+    None, None, chart=False, plot=None, explain=False, verbosity=0, as_json=False, detailed=False, assume=False
+)
 
 
 def test_the_next_step_is_none_that_apply_refuses(capsys):
