@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -30,9 +31,9 @@ def render(plan: Plan, observed: Observed, *, verbosity: int = 0, explain: bool 
         lines.append("! each cluster is supposed to be there, and empty: this plan cannot be applied")
     for name, facts in sorted(observed.clusters.items()):
         if not facts.known:
-            lines.append(f"! {name} is unknown: {facts.reason}")
+            lines += _wrapped(f"! {name} is unknown: {facts.reason}")
             lines.append("  nothing on it will be touched")
-    lines += [f"! {warning}" for warning in plan.warnings]
+    lines += [line for warning in plan.warnings for line in _wrapped(f"! {warning}")]
     lines.append("")
     lines += action_lines(plan, verbosity)
     lines += ["", *_forecast_lines(plan)]
@@ -77,6 +78,12 @@ def action_lines(plan: Plan, verbosity: int) -> list[str]:
     return lines or ["  nothing is running and nothing is requested"]
 
 
+def _wrapped(text: str) -> list[str]:
+    """A sentence on as many lines as a terminal needs; a file has no edge."""
+    edge = terminal_columns()
+    return [text] if edge is None else textwrap.wrap(text, edge, subsequent_indent="  ", break_long_words=False)
+
+
 def _within(head: str, summary: str, edge: int | None) -> list[str]:
     """On one line, or on two where a terminal is too narrow; a file has no edge."""
     whole = f"{head}  {summary}"
@@ -102,7 +109,12 @@ def _forecast_lines(plan: Plan) -> list[str]:
     forecast = plan.forecast
     headings = ("forecast", "TTFT p95 (band)", "TPOT p95 (band)", "load", "SLO (replayed)")
     lines = table(headings, [_model_cells(model) for model in forecast.models]).splitlines()
-    lines += [f"  ▲ {model.model}: {text}" for model in forecast.models for text in complaints(model)]
+    lines += [
+        line
+        for model in forecast.models
+        for text in complaints(model)
+        for line in _wrapped(f"  ▲ {model.model}: {text}")
+    ]
     cost = f"{forecast.cost_per_hour:.2f} {forecast.currency}/h" if forecast.currency else "no prices in the inventory"
     power = f"{forecast.power_w:.0f} W" if forecast.power_w else "no power figures"
     lines.append(f"cost {cost}   power {power}")
