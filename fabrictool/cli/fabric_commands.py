@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +16,7 @@ from fabrictool.cli.options import (
     PolicyOption,
     ScenarioOption,
     YesOption,
+    seconds,
 )
 from fabrictool.cli.source import Source
 
@@ -49,7 +49,12 @@ def plan(
     ] = "exact",
     time_limit: Annotated[
         float,
-        typer.Option(min=0.1, max=86400, help="About how many seconds of work each stage of the solver may take."),
+        typer.Option(
+            parser=seconds(0.1, 86400),
+            metavar="DURATION",
+            show_default="60s",
+            help="How much work each stage of the solver may take.",
+        ),
     ] = 60.0,
     verbose: Annotated[int, typer.Option("--verbose", "-v", count=True, help="More: -v fields, -vv operations.")] = 0,
     chart: Annotated[bool, typer.Option(help="Draw who gets which devices in the terminal.")] = False,
@@ -109,8 +114,6 @@ def plan(
 
     _refuse("--observed, --root and --max-age need --offline", (observed_file or root or max_age) and not offline)
     _refuse("either --offline or --assume-empty", offline and assume_empty)
-    if math.isnan(time_limit):
-        raise typer.BadParameter("nan is not a number of seconds", param_hint="--time-limit")
     source = Source(blueprint, inventory, overlay, scenario, planned=not what_if)
     if what_if:
         _refuse(
@@ -154,7 +157,13 @@ def apply(
         bool, typer.Option("--wait/--no-wait", help="Wait for jobs in their queues, or end once they are submitted.")
     ] = True,
     queue_wait: Annotated[
-        float, typer.Option(min=0, max=86400 * 7, help="Seconds to wait for a job in its queue.")
+        float,
+        typer.Option(
+            parser=seconds(0, 7 * 86400),
+            metavar="DURATION",
+            show_default="15m",
+            help="How long to wait for a job in its queue.",
+        ),
     ] = 900.0,
     policy: PolicyOption = None,
     reviewed: Annotated[
@@ -200,7 +209,12 @@ def reconcile(
     blueprint: BlueprintOption = None,
     inventory: InventoryOption = None,
     watch: Annotated[bool, typer.Option("--watch/--once", help="Look again and again until Ctrl-C, or once.")] = False,
-    interval: Annotated[float, typer.Option(min=1, max=86400, help="Seconds between two looks of --watch.")] = 60.0,
+    interval: Annotated[
+        float,
+        typer.Option(
+            parser=seconds(1, 86400), metavar="DURATION", show_default="60s", help="Time between two looks of --watch."
+        ),
+    ] = 60.0,
     dry_run: Annotated[bool, typer.Option(help="Say what has drifted and what would heal it; change nothing.")] = False,
     prune: Annotated[bool, typer.Option(help="Stop units of this fabric that nobody asked for, too.")] = False,
     max_delete: Annotated[int, typer.Option(min=0, help="Stop no more units than this in one look.")] = 1,
@@ -272,7 +286,10 @@ def top(
     blueprint: BlueprintOption = None,
     inventory: InventoryOption = None,
     key: KeyOption = "",
-    interval: Annotated[float, typer.Option(min=0.2, max=60, help="Seconds between two looks.")] = 1.0,
+    interval: Annotated[
+        float,
+        typer.Option(parser=seconds(0.2, 60), metavar="DURATION", show_default="1s", help="Time between two looks."),
+    ] = 1.0,
 ) -> None:
     """Live status in the terminal; read-only."""
     from fabrictool.cli.live import LiveStatus, key_of

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fabrictool.cli.options import BlueprintOption, InventoryOption, JsonOption
+from fabrictool.cli.options import BlueprintOption, InventoryOption, JsonOption, seconds
 from fabrictool.cli.source import Source
 
 if TYPE_CHECKING:
@@ -49,7 +49,15 @@ def doctor(
     ] = False,
     no_jobs: Annotated[bool, typer.Option("--no-jobs", help="Submit no short job to a cluster.")] = False,
     partition: Annotated[str, typer.Option(help="Where the job runs; default: one with an idle node.")] = "",
-    wait: Annotated[float, typer.Option(min=1, max=86400, help="Seconds that the job may wait in its queue.")] = 60.0,
+    wait: Annotated[
+        float,
+        typer.Option(
+            parser=seconds(1, 86400),
+            metavar="DURATION",
+            show_default="60s",
+            help="How long its job may wait in the queue.",
+        ),
+    ] = 60.0,
     blueprint: BlueprintOption = None,
     inventory: InventoryOption = None,
     as_json: JsonOption = False,

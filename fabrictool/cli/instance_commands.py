@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fabrictool.cli.options import JsonOption
+from fabrictool.cli.options import JsonOption, seconds
 
 
 class Kind(StrEnum):
@@ -31,7 +31,12 @@ def instance(
         typer.Option(help="exact: any share of a bucket on any GPU type; sliced: whole slices, as Mélange has it."),
     ] = Kind.exact,
     seed: Annotated[int, typer.Option(min=0, help="The solver's seed.")] = 0,
-    time_limit: Annotated[float, typer.Option(min=0.1, max=86400, help="Seconds for the solver.")] = 60.0,
+    time_limit: Annotated[
+        float,
+        typer.Option(
+            parser=seconds(0.1, 86400), metavar="DURATION", show_default="60s", help="How long the solver may work."
+        ),
+    ] = 60.0,
     as_json: JsonOption = False,
 ) -> int:
     """Solve a published planning problem: which GPUs serve a workload at the lowest price."""

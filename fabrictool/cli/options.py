@@ -3,9 +3,33 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def seconds(least: float, most: float) -> Callable[[Any], float]:
+    """Reads a duration as blueprints write it, ``60s`` or ``15m``; a number alone is seconds."""
+
+    def parse(value: Any) -> float:
+        from fabrictool.base.units import Duration, UnitError
+
+        try:
+            number = float(value)
+        except ValueError:
+            try:
+                number = float(Duration.parse(str(value)))
+            except UnitError as error:
+                raise typer.BadParameter(f"{error.message}: {error.hint}") from error
+        if not least <= number <= most:  # nan, too, is in no range
+            raise typer.BadParameter(f"{value} is not between {Duration(least)} and {Duration(most)}")
+        return number
+
+    return parse
+
 
 BlueprintOption = Annotated[
     Path | None,
