@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 FIRST, GROWTH = 600, 3
 """Requests of the first run, and how many times as many the next one has."""
+MARGIN = 1.1
+"""Of a run that was too short to be full: so much longer than it had to be is the next, as stays grow as it fills."""
 BATCHES = 16
 T_95 = 2.131
 """Of Student's distribution, for the 95 % interval of so many batches' mean."""
@@ -93,14 +95,16 @@ def steady_state(
     count = min(FIRST, most)
     while True:
         outcome = simulate(simulation.specs, declared_stream(simulation, count, seed), policy())
-        state, warm = _seen(outcome, wanted, len(simulation.specs))
-        if (state.clear and warm) or count >= most:
+        state, filled = _seen(outcome, wanted, len(simulation.specs))
+        # While it fills a fleet is better than later: what misses then will miss.
+        missed = any(estimate.clear and not estimate.met for estimate in state.estimates)
+        if missed or (state.clear and filled <= 1.0) or count >= most:
             return state
-        count = min(GROWTH * count, most)
+        count = min(math.ceil(MARGIN * filled * count) if filled > 1.0 else GROWTH * count, most)
 
 
-def _seen(outcome: Outcome, wanted: Sequence[Criterion], replicas: int) -> tuple[SteadyState, bool]:
-    """What the middle of a run shows, and whether the run was long enough to have one."""
+def _seen(outcome: Outcome, wanted: Sequence[Criterion], replicas: int) -> tuple[SteadyState, float]:
+    """What the middle of a run shows, and how many times as long it would have to be to have a middle."""
     arrival = outcome.arrival - outcome.arrival[0]
     span = max(float(arrival[-1]), 1e-9)
     stay = float(np.nanmean(outcome.e2e)) if np.isfinite(outcome.e2e).any() else math.inf
@@ -120,7 +124,7 @@ def _seen(outcome: Outcome, wanted: Sequence[Criterion], replicas: int) -> tuple
         **{name: _mean_and_p95(values) for name, values in metrics.items()},
         attained=tuple(float(all_kept[where == r].mean()) if (where == r).any() else math.nan for r in range(replicas)),
     )
-    return state, begin <= LONGEST_WARM_UP * span
+    return state, min(begin / (LONGEST_WARM_UP * span), float(GROWTH))
 
 
 def _kept(target: LatencyTarget, metrics: dict[str, Any], finished: Bools) -> Bools:

@@ -98,6 +98,12 @@ def test_the_table_has_a_line_an_expression(fabric, capsys):
     assert lines[-1].startswith("  ▲ replicas.m.min=20: ")
 
 
+def test_an_infeasible_base_is_an_exit_code(fabric, capsys):
+    fabric.write_text(fabric.read_text().replace("replicas: {min: 1, max: 40}", "replicas: {min: 40, max: 40}"))
+    assert main(["plan", "-b", str(fabric), "--what-if", "rate.*=2", "--executor", "here"]) == 3
+    assert "infeasible" in capsys.readouterr().out.splitlines()[1]
+
+
 def test_it_changes_nothing(fabric, tmp_path):
     before = sorted(path for path in tmp_path.rglob("*"))
     assert main(["plan", "-b", str(fabric), "--what-if", "rate.*=2"]) == 0

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from fabrictool.domain.plan import spec_digest
-from fabrictool.domain.specs import decode_spec, encode_spec
+from fabrictool.domain.specs import decode_spec, encode_spec, weight_key
 from fabrictool.domain.state import Placed, State
 
 AGENT = (
@@ -33,3 +33,11 @@ def test_a_state_of_the_first_release_is_read():
     state = msgspec.json.decode(written, type=State)
     assert state.units == {"replica/m/0": Placed(cluster="c", partition="gpu", operation="o")}
     assert msgspec.to_builtins(state)["units"]["replica/m/0"]["node"] == "gpu"
+
+
+def test_weights_are_written_only_where_there_are_some():
+    spec = decode_spec(GATEWAY)
+    assert spec.routing_weights == {}
+    weighed = msgspec.structs.replace(spec, weights={weight_key("m", "c", "gpu", 2): 0.25})
+    assert decode_spec(encode_spec(weighed)) == weighed
+    assert spec_digest(weighed) != spec_digest(spec)

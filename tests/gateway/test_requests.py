@@ -7,9 +7,12 @@ import aiohttp
 import openai
 import pytest
 
+from fabrictool.domain.specs import weight_key
 from fabrictool.gateway.directory import Directory, RoutingTarget, StaticNode
 from fabrictool.gateway.exchange import CompletionRequest, Exchange, RoutingRules
 from fabrictool.gateway.metrics import GatewayMetrics
+from fabrictool.mesh.records import Lifecycle, NodeBody, ServiceBody
+from fabrictool.mesh.registry import Serving
 from fabrictool.routing.candidates import TrustPolicy
 from fabrictool.routing.policies import RoundRobinPolicy
 from tests.gateway.conftest import until
@@ -325,3 +328,22 @@ async def test_a_model_that_may_come_is_503_with_a_time_to_try_again(bed, path):
     assert (await ask("never")).status == 503
     bed.clock.advance(2)
     assert (await ask("never")).status == 404
+
+
+async def test_the_plans_weights_reach_the_directory():
+    """By what is alike, so that one replica more of a kind needs no other gateway."""
+
+    def serving(number, partition, tp):
+        node = NodeBody(
+            federation="f", session=bytes([number]) * 16, lifecycle=Lifecycle.SERVING, version=1, role="agent",
+            fabric="f", provider="alpha", site="s", cluster="c", node=partition,
+        )  # fmt: skip
+        service = ServiceBody(
+            federation="f", session=node.session, service=b"e" * 16, lifecycle=Lifecycle.SERVING, version=1,
+            replica=f"m/{number}", model="m", engine="vllm", tp=tp,
+        )  # fmt: skip
+        return Serving(node, service)
+
+    directory = Directory({weight_key("m", "c", "old", 2): 0.25})
+    directory.follow([serving(0, "old", 2), serving(1, "old", 1), serving(2, "new", 2)], None, 0.0)
+    assert {target.replica: target.weight for target in directory} == {"m/0": 0.25, "m/1": 1.0, "m/2": 1.0}

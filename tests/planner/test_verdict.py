@@ -11,9 +11,9 @@ from fabrictool.domain.observed import ClusterFacts
 from fabrictool.domain.plan import Placement, ReplicaPlacement
 from fabrictool.domain.specs import AgentSpec, GatewaySpec, weight_key
 from fabrictool.domain.state import State
+from fabrictool.planner import plan as planning
 from fabrictool.planner.assign import assign
 from fabrictool.planner.build import build_problem
-from fabrictool.planner.judged import Lesson, taught
 from fabrictool.planner.plan import PlanOptions, plan
 from fabrictool.planner.replay import replay
 from fabrictool.planner.solvers.appraisal import settled
@@ -160,17 +160,22 @@ def test_more_is_asked_where_attain_is_above_the_percentiles(tmp_path):
     assert shares == {"90%": [0.95, 0.9], "99%": [0.95, 0.99]}
 
 
-def test_what_the_replay_misses_is_planned_otherwise(tmp_path):
-    """Wide lengths: the closed form thinks that one replica is enough; what may be added is added."""
+def test_what_the_replay_misses_is_planned_otherwise(tmp_path, monkeypatch):
+    """Wide lengths: the closed form thinks that one replica is enough. What may be added is added."""
     spare = INVENTORY.replace("devices_per_node: 2, nodes: 1", "devices_per_node: 2, nodes: 4")
-    loaded = fabric(tmp_path, inventory=spare)
-    problem, solution = solved(loaded)
-    kinds = {problem.options[i].kind: rate for i, rate in solution.loads.items()}
-    lessons = tuple(Lesson(kind, 0.5 * rate, 0.1) for kind, rate in kinds.items())
-    again = taught(problem, lessons)
-    *_, other = ExactSolver().solve(again, deadline_s=10, seed=0)
-    cost = {name: {s.name: s.objective for s in one.stages}["cost"] for name, one in (("a", solution), ("b", other))}
-    assert cost["b"] > cost["a"], "what misses at a load is given less of it"
+    loaded = fabric(
+        tmp_path, rate=4, slo="slo: {ttft_p95: 700ms}", length="{mean: 2000 tok, sd: 1500 tok}", inventory=spare
+    )
+    lines = {}
+    for rounds in (0, planning.ROUNDS):
+        monkeypatch.setattr(planning, "ROUNDS", rounds)
+        made = planned(loaded)
+        (lines[bool(rounds)],) = made.forecast.models
+    assert (lines[False].slo, lines[False].overruled, lines[False].replicas) == ("misses", "meets", 1)
+    assert lines[False].why.startswith("there is room in fast/gpu")
+    assert (lines[True].slo, lines[True].judge, lines[True].why) == ("meets", "replay", "")
+    assert lines[True].replicas > 1
+    assert any("misses the SLO at 4 req/s in the replay" in reason for reason in made.reasons)
 
 
 def test_a_model_that_misses_says_why_nothing_more_was_done(tmp_path):

@@ -1,5 +1,6 @@
 """Candidate filter and pick policies."""
 
+import itertools
 import random
 from collections import Counter
 from dataclasses import dataclass
@@ -73,6 +74,22 @@ def test_random_follows_weights():
     chosen = routing_policy("random", random.Random(3))
     counts = Counter(id(chosen.pick([light, heavy])) for _ in range(1000))
     assert 850 < counts[id(heavy)] < 950
+
+
+def test_round_robin_follows_weights_and_spreads_the_turns():
+    light, heavy = FakeReplica(weight=1.0), FakeReplica(weight=9.0)
+    chosen = routing_policy("round-robin", random.Random(3))
+    picked = [chosen.pick([light, heavy]) is light for _ in range(1000)]
+    assert 95 <= sum(picked) <= 105
+    assert not any(early and late for early, late in itertools.pairwise(picked)), "never twice in a row"
+
+
+def test_of_idle_replicas_least_loaded_takes_the_heaviest():
+    light, heavy = FakeReplica(weight=0.2), FakeReplica(weight=1.0)
+    chosen = routing_policy("least-loaded", random.Random(3))
+    assert all(chosen.pick([light, heavy]) is heavy for _ in range(50))
+    heavy.load = 5.0
+    assert chosen.pick([light, heavy]) is light, "what is too much for it goes to the other"
 
 
 def test_an_unknown_policy_is_an_error():
