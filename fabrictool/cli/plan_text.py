@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -30,14 +31,14 @@ def render(plan: Plan, observed: Observed, *, verbosity: int = 0, explain: bool 
         lines.append("! each cluster is supposed to be there, and empty: this plan cannot be applied")
     for name, facts in sorted(observed.clusters.items()):
         if not facts.known:
-            lines.append(f"! {name} is unknown: {facts.reason}")
+            lines += folded(f"! {name} is unknown: {facts.reason}")
             lines.append("  nothing on it will be touched")
-    lines += [f"! {warning}" for warning in plan.warnings]
+    lines += [line for warning in plan.warnings for line in folded(f"! {warning}")]
     lines.append("")
     lines += action_lines(plan, verbosity)
     lines += ["", *_forecast_lines(plan)]
     if explain:
-        lines += ["", "Why:", *[f"  · {reason}" for reason in plan.reasons]]
+        lines += ["", "Why:", *[line for reason in plan.reasons for line in folded(f"  · {reason}", "    ")]]
     lines += ["", _verdict(plan)]
     return "\n".join(lines)
 
@@ -75,6 +76,16 @@ def action_lines(plan: Plan, verbosity: int) -> list[str]:
     if kept:
         lines.append(f"  = keep    {kept} unit{'s' if kept > 1 else ''}   (show: -v)")
     return lines or ["  nothing is running and nothing is requested"]
+
+
+def folded(sentence: str, indent: str = "  ") -> list[str]:
+    """Over several lines between words, on a terminal; a file has no edge."""
+    edge = terminal_columns()
+    if edge is None or len(sentence) <= edge:
+        return [sentence]
+    return textwrap.wrap(
+        sentence, edge, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False, drop_whitespace=True
+    )
 
 
 def _within(head: str, summary: str, edge: int | None) -> list[str]:
