@@ -203,7 +203,11 @@ class BlueprintCheck(ReferenceCheck):
         if gateway.listen == gateway.mesh and gateway.listen.port != 0:
             message = f"clients and agents cannot share {gateway.mesh}"
             self.say("FT1231", (*path, "mesh"), message, "give the mesh listener another port")
-        if known:
+        if known and self._inventory.clusters[gateway.cluster].queues:
+            message = f"a gateway cannot be a job of {gateway.cluster}: its address would change with every start"
+            hint = "describe a host that stays, such as the login node, as a cluster of kind `ssh`, and name that"
+            self.say("FT1234", (*path, "cluster"), message, hint)
+        elif known:
             self._mesh(path, gateway)
         if not self._blueprint.tenants:
             hint = "add `tenants: {me: {group: …, key: secret://env/NAME}}`"
@@ -216,7 +220,7 @@ class BlueprintCheck(ReferenceCheck):
         home = self._inventory.clusters[gateway.cluster]
         # A plain host and this machine have all of their units on one machine; nodes of a scheduler are many.
         away = sorted(name for name in self._enabled if name != gateway.cluster and not self._both_here(name, home))
-        if home.queues or home.kind == "kubernetes":
+        if home.kind == "kubernetes":
             away = [gateway.cluster, *away]
         if away:
             message = f"agents on {choices(away)} cannot reach {gateway.mesh}: there it is their own machine"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from fabrictool.applier.checks import unstartable
+from fabrictool.base.errors import UnreachableError
 from fabrictool.cli.output import data, json_text, print_problems, say
 from fabrictool.cli.plan_text import as_document, render
 from fabrictool.cli.planning import plan_assumed, plan_offline, plan_online, say_what_is_missing
@@ -73,7 +74,12 @@ def _planned(source: Source, bundle: BundleFile | None, options: PlanOptions, *,
     if bundle is not None:
         return plan_offline(source, bundle, options)
     with source.fabric() as fabric:
-        return plan_online(source, fabric, options)
+        try:
+            return plan_online(source, fabric, options)
+        except UnreachableError as error:
+            *others, last = error.problems
+            hint = f"{last.hint or 'try again'}; `fabrictool plan --assume-empty` plans without a cluster"
+            raise UnreachableError([*others, replace(last, hint=hint)]) from error
 
 
 def _ending(plan: Plan, verdicts: list[RuleVerdict], output: PlanOutput, *, offline: bool) -> int:

@@ -31,14 +31,14 @@ def render(plan: Plan, observed: Observed, *, verbosity: int = 0, explain: bool 
         lines.append("! each cluster is supposed to be there, and empty: this plan cannot be applied")
     for name, facts in sorted(observed.clusters.items()):
         if not facts.known:
-            lines += _wrapped(f"! {name} is unknown: {facts.reason}")
+            lines += folded(f"! {name} is unknown: {facts.reason}")
             lines.append("  nothing on it will be touched")
-    lines += [line for warning in plan.warnings for line in _wrapped(f"! {warning}")]
+    lines += [line for warning in plan.warnings for line in folded(f"! {warning}")]
     lines.append("")
     lines += action_lines(plan, verbosity)
     lines += ["", *_forecast_lines(plan)]
     if explain:
-        lines += ["", "Why:", *[f"  · {reason}" for reason in plan.reasons]]
+        lines += ["", "Why:", *[line for reason in plan.reasons for line in folded(f"  · {reason}", "    ")]]
     lines += ["", _verdict(plan)]
     return "\n".join(lines)
 
@@ -78,10 +78,14 @@ def action_lines(plan: Plan, verbosity: int) -> list[str]:
     return lines or ["  nothing is running and nothing is requested"]
 
 
-def _wrapped(text: str) -> list[str]:
-    """A sentence on as many lines as a terminal needs; a file has no edge."""
+def folded(sentence: str, indent: str = "  ") -> list[str]:
+    """Over several lines between words, on a terminal; a file has no edge."""
     edge = terminal_columns()
-    return [text] if edge is None else textwrap.wrap(text, edge, subsequent_indent="  ", break_long_words=False)
+    if edge is None or len(sentence) <= edge:
+        return [sentence]
+    return textwrap.wrap(
+        sentence, edge, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False, drop_whitespace=True
+    )
 
 
 def _within(head: str, summary: str, edge: int | None) -> list[str]:
@@ -110,10 +114,7 @@ def _forecast_lines(plan: Plan) -> list[str]:
     headings = ("forecast", "TTFT p95 (band)", "TPOT p95 (band)", "load", "SLO (replayed)")
     lines = table(headings, [_model_cells(model) for model in forecast.models]).splitlines()
     lines += [
-        line
-        for model in forecast.models
-        for text in complaints(model)
-        for line in _wrapped(f"  ▲ {model.model}: {text}")
+        line for model in forecast.models for text in complaints(model) for line in folded(f"  ▲ {model.model}: {text}")
     ]
     cost = f"{forecast.cost_per_hour:.2f} {forecast.currency}/h" if forecast.currency else "no prices in the inventory"
     power = f"{forecast.power_w:.0f} W" if forecast.power_w else "no power figures"

@@ -24,7 +24,7 @@ fabric: large
 defaults: {engine: vllm, trust: [alpha, beta]}
 trust: {groups: {all: {allow: [alpha, beta]}}}
 tenants: {me: {group: all, key: secret://env/KEY}}
-gateway: {cluster: alpha-gpu, listen: 127.0.0.1:8011, mesh: 10.0.0.12:8012}
+gateway: {cluster: alpha-box, listen: 127.0.0.1:8011, mesh: 10.0.0.12:8012}
 models:
 """
 MODEL = """\

@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 
 import pytest
 
@@ -224,3 +225,45 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_search(fabric, t
     said = capsys.readouterr().err
     assert f"there is no folder {tmp_path / 'no/such'}" in said
     assert "FABRICTOOL_STATE_DIR" not in said
+
+
+REMOTE = """\
+  {name}:
+    site: s
+    kind: ssh
+    login: [{{host: 127.0.0.1, port: 1, user: me, identity: {key}, host_keys: [{pin}]}}]
+    partitions: {{gpu: {{device: h100-sxm, nodes: 1}}}}
+"""
+HERE = """\
+  here:
+    site: s
+    kind: local
+    partitions: {cpu: {device: cpu, nodes: 1, memory_per_node: 1GiB}}
+    software: {engines: {reference: {}}}
+"""
+PIN = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIPZ3Ji9n8TxA+0hSHSy7gP0mVYQp9mP5pm1VF3DuIyfS"
+
+
+@pytest.mark.parametrize(("more", "code"), [("", 69), (HERE, 3)])
+def test_what_does_not_answer_is_said_before_what_follows_from_it(tmp_path, monkeypatch, capsys, more, code):
+    """With nothing else than that cluster, nothing else is said."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FABRICTOOL_STATE_DIR", str(tmp_path / "state"))
+    key = tmp_path / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
+    clusters = REMOTE.format(name="away", key=key, pin=PIN) + more
+    head = "apiVersion: fabrictool/v1\nkind: {}\n"
+    (tmp_path / "inventory.yaml").write_text(
+        head.format("Inventory") + f"providers: {{p: {{}}}}\nsites: {{s: {{provider: p}}}}\nclusters:\n{clusters}"
+    )
+    (tmp_path / "blueprint.yaml").write_text(
+        head.format("Blueprint") + "fabric: f\ninventory: inventory.yaml\n"
+        "models: {m: {source: hf://meta-llama/Llama-3.1-8B-Instruct}}\n"
+    )
+    assert main(["plan", "--json"]) == code
+    problems = json.loads(capsys.readouterr().out)["problems"]
+    assert problems[0]["code"] == "FT2005"
+    assert problems[0]["message"].endswith("127.0.0.1:1 cannot be reached: connection refused")
+    assert (len(problems) == 1) == (not more)
+    if not more:
+        assert "--assume-empty" in problems[0]["hint"]

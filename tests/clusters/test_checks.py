@@ -5,13 +5,14 @@ tests/bed/test_site.py has it on two Slurm clusters.
 
 import getpass
 import json
+import subprocess
 import sys
 
 import pytest
 
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.cli.main import main
-from fabrictool.clusters.checks import login, node
+from fabrictool.clusters.checks import login, node, site
 from fabrictool.clusters.checks.certificates import check_certificates
 from fabrictool.clusters.schedulers.protocol import Job, SchedulerFacts
 from fabrictool.clusters.schedulers.slurm import Slurm
@@ -364,3 +365,28 @@ def test_plan_refuses_before_it_looks_at_any_cluster(tmp_path, monkeypatch, caps
     assert main(["plan", "-b", str(tmp_path / "blueprint.yaml")]) == 1
     assert "cluster/alps: error[FT5307]: alps: " in capsys.readouterr().err
     assert not (tmp_path / "state").exists()
+
+
+def test_engines_are_looked_for_on_the_cluster_where_the_inventory_says_they_are(tmp_path):
+    """The command runs in a real shell, of this machine."""
+    (tmp_path / "vllm/bin").mkdir(parents=True)
+    (tmp_path / "vllm/bin/python").touch()
+    image = str(tmp_path / "sglang image.sqsh")
+
+    def described(engines):
+        fields = {"site": "s", "kind": "slurm", "partitions": {"gpu": {"device": "h100-sxm", "nodes": 1}}}
+        return ClusterSpec.model_validate({**fields, "software": {"engines": engines}}, strict=False)
+
+    class Shell:
+        def run(self, argv):
+            return subprocess.run(argv, capture_output=True, check=True)
+
+    engines = {
+        "vllm": {"venv": str(tmp_path / "vllm")}, "sglang": {"container": image}, "llama.cpp": {"module": "llama/1"},
+        "reference": {}, "deepspeed": {"container": "registry.example.org/x:1"},
+    }  # fmt: skip
+    checks = {check.name: check for check in site.engine_checks(described(engines), Shell())}
+    assert [name for name, check in checks.items() if not check.good] == ["engine sglang"]
+    assert f"there is no {image}" in checks["engine sglang"].text
+    assert "only a job can load it" in checks["engine llama.cpp"].text
+    assert checks["engine reference"].text == "in the agents' Python"

@@ -35,6 +35,7 @@ def test_an_example_is_valid_and_planned_offline(name, tmp_path, capsys):
     plan = json.loads(capsys.readouterr().out)
     kinds = {action["kind"] for action in plan["actions"]}
     assert kinds == {"create"}
+    assert plan["warnings"] == ([] if name not in WARNED else plan["warnings"][:1])
     assert all(model["served"] > 0.999 and not model["misses"] for model in plan["forecast"]["models"])
     assert not (tmp_path / "state").exists()
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from fabrictool.clusters.connections.protocol import Connection, Endpoint
     from fabrictool.clusters.schedulers.protocol import Scheduler
     from fabrictool.clusters.survey import Survey
-    from fabrictool.domain.inventory import ClusterSpec, Inventory, Login
+    from fabrictool.domain.inventory import ClusterSpec, Install, Inventory, Login
     from fabrictool.domain.specs import HostPort
 
 CHANNELS = 4
@@ -101,6 +101,7 @@ def _cluster(name: str, described: ClusterSpec, wanted: SiteCheckup, add: Callab
             if survey is None:
                 return
             add(guarded("environment", lambda: _environment(name, described, connection, survey)))
+            add(guarded("engines", lambda: engine_checks(described, connection)))
             if wanted.jobs and folder:
                 visit = _visit(name, described, survey, wanted, token, folder)
                 add(guarded("job", lambda: in_a_job(visit, described, survey, scheduler, connection, wanted.wait_s)))
@@ -223,6 +224,31 @@ def _environment(name: str, described: ClusterSpec, connection: Connection, surv
         what = f": {', '.join(bad[:3])}" if bad else ""
         return [Check("environment", False, f"release {release} is {state}{what}", hint)]
     return [Check("environment", True, f"release {release} is whole")]
+
+
+def engine_checks(described: ClusterSpec, connection: Connection) -> list[Check]:
+    """Each engine of the inventory where it says that it is: a file of the site's. What only a job can load is said."""
+    files = {engine: _file_of(install) for engine, install in described.software.engines.items()}
+    argv = ["sh", "-c", 'for p; do [ -e "$p" ] && echo "$p"; done; true', "ft-engines", *filter(None, files.values())]
+    there = set(connection.run(argv).stdout.decode(errors="replace").splitlines()) if any(files.values()) else set()
+    checks = []
+    for engine, install in described.software.engines.items():
+        label, file = f"engine {engine}", files[engine]
+        way = f"{install.ways[0]} {getattr(install, install.ways[0])}" if install.ways else "in the agents' Python"
+        if file and file not in there:
+            hint = "correct `software.engines` in the inventory, or have it installed there"
+            checks.append(Check(label, False, f"{way}: there is no {file}", hint))
+        else:
+            checks.append(Check(label, True, way if file or not install.ways else f"{way}: only a job can load it"))
+    return checks
+
+
+def _file_of(install: Install) -> str:
+    """The file that must be there; "" where none is named, as for a module or an image in a registry."""
+    if install.venv is not None:
+        return f"{install.venv}/bin/python"
+    container = install.container if install.container is not None and install.container.startswith("/") else None
+    return install.path or container or ""
 
 
 def _visit(name: str, described: ClusterSpec, survey: Survey, wanted: SiteCheckup, token: str, folder: str) -> Visit:

@@ -5,6 +5,7 @@ The place of each is ``host/NAME:PORT`` (never the user's name, which may come f
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from dataclasses import replace
@@ -31,8 +32,14 @@ def thing(endpoint: Endpoint) -> str:
 def unreachable(endpoint: Endpoint, why: str) -> FabrictoolError:
     """FT5301: refused, no route, no such name, or closed before anybody could log in."""
     hint = "check the name, the port, the jump hosts and your network; nothing on this cluster was touched"
-    message = f"{endpoint.host}:{endpoint.port} cannot be reached: {quoted(why)}"
+    message = f"{endpoint.host}:{endpoint.port} cannot be reached: {quoted(_plain(why))}"
     return UnreachableError.of("FT5301", message, thing=thing(endpoint), hint=hint, transient=True)
+
+
+def _plain(why: str) -> str:
+    """Without the number of an operating system's error and the address, which stands before it."""
+    number = re.match(r"\[Errno (\d+)\]", why)
+    return os.strerror(int(number[1])).lower() if number else why
 
 
 def no_answer(endpoint: Endpoint, what: str, seconds: float) -> FabrictoolError:
