@@ -88,11 +88,16 @@ def confirm(plan: Plan, *, yes: bool, max_delete: int | None) -> None:
     if max_delete is not None and deletions > max_delete:
         message = f"the plan deletes {deletions} units, --max-delete allows {max_delete}"
         raise PolicyDeniedError.of("FT3001", message, hint="review the plan; raise --max-delete if it is right")
+    ask(f"{len(plan.changes)} changes to fabric {plan.fabric}. Carry them out?", yes=yes, first="review the plan first")
+
+
+def ask(question: str, *, yes: bool, first: str) -> None:
+    """A person, or ``--yes``; raises FT4007 without consent. `first`: what to do before giving it."""
     if yes:
         return
     if not sys.stdin.isatty():
-        raise UsageError.of("FT4007", "no terminal to confirm on; use --yes", hint="review the plan first")
-    say(f"{len(plan.changes)} changes to fabric {plan.fabric}. Carry them out? Only 'yes' is accepted:")
+        raise UsageError.of("FT4007", "no terminal to confirm on; use --yes", hint=first)
+    say(f"{question} Only 'yes' is accepted:")
     if input().strip() != "yes":
         raise UsageError.of("FT4007", "not confirmed; nothing was changed")
 

@@ -15,6 +15,7 @@ from fabrictool.cli import (
     help_commands,
     instance_commands,
     observe_command,
+    prune_command,
     shell_command,
     show_command,
     simulate_commands,
@@ -48,6 +49,7 @@ def build() -> typer.Typer:
         trust_commands,
         discover_command,
         bootstrap_command,
+        prune_command,
         shell_command,
         help_commands,
     ):

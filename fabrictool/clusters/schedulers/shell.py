@@ -43,6 +43,11 @@ def submit_program(scheduler: Scheduler) -> str:
     return program("submit", prelude=scheduler.prelude(), lookup=scheduler.lookup(), refused=REFUSED)
 
 
+def prune_program(scheduler: Scheduler) -> str:
+    """Finds and removes what no fabric uses; see the file."""
+    return program("prune", prelude=scheduler.prelude(), lookup=scheduler.lookup())
+
+
 def signal_program(scheduler: Scheduler, *, kill: bool) -> str:
     signal = scheduler.kill() if kill else scheduler.stop()
     return program("signal", prelude=scheduler.prelude(), signal=signal)
