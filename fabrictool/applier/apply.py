@@ -115,7 +115,9 @@ class Applier:
             if state.applied_plan == plan.id:
                 if not journal.finished:
                     journal.write("end")  # a crash came between the state and this line
-                if not unready(plan, observed):
+                there = {unit.operation for facts in observed.clusters.values() for unit in facts.units}
+                gone = [a for a in plan.changes if a.kind != "delete" and a.operation not in there]
+                if not gone and not unready(plan, observed):
                     return False
             elif journal.finished:
                 message = f"plan {plan.id[:8]} was applied before, and another plan since"
@@ -182,8 +184,6 @@ class _Run:
     def carry_out(self, observed: Observed, *, heals: bool) -> None:
         """Raises what `Applier.apply` raises."""
         self._run_waves(observed)
-        if not self._applier.interrupt.count:
-            self._run_wave([self._awaited(action) for action in unready(self._plan, observed)])
         if self._applier.interrupt.count:
             self.note("interrupted")
             raise InterruptedByUserError.of(
@@ -196,6 +196,17 @@ class _Run:
             self._forget(lambda unit: unit.address not in wanted)  # a crash came between an end and that
             self.remember(applied_plan=self._plan.id, applied_blueprint=self._plan.blueprint_digest)
         self.note("end")
+        if not heals:
+            self._wait_for_the_rest(observed)
+
+    def _wait_for_the_rest(self, observed: Observed) -> None:
+        """All is done; what was started before and does not serve yet is waited for."""
+        self._run_wave([self._awaited(action) for action in unready(self._plan, observed)])
+        if self._applier.interrupt.count:
+            hint = "all was started; run the same command again to go on waiting"
+            raise InterruptedByUserError.of("FT4103", "interrupted while it waited", hint=hint)
+        if self._problems:
+            raise AppliedInPartError(self._problems)
 
     def _run_waves(self, observed: Observed) -> None:
         failed: set[str] = set()
@@ -230,8 +241,8 @@ class _Run:
 
     def _awaited(self, action: Action) -> Course:
         """Of a unit that was started before and does not serve yet: it is only waited for."""
-        spec = self._fabric.clusters[action.cluster].spec(action.former)
-        awaited = msgspec.structs.replace(action, operation=action.former, former="", spec=spec)
+        spec = self._fabric.clusters[action.cluster].spec(_lasting(action))
+        awaited = msgspec.structs.replace(action, kind="keep", operation=_lasting(action), former="", spec=spec)
         return Course(awaited, "", "submitted", deadline=self._clock.monotonic() + self._applier.queue_wait_s)
 
     def _hold(self, action: Action) -> None:
@@ -270,7 +281,7 @@ class _Run:
         elif course.phase == "done" or (course.phase == "left-in-queue" and action.kind in ("create", "keep")):
             if action.kind == "delete":
                 self._save_end(action)
-            if course.ready is not None:
+            if course.ready is not None and action.kind != "keep":  # what was only waited for tells no time of a start
                 if action.cluster not in self._state.served_on:
                     self.remember(served_on=[*self._state.served_on, action.cluster])
                 self._save_measured(action, course.ready, course.ready_at or self._clock.wall())
@@ -348,13 +359,14 @@ class _Run:
 
 
 def unready(plan: Plan, observed: Observed) -> list[Action]:
-    """What the plan keeps and what does not serve yet."""
-    units = {unit.operation: unit for facts in observed.clusters.values() for unit in facts.units}
-    return [
-        action
-        for action in plan.actions
-        if action.kind == "keep" and action.former in units and not units[action.former].ready
-    ]
+    """Of what the plan leaves running, what was seen and did not serve."""
+    waiting = {unit.operation for facts in observed.clusters.values() for unit in facts.units if not unit.ready}
+    return [action for action in plan.actions if action.kind != "delete" and _lasting(action) in waiting]
+
+
+def _lasting(action: Action) -> str:
+    """The operation that runs when the action is done; "" for none."""
+    return action.former if action.kind == "keep" else action.operation
 
 
 def _operation(action: Action) -> str:

@@ -114,7 +114,7 @@ def failures(entries: Sequence[Entry]) -> dict[str, Failures]:
     for entry in entries:
         if entry.kind == "done":
             count.pop(entry.address, None)
-        elif entry.kind == "failed":
+        elif entry.kind == "failed" and entry.action != "keep":  # what was only waited for was not started in vain
             before = count.get(entry.address)
             count[entry.address] = Failures(1 + (before.count if before is not None else 0), entry.at)
     return count

@@ -19,7 +19,7 @@ def register(app: typer.Typer) -> None:
 def prune(
     cluster: Annotated[str, typer.Argument(help="Name of the cluster; its first login node is used.")],
     keep: Annotated[
-        int, typer.Option(min=0, max=3650, metavar="DAYS", help="Keep run folders, with their logs, for so long.")
+        int, typer.Option(min=0, max=3650, metavar="DAYS", help="Keep for so long what was changed, such as logs.")
     ] = 7,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List it, and change nothing.")] = False,
     blueprint: BlueprintOption = None,
@@ -40,21 +40,19 @@ def prune(
     login, described = login_of(inventory_read, cluster), inventory_read.clusters[cluster]
     scheduler = scheduler_of(described.kind)
     with at_keyboard(login) as connection:
-        there = leftovers(cluster, described.folder, connection, scheduler, keep_days=keep, remove=False)
-        if as_json:
-            document = {"cluster": cluster, "removed": bool(there) and not dry_run, "items": [asdict(i) for i in there]}
-        elif not there:
+        there = leftovers(cluster, described.folder, connection, scheduler, keep_days=keep)
+        if not there and not as_json:
             say(f"{cluster}: nothing is left behind")
-            return 0
-        else:
+        elif not as_json:
             rows = [[WORDS[i.kind], _mebibytes(i.octets), f"{i.days} d", i.path] for i in there]
             data(table(["WHAT", "SIZE", "UNCHANGED", f"IN {described.folder}"], rows))
         if there and not dry_run:
             ask(f"Remove these {len(there)} from {cluster}?", yes=yes, first="`--dry-run` lists them")
-            there = leftovers(cluster, described.folder, connection, scheduler, keep_days=keep, remove=True)
+            there = leftovers(cluster, described.folder, connection, scheduler, keep_days=keep, remove=there)
             say(f"{cluster}: {_mebibytes(sum(item.octets for item in there))} freed")
     if as_json:
-        json_data({"format_version": "1", "type": "leftovers", **document})
+        head = {"format_version": "1", "type": "leftovers", "cluster": cluster, "removed": not dry_run}
+        json_data(head | {"items": [asdict(item) for item in there]})
     return 0
 
 

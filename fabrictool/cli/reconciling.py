@@ -7,7 +7,13 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fabrictool.base.errors import AppliedInPartError, FabrictoolError, InterruptedByUserError
+from fabrictool.base.errors import (
+    AppliedInPartError,
+    FabrictoolError,
+    InfeasibleError,
+    InterruptedByUserError,
+    UnreachableError,
+)
 from fabrictool.cli.output import data, json_line, print_problems, say
 
 if TYPE_CHECKING:
@@ -87,7 +93,19 @@ def _look(applier: Applier, options: ReconcileOptions) -> int:
         if not isinstance(error, InterruptedByUserError):
             print_problems(error.problems)
         return 0
+    if not options.watch and (code := _unhealed(healing)):
+        return code
     return 2 if options.detailed and healing.drift else 0
+
+
+def _unhealed(healing: Healing) -> int:
+    """The exit code of what no healing mends: a cluster that does not answer, a job that cannot start, the cap."""
+    kinds = {drift.kind for drift in healing.drift}
+    if "unreachable" in kinds:
+        return UnreachableError.exit_code
+    if "stuck" in kinds:
+        return InfeasibleError.exit_code
+    return AppliedInPartError.exit_code if healing.capped else 0
 
 
 def _show(healing: Healing, options: ReconcileOptions) -> None:

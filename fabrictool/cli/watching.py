@@ -33,17 +33,23 @@ FOLLOWED_LINES = 1000
 
 def show_status(source: Source, url: str, *, as_json: bool, watch: bool, key: str = "") -> int:
     """Print one look, or look after look; returns 0 when all that runs is well."""
-    while True:
-        document, text, good = _one_url(url, key) if url else _whole_fabric(replace(source))
-        if as_json:
-            json_data(document)
-        else:
-            data(text)
-        if not watch:
-            return 0 if good else 1
-        time.sleep(WATCH_S)
-        if not as_json:
-            data("")
+    with (
+        contextlib.nullcontext(None) if url else source.fabric() as fabric
+    ):  # one for all looks: who lives shows between two
+        while True:
+            if fabric is None:
+                document, text, good = _one_url(url, key)
+            else:
+                document, text, good = _whole_fabric(fabric, replace(source).identity.digest, patient=not watch)
+            if as_json:
+                json_data(document)
+            else:
+                data(text)
+            if not watch:
+                return 0 if good else 1
+            time.sleep(WATCH_S)
+            if not as_json:
+                data("")
 
 
 def _one_url(url: str, key: str) -> tuple[dict[str, Any], str, bool]:
@@ -55,11 +61,10 @@ def _one_url(url: str, key: str) -> tuple[dict[str, Any], str, bool]:
     return {"format_version": "1", "type": "status", "document": msgspec.to_builtins(document)}, text, good
 
 
-def _whole_fabric(source: Source) -> tuple[dict[str, Any], str, bool]:
+def _whole_fabric(fabric: Fabric, blueprint_digest: str, *, patient: bool) -> tuple[dict[str, Any], str, bool]:
     from fabrictool.state.overview import overview_of
 
-    with source.fabric() as fabric:
-        overview = overview_of(fabric, source.identity.digest, now=time.time())
+    overview = overview_of(fabric, blueprint_digest, now=time.time(), patient=patient)
     units = overview.units
     lines = [f"Fabric {overview.fabric}: {sum(u['state'] == 'running' for u in units)} of {len(units)} units run"]
     lines += [f"! {problem.message}" for problem in overview.unreached]

@@ -28,6 +28,8 @@ class Pulse:
     verdict: Literal["alive", "silent", "unsure"]
     age_s: float
     """Of the last beat; of one that is not believed by its stamps, as long as we saw no other."""
+    skewed: bool = False
+    """The clocks or the stamps do not agree with each other, so its age may be wrong."""
 
 
 ALIVE = Pulse("alive", 0.0)
@@ -55,10 +57,11 @@ class Heartbeats:
         ages = [clock - stamp for clock in clocks for stamp in stamps]
         age = min((max(0.0, age) for age in ages if age >= -AHEAD_S), default=None)
         still = at - seen.since
+        skewed = max(clocks) - min(clocks) > AHEAD_S or max(stamps) - min(stamps) > AHEAD_S or age is None
         if age is not None and age <= SILENT_S:
             return Pulse("alive", age)
         if seen.changed and still <= SILENT_S:
             return Pulse("alive", still)
         if still >= LOOK_AGAIN_S:
             return Pulse("silent", max(still, age or 0.0))
-        return Pulse("unsure", still if age is None else age)
+        return Pulse("unsure", still if age is None else age, skewed)

@@ -9,11 +9,14 @@ from fabrictool.base.errors import FabrictoolError, UnreachableError
 from fabrictool.clusters.schedulers import shell
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from fabrictool.clusters.connections.protocol import Connection
     from fabrictool.clusters.schedulers.protocol import Scheduler
 
 SECONDS = 600.0
 """Counting and removing a hundred thousand small files on a parallel file system takes its time."""
+NO_SCHEDULER = 75
 LeftoverKind = Literal["run", "environment", "upload", "cache"]
 
 
@@ -30,24 +33,34 @@ class Leftover:
 
 
 def leftovers(
-    cluster: str, folder: str, connection: Connection, scheduler: Scheduler, *, keep_days: int, remove: bool
+    cluster: str,
+    folder: str,
+    connection: Connection,
+    scheduler: Scheduler,
+    *,
+    keep_days: int,
+    remove: Collection[Leftover] = (),
 ) -> list[Leftover]:
-    """What is there, or with `remove` what was: the program decides and removes in one go.
+    """What is there; with `remove`, which of these were removed: what is in use by then stays.
 
-    Run folders that are younger than `keep_days` stay: their logs may still be asked for.
+    What was changed within `keep_days` stays, too: logs of run folders may still be asked for.
 
     Raises
     ------
     FabrictoolError
-        FT5109 the scheduler does not answer, FT5407 the answer was cut.
+        FT5109 the scheduler does not answer, FT5406 something cannot be removed, FT5407 the answer was cut.
     """
-    argv = ["sh", "-c", shell.prune_program(scheduler), "ft-prune", folder, "-", "remove" if remove else "list"]
-    done = connection.run([*argv, str(keep_days)], timeout_s=SECONDS)
     thing = f"cluster/{cluster}"
-    if done.status != 0:
-        why = done.stderr.decode(errors="replace").strip()[-300:] or f"exit {done.status}"
-        message = f"nothing was removed, for the scheduler does not say which jobs live: {why}"
+    verb = "remove" if remove else "list"
+    argv = ["sh", "-c", shell.prune_program(scheduler), "ft-prune", folder, "-", verb, str(keep_days)]
+    stdin = "".join(f"{item.path}\n" for item in remove).encode()
+    done = connection.run(argv, stdin=stdin, timeout_s=SECONDS)
+    why = done.stderr.decode(errors="replace").strip()[-300:] or f"exit {done.status}"
+    if done.status == NO_SCHEDULER:
+        message = f"nothing more is removed, for the scheduler does not say which jobs live: {why}"
         raise UnreachableError.of("FT5109", message, thing=thing, transient=True)
+    if done.status != 0:
+        raise FabrictoolError.of("FT5406", f"not all of it can be removed: {why}", thing=thing)
     lines = done.stdout.decode(errors="replace").splitlines()
     if lines[-1:] != ["@end"]:
         hint = "run the command again"

@@ -10,6 +10,7 @@ import contextlib
 import getpass
 import itertools
 import math
+import os
 import re
 import socket
 import threading
@@ -28,7 +29,6 @@ from fabrictool.clusters.schedulers import shell
 from fabrictool.clusters.survey import Looker, read_survey
 from fabrictool.domain.observed import ClusterFacts, Queue
 from fabrictool.domain.plan import Outlook
-from fabrictool.domain.state import same_lineage
 from fabrictool.status.documents import decode
 
 if TYPE_CHECKING:
@@ -232,7 +232,7 @@ class RemoteCluster:
             "ft-submit",
             shell.submit_program(self._scheduler),
             sorted(folders),
-            stdin=tar(folders, _owner_files(units[0].lineage, survey)),
+            stdin=tar(folders, _owner_files(units[0].lineage)),
             timeout_s=SUBMIT_SECONDS + SUBMIT_SECONDS_EACH * len(folders),
             tries=COMMAND_TRIES,
         )
@@ -366,7 +366,7 @@ class RemoteCluster:
                 except FabrictoolError as error:
                     problems += error.problems
             late = self._clock.monotonic() - begun > RETRY_FOR_S
-            if attempt + 1 >= tries or late or not all(problem.transient for problem in problems):
+            if attempt + 1 >= tries or late or not any(problem.transient for problem in problems):
                 break
             self._pause(FIRST_PAUSE_S * 2**attempt)
         if not problems:
@@ -374,13 +374,15 @@ class RemoteCluster:
         raise UnreachableError(problems)
 
 
-def _owner_files(lineage: str, survey: Survey) -> dict[str, bytes]:
-    """What says whose fabric of this name it is; where nothing of another one is left, it is ours from now on."""
+def _owner_files(lineage: str) -> dict[str, bytes]:
+    """What says whose fabric of this name it is."""
     if not lineage:
         return {}
-    files = {".owner": f"{lineage} {getpass.getuser()}@{socket.gethostname()}\n".encode()}
-    others = any(unit.lineage and not same_lineage(unit.lineage, lineage) for unit in survey.units)
-    return files if others else files | {".takes-over": b""}
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # no entry for this number, as in some containers
+        user = str(os.getuid())
+    return {".owner": f"{lineage} {user}@{socket.gethostname()}\n".encode()}
 
 
 def skew_s(theirs: float, before: float, after: float) -> float:

@@ -172,7 +172,7 @@ def _unit(
     pulse: Pulse | None,
 ) -> ObservedUnit:
     meta, health, ending = (_object(files.get(name, "")) for name in ("meta.json", "health.json", "exit.json"))
-    state, reason = _state(files, job, number, ending, silent=pulse is None or pulse.verdict != "alive")
+    state, reason = _state(files, job, number, ending, silent=pulse is None or _over(pulse))
     pulse = pulse or ALIVE  # it never said anything: nothing can be missed
     detail = ""
     if state == "running":
@@ -211,6 +211,11 @@ def _unit(
         submitted_at=job.submitted_at if job is not None else None,
         begins_at=job.begins_at if job is not None else None,
     )
+
+
+def _over(pulse: Pulse) -> bool:
+    """Whether a unit that the scheduler does not list is dead: where clocks disagree, a second look says so."""
+    return pulse.verdict == "silent" or (pulse.verdict == "unsure" and not pulse.skewed)
 
 
 def _state(

@@ -293,7 +293,7 @@ class GatewayServer:
             registry = self._mesh.registry
             serving = registry.serving(wall=self._clock.wall())
             self.directory.follow(serving, self._mesh, self._clock.monotonic())
-            self.directory.loading = registry.loading()
+            self.directory.loading = registry.loading(set(self._mesh.neighbours))
             self._known.update(self.directory.models())
 
     async def _tick_forever(self) -> None:

@@ -29,7 +29,7 @@ from fabrictool.mesh.records import (
 from fabrictool.mesh.records import RecordError as _RecordError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Container, Iterable, Iterator
 
 BUCKETS = 256
 _MODULUS = 1 << 256
@@ -128,10 +128,11 @@ class Registry:
                 entries.append(Serving(node.body, service))
         return entries
 
-    def loading(self) -> set[str]:
-        """Models that some engine is loading."""
+    def loading(self, sessions: Container[bytes]) -> set[str]:
+        """Models that the engines of these sessions are loading."""
         bodies = [record.body for record in self._records.values()]
-        return {b.model for b in bodies if isinstance(b, ServiceBody) and b.lifecycle is Lifecycle.JOIN}
+        services = [body for body in bodies if isinstance(body, ServiceBody) and body.session in sessions]
+        return {service.model for service in services if service.lifecycle is Lifecycle.JOIN}
 
     def forget_expired(self, *, wall: float, margin: float = 3600.0 + 600.0) -> int:
         """Drop records whose session certificate ended `margin` seconds ago; they can never come back.

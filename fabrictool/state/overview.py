@@ -71,9 +71,9 @@ class Overview:
         }
 
 
-def overview_of(fabric: Fabric, blueprint_digest: str, *, now: float) -> Overview:
-    """Look at the fabric, whose blueprint has that digest now; `now` in wall seconds."""
-    evidence = fabric.gather(now=now, patient=False)
+def overview_of(fabric: Fabric, blueprint_digest: str, *, now: float, patient: bool = True) -> Overview:
+    """Look at the fabric, whose blueprint has that digest now; `now` in wall seconds, `patient` as in `gather`."""
+    evidence = fabric.gather(now=now, patient=patient)
     observed, applied = evidence.observed, evidence.state.applied_units
     drift = [drift.text for drift in drift_of(evidence, successions(evidence, now)) if drift.kind != "unreachable"]
     if evidence.state.applied_blueprint not in ("", blueprint_digest):

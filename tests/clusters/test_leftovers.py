@@ -3,12 +3,15 @@
 import os
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
 from fabrictool.base.errors import FabrictoolError
+from fabrictool.base.runfolder import boot_id
 from fabrictool.clusters.connections.protocol import Completed
 from fabrictool.clusters.leftovers import leftovers
+from fabrictool.clusters.schedulers.processes import Processes
 from fabrictool.clusters.schedulers.slurm import Slurm
 
 DAY = 86400
@@ -51,11 +54,9 @@ def site(tmp_path):
     (base / "env/current").symlink_to("rel/aaaa")
     add("cache/weights/x.bin", "w" * 4096)
 
-    def prune(*, keep_days=7, remove=False):
-        return {
-            (item.kind, item.path): item
-            for item in leftovers("c", str(base), Here(tools), Slurm(), keep_days=keep_days, remove=remove)
-        }
+    def prune(*, keep_days=7, remove=(), scheduler=None):
+        told = leftovers("c", str(base), Here(tools), scheduler or Slurm(), keep_days=keep_days, remove=remove)
+        return {(item.kind, item.path): item for item in told}
 
     prune.base, prune.tools, prune.add = base, tools, add
     return prune
@@ -67,32 +68,63 @@ def test_what_may_be_used_is_not_listed(site):
     assert site()["run", "units/f/dead-g1-0"].days == 30
 
 
-def test_it_removes_just_what_it_listed_and_then_nothing_is_left(site):
-    assert set(site(remove=True)) == {
-        ("run", "units/f/dead-g1-0"),
-        ("environment", "env/rel/cccc"),
-        ("environment", "env/rel/bbbb"),
-    }, "with the dead unit goes the environment that only it named"
-    assert site() == {}
+def test_it_removes_just_what_was_listed(site):
+    listed = site()
+    assert set(site(remove=listed.values())) == set(listed)
     left = {str(path.relative_to(site.base)) for path in site.base.rglob("*") if path.is_file()}
-    assert "units/f/living-g1-0/job.sh" in left
-    assert "env/rel/aaaa/MANIFEST" in left
-    assert "cache/weights/x.bin" in left
+    assert left == {
+        "units/f/living-g1-0/job.sh", "units/f/fresh-g1-0/job.sh", "units/f/fresh-g1-0/log", "env/rel/aaaa/MANIFEST",
+        "env/rel/bbbb/MANIFEST", "cache/weights/x.bin",
+    }  # fmt: skip
+    assert set(site()) == {("environment", "env/rel/bbbb")}, "only the dead unit named it"
+
+
+def test_what_came_to_life_since_it_was_listed_stays(site):
+    listed = site()
+    with (site.tools / "jobs").open("a") as jobs:
+        jobs.write("18 ft-dead-g1-0 x\n")
+    assert set(site(remove=listed.values())) == {("environment", "env/rel/cccc")}
+    assert (site.base / "units/f/dead-g1-0/job.sh").exists()
 
 
 def test_where_no_unit_is_left_environment_and_caches_go_too(site):
     (site.tools / "jobs").write_text("")
-    site(keep_days=0, remove=True)
+    for _ in "12":
+        site(keep_days=0, remove=site(keep_days=0).values())
     assert [path for path in site.base.rglob("*") if path.is_file()] == []
 
 
+def test_an_environment_that_was_just_placed_or_is_on_its_way_stays(site):
+    site.add("env/rel/cccc/lib/new", days=0)
+    assert ("environment", "env/rel/cccc") not in site()
+    site.add("env/rel/dddd/MANIFEST")
+    site.add("env/.in.0123/archive", days=0)
+    assert [path for kind, path in site() if kind == "environment"] == []
+
+
+def test_of_a_plain_host_a_living_process_keeps_its_folder(site):
+    """There the run folders themselves say which processes live."""
+    process = subprocess.Popen(["sleep", "60"])
+    try:
+        began = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[19]
+        site.add("units/f/living-g1-0/pid", f"{process.pid} {began} {boot_id()}\n")
+        site.add("units/f/dead-g1-0/pid", f"{process.pid} 1 {boot_id()}\n")
+        listed = site(scheduler=Processes())
+        assert ("run", "units/f/living-g1-0") not in listed
+        assert ("run", "units/f/dead-g1-0") in listed
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_nothing_is_removed_while_the_scheduler_is_silent(site):
+    listed = site()
     (site.tools / "jobs").unlink()
     with pytest.raises(FabrictoolError) as caught:
-        site(remove=True)
+        site(remove=listed.values())
     assert caught.value.problems[0].code == "FT5109"
     assert (site.base / "units/f/dead-g1-0").exists()
 
 
 def test_a_site_without_anything_has_nothing(tmp_path, site):
-    assert leftovers("c", str(tmp_path / "none"), Here(site.tools), Slurm(), keep_days=7, remove=False) == []
+    assert leftovers("c", str(tmp_path / "none"), Here(site.tools), Slurm(), keep_days=7) == []

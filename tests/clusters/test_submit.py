@@ -1,7 +1,9 @@
 """At most once beside a fake Slurm; tests/bed/test_submit.py has the same cases on the real one."""
 
 import os
+import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -92,22 +94,40 @@ def test_files_that_cannot_be_written_are_said_for_every_operation(bench, tmp_pa
     assert [line[:2] for line in lines] == [("a-g1-0", "unplaced"), ("b-g1-0", "unplaced")]
 
 
-def owned(lineage, who, **more):
-    return tar(
-        {"a-g1-0": {"submit": b"sbatch --parsable --job-name=ft-a-g1-0 x\n"}},
-        {".owner": f"{lineage} {who}\n".encode(), **more},
-    )
+def owned(operation, lineage, who):
+    files = {"submit": f"sbatch --parsable --job-name=ft-{operation} x\n".encode()}
+    files["meta.json"] = f'{{"address":"replica/m/0","lineage":"{lineage}"}}\n'.encode()
+    return tar({operation: files}, {".owner": f"{lineage} {who}\n".encode()})
 
 
 def test_the_first_state_that_starts_something_owns_the_fabric_and_a_second_one_is_told(bench, tmp_path):
-    submit = [submit_program(Slurm()), ["a-g1-0"]]
-    _, out = bench.run(*submit, owned("aaaaaaaa", "alice@op1"), {})
-    assert "submitted" in out
-    code, out = bench.run(*submit, owned("bbbbbbbb", "bob@op2"), {})
-    assert (code, out.split("\t")[1]) == (0, "foreign")
+    def submit(operation, *whose):
+        code, out = bench.run(submit_program(Slurm()), [operation], owned(operation, *whose), {})
+        assert code == 0
+        return out.split("\t")[1], out
+
+    units = tmp_path / "base/units/f"
+    assert submit("a-g1-0", "aaaaaaaa", "alice@op1")[0] == "submitted"
+    verdict, out = submit("b-g1-0", "bbbbbbbb", "bob@op2")
+    assert verdict == "foreign"
     assert "alice@op1 (lineage aaaaaaaa)" in out
-    _, out = bench.run(*submit, owned("aaaaaaaa", "alice@laptop"), {})
-    assert "already" in out, "the same state from another machine"
-    _, out = bench.run(*submit, owned("bbbbbbbb", "bob@op2", **{".takes-over": b""}), {})
-    assert "already" in out
-    assert (tmp_path / "base/units/f/.owner").read_text() == "bbbbbbbb bob@op2\n"
+    assert not (units / "b-g1-0").exists()
+    assert submit("a-g2-0", "aaaaaaaa", "alice@laptop")[0] == "submitted", "the same state from another machine"
+    for left in ("a-g1-0", "a-g2-0"):
+        shutil.rmtree(units / left)
+    assert submit("b-g1-0", "bbbbbbbb", "bob@op2")[0] == "submitted", "nothing of hers is left"
+    assert (units / ".owner").read_text() == "bbbbbbbb bob@op2\n"
+    assert submit("a-g3-0", "aaaaaaaa", "alice@op1")[0] == "foreign"
+
+
+def test_of_two_states_at_once_one_starts(bench):
+    whose = {f"{who}-g1-0": (who * 8, f"{who}@op") for who in "cdef"}
+
+    def submit(operation):
+        return bench.run(submit_program(Slurm()), [operation], owned(operation, *whose[operation]), {})[1].split("\t")[
+            1
+        ]
+
+    with ThreadPoolExecutor(4) as pool:
+        verdicts = sorted(pool.map(submit, whose))
+    assert verdicts == ["foreign"] * 3 + ["submitted"]

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from fabrictool.base.errors import FabrictoolError
-from fabrictool.clusters.heartbeats import Heartbeats
+from fabrictool.clusters.heartbeats import LOOK_AGAIN_S, Heartbeats
 from fabrictool.clusters.schedulers.processes import Processes
 from fabrictool.clusters.schedulers.slurm import Slurm, hostlist
 from fabrictool.clusters.survey import Looker, read_survey
@@ -217,6 +217,16 @@ def test_one_look_calls_nobody_mute_whose_job_runs():
     assert (mute.state, mute.ready, mute.silent_s, survey.unsure) == ("running", False, 0.0, {OPERATION})
 
 
+def test_where_clocks_disagree_what_the_scheduler_does_not_list_is_looked_at_again():
+    given = text(files=files(health_json=health(age=600)) | {"health.json.mtime": str(NOW - 700)})
+    hearts = Heartbeats()
+    looks = [
+        read_survey(given, Slurm(), thing="c", looker=Looker(NOW, at, hearts)) for at in (0.0, LOOK_AGAIN_S)
+    ]  # fmt: skip
+    assert [survey.units[0].state for survey in looks] == ["running", "killed"]
+    assert [survey.unsure for survey in looks] == [{OPERATION}, frozenset()]
+
+
 def test_what_neither_the_scheduler_nor_its_heart_vouches_for_is_dead_at_once():
     survey = read_survey(text(files=files(health_json=health(age=600))), Slurm(), thing="cluster/c")
     assert (survey.units[0].state, survey.unsure) == ("killed", frozenset())
@@ -240,10 +250,14 @@ def test_what_neither_the_scheduler_nor_its_heart_vouches_for_is_dead_at_once():
         ("launch failed requeued held", "held"),
         ("AssocMaxJobsLimit", "limit"),
         ("QOSMaxJobsPerUserLimit", "limit"),
-        ("QOSGrpCpuLimit", "limit"),
+        ("QOSGrpCpuLimit", ""),
+        ("AssocGrpGRES", ""),
+        ("QOSMaxGRESPerUser", ""),
+        ("QOSMaxGRESPerNode", "invalid"),
+        ("QOSMinGRES", "invalid"),
         ("PartitionDown", "nodes"),
         ("ReqNodeNotAvail, UnavailableNodes:n1", "nodes"),
-        ("Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions", "nodes"),
+        ("Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions", ""),
     ],
 )
 def test_why_a_job_does_not_start_however_long_it_waits(reason, blocked):

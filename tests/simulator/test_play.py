@@ -224,7 +224,7 @@ def test_what_cannot_run_so_is_refused(two_models, tp, code):
 
 
 TENANTS = "trust: {groups: {ours: {allow: [alpha]}, all: {allow: [alpha, beta]}}}\ntenants:\n"
-OURS, ANYBODY = "  {}: {{group: ours, key: secret://env/A}}\n", "  {}: {{group: all, key: secret://env/B}}\n"
+OURS, ANYBODY = "  {0}: {{group: ours, key: secret://env/{0}}}\n", "  {0}: {{group: all, key: secret://env/{0}}}\n"
 
 
 @pytest.mark.parametrize(

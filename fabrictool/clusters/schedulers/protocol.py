@@ -151,6 +151,10 @@ class Scheduler(Protocol):
     def lookup(self) -> str:
         """Shell text that prints ``ID NAME COMMENT`` a line, of all our jobs that are known; fails if it cannot."""
 
+    def living(self) -> str:
+        """Like `lookup`, of at least those that are not over."""
+        return self.lookup()
+
     @abstractmethod
     def submission(self, facts: SchedulerFacts, job: Job) -> Submission:
         """The command that starts the job, and the job's script."""

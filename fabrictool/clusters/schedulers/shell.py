@@ -45,7 +45,7 @@ def submit_program(scheduler: Scheduler) -> str:
 
 def prune_program(scheduler: Scheduler) -> str:
     """Finds and removes what no fabric uses; see the file."""
-    return program("prune", prelude=scheduler.prelude(), lookup=scheduler.lookup())
+    return program("prune", prelude=scheduler.prelude(), living=scheduler.living())
 
 
 def signal_program(scheduler: Scheduler, *, kill: bool) -> str:

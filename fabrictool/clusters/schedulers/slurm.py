@@ -40,18 +40,14 @@ _ENDED = frozenset({
 _PENDING = frozenset(["PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"])
 _BLOCKED: tuple[tuple[str, Blocked], ...] = (
     (r"JobHeld(Admin|User)|.*requeued[ _]held|JobHoldMaxRequeue", "held"),
-    (
-        r"Invalid(Account|QOS)|(Account|QOS)NotAllowed|BadConstraints|DependencyNeverSatisfied|ReservationDeleted",
-        "invalid",
-    ),
-    (r"Partition(Node|Time)Limit|(QOS|Assoc)(Max|Min)\w*PerJob\w*", "invalid"),
-    (r"(QOS|Assoc)(Max|Grp)\w*|AssociationJobLimit|QOSUsageThreshold|QOSResourceLimit", "limit"),
-    (
-        r"Partition(Down|Inactive)|NodeDown|ReqNodeNotAvail, UnavailableNodes.*|Nodes required for job are DOWN.*",
-        "nodes",
-    ),
+    (r"Invalid(Account|QOS)|(Account|QOS)NotAllowed|BadConstraints|DependencyNeverSatisfied", "invalid"),
+    (r"Partition(Node|Time)Limit|PartitionConfig|ReservationDeleted|QOSMin\w*", "invalid"),
+    (r"(QOS|Assoc)(Max|Min)\w*Per(Job|Node)\w*", "invalid"),
+    (r"(QOS|Assoc)MaxJobs\w*|AssociationJobLimit|QOSUsageThreshold", "limit"),
+    (r"Partition(Down|Inactive)|NodeDown|ReqNodeNotAvail, UnavailableNodes.*", "nodes"),
 )
-"""Reasons of jobs that wait (``squeue`` manual, "JOB REASON CODES") and do not start by waiting."""
+"""Reasons of jobs that wait (``squeue`` manual, "JOB REASON CODES") and do not start by waiting alone. Limits of groups
+and "Nodes required for job are DOWN, DRAINED or reserved …" are the usual queue of a busy partition."""
 _GRES = re.compile(r"gpu(?::([A-Za-z0-9_.-]+?))??:(\d+)")
 _NEVER = frozenset(["", "N/A", "NONE", "(null)", "Unknown", "0"])
 

@@ -1,43 +1,59 @@
-# What no fabric uses any more; arguments: `list` or `remove`, and days for which the dead are kept.
-# Prints KIND, KiB, DAYS and PATH with tabs between them. What may still be used is not listed: a run folder whose job the
-# scheduler knows or that wrote something lately, a release that a run folder names, anything at all while uploads run.
+# What no fabric uses any more; arguments: `list` or `remove`, and days for which things are kept. `remove` reads on stdin
+# which paths it may remove, and decides again about each. Prints KIND, KiB, DAYS and PATH with tabs between them.
+# What may still be used is not listed: a run folder whose job the scheduler knows or that wrote something lately, a
+# release that a run folder names, an environment while one is being uploaded.
 LC_ALL=C; export LC_ALL
-verb=$1; days=$2
+verb=$1; days=$2; failed=0
+[ "$verb" != remove ] || allowed=$(cat)
 cd "$base" 2>/dev/null || { echo @end; exit 0; }
-listed=$( { #@lookup@
-} 2>&1 ) || { printf '%s\n' "$listed" | tail -n 3 >&2; exit 75; }
-now=$(date +%s)
-tell() { # KIND PATH
-  age=$(( (now - $(stat -c %Y "$2")) / 86400 ))
-  printf '%s\t%s\t%s\t%s\n' "$1" "$(du -sk "$2" | cut -f1)" "$age" "$2"
-  [ "$verb" != remove ] || { rm -rf "${2:?}/identity" && rm -rf "${2:?}"; }
-}
 old() { [ -n "$(find "$1" -maxdepth 0 -mtime "+$(($2 - 1))" 2>/dev/null)" ]; } # at least so many days
 lately() { [ -n "$(find "$1" -maxdepth 1 -mmin -30 2>/dev/null)" ]; }
+kept() { lately "$1" || { [ "$days" -gt 0 ] && ! old "$1" "$days"; }; }
+now=$(date +%s)
+tell() { # KIND PATH
+  line=$(printf '%s\t%s\t%s\t%s' "$1" "$(du -sk "$2" | cut -f1)" "$(( (now - $(stat -c %Y "$2")) / 86400 ))" "$2")
+  if [ "$verb" = remove ]; then
+    printf '%s\n' "$allowed" | grep -qxF "$2" || return 0
+    rm -rf "${2:?}/identity" && rm -rf "${2:?}" || { failed=1; return 0; }
+  fi
+  printf '%s\n' "$line"
+}
+names() { cat units/*/*/job.sh 2>/dev/null | grep -qF "$1/"; }
+unused() { [ -z "$(find units -mindepth 2 -maxdepth 2 -type d 2>/dev/null | head -n 1)" ]; }
 echo @items
-for d in units/*/*/; do
-  d=${d%/}
-  [ -d "$d" ] || continue
-  if printf '%s\n' "$listed" | awk -v name="ft-${d##*/}" '$2 == name { found = 1 } END { exit !found }'; then continue; fi
-  if lately "$d" || { [ "$days" -gt 0 ] && ! old "$d" "$days"; }; then continue; fi
-  tell run "$d"
+for f in units/*/; do
+  [ -d "$f" ] || continue
+  units=$base/${f%/}
+  listed=$( { #@living@
+  } 2>&1 ) || { printf '%s\n' "$listed" | tail -n 3 >&2; exit 75; }
+  for d in "$f"*/; do
+    d=${d%/}
+    [ -d "$d" ] || continue
+    if printf '%s\n' "$listed" | awk -v name="ft-${d##*/}" '$2 == name { hit = 1 } END { exit !hit }'; then continue; fi
+    kept "$d" || tell run "$d"
+  done
+  for d in "$f".in.*; do
+    [ ! -d "$d" ] || ! old "$d" 1 || tell upload "$d"
+  done
 done
-named=$(cat units/*/*/job.sh 2>/dev/null | grep -o 'env/rel/[0-9a-f]*' | sort -u)
-used=$(find units -mindepth 2 -maxdepth 2 -type d 2>/dev/null | head -n 1)
-current=$(readlink env/current 2>/dev/null)
-for d in env/rel/*; do
+busy=
+for d in env/.in.*; do
   [ -d "$d" ] || continue
-  if printf '%s\n' "$named" | grep -qx "$d"; then continue; fi
-  if [ "env/$current" = "$d" ]; then
-    [ -z "$used" ] || continue
-    [ "$verb" != remove ] || rm -f env/current
+  if old "$d" 1; then tell upload "$d"; else busy=yes; fi
+done
+for d in env/rel/*; do
+  [ -d "$d" ] && [ -z "$busy" ] || continue
+  if kept "$d" || names "$d"; then continue; fi
+  if [ "env/$(readlink env/current 2>/dev/null)" = "$d" ]; then
+    unused || continue
+    [ "$verb" != remove ] || ! printf '%s\n' "$allowed" | grep -qxF "$d" || rm -f env/current
   fi
   tell environment "$d"
 done
-for d in env/.in.* units/*/.in.*; do
-  [ ! -d "$d" ] || ! old "$d" 1 || tell upload "$d"
+for d in cache/*; do
+  [ -e "$d" ] || continue
+  unused || break
+  kept "$d" || tell cache "$d"
 done
-if [ -z "$used" ]; then
-  for d in cache/*; do [ ! -e "$d" ] || tell cache "$d"; done
-fi
 echo @end
+exit $failed

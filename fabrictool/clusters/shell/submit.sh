@@ -12,15 +12,19 @@ if ! { mkdir -p "$units" && touch "$units/.here" && in=$(mktemp -d "$units/.in.X
   exit 0
 fi
 : step
+# Whose it is, is decided and the folders are placed in one go: what is placed says whose it is. Where nothing of another
+# state is left, its mark counts no more.
 if [ -s "$in/.owner" ]; then
-  [ ! -e "$in/.takes-over" ] || mv "$in/.owner" "$units/.owner"
-  ln "$in/.owner" "$units/.owner" 2>/dev/null
-  read -r theirs who <"$units/.owner"
-  read -r ours _ <"$in/.owner" 2>/dev/null || ours=$theirs
-  if [ "$theirs" != "$ours" ]; then
+  read -r ours _ <"$in/.owner"
+  if command -v flock >/dev/null 2>&1; then exec 8>>"$units/.owner.lock"; flock -w 60 8; fi
+  if [ -s "$units/.owner" ]; then read -r theirs who <"$units/.owner"; else theirs=$ours; fi
+  if [ "$theirs" != "$ours" ] && cat "$units"/*/meta.json 2>/dev/null | grep -qF "\"lineage\":\"$theirs"; then
     for op; do printf '%s\tforeign\t\t%s (lineage %s)\n' "$op" "$who" "$theirs"; done
     exit 0
   fi
+  mv "$in/.owner" "$units/.owner"
+  for op; do [ -d "$units/$op" ] || mv -T "$in/$op" "$units/$op" 2>/dev/null; done
+  exec 8>&-
 fi
 
 here=$(hostname)
