@@ -92,6 +92,8 @@ def steady_state(
     seed: int,
 ) -> SteadyState:
     """Plays the declared demand, `most` requests at most in one run. Raises InvalidInputError FT2142 without one."""
+    # Without an SLO there is nothing to tell, and what is overloaded never is as full as it gets.
+    most = most if wanted else min(most, FIRST * GROWTH)
     count = min(FIRST, most)
     while True:
         outcome = simulate(simulation.specs, declared_stream(simulation, count, seed), policy())

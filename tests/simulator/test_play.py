@@ -232,9 +232,13 @@ OURS, ANYBODY = "  {0}: {{group: ours, key: secret://env/{0}}}\n", "  {0}: {{gro
     [
         (TWO_MODELS, ("llama/0", "llama/1"), ""),
         (TWO_MODELS.replace("  big:", "    trust: [beta]\n  big:"), ("llama/1",), "llama/0: trust does not let it"),
-        (TWO_MODELS + TENANTS + OURS.format("a") + OURS.format("b"), ("llama/0",), "llama/1: trust does not let it"),
+        (
+            TWO_MODELS + TENANTS + OURS.format("a") + OURS.format("b").replace("env/A", "env/C"),
+            ("llama/0",),
+            "llama/1: trust does not let it",
+        ),
         # Whose requests a demand counts is not declared, so several groups exclude nobody.
-        (TWO_MODELS + TENANTS + OURS.format("a") + ANYBODY.format("b"), ("llama/0", "llama/1"), "what all, ours allow"),
+        (TWO_MODELS + TENANTS + OURS.format("a") + ANYBODY.format("b"), ("llama/0", "llama/1"), "groups ignored"),
     ],
 )
 def test_replicas_that_trust_excludes_get_nothing(two_models, blueprint, replicas, note):
