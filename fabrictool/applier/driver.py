@@ -125,7 +125,8 @@ class Driver:
 
     def _tail(self, cluster: str, operation: str) -> str:
         try:
-            return " | ".join(self.clusters[cluster].log_tail(operation, TAIL_LINES))
+            lines = self.clusters[cluster].log_tail(operation, TAIL_LINES)
+            return "".join(f"\n        {line.strip()}" for line in lines)
         except FabrictoolError as error:
             return str(error)
 

@@ -93,7 +93,7 @@ class InventoryCheck(ReferenceCheck):
                 self.say(
                     "FT1239",
                     (*path, "partitions", name, "whole_nodes"),
-                    "there is no scheduler here that gives whole nodes",
+                    "only a batch scheduler gives whole nodes",
                     hint,
                 )
 

@@ -121,7 +121,7 @@ def _refuse_sharing_and_depth(source: SourceFile) -> None:
             anchor = getattr(event, "anchor", None)
             if anchor:
                 word = ("alias", "*") if isinstance(event, yaml.events.AliasEvent) else ("anchor", "&")
-                message = f"{word[0]} `{word[1]}{anchor}`: values are not shared here"
+                message = f"{word[0]} `{word[1]}{anchor}` is not supported"
                 place = source.place(mark.line, mark.column, len(anchor) + 1)
                 hint = "write the value where it is used, or once under `defaults`"
                 problems.append(Problem("FT1017", message, place, hint))
@@ -170,7 +170,7 @@ class _Builder:
         tag = composed.tag
         if tag != _TEXT and tag not in _COLLECTIONS:
             shown = tag.replace("tag:yaml.org,2002:", "!!")
-            self._say("FT1018", f"tag `{shown}`: values have no tags here", line, column, 1, "leave the tag out")
+            self._say("FT1018", f"tag `{shown}` is not supported", line, column, 1, "leave the tag out")
         if composed.id == "scalar":
             return self._scalar(composed, line, column, width)
         if depth >= MAX_DEPTH:
@@ -202,7 +202,7 @@ class _Builder:
             key: str = key_node.value
             if key == "<<" and not key_node.style:
                 hint = "write what is shared once, under `defaults`"
-                self._say("FT1022", "merge keys (`<<`) are not part of this format", line, column, 2, hint)
+                self._say("FT1022", "merge keys (`<<`) are not supported", line, column, 2, hint)
                 continue
             child = self._node(value_node, depth + 1)
             child.key_line, child.key_column = line, column

@@ -128,7 +128,7 @@ class BlueprintCheck(ReferenceCheck):
             return
         context = wanted.variant.context
         if context is not None and context > architecture.max_context:
-            message = f"{context} is beyond what {architecture.id} was made for"
+            message = f"{context} exceeds the context length of {architecture.id}"
             self.say("FT1224", (*path, "variant", "context"), message, f"at most {architecture.max_context} tok")
         demand = wanted.demand
         if demand is None or demand.input is None or demand.output is None:

@@ -65,7 +65,7 @@ _TRAPS: tuple[tuple[re.Pattern[str], str, str, str], ...] = (
     (
         re.compile(r"[-+]?\.(inf|nan)", re.IGNORECASE),
         "FT1013",
-        "`{0}` is not a number that anything here can use",
+        "`{0}` is not supported as a number",
         "for no limit, leave the key out",
     ),
     (
@@ -104,7 +104,7 @@ def _short_word(text: str) -> str:
         message = f"`{text}` means {truth} to some YAML readers and is text to others"
         raise TrapError("FT1005", message, f'write {truth}, or "{text}" for text')
     if low in _TRUTH:
-        raise TrapError("FT1006", f"`{text}` is written in small letters here", f'write {low}, or "{text}" for text')
+        raise TrapError("FT1006", f"`{text}` must be written in small letters", f'write {low}, or "{text}" for text')
     if low == "null" or text == "~":
         raise TrapError("FT1007", f"`{text}` is no value to some YAML readers", f'write null, or "{text}" for text')
     return text

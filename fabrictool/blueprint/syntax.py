@@ -22,15 +22,15 @@ _EXPLAINED: tuple[tuple[str, str, str, str], ...] = (
         "quote text that contains `: `, or check the indentation",
     ),
     ("could not find expected ':'", "FT1003", "a key without `:`", "write `name: value`"),
-    ("expected ',' or ']'", "FT1003", "the list lacks `,` or `]`", "close the bracket"),
-    ("expected ',' or '}'", "FT1003", "the mapping lacks `,` or `}`", "close the brace"),
+    ("expected ',' or ']'", "FT1003", "missing `,` or `]` in a list", "close the bracket"),
+    ("expected ',' or '}'", "FT1003", "missing `,` or `}` in a mapping", "close the brace"),
     ("unexpected end of stream", "FT1003", "unclosed quote", "add the closing quote"),
     ("cannot start any token", "FT1003", "a value cannot start with this character", "put the text in quotes"),
-    ("expected <block end>", "FT1003", "the indentation fits no block above", "align it with its neighbours"),
-    ("did not find expected key", "FT1003", "the indentation fits no block above", "align it with its neighbours"),
+    ("expected <block end>", "FT1003", "wrong indentation: no block above has it", "align it with its neighbours"),
+    ("did not find expected key", "FT1003", "wrong indentation: no block above has it", "align it with its neighbours"),
     ("expected node content", "FT1003", "a value is missing here, or a bracket is not closed", "write it"),
-    ("undefined tag handle", "FT1018", "a tag: values have no tags here", "leave it out, or put the text in quotes"),
-    ("undefined alias", "FT1017", "an alias: values are not shared here", "write the value, or put the text in quotes"),
+    ("undefined tag handle", "FT1018", "tags are not supported", "leave it out, or put the text in quotes"),
+    ("undefined alias", "FT1017", "aliases are not supported", "write the value, or put the text in quotes"),
 )
 
 

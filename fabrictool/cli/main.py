@@ -6,16 +6,19 @@ Nothing but the interrupts' handler is imported before `main` listens to Ctrl-C.
 from __future__ import annotations
 
 import sys
-from typing import Any
 
-from fabrictool.cli.interrupts import INTERRUPTED, MESSAGE, hearing_interrupts
+from fabrictool.cli.interrupts import INTERRUPTED, MESSAGE, HearingInterrupts, leave
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
 
 USAGE = 64
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns the exit code of architecture.md's table."""
-    with hearing_interrupts():
+    with HearingInterrupts():
         try:
             return _run(sys.argv[1:] if argv is None else argv)
         except KeyboardInterrupt:
@@ -67,5 +70,10 @@ def _usage_error(error: Any) -> int:
     return USAGE
 
 
+def run() -> NoReturn:
+    """Of the process: `main`, and its end."""
+    leave(main())
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    run()

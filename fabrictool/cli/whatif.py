@@ -54,7 +54,7 @@ def show_sweep(expressions: Sequence[str], source: Source, options: SweepOptions
     except Exception as error:
         if not _lost(error):
             raise
-        message = f"whoever did the work is gone, or lacks what it needs: {str(error) or type(error).__name__}"
+        message = f"a what-if worker stopped or cannot do the work: {str(error) or type(error).__name__}"
         hint = "--executor here; every Dask worker needs this release of fabrictool, and memory for a solver"
         raise FabrictoolError.of("FT2013", message, hint=hint) from error
     if as_json:

@@ -140,7 +140,7 @@ class LocalCluster:
             if code is not None or time.monotonic() > deadline:
                 if _state(folder) != "prepared":
                     return  # another process of the same operation won the race, or it ran and ended already
-                tail = " | ".join(folder.log_tail(3))
+                tail = "".join(f"\n        {line.strip()}" for line in folder.log_tail(3))
                 what = f"ended with code {code}" if code is not None else f"did not start within {START_SECONDS:.0f} s"
                 raise UnreachableError.of(
                     "FT5101", f"the unit {operation} {what}", thing=f"cluster/{self.name}", hint=f"its log: {tail}"

@@ -126,7 +126,7 @@ def test_the_moment_before_the_handler_loads_next_to_nothing():
     code = "import sys\nbefore = set(sys.modules)\nimport fabrictool.cli.main\nprint(*(set(sys.modules) - before))"
     done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     loaded = {name.partition(".")[0] for name in done.stdout.split()}
-    assert not loaded & {"typer", "asyncio", "json", "pathlib", "yaml"}
+    assert not loaded & {"typer", "asyncio", "json", "pathlib", "yaml", "enum", "typing", "contextlib", "threading"}
 
 
 def test_an_interrupt_in_the_middle_ends_with_one_line(monkeypatch, capsys):
@@ -155,3 +155,13 @@ def test_setting_up_says_how_far_it_is():
     done = subprocess.run(["bash", "-c", code], input=f"{pip}\n", capture_output=True, text=True, check=True)
     told = [f"{n} of 30 packages" for n in range(4, 30, 4)]
     assert done.stderr.splitlines() == [*told, "all are here; unpacking them", "ERROR: no space"]
+
+
+def test_after_an_interrupt_nothing_that_still_runs_is_waited_for():
+    """Such as a solver's threads; the exit code is ours, and what was printed is out."""
+    code = (
+        "import threading, time\nfrom fabrictool.cli.interrupts import leave\n"
+        "threading.Thread(target=time.sleep, args=(600,)).start()\nprint('half a plan')\nleave(130)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (130, "half a plan\n")

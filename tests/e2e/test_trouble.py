@@ -265,3 +265,16 @@ def test_a_killed_gateway_is_brought_back_and_the_agents_find_it(fabric_bed):
             break
         assert time.monotonic() < deadline, status
         time.sleep(0.2)
+
+
+def test_a_corrupt_model_is_started_once_and_doctor_says_so(fabric_bed, tmp_path):
+    bed = fabric_bed
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(Path(bed.values["model"]).read_bytes()[:20_000])
+    bed.write(model=cut, replicas=1)
+    bed.run("trust", "init")
+    said = bed.run("apply", "--yes", code=4).stderr
+    assert "FT7105: engine reference refuses its model" in said
+    assert "restart" not in said
+    assert " | " not in said
+    assert "cut.gguf is corrupt" in bed.run("doctor", code=1).stdout
