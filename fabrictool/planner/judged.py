@@ -82,11 +82,13 @@ def _limited(option: Option, lesson: Lesson | None) -> Option:
     return replace(option, levels=levels)
 
 
-def with_reasons(forecast: Forecast, problem: PlacementProblem, solution: Solution) -> Forecast:
+def with_reasons(
+    forecast: Forecast, problem: PlacementProblem, solution: Solution, *, searched_again: bool
+) -> Forecast:
     """With what stands in the way of each model that misses its SLO, or whose demand cannot be served."""
     needs = {need.model: need for need in problem.needs}
     models = tuple(
-        msgspec.structs.replace(model, why=_why(problem, solution, needs[model.model]))
+        msgspec.structs.replace(model, why=_why(problem, solution, needs[model.model], searched_again=searched_again))
         if model.slo == "misses" or model.served < 1.0
         else model
         for model in forecast.models
@@ -94,7 +96,7 @@ def with_reasons(forecast: Forecast, problem: PlacementProblem, solution: Soluti
     return msgspec.structs.replace(forecast, models=models)
 
 
-def _why(problem: PlacementProblem, solution: Solution, need: ModelNeed) -> str:
+def _why(problem: PlacementProblem, solution: Solution, need: ModelNeed, *, searched_again: bool) -> str:
     mine = [problem.options[i] for i in problem.of(need.model)]
     count = sum(solution.counts.get(i, 0) for i in problem.of(need.model))
     if not mine:
@@ -112,7 +114,9 @@ def _why(problem: PlacementProblem, solution: Solution, need: ModelNeed) -> str:
         idle = sum(free.values())
         return "no device is free" if not idle else f"the {idle} free devices are not where it may stand and meet it"
     there = ", ".join(sorted({"/".join(option.pool.key) for option in roomy})[:3])
-    return f"there is room in {there}, but no placement that was found there does better within the rules"
+    if searched_again:
+        return f"there is room in {there}, but no placement that was found there does better within the rules"
+    return f"there is room in {there}, but it was not searched again for a placement that uses it"
 
 
 def free_devices(problem: PlacementProblem, solution: Solution) -> dict[tuple[str, str], int]:

@@ -96,7 +96,10 @@ def plan(
         actions=actions(wanted, evidence, expiring),
         placement=placement,
         forecast=with_reasons(
-            forecast(blueprint, problem, solution, chosen.tables, currency, chosen.played), problem, solution
+            forecast(blueprint, problem, solution, chosen.tables, currency, chosen.played),
+            problem,
+            solution,
+            searched_again=chosen.searched_again,
         ),
         certificate=certificate(problem, solution, options.seed),
         reasons=(*reasons(problem, solution, currency), *learned_sentences(situation.learned), *why),
@@ -139,6 +142,9 @@ def unsolved(
     )
 
 
+BROKEN_RULE = "FT2903"
+
+
 @dataclass(frozen=True, slots=True)
 class _Found:
     """A placement, and what the replay says of it."""
@@ -151,6 +157,8 @@ class _Found:
     played: Mapping[str, Played]
     stopped: bool
     """By Ctrl-C."""
+    searched_again: bool = False
+    """After a replay that missed: nothing that was found then is better than this."""
 
     @property
     def lacks(self) -> tuple[float, float]:
@@ -176,10 +184,11 @@ def _best(situation: Situation, options: PlanOptions, evidence: Evidence) -> _Fo
         taught_by = replace(situation, learned=(*last.situation.learned, *learned))
         try:
             last = _found(taught_by, taught(problem, taught_by.learned), tables, options, evidence, last)
-        except FabrictoolError:  # such as FT2902, no time: what was found before is a plan
+        except FabrictoolError as error:  # such as FT2902, no time: what was found before is a plan
+            if any(problem.code == BROKEN_RULE for problem in error.problems):
+                raise
             break
-        if last.lacks < best.lacks:
-            best = last
+        best = replace(last if last.lacks < best.lacks else best, searched_again=True)
     return best
 
 

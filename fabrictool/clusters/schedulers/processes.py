@@ -60,8 +60,8 @@ class Processes(Scheduler):
         return 'for d in "$units"/*/; do d=${d%/}; [ -s "$d/pid" ] && echo "$(cat "$d/claim") ft-${d##*/}"; done; true'
 
     def living(self) -> str:
-        each = 'd=${d%/}; if ft_alive "$d"; then echo "$p ft-${d##*/}"; fi'
-        return f'{_ALIVE}for d in "$units"/*/; do {each}; done; true'
+        listing = 'd=${d%/}; if ft_alive "$d"; then echo "$p ft-${d##*/}"; fi'
+        return f'{_ALIVE}for d in "$units"/*/; do {listing}; done; true'
 
     def submission(self, facts: SchedulerFacts, job: Job) -> Submission:
         """A session of its own, which outlives the connection; it writes its pid before it becomes the agent."""
