@@ -109,6 +109,7 @@ def plan(
             *(["the explanation was cut short"] if cut else ()),
             *(f"{warning.code} {warning.message}" for warning in warnings),
             *unserved_groups(blueprint, inventory, placement, node_loss=options.node_loss),
+            *_mean_traces(blueprint),
             *_unread_keys(blueprint, keys),
             *clock_warnings(evidence),
             *_waiting_pins(blueprint, situation),
@@ -294,6 +295,14 @@ def _unrepeatable(solution: Solution) -> list[str]:
     if solution.repeatable:
         return []
     return ["the search ran out of time: on another machine the same files may be placed otherwise"]
+
+
+def _mean_traces(blueprint: Blueprint) -> list[str]:
+    return [
+        f"{name}: of demand.trace its mean rate and its lengths are planned for, not its bursts"
+        for name, model in sorted(blueprint.models.items())
+        if model.demand is not None and model.demand.trace is not None
+    ]
 
 
 def _unread_keys(blueprint: Blueprint, keys: str | None) -> list[str]:

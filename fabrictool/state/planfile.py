@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from fabrictool import __version__
 from fabrictool.base.errors import InvalidInputError
 from fabrictool.base.files import file_error
 from fabrictool.domain.plan import PLAN_API, decode_plan
@@ -29,12 +30,13 @@ class _Envelope(msgspec.Struct, frozen=True):
     """What a file has beside the plan."""
 
     id: str = ""
+    release: str = ""
 
 
 def plan_document(plan: Plan) -> dict[str, Any]:
-    """The plan with its id, as JSON has it."""
+    """The plan with its id and the release that made it, as JSON has it."""
     document: dict[str, Any] = msgspec.to_builtins(plan)
-    return {"id": plan.id, **document}
+    return {"id": plan.id, "release": __version__, **document}
 
 
 def encode_file(plan: Plan) -> bytes:
@@ -65,6 +67,9 @@ def read_plan(path: Path, signers: Path | None = None) -> Plan:
         raise InvalidInputError.of("FT4006", f"the plan has version {plan.api}, not {PLAN_API}", file=str(path))
     if not envelope.id:
         message = "the plan has no id: an earlier release saved it, or it was edited"
+        raise InvalidInputError.of("FT4006", message, file=str(path), hint=hint)
+    if envelope.id != plan.id and envelope.release != __version__:
+        message = f"release {envelope.release or 'before 0.1'} saved the plan, and this is {__version__}"
         raise InvalidInputError.of("FT4006", message, file=str(path), hint=hint)
     if envelope.id != plan.id:
         message = f"the plan was edited: its content has the id {plan.id[:8]}, the file says {envelope.id[:8]}"

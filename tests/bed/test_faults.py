@@ -259,6 +259,16 @@ def reconcile(fed, kill_after=None):
     assert process.returncode != 1 or "FT4301" in stderr, stderr  # a full disk
 
 
+def nothing_double(fed):
+    """At any time: an operation is one job at most, and an address two, the former and its successor."""
+    for cluster in ("a", "b"):
+        names = fed.bed.slurm(cluster, "squeue", "-h", "-t", "R,PD,CF,CG", "-o", "%j").stdout.split()
+        assert [name for name, count in Counter(names).items() if count > 1] == []
+        assert max(Counter(address for address, _, _ in jobs(fed, cluster)).values(), default=0) <= 2
+
+
+HARMLESS = [clock, resets, full_disk, stopped_agent]
+"""Faults that end no replica: nothing may be replaced."""
 EVERY = [clock, requeue, cancel, drained, hold, qos, reboot, resets, full_disk, killed_agent, stopped_agent]
 
 
@@ -344,7 +354,10 @@ def test_random_faults(faulty):
         cluster = dice.choice(("a", "b"))
         told.append(f"{fault.__name__} {cluster}")
         print(number, told[-1], flush=True)
+        before = [jobs(faulty, name) for name in ("a", "b")]
         with fault(faulty, dice, cluster):
             for _ in range(dice.choice((1, 1, 2))):
                 reconcile(faulty, kill_after=dice.uniform(0.5, 6) if dice.random() < 0.25 else None)
+                nothing_double(faulty)
+                assert fault not in HARMLESS or [jobs(faulty, name) for name in ("a", "b")] == before, fault
         settle(faulty)

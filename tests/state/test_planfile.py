@@ -43,6 +43,13 @@ def test_an_edited_plan_is_refused(saved, before, after):
     assert code_of(read_plan, saved) == "FT4021"
 
 
+def test_a_plan_of_another_release_is_not_called_edited(saved):
+    """Its id was made of fields that this release may not have, or not have yet."""
+    text = saved.read_text().replace('"release": "', '"release": "0.0.').replace('"context": 2048', '"context": 4096')
+    saved.write_text(text)
+    assert code_of(read_plan, saved) == "FT4006"
+
+
 def test_a_plan_without_an_id_is_refused(saved):
     document = json.loads(saved.read_text())
     del document["id"]
