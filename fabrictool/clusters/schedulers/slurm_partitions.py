@@ -188,6 +188,8 @@ def _options(lines: Lines, partition: PartitionFacts, chosen: Nodes, site: SiteF
     if names and default not in names:
         why = f"the default account {default or '(none)'} is not admitted here"
         options.append(f"account: {json.dumps(names[0])}  # sacctmgr: {why}")
+    elif len(names) == 1:
+        options.append(f"account: {json.dumps(names[0])}  # sacctmgr: the only one that you may use here")
     elif len(names) > 1:
         lines.note(
             f"account: jobs are charged to {default} (sacctmgr: default); you may also use {', '.join(names[1:])}"
