@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import INVENTORY
+from tests.conftest import BLUEPRINT, INVENTORY
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(200)]
 
@@ -71,7 +71,7 @@ def test_a_dead_engine(fabric_bed):
     bed.run("trust", "init")
     done = bed.run("apply", "--yes", code=4)
     assert "replica/tiny/0" in done.stderr
-    assert "FT7103" in done.stderr
+    assert "FT7105" in done.stderr
     assert "engine" in bed.run("logs", "replica/tiny/0").stdout
     assert bed.running() == ["gateway/main"]
     bed.write(model=bed.values["model"].parent / "no-such.gguf")
@@ -181,12 +181,23 @@ UNREACHABLE = """\
 """
 
 
+def own_address():
+    """Of this machine, as others would dial it; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("203.0.113.1", 9))
+        return probe.getsockname()[0]
+
+
 def test_an_unreachable_cluster_is_unknown_and_untouched(fabric_bed):
     bed = fabric_bed
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    bed.write(inventory=INVENTORY + UNREACHABLE % {"port": port})
+    # A loopback address is refused where agents are on other machines.
+    anywhere = BLUEPRINT.replace("mesh: 127.0.0.1:", f"mesh: {own_address()}:")
+        "mesh: 127.0.0.1:", "mesh: 0.0.0.0:"
+    )  # a loopback address is refused with remote sites
+    bed.write(inventory=INVENTORY + UNREACHABLE % {"port": port}, blueprint=anywhere)
     done = bed.run("plan")
     assert "far is unknown" in done.stdout
     assert "nothing on it will be touched" in done.stdout

@@ -75,7 +75,22 @@ def settled(problem: PlacementProblem, solution: Solution, seed: int) -> Solutio
         else stage
         for stage in solution.stages
     )
-    return replace(solution, loads=loads.loads(answer), stages=stages)
+    return replace(solution, loads=_even(problem, counts, loads.loads(answer)), stages=stages)
+
+
+def _even(problem: PlacementProblem, counts: Mapping[int, int], loads: Mapping[int, float]) -> dict[int, float]:
+    """The same loads, dealt out evenly among replicas that are alike wherever they stand: no split of theirs is better,
+    and where a fabric is nearly idle a solver puts all of it on one of them.
+    """
+    groups: dict[object, list[int]] = {}
+    for i in counts:
+        if problem.options[i].phase == "unified" and not problem.options[i].others:
+            groups.setdefault(problem.options[i].kind, []).append(i)
+    even = dict(loads)
+    for alike in groups.values():
+        share = sum(loads.get(i, 0.0) for i in alike) / sum(counts[i] for i in alike)
+        even |= {i: share * counts[i] for i in alike}
+    return even
 
 
 def _better(before: Mapping[str, float], after: Mapping[str, float]) -> bool:
