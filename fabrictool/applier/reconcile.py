@@ -25,9 +25,12 @@ if TYPE_CHECKING:
     from fabrictool.state.fabric import Fabric
 
 
-def look(fabric: Fabric, *, now: float, prune: bool) -> Healing:
-    """Compare what runs with what was applied last; changes nothing. `now` in wall seconds."""
-    evidence = fabric.gather(now=now)
+def look(fabric: Fabric, *, now: float, prune: bool, watches: bool = False) -> Healing:
+    """Compare what runs with what was applied last; changes nothing. `now` in wall seconds.
+
+    One that `watches` does not wait where only a second look can say who lives: that one comes.
+    """
+    evidence = fabric.gather(now=now, patient=not watches)
     entries = history(fabric.folder.journal)
     return heal(evidence, failures(entries), healed(entries), now=now, prune=prune)
 

@@ -77,7 +77,7 @@ def _look(applier: Applier, options: ReconcileOptions) -> int:
     from fabrictool.applier.reconcile import allowed, capped, look, passes
 
     try:
-        healing = look(applier.fabric, now=time.time(), prune=options.prune)
+        healing = look(applier.fabric, now=time.time(), prune=options.prune, watches=options.watch)
         _show(healing, options)
         if not options.dry_run:
             plan, left_out = allowed(healing, max_delete=options.max_delete, watches=options.watch)

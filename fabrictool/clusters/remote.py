@@ -90,6 +90,8 @@ class RemoteCluster:
         self._pause = pause
         self._heartbeats = Heartbeats()
         self._skew_s = 0.0
+        self._lost = False
+        """It did not answer when it was asked last, after all retries."""
 
     # -- facts ------------------------------------------------------------------------------------------------
 
@@ -358,17 +360,23 @@ class RemoteCluster:
     ) -> Completed:
         """On the first login node that answers, and again for a while if none does: every program may be repeated."""
         begun = self._clock.monotonic()
+        if self._lost and tries == TRIES:
+            tries = 1  # it was asked often enough: a command looks many times
         for attempt in itertools.count():
             problems: list[Problem] = []
             for connection in self._connections:
                 try:
-                    return connection.run(argv, stdin=stdin, timeout_s=timeout_s)
+                    done = connection.run(argv, stdin=stdin, timeout_s=timeout_s)
                 except FabrictoolError as error:
                     problems += error.problems
+                else:
+                    self._lost = False
+                    return done
             late = self._clock.monotonic() - begun > RETRY_FOR_S
             if attempt + 1 >= tries or late or not any(problem.transient for problem in problems):
                 break
             self._pause(FIRST_PAUSE_S * 2**attempt)
+        self._lost = True
         if not problems:
             raise UnreachableError.of("FT5109", "it has no login node", thing=f"cluster/{self.name}")
         raise UnreachableError(problems)

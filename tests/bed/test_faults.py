@@ -20,7 +20,7 @@ from fabrictool.applier.journal import healed, history
 from fabrictool.planner.healing import MOST_STARTS
 from tests.testbed.waiting import wait_until
 
-FAULTS = int(os.environ.get("FTBED_FAULTS", "6"))
+FAULTS = int(os.environ.get("FTBED_FAULTS", "3"))
 SEED = int(os.environ.get("FTBED_SEED", "20261122"))
 WALLTIME_S = 3600
 SETTLED_WITHIN_S = 240
@@ -275,7 +275,7 @@ EVERY = [clock, requeue, cancel, drained, hold, qos, reboot, resets, full_disk, 
 # -- each by itself -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ahead", [-15, 300])
+@pytest.mark.parametrize("ahead", [300, pytest.param(-15, marks=pytest.mark.long)])
 def test_a_wrong_clock_replaces_nothing_and_is_said(faulty, ahead):
     before = jobs(faulty, "a")
     with clock(faulty, None, "a", ahead):
@@ -302,6 +302,7 @@ def test_a_requeued_job_runs_once_and_its_successor_serves(bed, faulty):
     assert bed.job_state("a", before[1]) in ("CANCELLED", "COMPLETED", "FAILED")
 
 
+@pytest.mark.long
 def test_a_requeued_job_that_nobody_saw_waiting_ends_by_itself(bed, faulty):
     number = only_job(faulty, "b")[1]
     with requeue(faulty, None, "b"):
@@ -321,6 +322,7 @@ def test_a_held_job_is_said_by_all_and_no_success(faulty):
     settle(faulty)
 
 
+@pytest.mark.long
 def test_another_account_resubmits(bed, faulty):
     before = only_job(faulty, "a")[1]
     write(faulty, account="proj01")
@@ -333,6 +335,7 @@ def test_another_account_resubmits(bed, faulty):
     settle(faulty)
 
 
+@pytest.mark.long
 def test_connections_that_break_now_and_then_stop_nothing(faulty):
     number = only_job(faulty, "a")[1]
     with resets(faulty, random.Random(1), "a"):

@@ -209,3 +209,11 @@ def test_what_will_be_the_same_next_time_is_not_repeated():
     node = FakeConnection(ft_survey=FabrictoolError.of("FT5303", "another host key"))
     assert not cluster(node).observe().known
     assert len(node.ran) == 1
+
+
+def test_who_did_not_answer_is_not_asked_thrice_again_in_the_same_command():
+    node = FakeConnection(ft_survey=UnreachableError.of("FT5301", "refused", transient=True))
+    there = cluster(node)
+    there.observe()
+    there.observe()
+    assert len(node.ran) == 4
