@@ -13,3 +13,9 @@ def seeds(fixed, *, drawn, long, known=()):
     new = random.SystemRandom().sample(range(10**6, 10**9), drawn + long)
     many = [pytest.param(seed, marks=pytest.mark.long) for seed in new[drawn:]]
     return pytest.mark.parametrize("seed", [*known, *range(fixed), *new[:drawn], *many])
+
+
+def some(values, kept):
+    """All of `values`, of which the first `kept` are tried in each run and the others by `make test-long`."""
+    values = list(values)
+    return [*values[:kept], *(pytest.param(value, marks=pytest.mark.long) for value in values[kept:])]

@@ -12,6 +12,7 @@ from fabrictool.planner.solvers import exact, large
 from fabrictool.planner.solvers.exact import ExactSolver
 from tests.planner.test_exact import cheapest_load, fits, option, pool, problem, random_instance, solve
 from tests.planner.test_phases import between, phase, random_pairs
+from tests.seeds import some
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +33,7 @@ def both(instance, monkeypatch):
     return answers
 
 
-@pytest.mark.parametrize("first", range(0, 120, 40))
+@pytest.mark.parametrize("first", some(range(0, 120, 40), 1))
 def test_it_is_never_better_than_the_optimum_and_claims_no_wrong_bound(first, monkeypatch):
     near = 0
     for seed in range(first, first + 40):
