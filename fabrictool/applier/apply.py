@@ -241,8 +241,8 @@ class _Run:
 
     def _awaited(self, action: Action) -> Course:
         """Of a unit that was started before and does not serve yet: it is only waited for."""
-        spec = self._fabric.clusters[action.cluster].spec(_lasting(action))
-        awaited = msgspec.structs.replace(action, kind="keep", operation=_lasting(action), former="", spec=spec)
+        spec = self._fabric.clusters[action.cluster].spec(_operation(action))
+        awaited = msgspec.structs.replace(action, kind="keep", operation=_operation(action), former="", spec=spec)
         return Course(awaited, "", "submitted", deadline=self._clock.monotonic() + self._applier.queue_wait_s)
 
     def _hold(self, action: Action) -> None:
@@ -281,10 +281,11 @@ class _Run:
         elif course.phase == "done" or (course.phase == "left-in-queue" and action.kind in ("create", "keep")):
             if action.kind == "delete":
                 self._save_end(action)
-            if course.ready is not None and action.kind != "keep":  # what was only waited for tells no time of a start
+            if course.ready is not None:
                 if action.cluster not in self._state.served_on:
                     self.remember(served_on=[*self._state.served_on, action.cluster])
-                self._save_measured(action, course.ready, course.ready_at or self._clock.wall())
+                if action.kind != "keep":  # what was only waited for tells no time of a start
+                    self._save_measured(action, course.ready, course.ready_at or self._clock.wall())
             self.note("done", **about, operation=_operation(action))
             kind, text = ("done", "") if course.phase == "done" else ("queued", course.text)
             self._reporter.step(action, kind, text)
@@ -361,12 +362,7 @@ class _Run:
 def unready(plan: Plan, observed: Observed) -> list[Action]:
     """Of what the plan leaves running, what was seen and did not serve."""
     waiting = {unit.operation for facts in observed.clusters.values() for unit in facts.units if not unit.ready}
-    return [action for action in plan.actions if action.kind != "delete" and _lasting(action) in waiting]
-
-
-def _lasting(action: Action) -> str:
-    """The operation that runs when the action is done; "" for none."""
-    return action.former if action.kind == "keep" else action.operation
+    return [action for action in plan.actions if action.kind != "delete" and _operation(action) in waiting]
 
 
 def _operation(action: Action) -> str:

@@ -37,6 +37,8 @@ def look(fabric: Fabric, *, now: float, prune: bool, watches: bool = False) -> H
 
 def capped(healing: Healing, fabric: Fabric, clock: Clock) -> list[Problem]:
     """Addresses that healing gave up for now; each becomes an event when it is given up, not at every look."""
+    if not healing.capped:
+        return []
     last = {entry.address: entry.kind for entry in history(fabric.folder.journal)}
     journal = Journal(fabric.folder.journal, healing.plan.id, clock)
     problems = []

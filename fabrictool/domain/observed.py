@@ -45,7 +45,7 @@ class ObservedUnit(msgspec.Struct, frozen=True, kw_only=True):
     blocked: Blocked = ""
     """Of a pending unit."""
     requeued: bool = False
-    """Its job has run before: the scheduler put it back into its queue, or runs it again."""
+    """Of a pending unit: its job has run before, and the scheduler put it back into its queue."""
     detail: str = ""
     """What it says of itself, or why it waits, in words."""
     job: str = ""

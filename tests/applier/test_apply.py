@@ -364,3 +364,12 @@ def test_a_fabric_of_that_name_from_another_state_is_left_alone_and_its_owner_na
         bench(cluster).apply(plan(change, lineage="b" * 16))
     (problem,) = caught.value.problems
     assert (problem.code, "alice@op1" in problem.message, cluster.told) == ("FT5410", True, [])
+
+
+def test_what_was_waited_for_is_known_to_have_served_and_tells_no_time_of_a_start(bench, tmp_path):
+    cluster = FakeCluster(ready=False, **{operation(1): "running"})
+    cluster.spec = lambda _: SPEC
+    cluster.on_look = lambda: setattr(cluster, "ready", True)
+    bench(cluster).apply(plan(kept(1), facts=facts(cluster)))
+    state = json.loads((tmp_path / "state.json").read_text())
+    assert (state["served_on"], state["loads"]) == (["c"], {})
