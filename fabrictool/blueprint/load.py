@@ -134,12 +134,7 @@ class _Loading:
         root = self._read_blueprint(path)
         if root is not None and overlay is not None:
             root = self._with_overlay(root, path, overlay)
-        if inventory_path is None and root is not None:
-            inventory_path = self._named_inventory(root)
-        inventory = self._read(inventory_path, "Inventory") if inventory_path is not None else None
-        self._fail_if_any()
-        if root is None or inventory is None:  # pragma: no cover - a missing tree always has its problem
-            raise InvalidInputError(())
+        root, inventory = self._with_inventory(root, inventory_path)
         if scenario is not None:
             root, inventory = self._with_scenario(root, inventory, scenario)
         root = with_defaults(self._finish(root))
@@ -157,13 +152,8 @@ class _Loading:
         return Loaded(blueprint, checked, root, inventory, tuple(self._files), tuple(sorted(self._variables)), warnings)
 
     def identity(self, path: Path, inventory_path: Path | None) -> Identity:
-        root = self._read(path, "Blueprint")
-        if inventory_path is None and root is not None:
-            inventory_path = self._named_inventory(root)
-        inventory = self._read(inventory_path, "Inventory") if inventory_path is not None else None
-        self._fail_if_any()
-        if root is None or inventory is None:  # pragma: no cover - a missing tree always has its problem
-            raise InvalidInputError(())
+        """Of the blueprint's own file alone: parts and overlays name no fabric."""
+        root, inventory = self._with_inventory(self._read(path, "Blueprint"), inventory_path)
         named = {key: node for key in ("fabric", "state") if (node := root.child(key)) is not None}
         head = self._finish(root.like(named))
         inventory = self._finish(inventory)
@@ -173,6 +163,16 @@ class _Loading:
         if which is None or checked is None:  # pragma: no cover - same
             raise InvalidInputError(())
         return Identity(which.fabric, which.state, checked, root.source.sha256)
+
+    def _with_inventory(self, root: YamlNode | None, path: Path | None) -> tuple[YamlNode, YamlNode]:
+        """The blueprint, and the inventory at `path` or where the blueprint says; raises with all problems so far."""
+        if path is None and root is not None:
+            path = self._named_inventory(root)
+        inventory = self._read(path, "Inventory") if path is not None else None
+        self._fail_if_any()
+        if root is None or inventory is None:  # pragma: no cover - a missing tree always has its problem
+            raise InvalidInputError(())
+        return root, inventory
 
     # -- reading ----------------------------------------------------------------------------------------------
 

@@ -6,7 +6,6 @@ as an entity: no link, mention or comment can be made of a name.
 
 from __future__ import annotations
 
-import re
 import unicodedata
 from typing import TYPE_CHECKING
 
@@ -27,7 +26,6 @@ _CUT = 300
 """Characters of one name or sentence."""
 _CHANGES = 30
 """Changed fields of one action."""
-_UNSAFE = re.compile(r"[^A-Za-z0-9._]")
 _SPECIAL = frozenset("&<>\"'`*_[](){}|~#!\\$@:")
 
 

@@ -236,7 +236,7 @@ class RemoteCluster:
             sorted(folders),
             stdin=tar(folders, _owner_files(units[0].lineage)),
             timeout_s=SUBMIT_SECONDS + SUBMIT_SECONDS_EACH * len(folders),
-            tries=COMMAND_TRIES,
+            changes=True,
         )
         verdicts = {}
         for line in done.stdout.decode(errors="replace").splitlines():
@@ -261,7 +261,7 @@ class RemoteCluster:
         """Remove run folders, identity first."""
         named = sorted(operations)
         if named:
-            done = self._run("ft-forget", shell.program("forget"), named, tries=COMMAND_TRIES)
+            done = self._run("ft-forget", shell.program("forget"), named, changes=True)
             if done.status != 0:
                 why = done.stderr.decode(errors="replace").strip()[-200:]
                 message = f"the files of {len(named)} units cannot be removed: {why}"
@@ -313,7 +313,7 @@ class RemoteCluster:
             return
         jobs = {unit.operation: unit.job for unit in self.survey().units}
         pairs = [word for operation in named for word in (operation, jobs.get(operation) or "-")]
-        done = self._run("ft-signal", shell.signal_program(self._scheduler, kill=kill), pairs, tries=COMMAND_TRIES)
+        done = self._run("ft-signal", shell.signal_program(self._scheduler, kill=kill), pairs, changes=True)
         undelivered = done.stdout.decode(errors="replace").strip()
         if done.status != 0:
             undelivered = (
@@ -350,18 +350,18 @@ class RemoteCluster:
         *,
         stdin: bytes = b"",
         timeout_s: float = SURVEY_SECONDS,
-        tries: int = TRIES,
+        changes: bool = False,
     ) -> Completed:
         argv = ["sh", "-c", program, name, self._described.folder, self._fabric, *arguments]
-        return self._connected(argv, stdin=stdin, timeout_s=timeout_s, tries=tries)
+        return self._connected(argv, stdin=stdin, timeout_s=timeout_s, changes=changes)
 
     def _connected(
-        self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float = SURVEY_SECONDS, tries: int = TRIES
+        self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float = SURVEY_SECONDS, changes: bool = False
     ) -> Completed:
         """On the first login node that answers, and again for a while if none does: every program may be repeated."""
         begun = self._clock.monotonic()
-        if self._lost and tries == TRIES:
-            tries = 1  # it was asked often enough: a command looks many times
+        # A command looks many times: who was lost after all retries is asked once a look.
+        tries = COMMAND_TRIES if changes else 1 if self._lost else TRIES
         for attempt in itertools.count():
             problems: list[Problem] = []
             for connection in self._connections:

@@ -234,13 +234,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 _decoder = msgspec.json.Decoder(Plan)
 
 
-def encode_plan(plan: Plan) -> bytes:
-    """JSON with sorted keys, readable in a review."""
-    return msgspec.json.format(msgspec.json.encode(plan, order="sorted"), indent=1) + b"\n"
-
-
 def decode_plan(data: bytes) -> Plan:
-    """The inverse; raises msgspec.DecodeError on anything else."""
+    """From JSON; raises msgspec.DecodeError on anything else."""
     plan: Plan = _decoder.decode(data)
     return plan
 

@@ -67,7 +67,7 @@ class SteadyState:
     """What a model does once its replicas are as full as they get. Seconds; shares of requests."""
 
     requests: int
-    """Those that count."""
+    """Requests after the warm-up, whose latencies count."""
     estimates: tuple[ShareEstimate, ...]
     """One a criterion, the last one that of all targets together."""
     in_system: float

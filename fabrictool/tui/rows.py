@@ -18,7 +18,7 @@ STALE_S = 5.0
 
 Level = Literal["bad", "worth a look", "well"]
 LEVELS: tuple[Level, ...] = ("bad", "worth a look", "well")
-"""Problems come first."""
+"""In the order of a table: what needs somebody comes first."""
 FEW = 20
 """Samples; the 95th percentile of fewer is their largest, and it is said of how many."""
 

@@ -131,3 +131,10 @@ def test_of_two_states_at_once_one_starts(bench):
     with ThreadPoolExecutor(4) as pool:
         verdicts = sorted(pool.map(submit, whose))
     assert verdicts == ["foreign"] * 3 + ["submitted"]
+
+
+def test_while_another_call_decides_whose_it_is_nothing_is_started(bench):
+    taken = {"flock": "#!/bin/sh\nexit 1\n"}
+    _, out = bench.run(submit_program(Slurm()), ["c-g1-0"], owned("c-g1-0", "cccccccc", "c@op"), taken)
+    assert out.split("\t")[1] == "unknown"
+    assert "holds the lock" in out

@@ -32,7 +32,6 @@ _LONGEST_PAUSE = 1.0
 _CONTROL_SECONDS = 10.0
 _END_SECONDS = 5.0
 _PORT_TRIES = 5
-_LONGEST_LOG = 1 << 20
 _FAILED = 255
 """ssh's own failure; also a status that a command may have."""
 _REFUSED = "refused by peer"

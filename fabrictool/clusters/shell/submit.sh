@@ -16,7 +16,14 @@ fi
 # state is left, its mark counts no more.
 if [ -s "$in/.owner" ]; then
   read -r ours _ <"$in/.owner"
-  if command -v flock >/dev/null 2>&1; then exec 8>>"$units/.owner.lock"; flock -w 60 8; fi
+  if command -v flock >/dev/null 2>&1; then
+    exec 8>>"$units/.owner.lock"
+    flock -w 60 8 2>/dev/null
+    if [ $? -eq 1 ]; then # another call holds it; any other code is a file system without locks
+      for op; do printf '%s\tunknown\t\tanother call holds the lock of %s\n' "$op" "$units"; done
+      exit 0
+    fi
+  fi
   if [ -s "$units/.owner" ]; then read -r theirs who <"$units/.owner"; else theirs=$ours; fi
   if [ "$theirs" != "$ours" ] && cat "$units"/*/meta.json 2>/dev/null | grep -qF "\"lineage\":\"$theirs"; then
     for op; do printf '%s\tforeign\t\t%s (lineage %s)\n' "$op" "$who" "$theirs"; done
