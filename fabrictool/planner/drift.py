@@ -140,7 +140,7 @@ def clock_warnings(evidence: Evidence) -> list[str]:
     """Of clusters whose clock is not ours."""
     return [
         f"the clock of {name}'s login node is {abs(facts.skew_s):,.0f} s {'ahead of' if facts.skew_s > 0 else 'behind'}"
-        f" {evidence.host or 'this machine'}'s; no replica is judged by it, but certificates are"
+        f" {evidence.host or 'this machine'}'s; no replica is judged by it"
         for name, facts in sorted(evidence.clusters.items())
         if facts.skew_s
     ]
