@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.warm import WarmCommandLine
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -67,8 +69,8 @@ def free_port():
 class FabricBed:
     """A blueprint in a folder, and the command line on it."""
 
-    def __init__(self, folder, model):
-        self.folder = folder
+    def __init__(self, folder, model, command_line=None):
+        self.folder, self._command_line = folder, command_line
         self.values = {
             "model": model,
             "precision": "bf16",
@@ -96,16 +98,7 @@ class FabricBed:
         (self.folder / "blueprint.yaml").write_text(blueprint % self.values)
 
     def run(self, *arguments, code=0, timeout=120, **environment):
-        done = subprocess.run(
-            [sys.executable, "-m", "fabrictool.cli.main", *arguments],
-            cwd=self.folder,
-            env=self.environment | environment,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            stdin=subprocess.DEVNULL,
-            check=False,
-        )
+        done = self._command_line.run(arguments, cwd=self.folder, env=self.environment | environment, timeout=timeout)
         assert "Traceback" not in done.stderr, done.stderr
         if code is not None:
             assert done.returncode == code, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
@@ -153,8 +146,15 @@ def tiny_model(tmp_path_factory):
     return path
 
 
+@pytest.fixture(scope="session")
+def command_line():
+    line = WarmCommandLine()
+    yield line
+    line.close()
+
+
 @pytest.fixture
-def fabric_bed(tmp_path, tiny_model):
-    bed = FabricBed(tmp_path, tiny_model)
+def fabric_bed(tmp_path, tiny_model, command_line):
+    bed = FabricBed(tmp_path, tiny_model, command_line)
     yield bed
     bed.clean_up()

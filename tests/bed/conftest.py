@@ -15,6 +15,7 @@ import pytest
 from tests.bed.federation import Federation
 from tests.testbed.bed import Bed
 from tests.testbed.requirements import missing
+from tests.warm import WarmCommandLine
 
 HERE = Path(__file__).parent
 BED = pytest.StashKey[Bed]()
@@ -89,11 +90,13 @@ def shared_model():
 @pytest.fixture(scope="session")
 def make_federation(bed, shared_model):
     made = []
+    command_line = WarmCommandLine(bed.operator_popen)
 
     def make(name):
-        made.append(Federation(bed, Path(tempfile.mkdtemp(prefix=f"ft-{name}-")), shared_model, name))
+        made.append(Federation(bed, Path(tempfile.mkdtemp(prefix=f"ft-{name}-")), shared_model, name, command_line))
         return made[-1]
 
     yield make
     for federation in made:
         federation.clean_up()
+    command_line.close()

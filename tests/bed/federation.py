@@ -34,8 +34,9 @@ except urllib.error.HTTPError as error:
 class Federation:
     """One blueprint in a folder of its own, applied from the operator's machine."""
 
-    def __init__(self, bed, folder, model, name):
+    def __init__(self, bed, folder, model, name, command_line):
         self.bed, self.folder, self.model, self.name = bed, folder, model, name
+        self._command_line = command_line
         self.gateway = bed.address("ing")
         self.environment = {
             "PATH": os.environ["PATH"],
@@ -109,9 +110,9 @@ class Federation:
     def command(self, *arguments):
         return [sys.executable, "-m", "fabrictool.cli.main", *arguments]
 
-    def run(self, *arguments, code=0, timeout=180, **environment):
-        done = self.bed.operator_run(
-            self.command(*arguments), env=self.environment | environment, cwd=self.folder, timeout=timeout
+    def run(self, *arguments, code=0, timeout=180, kill_after=None, **environment):
+        done = self._command_line.run(
+            arguments, cwd=self.folder, env=self.environment | environment, timeout=timeout, kill_after=kill_after
         )
         assert "Traceback" not in done.stderr, done.stderr
         if code is not None:

@@ -1,15 +1,12 @@
 """A hundred times kill -9 of apply, at random moments (seeded): never a double job, never an orphan, the same end."""
 
-import json
 import os
 import random
-import subprocess
-import sys
 from collections import Counter
 
 import pytest
 
-KILLS = int(os.environ.get("FTBED_KILLS", "30"))
+KILLS = int(os.environ.get("FTBED_KILLS", "15"))
 """`make test-bed` does a hundred, which takes minutes; fewer beside all other tests."""
 SEED = 20261121
 
@@ -22,24 +19,13 @@ def chaos(make_federation):
 @pytest.fixture
 def call(chaos):
     """Runs the command line on the operator's machine; with `kill_after` it is killed after so many seconds."""
-    process = chaos.bed.operator_popen(
-        [sys.executable, "tests/bed/forker.py"], env=chaos.environment | {"PYTHONPATH": "."}, stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )  # fmt: skip
-    out = chaos.folder / "forker.log"
 
-    def run(*argv, kill_after=None):
-        files = ["-b", str(chaos.folder / "blueprint.yaml"), "-i", str(chaos.folder / "inventory.yaml")]
-        told = {"argv": [*argv, *files], "kill_after": kill_after, "out": str(out)}
-        process.stdin.write(json.dumps(told) + "\n")
-        process.stdin.flush()
-        return int(process.stdout.readline())
+    def run(*arguments, kill_after=None):
+        done = chaos.run(*arguments, code=None, kill_after=kill_after)
+        print(done.stdout[-1000:], done.stderr[-1000:])
+        return done.returncode
 
-    yield run
-    process.stdin.close()
-    process.wait(30)
-    process.stdout.close()
-    print(out.read_text()[-3000:] if out.exists() else "")
+    return run
 
 
 def shape(chaos, variant):

@@ -37,6 +37,17 @@ def one_by_one(bed):
         subprocess.run(bed.operator_command(command, "/"), check=True, capture_output=True)
 
 
+class ColdCommandLine:
+    """A process for each command, as users have it: its start counts."""
+
+    def __init__(self, bed):
+        self._bed = bed
+
+    def run(self, arguments, *, kill_after=None, **options):
+        assert kill_after is None
+        return self._bed.operator_run([sys.executable, "-m", "fabrictool.cli.main", *arguments], **options)
+
+
 def main(_argv=None):
     """Print the table."""
     if reason := missing():
@@ -45,7 +56,8 @@ def main(_argv=None):
     bed = Bed.up(owned=True)
     try:
         bed.maintenance("a", 1, 3600)
-        fed = Federation(bed, Path(tempfile.mkdtemp(prefix="ft-bench-")), "/nowhere/tiny.gguf", "bench")
+        folder = Path(tempfile.mkdtemp(prefix="ft-bench-"))
+        fed = Federation(bed, folder, "/nowhere/tiny.gguf", "bench", ColdCommandLine(bed))
         cpu = {"device": "cpu", "nodes": COUNT, "memory_per_node": "4 GiB", "walltime": "60m"}
         models = {"tiny": {"replicas": {"min": COUNT, "max": COUNT}}}
         fed.write({"a": fed.cluster("a", {"normal": cpu})}, models, gateway=None, tenants=None)

@@ -6,8 +6,6 @@ The mock's `play` makes pods out of Jobs and Deployments at once, and says that 
 import json
 import os
 import shutil
-import subprocess
-import sys
 
 import pytest
 
@@ -47,7 +45,7 @@ clusters:
 """
 
 
-def test_plan_apply_and_destroy(tmp_path):
+def test_plan_apply_and_destroy(command_line, tmp_path):
     mock = ApiContractMock()
     with mock.serve() as url, mock.play():
         config = {
@@ -67,10 +65,8 @@ def test_plan_apply_and_destroy(tmp_path):
         }
 
         def run(*words):
-            argv = [sys.executable, "-m", "fabrictool.cli.main", *words, "-b", "b.yaml", "-i", "i.yaml"]
-            done = subprocess.run(
-                argv, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=120
-            )
+            argv = [*words, "-b", "b.yaml", "-i", "i.yaml"]
+            done = command_line.run(argv, cwd=tmp_path, env=environment, timeout=120)
             assert done.returncode == 0, done.stdout + done.stderr
             return done.stdout
 

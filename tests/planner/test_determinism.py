@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 
-import pytest
 import yaml
 
 from fabrictool.planner.instances import synthetic
@@ -28,32 +27,35 @@ from fabrictool.planner.weights import planned_rates, weighted
 loaded = load(Path(sys.argv[1]) / "blueprint.yaml", environment={})
 usable = [name for name in loaded.inventory.clusters]
 problem, tables = build_problem(loaded.blueprint, loaded.inventory, usable=usable, unseen=(), current={})
-*_, solution = SOLVERS[sys.argv[2]]().solve(problem, deadline_s=2, seed=0)
-problem = solution.whole(problem)
-solution = settled(problem, solution, 0)
-placement = weighted(problem, solution, assign(problem, solution, {}), {})
-replayed = replay(loaded.blueprint, loaded.inventory, placement, planned_rates(problem, solution), 0)
-parts = (
-    placement,
-    forecast(loaded.blueprint, problem, solution, tables, "CHF", replayed),
-    certificate(problem, solution, 0),
-)
-print(msgspec.json.encode(parts).decode())
+for name in sys.argv[2:]:
+    *_, solution = SOLVERS[name]().solve(problem, deadline_s=2, seed=0)
+    whole = solution.whole(problem)
+    solution = settled(whole, solution, 0)
+    placement = weighted(whole, solution, assign(whole, solution, {}), {})
+    replayed = replay(loaded.blueprint, loaded.inventory, placement, planned_rates(whole, solution), 0)
+    parts = (
+        placement,
+        forecast(loaded.blueprint, whole, solution, tables, "CHF", replayed),
+        certificate(whole, solution, 0),
+    )
+    print(msgspec.json.encode(parts).decode())
 """
 
 
-def planned(folder, name, hashes):
-    environment = os.environ | {"PYTHONHASHSEED": hashes}
-    done = subprocess.run(
-        [sys.executable, "-c", PLAN, str(folder), name], env=environment, capture_output=True, check=True, timeout=120
-    )
-    return done.stdout
-
-
-@pytest.mark.parametrize("name", sorted(set(SOLVERS) - {"reschedule"}))
-def test_two_processes_plan_the_same_bytes(tmp_path, name):
+def test_two_processes_plan_the_same_bytes(tmp_path):
     for file, document in synthetic.documents(synthetic.parse("3x2x32"), 3, 0.6).items():
         (tmp_path / file).write_text(yaml.safe_dump(document, sort_keys=False))
-    first, second = (planned(tmp_path, name, hashes) for hashes in ("1", "2"))
-    assert first == second
-    assert len(first) > 1000
+    names = sorted(set(SOLVERS) - {"reschedule"})
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", PLAN, str(tmp_path), *names],
+            env=os.environ | {"PYTHONHASHSEED": hashes},
+            stdout=subprocess.PIPE,
+        )
+        for hashes in ("1", "2")
+    ]
+    first, second = (process.communicate(timeout=240)[0].splitlines() for process in processes)
+    assert [process.returncode for process in processes] == [0, 0]
+    for name, one, other in zip(names, first, second, strict=True):
+        assert one == other, name
+        assert len(one) > 1000
