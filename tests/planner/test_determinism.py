@@ -28,7 +28,7 @@ loaded = load(Path(sys.argv[1]) / "blueprint.yaml", environment={})
 usable = [name for name in loaded.inventory.clusters]
 problem, tables = build_problem(loaded.blueprint, loaded.inventory, usable=usable, unseen=(), current={})
 for name in sys.argv[2:]:
-    *_, solution = SOLVERS[name]().solve(problem, deadline_s=2, seed=0)
+    *_, solution = SOLVERS[name]().solve(problem, deadline_s=1, seed=0)
     whole = solution.whole(problem)
     solution = settled(whole, solution, 0)
     placement = weighted(whole, solution, assign(whole, solution, {}), {})

@@ -137,7 +137,7 @@ def random_instance(rng):
     return problem(needs, options, pools, objective=("latency", "cost"))
 
 
-@pytest.mark.parametrize("first", some(range(0, 1000, 100), 3))
+@pytest.mark.parametrize("first", some(range(0, 1000, 100), 1))
 def test_equals_brute_force_on_a_thousand_tiny_instances(first):
     for seed in range(first, first + 100):
         equals_brute_force(random_instance(random.Random(seed)))
