@@ -1,7 +1,5 @@
 """``make test``: four lanes side by side, because most tests mostly wait; the output of three comes at the end.
 
-The testbed's lane is the longest and waits most, so it goes before the others where there are too few processors.
-
 =========== ============================================================================================
 testbed     what runs on the Slurm testbed (marker ``bed``)
 processes   what starts sshd and whole fabrics on this machine
@@ -22,8 +20,8 @@ PYTEST = [sys.executable, "-m", "pytest"]
 PROCESSES = ["tests/clusters/connections", "tests/e2e", "tests/gitops"]
 COMMANDS = ["tests/cli", "tests/docs", "tests/state", "tests/test_install.py"]
 SLOWEST = "--durations=15"
-KINDER = {"the tests that start programs": 5, "the tests of the command line": 10, "others": 10}
-"""How much lower their priority is than the testbed's."""
+GIVING_WAY = ["nice", "-n", "10"]
+"""What the others begin with: they compute, and the lanes beside them must hear heartbeats in time."""
 NOTHING_COLLECTED = 5
 LEFT_OUT = "not extended and not long"
 
@@ -43,11 +41,10 @@ def main(arguments):
         for number, (name, words) in enumerate(lanes.items()):
             path = Path(folder, str(number))
             with path.open("wb") as output:
-                command = [*nice(name), *PYTEST, SLOWEST, *words]
-                process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+                process = subprocess.Popen([*PYTEST, SLOWEST, *words], stdout=output, stderr=subprocess.STDOUT)
             started.append((name, process, path))
         try:
-            codes = [subprocess.call([*nice("others"), *PYTEST, SLOWEST, "-m", f"not bed and {LEFT_OUT}", *others])]
+            codes = [subprocess.call([*GIVING_WAY, *PYTEST, SLOWEST, "-m", f"not bed and {LEFT_OUT}", *others])]
             for name, process, path in started:
                 print(f"\n== {name} ==", flush=True)
                 code = process.wait()
@@ -60,11 +57,6 @@ def main(arguments):
                 process.wait()
             raise
     return max(codes, key=abs)
-
-
-def nice(lane):
-    """What a lane's command begins with."""
-    return ["nice", "-n", str(KINDER[lane])] if lane in KINDER else []
 
 
 if __name__ == "__main__":

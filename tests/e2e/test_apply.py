@@ -42,7 +42,7 @@ def ask(bed, key=KEY, headers=None, **body):
         json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2} | body).encode(),
         {"authorization": f"Bearer {key}", "content-type": "application/json"} | (headers or {}),
     )
-    with urllib.request.urlopen(request, timeout=20) as answer:  # noqa: S310 - our own loopback URL
+    with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310 - our own loopback URL
         return json.load(answer) | {"provider": answer.headers["x-fabric-provider"]}
 
 
