@@ -68,9 +68,7 @@ class Agent:
         self.mesh = MeshNode(IdentityFiles(folder.identity), self, clock, hub=False)
         self._started = clock.wall()
         self._node_lifecycle = Lifecycle.JOIN
-        self._node_version = 0
         self._service = b""
-        self._service_version = 0
         self._service_lifecycle = Lifecycle.JOIN
         self._accepting = True
         self._in_flight = 0
@@ -190,6 +188,10 @@ class Agent:
     def record_changed(self, record: Record) -> None:
         """Agents only relay their own records; what others say is for gateways."""
 
+    def session_ended(self, reason: str) -> None:
+        """Nobody hears this session any more: leave, so that another job can serve with a new one."""
+        self.request_stop(reason)
+
     def link_changed(self, session: bytes, *, up: bool, reason: str) -> None:
         """A gateway's tunnel came or went."""
         self._note("link-up" if up else "link-down", session.hex()[:8], reason)
@@ -252,7 +254,7 @@ class Agent:
         self._note(f"engine-{state}", self.spec.engine, self._supervisor.progress)
         if state == "loading":
             seed = self.mesh.session + secrets.token_bytes(8)
-            self._service, self._service_version = hashlib.sha256(seed).digest()[:16], 0
+            self._service = hashlib.sha256(seed).digest()[:16]
             self._publish_service(Lifecycle.JOIN)
         elif state == "ready":
             self._publish_service(Lifecycle.SERVING)
@@ -283,14 +285,13 @@ class Agent:
 
     def _publish_node(self, lifecycle: Lifecycle) -> None:
         self._node_lifecycle = lifecycle
-        self._node_version += 1
         spec = self.spec
         self.mesh.publish(
             NodeBody(
                 federation=self.mesh.federation,
                 session=self.mesh.session,
                 lifecycle=lifecycle,
-                version=self._node_version,
+                version=1,
                 role="agent",
                 fabric=spec.fabric,
                 provider=spec.provider,
@@ -305,14 +306,13 @@ class Agent:
 
     def _publish_service(self, lifecycle: Lifecycle) -> None:
         self._service_lifecycle = lifecycle
-        self._service_version += 1
         spec = self.spec
         body = ServiceBody(
             federation=self.mesh.federation,
             session=self.mesh.session,
             service=self._service,
             lifecycle=lifecycle,
-            version=self._service_version,
+            version=1,
             replica=spec.replica,
             model=spec.model,
             engine=spec.engine,

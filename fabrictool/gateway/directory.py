@@ -19,7 +19,7 @@ from fabrictool.domain.specs import weight_key
 from fabrictool.gateway.upstream import Connector, TcpConnector, TunnelConnector
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from fabrictool.mesh.registry import Serving
@@ -73,12 +73,13 @@ class Directory:
         self.weights = weights
         self._targets: dict[bytes, RoutingTarget] = {}
         self._by_model: dict[str, list[RoutingTarget]] = {}
-        self.loading: set[str] = set()
+        self._of_session: dict[bytes, set[bytes]] = {}
+        self.loading: Callable[[], set[str]] = set
         """Models that engines load now."""
         self.filling_until = -math.inf
         """Monotonic seconds: until then the gateway cannot know which models there are."""
         self._served_at: dict[str, float] = {}
-        """Model → when a replica of it served last, by the changes since."""
+        """Model → when it lost a replica last."""
 
     def __iter__(self) -> Iterator[RoutingTarget]:
         return iter(list(self._targets.values()))
@@ -90,7 +91,7 @@ class Directory:
     def may_come(self, model: str, now: float) -> bool:
         """Whether a model that nobody serves now may be served soon; `now` in monotonic seconds."""
         served_at = self._served_at.get(model, -math.inf)
-        return now < self.filling_until or model in self.loading or now < served_at + MISSED_S
+        return now < self.filling_until or model in self.loading() or now < served_at + MISSED_S
 
     def get(self, key: bytes) -> RoutingTarget | None:
         return self._targets.get(key)
@@ -105,30 +106,38 @@ class Directory:
         for target in self._targets.values():
             self._by_model.setdefault(target.model, []).append(target)
 
-    def follow(self, serving: Iterable[Serving], mesh: MeshNode, now: float) -> None:
-        """Make the targets those that serve now; who is known already keeps its counters."""
-        self._served_at |= dict.fromkeys(self._by_model, now)
-        targets = []
-        for entry in serving:
-            service = entry.service
-            key = service.session + service.service
-            targets.append(
-                self._targets.get(key)
-                or RoutingTarget(
-                    key,
-                    service.model,
-                    entry.node.provider,
-                    TunnelConnector(mesh, service.session, service.service),
-                    service.replica,
-                    context=service.context,
-                    weight=self.weights.get(
-                        weight_key(service.model, entry.node.cluster, entry.node.node, service.tp), 1.0
-                    ),
-                    device=entry.node.hardware.device if entry.node.hardware else "",
-                    precision=service.precision,
-                )
-            )
-        self.replace(targets)
+    def follow(self, session: bytes, serving: Iterable[Serving], mesh: MeshNode, now: float) -> None:
+        """Make a session's targets those that serve now; who is known already keeps its counters."""
+        keys = {entry.service.session + entry.service.service: entry for entry in serving}
+        for key in self._of_session.get(session, set()) - keys.keys():
+            target = self._targets.pop(key)
+            self._served_at[target.model] = now
+            others = self._by_model[target.model]
+            others.remove(target)
+            if not others:
+                del self._by_model[target.model]
+        for key, entry in keys.items():
+            if key not in self._targets:
+                self._targets[key] = target = self._target(key, entry, mesh)
+                self._by_model.setdefault(target.model, []).append(target)
+        if keys:
+            self._of_session[session] = set(keys)
+        else:
+            self._of_session.pop(session, None)
+
+    def _target(self, key: bytes, entry: Serving, mesh: MeshNode) -> RoutingTarget:
+        node, service = entry.node, entry.service
+        return RoutingTarget(
+            key,
+            service.model,
+            node.provider,
+            TunnelConnector(mesh, service.session, service.service),
+            service.replica,
+            context=service.context,
+            weight=self.weights.get(weight_key(service.model, node.cluster, node.node, service.tp), 1.0),
+            device=node.hardware.device if node.hardware else "",
+            precision=service.precision,
+        )
 
     def report(self, session: bytes, load: Load) -> None:
         """Volatile load from an agent's beat."""

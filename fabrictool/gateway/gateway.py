@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
 from collections import deque
 from typing import TYPE_CHECKING
@@ -27,7 +28,7 @@ from fabrictool.gateway.openai import (
 )
 from fabrictool.gateway.view import mesh_rows, model_row, static_rows
 from fabrictool.mesh.framing import TEXT_CHARACTERS
-from fabrictool.mesh.records import Lifecycle, NodeBody, ServiceBody
+from fabrictool.mesh.records import Lifecycle, NodeBody, ServiceBody, WitnessBody
 from fabrictool.status.documents import Event, GatewayStatus, Totals, encode
 from fabrictool.status.pages import METRICS_TYPE
 
@@ -96,6 +97,7 @@ class GatewayServer:
     def join(self, mesh: MeshNode) -> None:
         """Follow this mesh node's registry from now on."""
         self._mesh = mesh
+        self.directory.loading = lambda: mesh.registry.loading(mesh.neighbours)
         self.directory.filling_until = self._clock.monotonic() + FILL_S
 
     async def listen(self, host: str, port: int) -> None:
@@ -176,13 +178,23 @@ class GatewayServer:
 
     def record_changed(self, record: Record) -> None:
         """The registry moved: follow it."""
-        body = record.body
+        mesh, body = self._mesh, record.body
+        if mesh is None:
+            return
         if isinstance(body, ServiceBody):
             text = body.note.splitlines()[0] if body.note else ("" if body.accepting else "draining")
             self._note(f"service-{body.lifecycle.name.lower()}", body.replica, text)
+        elif isinstance(body, WitnessBody):
+            self._note(*_testimony(body, mesh.registry.evicted(body.suspect)))
+            self._follow(body.suspect)
+            return
         elif body.role == "agent":
             self._note(f"node-{body.lifecycle.name.lower()}", f"{body.cluster}/{body.node}", body.session.hex()[:8])
-        self._follow()
+        self._follow(body.session)
+
+    def session_ended(self, reason: str) -> None:
+        """It stays: its tunnels work, and a new session is the operator's to give."""
+        self._note("session-ended", "this gateway", f"{reason}; `fabrictool apply` replaces it")
 
     def link_changed(self, session: bytes, *, up: bool, reason: str) -> None:
         """A tunnel came or went; its replicas are routable, or not, from this moment."""
@@ -191,7 +203,7 @@ class GatewayServer:
             self._lost_at.pop(session, None)
         else:
             self._lost_at[session] = self._clock.wall()
-        self._follow()
+        self._follow(session)
 
     def load_reported(self, session: bytes, load: Load) -> None:
         self.directory.report(session, load)
@@ -288,13 +300,12 @@ class GatewayServer:
         if self._mesh is not None:
             self._mesh.publish(body)
 
-    def _follow(self) -> None:
+    def _follow(self, session: bytes) -> None:
+        """One session's replicas: a record costs what its owner serves, however large the fabric is."""
         if self._mesh is not None:
-            registry = self._mesh.registry
-            serving = registry.serving(wall=self._clock.wall())
-            self.directory.follow(serving, self._mesh, self._clock.monotonic())
-            self.directory.loading = registry.loading(set(self._mesh.neighbours))
-            self._known.update(self.directory.models())
+            serving = self._mesh.registry.serving_of(session, wall=self._clock.wall())
+            self.directory.follow(session, serving, self._mesh, self._clock.monotonic())
+            self._known.update(entry.service.model for entry in serving)
 
     async def _tick_forever(self) -> None:
         while True:
@@ -302,8 +313,6 @@ class GatewayServer:
             for connection in list(self.connections):
                 connection.expire()
             self._warn_of_certificates()
-            if self._mesh is not None and self._mesh.registry.forget_expired(wall=self._clock.wall()):
-                self._follow()
 
     def _warn_of_certificates(self) -> None:
         """Once a session, hours ahead: when its certificate ends, its tunnel is closed."""
@@ -321,6 +330,17 @@ class GatewayServer:
     def _note(self, kind: str, subject: str, text: str) -> None:
         self._events.append(Event(at=self._clock.wall(), kind=kind, subject=subject, text=text))
         _log.info("%s %s %s", kind, subject, text)
+
+
+def _testimony(witness: WitnessBody, evicted: bool) -> tuple[str, str, str]:
+    """Kind, subject and text of an event."""
+    hub, suspect = witness.session.hex()[:8], witness.suspect.hex()[:8]
+    if not witness.suspects:
+        return "suspicion-withdrawn", suspect, f"by {hub}"
+    text = f"by {hub}: {', '.join(witness.evidence)}"
+    if not witness.votes:
+        return "suspected", suspect, text
+    return "evicted" if evicted else "eviction-vote", suspect, text
 
 
 def _requested(lists: list[str]) -> frozenset[str] | None:
@@ -343,4 +363,13 @@ def node_body(mesh: MeshNode, spec: GatewaySpec, lifecycle: Lifecycle, version: 
         cluster=spec.cluster,
         node=spec.cluster,
         release=__version__,
+        addresses=(str(spec.mesh),) if _can_be_dialled(spec.mesh.host) else (),
     )
+
+
+def _can_be_dialled(host: str) -> bool:
+    """Whether it is an address, and not the word for all of a machine's own."""
+    try:
+        return not ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return True

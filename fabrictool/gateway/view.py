@@ -47,7 +47,7 @@ def mesh_rows(mesh: MeshNode, directory: Directory, lost_at: Mapping[bytes, floa
     for record in mesh.registry:
         if isinstance(record.body, ServiceBody):
             services.setdefault(record.body.session, []).append(record.body)
-        else:
+        elif isinstance(record.body, NodeBody):
             nodes.append(record.body)
     rows = []
     for node in sorted(nodes, key=lambda n: (n.role, n.cluster, n.node, n.session)):
@@ -64,7 +64,7 @@ def mesh_rows(mesh: MeshNode, directory: Directory, lost_at: Mapping[bytes, floa
                 site=node.site,
                 cluster=node.cluster,
                 node=node.node,
-                lifecycle=node.lifecycle.name,
+                lifecycle="EVICTED" if mesh.registry.evicted(node.session) else node.lifecycle.name,
                 connected=connected,
                 disconnected_at=None if connected else gone_at,
                 device=node.hardware.device if node.hardware else "",

@@ -1,24 +1,27 @@
 """How records travel: pushed at once to every neighbour, repaired by comparing digests. Sans I/O.
 
-Inputs are method calls with the time as an argument; each returns the effects that the transport carries out.
-The same object runs on sockets and on the virtual network of the tests.
+Inputs are method calls with the time as an argument; each returns the effects that the transport carries out, beside
+what waits in the outbox for `flush`, at the end of the turn: what one turn brings goes out in one message a neighbour.
 
-* A local update is pushed to all links (an agent holds one or two, to different hubs).
-* A *hub* (a gateway) forwards what is new to it to its other links; an agent is a leaf and never forwards, so the
-  cost of an update stays one record a node (mesh.md §3, "hub2").
-* Every heartbeat carries the root digest. Two beats with different roots start a repair: bucket digests, then
-  summaries of the differing buckets, then only the records that one side lacks.
+* A local update is pushed to all links (an agent holds some, to different hubs).
+* A *hub* forwards what is new to it to its other links; an agent is a leaf and never forwards, so the cost of an update
+  stays one record a node and link (mesh.md §3, "hub2"). An agent between two hubs that do not know each other carries
+  records across by repair.
+* Every heartbeat carries the root digest. Beats with different roots start a repair: bucket digests, then summaries of
+  the differing buckets, then only the records that one side lacks. A repair after which both roots are what they were
+  was in vain (one side refuses what the other holds): it is tried ever more seldom, and said.
+* A certificate chain is four fifths of a node record. It goes to a neighbour once a session.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
-from fabrictool.mesh.records import Envelope, Record
-from fabrictool.mesh.registry import BUCKETS, Registry, Verdict
+from fabrictool.mesh.records import Envelope, Id, NodeBody, Record, body_hash
+from fabrictool.mesh.registry import BUCKETS, Merge, Registry, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,7 +30,12 @@ PUSH_RECORDS = 32
 """Records in one message: 32 × 4.2 KiB (body and chain at their limits) stays under the frame limit."""
 PATIENCE_BEATS = 2
 """A push in flight makes roots differ for a moment; repairing sooner only duplicates it."""
+SECOND_PATIENCE_BEATS = 4
+"""Of the side with the greater session id: when both began at once, every record would cross twice."""
+VAIN_BEATS_MAX = 64
+"""The longest wait after repairs in vain: about a minute."""
 MAX_SUMMARY = 2048
+REFUSED_KEPT = 4096
 
 
 class Push(msgspec.Struct, frozen=True, array_like=True, tag="p"):
@@ -55,7 +63,24 @@ class Want(msgspec.Struct, frozen=True, array_like=True, tag="w"):
     keys: Annotated[list[bytes], msgspec.Meta(max_length=MAX_SUMMARY)]
 
 
-Message = Push | Buckets | Summary | Want
+Life = Literal["alive", "gone", "never"]
+"""Of a session, to a hub: there is a tunnel, there was one, there was none that it knows of."""
+
+
+class LifeQuestion(msgspec.Struct, frozen=True, array_like=True, tag="a"):
+    """Do you hold a tunnel to this session?"""
+
+    suspect: Id
+
+
+class LifeAnswer(msgspec.Struct, frozen=True, array_like=True, tag="l"):
+    """What a hub knows of a session's tunnel."""
+
+    suspect: Id
+    life: Life
+
+
+Message = Push | Buckets | Summary | Want | LifeQuestion | LifeAnswer
 _decoder = msgspec.msgpack.Decoder(Message)
 
 
@@ -82,48 +107,85 @@ class Refused:
     reason: str
 
 
-Effect = Send | Changed | Refused
+@dataclass(frozen=True, slots=True)
+class Vain:
+    """Effect: repairs with this neighbour bring nothing; something is refused on one side, again and again."""
+
+    peer: bytes
+    repairs: int
+
+
+Effect = Send | Changed | Refused | Vain
+
+
+@dataclass(slots=True)
+class _Peer:
+    """What is known of one link."""
+
+    differing_beats: int = 0
+    roots: tuple[bytes, bytes] | None = None
+    """Ours and theirs when the last repair began."""
+    repairs_in_vain: int = 0
+    has_chain: set[bytes] = field(default_factory=set)
+    """Sessions whose chain has crossed this link, either way."""
+    outbox: dict[bytes, Envelope] = field(default_factory=dict)
+    refused: dict[bytes, None] = field(default_factory=dict)
+    """Hashes of bodies that came over this link and were refused: not asked for again here."""
 
 
 class Gossip:
     """The dissemination state of one node over its registry."""
 
-    def __init__(self, registry: Registry, *, hub: bool) -> None:
+    def __init__(self, registry: Registry, *, me: bytes, hub: bool) -> None:
         self.registry = registry
+        self._me = me
         self._hub = hub
-        self._peers: dict[bytes, int] = {}
-        """Neighbour (session id) → consecutive beats with a different root."""
+        self._peers: dict[bytes, _Peer] = {}
 
     def link_up(self, peer: bytes) -> list[Effect]:
         """A neighbour is here: compare maps at once."""
-        self._peers[peer] = 0
-        return [Send(peer, _encode(Buckets(self.registry.bucket_digests())))]
+        self._peers[peer] = _Peer()
+        return [self._compare_all(peer)] if self._me <= peer else []
 
     def link_down(self, peer: bytes) -> None:
         self._peers.pop(peer, None)
 
     def publish(self, record: Record, *, wall: float) -> list[Effect]:
+        """Merge a record of our own and push it to all neighbours."""
         merge = self.registry.merge(record.envelope, wall=wall)
+        if merge.verdict is Verdict.REJECTED:
+            return [Refused(self._me, merge.reason)]
         if merge.verdict is not Verdict.NEW:
             return []
-        return [Changed(record), *self._push([record.envelope], self._peers)]
+        self._spread([record], self._peers)
+        return [Changed(record)]
 
     def beat(self, peer: bytes, root: bytes) -> list[Effect]:
         """The neighbour's root digest, with its heartbeat."""
-        if peer not in self._peers or root == self.registry.root():
-            self._peers[peer] = 0
+        state = self._peers.get(peer)
+        if state is None:
             return []
-        self._peers[peer] += 1
-        if self._peers[peer] < PATIENCE_BEATS:
+        mine = self.registry.root()
+        if root == mine:
+            state.differing_beats, state.roots, state.repairs_in_vain = 0, None, 0
             return []
-        self._peers[peer] = 0
-        return [Send(peer, _encode(Buckets(self.registry.bucket_digests())))]
+        if state.roots is not None and state.roots != (mine, root):
+            state.roots, state.repairs_in_vain = None, 0
+        state.differing_beats += 1
+        patience = PATIENCE_BEATS if self._me <= peer else SECOND_PATIENCE_BEATS
+        if state.differing_beats < min(patience << state.repairs_in_vain, VAIN_BEATS_MAX):
+            return []
+        state.differing_beats = 0
+        effects: list[Effect] = [self._compare_all(peer)]
+        if state.roots is not None:
+            state.repairs_in_vain += 1
+            if state.repairs_in_vain == 2:
+                effects.append(Vain(peer, state.repairs_in_vain))
+        state.roots = mine, root
+        return effects
 
-    def received(self, peer: bytes, payload: bytes, *, wall: float) -> list[Effect]:
-        try:
-            message = _decoder.decode(payload)
-        except (msgspec.DecodeError, ValueError) as error:
-            return [Refused(peer, f"malformed message: {error}")]
+    def received(self, peer: bytes, message: Push | Buckets | Summary | Want, *, wall: float) -> list[Effect]:
+        """Records and what repairs are made of."""
         match message:
             case Push():
                 return self._merge(peer, message.envelopes, wall)
@@ -133,43 +195,115 @@ class Gossip:
                 if not differing:
                     return []
                 summary = Summary(differing, self.registry.summary(differing)[:MAX_SUMMARY])
-                return [Send(peer, _encode(summary))]
+                return [Send(peer, encode(summary))]
             case Summary():
                 return self._compare(peer, message)
-        return self._push(self.registry.in_dependency_order(message.keys), [peer])
+            case Want():
+                self._send_whole(peer, message.keys)
+                return []
+
+    def forget(self, sessions: Iterable[bytes]) -> None:
+        """They are no longer in the map."""
+        for state in self._peers.values():
+            state.has_chain.difference_update(sessions)
+
+    def flush(self) -> list[Send]:
+        """Everything that the turn brought, in as few messages as it fits."""
+        sends = []
+        for peer, state in self._peers.items():
+            if not state.outbox:
+                continue
+            keys = sorted(state.outbox, key=lambda key: (len(key), key))  # nodes before what leans on them
+            envelopes = [state.outbox[key] for key in keys]
+            state.outbox = {}
+            batches = (envelopes[i : i + PUSH_RECORDS] for i in range(0, len(envelopes), PUSH_RECORDS))
+            sends += [Send(peer, encode(Push(batch))) for batch in batches]
+        return sends
+
+    # -- internals --------------------------------------------------------------------------------------------
+
+    def _compare_all(self, peer: bytes) -> Send:
+        return Send(peer, encode(Buckets(self.registry.bucket_digests())))
 
     def _compare(self, peer: bytes, summary: Summary) -> list[Effect]:
         theirs = {key: (lifecycle, version, hash_) for key, lifecycle, version, hash_ in summary.entries}
         buckets = [b for b in summary.buckets if 0 <= b < BUCKETS]
         ours = {key: (lifecycle, version, hash_) for key, lifecycle, version, hash_ in self.registry.summary(buckets)}
-        newer_here = [key for key, rank in ours.items() if key not in theirs or theirs[key] < rank]
-        newer_there = [key for key, rank in theirs.items() if key not in ours or ours[key] < rank]
-        effects = self._push(self.registry.in_dependency_order(newer_here), [peer])
-        if newer_there:
-            effects.append(Send(peer, _encode(Want(newer_there))))
-        return effects
+        self._send_whole(peer, [key for key, rank in ours.items() if key not in theirs or theirs[key] < rank])
+        refused = self._peers[peer].refused if peer in self._peers else {}
+        newer = [
+            key for key, rank in theirs.items() if (key not in ours or ours[key] < rank) and rank[2] not in refused
+        ]
+        return [Send(peer, encode(Want(newer)))] if newer else []
 
     def _merge(self, peer: bytes, envelopes: list[Envelope], wall: float) -> list[Effect]:
         effects: list[Effect] = []
-        fresh: list[Envelope] = []
+        fresh: list[Record] = []
         for envelope in envelopes:
             merge = self.registry.merge(envelope, wall=wall)
+            self._learn(peer, merge)
             if merge.verdict is Verdict.NEW and merge.record is not None:
                 effects.append(Changed(merge.record))
-                fresh.append(envelope)
+                fresh.append(merge.record)
             elif merge.verdict is Verdict.STALE and merge.record is not None:
-                effects += self._push([merge.record.envelope], [peer])
+                self._spread([merge.record], [peer])
             elif merge.verdict is Verdict.REJECTED:
-                effects.append(Refused(peer, merge.reason))
+                self._remember_refusal(peer, envelope)
+                if not merge.repeated:
+                    effects.append(Refused(peer, merge.reason))
         if self._hub and fresh:
-            effects += self._push(fresh, [other for other in self._peers if other != peer])
+            self._spread(fresh, [other for other in self._peers if other != peer])
         return effects
 
+    def _learn(self, peer: bytes, merge: Merge) -> None:
+        """Who sends a node record that we could place has its chain."""
+        if merge.record is not None and isinstance(merge.record.body, NodeBody) and peer in self._peers:
+            self._peers[peer].has_chain.add(merge.record.body.session)
+
+    def _remember_refusal(self, peer: bytes, envelope: Envelope) -> None:
+        state = self._peers.get(peer)
+        if state is not None:
+            state.refused[body_hash(envelope)] = None
+            if len(state.refused) > REFUSED_KEPT:
+                del state.refused[next(iter(state.refused))]
+
+    def _spread(self, records: Iterable[Record], peers: Iterable[bytes]) -> None:
+        """Into the outboxes; the newest of a key replaces an older one that waits there."""
+        records = list(records)
+        for peer in peers:
+            state = self._peers.get(peer)
+            if state is None:
+                continue
+            for record in records:
+                state.outbox[record.key] = self._without_known_chain(state, record)
+
+    def _send_whole(self, peer: bytes, keys: Iterable[bytes]) -> None:
+        """With chains: who asks has nothing to go by."""
+        state = self._peers.get(peer)
+        if state is not None:
+            for key in keys:
+                record = self.registry.get(key)
+                if record is not None:
+                    state.outbox[key] = record.envelope
+                    if isinstance(record.body, NodeBody):
+                        state.has_chain.add(key)
+
     @staticmethod
-    def _push(envelopes: list[Envelope], peers: Iterable[bytes]) -> list[Effect]:
-        batches = [envelopes[i : i + PUSH_RECORDS] for i in range(0, len(envelopes), PUSH_RECORDS)]
-        encoded = [_encode(Push(batch)) for batch in batches]
-        return [Send(peer, message) for peer in peers for message in encoded]
+    def _without_known_chain(state: _Peer, record: Record) -> Envelope:
+        envelope = record.envelope
+        if not isinstance(record.body, NodeBody):
+            return envelope
+        waiting = state.outbox.get(record.key)
+        if record.key in state.has_chain and (waiting is None or not waiting.chain):
+            return Envelope(envelope.body, envelope.signature)
+        state.has_chain.add(record.key)
+        return envelope
 
 
-_encode = msgspec.msgpack.encode
+def decode_message(payload: bytes) -> Message:
+    """Raises msgspec.DecodeError or ValueError on anything else."""
+    message: Message = _decoder.decode(payload)
+    return message
+
+
+encode = msgspec.msgpack.encode

@@ -1,9 +1,9 @@
-"""The registry's records: what an owner says of itself, signed, ordered without clocks.
+"""The registry's records: what an owner says, signed, ordered without clocks.
 
-Two kinds share one lattice. A *node* record speaks for one session of one agent or gateway; a *service* record
-speaks for one start of one engine beside it, so that an engine may restart without a new session. Both carry
-(lifecycle, version): the larger pair wins, and the content hash decides between two bodies that claim the same
-pair, which only a cloned key or a bug can produce (mesh.md §5).
+Three kinds share one lattice. A *node* record speaks for one session of one agent or gateway; a *service* record
+speaks for one start of one engine beside it, so that an engine may restart without a new session; a *witness* record
+is what a hub says of a session that it lost. All carry (lifecycle, version): the larger pair wins, and the content hash
+decides between two bodies that claim the same pair, which only a cloned key or a bug can produce (mesh.md §5).
 """
 
 from __future__ import annotations
@@ -74,6 +74,8 @@ class NodeBody(msgspec.Struct, frozen=True, tag="n", omit_defaults=True):
     """Wall time at which the allocation ends; routers drain before it."""
     release: Name = ""
     """Version of the tool that the agent runs."""
+    addresses: Annotated[tuple[Name, ...], msgspec.Meta(max_length=4)] = ()
+    """Of a hub: ``host:port`` where others can dial it."""
 
 
 class ServiceBody(msgspec.Struct, frozen=True, tag="s", omit_defaults=True):
@@ -97,7 +99,30 @@ class ServiceBody(msgspec.Struct, frozen=True, tag="s", omit_defaults=True):
     """Why it is DOWN, with the tail of the engine's log: evidence that outlives the node."""
 
 
-Body = NodeBody | ServiceBody
+Evidence = Literal["closed", "silent", "never-came", "other-hub"]
+"""Of a death: our tunnel was closed by its end, or fell silent, or never was; another hub lost it too."""
+
+
+class WitnessBody(msgspec.Struct, frozen=True, tag="w", omit_defaults=True):
+    """What a hub says of a session that it lost; always JOIN, so that it can take back what it said."""
+
+    federation: Name
+    session: Id
+    """The hub that speaks."""
+    suspect: Id
+    lifecycle: Lifecycle
+    version: Version
+    seen: Version
+    """The suspect's newest version then: a newer one refutes."""
+    until: float
+    """Wall time at which the suspect's certificate ends, and with it what there is to say."""
+    suspects: bool = False
+    votes: bool = False
+    """To evict it, after the grace period."""
+    evidence: Annotated[tuple[Evidence, ...], msgspec.Meta(max_length=8)] = ()
+
+
+Body = NodeBody | ServiceBody | WitnessBody
 
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
 _decoder = msgspec.msgpack.Decoder(Body)
@@ -115,7 +140,8 @@ class Record(msgspec.Struct, frozen=True):
     """An envelope with its decoded body and its place in the order."""
 
     key: bytes
-    """16 octets for a node (the session), 32 for a service (session, service)."""
+    """16 octets for a node (the session), 32 for a service (session, service), 33 for a witness (session, 0, suspect).
+    """
     body: Body
     envelope: Envelope
     hash: bytes
@@ -162,5 +188,16 @@ def decode(envelope: Envelope) -> Record:
 
 
 def _record(body: Body, envelope: Envelope) -> Record:
-    key = body.session if isinstance(body, NodeBody) else body.session + body.service
-    return Record(key, body, envelope, hashlib.blake2b(envelope.body, digest_size=32).digest())
+    match body:
+        case NodeBody():
+            key = body.session
+        case ServiceBody():
+            key = body.session + body.service
+        case WitnessBody():
+            key = body.session + b"\0" + body.suspect
+    return Record(key, body, envelope, body_hash(envelope))
+
+
+def body_hash(envelope: Envelope) -> bytes:
+    """32 octets that stand for what was signed."""
+    return hashlib.blake2b(envelope.body, digest_size=32).digest()

@@ -6,12 +6,16 @@ Invariants (each has a test):
 2. a key's rank never decreases;
 3. no record is visible unless its owner's chain and signature were checked;
 4. only the owner writes its records; a record of another federation is refused;
-5. the digest is equal exactly when the maps are equal (up to hash collisions).
+5. the digest is equal exactly when the maps are equal (up to hash collisions);
+6. a session that enough hubs voted to evict is not routable until its owner itself speaks again;
+7. what one owner or one provider may store is bounded.
 """
 
 from __future__ import annotations
 
 import enum
+import hashlib
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,16 +27,30 @@ from fabrictool.mesh.records import (
     NodeBody,
     Record,
     ServiceBody,
+    WitnessBody,
     decode,
     signed_bytes,
 )
 from fabrictool.mesh.records import RecordError as _RecordError
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
+
+    from fabrictool.mesh.records import Body
 
 BUCKETS = 256
 _MODULUS = 1 << 256
+SESSION_SERVICES = 256
+"""Engine starts that one session may record. A job of a day whose engine fails every ten minutes stays under it."""
+PROVIDER_SESSIONS = 10_000
+"""Sessions of one provider, ended ones too until they are forgotten: a day's worth of a large site's jobs."""
+SESSION_WITNESSES = 10_000
+"""Sessions that one hub may speak of."""
+REFUSALS_KEPT = 4096
+REFUSED_FOR_S = 300.0
+"""A clock that was set right, or a version that came nearer, may make a record good."""
+FORGET_MARGIN_S = 3600.0 + 600.0
+"""Two clock skews and the longest partition that we heal from (mesh.md §5, GC tier 2)."""
 
 
 class Verdict(enum.Enum):
@@ -54,6 +72,8 @@ class Merge:
     verdict: Verdict
     record: Record | None = None
     reason: str = ""
+    repeated: bool = False
+    """Refused before, for the same reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +95,17 @@ class Registry:
         self._verifier = verifier
         self._records: dict[bytes, Record] = {}
         self._sessions: dict[bytes, VerifiedSession] = {}
+        self._keys_of: dict[bytes, set[bytes]] = {}
+        """Session → keys of its services and witnesses."""
+        self._sessions_of: dict[str, set[bytes]] = {}
+        """Provider → sessions."""
+        self._votes: dict[bytes, dict[bytes, int]] = {}
+        """Session → hub that votes to evict it → the session's version that the vote is about."""
+        self._hub_sessions: set[bytes] = set()
+        self._refusals: OrderedDict[bytes, tuple[str, float]] = OrderedDict()
+        """Digest of an envelope that was refused → why, and when: it is not checked again for a while."""
         self._bucket_sums = [0] * BUCKETS
+        self._sum = 0
 
     def __len__(self) -> int:
         return len(self._records)
@@ -86,71 +116,131 @@ class Registry:
     def get(self, key: bytes) -> Record | None:
         return self._records.get(key)
 
+    def node(self, session: bytes) -> NodeBody | None:
+        """What a session says of itself."""
+        record = self._records.get(session)
+        return record.body if record is not None and isinstance(record.body, NodeBody) else None
+
     def session(self, session: bytes) -> VerifiedSession | None:
         """The checked identity behind a node record."""
         return self._sessions.get(session)
+
+    def hubs(self, *, wall: float) -> list[NodeBody]:
+        """Gateways that have neither left, nor been evicted, nor expired, by session."""
+        bodies = (self.node(session) for session in sorted(self._hub_sessions))
+        return [body for body in bodies if body is not None and self._lives(body, wall)]
+
+    def nodes(self, *, wall: float) -> list[NodeBody]:
+        """All sessions that have neither left, nor been evicted, nor expired."""
+        bodies = (self.node(session) for session in self._sessions)
+        return [body for body in bodies if body is not None and self._lives(body, wall)]
+
+    def witnesses(self, suspect: bytes) -> list[WitnessBody]:
+        """What hubs say of a session, by hub."""
+        records = (self._records.get(hub + b"\0" + suspect) for hub in sorted(self._hub_sessions))
+        return [record.body for record in records if record is not None and isinstance(record.body, WitnessBody)]
+
+    def evicted(self, session: bytes) -> bool:
+        """Whether enough hubs vote against its newest version: two providers', or its own one's, or the only one's.
+
+        Its owner may speak again, with a newer version, and is back: whoever loads weights for ten minutes must not
+        lose them to a cut of two. Nobody else can.
+        """
+        votes, node = self._votes.get(session), self.node(session)
+        if not votes or node is None:
+            return False
+        voters = [self._sessions[hub] for hub, seen in votes.items() if seen >= node.version and hub in self._sessions]
+        providers = {voter.claims.provider for voter in voters}
+        with_hubs = {self._sessions[hub].claims.provider for hub in self._hub_sessions - {session}}
+        return node.provider in providers or len(providers) >= min(2, len(with_hubs)) > 0
 
     def merge(self, envelope: Envelope, *, wall: float) -> Merge:
         """Join one envelope into the map; `wall` decides on expiry only, never on order."""
         try:
             record = decode(envelope)
-            current = self._records.get(record.key)
-            if current is not None and record.hash == current.hash:
-                return Merge(Verdict.SAME, current)
-            owner = self._owner(record, wall)
-        except (_RecordError, IdentityError) as error:
+        except _RecordError as error:
             return Merge(Verdict.REJECTED, reason=str(error))
+        current = self._records.get(record.key)
+        if current is not None and record.hash == current.hash:
+            return Merge(Verdict.SAME, current)
+        digest = _digest(envelope)
+        reason, at = self._refusals.get(digest, ("", 0.0))
+        if reason and 0 <= wall - at < REFUSED_FOR_S:
+            return Merge(Verdict.REJECTED, reason=reason, repeated=True)
+        try:
+            owner = self._owner(record, wall)
+        except IdentityError as error:
+            return self._refuse(digest, str(error), wall)
         if owner is None:
-            return Merge(Verdict.ORPHAN, reason="no node record for this service yet")
+            return Merge(Verdict.ORPHAN, reason="the node record that it leans on is not here yet")
         if not owner.verify(envelope.signature, signed_bytes(envelope.body)):
-            return Merge(Verdict.REJECTED, reason="signature does not verify")
+            return self._refuse(digest, "signature does not verify", wall)
         reason = self._refusal(record, owner, current)
         if reason:
-            return Merge(Verdict.REJECTED, reason=reason)
+            return self._refuse(digest, reason, wall)
         if current is not None and record.rank < current.rank:
             return Merge(Verdict.STALE, current)
-        self._store(record, current)
-        if isinstance(record.body, NodeBody):
-            self._sessions[record.body.session] = owner
+        if isinstance(record.body, NodeBody) and not envelope.chain and current is not None:
+            whole = Envelope(envelope.body, envelope.signature, current.envelope.chain)
+            record = Record(record.key, record.body, whole, record.hash)
+        self._store(record, current, owner)
         return Merge(Verdict.NEW, record)
 
     def serving(self, *, wall: float) -> list[Serving]:
         """Services that are SERVING and accepting on a node that is SERVING, by key."""
-        entries = []
-        for key in sorted(self._records):
-            service = self._records[key].body
-            if not isinstance(service, ServiceBody) or service.lifecycle is not Lifecycle.SERVING:
-                continue
-            node = self._records.get(service.session)
-            if node is None or not isinstance(node.body, NodeBody) or node.body.lifecycle is not Lifecycle.SERVING:
-                continue
-            if service.accepting and not self._expired(service.session, wall):
-                entries.append(Serving(node.body, service))
-        return entries
+        return [entry for session in sorted(self._sessions) for entry in self.serving_of(session, wall=wall)]
 
-    def loading(self, sessions: Container[bytes]) -> set[str]:
+    def serving_of(self, session: bytes, *, wall: float) -> list[Serving]:
+        """One session's part of `serving`."""
+        node = self.node(session)
+        if node is None or node.lifecycle is not Lifecycle.SERVING or not self._lives(node, wall):
+            return []
+        bodies = (self._records[key].body for key in sorted(self._keys_of.get(session, ())))
+        services = (body for body in bodies if isinstance(body, ServiceBody))
+        return [Serving(node, s) for s in services if s.lifecycle is Lifecycle.SERVING and s.accepting]
+
+    def services_of(self, session: bytes) -> list[ServiceBody]:
+        """All engine starts of a session that are on record, by key."""
+        bodies = (self._records[key].body for key in sorted(self._keys_of.get(session, ())))
+        return [body for body in bodies if isinstance(body, ServiceBody)]
+
+    def loading(self, sessions: Iterable[bytes]) -> set[str]:
         """Models that the engines of these sessions are loading."""
-        bodies = [record.body for record in self._records.values()]
-        services = [body for body in bodies if isinstance(body, ServiceBody) and body.session in sessions]
+        services = (service for session in sessions for service in self.services_of(session))
         return {service.model for service in services if service.lifecycle is Lifecycle.JOIN}
 
-    def forget_expired(self, *, wall: float, margin: float = 3600.0 + 600.0) -> int:
-        """Drop records whose session certificate ended `margin` seconds ago; they can never come back.
+    def lives(self, session: bytes, *, wall: float) -> bool:
+        """Whether a session is on record and has neither left, nor been evicted, nor expired."""
+        node = self.node(session)
+        return node is not None and self._lives(node, wall)
 
-        The default is two clock skews and the longest partition that we heal from (mesh.md §5, GC tier 2).
+    def forget_expired(self, *, wall: float, margin: float = FORGET_MARGIN_S) -> list[bytes]:
+        """Drop records whose session certificate ended `margin` seconds ago, and what was said of such; returns these.
+
+        They can never come back, for such a certificate proves nothing. All replicas do this, so that none holds what
+        another would refuse.
         """
         gone = [s for s, identity in self._sessions.items() if identity.not_after + margin < wall]
         for session in gone:
-            for key in [k for k in self._records if k.startswith(session)]:
-                self._remove(key)
-            del self._sessions[session]
-        return len(gone)
+            for key in [session, *self._keys_of.pop(session, ())]:
+                if key in self._records:
+                    self._remove(key)
+            self._sessions_of[self._sessions.pop(session).claims.provider].discard(session)
+            self._votes.pop(session, None)
+            self._hub_sessions.discard(session)
+        for record in list(self._records.values()):
+            body = record.body
+            if isinstance(body, WitnessBody) and body.until + margin < wall:
+                self._remove(record.key)
+                self._keys_of[body.session].discard(record.key)
+                self._votes.pop(body.suspect, None)
+        return gone
 
     # -- digests and reconciliation ---------------------------------------------------------------------------
 
     def root(self) -> bytes:
         """8 octets that differ when two maps differ; sent with every heartbeat."""
-        return (sum(self._bucket_sums) % _MODULUS).to_bytes(32, "big")[:8]
+        return self._sum.to_bytes(32, "big")[:8]
 
     def bucket_digests(self) -> list[bytes]:
         """256 digests of 8 octets."""
@@ -173,13 +263,20 @@ class Registry:
     # -- internals --------------------------------------------------------------------------------------------
 
     def _owner(self, record: Record, wall: float) -> VerifiedSession | None:
+        """Who must have signed; None where we do not know them yet."""
         body = record.body
-        if isinstance(body, ServiceBody):
-            known = self._sessions.get(body.session)
+        known = self._sessions.get(body.session)
+        if not isinstance(body, NodeBody) or not record.envelope.chain:
             if known is not None and self._expired(body.session, wall):
                 raise IdentityError.of("FT6005", "the session of this record has expired")
             return known
         return self._verifier.verify(record.envelope.chain, now=wall)
+
+    def _refuse(self, digest: bytes, reason: str, wall: float) -> Merge:
+        self._refusals[digest] = reason, wall
+        if len(self._refusals) > REFUSALS_KEPT:
+            self._refusals.popitem(last=False)
+        return Merge(Verdict.REJECTED, reason=reason)
 
     def _refusal(self, record: Record, owner: VerifiedSession, current: Record | None) -> str:
         body = record.body
@@ -189,22 +286,62 @@ class Registry:
             return "only the owner may write its record"
         if isinstance(body, NodeBody) and (body.provider, body.role) != (owner.claims.provider, owner.claims.role):
             return "record claims a provider or role that its certificate does not"
+        if isinstance(body, WitnessBody) and owner.claims.role != "gateway":
+            return "only a hub may say that another is gone"
         if body.version > (current.body.version if current is not None else 0) + MAX_VERSION_STEP:
             return "version jumps too far"
-        return ""
+        return "" if current is not None else self._over_quota(body, owner)
+
+    def _over_quota(self, body: Body, owner: VerifiedSession) -> str:
+        """Why there is no room for one more record of this owner; a member may fill its own part, never the map."""
+        if isinstance(body, NodeBody):
+            full = len(self._sessions_of.get(owner.claims.provider, ())) >= PROVIDER_SESSIONS
+            return f"provider {owner.claims.provider} has {PROVIDER_SESSIONS} sessions already" if full else ""
+        kind, most = (
+            (ServiceBody, SESSION_SERVICES) if isinstance(body, ServiceBody) else (WitnessBody, SESSION_WITNESSES)
+        )
+        held = sum(isinstance(self._records[key].body, kind) for key in self._keys_of.get(body.session, ()))
+        return f"the session has {most} records of this kind already" if held >= most else ""
 
     def _expired(self, session: bytes, wall: float) -> bool:
         identity = self._sessions.get(session)
         return identity is None or identity.not_after < wall
 
-    def _store(self, record: Record, current: Record | None) -> None:
+    def _lives(self, node: NodeBody, wall: float) -> bool:
+        return (
+            node.lifecycle < Lifecycle.DOWN and not self._expired(node.session, wall) and not self.evicted(node.session)
+        )
+
+    def _store(self, record: Record, current: Record | None, owner: VerifiedSession) -> None:
         if current is not None:
             self._remove(record.key)
         self._records[record.key] = record
-        bucket = record.key[0]
-        self._bucket_sums[bucket] = (self._bucket_sums[bucket] + int.from_bytes(record.hash, "big")) % _MODULUS
+        self._add(record.key[0], int.from_bytes(record.hash, "big"))
+        body = record.body
+        if isinstance(body, NodeBody):
+            self._sessions[body.session] = owner
+            self._sessions_of.setdefault(owner.claims.provider, set()).add(body.session)
+        else:
+            self._keys_of.setdefault(body.session, set()).add(record.key)
+        if isinstance(body, NodeBody) and body.role == "gateway":
+            self._hub_sessions.add(body.session)
+        elif isinstance(body, WitnessBody) and body.votes:
+            self._votes.setdefault(body.suspect, {})[body.session] = body.seen
+        elif isinstance(body, WitnessBody):
+            self._votes.get(body.suspect, {}).pop(body.session, None)
 
     def _remove(self, key: bytes) -> None:
         record = self._records.pop(key)
-        bucket = key[0]
-        self._bucket_sums[bucket] = (self._bucket_sums[bucket] - int.from_bytes(record.hash, "big")) % _MODULUS
+        self._add(key[0], -int.from_bytes(record.hash, "big"))
+
+    def _add(self, bucket: int, value: int) -> None:
+        self._bucket_sums[bucket] = (self._bucket_sums[bucket] + value) % _MODULUS
+        self._sum = (self._sum + value) % _MODULUS
+
+
+def _digest(envelope: Envelope) -> bytes:
+    """Of all of it: a body must not be refused because somebody else sent it with a chain or signature of their own."""
+    hasher = hashlib.blake2b(envelope.body, digest_size=16)
+    for part in (envelope.signature, *envelope.chain):
+        hasher.update(part)
+    return hasher.digest()

@@ -313,7 +313,7 @@ async def test_get_on_a_path_that_takes_posts_is_405(bed):
 @pytest.mark.parametrize("path", ["completion", "models"])
 async def test_a_model_that_may_come_is_503_with_a_time_to_try_again(bed, path):
     directory = bed.gateway.directory
-    directory.loading = {"late"}
+    directory.loading = lambda: {"late"}
 
     async def ask(model):
         async with aiohttp.ClientSession(headers={"authorization": f"Bearer {bed.KEY}"}) as session:
@@ -345,5 +345,6 @@ async def test_the_plans_weights_reach_the_directory():
         return Serving(node, service)
 
     directory = Directory({weight_key("m", "c", "old", 2): 0.25})
-    directory.follow([serving(0, "old", 2), serving(1, "old", 1), serving(2, "new", 2)], None, 0.0)
+    for entry in (serving(0, "old", 2), serving(1, "old", 1), serving(2, "new", 2)):
+        directory.follow(entry.node.session, [entry], None, 0.0)
     assert {target.replica: target.weight for target in directory} == {"m/0": 0.25, "m/1": 1.0, "m/2": 1.0}

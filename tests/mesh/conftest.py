@@ -17,10 +17,14 @@ class RecordingListener:
         self.records = []
         self.links = []
         self.loads = []
+        self.ended = []
         self.accept = None
 
     def record_changed(self, record):
         self.records.append(record)
+
+    def session_ended(self, reason):
+        self.ended.append(reason)
 
     def link_changed(self, session, *, up, reason):
         self.links.append((session, up, reason))

@@ -6,7 +6,7 @@ from fabrictool.mesh.registry import Registry
 
 NOW = 1_800_000_000.0
 ROOT = create_root("test", now=NOW)
-PROVIDERS = {name: issue_provider(ROOT, name, now=NOW) for name in ("alpha", "beta")}
+PROVIDERS = {name: issue_provider(ROOT, name, now=NOW) for name in ("alpha", "beta", "gamma")}
 SESSIONS = [issue_session(PROVIDERS[p], "agent", now=NOW) for p in ("alpha", "beta", "alpha")]
 VERIFIER = IdentityVerifier(ROOT.chain[0])
 

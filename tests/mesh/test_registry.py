@@ -1,5 +1,6 @@
 """The G-Map's invariants (registry.py's docstring), on signed records."""
 
+import itertools
 import time
 
 import msgspec
@@ -8,7 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fabrictool.mesh.identity import Credential, IdentityError, create_root, issue_provider, issue_session
-from fabrictool.mesh.records import Envelope, Lifecycle, NodeHardware, RecordError, decode, seal, with_note
+from fabrictool.mesh.records import (
+    Envelope,
+    Lifecycle,
+    NodeHardware,
+    Record,
+    RecordError,
+    WitnessBody,
+    decode,
+    seal,
+    with_note,
+)
 from fabrictool.mesh.registry import Verdict
 from tests.mesh.signed_records import NOW, PROVIDERS, ROOT, SESSIONS, VERIFIER, fresh, node, sealed, service
 
@@ -145,8 +156,8 @@ def test_an_expired_session_is_neither_accepted_nor_routable_and_is_forgotten():
     assert registry.serving(wall=NOW + 200) == []
     late = sealed(owner, service(owner, 1)).envelope
     assert registry.merge(late, wall=NOW + 200).verdict is Verdict.REJECTED
-    assert registry.forget_expired(wall=NOW + 200) == 0
-    assert registry.forget_expired(wall=NOW + 100_000) == 1
+    assert registry.forget_expired(wall=NOW + 200) == []
+    assert registry.forget_expired(wall=NOW + 100_000) == [bytes.fromhex(owner.claims.session)]
     assert len(registry) == 0
     assert registry.root() == fresh().root()
     stale_replica = sealed(owner, node(owner)).envelope
@@ -218,3 +229,187 @@ def test_a_note_takes_the_room_that_its_record_has(text, name):
     assert noted.note.endswith(text)
     assert len(with_note(body, text * 3000, []).note) > 100
     sealed(owner, with_note(body, text * 3000, []))
+
+
+# -- quotas, refusals, witnesses --------------------------------------------------------------------------------------
+
+
+def test_a_session_fills_its_own_part_and_no_more(monkeypatch):
+    monkeypatch.setattr("fabrictool.mesh.registry.SESSION_SERVICES", 3)
+    monkeypatch.setattr("fabrictool.mesh.registry.PROVIDER_SESSIONS", 2)
+    first, other_provider, second = SESSIONS
+    registry = fresh()
+    assert registry.merge(sealed(first, node(first)).envelope, wall=NOW).verdict is Verdict.NEW
+    for number in range(5):
+        merge = registry.merge(sealed(first, service(first, number)).envelope, wall=NOW)
+        assert merge.verdict is (Verdict.NEW if number < 3 else Verdict.REJECTED), merge
+    assert registry.merge(sealed(first, service(first, 0, 2)).envelope, wall=NOW).verdict is Verdict.NEW, "a change"
+    assert registry.merge(sealed(second, node(second)).envelope, wall=NOW).verdict is Verdict.NEW
+    third = issue_session(PROVIDERS["alpha"], "agent", now=NOW)
+    refused = registry.merge(sealed(third, node(third)).envelope, wall=NOW)
+    assert (refused.verdict, refused.reason) == (Verdict.REJECTED, "provider alpha has 2 sessions already")
+    assert registry.merge(sealed(other_provider, node(other_provider)).envelope, wall=NOW).verdict is Verdict.NEW
+
+
+def test_what_was_refused_is_not_checked_again_for_a_while(monkeypatch):
+    registry, owner = fresh(), SESSIONS[0]
+    envelope = sealed(owner, node(owner)).envelope
+    checks = []
+    verify = VERIFIER.verify
+    monkeypatch.setattr(VERIFIER, "verify", lambda chain, *, now: checks.append(now) or verify(chain, now=now))
+    early = NOW - 10**6
+    results = [registry.merge(envelope, wall=wall) for wall in (early, early + 1, early + 1)]
+    assert [(merge.verdict, merge.repeated) for merge in results] == [
+        (Verdict.REJECTED, False),
+        (Verdict.REJECTED, True),
+        (Verdict.REJECTED, True),
+    ]
+    assert len(checks) == 1
+    assert registry.merge(envelope, wall=NOW).verdict is Verdict.NEW, "the clock was set right"
+
+
+def test_a_forged_copy_does_not_bar_the_true_record():
+    registry, owner, thief = fresh(), SESSIONS[0], SESSIONS[1]
+    true = sealed(owner, node(owner)).envelope
+    for copy in (
+        msgspec.structs.replace(true, chain=thief.chain),
+        msgspec.structs.replace(true, signature=b"x" * 64),
+        msgspec.structs.replace(true, signature=thief.sign(b"y")),
+    ):
+        assert registry.merge(copy, wall=NOW).verdict is Verdict.REJECTED
+    assert registry.merge(true, wall=NOW).verdict is Verdict.NEW
+
+
+def witness(hub, suspect, version=1, **changes):
+    fields = {
+        "federation": VERIFIER.federation,
+        "session": bytes.fromhex(hub.claims.session),
+        "suspect": bytes.fromhex(suspect.claims.session),
+        "lifecycle": Lifecycle.JOIN,
+        "version": version,
+        "seen": 1,
+        "until": NOW + 1000,
+        "suspects": True,
+        "votes": True,
+    }
+    return WitnessBody(**(fields | changes))
+
+
+def hub_of(provider):
+    return issue_session(PROVIDERS[provider], "gateway", now=NOW)
+
+
+@pytest.mark.parametrize(
+    ("hubs", "voters", "evicted"),
+    [
+        (["beta"], [], False),
+        (["beta"], [0], True),
+        (["beta", "gamma"], [0], False),
+        (["beta", "gamma"], [0, 1], True),
+        (["beta", "beta", "gamma"], [0, 1], False),
+        (["alpha", "beta", "gamma"], [0], True),
+    ],
+    ids=["nobody", "the-only-one", "one-of-two", "two", "two-of-one-provider", "its-own-provider"],
+)
+def test_who_may_evict_a_session_of_alpha(hubs, voters, evicted):
+    suspect, registry = SESSIONS[0], fresh()
+    credentials = [hub_of(provider) for provider in hubs]
+    for owner in (suspect, *credentials):
+        registry.merge(sealed(owner, node(owner, role=owner.claims.role)).envelope, wall=NOW)
+    registry.merge(sealed(suspect, service(suspect)).envelope, wall=NOW)
+    for index in voters:
+        merge = registry.merge(sealed(credentials[index], witness(credentials[index], suspect)).envelope, wall=NOW)
+        assert merge.verdict is Verdict.NEW
+    session = bytes.fromhex(suspect.claims.session)
+    assert registry.evicted(session) is evicted
+    assert (session in {entry.node.session for entry in registry.serving(wall=NOW)}) is not evicted
+    assert (session in {body.session for body in registry.nodes(wall=NOW)}) is not evicted
+
+
+def test_only_its_owner_brings_an_evicted_session_back():
+    suspect, hub, registry = SESSIONS[0], hub_of("beta"), fresh()
+    old = sealed(suspect, node(suspect))
+    for owner in (suspect, hub):
+        registry.merge(sealed(owner, node(owner, role=owner.claims.role)).envelope, wall=NOW)
+    registry.merge(sealed(hub, witness(hub, suspect)).envelope, wall=NOW)
+    assert registry.evicted(old.key)
+    assert registry.merge(old.envelope, wall=NOW).verdict is Verdict.SAME, "a stale replica that returns"
+    assert registry.evicted(old.key)
+    forged = seal(node(suspect, 2), hub.sign, suspect.chain)
+    assert registry.merge(forged.envelope, wall=NOW).verdict is Verdict.REJECTED
+    assert registry.evicted(old.key)
+    registry.merge(sealed(suspect, node(suspect, 2)).envelope, wall=NOW)
+    assert not registry.evicted(old.key)
+    registry.merge(sealed(hub, witness(hub, suspect, 2, seen=2)).envelope, wall=NOW)
+    assert registry.evicted(old.key)
+    registry.merge(sealed(hub, witness(hub, suspect, 3, seen=2, suspects=False, votes=False)).envelope, wall=NOW)
+    assert not registry.evicted(old.key)
+
+
+def test_an_agent_is_no_witness():
+    agent, suspect, registry = SESSIONS[1], SESSIONS[0], fresh()
+    for owner in (agent, suspect):
+        registry.merge(sealed(owner, node(owner)).envelope, wall=NOW)
+    merge = registry.merge(sealed(agent, witness(agent, suspect)).envelope, wall=NOW)
+    assert (merge.verdict, merge.reason) == (Verdict.REJECTED, "only a hub may say that another is gone")
+
+
+def test_what_was_said_of_a_session_is_forgotten_with_it():
+    suspect = issue_session(PROVIDERS["alpha"], "agent", now=NOW, seconds=100)
+    hub, registry = hub_of("beta"), fresh()
+    for owner in (suspect, hub):
+        registry.merge(sealed(owner, node(owner, role=owner.claims.role)).envelope, wall=NOW)
+    registry.merge(sealed(hub, witness(hub, suspect, until=NOW + 100)).envelope, wall=NOW)
+    registry.forget_expired(wall=NOW + 10_000)
+    assert [record.key for record in registry] == [bytes.fromhex(hub.claims.session)]
+    assert registry.witnesses(bytes.fromhex(suspect.claims.session)) == []
+
+
+# -- mutants: a join that forgets a part of the order (mesh.md §3.4) ------------------------------------------------
+
+
+def converges(envelopes, orders):
+    """Whether replicas that saw the same in other orders are equal, and none goes back."""
+    results = []
+    for order in orders:
+        registry = fresh()
+        for index in order:
+            registry.merge(envelopes[index], wall=NOW)
+        results.append(content(registry))
+    return all(result == results[0] for result in results)
+
+
+MUTANTS = {
+    "by-version-alone": lambda record: (record.body.version,),
+    "version-before-lifecycle": lambda record: (record.body.version, record.body.lifecycle, record.hash),
+    "without-the-content": lambda record: (record.body.lifecycle, record.body.version),
+}
+
+
+def equivocations():
+    owner = SESSIONS[0]
+    bodies = [
+        node(owner, 1, Lifecycle.SERVING, node="a"),
+        node(owner, 1, Lifecycle.SERVING, node="b"),
+        node(owner, 1, Lifecycle.LEFT),
+        node(owner, 2, Lifecycle.SERVING),
+    ]
+    return [sealed(owner, body).envelope for body in bodies]
+
+
+def holds():
+    envelopes = equivocations()
+    orders = list(itertools.permutations(range(len(envelopes))))
+    registry = fresh()
+    for envelope in envelopes:
+        registry.merge(envelope, wall=NOW)
+    final = registry.get(bytes.fromhex(SESSIONS[0].claims.session)).body.lifecycle is Lifecycle.LEFT
+    return final and converges(envelopes, orders) and converges(envelopes[:2], [(0, 1), (1, 0)])
+
+
+def test_the_join_needs_every_part_of_its_order(monkeypatch):
+    assert holds()
+    for name, rank in MUTANTS.items():
+        with monkeypatch.context() as patched:
+            patched.setattr(Record, "rank", property(rank))
+            assert not holds(), name

@@ -8,6 +8,9 @@ import pytest
 from fabrictool.base.clock import SystemClock
 from fabrictool.mesh.framing import HEADER, STREAM_CREDIT, TEXT_CHARACTERS, FrameType, FramingError, StreamHead
 from fabrictool.mesh.records import Lifecycle, NodeBody, ServiceBody
+from fabrictool.mesh.transport.node import MeshNode
+from fabrictool.mesh.transport.tls import IdentityFiles
+from tests.mesh.conftest import RecordingListener
 
 pytestmark = pytest.mark.asyncio
 
@@ -268,4 +271,68 @@ async def test_a_full_socket_pauses_streams_old_and_new_and_credit_alone_resumes
     assert (old.calls, new.calls) == (["pause"], ["pause", "resume"]), "the old one still waits for credit"
     await until(lambda: old.calls == ["pause", "resume"])
     for node in (agent, hub):
+        await node.close()
+
+
+async def test_an_agent_that_listens_is_no_gateway(federation):
+    fake, _ = federation.node("fake", role="agent")
+    port = await fake.listen("127.0.0.1", 0)
+    agent, _ = federation.node("agent")
+    agent.dial([("127.0.0.1", port)])
+    await until(lambda: agent.dial_errors)
+    assert "answers where a gateway should" in agent.dial_errors[f"127.0.0.1:{port}"]
+    assert agent.neighbours == []
+    for node in (agent, fake):
+        await node.close()
+
+
+async def test_a_hub_that_is_learned_of_is_dialled_and_one_that_left_no_longer(federation):
+    first, _, port = await listening(federation)
+    agent, _ = federation.node("agent")
+    agent.dial([("127.0.0.1", port)])
+    second, _ = federation.node("second", role="gateway", provider="beta")
+    other_port = await second.listen("127.0.0.1", 0)
+    second.dial([("127.0.0.1", port)])
+    second.publish(node_body(second, addresses=(f"127.0.0.1:{other_port}",)))
+    await until(lambda: second.session in agent.neighbours)
+    await until(lambda: first.session in second.neighbours)
+    second.publish(node_body(second, lifecycle=Lifecycle.LEFT, addresses=(f"127.0.0.1:{other_port}",)))
+    await second.leave()
+    await until(lambda: second.session not in agent.neighbours)
+    await until(lambda: list(agent._dialled) == [("127.0.0.1", port)])
+    for node in (agent, first):
+        await node.close()
+
+
+async def test_two_hubs_that_dial_each_other_end_up_with_one_tunnel(federation):
+    hubs = [federation.node(name, role="gateway")[0] for name in ("one", "two")]
+    ports = [await hub.listen("127.0.0.1", 0) for hub in hubs]
+    for hub, port in zip(hubs, reversed(ports), strict=True):
+        hub.dial([("127.0.0.1", port)])
+    await until(lambda: all(hub.neighbours for hub in hubs))
+    await asyncio.sleep(0.5)
+    tunnels = [hub.tunnel(other.session) for hub, other in zip(hubs, reversed(hubs), strict=True)]
+    await asyncio.sleep(2.5)
+    assert tunnels == [hub.tunnel(other.session) for hub, other in zip(hubs, reversed(hubs), strict=True)], "it stays"
+    for hub in hubs:
+        await hub.close()
+
+
+async def test_a_second_run_with_the_same_identity_speaks_over_the_first(federation):
+    hub, _, [(agent, _)] = await linked(federation, "agent")
+    for lifecycle in (Lifecycle.JOIN, Lifecycle.SERVING):
+        agent.publish(node_body(agent, lifecycle=lifecycle))
+    agent.publish(service_body(agent))
+    await until(lambda: len(hub.registry.serving(wall=SystemClock().wall())) == 1)
+    port = hub._server.sockets[0].getsockname()[1]
+    await agent.close()  # as by kill -9: without a word
+    again = MeshNode(IdentityFiles(federation.folder / "agent"), RecordingListener(), SystemClock(), hub=False)
+    again.publish(node_body(again))
+    again.publish(service_body(again, service=b"t" * 16))
+    again.dial([("127.0.0.1", port)])
+    await until(
+        lambda: [entry.service.service for entry in hub.registry.serving(wall=SystemClock().wall())] == [b"t" * 16]
+    )
+    assert again.registry.root() == hub.registry.root()
+    for node in (again, hub):
         await node.close()

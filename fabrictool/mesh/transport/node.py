@@ -1,6 +1,7 @@
 """A node of the mesh: its registry, its links to others, and the loops that keep them.
 
-An agent dials; a gateway (a *hub*) also listens. Both are this class.
+An agent dials; a gateway (a *hub*) also listens. Both are this class. It dials the hubs that it was told of, and those
+that it learns of from the registry: a gateway that was added, or moved, is found without a restart of anybody.
 """
 
 from __future__ import annotations
@@ -8,27 +9,35 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections import Counter
 from typing import TYPE_CHECKING, Protocol
 
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.base.tlswords import spoken
 from fabrictool.mesh.framing import Beat, StreamHead
-from fabrictool.mesh.gossip import Changed, Effect, Gossip, Refused, Send
-from fabrictool.mesh.identity import Credential, IdentityVerifier, VerifiedSession
-from fabrictool.mesh.records import Body, Record, seal
-from fabrictool.mesh.registry import Registry
+from fabrictool.mesh.gossip import Changed, Refused, Send, Vain
+from fabrictool.mesh.identity import Credential, IdentityError, IdentityVerifier, VerifiedSession
+from fabrictool.mesh.member import BEAT_SECONDS, Member, SessionEnded
+from fabrictool.mesh.records import Body, Lifecycle, NodeBody, Record
 from fabrictool.mesh.transport.tls import IdentityFiles, client_context, server_context
 from fabrictool.mesh.transport.tunnel import Tunnel, TunnelStream
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from fabrictool.base.clock import Clock
+    from fabrictool.mesh.member import Effect
+    from fabrictool.mesh.records import Evidence
+    from fabrictool.mesh.registry import Registry
 
 _log = logging.getLogger("fabrictool.mesh")
 
 RETRY_FIRST_S = 0.1
-RETRY_MAX_S = 30.0
+RETRY_MAX_S = 2.0
+"""A gateway that comes back is found within it. With many hubs the attempts would add up."""
+RETRY_MAX_OF_MANY_S = 30.0
+MAX_HUBS = 8
+"""Hubs that a node dials because it learned of them, beside those that it was told of."""
 LEAVE_SECONDS = 2.0
 
 Load = tuple[tuple[bytes, int, int, float, int], ...]
@@ -40,6 +49,9 @@ class Listener(Protocol):
 
     def record_changed(self, record: Record) -> None:
         """The registry holds something new."""
+
+    def session_ended(self, reason: str) -> None:
+        """The others will not hear this session any more; only a new one."""
 
     def link_changed(self, session: bytes, *, up: bool, reason: str) -> None:
         """A neighbour's tunnel came or went: the earliest evidence of life and death."""
@@ -63,15 +75,32 @@ class MeshNode:
         self._verifier = IdentityVerifier(root)
         self._listener = listener
         self._clock = clock
-        self.registry = Registry(self._verifier)
-        self._gossip = Gossip(self.registry, hub=hub)
+        self._member = Member(
+            self._verifier,
+            session=bytes.fromhex(self.credential.claims.session),
+            sign=self.credential.sign,
+            chain=self.credential.chain,
+            hub=hub,
+        )
+        self._hub = hub
         self._tunnels: dict[bytes, Tunnel] = {}
         self._acknowledged: dict[bytes, bytes] = {}
         self._ack = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._dialled: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._told: set[tuple[str, int]] = set()
+        """Addresses that we were given, as against learned."""
+        self._ticking: asyncio.Task[None] | None = None
+        self._flush_soon = False
+        self._refusals: Counter[bytes] = Counter()
+        """Neighbour → records of its that were refused since it came."""
         self._server: asyncio.Server | None = None
         self.dial_errors: dict[str, str] = {}
         """Address → why the last attempt to reach it failed; empty while connected."""
+
+    @property
+    def registry(self) -> Registry:
+        """Our replica of the map."""
+        return self._member.registry
 
     @property
     def chain(self) -> tuple[bytes, ...]:
@@ -105,6 +134,7 @@ class MeshNode:
             FT6204 when the address is in use or not ours.
         """
         loop = asyncio.get_running_loop()
+        self._begin()
         try:
             self._server = await loop.create_server(
                 lambda: Tunnel(self, self._clock.monotonic, dialler=False), host, port, ssl=server_context(self._files)
@@ -121,17 +151,19 @@ class MeshNode:
 
     def dial(self, addresses: Sequence[tuple[str, int]]) -> None:
         """Keep a tunnel to each of these hubs, for ever."""
-        self._tasks += [asyncio.create_task(self._keep_dialled(host, port)) for host, port in addresses]
+        self._begin()
+        self._told.update(addresses)
+        self._dial_also(addresses)
 
     def publish(self, body: Body) -> None:
-        """Sign a record of our own and spread it."""
-        record = seal(body, self.credential.sign, self.credential.chain)
-        self._perform(self._gossip.publish(record, wall=self._clock.wall()))
+        """Sign a record of our own and spread it; its version is chosen here."""
+        self._perform(self._member.publish(body, wall=self._clock.wall()))
 
     async def leave(self) -> bool:
         """Wait until every neighbour acknowledged our last record; then close. Returns whether all did in time."""
         deadline = self._clock.monotonic() + LEAVE_SECONDS
         complete = True
+        self._flush()
         for tunnel in list(self._tunnels.values()):
             tunnel.send_beat()
         while self._tunnels and not self._all_agree():
@@ -147,9 +179,10 @@ class MeshNode:
 
     async def close(self) -> None:
         """Stop at once, without waiting for acknowledgements."""
-        for task in self._tasks:
+        tasks = [*self._dialled.values(), *([self._ticking] if self._ticking is not None else [])]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         if self._server is not None:
             self._server.close()
         for tunnel in list(self._tunnels.values()):
@@ -158,8 +191,12 @@ class MeshNode:
 
     # -- Host, for tunnels ------------------------------------------------------------------------------------
 
-    def verify(self, chain: tuple[bytes, ...]) -> VerifiedSession:
-        return self._verifier.verify(chain, now=self._clock.wall())
+    def verify(self, chain: tuple[bytes, ...], *, dialled: bool) -> VerifiedSession:
+        """Whom we dialled must be a hub: an agent's certificate is no licence to listen."""
+        session = self._verifier.verify(chain, now=self._clock.wall())
+        if dialled and session.claims.role != "gateway":
+            raise IdentityError.of("FT6003", f"{session.claims.uri()} answers where a gateway should")
+        return session
 
     def expired(self, session: VerifiedSession) -> bool:
         """Whether a session that was valid when it connected has ended."""
@@ -176,7 +213,7 @@ class MeshNode:
         self._tunnels[peer] = tunnel
         if former is not None:
             former.close("replaced by a newer connection")
-        self._perform(self._gossip.link_up(peer))
+        self._perform(self._member.link_up(peer, wall=self._clock.wall()))
         self._listener.link_changed(peer, up=True, reason="connected")
 
     def tunnel_down(self, tunnel: Tunnel, reason: str) -> None:
@@ -185,15 +222,18 @@ class MeshNode:
             return
         del self._tunnels[peer]
         self._acknowledged.pop(peer, None)
-        self._gossip.link_down(peer)
+        self._refusals.pop(peer, None)
+        how: Evidence = "silent" if tunnel.fell_silent else "closed"
+        self._member.link_down(peer, how, now=self._clock.monotonic())
         self._ack.set()
         self._listener.link_changed(peer, up=False, reason=reason)
 
     def gossip_received(self, tunnel: Tunnel, payload: bytes) -> None:
-        """Merge, and acknowledge what was new with a beat."""
-        effects = self._gossip.received(_session(tunnel), payload, wall=self._clock.wall())
+        """Merge, and acknowledge a last word at once: its sender waits for that before it closes."""
+        peer = _session(tunnel)
+        effects = self._member.received(peer, payload, now=self._clock.monotonic(), wall=self._clock.wall())
         self._perform(effects)
-        if any(isinstance(effect, Changed) for effect in effects):
+        if any(_is_last_word(effect, peer) for effect in effects):
             tunnel.send_beat()
 
     def beat_received(self, tunnel: Tunnel, beat: Beat) -> None:
@@ -201,12 +241,12 @@ class MeshNode:
         peer = _session(tunnel)
         self._acknowledged[peer] = beat.root
         self._ack.set()
-        self._perform(self._gossip.beat(peer, beat.root))
+        self._perform(self._member.beat(peer, beat.root))
         if beat.load:
             self._listener.load_reported(peer, beat.load)
 
     def stream_opened(self, stream: TunnelStream, head: StreamHead) -> asyncio.Protocol | None:
-        """Ask the owner who serves this stream."""
+        """LifeQuestion the owner who serves this stream."""
         peer = stream.tunnel.peer
         return None if peer is None else self._listener.stream_opened(stream, head, peer)
 
@@ -216,7 +256,7 @@ class MeshNode:
         root = self.registry.root()
         return all(self._acknowledged.get(peer) == root for peer in self._tunnels)
 
-    def _perform(self, effects: list[Effect]) -> None:
+    def _perform(self, effects: Iterable[Effect]) -> None:
         for effect in effects:
             match effect:
                 case Send(peer, message):
@@ -224,16 +264,75 @@ class MeshNode:
                     if tunnel is not None:
                         tunnel.gossip(message)
                 case Changed(record):
+                    self._learn_hubs(record)
                     self._listener.record_changed(record)
                 case Refused(peer, reason):
-                    _log.warning("refused a record from %s: %s", peer.hex()[:8], reason)
+                    self._refused(peer, reason)
+                case Vain(peer, repairs):
+                    _log.warning(
+                        "%d repairs with %s brought nothing: one side refuses records", repairs, peer.hex()[:8]
+                    )
+                case SessionEnded(reason):
+                    self._listener.session_ended(reason)
+        if not self._flush_soon:
+            self._flush_soon = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _refused(self, peer: bytes, reason: str) -> None:
+        """Say it, ever more seldom: whoever sends rubbish must not fill our log with it."""
+        self._refusals[peer] += 1
+        if (count := self._refusals[peer]).bit_count() == 1:
+            _log.warning("refused a record from %s (%d by now): %s", peer.hex()[:8], count, reason)
+
+    def _flush(self) -> None:
+        """What came in this turn of the loop goes out together."""
+        self._flush_soon = False
+        for send in self._member.flush():
+            tunnel = self._tunnels.get(send.peer)
+            if tunnel is not None:
+                tunnel.gossip(send.message)
+
+    def _begin(self) -> None:
+        if self._ticking is None:
+            self._ticking = asyncio.create_task(self._tick_forever())
+
+    async def _tick_forever(self) -> None:
+        while True:
+            await asyncio.sleep(BEAT_SECONDS)
+            self._perform(self._member.tick(now=self._clock.monotonic(), wall=self._clock.wall()))
+
+    def _learn_hubs(self, record: Record) -> None:
+        """Dial hubs that say where they are; two hubs that know each other need one tunnel, so the smaller id dials."""
+        body = record.body
+        if not isinstance(body, NodeBody) or body.role != "gateway" or body.session == self.session:
+            return
+        addresses = [
+            (host, int(port)) for host, _, port in (a.rpartition(":") for a in body.addresses) if port.isdigit()
+        ]
+        if body.lifecycle < Lifecycle.DOWN and not (self._hub and body.session < self.session):
+            self._dial_also(addresses[: max(0, MAX_HUBS - len(self._dialled))])
+        elif body.lifecycle >= Lifecycle.DOWN:
+            advertised = {address for hub in self.registry.hubs(wall=self._clock.wall()) for address in hub.addresses}
+            for host, port in set(addresses) - self._told:
+                if f"{host}:{port}" not in advertised and (host, port) in self._dialled:
+                    self._dialled.pop((host, port)).cancel()
+                    self.dial_errors.pop(f"{host}:{port}", None)
+
+    def _dial_also(self, addresses: Iterable[tuple[str, int]]) -> None:
+        for host, port in addresses:
+            if (host, port) not in self._dialled:
+                self._dialled[host, port] = asyncio.create_task(self._keep_dialled(host, port))
 
     async def _keep_dialled(self, host: str, port: int) -> None:
         loop = asyncio.get_running_loop()
         address = f"{host}:{port}"
         context = client_context(self._files)
         delay = RETRY_FIRST_S
+        peer: VerifiedSession | None = None
         while True:
+            if peer is not None and peer.session in self._tunnels:  # it dialled us; ours would only replace its tunnel
+                await asyncio.sleep(BEAT_SECONDS)
+                continue
             try:
                 _, tunnel = await loop.create_connection(
                     lambda: Tunnel(self, self._clock.monotonic, dialler=True),
@@ -245,6 +344,7 @@ class MeshNode:
                 self.dial_errors.pop(address, None)
                 began = self._clock.monotonic()
                 await tunnel.closed
+                peer = tunnel.peer
                 if tunnel.refusal is not None:
                     self.dial_errors[address] = str(tunnel.refusal)
                 elif self._clock.monotonic() - began > RETRY_FIRST_S * 10:
@@ -253,7 +353,13 @@ class MeshNode:
                 self.dial_errors[address] = spoken(error, "is of another federation")
                 _log.debug("cannot reach %s: %s", address, error)
             await asyncio.sleep(random.uniform(0.5, 1.0) * delay)
-            delay = min(delay * 2, RETRY_MAX_S)
+            delay = min(delay * 2, RETRY_MAX_S if len(self._dialled) <= MAX_HUBS else RETRY_MAX_OF_MANY_S)
+
+
+def _is_last_word(effect: Effect, peer: bytes) -> bool:
+    """Whether the neighbour says that it leaves."""
+    body = effect.record.body if isinstance(effect, Changed) else None
+    return isinstance(body, NodeBody) and body.session == peer and body.lifecycle is Lifecycle.LEFT
 
 
 def _session(tunnel: Tunnel) -> bytes:

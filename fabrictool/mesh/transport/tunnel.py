@@ -16,6 +16,7 @@ from fabrictool import __version__
 from fabrictool.mesh.framing import PROTOCOL, Beat, Frame, FramingError, Hello, Mux, StreamHead
 from fabrictool.mesh.framing import FrameType as F
 from fabrictool.mesh.identity import IdentityError, VerifiedSession
+from fabrictool.mesh.member import BEAT_SECONDS
 
 if TYPE_CHECKING:
     import ssl
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _log = logging.getLogger("fabrictool.mesh")
 
-BEAT_SECONDS = 1.0
 MISSED_BEATS = 3
 HELLO_SECONDS = 10.0
 """A connection that has not proved itself by then is closed: nobody may hold a slot without an identity."""
@@ -39,8 +39,8 @@ class Host(Protocol):
     def chain(self) -> tuple[bytes, ...]:
         """Our certificates, leaf first."""
 
-    def verify(self, chain: tuple[bytes, ...]) -> VerifiedSession:
-        """Check the peer's chain; raises IdentityError."""
+    def verify(self, chain: tuple[bytes, ...], *, dialled: bool) -> VerifiedSession:
+        """Check the peer's chain and, where we dialled it, its role; raises IdentityError."""
 
     def expired(self, session: VerifiedSession) -> bool:
         """Whether the peer's certificate has ended meanwhile."""
@@ -180,10 +180,13 @@ class Tunnel(asyncio.Protocol):
     def __init__(self, host: Host, clock: Callable[[], float], *, dialler: bool) -> None:
         self._host = host
         self._clock = clock
+        self._dialler = dialler
         self.mux = Mux(dialler=dialler)
         self.peer: VerifiedSession | None = None
         self.refusal: FabrictoolError | None = None
         """Why the connection was given up, if it was ours to decide."""
+        self.fell_silent = False
+        """Whether it was closed because the peer was not heard any more."""
         self.closed = asyncio.get_running_loop().create_future()
         self._transport: asyncio.Transport | None = None
         self._streams: dict[int, TunnelStream] = {}
@@ -308,7 +311,7 @@ class Tunnel(asyncio.Protocol):
         hello = _decoded(payload, Hello)
         if hello.protocol != PROTOCOL:
             raise FramingError.of("FT6203", f"the peer speaks protocol {hello.protocol}, this node {PROTOCOL}")
-        session = self._host.verify(hello.chain)
+        session = self._host.verify(hello.chain, dialled=self._dialler)
         ssl_object: ssl.SSLObject | None = None
         if self._transport is not None:
             ssl_object = self._transport.get_extra_info("ssl_object")
@@ -361,6 +364,7 @@ class Tunnel(asyncio.Protocol):
 
     def _beat(self) -> None:
         if self._clock() - self._last_heard > BEAT_SECONDS * MISSED_BEATS:
+            self.fell_silent = True
             self.close(f"nothing heard for {MISSED_BEATS} beats")
             return
         if self.peer is not None and self._host.expired(self.peer):

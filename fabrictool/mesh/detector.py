@@ -1,0 +1,212 @@
+"""Who is gone: a hub's evidence of the sessions that it lost, and what it may say of them. Sans I/O.
+
+Routing needs none of this: a gateway stops routing to a session in the turn in which its tunnel is lost. The detector
+ends what that leaves behind: a killed session that stays SERVING on every replica until its certificate ends.
+
+1. A tunnel that was *closed* by its end or fell *silent* (three beats) is the first path. The second and third are
+   other hubs: each is asked whether it holds a tunnel to the session. `alive` from any of them ends the matter.
+2. A hub that cannot be reached, or does not answer, is *unknown*, and nothing is said: it may hold the tunnel. When it
+   has been away for the grace period itself, nobody waits for it any more.
+3. Suspicion is a witness record; its subject refutes it with a newer version of its own record, and a tunnel that comes
+   back withdraws it. A hub whose suspicions were refuted three times in ten minutes keeps silent for ten more.
+4. After the grace period the paths are asked once more, and then the hub votes. Who counts the votes is the registry
+   (`Registry.evicted`).
+5. A hub that was stalled itself, or lost half of its neighbours at once, takes the fault for its own and says nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from fabrictool.mesh.gossip import Life
+    from fabrictool.mesh.records import Evidence
+
+ANSWER_WITHIN_S = 2.0
+"""Without an answer by then a hub is unknown: twice the beat, so that a busy one is not."""
+SUSPECT_AFTER_S = 3.0
+"""A restart of the network path takes a second or two: raising it delays the news, lowering it makes flapping news."""
+GRACE_S = 60.0
+"""From the loss to the vote. A stall of ten seconds is survived by far; for routing, who is lost is gone at once."""
+STALL_S = 2.0
+"""Ticks that come so much late say that this process stood still."""
+FROZEN_S = 30.0
+MUTED_S = 600.0
+EVIDENCE_KEPT = 8
+ASK_AGAIN_S = 30.0
+"""After answers that prove nothing."""
+REFUTATIONS_BEFORE_MUTED = 3
+
+
+@dataclass(slots=True)
+class _Lost:
+    """A session whose tunnel is gone."""
+
+    at: float
+    how: Evidence
+    ask_at: float
+    asked_at: float | None = None
+    """Of the question that is open."""
+    answers: dict[bytes, Life] = field(default_factory=dict)
+    suspected: bool = False
+    voted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AskHub:
+    """Effect: ask a hub for its tunnel to a session."""
+
+    hub: bytes
+    suspect: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """Effect: publish a witness record. Without `suspects` it takes an earlier one back."""
+
+    suspect: bytes
+    suspects: bool = False
+    votes: bool = False
+    evidence: tuple[Evidence, ...] = ()
+
+
+class Detector:
+    """One hub's. Times are monotonic seconds; sessions are ids."""
+
+    def __init__(self) -> None:
+        self._linked: set[bytes] = set()
+        self._lost: dict[bytes, _Lost] = {}
+        self._ticked_at: float | None = None
+        self._frozen_until = 0.0
+        self._muted_until = 0.0
+        self._recent_losses: deque[float] = deque()
+        self._refuted_at: deque[float] = deque(maxlen=REFUTATIONS_BEFORE_MUTED)
+
+    @property
+    def lost(self) -> dict[bytes, tuple[float, Evidence]]:
+        """Sessions without a tunnel → since when, and how it went."""
+        return {session: (entry.at, entry.how) for session, entry in self._lost.items()}
+
+    @property
+    def accused(self) -> set[bytes]:
+        """Of whom we said something that stands."""
+        return {session for session, entry in self._lost.items() if entry.suspected}
+
+    def silent(self, now: float) -> str:
+        """Why this hub says nothing of others now; empty when it may."""
+        if now < self._frozen_until:
+            return "it stood still, or lost half of its neighbours at once"
+        return "its suspicions were refuted again and again" if now < self._muted_until else ""
+
+    def link_up(self, session: bytes) -> list[AskHub | Say]:
+        """A tunnel came, or came back."""
+        self._linked.add(session)
+        entry = self._lost.pop(session, None)
+        return self._withdraw(session, entry) if entry is not None else []
+
+    def link_down(self, session: bytes, how: Evidence, now: float) -> None:
+        before = len(self._linked)
+        self._linked.discard(session)
+        self._lost[session] = _Lost(now, how, now + SUSPECT_AFTER_S)
+        self._recent_losses.append(now)
+        while self._recent_losses and now - self._recent_losses[0] > SUSPECT_AFTER_S:
+            self._recent_losses.popleft()
+        if how == "silent" and before >= 4 and len(self._recent_losses) * 2 >= before:
+            self._frozen_until = max(self._frozen_until, now + FROZEN_S)
+
+    def life(self, session: bytes) -> Life:
+        """What this hub answers when another asks."""
+        lost = self._lost.get(session)
+        if session in self._linked:
+            return "alive"
+        return "gone" if lost is not None and lost.how in ("closed", "silent") else "never"
+
+    def suspected_elsewhere(self, session: bytes, now: float) -> None:
+        """Another hub suspects it: look into it too, for one provider's vote is not enough."""
+        if session not in self._linked and session not in self._lost:
+            self._lost[session] = _Lost(now, "other-hub", now + SUSPECT_AFTER_S)
+
+    def expected(self, sessions: Iterable[bytes], now: float) -> None:
+        """They live, by the registry, and so they dial us; who never comes is looked into after the grace period."""
+        for session in sessions:
+            if session not in self._linked and session not in self._lost:
+                self._lost[session] = _Lost(now, "never-came", now + GRACE_S)
+
+    def answered(self, hub: bytes, suspect: bytes, life: Life) -> None:
+        entry = self._lost.get(suspect)
+        if entry is not None and entry.asked_at is not None:
+            entry.answers[hub] = life
+
+    def refuted(self, session: bytes, now: float) -> list[AskHub | Say]:
+        """The suspect spoke: a newer version of its own record came."""
+        entry = self._lost.get(session)
+        if entry is None or not entry.suspected:
+            return []
+        self._refuted_at.append(now)
+        if len(self._refuted_at) == REFUTATIONS_BEFORE_MUTED and now - self._refuted_at[0] < MUTED_S:
+            self._muted_until = now + MUTED_S
+            self._refuted_at.clear()
+        self._lost[session] = _Lost(now, entry.how, now + GRACE_S)
+        return [Say(session)]
+
+    def forget(self, sessions: Iterable[bytes]) -> None:
+        """They left, expired or were evicted: there is nothing more to find out."""
+        for session in sessions:
+            self._lost.pop(session, None)
+
+    def tick(self, now: float, interval: float, hubs: Iterable[bytes]) -> list[AskHub | Say]:
+        """Each beat. `hubs`: the others that have not left, linked or not."""
+        stalled = self._ticked_at is not None and now - self._ticked_at > interval + STALL_S
+        self._ticked_at = now
+        if stalled:
+            self._frozen_until = max(self._frozen_until, now + FROZEN_S)
+        if self.silent(now):
+            return []
+        effects: list[AskHub | Say] = []
+        others = set(hubs)
+        for session, entry in list(self._lost.items()):
+            effects += self._judge(session, entry, others - {session}, now)
+        return effects
+
+    def _judge(self, session: bytes, entry: _Lost, hubs: set[bytes], now: float) -> list[AskHub | Say]:
+        """Ask, wait for the answers, and say what follows from them."""
+        reached = hubs & self._linked
+        if entry.asked_at is None:
+            if entry.voted or now < entry.ask_at:
+                return []
+            entry.asked_at, entry.answers = now, {}
+            if reached:
+                return [AskHub(hub, session) for hub in sorted(reached)]
+        if now - entry.asked_at < ANSWER_WITHIN_S and not reached <= set(entry.answers):
+            return []
+        entry.asked_at, entry.ask_at = None, now + ASK_AGAIN_S
+        if "alive" in entry.answers.values():
+            return self._withdraw(session, entry)
+        if any(self._may_know(hub, now) for hub in hubs - set(entry.answers)):
+            return []
+        others: list[Evidence] = ["other-hub" for answer in entry.answers.values() if answer == "gone"]
+        evidence = tuple([entry.how, *others][:EVIDENCE_KEPT])
+        if entry.suspected and now - entry.at >= GRACE_S:
+            entry.voted = True
+            return [Say(session, suspects=True, votes=True, evidence=evidence)]
+        entry.ask_at = max(entry.at + GRACE_S, now + SUSPECT_AFTER_S)
+        if entry.suspected:
+            return []
+        entry.suspected = True
+        return [Say(session, suspects=True, evidence=evidence)]
+
+    def _may_know(self, hub: bytes, now: float) -> bool:
+        """Whether a hub that did not answer is still waited for."""
+        lost = self._lost.get(hub)
+        return lost is None or now - lost.at < GRACE_S
+
+    @staticmethod
+    def _withdraw(session: bytes, entry: _Lost) -> list[AskHub | Say]:
+        if not entry.suspected:
+            return []
+        entry.suspected = entry.voted = False
+        return [Say(session)]

@@ -1,0 +1,202 @@
+"""One member of the mesh, whole: its registry, how records travel, who is gone, and what it says itself. Sans I/O.
+
+Inputs are method calls with the time; each returns effects. The same object runs on sockets (`transport/node.py`)
+and on the virtual network of the tests.
+
+What a member says of itself gets its version here, above all that is on record: an agent that was started again in the
+folder of a former run finds that run's records, and speaks over them instead of being taken for stale.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from fabrictool.mesh.detector import AskHub, Detector, Say
+from fabrictool.mesh.gossip import (
+    Changed,
+    Gossip,
+    LifeAnswer,
+    LifeQuestion,
+    Refused,
+    Send,
+    Vain,
+    decode_message,
+    encode,
+)
+from fabrictool.mesh.records import Lifecycle, NodeBody, ServiceBody, WitnessBody, seal
+from fabrictool.mesh.registry import Registry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from fabrictool.mesh.gossip import Effect as GossipEffect
+    from fabrictool.mesh.identity import IdentityVerifier
+    from fabrictool.mesh.records import Body, Evidence, Record
+
+BEAT_SECONDS = 1.0
+"""Three missed ones close a tunnel: halving it doubles the idle traffic and finds a dead node in half the time."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionEnded:
+    """Effect: by a record of a former run our session has left; others hear only a new one."""
+
+    reason: str
+
+
+Effect = Send | Changed | Refused | Vain | SessionEnded
+
+
+class Member:
+    """Membership of one session."""
+
+    def __init__(
+        self,
+        verifier: IdentityVerifier,
+        *,
+        session: bytes,
+        sign: Callable[[bytes], bytes],
+        chain: tuple[bytes, ...],
+        hub: bool,
+    ) -> None:
+        self.session = session
+        self._sign = sign
+        self._chain = chain
+        self._hub = hub
+        self.registry = Registry(verifier)
+        self.gossip = Gossip(self.registry, me=session, hub=hub)
+        self.detector = Detector()
+        self._federation = verifier.federation
+        self._own: dict[bytes, Body] = {}
+        """Key → what we said last."""
+
+    # -- what we say ------------------------------------------------------------------------------------------
+
+    def publish(self, body: Body, *, wall: float) -> list[Effect]:
+        """Sign a record of our own and spread it; its version is ours to choose, whatever `body` has."""
+        blank = seal(body, self._sign)
+        current = self.registry.get(blank.key)
+        if current is not None:
+            body = msgspec.structs.replace(body, version=current.body.version + 1)
+        self._own[blank.key] = body
+        record = seal(body, self._sign, self._chain)
+        return [*self.gossip.publish(record, wall=wall)]
+
+    # -- what happens -----------------------------------------------------------------------------------------
+
+    def link_up(self, peer: bytes, *, wall: float) -> list[Effect]:
+        """A neighbour proved who it is."""
+        effects: list[Effect] = [*self.gossip.link_up(peer)]
+        return effects + (self._carry_out(self.detector.link_up(peer), wall) if self._hub else [])
+
+    def link_down(self, peer: bytes, how: Evidence, *, now: float) -> None:
+        self.gossip.link_down(peer)
+        if self._hub:
+            self.detector.link_down(peer, how, now)
+
+    def received(self, peer: bytes, payload: bytes, *, now: float, wall: float) -> list[Effect]:
+        """A message of the mesh from a neighbour."""
+        try:
+            message = decode_message(payload)
+        except (msgspec.DecodeError, ValueError) as error:
+            return [Refused(peer, f"malformed message: {error}")]
+        if isinstance(message, LifeQuestion):
+            return (
+                [Send(peer, encode(LifeAnswer(message.suspect, self.detector.life(message.suspect))))]
+                if self._hub
+                else []
+            )
+        if isinstance(message, LifeAnswer):
+            self.detector.answered(peer, message.suspect, message.life)
+            return []
+        return self._follow(self.gossip.received(peer, message, wall=wall), now, wall)
+
+    def beat(self, peer: bytes, root: bytes) -> list[Effect]:
+        """The root digest of a neighbour's map came with its heartbeat."""
+        return [*self.gossip.beat(peer, root)]
+
+    def tick(self, *, now: float, wall: float) -> list[Effect]:
+        """Once a beat: forget who expired, and look into who is gone."""
+        gone = self.registry.forget_expired(wall=wall)
+        self.gossip.forget(gone)
+        self.detector.forget(gone)
+        if not self._hub:
+            return []
+        living = {body.session for body in self.registry.nodes(wall=wall)} - {self.session}
+        self.detector.forget(self.detector.lost.keys() - living - self.detector.accused)
+        self.detector.expected(living, now)
+        hubs = {body.session for body in self.registry.hubs(wall=wall)} - {self.session}
+        return self._carry_out(self.detector.tick(now, BEAT_SECONDS, hubs), wall)
+
+    def flush(self) -> Sequence[Send]:
+        """What the turn's inputs leave to be sent."""
+        return self.gossip.flush()
+
+    # -- internals --------------------------------------------------------------------------------------------
+
+    def _follow(self, effects: list[GossipEffect], now: float, wall: float) -> list[Effect]:
+        """LifeAnswer to what was said of us, and look into what was said of others."""
+        more: list[Effect] = []
+        for effect in effects:
+            if not isinstance(effect, Changed):
+                continue
+            body = effect.record.body
+            if body.session == self.session:
+                more += self._speak_over(effect.record, wall)
+            elif isinstance(body, WitnessBody):
+                more += self._heard_of(body, now, wall)
+            elif self._hub and isinstance(body, NodeBody):
+                more += self._carry_out(self.detector.refuted(body.session, now), wall)
+        return [*effects, *more]
+
+    def _speak_over(self, record: Record, wall: float) -> list[Effect]:
+        """A record of ours that we did not just publish: a former run with this session wrote it."""
+        body = record.body
+        ours = self._own.get(record.key)
+        if isinstance(body, NodeBody):
+            if body.lifecycle is Lifecycle.LEFT:
+                return [SessionEnded("a former run with this identity has left")]
+            return self.publish(ours, wall=wall) if ours is not None else []
+        if isinstance(body, ServiceBody) and ours is None and body.lifecycle < Lifecycle.DOWN:
+            return self.publish(msgspec.structs.replace(body, lifecycle=Lifecycle.DOWN, note=""), wall=wall)
+        return []
+
+    def _heard_of(self, witness: WitnessBody, now: float, wall: float) -> list[Effect]:
+        if witness.suspect == self.session:
+            node, shown = self._own.get(self.session), self.registry.node(self.session)
+            newest = shown is not None and witness.seen >= shown.version
+            return self.publish(node, wall=wall) if witness.suspects and newest and node is not None else []
+        if self._hub and witness.suspects:
+            self.detector.suspected_elsewhere(witness.suspect, now)
+        return []
+
+    def _carry_out(self, effects: list[AskHub | Say], wall: float) -> list[Effect]:
+        done: list[Effect] = []
+        for effect in effects:
+            match effect:
+                case AskHub(hub, suspect):
+                    done.append(Send(hub, encode(LifeQuestion(suspect))))
+                case Say():
+                    done += self._say(effect, wall)
+        return done
+
+    def _say(self, say: Say, wall: float) -> list[Effect]:
+        node, identity = self.registry.node(say.suspect), self.registry.session(say.suspect)
+        if node is None or identity is None or node.lifecycle is Lifecycle.LEFT:
+            return []
+        body = WitnessBody(
+            federation=self._federation,
+            session=self.session,
+            suspect=say.suspect,
+            lifecycle=Lifecycle.JOIN,
+            version=1,
+            seen=node.version,
+            until=identity.not_after,
+            suspects=say.suspects,
+            votes=say.votes,
+            evidence=say.evidence,
+        )
+        return self.publish(body, wall=wall)

@@ -1,0 +1,148 @@
+"""The twelve invariants of the mesh on random faults: many seeds, the same core as in production.
+
+A seed that fails prints the shortest list of faults that still fails, ready to be pasted into `REPLAYED`.
+"""
+
+import random
+
+import pytest
+
+from fabrictool.mesh import detector
+from fabrictool.mesh.records import Lifecycle, NodeBody
+from tests.mesh.world import Op, World
+from tests.seeds import seeds
+
+GRACE_S = 18.0
+"""Shorter than in production, where most of a run would be waiting for it."""
+SHORT_S = 12.0
+"""Cuts and stalls under the grace period: nobody alive may be evicted for them."""
+FAULTS_UNTIL_S = 40.0
+QUIET_S = 5 * GRACE_S
+"""To find out who is gone takes one grace period; whom only they had seen, another; who may vote, a third."""
+NODE_FAULTS = ("kill", "power", "start", "restart", "leave", "stall", "clock", "engine", "drain")
+
+
+@pytest.fixture(autouse=True)
+def short_grace(monkeypatch):
+    monkeypatch.setattr(detector, "GRACE_S", GRACE_S)
+    monkeypatch.setattr(detector, "ASK_AGAIN_S", GRACE_S / 2)
+    monkeypatch.setattr(detector, "FROZEN_S", GRACE_S / 2)
+
+
+def faults(rng, names, *, longest=SHORT_S):
+    """A script. Whoever was stopped may come back; every cut heals."""
+    script = []
+    for _ in range(rng.randint(1, 14)):
+        at = round(rng.uniform(3.0, FAULTS_UNTIL_S - longest), 3)
+        if rng.random() < 0.3:
+            node, *others = rng.sample(names, rng.randint(2, len(names)))
+            script.append(Op(at, "cut", node, others=tuple(others)))
+            script.append(Op(round(at + rng.uniform(0.5, longest), 3), "heal", node, others=tuple(others)))
+            continue
+        kind = rng.choice(NODE_FAULTS)
+        value = {"stall": rng.choice([1.0, 3.0, 8.0]), "clock": rng.choice([-3600.0, -200.0, 200.0, 3600.0])}.get(
+            kind, 0.0
+        )
+        script.append(Op(at, kind, rng.choice(names), value))
+        if kind in ("kill", "power"):
+            script.append(Op(round(at + rng.uniform(0.5, 12.0), 3), rng.choice(["start", "restart"]), script[-1].node))
+    return sorted(script, key=lambda op: op.at)
+
+
+def shape(seed):
+    rng = random.Random(seed)
+    hubs, agents = rng.randint(1, 4), rng.randint(1, 5)
+    names = [f"h{i}" for i in range(hubs)] + [f"a{i}" for i in range(agents)]
+    return {"hubs": hubs, "agents": agents, "loss": rng.choice([0.0, 0.001, 0.05])}, faults(rng, names)
+
+
+def played(seed, size, script):
+    world = World(seed, **size)
+    for op in script:
+        world.run_until(op.at)
+        world.do(op)
+        check_now(world)
+    world.cut.clear()
+    for step in range(int(QUIET_S // 10)):
+        world.run_until(max(FAULTS_UNTIL_S, script[-1].at if script else 0.0) + 10.0 * (step + 1))
+        check_now(world)
+    return world
+
+
+def check_now(world):
+    """4 and 5: who left or was evicted is not routable; who lives is evicted by nobody."""
+    living = world.check()
+    for node in living.values():
+        if node.hub:
+            for session, other in living.items():
+                assert not node.member.registry.evicted(session), f"{other.name} lives, {node.name} evicted it"
+
+
+def check_end(world):
+    """What must be so long after the last fault."""
+    living = {node.session: node for node in world.nodes.values() if node.alive}
+    hubs = [node for node in living.values() if node.hub]
+    if not hubs:
+        return  # nobody can reach anybody
+    assert len(set(world.roots().values())) == 1, world.roots()  # 1
+    for hub in hubs:
+        registry = hub.member.registry
+        for session, node in living.items():  # 7: whoever was suspected is believed again
+            newest = registry.node(session).version
+            standing = [w for w in registry.witnesses(session) if w.suspects and w.seen >= newest]
+            assert not standing, f"{node.name} is suspected, says {hub.name}"
+        for session in world.died.keys() - living.keys():  # 6
+            shown = registry.node(session)
+            if shown is not None and shown.lifecycle is not Lifecycle.LEFT and may_vote(registry, hubs, shown):
+                assert registry.evicted(session), f"{shown.node} is dead, and {hub.name} lists it"
+        lost = hub.member.detector.lost  # 9
+        assert set(lost) <= set(world.died) | set(registry_sessions(registry))
+        assert len(hub.member.gossip._peers) == len(hub.links)
+    before = world.octets  # 8: silence costs beats and nothing else
+    world.run_until(world.now + 20.0)
+    assert world.octets == before
+    assert world.vain == []
+
+
+def may_vote(registry, hubs, dead):
+    """Whether those that are left are enough to evict it."""
+    voters = {hub.provider for hub in hubs}
+    bodies = [record.body for record in registry if isinstance(record.body, NodeBody)]
+    with_hubs = {body.provider for body in bodies if body.role == "gateway" and body.session != dead.session}
+    return dead.provider in voters or len(voters) >= min(2, len(with_hubs))
+
+
+def registry_sessions(registry):
+    return {record.body.session for record in registry}
+
+
+def fails(seed, size, script):
+    try:
+        check_end(played(seed, size, script))
+    except AssertionError as error:
+        return str(error) or "an assertion"
+    return ""
+
+
+def shortened(seed, size, script):
+    """Without each fault that the failure does not need."""
+    for op in list(script):
+        rest = [other for other in script if other is not op]
+        if fails(seed, size, rest):
+            script = rest
+    return script
+
+
+@seeds(60, drawn=20, long=5000)
+def test_the_invariants_hold_whatever_fails(seed):
+    size, script = shape(seed)
+    if reason := fails(seed, size, script):
+        shortest = shortened(seed, size, script)
+        lines = ",\n        ".join(map(str, shortest))
+        pytest.fail(f"{reason}\n    ({seed}, {size},\n    [\n        {lines},\n    ]),")
+
+
+def test_the_same_seed_gives_the_same_run():
+    size, script = shape(11)
+    assert played(11, size, script).trace.digest() == played(11, size, script).trace.digest()
+    assert played(11, size, script).trace.digest() != played(12, size, script).trace.digest()
