@@ -6,7 +6,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 BIN := .venv/bin
 
 .PHONY: testbed-up testbed-down testbed-status testbed-shell test-bed
-.PHONY: demo test check bench validate-simulator docs lock clean test-extended test-long
+.PHONY: demo test check bench bench-mesh validate-simulator docs lock clean test-extended test-long
 .DELETE_ON_ERROR:
 
 .venv/.ready: requirements.lock pyproject.toml .ci/setup
@@ -46,6 +46,9 @@ check: .venv/.ready ## lint, format, types, contracts
 
 bench: .venv/.ready ## print the benchmark tables
 	$(BIN)/python tests/bench/run.py $(ARGS)
+
+bench-mesh: .venv/.ready ## convergence and traffic of the mesh; JSON=FILE keeps the figures
+	@$(BIN)/python tests/bench/mesh.py $(JSON)
 
 validate-simulator: .venv/.ready ## score the simulator on real measurements and write the page of its errors (minutes)
 	$(BIN)/python tests/bench/simulator/validate.py --refit --write docs/reference/simulator-accuracy.md

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
+from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal, TypeVar, cast
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
@@ -25,10 +26,16 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fabrictool.base.errors import FabrictoolError
 
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+_Validity = tuple[str, float, float]
+"""Whose certificate, and the wall seconds from and to which it is valid."""
 Role = Literal["root", "provider", "agent", "gateway"]
 
 SESSION_ID_OCTETS = 16
 MAX_CERTIFICATE_OCTETS = 1024
+CHAINS_KEPT = 4096
+"""Checked chains that a node remembers, about 1 KiB each: a chain comes with HELLO and with each node record."""
 CLOCK_SKEW_S = 300
 """How far two clocks of a federation may differ when validity is checked (mesh.md §5)."""
 
@@ -201,7 +208,7 @@ class VerifiedSession:
 
 
 class IdentityVerifier:
-    """Checks chains against one federation's root certificate."""
+    """Checks chains against one federation's root; of what was checked once only the dates are looked at again."""
 
     def __init__(self, root_certificate: bytes) -> None:
         self._root = _load(root_certificate)
@@ -209,6 +216,9 @@ class IdentityVerifier:
         if claims.role != "root":
             raise IdentityError.of("FT6003", "the trust anchor is not a federation root")
         self.federation = claims.federation
+        self._providers: OrderedDict[bytes, x509.Certificate] = OrderedDict()
+        """Certificates that the root signed."""
+        self._sessions: OrderedDict[tuple[bytes, ...], tuple[VerifiedSession, list[_Validity]]] = OrderedDict()
 
     def verify(self, chain: tuple[bytes, ...], *, now: float) -> VerifiedSession:
         """The session that `chain` (leaf, provider) proves.
@@ -218,18 +228,23 @@ class IdentityVerifier:
         IdentityError
             FT6003 wrong shape or role, FT6004 wrong signature or issuer, FT6005 expired or not yet valid.
         """
+        entry = self._sessions.get(chain)
+        if entry is None:
+            entry = self._check(chain)
+            _keep(self._sessions, chain, entry)
+        session, validities = entry
+        for uri, begin, end in validities:
+            if not begin - CLOCK_SKEW_S <= now <= end + CLOCK_SKEW_S:
+                raise IdentityError.of("FT6005", f"the certificate of {uri} is not valid now")
+        return session
+
+    def _check(self, chain: tuple[bytes, ...]) -> tuple[VerifiedSession, list[_Validity]]:
+        """All but the dates."""
         if len(chain) != 2:
             raise IdentityError.of("FT6003", f"a session's chain has two certificates, not {len(chain)}")
-        leaf, provider = (_load(der) for der in chain)
+        leaf, provider = _load(chain[0]), self._provider(chain[1])
+        _check_issued(leaf, provider)
         leaf_claims, provider_claims = _claims(leaf), _claims(provider)
-        for certificate, issuer in ((leaf, provider), (provider, self._root)):
-            try:
-                certificate.verify_directly_issued_by(issuer)
-            except (ValueError, TypeError, InvalidSignature) as error:
-                raise IdentityError.of("FT6004", "the certificate chain does not lead to this federation") from error
-            begin, end = certificate.not_valid_before_utc.timestamp(), certificate.not_valid_after_utc.timestamp()
-            if not begin - CLOCK_SKEW_S <= now <= end + CLOCK_SKEW_S:
-                raise IdentityError.of("FT6005", f"the certificate of {_claims(certificate).uri()} is not valid now")
         if leaf_claims.federation != self.federation or provider_claims.federation != self.federation:
             raise IdentityError.of("FT6004", "the certificate belongs to another federation")
         if provider_claims.role != "provider" or leaf_claims.role not in ("agent", "gateway"):
@@ -239,7 +254,33 @@ class IdentityVerifier:
         key = leaf.public_key()
         if not isinstance(key, Ed25519PublicKey) or session_id(key).hex() != leaf_claims.session:
             raise IdentityError.of("FT6004", "the session's id is not the hash of its key")
-        return VerifiedSession(leaf_claims, key, leaf.not_valid_after_utc.timestamp())
+        session = VerifiedSession(leaf_claims, key, leaf.not_valid_after_utc.timestamp())
+        return session, [_validity(leaf, leaf_claims), _validity(provider, provider_claims)]
+
+    def _provider(self, der: bytes) -> x509.Certificate:
+        provider = self._providers.get(der)
+        if provider is None:
+            provider = _load(der)
+            _check_issued(provider, self._root)
+            _keep(self._providers, der, provider)
+        return provider
+
+
+def _keep(cache: OrderedDict[_K, _V], key: _K, value: _V) -> None:
+    cache[key] = value
+    if len(cache) > CHAINS_KEPT:
+        cache.popitem(last=False)
+
+
+def _check_issued(certificate: x509.Certificate, issuer: x509.Certificate) -> None:
+    try:
+        certificate.verify_directly_issued_by(issuer)
+    except (ValueError, TypeError, InvalidSignature) as error:
+        raise IdentityError.of("FT6004", "the certificate chain does not lead to this federation") from error
+
+
+def _validity(certificate: x509.Certificate, claims: Claims) -> _Validity:
+    return claims.uri(), certificate.not_valid_before_utc.timestamp(), certificate.not_valid_after_utc.timestamp()
 
 
 def _load(der: bytes) -> x509.Certificate:

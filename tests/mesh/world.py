@@ -48,13 +48,15 @@ class FakeIdentity:
 
     def __init__(self):
         self.issued = []
+        self.of = {}
+        """Session id → what was issued."""
 
     def issue(self, provider, role, not_after):
         number = len(self.issued)
         session = hashlib.blake2b(number.to_bytes(4, "big"), digest_size=16).hexdigest()
-        self.issued.append(
-            FakeSession(Claims(FEDERATION, provider, role, session), not_after, bytes([7]) * 8 + session.encode())
-        )
+        issued = FakeSession(Claims(FEDERATION, provider, role, session), not_after, bytes([7]) * 8 + session.encode())
+        self.issued.append(issued)
+        self.of[issued.session] = issued
         return number
 
     def chain(self, number):
@@ -92,6 +94,7 @@ class Link:
     latency: float
     heard: dict
     sessions: dict
+    since: float
     open: bool = True
     arrives: dict = field(default_factory=dict)
     """End → when what was sent to it last arrives: nothing overtakes."""
@@ -282,7 +285,7 @@ class World:
     def connect(self, dialler, hub):
         latency = self.rng.uniform(0.0001, 0.015)
         ends = (dialler, hub)
-        link = Link(ends, latency, {n.name: self.now for n in ends}, {n.name: n.session for n in ends})
+        link = Link(ends, latency, {n.name: self.now for n in ends}, {n.name: n.session for n in ends}, self.now)
         for node in ends:
             former = node.links.get(link.peer(node))
             if former is not None:
@@ -409,7 +412,7 @@ class World:
     def check_change(self, node, record):
         """Invariants 2, 3 and 10 of mesh.md §8.1, at each change of each replica."""
         body = record.body
-        owner = next(s for s in self.identity.issued if s.session == body.session)
+        owner = self.identity.of[body.session]
         assert owner.verify(record.envelope.signature, signed_bytes(record.envelope.body)), "unsigned, and visible"
         assert record.rank > node.ranks.get(record.key, (-1, -1, b"")), "a rank went down"
         node.ranks[record.key] = record.rank

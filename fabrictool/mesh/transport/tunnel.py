@@ -185,13 +185,14 @@ class Tunnel(asyncio.Protocol):
         self.peer: VerifiedSession | None = None
         self.refusal: FabrictoolError | None = None
         """Why the connection was given up, if it was ours to decide."""
+        self.sent_octets = 0
         self.fell_silent = False
         """Whether it was closed because the peer was not heard any more."""
         self.closed = asyncio.get_running_loop().create_future()
         self._transport: asyncio.Transport | None = None
         self._streams: dict[int, TunnelStream] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._last_heard = clock()
+        self._last_heard = self._beat_due = clock()
         self.socket_full = False
 
     # -- for the owner ----------------------------------------------------------------------------------------
@@ -233,6 +234,7 @@ class Tunnel(asyncio.Protocol):
         """Hand what the multiplexer has queued to the socket."""
         data = self.mux.take()
         if data and self._transport is not None and not self._transport.is_closing():
+            self.sent_octets += len(data)
             self._transport.write(data)
 
     def forget(self, stream: int, reason: str) -> None:
@@ -361,8 +363,11 @@ class Tunnel(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(BEAT_SECONDS, self._beat)
+        self._beat_due = self._clock() + BEAT_SECONDS
 
     def _beat(self) -> None:
+        if self._clock() - self._beat_due > BEAT_SECONDS:
+            self._last_heard = self._clock()  # it was us who stood still: what the peer said waits in the socket
         if self._clock() - self._last_heard > BEAT_SECONDS * MISSED_BEATS:
             self.fell_silent = True
             self.close(f"nothing heard for {MISSED_BEATS} beats")
