@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.base.tlswords import spoken
+from fabrictool.domain.specs import HostPort
 from fabrictool.mesh.framing import Beat, StreamHead
 from fabrictool.mesh.gossip import Changed, Effect, Gossip, Refused, Send
 from fabrictool.mesh.identity import Credential, IdentityVerifier, VerifiedSession
 from fabrictool.mesh.records import Body, Record, seal
 from fabrictool.mesh.registry import Registry
+from fabrictool.mesh.transport.reach import Route
 from fabrictool.mesh.transport.tls import IdentityFiles, client_context, server_context
 from fabrictool.mesh.transport.tunnel import Tunnel, TunnelStream
 
@@ -24,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fabrictool.base.clock import Clock
+    from fabrictool.domain.specs import EgressSpec
 
 _log = logging.getLogger("fabrictool.mesh")
 
@@ -70,6 +76,8 @@ class MeshNode:
         self._ack = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._server: asyncio.Server | None = None
+        self.routes: dict[str, Route] = {}
+        """Address → the paths to it: which is in use, and why others failed."""
         self.dial_errors: dict[str, str] = {}
         """Address → why the last attempt to reach it failed; empty while connected."""
 
@@ -119,8 +127,12 @@ class MeshNode:
         bound: int = self._server.sockets[0].getsockname()[1]
         return bound
 
-    def dial(self, addresses: Sequence[tuple[str, int]]) -> None:
-        """Keep a tunnel to each of these hubs, for ever."""
+    def dial(
+        self, addresses: Sequence[tuple[str, int]], egress: EgressSpec | msgspec.UnsetType = msgspec.UNSET
+    ) -> None:
+        """Keep a tunnel to each of these hubs, for ever, by whatever path leads there."""
+        for hub in (HostPort(*address) for address in addresses):
+            self.routes[str(hub)] = Route(hub, egress, os.environ)
         self._tasks += [asyncio.create_task(self._keep_dialled(host, port)) for host, port in addresses]
 
     def publish(self, body: Body) -> None:
@@ -229,27 +241,21 @@ class MeshNode:
                     _log.warning("refused a record from %s: %s", peer.hex()[:8], reason)
 
     async def _keep_dialled(self, host: str, port: int) -> None:
-        loop = asyncio.get_running_loop()
         address = f"{host}:{port}"
         context = client_context(self._files)
         delay = RETRY_FIRST_S
         while True:
             try:
-                _, tunnel = await loop.create_connection(
-                    lambda: Tunnel(self, self._clock.monotonic, dialler=True),
-                    host,
-                    port,
-                    ssl=context,
-                    server_hostname="",
-                )
-                self.dial_errors.pop(address, None)
-                began = self._clock.monotonic()
-                await tunnel.closed
+                route = self.routes[address].connect(lambda: Tunnel(self, self._clock.monotonic, dialler=True), context)
+                async with route as tunnel:
+                    self.dial_errors.pop(address, None)
+                    began = self._clock.monotonic()
+                    await tunnel.closed
                 if tunnel.refusal is not None:
                     self.dial_errors[address] = str(tunnel.refusal)
                 elif self._clock.monotonic() - began > RETRY_FIRST_S * 10:
                     delay = RETRY_FIRST_S
-            except OSError as error:
+            except (OSError, FabrictoolError) as error:
                 self.dial_errors[address] = spoken(error, "is of another federation")
                 _log.debug("cannot reach %s: %s", address, error)
             await asyncio.sleep(random.uniform(0.5, 1.0) * delay)
