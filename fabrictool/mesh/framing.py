@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import enum
 import struct
-from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
@@ -87,9 +86,8 @@ class Beat(msgspec.Struct, frozen=True, array_like=True):
     """Per service: id, running and waiting requests, KV use from 0 to 1, open requests of others than the receiver."""
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """One event from the peer."""
+class Frame(msgspec.Struct, frozen=True, gc=False):
+    """One event from the peer; not a dataclass, which would take longer to make than the frame to parse."""
 
     type: FrameType
     stream: int

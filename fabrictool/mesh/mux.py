@@ -26,6 +26,10 @@ CONTROL_OCTETS = 16 * 2**20
 """Control frames that may wait for a peer that goes on sending; above it, it wants our memory and not our answers.
 A whole registry of 10,000 sessions fits."""
 
+_KINDS = tuple(FrameType)
+_OPEN, _DATA = FrameType.OPEN, FrameType.DATA  # looked up once: an enumeration's members cost a call each time
+_OF_STREAMS = frozenset({FrameType.OPEN, FrameType.DATA, FrameType.END, FrameType.RST, FrameType.CREDIT})
+
 
 @dataclass(slots=True, eq=False)
 class _Stream(Outgoing):
@@ -155,33 +159,31 @@ class Mux:
             raise FramingError.of("FT6201", f"the peer goes on sending and does not read: {waits}")
         self._in += data
         frames: list[Frame] = []
-        offset = 0
-        while len(self._in) - offset >= HEADER.size:
-            length, kind, stream = HEADER.unpack_from(self._in, offset)
-            if length > MAX_FRAME_OCTETS:
-                raise FramingError.of("FT6201", f"frame of {length} octets is over the limit")
-            if len(self._in) - offset - HEADER.size < length:
-                break
-            begin = offset + HEADER.size
-            offset = begin + length
-            with memoryview(self._in) as view:
-                payload = bytes(view[begin:offset])
-            frame = self._accept(kind, stream, payload)
-            if frame is not None:
-                frames.append(frame)
+        offset, total = 0, len(self._in)
+        with memoryview(self._in) as view:
+            while total - offset >= HEADER.size:
+                length, kind, stream = HEADER.unpack_from(view, offset)
+                if length > MAX_FRAME_OCTETS:
+                    raise FramingError.of("FT6201", f"frame of {length} octets is over the limit")
+                begin = offset + HEADER.size
+                if total - begin < length:
+                    break
+                offset = begin + length
+                frame = self._accept(kind, stream, bytes(view[begin:offset]))
+                if frame is not None:
+                    frames.append(frame)
         del self._in[:offset]
         return frames
 
     def _accept(self, kind: int, stream: int, payload: bytes) -> Frame | None:
-        try:
-            frame_type = FrameType(kind)
-        except ValueError:
+        if kind >= len(_KINDS):
             return None  # a later version's frame: its length told us how to skip it
+        frame_type = _KINDS[kind]
         if stream == 0:
-            if frame_type in (FrameType.OPEN, FrameType.DATA, FrameType.END, FrameType.RST, FrameType.CREDIT):
+            if frame_type in _OF_STREAMS:
                 raise FramingError.of("FT6201", f"{frame_type.name} on stream 0")
             return Frame(frame_type, 0, payload)
-        if frame_type is FrameType.OPEN:
+        if frame_type is _OPEN:
             if stream % 2 == self._parity or stream in self._streams or len(self._streams) >= MAX_STREAMS:
                 raise FramingError.of("FT6201", f"stream {stream} cannot be opened by the peer")
             self._streams[stream] = _Stream(stream)
@@ -192,7 +194,7 @@ class Mux:
         return self._accept_on(state, frame_type, stream, payload)
 
     def _accept_on(self, state: _Stream, kind: FrameType, stream: int, payload: bytes) -> Frame | None:
-        if kind is FrameType.DATA:
+        if kind is _DATA:
             state.receive_credit -= len(payload)
             if state.receive_credit < 0 or state.remote_ended:
                 raise FramingError.of("FT6201", f"stream {stream} sent more than its credit")

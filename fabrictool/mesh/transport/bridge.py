@@ -11,6 +11,7 @@ import os
 import socket
 import sys
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -59,12 +60,10 @@ def main(allowed: Sequence[str], environment: Mapping[str, str]) -> int:
 
 def _upwards(hub: socket.socket) -> None:
     """From standard input to the hub; its end is the hub's, too."""
-    try:
+    with suppress(OSError):
         while data := os.read(0, CHUNK_OCTETS):
             hub.sendall(data)
-    except OSError:
-        pass
-    finally:
+    with suppress(OSError):  # it may have closed first
         hub.shutdown(socket.SHUT_RDWR)
 
 

@@ -235,7 +235,7 @@ async def _through_ssh(
 
 
 async def _started(argv: list[str], stdio: socket.socket) -> asyncio.subprocess.Process:
-    try:
+    try:  # in a session of its own: a signal to the job's group must not end it before the agent has said goodbye
         return await asyncio.create_subprocess_exec(
             *argv, stdin=stdio.fileno(), stdout=stdio.fileno(), stderr=asyncio.subprocess.PIPE, start_new_session=True
         )
