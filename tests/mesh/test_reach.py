@@ -4,6 +4,7 @@ import asyncio
 import base64
 import os
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import fabrictool
 from fabrictool.domain.specs import EgressSpec, ProxySpec, SshHostSpec
 from fabrictool.mesh.framing import STREAM_CREDIT, StreamHead
 from fabrictool.mesh.transport import reach
+from fabrictool.mesh.transport.bridge import READY
 from tests.clusters.connections.conftest import _sshd, yard  # noqa: F401 - fixtures
 from tests.clusters.connections.servers import free_port, public
 from tests.mesh.test_transport import Collect, Echo, until
@@ -246,10 +248,22 @@ def ssh_to(server, yard, **changes):  # noqa: F811 - the fixture's value
     return SshHostSpec(**values | changes)
 
 
+def banner_and_bridge(hub):
+    return f"echo Welcome to the site; {bridge_command(f'127.0.0.1:{hub.port}')}"
+
+
+def socat(hub):
+    """As docs/how-to/leave-a-closed-site.md has it."""
+    if shutil.which("socat") is None:
+        pytest.skip("socat is not installed: the line of the how-to page with it is NOT tested here")
+    return rf"printf 'fabrictool-bridge 1\n'; exec socat - TCP:127.0.0.1:{hub.port}"
+
+
 @pytest.mark.usefixtures("firewall")
-async def test_a_key_that_may_only_run_the_bridge_leads_to_the_hub(agent, hub, yard):  # noqa: F811
+@pytest.mark.parametrize("command", [banner_and_bridge, socat])
+async def test_a_key_that_may_only_run_the_bridge_leads_to_the_hub(agent, hub, yard, command):  # noqa: F811
     server = yard.server()
-    only(server, yard, f"echo Welcome to the site; {bridge_command(f'127.0.0.1:{hub.port}')}")
+    only(server, yard, command(hub))
     agent.dial([("127.0.0.1", hub.port)], EgressSpec(ssh=ssh_to(server, yard)))
     await joined(agent, hub)
     route = agent.routes[f"127.0.0.1:{hub.port}"]
@@ -338,3 +352,56 @@ async def test_a_node_without_ssh_says_so(agent, hub, yard, monkeypatch):  # noq
     dialled(agent, hub, EgressSpec(login=ssh_to(server, yard)))
     address = f"{NOWHERE}:{hub.port}"
     await until(lambda: "there is no program ssh on this node" in agent.dial_errors.get(address, ""))
+
+
+# -- the bridge itself ------------------------------------------------------------------------------------------------
+
+
+async def bridged(*arguments, asked=""):
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "fabrictool.mesh.transport.bridge", *arguments,
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        env=os.environ | {"SSH_ORIGINAL_COMMAND": asked},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("first", ["client", "hub"])
+async def test_a_bridge_carries_both_ways_and_ends_with_either_end(first):
+    seen, gone = asyncio.get_running_loop().create_future(), asyncio.Event()
+
+    async def echo(reader, writer):
+        writer.write(await reader.readexactly(5))
+        if first == "hub":
+            writer.close()
+        seen.set_result(await reader.read())
+        writer.close()
+        gone.set()
+
+    server = await asyncio.start_server(echo, "127.0.0.1", 0)
+    process = await bridged(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    process.stdin.write(b"hello")
+    assert await process.stdout.readexactly(len(READY) + 5) == READY + b"hello"
+    if first == "client":
+        process.stdin.close()
+        assert await asyncio.wait_for(seen, 10) == b""
+    assert await asyncio.wait_for(process.wait(), 10) == 0
+    await asyncio.wait_for(gone.wait(), 10)
+    process.stdin.close()
+    server.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "asked", "code", "words"),
+    [
+        ([], "", 64, "usage:"),
+        (["127.0.0.1:1"], "", 1, "cannot reach 127.0.0.1:1"),
+        (["127.0.0.1:1"], "fabrictool-bridge 127.0.0.1:22", 1, "only these may be reached: 127.0.0.1:1"),
+        (["nonsense"], "", 1, "cannot reach nonsense"),
+    ],
+)
+async def test_a_bridge_that_leads_nowhere_says_why(arguments, asked, code, words):
+    process = await bridged(*arguments, asked=asked)
+    out, err = await asyncio.wait_for(process.communicate(), 20)
+    assert (process.returncode, out) == (code, b"")
+    assert words in err.decode()
+    assert "Traceback" not in err.decode()
