@@ -108,7 +108,7 @@ class Agent:
         """
         self._model_path = resolve(self.spec.source)
         self._publish_node(Lifecycle.JOIN)
-        self.mesh.dial([(hub.host, hub.port) for hub in self.spec.hubs])
+        self.mesh.dial([(hub.host, hub.port) for hub in self.spec.hubs], self.spec.egress)
         signs = asyncio.create_task(self._signs.run())
         engine = asyncio.create_task(self._supervisor.run())
         stop = asyncio.create_task(self._stop.wait())

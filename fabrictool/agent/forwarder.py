@@ -97,7 +97,6 @@ class Forwarder(asyncio.Protocol):
         self._stream: TunnelStream
         self._engine: EngineSide
         self._connecting: asyncio.Task[None] | None = None
-        self._paused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Hold the body back until the engine has accepted the connection."""
@@ -116,8 +115,6 @@ class Forwarder(asyncio.Protocol):
             return
         if self._engine.transport is not None and not self._stream.is_closing():
             self._engine.transport.write(request_head(self._head, self._port))
-            if self._paused:  # the tunnel was full before the engine was there
-                self._engine.transport.pause_reading()
             self._stream.resume_reading()
 
     def data_received(self, data: bytes) -> None:
@@ -137,11 +134,9 @@ class Forwarder(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """The gateway is slow: stop reading from the engine."""
-        self._paused = True
         if self._engine.transport is not None and not self._engine.transport.is_closing():
             self._engine.transport.pause_reading()
 
     def resume_writing(self) -> None:
-        self._paused = False
         if self._engine.transport is not None and not self._engine.transport.is_closing():
             self._engine.transport.resume_reading()

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from fabrictool.base import units
+from fabrictool.domain.egress import Egress  # noqa: TC001 - pydantic needs it at run time
 from fabrictool.domain.quantities import (
     Bandwidth,
     Document,
@@ -258,6 +259,8 @@ class ClusterSpec(Document):
     """Seconds between two questions to the login node while something is awaited."""
     software: Software = Software()
     """How Python and engines get there."""
+    egress: Egress | None = None
+    """How its nodes get out to a gateway that they cannot reach directly."""
 
     @property
     def here(self) -> bool:

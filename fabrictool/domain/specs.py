@@ -20,6 +20,38 @@ class HostPort(msgspec.Struct, frozen=True, array_like=True):
         return f"{self.host}:{self.port}"
 
 
+class ProxySpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A site's HTTP proxy."""
+
+    host: str
+    port: int
+    user: str = ""
+    password: str = ""
+    """A reference such as ``secret://file/…``, resolved by the agent each time that it dials."""
+
+
+class SshHostSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A host that is reached by the program ssh."""
+
+    host: str
+    port: int = 22
+    user: str
+    identity: str = ""
+    """File of the private key, on the node; empty: those of the account there."""
+    host_keys: tuple[str, ...]
+    """Pinned; any other key is refused."""
+
+
+class EgressSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Other ways out of a site than straight to a gateway."""
+
+    proxy: ProxySpec | None = None
+    ssh: SshHostSpec | None = None
+    """A host where our key may run nothing but the bridge to a gateway."""
+    login: SshHostSpec | None = None
+    """A host that forwards connections, such as the site's own login node."""
+
+
 class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, tag="agent", tag_field="unit"):
     """One node agent with the one replica that it runs."""
 
@@ -60,6 +92,8 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, tag="agent", tag_fiel
     start_timeout_s: float = 600.0
     job: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
     """What its job asks of the scheduler beside devices, such as an account; unset: written by an earlier release."""
+    egress: EgressSpec | msgspec.UnsetType = msgspec.UNSET
+    """Ways out of its site; unset: none but straight to the gateways."""
 
 
 class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_field="unit"):

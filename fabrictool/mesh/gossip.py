@@ -24,10 +24,13 @@ from fabrictool.mesh.records import Envelope, Id, NodeBody, Record, body_hash
 from fabrictool.mesh.registry import BUCKETS, Merge, Registry, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 PUSH_RECORDS = 32
 """Records in one message: 32 × 4.2 KiB (body and chain at their limits) stays under the frame limit."""
+PUSH_OCTETS = 16 * 1024
+"""A message is one frame, and a beat waits behind it."""
+SIGNATURE_OCTETS = 70
 PATIENCE_BEATS = 2
 """A push in flight makes roots differ for a moment; repairing sooner only duplicates it."""
 SECOND_PATIENCE_BEATS = 4
@@ -216,8 +219,7 @@ class Gossip:
             keys = sorted(state.outbox, key=lambda key: (len(key), key))  # nodes before what leans on them
             envelopes = [state.outbox[key] for key in keys]
             state.outbox = {}
-            batches = (envelopes[i : i + PUSH_RECORDS] for i in range(0, len(envelopes), PUSH_RECORDS))
-            sends += [Send(peer, encode(Push(batch))) for batch in batches]
+            sends += [Send(peer, encode(Push(batch))) for batch in _batches(envelopes)]
         return sends
 
     # -- internals --------------------------------------------------------------------------------------------
@@ -298,6 +300,20 @@ class Gossip:
             return Envelope(envelope.body, envelope.signature)
         state.has_chain.add(record.key)
         return envelope
+
+
+def _batches(envelopes: list[Envelope]) -> Iterator[list[Envelope]]:
+    """As many as one message takes."""
+    batch: list[Envelope] = []
+    octets = 0
+    for envelope in envelopes:
+        size = len(envelope.body) + sum(map(len, envelope.chain)) + SIGNATURE_OCTETS
+        if batch and (len(batch) == PUSH_RECORDS or octets + size > PUSH_OCTETS):
+            yield batch
+            batch, octets = [], 0
+        batch.append(envelope)
+        octets += size
+    yield batch
 
 
 def decode_message(payload: bytes) -> Message:

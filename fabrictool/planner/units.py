@@ -13,6 +13,7 @@ from fabrictool.domain.address import Address
 from fabrictool.domain.specs import AgentSpec, GatewaySpec
 from fabrictool.planner.devices import visibility_variable, with_devices
 from fabrictool.planner.diff import WantedUnit
+from fabrictool.planner.egress import egress_of
 from fabrictool.planner.weights import gateway_weights
 from fabrictool.simulator.demanded import context_of
 
@@ -82,6 +83,7 @@ def _agent(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement
         hubs=hubs,
         walltime_s=None if partition.walltime is None else float(partition.walltime),
         job=_job(partition),
+        egress=egress_of(inventory.clusters[replica.cluster].egress),
     )
 
 

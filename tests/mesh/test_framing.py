@@ -13,9 +13,9 @@ from fabrictool.mesh.framing import (
     STREAM_CREDIT,
     FrameType,
     FramingError,
-    Mux,
     StreamHead,
 )
+from fabrictool.mesh.mux import Mux
 
 HEAD = StreamHead(b"s" * 16, "POST", "/v1/x", (), 0)
 
@@ -60,8 +60,8 @@ def test_a_sender_stops_at_the_credit_and_goes_on_when_it_is_granted():
     b.consumed(stream, 1)
     (credit,) = a.receive(b.take())
     assert credit.type is FrameType.CREDIT
-    assert not a.blocked(stream)
     assert [len(f.payload) for f in b.receive(a.take())] == [5]
+    assert not a.blocked(stream)
 
 
 def test_data_is_cut_so_that_a_beat_waits_for_one_slice_at_most():

@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
 from collections import Counter
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.base.tlswords import spoken
+from fabrictool.domain.specs import HostPort
 from fabrictool.mesh.framing import Beat, StreamHead
 from fabrictool.mesh.gossip import Changed, Refused, Send, Vain
 from fabrictool.mesh.identity import Credential, IdentityError, IdentityVerifier, VerifiedSession
 from fabrictool.mesh.member import BEAT_SECONDS, Member, SessionEnded
 from fabrictool.mesh.records import Body, Lifecycle, NodeBody, Record
+from fabrictool.mesh.transport.reach import Route
 from fabrictool.mesh.transport.tls import IdentityFiles, client_context, server_context
 from fabrictool.mesh.transport.tunnel import Tunnel, TunnelStream
 
@@ -26,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from fabrictool.base.clock import Clock
+    from fabrictool.domain.specs import EgressSpec
     from fabrictool.mesh.member import Effect
     from fabrictool.mesh.records import Evidence
     from fabrictool.mesh.registry import Registry
@@ -89,11 +95,14 @@ class MeshNode:
         self._dialled: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._told: set[tuple[str, int]] = set()
         """Addresses that we were given, as against learned."""
+        self._egress: EgressSpec | msgspec.UnsetType = msgspec.UNSET
         self._ticking: asyncio.Task[None] | None = None
         self._flush_soon = False
         self._refusals: Counter[bytes] = Counter()
         """Neighbour → records of its that were refused since it came."""
         self._server: asyncio.Server | None = None
+        self.routes: dict[str, Route] = {}
+        """Address → the paths to it: which is in use, and why others failed."""
         self.dial_errors: dict[str, str] = {}
         """Address → why the last attempt to reach it failed; empty while connected."""
 
@@ -149,9 +158,12 @@ class MeshNode:
         bound: int = self._server.sockets[0].getsockname()[1]
         return bound
 
-    def dial(self, addresses: Sequence[tuple[str, int]]) -> None:
-        """Keep a tunnel to each of these hubs, for ever."""
+    def dial(
+        self, addresses: Sequence[tuple[str, int]], egress: EgressSpec | msgspec.UnsetType = msgspec.UNSET
+    ) -> None:
+        """Keep a tunnel to each of these hubs, for ever, by whatever path leads there."""
         self._begin()
+        self._egress = egress
         self._told.update(addresses)
         self._dial_also(addresses)
 
@@ -317,14 +329,16 @@ class MeshNode:
                 if f"{host}:{port}" not in advertised and (host, port) in self._dialled:
                     self._dialled.pop((host, port)).cancel()
                     self.dial_errors.pop(f"{host}:{port}", None)
+                    self.routes.pop(f"{host}:{port}", None)
 
     def _dial_also(self, addresses: Iterable[tuple[str, int]]) -> None:
         for host, port in addresses:
             if (host, port) not in self._dialled:
+                hub = HostPort(host, port)
+                self.routes[str(hub)] = Route(hub, self._egress, os.environ)
                 self._dialled[host, port] = asyncio.create_task(self._keep_dialled(host, port))
 
     async def _keep_dialled(self, host: str, port: int) -> None:
-        loop = asyncio.get_running_loop()
         address = f"{host}:{port}"
         context = client_context(self._files)
         delay = RETRY_FIRST_S
@@ -334,22 +348,17 @@ class MeshNode:
                 await asyncio.sleep(BEAT_SECONDS)
                 continue
             try:
-                _, tunnel = await loop.create_connection(
-                    lambda: Tunnel(self, self._clock.monotonic, dialler=True),
-                    host,
-                    port,
-                    ssl=context,
-                    server_hostname="",
-                )
-                self.dial_errors.pop(address, None)
-                began = self._clock.monotonic()
-                await tunnel.closed
+                route = self.routes[address].connect(lambda: Tunnel(self, self._clock.monotonic, dialler=True), context)
+                async with route as tunnel:
+                    self.dial_errors.pop(address, None)
+                    began = self._clock.monotonic()
+                    await tunnel.closed
                 peer = tunnel.peer
                 if tunnel.refusal is not None:
                     self.dial_errors[address] = str(tunnel.refusal)
                 elif self._clock.monotonic() - began > RETRY_FIRST_S * 10:
                     delay = RETRY_FIRST_S
-            except OSError as error:
+            except (OSError, FabrictoolError) as error:
                 self.dial_errors[address] = spoken(error, "is of another federation")
                 _log.debug("cannot reach %s: %s", address, error)
             await asyncio.sleep(random.uniform(0.5, 1.0) * delay)

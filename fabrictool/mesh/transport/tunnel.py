@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import msgspec
 
 from fabrictool import __version__
-from fabrictool.mesh.framing import PROTOCOL, Beat, Frame, FramingError, Hello, Mux, StreamHead
+from fabrictool.mesh.framing import PROTOCOL, Beat, Frame, FramingError, Hello, StreamHead
 from fabrictool.mesh.framing import FrameType as F
 from fabrictool.mesh.identity import IdentityError, VerifiedSession
 from fabrictool.mesh.member import BEAT_SECONDS
+from fabrictool.mesh.mux import Mux
 
 if TYPE_CHECKING:
     import ssl
@@ -28,6 +30,10 @@ _T = TypeVar("_T")
 _log = logging.getLogger("fabrictool.mesh")
 
 MISSED_BEATS = 3
+WRITE_OCTETS = 16 * 1024
+"""Handed to the socket at a time. Larger: fewer TLS records and calls a body; all of it is ahead of the next beat."""
+UNSENT_OCTETS = 32 * 1024
+"""What the kernel may hold and has not sent yet. Larger: fewer wake-ups on a fast link; longer waits on a slow one."""
 HELLO_SECONDS = 10.0
 """A connection that has not proved itself by then is closed: nobody may hold a slot without an identity."""
 
@@ -80,7 +86,7 @@ class TunnelStream(asyncio.Transport):
         """Send, or queue under the peer's credit."""
         if self._closed:
             return
-        self.tunnel.mux.write(self.id, bytes(data))
+        self.tunnel.mux.write(self.id, bytes(data))  # which copies nothing if these are bytes
         self.tunnel.flush()
         self.regulate()
 
@@ -163,8 +169,8 @@ class TunnelStream(asyncio.Transport):
         return not self._held and not self._held_end
 
     def regulate(self) -> None:
-        """Let the protocol write only while the socket takes more and nothing waits for the peer's credit."""
-        full = self.tunnel.socket_full or self.tunnel.mux.blocked(self.id)
+        """Let the protocol write only while nothing of its stream waits, for its turn or for the peer's credit."""
+        full = self.tunnel.mux.blocked(self.id)
         if self.protocol is None or self._closed or full == self._writing_paused:
             return
         self._writing_paused = full
@@ -193,7 +199,7 @@ class Tunnel(asyncio.Protocol):
         self._streams: dict[int, TunnelStream] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._last_heard = self._beat_due = clock()
-        self.socket_full = False
+        self._socket_full = False
 
     # -- for the owner ----------------------------------------------------------------------------------------
 
@@ -204,7 +210,6 @@ class Tunnel(asyncio.Protocol):
         stream.protocol = protocol
         self.flush()
         protocol.connection_made(stream)
-        stream.regulate()
         return stream
 
     def gossip(self, payload: bytes) -> None:
@@ -231,11 +236,17 @@ class Tunnel(asyncio.Protocol):
     # -- for streams ------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Hand what the multiplexer has queued to the socket."""
-        data = self.mux.take()
-        if data and self._transport is not None and not self._transport.is_closing():
+        """Hand the socket what it takes, a little at a time; the rest waits where its order can still change."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        while not self._socket_full and (data := self.mux.take(WRITE_OCTETS)):
             self.sent_octets += len(data)
-            self._transport.write(data)
+            transport.write(data)
+        for stream in [self._streams.get(drained) for drained in self.mux.drained()]:
+            if stream is not None:
+                stream.regulate()
+                self.reap(stream)
 
     def forget(self, stream: int, reason: str) -> None:
         """The local side is done with a stream."""
@@ -253,6 +264,7 @@ class Tunnel(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Introduce ourselves and start the clock on the peer's HELLO."""
         self._transport = cast("asyncio.Transport", transport)
+        self._keep_buffers_short()
         hello = Hello(PROTOCOL, self._host.chain, __version__)
         self.mux.control(F.HELLO, msgspec.msgpack.encode(hello))
         self.flush()
@@ -283,15 +295,23 @@ class Tunnel(asyncio.Protocol):
             self.closed.set_result(None)
 
     def pause_writing(self) -> None:
-        """The socket is full: streams stop reading their sources."""
-        self.socket_full = True
-        for stream in list(self._streams.values()):
-            stream.regulate()
+        """The socket is full: what is written now waits in the multiplexer, and its writers are told."""
+        self._socket_full = True
 
     def resume_writing(self) -> None:
-        self.socket_full = False
-        for stream in list(self._streams.values()):
-            stream.regulate()
+        self._socket_full = False
+        self.flush()
+
+    def _keep_buffers_short(self) -> None:
+        """Pause as soon as anything waits behind the kernel, and let the kernel hold little that it has not sent."""
+        transport = cast("asyncio.Transport", self._transport)
+        transport.set_write_buffer_limits(high=1)
+        raw = transport.get_extra_info("socket")
+        if raw is None or raw.family not in (socket.AF_INET, socket.AF_INET6):
+            return
+        option = getattr(socket, "TCP_NOTSENT_LOWAT", None)
+        if option is not None:
+            raw.setsockopt(socket.IPPROTO_TCP, option, UNSENT_OCTETS)
 
     # -- frames -----------------------------------------------------------------------------------------------
 
@@ -340,7 +360,6 @@ class Tunnel(asyncio.Protocol):
         self._streams[frame.stream] = stream
         stream.protocol = handler
         handler.connection_made(stream)
-        stream.regulate()
 
     def _on_stream(self, frame: Frame) -> None:
         stream = self._streams.get(frame.stream)
@@ -356,8 +375,6 @@ class Tunnel(asyncio.Protocol):
             stream.peer_gone(ConnectionResetError(frame.payload.decode(errors="replace")))
         elif frame.type is F.CREDIT:
             self.flush()
-            stream.regulate()
-            self.reap(stream)
 
     def _schedule_beat(self) -> None:
         if self._timer is not None:
