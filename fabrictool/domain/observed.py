@@ -10,8 +10,9 @@ UnitState = Literal["running", "pending", "ended", "killed", "prepared", "damage
 """running: its process lives; pending: its job waits in a scheduler's queue; ended: it said goodbye; killed: it died
 without; prepared: it was never started; damaged: its spec cannot be read, so what it is can only be guessed from its
 operation."""
-Awaited = Literal["", "engine", "gateway", "leaving"]
-"""What keeps a running unit from serving: its engine loads, no gateway is reached, it ends; "": nothing, or unknown."""
+Awaited = Literal["", "engine", "gateway", "replicas", "leaving"]
+"""What keeps a running unit from serving: its engine loads, no gateway is reached, a gateway is not reached by all
+replicas yet, it ends; "": nothing, or unknown."""
 Blocked = Literal["", "held", "invalid", "limit", "nodes"]
 """Why a job in a queue does not start however long it waits: somebody holds it, it asks for what is never granted, a
 limit of its account or QoS is reached, its nodes are away; "": it just waits."""

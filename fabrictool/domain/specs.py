@@ -53,7 +53,7 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, tag="agent", tag_fiel
     options: dict[str, str] = {}
     """Engine flags passed through."""
     hubs: tuple[HostPort, ...] = ()
-    """Gateways to dial."""
+    """Gateways to dial first; others it learns of from the registry."""
     walltime_s: float | None = None
     """Seconds after the start at which the allocation ends."""
     drain_s: float = 20.0
@@ -86,10 +86,28 @@ class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_
     """Model → providers that may serve it at all; absent: any."""
     weights: dict[str, float] | msgspec.UnsetType = msgspec.UNSET
     """`weight_key` → share of traffic under equal load; what is not named has 1. Not written where all are alike."""
+    advertise: HostPort | msgspec.UnsetType = msgspec.UNSET
+    """Where agents and other gateways reach `mesh`; not written where that is `mesh` itself."""
+    hubs: tuple[HostPort, ...] | msgspec.UnsetType = msgspec.UNSET
+    """The other gateways, as they are dialled; not written where there is none."""
+    dialled_by: tuple[HostPort, ...] | msgspec.UnsetType = msgspec.UNSET
+    """Those of `hubs` that dial this one."""
 
     @property
     def routing_weights(self) -> dict[str, float]:
         return {} if isinstance(self.weights, msgspec.UnsetType) else self.weights
+
+    @property
+    def hub(self) -> HostPort:
+        """What agents and other gateways dial."""
+        return self.mesh if isinstance(self.advertise, msgspec.UnsetType) else self.advertise
+
+    @property
+    def dials(self) -> tuple[HostPort, ...]:
+        """A pair of gateways has one tunnel: were both to dial, each new tunnel would end the other, for ever."""
+        hubs = () if isinstance(self.hubs, msgspec.UnsetType) else self.hubs
+        other_way = () if isinstance(self.dialled_by, msgspec.UnsetType) else self.dialled_by
+        return tuple(hub for hub in hubs if hub not in other_way)
 
 
 def weight_key(model: str, cluster: str, partition: str, tp: int) -> str:
@@ -98,6 +116,16 @@ def weight_key(model: str, cluster: str, partition: str, tp: int) -> str:
 
 
 UnitSpec = AgentSpec | GatewaySpec
+
+
+def without_hubs(spec: UnitSpec) -> UnitSpec:
+    """What makes a unit the wanted one. Where the gateways are is no part of it: they come and go, and who runs learns
+    of it from the registry.
+    """
+    if isinstance(spec, AgentSpec):
+        return msgspec.structs.replace(spec, hubs=())
+    return msgspec.structs.replace(spec, hubs=msgspec.UNSET, dialled_by=msgspec.UNSET)
+
 
 _decoder = msgspec.json.Decoder(UnitSpec)
 

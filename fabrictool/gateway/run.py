@@ -15,12 +15,12 @@ from fabrictool.gateway.directory import StaticRegistry, static_targets
 from fabrictool.gateway.exchange import RoutingRules
 from fabrictool.gateway.gateway import GatewayServer, node_body
 from fabrictool.gateway.keys import Keyring, read_keys
+from fabrictool.gateway.settling import Settling
 from fabrictool.mesh.records import Lifecycle
 from fabrictool.mesh.transport.node import MeshNode
 from fabrictool.mesh.transport.tls import IdentityFiles
 from fabrictool.routing.candidates import TrustPolicy
 from fabrictool.routing.policies import routing_policy
-from fabrictool.status.documents import Health
 from fabrictool.status.pages import serve_status
 from fabrictool.status.signs import SignsOfLife
 
@@ -79,8 +79,11 @@ async def run_on_mesh(spec: GatewaySpec, folder: RunFolder, clock: Clock) -> str
         )
         gateway.publish_node(node_body(mesh, spec, Lifecycle.SERVING, version=1))
         _log.info("clients on %s, agents on %s", gateway.listen_address, gateway.mesh_address)
-        signs = asyncio.create_task(SignsOfLife(folder, lambda: _health(clock), gateway.status, BEAT_S).run())
-        stack.callback(signs.cancel)
+        mesh.dial([(hub.host, hub.port) for hub in spec.dials])
+        settling = Settling(mesh, clock, others=bool(spec.hubs))
+        signs = SignsOfLife(folder, settling.health, gateway.status, BEAT_S)
+        for task in (asyncio.create_task(signs.run()), asyncio.create_task(settling.run(signs.touch))):
+            stack.callback(task.cancel)
         reason = await stop()
         await gateway.drain(DRAIN_S)
         gateway.publish_node(node_body(mesh, spec, Lifecycle.LEFT, version=2))
@@ -133,11 +136,6 @@ def _rules(
         {model: frozenset(names) for model, names in model_providers.items()},
     )
     return RoutingRules(routing_policy(policy_name, random.Random()), trust, retries, weights)
-
-
-def _health(clock: Clock) -> Health:
-    """A gateway that listens is ready."""
-    return Health(at=clock.wall(), ready=True)
 
 
 def _stop_event() -> Callable[[], asyncio.Future[str]]:
