@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 PLAN_API = "fabrictool/plan/v1"
 
-ActionKind = Literal["create", "replace", "delete", "keep", "unknown"]
+ActionKind = Literal["create", "update", "replace", "delete", "keep", "unknown"]
 
 
 class StagePlacement(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +70,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Action(msgspec.Struct, frozen=True, kw_only=True):
-    """One step; `operation` names the unit to be started, `former` the one to be stopped."""
+    """One step; `operation` names the unit to be started or updated, `former` the one to be stopped."""
 
     kind: ActionKind
     address: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Literal
 
 import msgspec
@@ -81,7 +82,7 @@ class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_
     tenants: dict[str, str] = {}
     """Tenant → group."""
     keys: str = ""
-    """Salted digest of the tenants' keys: a changed key makes another gateway."""
+    """Salted digest of the tenants' keys, by which a change is seen."""
     model_providers: dict[str, tuple[str, ...]] = {}
     """Model → providers that may serve it at all; absent: any."""
     weights: dict[str, float] | msgspec.UnsetType = msgspec.UNSET
@@ -116,6 +117,22 @@ def weight_key(model: str, cluster: str, partition: str, tp: int) -> str:
 
 
 UnitSpec = AgentSpec | GatewaySpec
+
+IN_PLACE = ("policy", "retries", "groups", "tenants", "keys", "model_providers", "weights")
+"""Fields of a `GatewaySpec` that a gateway takes over while it serves; for any other a new one must start."""
+
+
+def updatable(former: UnitSpec | None, wanted: UnitSpec) -> bool:
+    """Whether one who runs by `former` can go on by `wanted`."""
+    if not isinstance(former, GatewaySpec) or not isinstance(wanted, GatewaySpec):
+        return False
+    same = {name: getattr(wanted, name) for name in IN_PLACE}
+    return without_hubs(msgspec.structs.replace(former, **same)) == without_hubs(wanted)
+
+
+def mark_of(written: bytes) -> str:
+    """Of a spec as it is written, by which a unit says which one is in force."""
+    return hashlib.sha256(written.strip()).hexdigest()[:16]
 
 
 def without_hubs(spec: UnitSpec) -> UnitSpec:

@@ -41,6 +41,8 @@ class RoutingTarget:
     replica: str
     context: int = 0
     weight: float = 1.0
+    weighed_as: str = ""
+    """Its `weight_key`; "" of one whose weight its list says."""
     device: str = ""
     precision: str = ""
     in_flight: int = 0
@@ -105,6 +107,13 @@ class Directory:
         for target in self._targets.values():
             self._by_model.setdefault(target.model, []).append(target)
 
+    def weigh(self, weights: Mapping[str, float]) -> None:
+        """Deal out by other weights from now on."""
+        self.weights = weights
+        for target in self._targets.values():
+            if target.weighed_as:
+                target.weight = weights.get(target.weighed_as, 1.0)
+
     def follow(self, serving: Iterable[Serving], mesh: MeshNode, now: float) -> None:
         """Make the targets those that serve now; who is known already keeps its counters."""
         self._served_at |= dict.fromkeys(self._by_model, now)
@@ -112,6 +121,7 @@ class Directory:
         for entry in serving:
             service = entry.service
             key = service.session + service.service
+            weighed_as = weight_key(service.model, entry.node.cluster, entry.node.node, service.tp)
             targets.append(
                 self._targets.get(key)
                 or RoutingTarget(
@@ -121,9 +131,8 @@ class Directory:
                     TunnelConnector(mesh, service.session, service.service),
                     service.replica,
                     context=service.context,
-                    weight=self.weights.get(
-                        weight_key(service.model, entry.node.cluster, entry.node.node, service.tp), 1.0
-                    ),
+                    weight=self.weights.get(weighed_as, 1.0),
+                    weighed_as=weighed_as,
                     device=entry.node.hardware.device if entry.node.hardware else "",
                     precision=service.precision,
                 )

@@ -90,6 +90,8 @@ class GatewayServer:
         self._warned: set[bytes] = set()
         self.listen_address = ""
         self.mesh_address = ""
+        self.spec_mark = ""
+        """Of the spec that is in force."""
 
     # -- lifecycle --------------------------------------------------------------------------------------------
 
@@ -97,6 +99,11 @@ class GatewayServer:
         """Follow this mesh node's registry from now on."""
         self._mesh = mesh
         self.directory.filling_until = self._clock.monotonic() + FILL_S
+
+    def reload(self, rules: RoutingRules, keyring: Keyring | None) -> None:
+        """Go on by other rules and keys; requests that are open end by those that they began with."""
+        self._rules, self._keyring = rules, keyring
+        self.directory.weigh(rules.weights)
 
     async def listen(self, host: str, port: int) -> None:
         """Accept clients; raises FT8004 when the address cannot be used."""
@@ -179,14 +186,14 @@ class GatewayServer:
         body = record.body
         if isinstance(body, ServiceBody):
             text = body.note.splitlines()[0] if body.note else ("" if body.accepting else "draining")
-            self._note(f"service-{body.lifecycle.name.lower()}", body.replica, text)
+            self.note(f"service-{body.lifecycle.name.lower()}", body.replica, text)
         elif body.role == "agent":
-            self._note(f"node-{body.lifecycle.name.lower()}", f"{body.cluster}/{body.node}", body.session.hex()[:8])
+            self.note(f"node-{body.lifecycle.name.lower()}", f"{body.cluster}/{body.node}", body.session.hex()[:8])
         self._follow()
 
     def link_changed(self, session: bytes, *, up: bool, reason: str) -> None:
         """A tunnel came or went; its replicas are routable, or not, from this moment."""
-        self._note("link-up" if up else "link-down", session.hex()[:8], reason)
+        self.note("link-up" if up else "link-down", session.hex()[:8], reason)
         if up:
             self._lost_at.pop(session, None)
         else:
@@ -268,6 +275,7 @@ class GatewayServer:
             listen=self.listen_address,
             mesh=self.mesh_address,
             policy=self._rules.routing_policy.name,
+            spec=self.spec_mark,
             nodes=nodes,
             models=[model_row(name, nodes, self.directory, metrics) for name in sorted(self._known)],
             totals=Totals(
@@ -314,11 +322,11 @@ class GatewayServer:
             left = identity.not_after - self._clock.wall() if identity is not None else CERTIFICATE_WARNING_S
             if left < CERTIFICATE_WARNING_S:
                 self._warned.add(session)
-                self._note(
+                self.note(
                     "certificate-ends", session.hex()[:8], f"in {left / 3600:.1f} h: `fabrictool apply` renews it"
                 )
 
-    def _note(self, kind: str, subject: str, text: str) -> None:
+    def note(self, kind: str, subject: str, text: str) -> None:
         self._events.append(Event(at=self._clock.wall(), kind=kind, subject=subject, text=text))
         _log.info("%s %s %s", kind, subject, text)
 

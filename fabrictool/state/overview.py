@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 NO_UNIT: Mapping[str, Any] = {
     "operation": "", "state": "missing", "pid": None, "engine": "", "detail": "", "status_url": "", "job": "",
-    "ready": False, "begins_at": None, "ends_at": None,
+    "ready": False, "spec": "", "begins_at": None, "ends_at": None,
 }  # fmt: skip
 
 
@@ -137,6 +137,7 @@ def _unit_row(cluster: str, unit: ObservedUnit) -> dict[str, Any]:
         "status_url": unit.status_url,
         "job": unit.job,
         "ready": unit.ready,
+        "spec": unit.in_force,
         "begins_at": unit.begins_at,
         "ends_at": unit.ends_at,
     }
@@ -163,6 +164,8 @@ def _unit_row(cluster: str, unit: ObservedUnit) -> dict[str, Any]:
                 row["ends_at"] = document.ends_at or unit.ends_at
             else:
                 row["detail"] = f"clients {document.listen}, agents {document.mesh}"
+                if unit.in_force == "former":
+                    row["detail"] += f"; goes on by a former spec: {unit.detail}"
     return row
 
 
