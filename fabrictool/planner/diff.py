@@ -14,7 +14,7 @@ import msgspec
 from fabrictool.domain.address import Address
 from fabrictool.domain.observed import generation
 from fabrictool.domain.plan import Action, spec_digest
-from fabrictool.domain.specs import AgentSpec, GatewaySpec, without_hubs
+from fabrictool.domain.specs import AgentSpec, GatewaySpec, updatable, without_hubs
 from fabrictool.domain.state import operation_id
 from fabrictool.planner.gateways import clash
 
@@ -40,7 +40,8 @@ IN_WORDS: Mapping[Order, str] = {
     "devices": "stop the old one, then start the new one: no device is spare",
 }
 STOPS_FIRST = frozenset({"ports", "queue", "nodes", "devices"})
-TURN = {"create": 0, "replace": 1, "delete": 2, "keep": 3, "unknown": 4}
+TURN = {"create": 0, "update": 1, "replace": 2, "delete": 3, "keep": 4, "unknown": 5}
+IN_PLACE_REASON = "while it serves: its process and its clients stay"
 Units = list[tuple[str, "ObservedUnit"]]
 """(cluster, unit) of those that live at one address, youngest first."""
 
@@ -184,6 +185,9 @@ def _step(
         return _Step(want.action("create", reason=_obituary(dead), operation=operation, spec=want.spec))
     cluster, unit = units[0]
     same = cluster == want.cluster and unit.spec_digest == spec_digest(_comparable(want.spec, unit, evidence))
+    stays = cluster == want.cluster and len(units) == 1 and unit.operation not in expiring
+    if stays and unit.in_force and updatable(evidence.specs.get(unit.operation), want.spec):
+        return _updated(want, unit, evidence, same=same)
     if same and unit.operation not in expiring:
         return _resumed(want, units, evidence)
     succession = expiring.get(unit.operation) if same else None
@@ -199,6 +203,16 @@ def _step(
         ),
         _order(want, unit, expiring.get(unit.operation), former),
     )
+
+
+def _updated(want: WantedUnit, unit: ObservedUnit, evidence: Evidence, *, same: bool) -> _Step:
+    """A gateway takes new keys and rules over while it serves."""
+    if same and unit.in_force == "current":
+        return _Step(want.action("keep", former=unit.operation))
+    changes = changed_fields(evidence.specs[unit.operation], want.spec)
+    reason = IN_PLACE_REASON if changes else f"what was written before is not in force: {unit.detail or 'not yet'}"
+    action = want.action("update", reason=reason, changes=changes, operation=unit.operation, spec=want.spec)
+    return _Step(action)
 
 
 def _comparable(wanted: UnitSpec, unit: ObservedUnit, evidence: Evidence) -> UnitSpec:

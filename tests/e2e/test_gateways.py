@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.conftest import BLUEPRINT, KEY, free_port
+from tests.conftest import ALPHA_KEY, BLUEPRINT, KEY, free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -77,7 +77,10 @@ def steady_load(addresses, workers=3):
                     answers.append(ask(port, PROVIDERS[turn // 2 % 2], max_tokens=8)["provider"])
                     break
                 except (OSError, http.client.HTTPException) as error:
-                    text = error.read().decode() if isinstance(error, urllib.error.HTTPError) else ""
+                    text = ""
+                    if isinstance(error, urllib.error.HTTPError):
+                        with error:
+                            text = error.read().decode()
                     errors.append(f"{port}: {error!r} {text}")
             else:
                 failures.append(errors)
@@ -151,3 +154,25 @@ def test_both_gateways_are_replaced_under_load_and_nothing_fails(pair):
     assert sorted(address for address in after if after[address] != before[address]) == ["gateway/east", "gateway/west"]
     for port in ports(pair):
         assert providers(port) == {"alpha", "beta"}
+
+
+def test_a_changed_key_reaches_both_gateways_while_they_serve(pair):
+    pair.up()
+    before = pids(pair)
+    new = "ftk_another-key-of-the-same-tenant"
+    with steady_load(ports(pair), workers=1) as (_, failures):
+        pair.environment["FT_ALPHA_KEY"] = new
+        shown = pair.run("apply", "--yes").stdout
+        assert "2 update" in shown
+    assert failures == []
+    assert pids(pair) == before
+    for port in ports(pair):
+        assert ask(port, "alpha", key=new)["provider"] == "alpha"
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            ask(port, "alpha", key=ALPHA_KEY)
+        with refused.value as answer:
+            assert answer.code == 401
+    status = json.loads(pair.run("status", "--json").stdout)
+    assert [unit["spec"] for unit in status["units"] if unit["address"].startswith("gateway")] == ["current"] * 2
+    assert "reloaded" in pair.run("events").stdout
+    assert "No changes" in pair.run("plan").stdout
