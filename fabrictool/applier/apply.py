@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import msgspec
 
 from fabrictool.applier.checks import check_fresh, check_owned, check_sound, check_startable
+from fabrictool.applier.course import Course
 from fabrictool.applier.driver import Driver
 from fabrictool.applier.journal import Journal
 from fabrictool.applier.rollout import held_back, model_of, waves
-from fabrictool.applier.wave import QUEUE_WAIT_S, Course, Wave
+from fabrictool.applier.wave import QUEUE_WAIT_S, Wave
 from fabrictool.base.errors import (
     AppliedInPartError,
     FabrictoolError,
@@ -34,8 +35,8 @@ from fabrictool.planner.succession import KEPT
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from fabrictool.applier.events import Notify
     from fabrictool.applier.journal import EntryKind
-    from fabrictool.applier.wave import Notify
     from fabrictool.base.clock import Clock
     from fabrictool.domain.observed import Observed, ObservedUnit
     from fabrictool.domain.plan import Action, Plan
@@ -125,7 +126,7 @@ class Applier:
             check_owned(plan, observed, state.lineage or plan.lineage or lineage)
             check_fresh(plan, observed, self.read_set(state, observed), journal.entries(), state, lineage)
             for action in plan.changes:
-                if action.spec is not None:
+                if action.spec is not None and action.kind != "update":
                     self.identity(action.spec)  # says what is missing or has expired before anything starts
             run = _Run(self, plan, journal, state)
             run.note("begin", text=f"{len(plan.changes)} changes", heals=heals)
@@ -259,7 +260,7 @@ class _Run:
         spec, keys = action.spec, self._applier.keys
         if spec is None:  # the plan was found sound
             raise FabrictoolError.of("FT4006", f"{action.address} has no spec", thing=action.address)
-        files = self._applier.identity(spec)
+        files = {} if action.kind == "update" else self._applier.identity(spec)  # who runs keeps its session
         if isinstance(spec, GatewaySpec) and keys is not None:
             files["keys.json"] = keys.file
             spec = msgspec.structs.replace(spec, keys=keys.digest)
@@ -372,4 +373,5 @@ def _operation(action: Action) -> str:
 def _stops_everything(course: Course) -> bool:
     """Agents would wait in vain for a gateway; without space or rights all else fails alike."""
     problems = course.error.problems if course.error is not None else ()
-    return isinstance(course.action.spec, GatewaySpec) or any(problem.code.startswith("FT43") for problem in problems)
+    gateway = isinstance(course.action.spec, GatewaySpec) and course.action.kind != "update"
+    return gateway or any(problem.code.startswith("FT43") for problem in problems)

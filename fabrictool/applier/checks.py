@@ -8,7 +8,7 @@ from fabrictool.base.errors import InvalidInputError, Place, Problem, StaleError
 from fabrictool.base.ids import is_name
 from fabrictool.domain.observed import generation
 from fabrictool.domain.state import operation_id, same_lineage
-from fabrictool.planner.readset import ABSENT
+from fabrictool.planner.readset import ABSENT, AS
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping, Sequence
@@ -31,7 +31,7 @@ def check_sound(plan: Plan, fabric: str, clusters: Container[str]) -> None:
         raise InvalidInputError.of("FT4023", message, hint="run `fabrictool plan` where the clusters can be reached")
     for action in plan.changes:
         good = action.cluster in clusters
-        if action.kind in ("create", "replace"):
+        if action.kind in ("create", "update", "replace"):
             wanted = operation_id(plan.lineage, action.address, generation(action.operation))
             good = good and action.spec is not None and is_name(action.spec.provider)
             good = good and action.operation == wanted
@@ -95,7 +95,8 @@ def check_fresh(
     changed = []
     for fact in sorted({*plan.read_set, *(name for name in now if name.startswith("unit/"))}):
         planned, seen = plan.read_set.get(fact, ABSENT), now.get(fact, ABSENT)
-        mine = fact in ours and _units(seen) <= _units(planned) | ours[fact]
+        # What it was updated to by our own run was in the plan.
+        mine = fact in ours and _operations(seen) <= _operations(planned) | ours[fact]
         if planned != seen and not mine:
             changed.append((fact, f"{fact} is no longer what the plan relies on"))
     there = {unit.operation for facts in observed.clusters.values() for unit in facts.units}
@@ -109,6 +110,6 @@ def check_fresh(
         raise StaleError([Problem("FT4004", message, Place(thing=thing), hint) for thing, message in changed])
 
 
-def _units(fact: str) -> set[str]:
-    """The units that a fact of the read set names."""
-    return set() if fact == ABSENT else set(fact.split(", "))
+def _operations(fact: str) -> set[str]:
+    """The operations that a fact of the read set names, with their clusters."""
+    return set() if fact == ABSENT else {unit.partition(AS)[0] for unit in fact.split(", ")}

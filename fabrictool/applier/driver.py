@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, TypeVar
 
-from fabrictool.applier.wave import (
+from fabrictool.applier.events import (
     Ended,
     Look,
     Looked,
@@ -20,13 +20,17 @@ from fabrictool.applier.wave import (
     Tell,
     TellFailed,
     Ticked,
+    Update,
+    Updated,
 )
 from fabrictool.base.errors import FabrictoolError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from fabrictool.applier.wave import Course, Effect, Event, Wave
+    from fabrictool.applier.course import Course
+    from fabrictool.applier.events import Effect, Event
+    from fabrictool.applier.wave import Wave
     from fabrictool.base.clock import Clock
     from fabrictool.clusters.protocol import Cluster, NewUnit
     from fabrictool.domain.plan import Action
@@ -92,6 +96,8 @@ class Driver:
         match effect:
             case Tell():
                 yield from self._tell(effect)
+            case Update():
+                yield self._update(effect)
             case ReadTail(cluster, operation):
                 yield TailRead(operation, self._tail(cluster, operation))
             case Ended(course):
@@ -104,6 +110,15 @@ class Driver:
         except FabrictoolError as error:
             failed = dict.fromkeys(operations, error)
         return Started(start.cluster, operations, failed)
+
+    def _update(self, update: Update) -> Event:
+        operations = tuple(action.operation for action in update.actions)
+        try:
+            self.guard()
+            failed = self.clusters[update.cluster].update([self.new_unit(action) for action in update.actions])
+        except FabrictoolError as error:
+            failed = dict.fromkeys(operations, error)
+        return Updated(operations, failed)
 
     def _look(self, look: Look) -> Event:
         return Looked(self.clusters[look.cluster].observe(brief=True))

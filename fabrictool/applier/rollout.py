@@ -3,11 +3,13 @@
 Waves follow each other, the actions of a wave go on side by side:
 
 1. what must end first, because its devices are needed;
-2. gateways: agents would wait in vain for one to reach;
+2. new gateways: agents would wait in vain for one to reach;
 3. all new replicas;
-4. replacements, one of every model in a wave: the first is the canary of its model, and a model is never more than one
-   replica above its number (a surge of one);
-5. what nobody asks for any more, then the gateway.
+4. gateways that are replaced, one after the other: the next one goes only when the former is ready, so that clients
+   that know two always reach one of them;
+5. replacements of replicas, one of every model in a wave: the first is the canary of its model, and a model is never
+   more than one replica above its number (a surge of one);
+6. what nobody asks for any more, then gateways.
 
 On batch systems a slot that is given up may not come back for days, so nothing that serves is stopped for a model whose
 rollout failed.
@@ -40,7 +42,10 @@ def waves(changes: Sequence[Action]) -> list[list[Action]]:
     replacements: list[list[Action]] = []
     for action in changes:
         gateway = is_gateway(action)
-        if action.kind == "replace" and not gateway:
+        if action.kind == "replace" and gateway:
+            cut, last = [*cut, [action]], None
+            continue
+        if action.kind == "replace":
             turn = surges[model_of(action)]
             surges[model_of(action)] += 1
             if turn == len(replacements):

@@ -12,9 +12,12 @@ booting     … runs and does not serve
 alone       … is ready but for a gateway
 retiring    the new unit serves, and its former one was told to leave
 stopping    its unit was told to leave
+to-update   its unit is to be given another spec
+updating    … was given one, and does not run by it yet
 =========== =================================================================
 
-The module is longer than most: events, effects and the table are read together with the machine that they are for.
+The module is longer than most: the table is read together with the machine that it is for. Its events and effects are
+in `events`.
 """
 
 from __future__ import annotations
@@ -23,6 +26,22 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from fabrictool.applier.course import LEAVING, OVER, STARTING, Course
+from fabrictool.applier.events import (
+    Ended,
+    Look,
+    Looked,
+    Notify,
+    ReadTail,
+    Start,
+    Started,
+    TailRead,
+    Tell,
+    TellFailed,
+    Ticked,
+    Update,
+    Updated,
+)
 from fabrictool.base.errors import FabrictoolError, UnreachableError
 from fabrictool.domain.observed import lives
 from fabrictool.domain.specs import AgentSpec
@@ -30,8 +49,9 @@ from fabrictool.domain.specs import AgentSpec
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from fabrictool.applier.course import Phase
+    from fabrictool.applier.events import Effect, Event
     from fabrictool.domain.observed import ClusterFacts, ObservedUnit
-    from fabrictool.domain.plan import Action
 
 STOP_GRACE_S = 60.0
 """A unit drains for its `drain_s`, then leaves; after this long it is killed."""
@@ -46,21 +66,14 @@ FIRST_PAUSE_S = 1.0
 the cluster's `poll`: most of what happens, happens at once, and login nodes belong to everybody."""
 MOST_DOUBLINGS = 16
 
-Phase = Literal[
-    "making-room", "to-start", "submitted", "queued", "booting", "alone", "retiring", "stopping",
-    "done", "left-in-queue", "failed", "left",
-]  # fmt: skip
 Sign = Literal["unknown", "absent", "ended", "queued", "stuck", "booting", "alone", "serving", "there"]
 """What a look shows of the unit that an action waits for; of one that is to leave only whether it is there."""
 
 NEVER = ("held", "invalid")
 """Jobs that are so blocked are not waited for; a limit may be free, and nodes may be back, while one waits."""
-OVER: frozenset[Phase] = frozenset({"done", "left-in-queue", "failed", "left"})
-STARTING: frozenset[Phase] = frozenset({"submitted", "queued", "booting", "alone"})
-LEAVING: frozenset[Phase] = frozenset({"making-room", "retiring", "stopping"})
-
 TRANSITIONS: Mapping[tuple[Phase, Sign], Phase] = {
     **{(phase, "unknown"): phase for phase in STARTING | LEAVING},  # unknown is not absent: nothing moves
+    ("updating", "unknown"): "updating",
     **{(phase, "there"): phase for phase in LEAVING},
     **{("making-room", sign): "to-start" for sign in ("absent", "ended")},
     **{(phase, sign): "done" for phase in ("retiring", "stopping") for sign in ("absent", "ended")},
@@ -69,6 +82,9 @@ TRANSITIONS: Mapping[tuple[Phase, Sign], Phase] = {
     **{(phase, "queued"): "queued" for phase in STARTING},  # or "left-in-queue", where nobody waits for queues
     **{(phase, "booting"): "booting" for phase in STARTING},
     **{(phase, "alone"): "alone" for phase in STARTING},
+    ("updating", "serving"): "done",
+    ("updating", "there"): "updating",
+    **{("updating", sign): "failed" for sign in ("absent", "ended")},
     ("submitted", "absent"): "booting",
     ("queued", "absent"): "booting",
     ("booting", "absent"): "booting",
@@ -77,153 +93,7 @@ TRANSITIONS: Mapping[tuple[Phase, Sign], Phase] = {
 INSTEAD: Mapping[Phase, Phase] = {"done": "retiring", "queued": "left-in-queue"}
 
 
-# -- events ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Ticked:
-    """Time has passed; `presses`: how often Ctrl-C was pressed."""
-
-    presses: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Looked:
-    """A cluster was looked at."""
-
-    facts: ClusterFacts
-
-
-@dataclass(frozen=True, slots=True)
-class Started:
-    """A cluster was told to start units; the failed operations with their errors."""
-
-    cluster: str
-    operations: tuple[str, ...]
-    failed: Mapping[str, FabrictoolError] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class TellFailed:
-    """A cluster could not be told something about these operations."""
-
-    operations: tuple[str, ...]
-    error: FabrictoolError
-
-
-@dataclass(frozen=True, slots=True)
-class TailRead:
-    """The last lines of the log of a unit that died."""
-
-    operation: str
-    tail: str
-
-
-Event = Ticked | Looked | Started | TellFailed | TailRead
-
-
-# -- effects --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Start the new units of these actions, all of one cluster."""
-
-    cluster: str
-    actions: tuple[Action, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Tell:
-    """Tell a cluster to end units, or to forget those that have ended."""
-
-    verb: Literal["stop", "kill", "forget"]
-    cluster: str
-    operations: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """Look at a cluster."""
-
-    cluster: str
-
-
-@dataclass(frozen=True, slots=True)
-class ReadTail:
-    """Read the end of a dead unit's log."""
-
-    cluster: str
-    operation: str
-
-
-@dataclass(frozen=True, slots=True)
-class Notify:
-    """Something to be said: ``started``, ``waiting``."""
-
-    action: Action
-    kind: Literal["started", "waiting"]
-    text: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """An action is over."""
-
-    course: Course
-
-
-Effect = Start | Tell | Look | ReadTail | Notify | Ended
-
-
 # -- the machine ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class Course:
-    """One action under way."""
-
-    action: Action
-    former: str
-    """Name of the cluster of the unit to be stopped; "": there is none."""
-    phase: Phase
-    deadline: float = 0.0
-    text: str = ""
-    """What was said of it last."""
-    asked: bool = False
-    """Its former unit was told to leave."""
-    killed: bool = False
-    error: FabrictoolError | None = None
-    death: str = ""
-    """Why its new unit ended, until the tail of its log is there."""
-    ready: ObservedUnit | None = None
-    """The new unit, as it was seen when it first served."""
-    ready_at: float | None = None
-    """When that was, by the cluster's own clock; None: by ours."""
-
-    @classmethod
-    def of(cls, action: Action, homes: Mapping[str, str]) -> Course:
-        """Its beginning; `homes` says on which cluster an operation is."""
-        if action.kind == "delete":
-            return cls(action, action.cluster, "stopping")
-        former = homes.get(action.former, "") if action.former else ""
-        return cls(action, former, "making-room" if action.stop_first and former else "to-start")
-
-    @property
-    def over(self) -> bool:
-        return self.phase in OVER
-
-    def underway(self) -> bool:
-        """Whether a look decides how it goes on: it was started, or its unit was asked to leave."""
-        return self.phase in STARTING or (self.phase in LEAVING and self.asked)
-
-    @property
-    def watched(self) -> str:
-        return self.former if self.phase in LEAVING else self.action.cluster
-
-    @property
-    def awaited(self) -> str:
-        return self.action.former if self.phase in LEAVING else self.action.operation
 
 
 @dataclass(slots=True)
@@ -269,6 +139,8 @@ class Wave:
                 return self._looked(now, facts)
             case Started():
                 return self._started(now, event)
+            case Updated():
+                return self._updated(now, event)
             case TellFailed(operations, error):
                 for index, course in enumerate(self.courses):
                     if index not in self._told and course.action.former in operations:
@@ -291,7 +163,7 @@ class Wave:
             for course in self._open():
                 course.phase = "left"
         starts = self._start(now)
-        effects: list[Effect] = [*self._ask_to_leave(now), *starts, *self._ends()]
+        effects: list[Effect] = [*self._ask_to_leave(now), *starts, *self._update(), *self._ends()]
         watched = sorted({course.watched for course in self._open() if not course.death})
         due = [name for name in watched if now >= self._next_look.get(name, 0.0)]
         self._next_look |= dict.fromkeys(due, math.inf)  # until it is known what they show
@@ -335,6 +207,30 @@ class Wave:
         self._look_soon(event.cluster)
         return effects
 
+    # -- updating ---------------------------------------------------------------------------------------------------
+
+    def _update(self) -> list[Update]:
+        """One effect for all units of a cluster; after Ctrl-C none."""
+        groups: dict[str, list[Course]] = {}
+        for course in self.courses:
+            if course.phase == "to-update":
+                course.phase = "left" if self._stopping else "updating"
+            if course.phase == "updating" and not course.asked:
+                course.asked, course.deadline = True, math.inf
+                groups.setdefault(course.action.cluster, []).append(course)
+        self._next_look |= dict.fromkeys(groups, math.inf)  # until it is known how it went
+        return [Update(name, tuple(course.action for course in groups[name])) for name in sorted(groups)]
+
+    def _updated(self, now: float, event: Updated) -> list[Effect]:
+        for course in self._open():
+            if course.phase == "updating" and course.action.operation in event.operations:
+                course.deadline = now + READY_MARGIN_S
+                self._look_soon(course.action.cluster)
+                error = event.failed.get(course.action.operation)
+                if error is not None:
+                    self._fail(course, error)
+        return []
+
     # -- looking ----------------------------------------------------------------------------------------------------
 
     def _looked(self, now: float, facts: ClusterFacts) -> list[Effect]:
@@ -350,7 +246,7 @@ class Wave:
                 continue
             unit = units.get(course.awaited)
             was, deadline = course.phase, course.deadline
-            sign = former_sign(facts, unit) if was in LEAVING else new_sign(facts, unit)
+            sign = _sign(was, facts, unit)
             died = self._move(now, course, sign, unit, facts)
             if self.checked:
                 then = TRANSITIONS[was, sign]
@@ -374,6 +270,10 @@ class Wave:
         was, then = course.phase, TRANSITIONS[course.phase, sign]
         if sign == "stuck":
             self._fail(course, _stuck(course, unit))
+            return False
+        if then == "failed" and was == "updating":
+            message = f"{course.action.address} ended while it was given another spec"
+            self._fail(course, UnreachableError.of("FT5113", message, thing=course.action.address, hint="apply again"))
             return False
         if then == "failed":
             course.death = (unit.reason if unit is not None else "") or "it was killed"
@@ -402,6 +302,8 @@ class Wave:
             text = f"in the queue: {detail}"
         elif course.phase in STARTING:
             text = detail or "starting"
+        elif course.phase == "updating":
+            text = detail or "takes it over"
         else:
             return []
         return self._say(course, text)
@@ -464,6 +366,12 @@ class Wave:
                 _hold(effect.verb != "kill" or set(effect.operations) <= asked, "a unit is killed that was not asked")
 
 
+def _sign(phase: Phase, facts: ClusterFacts, unit: ObservedUnit | None) -> Sign:
+    if phase == "updating":
+        return "serving" if unit is not None and unit.in_force == "current" else former_sign(facts, unit)
+    return former_sign(facts, unit) if phase in LEAVING else new_sign(facts, unit)
+
+
 def former_sign(facts: ClusterFacts, unit: ObservedUnit | None) -> Sign:
     """What a look says of a unit that is to leave."""
     if not facts.known:
@@ -494,6 +402,9 @@ def _late(course: Course, sign: Sign) -> FabrictoolError:
         why = "although it was killed" if sign != "unknown" else f"as far as can be seen: {course.text}"
         message = f"{action.former} does not end, {why}"
         return UnreachableError.of("FT5102", message, thing=action.address, transient=True)
+    if course.phase == "updating":
+        message = f"{action.address} was given another spec and goes on by its former one: {course.text}"
+        return FabrictoolError.of("FT5113", message, thing=action.address, hint=f"fabrictool logs {action.address}")
     code, what, hint = "FT5106", "was not ready in time", f"fabrictool logs {action.address}"
     if course.phase == "queued":
         code, what = "FT5110", "did not leave its queue in time"

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import Problem
 from fabrictool.blueprint.complaints import choices, masked, meant
+from fabrictool.blueprint.gateway_check import GatewayCheck
 from fabrictool.blueprint.inventory_check import InventoryCheck, ReferenceCheck
 from fabrictool.blueprint.tree import dotted
 from fabrictool.catalog import accelerators, engines, model, models, startable
 
 if TYPE_CHECKING:
     from fabrictool.blueprint.tree import Steps, YamlNode
-    from fabrictool.domain.blueprint import Blueprint, Gateway, Model
-    from fabrictool.domain.inventory import ClusterSpec, Inventory
+    from fabrictool.domain.blueprint import Blueprint, Model
+    from fabrictool.domain.inventory import Inventory
 
 
 def check(
@@ -54,9 +54,8 @@ class BlueprintCheck(ReferenceCheck):
             path = ("tenants", name, "group")
             self.refer("FT1208", path, tenant.group, self._blueprint.trust.groups, "group")
         self._keys()
-        self._gateway()
         self._move_price()
-        return self._problems
+        return [*self._problems, *GatewayCheck(self._blueprint, self._inventory, self._tree).run()]
 
     def _move_price(self) -> None:
         price = self._blueprint.move_price
@@ -187,54 +186,3 @@ class BlueprintCheck(ReferenceCheck):
                 hint = "give each tenant a key of its own"
                 self._problems.append(Problem("FT1410", message, self.place(path), hint, also=also))
             first.setdefault(text, path)
-
-    def _gateway(self) -> None:
-        gateway = self._blueprint.gateway
-        if gateway is None:
-            if self._blueprint.tenants:
-                hint = "add `gateway: {cluster: …, listen: 127.0.0.1:8011, mesh: 127.0.0.1:8012}`"
-                self.say("FT1230", ("tenants",), "there are tenants but no gateway to serve them", hint, "warning")
-            return
-        path: Steps = ("gateway",)
-        known = self.refer("FT1203", (*path, "cluster"), gateway.cluster, self._inventory.clusters, "cluster")
-        if known and gateway.cluster not in self._enabled:
-            message = f"cluster `{gateway.cluster}` is disabled"
-            self.say("FT1227", (*path, "cluster"), message, "enable it, or move the gateway")
-        if gateway.listen == gateway.mesh and gateway.listen.port != 0:
-            message = f"clients and agents cannot share {gateway.mesh}"
-            self.say("FT1231", (*path, "mesh"), message, "give the mesh listener another port")
-        if known and self._inventory.clusters[gateway.cluster].queues:
-            message = f"a gateway cannot be a job of {gateway.cluster}: its address would change with every start"
-            hint = "describe a host that stays, such as the login node, as a cluster of kind `ssh`, and name that"
-            self.say("FT1234", (*path, "cluster"), message, hint)
-        elif known:
-            self._mesh(path, gateway)
-        if not self._blueprint.tenants:
-            hint = "add `tenants: {me: {group: …, key: secret://env/NAME}}`"
-            self.say("FT1232", path, "there is no tenant: nobody has a key for this gateway", hint, "warning")
-
-    def _mesh(self, path: Steps, gateway: Gateway) -> None:
-        """Agents dial it: on another machine a loopback address is that machine's own."""
-        if not is_own_machine(gateway.mesh.host):
-            return
-        home = self._inventory.clusters[gateway.cluster]
-        # A plain host and this machine have all of their units on one machine; nodes of a scheduler are many.
-        away = sorted(name for name in self._enabled if name != gateway.cluster and not self._both_here(name, home))
-        if home.kind == "kubernetes":
-            away = [gateway.cluster, *away]
-        if away:
-            message = f"agents on {choices(away)} cannot reach {gateway.mesh}: there it is their own machine"
-            hint = "write an address of the gateway's machine that they can reach, such as 10.1.2.3:8012"
-            self.say("FT1233", (*path, "mesh"), message, hint)
-
-    def _both_here(self, name: str, home: ClusterSpec) -> bool:
-        return home.here and self._inventory.clusters[name].here
-
-
-def is_own_machine(host: str) -> bool:
-    """Whether `host` means, on any machine, that machine."""
-    try:
-        address = ip_address(host)
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
-    return address.is_loopback or address.is_unspecified

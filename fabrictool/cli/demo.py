@@ -121,7 +121,7 @@ def run_demo(source: Source, *, keep: bool) -> int:
         data(f"  > {QUESTION}")
         data("  < ", end="")
         if not client.stream(QUESTION, 32).strip():
-            raise DemoError.of("FT9101", "the model answered with nothing", hint="fabrictool logs gateway/main")
+            raise DemoError.of("FT9101", "the model answered with nothing", hint="fabrictool logs gateway/NAME")
         _kill_one(fabric, client)
         _step(7, "look at it", f"fabrictool status {by_hand}")
         show_status(source, "", as_json=False, watch=False)
@@ -207,7 +207,7 @@ def _key(path: Path) -> str:
 
 
 def _client(loaded: Loaded) -> Client:
-    gateway = loaded.blueprint.gateway
+    gateway = next(iter(loaded.blueprint.every_gateway.values()), None)
     if gateway is None:
         raise DemoError.of("FT9101", "the blueprint has no gateway", hint="use blueprints/local.yaml")
     return Client(

@@ -257,7 +257,7 @@ def status(
 
 
 def logs(
-    unit: Annotated[str, typer.Argument(help="replica/MODEL/N or gateway/main; `fabrictool status` lists them.")],
+    unit: Annotated[str, typer.Argument(help="replica/MODEL/N or gateway/NAME; `fabrictool status` lists them.")],
     blueprint: BlueprintOption = None,
     inventory: InventoryOption = None,
     lines: Annotated[int, typer.Option("--lines", "-n", min=1, max=5000, help="How many of the last lines.")] = 100,

@@ -89,10 +89,10 @@ def doctor(
 
         sites = source.inventory_alone()
         alone = source.path is None and source.inventory_path is not None
-        gateway = None if alone else source.blueprint.gateway
+        hubs = () if alone else tuple(gateway.hub for gateway in source.blueprint.every_gateway.values())
         enabled = [name for name, described in sites.clusters.items() if described.enabled and described.login]
         names = [cluster] if cluster is not None else enabled
-        checkup = SiteCheckup(not no_jobs, partition, wait, None if gateway is None else gateway.mesh)
+        checkup = SiteCheckup(not no_jobs, partition, wait, hubs)
         checks = [*checks, *check_clusters(sites, names, checkup, show)]
     if as_json:
         rows = [

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from fabrictool.domain.plan import Action, ModelForecast, Plan
 
+KINDS = ("create", "update", "replace", "delete", "keep", "unknown")
 LIMIT = 60_000
 """Characters of a comment; hosts take 65,536 at most."""
 _ROOM = {"policy": 8_000, "clusters": 8_000, "forecast": 12_000, "warnings": 6_000}
@@ -43,7 +44,7 @@ def markdown(plan: Plan, policy: Sequence[Mapping[str, Any]] | None = None) -> s
     tail = ["", f"Plan {_code(plan.id)}, blueprint {_code(plan.blueprint_digest[:7])}", ""]
     body = [
         *_policy(policy),
-        *_table(("cluster", "create", "replace", "delete", "keep", "unknown"), _clusters(plan), "clusters"),
+        *_table(("cluster", *KINDS), _clusters(plan), "clusters"),
         *_table(("model", "replicas", "TTFT p95", "TPOT p95", "load", "SLO"), _forecast(plan), "forecast"),
         *_totals(plan),
         *_bounded([f"- ⚠️ {_code(text)}" for text in plan.warnings], _ROOM["warnings"], "warnings"),
@@ -89,7 +90,7 @@ def _clusters(plan: Plan) -> list[str]:
     rows = []
     for cluster in sorted({action.cluster for action in plan.actions}):
         counted = counts(action for action in plan.actions if action.cluster == cluster)
-        numbers = [counted[kind] for kind in ("create", "replace", "delete", "keep", "unknown")]
+        numbers = [counted[kind] for kind in KINDS]
         rows.append(_row([_code(cluster), *(str(number) if number else "" for number in numbers)]))
     return rows
 

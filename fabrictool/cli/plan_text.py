@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fabrictool.domain.observed import Observed
     from fabrictool.domain.plan import Action, Band, ModelForecast, Outlook, Plan
 
-SYMBOLS = {"create": "+", "replace": "~", "delete": "-", "keep": "=", "unknown": "?"}
+SYMBOLS = {"create": "+", "update": "~", "replace": "~", "delete": "-", "keep": "=", "unknown": "?"}
 
 
 def render(plan: Plan, observed: Observed, *, verbosity: int = 0, explain: bool = False) -> str:
@@ -157,7 +157,10 @@ def _band(band: Band) -> str:
 
 def _verdict(plan: Plan) -> str:
     counts = {kind: sum(a.kind == kind for a in plan.actions) for kind in SYMBOLS}
-    words = [f"{counts['create']} create", f"{counts['replace']} replace", f"{counts['delete']} delete"]
+    words = [f"{counts['create']} create"]
+    if counts["update"]:
+        words.append(f"{counts['update']} update")
+    words += [f"{counts['replace']} replace", f"{counts['delete']} delete"]
     words.append(f"{counts['keep']} keep")
     if counts["unknown"]:
         words.append(f"{counts['unknown']} unknown")

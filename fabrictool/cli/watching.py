@@ -1,4 +1,4 @@
-"""``status``, ``logs`` and ``events``: what the clusters and the gateway say, joined and printed."""
+"""``status``, ``logs`` and ``events``: what the clusters and the gateways say, joined and printed."""
 
 from __future__ import annotations
 
@@ -14,17 +14,20 @@ from fabrictool.base.clock import duration_text
 from fabrictool.base.errors import UnreachableError, UsageError
 from fabrictool.cli.output import data, json_data, paint, say, seconds_text, table
 from fabrictool.domain.address import Address
-from fabrictool.status.client import fetch
+from fabrictool.status.client import StatusUnavailableError, fetch
 from fabrictool.status.documents import AgentStatus, GatewayStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from fabrictool.cli.source import Source
+    from fabrictool.domain.observed import ObservedUnit
     from fabrictool.state.fabric import Fabric
     from fabrictool.status.documents import StatusDocument
 
 WATCH_S = 2.0
+ASK_S = 3.0
+"""How long a gateway has to answer before another is asked."""
 FEW_SAMPLES = 20
 """The 95th percentile of fewer is their largest: it is said of how many."""
 FOLLOWED_LINES = 1000
@@ -73,12 +76,12 @@ def _whole_fabric(fabric: Fabric, blueprint_digest: str, *, patient: bool) -> tu
     if units:
         rows = [[u["address"], u["cluster"], _painted(u["state"]), u["engine"], u["detail"]] for u in units]
         lines += ["", table(["UNIT", "CLUSTER", "STATE", "ENGINE", ""], rows)]
-    if overview.gateway is not None:
-        lines += ["", *_gateway_lines(overview.gateway, overview.desired)]
+    for name, gateway in overview.gateways.items():
+        lines += ["", *_gateway_lines(gateway, overview.desired, name)]
     return overview.document(), "\n".join(lines), overview.good
 
 
-def _gateway_lines(document: GatewayStatus, desired: Mapping[str, int]) -> list[str]:
+def _gateway_lines(document: GatewayStatus, desired: Mapping[str, int], name: str = "") -> list[str]:
     """`desired` replicas by model; of a model that is not in it, as many as the gateway knows."""
     rows = [
         [
@@ -96,7 +99,8 @@ def _gateway_lines(document: GatewayStatus, desired: Mapping[str, int]) -> list[
     totals = document.totals
     return [
         (
-            f"gateway http://{document.listen}/v1   {totals.requests} requests, {totals.failures} failed, "
+            f"{' '.join(filter(None, ('gateway', name)))} http://{document.listen}/v1   "
+            f"{totals.requests} requests, {totals.failures} failed, "
             f"{totals.retries} retried   up {duration_text(document.at - document.started_at)}"
         ),
         table(["MODEL", "READY", "PROVIDERS", "OPEN", "REQUESTS", "FAILED", "TTFT p95", "TPOT p95"], rows),
@@ -181,15 +185,29 @@ def show_events(source: Source, lines: int, *, as_json: bool) -> None:
 
 @contextlib.contextmanager
 def gateway_url(source: Source) -> Iterator[str]:
-    """Status URL of the fabric's running gateway, through SSH where it runs elsewhere; FT5202 when there is none."""
+    """Status URL of a running gateway that answers, through SSH where it runs elsewhere; FT5202 when none does."""
     with source.fabric() as fabric:
-        for cluster, unit in fabric.observe().running().values():
-            if Address.parse(unit.address).kind == "gateway" and unit.state == "running":
-                with fabric.clusters[cluster].page(unit.operation) as url:
-                    if url:
-                        yield url
-                        return
+        for cluster, unit in _running_gateways(fabric):
+            with fabric.clusters[cluster].page(unit.operation) as url:
+                if url and _answers(url):
+                    yield url
+                    return
     raise UnreachableError.of("FT5202", "no gateway of this fabric runs here", hint="`fabrictool apply`, or give a URL")
+
+
+def _running_gateways(fabric: Fabric) -> list[tuple[str, ObservedUnit]]:
+    """The next to be asked when one does not answer; by address."""
+    running = sorted(fabric.observe().running().items())
+    units = [place for address, place in running if Address.parse(address).kind == "gateway"]
+    return [(cluster, unit) for cluster, unit in units if unit.state == "running"]
+
+
+def _answers(url: str) -> bool:
+    try:
+        fetch(url, timeout_s=ASK_S)
+    except StatusUnavailableError:
+        return False
+    return True
 
 
 def require_tui() -> Callable[[Callable[[], StatusDocument], float], None]:

@@ -23,7 +23,7 @@ from fabrictool.base.files import file_error, sync_folder, write_atomic
 from fabrictool.base.runfolder import RunFolder
 from fabrictool.base.settings import Settings
 from fabrictool.domain.address import Address
-from fabrictool.domain.observed import ClusterFacts, ObservedUnit, UnitState, awaited
+from fabrictool.domain.observed import ClusterFacts, ObservedUnit, UnitState, awaited, standing
 from fabrictool.domain.plan import spec_digest
 from fabrictool.domain.specs import AgentSpec, UnitSpec, decode_spec, encode_spec
 from fabrictool.mesh.identity import describe_chain
@@ -104,6 +104,20 @@ class LocalCluster:
             try:
                 self.prepare(unit.operation, unit.spec, unit.files)
                 self.launch(unit.operation)
+            except FabrictoolError as error:
+                failed[unit.operation] = error
+        return failed
+
+    def update(self, units: Sequence[NewUnit]) -> dict[str, FabrictoolError]:
+        failed = {}
+        for unit in units:
+            folder = self._folder(unit.operation)
+            try:
+                if not folder.spec.exists():
+                    raise FabrictoolError.of("FT5113", f"{unit.address} has no run folder", thing=unit.address)
+                for name, data in unit.files.items():
+                    write_atomic(folder.path / name, data, mode=0o600)
+                write_atomic(folder.spec, encode_spec(unit.spec))
             except FabrictoolError as error:
                 failed[unit.operation] = error
         return failed
@@ -247,6 +261,7 @@ def _observe_unit(folder: RunFolder) -> ObservedUnit | None:
         operation=folder.path.name,
         state=state,
         spec_digest=spec_digest(spec),
+        in_force=standing(health.get("spec"), folder.spec.read_bytes()),
         pid=folder.holder(),
         reason=str(folder.exit().get("reason", "")),
         status_url=str(process.get("status", "")),

@@ -62,6 +62,11 @@ class Cluster(Protocol):
             The cluster was lost on the way: which of them were started is not known, and calling again finds out.
         """
 
+    def update(self, units: Sequence[NewUnit]) -> dict[str, FabrictoolError]:
+        """Write another spec, and the files beside it, into the folders of units that run and take it over; the failed
+        ones with their errors. The spec comes last: it says that all is there.
+        """
+
     def stop(self, operations: Iterable[str]) -> None:
         """Ask units to leave (TERM), and end those that wait in a queue; nothing for those that do not live."""
 

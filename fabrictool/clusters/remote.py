@@ -29,6 +29,7 @@ from fabrictool.clusters.schedulers import shell
 from fabrictool.clusters.survey import Looker, read_survey
 from fabrictool.domain.observed import ClusterFacts, Queue
 from fabrictool.domain.plan import Outlook
+from fabrictool.domain.specs import encode_spec
 from fabrictool.status.documents import decode
 
 if TYPE_CHECKING:
@@ -250,6 +251,15 @@ class RemoteCluster:
             if verdict in _REFUSALS:
                 failed[operation] = self._refusal(operation, verdict, why)
         return failed
+
+    def update(self, units: Sequence[NewUnit]) -> dict[str, FabrictoolError]:
+        folders = {unit.operation: {**unit.files, "spec.json": encode_spec(unit.spec) + b"\n"} for unit in units}
+        done = self._run("ft-update", shell.program("update"), sorted(folders), stdin=tar(folders), changes=True)
+        placed = set(done.stdout.decode(errors="replace").split())
+        why = done.stderr.decode(errors="replace").strip()[-200:] or "its run folder is not there"
+        return {
+            operation: self._refusal(operation, "unplaced", why) for operation in folders if operation not in placed
+        }
 
     def stop(self, operations: Iterable[str]) -> None:
         self._signal(operations, kill=False)

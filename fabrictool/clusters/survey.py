@@ -12,7 +12,7 @@ from fabrictool.base.errors import FabrictoolError
 from fabrictool.clusters.heartbeats import ALIVE, Heartbeats
 from fabrictool.clusters.schedulers.protocol import JobFacts, SchedulerFacts, parse_comment
 from fabrictool.domain.address import Address
-from fabrictool.domain.observed import LIVING, Blocked, ObservedUnit, UnitState, awaited
+from fabrictool.domain.observed import LIVING, Blocked, ObservedUnit, UnitState, awaited, standing
 from fabrictool.domain.plan import spec_digest
 from fabrictool.domain.specs import UnitSpec, decode_spec
 
@@ -194,6 +194,7 @@ def _unit(
         operation=operation,
         state=state,
         spec_digest=spec_digest(spec) if spec is not None else "",
+        in_force=standing(health.get("spec"), files["spec.json"].encode()) if spec and state == "running" else "",
         reason=reason,
         holds=holds,
         certificate_begins_at=_number(meta.get("certificate_begins_at"), 0.0) or 0.0,

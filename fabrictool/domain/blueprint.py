@@ -1,4 +1,4 @@
-"""Desired state: models with demand and SLO, trust, tenants, the gateway. One YAML document."""
+"""Desired state: models with demand and SLO, trust, tenants, gateways. One YAML document."""
 
 from __future__ import annotations
 
@@ -47,6 +47,8 @@ Precision = Literal[
 ]  # fmt: skip
 Objective = Literal["slo", "latency", "cost", "energy", "moves"]
 RoutingPolicy = Literal["random", "round-robin", "least-loaded"]
+MAIN = "main"
+"""Name of the gateway that ``gateway:`` means."""
 
 
 class Variant(Document):
@@ -245,11 +247,18 @@ class Gateway(Document):
     listen: Endpoint
     """For clients."""
     mesh: Endpoint
-    """For agents."""
+    """For agents and other gateways."""
+    advertise: Endpoint | None = None
+    """Where agents and other gateways reach ``mesh``, where that is another address, as behind a forwarded port."""
+
+    @property
+    def hub(self) -> Endpoint:
+        """What agents and other gateways dial."""
+        return self.advertise or self.mesh
 
 
 class Routing(Document):
-    """How the gateway picks a replica."""
+    """How gateways pick a replica."""
 
     policy: RoutingPolicy = "least-loaded"
     """Pick among the candidates."""
@@ -279,9 +288,12 @@ class Blueprint(Document):
     tenants: dict[Name, Tenant] = Field(default_factory=dict)
     """Who sends requests, by name."""
     gateway: Gateway | None = None
-    """Where requests enter; absent: the fabric is planned without one."""
+    """Where requests enter: one gateway, named ``main``; absent: see ``gateways``."""
+    gateways: dict[Name, Gateway] = Field(default_factory=dict)
+    """Where requests enter: any number of gateways by name, instead of ``gateway``; with neither, the fabric is planned
+    without one."""
     routing: Routing = Routing()
-    """How the gateway picks a replica."""
+    """How gateways pick a replica."""
     state: StateBackend | None = None
     """Where the state is kept; absent: on the machine from which the fabric is applied."""
     objective: Annotated[tuple[Objective, ...], Field(min_length=1)] = ("slo", "cost", "energy")
@@ -290,6 +302,12 @@ class Blueprint(Document):
     """What a started or stopped replica must save per hour at least; part of ``cost``, so that re-plans stay small."""
     scenarios: dict[Name, dict[str, Any]] = Field(default_factory=dict)
     """Named changes for what-if runs: keys of a blueprint, and ``inventory`` with changes by cluster."""
+
+    @property
+    def every_gateway(self) -> dict[str, Gateway]:
+        """By name, however they are written."""
+        alone = {} if self.gateway is None else {MAIN: self.gateway}
+        return dict(sorted((alone | self.gateways).items()))
 
     @field_validator("objective")
     @classmethod

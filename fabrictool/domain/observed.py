@@ -6,15 +6,20 @@ from typing import Literal, get_args
 
 import msgspec
 
+from fabrictool.domain.specs import mark_of
+
 UnitState = Literal["running", "pending", "ended", "killed", "prepared", "damaged"]
 """running: its process lives; pending: its job waits in a scheduler's queue; ended: it said goodbye; killed: it died
 without; prepared: it was never started; damaged: its spec cannot be read, so what it is can only be guessed from its
 operation."""
-Awaited = Literal["", "engine", "gateway", "leaving"]
-"""What keeps a running unit from serving: its engine loads, no gateway is reached, it ends; "": nothing, or unknown."""
+Awaited = Literal["", "engine", "gateway", "replicas", "leaving"]
+"""What keeps a running unit from serving: its engine loads, no gateway is reached, a gateway is not reached by all
+replicas yet, it ends; "": nothing, or unknown."""
 Blocked = Literal["", "held", "invalid", "limit", "nodes"]
 """Why a job in a queue does not start however long it waits: somebody holds it, it asks for what is never granted, a
 limit of its account or QoS is reached, its nodes are away; "": it just waits."""
+InForce = Literal["", "current", "former"]
+"""Whether a unit runs by its spec as it is written now; "": it takes over no other one as it runs, or does not say."""
 LIVING: frozenset[UnitState] = frozenset({"running", "pending"})
 
 
@@ -27,6 +32,7 @@ class ObservedUnit(msgspec.Struct, frozen=True, kw_only=True):
     """The id under which it was started; at most one unit ever bears it."""
     state: UnitState
     spec_digest: str
+    in_force: InForce = ""
     pid: int | None = None
     reason: str = ""
     """How it ended."""
@@ -64,6 +70,13 @@ class ObservedUnit(msgspec.Struct, frozen=True, kw_only=True):
 def awaited(word: object) -> Awaited:
     """Of a unit's own account; what another release says otherwise is not known."""
     return next((known for known in get_args(Awaited) if known == word), "")
+
+
+def standing(told: object, written: bytes) -> InForce:
+    """From the mark that a unit tells of the spec that is in force, and the spec as it is written."""
+    if not isinstance(told, str) or not told:
+        return ""
+    return "current" if told == mark_of(written) else "former"
 
 
 def lives(unit: ObservedUnit) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from fabrictool.base.canonical import digest
-from fabrictool.domain.specs import AgentSpec, GatewaySpec, Phase
+from fabrictool.domain.specs import AgentSpec, GatewaySpec, Phase, without_hubs
 
 if TYPE_CHECKING:
     from fabrictool.domain.blueprint import Blueprint
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 PLAN_API = "fabrictool/plan/v1"
 
-ActionKind = Literal["create", "replace", "delete", "keep", "unknown"]
+ActionKind = Literal["create", "update", "replace", "delete", "keep", "unknown"]
 
 
 class StagePlacement(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +70,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Action(msgspec.Struct, frozen=True, kw_only=True):
-    """One step; `operation` names the unit to be started, `former` the one to be stopped."""
+    """One step; `operation` names the unit to be started or updated, `former` the one to be stopped."""
 
     kind: ActionKind
     address: str
@@ -247,4 +247,4 @@ def inputs_digest(blueprint: Blueprint, inventory: Inventory) -> str:
 
 def spec_digest(spec: AgentSpec | GatewaySpec) -> str:
     """What decides whether a running unit is the wanted one."""
-    return digest(msgspec.to_builtins(spec))
+    return digest(msgspec.to_builtins(without_hubs(spec)))

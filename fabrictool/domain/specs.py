@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Literal
 
 import msgspec
@@ -85,7 +86,7 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, tag="agent", tag_fiel
     options: dict[str, str] = {}
     """Engine flags passed through."""
     hubs: tuple[HostPort, ...] = ()
-    """Gateways to dial."""
+    """Gateways to dial first; others it learns of from the registry."""
     walltime_s: float | None = None
     """Seconds after the start at which the allocation ends."""
     drain_s: float = 20.0
@@ -115,15 +116,33 @@ class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_
     tenants: dict[str, str] = {}
     """Tenant → group."""
     keys: str = ""
-    """Salted digest of the tenants' keys: a changed key makes another gateway."""
+    """Salted digest of the tenants' keys, by which a change is seen."""
     model_providers: dict[str, tuple[str, ...]] = {}
     """Model → providers that may serve it at all; absent: any."""
     weights: dict[str, float] | msgspec.UnsetType = msgspec.UNSET
     """`weight_key` → share of traffic under equal load; what is not named has 1. Not written where all are alike."""
+    advertise: HostPort | msgspec.UnsetType = msgspec.UNSET
+    """Where agents and other gateways reach `mesh`; not written where that is `mesh` itself."""
+    hubs: tuple[HostPort, ...] | msgspec.UnsetType = msgspec.UNSET
+    """The other gateways, as they are dialled; not written where there is none."""
+    dialled_by: tuple[HostPort, ...] | msgspec.UnsetType = msgspec.UNSET
+    """Those of `hubs` that dial this one."""
 
     @property
     def routing_weights(self) -> dict[str, float]:
         return {} if isinstance(self.weights, msgspec.UnsetType) else self.weights
+
+    @property
+    def hub(self) -> HostPort:
+        """What agents and other gateways dial."""
+        return self.mesh if isinstance(self.advertise, msgspec.UnsetType) else self.advertise
+
+    @property
+    def dials(self) -> tuple[HostPort, ...]:
+        """A pair of gateways has one tunnel: were both to dial, each new tunnel would end the other, for ever."""
+        hubs = () if isinstance(self.hubs, msgspec.UnsetType) else self.hubs
+        other_way = () if isinstance(self.dialled_by, msgspec.UnsetType) else self.dialled_by
+        return tuple(hub for hub in hubs if hub not in other_way)
 
 
 def weight_key(model: str, cluster: str, partition: str, tp: int) -> str:
@@ -132,6 +151,32 @@ def weight_key(model: str, cluster: str, partition: str, tp: int) -> str:
 
 
 UnitSpec = AgentSpec | GatewaySpec
+
+IN_PLACE = ("policy", "retries", "groups", "tenants", "keys", "model_providers", "weights")
+"""Fields of a `GatewaySpec` that a gateway takes over while it serves; for any other a new one must start."""
+
+
+def updatable(former: UnitSpec | None, wanted: UnitSpec) -> bool:
+    """Whether one who runs by `former` can go on by `wanted`."""
+    if not isinstance(former, GatewaySpec) or not isinstance(wanted, GatewaySpec):
+        return False
+    same = {name: getattr(wanted, name) for name in IN_PLACE}
+    return without_hubs(msgspec.structs.replace(former, **same)) == without_hubs(wanted)
+
+
+def mark_of(written: bytes) -> str:
+    """Of a spec as it is written, by which a unit says which one is in force."""
+    return hashlib.sha256(written.strip()).hexdigest()[:16]
+
+
+def without_hubs(spec: UnitSpec) -> UnitSpec:
+    """What makes a unit the wanted one. Where the gateways are is no part of it: they come and go, and who runs learns
+    of it from the registry.
+    """
+    if isinstance(spec, AgentSpec):
+        return msgspec.structs.replace(spec, hubs=())
+    return msgspec.structs.replace(spec, hubs=msgspec.UNSET, dialled_by=msgspec.UNSET)
+
 
 _decoder = msgspec.json.Decoder(UnitSpec)
 

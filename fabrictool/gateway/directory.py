@@ -41,6 +41,8 @@ class RoutingTarget:
     replica: str
     context: int = 0
     weight: float = 1.0
+    weighed_as: str = ""
+    """Its `weight_key`; "" of one whose weight its list says."""
     device: str = ""
     precision: str = ""
     in_flight: int = 0
@@ -106,6 +108,13 @@ class Directory:
         for target in self._targets.values():
             self._by_model.setdefault(target.model, []).append(target)
 
+    def weigh(self, weights: Mapping[str, float]) -> None:
+        """Deal out by other weights from now on."""
+        self.weights = weights
+        for target in self._targets.values():
+            if target.weighed_as:
+                target.weight = weights.get(target.weighed_as, 1.0)
+
     def follow(self, session: bytes, serving: Iterable[Serving], mesh: MeshNode, now: float) -> None:
         """Make a session's targets those that serve now; who is known already keeps its counters."""
         keys = {entry.service.session + entry.service.service: entry for entry in serving}
@@ -127,6 +136,7 @@ class Directory:
 
     def _target(self, key: bytes, entry: Serving, mesh: MeshNode) -> RoutingTarget:
         node, service = entry.node, entry.service
+        weighed_as = weight_key(service.model, node.cluster, node.node, service.tp)
         return RoutingTarget(
             key,
             service.model,
@@ -134,7 +144,8 @@ class Directory:
             TunnelConnector(mesh, service.session, service.service),
             service.replica,
             context=service.context,
-            weight=self.weights.get(weight_key(service.model, node.cluster, node.node, service.tp), 1.0),
+            weight=self.weights.get(weighed_as, 1.0),
+            weighed_as=weighed_as,
             device=node.hardware.device if node.hardware else "",
             precision=service.precision,
         )

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from fabrictool.base.clock import Clock
-    from fabrictool.domain.specs import GatewaySpec
+    from fabrictool.domain.specs import GatewaySpec, HostPort
     from fabrictool.gateway.keys import Consumer, Keyring
     from fabrictool.mesh.framing import StreamHead
     from fabrictool.mesh.identity import VerifiedSession
@@ -91,6 +91,8 @@ class GatewayServer:
         self._warned: set[bytes] = set()
         self.listen_address = ""
         self.mesh_address = ""
+        self.spec_mark = ""
+        """Of the spec that is in force."""
 
     # -- lifecycle --------------------------------------------------------------------------------------------
 
@@ -99,6 +101,11 @@ class GatewayServer:
         self._mesh = mesh
         self.directory.loading = lambda: mesh.registry.loading(mesh.neighbours)
         self.directory.filling_until = self._clock.monotonic() + FILL_S
+
+    def reload(self, rules: RoutingRules, keyring: Keyring | None) -> None:
+        """Go on by other rules and keys; requests that are open end by those that they began with."""
+        self._rules, self._keyring = rules, keyring
+        self.directory.weigh(rules.weights)
 
     async def listen(self, host: str, port: int) -> None:
         """Accept clients; raises FT8004 when the address cannot be used."""
@@ -183,22 +190,22 @@ class GatewayServer:
             return
         if isinstance(body, ServiceBody):
             text = body.note.splitlines()[0] if body.note else ("" if body.accepting else "draining")
-            self._note(f"service-{body.lifecycle.name.lower()}", body.replica, text)
+            self.note(f"service-{body.lifecycle.name.lower()}", body.replica, text)
         elif isinstance(body, WitnessBody):
-            self._note(*_testimony(body, mesh.registry.evicted(body.suspect)))
+            self.note(*_testimony(body, mesh.registry.evicted(body.suspect)))
             self._follow(body.suspect)
             return
         elif body.role == "agent":
-            self._note(f"node-{body.lifecycle.name.lower()}", f"{body.cluster}/{body.node}", body.session.hex()[:8])
+            self.note(f"node-{body.lifecycle.name.lower()}", f"{body.cluster}/{body.node}", body.session.hex()[:8])
         self._follow(body.session)
 
     def session_ended(self, reason: str) -> None:
         """It stays: its tunnels work, and a new session is the operator's to give."""
-        self._note("session-ended", "this gateway", f"{reason}; `fabrictool apply` replaces it")
+        self.note("session-ended", "this gateway", f"{reason}; `fabrictool apply` replaces it")
 
     def link_changed(self, session: bytes, *, up: bool, reason: str) -> None:
         """A tunnel came or went; its replicas are routable, or not, from this moment."""
-        self._note("link-up" if up else "link-down", session.hex()[:8], reason)
+        self.note("link-up" if up else "link-down", session.hex()[:8], reason)
         if up:
             self._lost_at.pop(session, None)
         else:
@@ -280,6 +287,7 @@ class GatewayServer:
             listen=self.listen_address,
             mesh=self.mesh_address,
             policy=self._rules.routing_policy.name,
+            spec=self.spec_mark,
             nodes=nodes,
             models=[model_row(name, nodes, self.directory, metrics) for name in sorted(self._known)],
             totals=Totals(
@@ -323,11 +331,11 @@ class GatewayServer:
             left = identity.not_after - self._clock.wall() if identity is not None else CERTIFICATE_WARNING_S
             if left < CERTIFICATE_WARNING_S:
                 self._warned.add(session)
-                self._note(
+                self.note(
                     "certificate-ends", session.hex()[:8], f"in {left / 3600:.1f} h: `fabrictool apply` renews it"
                 )
 
-    def _note(self, kind: str, subject: str, text: str) -> None:
+    def note(self, kind: str, subject: str, text: str) -> None:
         self._events.append(Event(at=self._clock.wall(), kind=kind, subject=subject, text=text))
         _log.info("%s %s %s", kind, subject, text)
 
@@ -363,13 +371,13 @@ def node_body(mesh: MeshNode, spec: GatewaySpec, lifecycle: Lifecycle, version: 
         cluster=spec.cluster,
         node=spec.cluster,
         release=__version__,
-        addresses=(str(spec.mesh),) if _can_be_dialled(spec.mesh.host) else (),
+        addresses=(str(spec.hub),) if _can_be_dialled(spec.hub) else (),
     )
 
 
-def _can_be_dialled(host: str) -> bool:
-    """Whether it is an address, and not the word for all of a machine's own."""
+def _can_be_dialled(hub: HostPort) -> bool:
+    """Whether it is an address, and not the word for all of a machine's own, or for any free port."""
     try:
-        return not ipaddress.ip_address(host).is_unspecified
+        return hub.port != 0 and not ipaddress.ip_address(hub.host).is_unspecified
     except ValueError:
-        return True
+        return hub.port != 0

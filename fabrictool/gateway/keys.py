@@ -12,12 +12,18 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from fabrictool.base.canonical import canonical_json
 from fabrictool.base.errors import InvalidInputError
 from fabrictool.base.files import file_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
+
+
+SCRYPT_COST = 2**14
+"""Memory and time of the digest (scrypt's N, RFC 7914): it stands in plans, which others read, and keys that people
+made up can be guessed."""
 
 
 class KeyRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -50,6 +56,13 @@ def new_key() -> str:
 
 def hash_key(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
+
+
+def keys_digest(fabric: str, rows: Iterable[KeyRow]) -> str:
+    """Of the keys of a fabric: salted with its name, so that the same keys elsewhere do not show."""
+    secret = canonical_json([[row.tenant, row.sha256] for row in rows])
+    salt = f"fabrictool keys of {fabric}".encode()
+    return hashlib.scrypt(secret, salt=salt, n=SCRYPT_COST, r=8, p=1, dklen=8).hex()
 
 
 def encode_keys(rows: Iterable[KeyRow]) -> bytes:

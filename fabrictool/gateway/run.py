@@ -10,17 +10,18 @@ from contextlib import AsyncExitStack
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from fabrictool.base.errors import InvalidInputError
+import msgspec
+
 from fabrictool.gateway.directory import StaticRegistry, static_targets
 from fabrictool.gateway.exchange import RoutingRules
 from fabrictool.gateway.gateway import GatewayServer, node_body
-from fabrictool.gateway.keys import Keyring, read_keys
+from fabrictool.gateway.reloading import Reloading, keyring_of
+from fabrictool.gateway.settling import Settling
 from fabrictool.mesh.records import Lifecycle
 from fabrictool.mesh.transport.node import MeshNode
 from fabrictool.mesh.transport.tls import IdentityFiles
 from fabrictool.routing.candidates import TrustPolicy
 from fabrictool.routing.policies import routing_policy
-from fabrictool.status.documents import Health
 from fabrictool.status.pages import serve_status
 from fabrictool.status.signs import SignsOfLife
 
@@ -30,13 +31,14 @@ if TYPE_CHECKING:
     from fabrictool.base.clock import Clock
     from fabrictool.base.runfolder import RunFolder
     from fabrictool.domain.specs import GatewaySpec
+    from fabrictool.gateway.keys import Keyring
+    from fabrictool.status.documents import Health
 
 _log = logging.getLogger("fabrictool.gateway")
 
 DRAIN_S = 20.0
 BEAT_S = 3.0
 """A gateway is one process on a host of its own, and its document tells of the whole fabric."""
-KEYS_FILE = "keys.json"
 
 
 async def run_on_mesh(spec: GatewaySpec, folder: RunFolder, clock: Clock) -> str:
@@ -47,20 +49,7 @@ async def run_on_mesh(spec: GatewaySpec, folder: RunFolder, clock: Clock) -> str
     FabrictoolError
         FT8005 when the fabric has tenants and their keys are not here: a gateway never opens itself.
     """
-    keys = folder.path / KEYS_FILE
-    if spec.tenants and not keys.exists():
-        raise InvalidInputError.of(
-            "FT8005",
-            f"the fabric has {len(spec.tenants)} tenants, but there is no key file",
-            file=str(keys),
-            hint="`fabrictool apply` places it again",
-        )
-    gateway = GatewayServer(
-        clock,
-        fabric=spec.fabric,
-        rules=_rules(spec.policy, spec.groups, spec.model_providers, spec.retries, spec.routing_weights),
-        keyring=read_keys(keys) if keys.exists() else None,
-    )
+    gateway = GatewayServer(clock, fabric=spec.fabric, rules=_rules_of(spec), keyring=keyring_of(spec, folder))
     mesh = MeshNode(IdentityFiles(folder.identity), gateway, clock, hub=True)
     gateway.join(mesh)
     stop = _stop_event()
@@ -79,8 +68,19 @@ async def run_on_mesh(spec: GatewaySpec, folder: RunFolder, clock: Clock) -> str
         )
         gateway.publish_node(node_body(mesh, spec, Lifecycle.SERVING, version=1))
         _log.info("clients on %s, agents on %s", gateway.listen_address, gateway.mesh_address)
-        signs = asyncio.create_task(SignsOfLife(folder, lambda: _health(clock), gateway.status, BEAT_S).run())
-        stack.callback(signs.cancel)
+        mesh.dial([(hub.host, hub.port) for hub in spec.dials])
+        settling = Settling(mesh, clock, others=bool(spec.hubs))
+        reloading = Reloading(spec, folder, lambda new, keyring: gateway.reload(_rules_of(new), keyring), gateway.note)
+
+        def health() -> Health:
+            """Also which spec is in force."""
+            gateway.spec_mark = reloading.mark
+            seen = settling.health()
+            return msgspec.structs.replace(seen, spec=reloading.mark, text=seen.text or reloading.refusal[:300])
+
+        signs = SignsOfLife(folder, health, gateway.status, BEAT_S)
+        for loop in (signs.run(), settling.run(signs.touch), reloading.run(signs.touch)):
+            stack.callback(asyncio.create_task(loop).cancel)
         reason = await stop()
         await gateway.drain(DRAIN_S)
         gateway.publish_node(node_body(mesh, spec, Lifecycle.LEFT, version=2))
@@ -121,6 +121,10 @@ async def run_on_list(
     return reason
 
 
+def _rules_of(spec: GatewaySpec) -> RoutingRules:
+    return _rules(spec.policy, spec.groups, spec.model_providers, spec.retries, spec.routing_weights)
+
+
 def _rules(
     policy_name: str,
     groups: Mapping[str, Iterable[str]],
@@ -133,11 +137,6 @@ def _rules(
         {model: frozenset(names) for model, names in model_providers.items()},
     )
     return RoutingRules(routing_policy(policy_name, random.Random()), trust, retries, weights)
-
-
-def _health(clock: Clock) -> Health:
-    """A gateway that listens is ready."""
-    return Health(at=clock.wall(), ready=True)
 
 
 def _stop_event() -> Callable[[], asyncio.Future[str]]:

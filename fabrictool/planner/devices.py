@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from fabrictool.catalog import accelerators
+from fabrictool.domain.specs import without_hubs
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping
@@ -83,6 +84,11 @@ def _numbered(partition: Partition, first: int) -> list[list[int]]:
     return [list(range(first + node * size, first + (node + 1) * size)) for node in range(partition.nodes)]
 
 
+def _alike(now: AgentSpec, spec: AgentSpec) -> bool:
+    """Whether an agent would go on as it is, its devices apart."""
+    return without_hubs(msgspec.structs.replace(now, device_indices=())) == without_hubs(spec)
+
+
 def _kept(
     specs: list[AgentSpec], running: Mapping[str, AgentSpec], renewed: Container[str], nodes: list[list[int]]
 ) -> dict[str, tuple[int, ...]]:
@@ -90,7 +96,7 @@ def _kept(
     taken: set[int] = set()
     for spec in specs:
         now = running.get(spec.replica)
-        if now is None or spec.replica in renewed or msgspec.structs.replace(now, device_indices=()) != spec:
+        if now is None or spec.replica in renewed or not _alike(now, spec):
             continue
         mine = set(now.device_indices)
         inside = spec.pp > 1 or any(mine <= set(node) for node in nodes)

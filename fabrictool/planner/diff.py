@@ -14,8 +14,9 @@ import msgspec
 from fabrictool.domain.address import Address
 from fabrictool.domain.observed import generation
 from fabrictool.domain.plan import Action, spec_digest
-from fabrictool.domain.specs import AgentSpec, GatewaySpec
+from fabrictool.domain.specs import AgentSpec, GatewaySpec, updatable, without_hubs
 from fabrictool.domain.state import operation_id
+from fabrictool.planner.gateways import clash
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -39,7 +40,8 @@ IN_WORDS: Mapping[Order, str] = {
     "devices": "stop the old one, then start the new one: no device is spare",
 }
 STOPS_FIRST = frozenset({"ports", "queue", "nodes", "devices"})
-TURN = {"create": 0, "replace": 1, "delete": 2, "keep": 3, "unknown": 4}
+TURN = {"create": 0, "update": 1, "replace": 2, "delete": 3, "keep": 4, "unknown": 5}
+IN_PLACE_REASON = "while it serves: its process and its clients stay"
 Units = list[tuple[str, "ObservedUnit"]]
 """(cluster, unit) of those that live at one address, youngest first."""
 
@@ -83,8 +85,9 @@ def actions(
     untouched = {action.address for action in planned if action.kind == "unknown"}
     for address, units in living.items():
         left = "a replacement that was cut off left it" if address in wanted else "the blueprint no longer asks for it"
+        needed = f"another one needs its {'ports' if Address.parse(address).kind == 'gateway' else 'devices'}"
         planned += [
-            delete(cluster, unit, "another one needs its devices" if unit.operation in early else left)
+            delete(cluster, unit, needed if unit.operation in early else left)
             for cluster, unit in units
             if unit.operation not in used and address not in untouched
         ]
@@ -120,7 +123,7 @@ def _awaiting(living: Mapping[str, Units]) -> set[str]:
 
 
 def _make_room(steps: Sequence[_Step], living: Mapping[str, Units], evidence: Evidence) -> tuple[list[_Step], set[str]]:
-    """Where a new replica gets devices on which another runs, that one ends first.
+    """Where a new replica gets devices on which another runs, or a new gateway ports of another, that one ends first.
 
     Returns the steps and the operations of units that must be deleted before anything else starts.
     """
@@ -129,7 +132,7 @@ def _make_room(steps: Sequence[_Step], living: Mapping[str, Units], evidence: Ev
         for cluster, unit in units:
             for index in _devices(evidence.specs.get(unit.operation)):
                 holders.setdefault((cluster, index), set()).add(unit.operation)
-    early: set[str] = set()
+    early = _in_the_way_of_others(steps, living, evidence)
     moved = []
     for step in steps:
         action = step.action
@@ -141,6 +144,23 @@ def _make_room(steps: Sequence[_Step], living: Mapping[str, Units], evidence: Ev
     return [_without_former(step) if step.action.former in early else step for step in moved], early
 
 
+def _in_the_way_of_others(steps: Sequence[_Step], living: Mapping[str, Units], evidence: Evidence) -> set[str]:
+    """Operations of gateways that leave or change, and have a port that a new one of another name needs."""
+    starting = [step.action for step in steps if step.action.kind in ("create", "replace")]
+    leaving = {unit.operation for units in living.values() for _, unit in units}
+    leaving -= {step.action.former or step.action.operation for step in steps if step.action.kind == "keep"}
+    leaving -= {action.operation for action in starting}
+    return {
+        operation
+        for operation in leaving
+        for action in starting
+        if action.former != operation
+        and isinstance(action.spec, GatewaySpec)
+        and isinstance(former := evidence.specs.get(operation), GatewaySpec)
+        and clash(former, action.spec)
+    }
+
+
 def _devices(spec: UnitSpec | None) -> tuple[int, ...]:
     return spec.device_indices if isinstance(spec, AgentSpec) else ()
 
@@ -149,7 +169,7 @@ def _without_former(step: _Step) -> _Step:
     """A replacement whose former unit ends before everything else, because another one needs its devices."""
     if step.action.kind != "replace":
         return step
-    return _Step(msgspec.structs.replace(step.action, kind="create", former="", reason="its devices go to another"))
+    return _Step(msgspec.structs.replace(step.action, kind="create", former="", reason="its place goes to another"))
 
 
 def _step(
@@ -165,8 +185,11 @@ def _step(
         return _Step(want.action("create", reason=_obituary(dead), operation=operation, spec=want.spec))
     cluster, unit = units[0]
     same = cluster == want.cluster and unit.spec_digest == spec_digest(_comparable(want.spec, unit, evidence))
+    stays = cluster == want.cluster and len(units) == 1 and unit.operation not in expiring
+    if stays and unit.in_force and updatable(evidence.specs.get(unit.operation), want.spec):
+        return _updated(want, unit, evidence, same=same)
     if same and unit.operation not in expiring:
-        return _resumed(want, units)
+        return _resumed(want, units, evidence)
     succession = expiring.get(unit.operation) if same else None
     former = evidence.specs.get(unit.operation)
     return _Step(
@@ -178,8 +201,18 @@ def _step(
             former=unit.operation,
             spec=want.spec,
         ),
-        _order(want, unit, expiring.get(unit.operation)),
+        _order(want, unit, expiring.get(unit.operation), former),
     )
+
+
+def _updated(want: WantedUnit, unit: ObservedUnit, evidence: Evidence, *, same: bool) -> _Step:
+    """A gateway takes new keys and rules over while it serves."""
+    if same and unit.in_force == "current":
+        return _Step(want.action("keep", former=unit.operation))
+    changes = changed_fields(evidence.specs[unit.operation], want.spec)
+    reason = IN_PLACE_REASON if changes else f"what was written before is not in force: {unit.detail or 'not yet'}"
+    action = want.action("update", reason=reason, changes=changes, operation=unit.operation, spec=want.spec)
+    return _Step(action)
 
 
 def _comparable(wanted: UnitSpec, unit: ObservedUnit, evidence: Evidence) -> UnitSpec:
@@ -197,7 +230,7 @@ def _obituary(dead: ObservedUnit | None) -> str:
     return f"{end}: {dead.reason}" if dead.reason else end
 
 
-def _resumed(want: WantedUnit, units: Units) -> _Step:
+def _resumed(want: WantedUnit, units: Units, evidence: Evidence) -> _Step:
     """What is wanted lives already, or is on its way."""
     _, unit = units[0]
     if unit.state == "pending" and unit.job:
@@ -210,24 +243,33 @@ def _resumed(want: WantedUnit, units: Units) -> _Step:
             former=units[1][1].operation,
             spec=want.spec,
         )
-        return _Step(action, "ports" if isinstance(want.spec, GatewaySpec) else "resumed")
+        return _Step(action, "ports" if _in_the_way(want.spec, evidence.specs.get(action.former)) else "resumed")
     if unit.state == "pending":
         reason = "goes on with a submission that was cut off"
         return _Step(want.action("create", reason=reason, operation=unit.operation, spec=want.spec))
     return _Step(want.action("keep", former=unit.operation))
 
 
-def _order(want: WantedUnit, unit: ObservedUnit, succession: Succession | None) -> Order:
-    if isinstance(want.spec, GatewaySpec):
+def _order(want: WantedUnit, unit: ObservedUnit, succession: Succession | None, former: UnitSpec | None) -> Order:
+    if _in_the_way(want.spec, former):
         return "ports"
     if unit.state == "pending":
         return "queue"
     return "nodes" if succession is not None and succession.stop_first else "start-first"
 
 
+def _in_the_way(wanted: UnitSpec, former: UnitSpec | None) -> bool:
+    """Of a gateway whether its successor needs its ports. One that moves starts first: agents hear of it from the one
+    that they have.
+    """
+    if not isinstance(wanted, GatewaySpec):
+        return False
+    return not isinstance(former, GatewaySpec) or clash(former, wanted)
+
+
 def changed_fields(before: UnitSpec, after: UnitSpec) -> tuple[str, ...]:
-    """``field: old → new`` of every field that differs."""
-    old, new = msgspec.to_builtins(before), msgspec.to_builtins(after)
+    """``field: old → new`` of every field that differs, and counts."""
+    old, new = msgspec.to_builtins(without_hubs(before)), msgspec.to_builtins(without_hubs(after))
     keys = sorted({*old, *new})
     return tuple(
         f"{key}: {_short(old.get(key))} → {_short(new.get(key))}" for key in keys if old.get(key) != new.get(key)

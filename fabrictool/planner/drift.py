@@ -61,6 +61,9 @@ def drift_of(evidence: Evidence, expiring: Mapping[str, Succession]) -> tuple[Dr
             drift.append(Drift(kind, address, cluster, f"{address}: {succession.reason}"))
         elif cluster != want.cluster or here.spec_digest != spec_digest(want.spec):
             drift.append(Drift("changed", address, cluster, f"{address} is not what was applied"))
+        elif here.in_force == "former":
+            text = f"{address} runs by a former spec: {here.detail}".rstrip(": ")
+            drift.append(Drift("changed", address, cluster, text))
         elif here.blocked:
             drift.append(Drift("stuck", address, cluster, f"{address} cannot start: {here.detail}"))
         elif here.state == "running" and not here.ready:

@@ -128,7 +128,7 @@ def _unwanted(action: Action, wanted: Container[str], *, prune: bool) -> str:
 
 def _too_soon(action: Action, failures: Mapping[str, Failures], now: float) -> str:
     before = failures.get(action.address)
-    if before is None or not before.count or action.kind not in ("create", "replace"):
+    if before is None or not before.count or action.kind not in ("create", "update", "replace"):
         return ""
     next_at = before.last + min(LONGEST_BACK_OFF_S, BACK_OFF_S * 2 ** min(before.count - 1, 10))
     if next_at <= now:

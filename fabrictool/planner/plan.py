@@ -20,6 +20,7 @@ from fabrictool.planner.entitled import unserved_groups
 from fabrictool.planner.explaining.explain import explanation, reasons
 from fabrictool.planner.explaining.relaxations import explain_conflict
 from fabrictool.planner.forecast import certificate, forecast
+from fabrictool.planner.gateways import stranded
 from fabrictool.planner.judged import ROUNDS, learned_sentences, lessons, shortfall, taught, with_reasons
 from fabrictool.planner.problem import replica_key
 from fabrictool.planner.readset import ABSENT, read_set
@@ -29,7 +30,7 @@ from fabrictool.planner.solvers.appraisal import settled
 from fabrictool.planner.solvers.exact import SMALL, ExactSolver
 from fabrictool.planner.stages import clean, values_of
 from fabrictool.planner.succession import successions
-from fabrictool.planner.units import running_gateway, wanted_units
+from fabrictool.planner.units import running_weights, wanted_units
 from fabrictool.planner.verify import violations
 from fabrictool.planner.weights import planned_rates, weighted
 
@@ -82,7 +83,7 @@ def plan(
     chosen = _best(situation_of(blueprint, inventory, evidence, now), options, evidence)
     situation, problem, solution, placement = chosen.situation, chosen.problem, chosen.solution, chosen.placement
     keys = evidence.keys_of(blueprint)
-    expiring = successions(evidence, now)
+    expiring = successions(evidence, now) | stranded(blueprint.every_gateway, evidence)
     wanted = wanted_units(blueprint, inventory, placement, evidence, expiring)
     currency = currency_of(inventory)
     sentences = explanation(situation, problem, solution, currency, options.seed) if options.explain else ()
@@ -119,7 +120,7 @@ def plan(
 
 
 def destruction(blueprint_digest: str, evidence: Evidence) -> tuple[Plan, list[Problem]]:
-    """Delete every unit of this fabric on clusters that can be seen, the gateway last; and what that leaves out."""
+    """Delete every unit of this fabric on clusters that can be seen, gateways last; and what that leaves out."""
     observed = evidence.observed
     ends = [delete(name, unit, unit.state) for name, facts in observed.clusters.items() for unit in facts.units]
     changes = tuple(sorted(ends, key=lambda action: (is_gateway(action), action.address)))
@@ -206,9 +207,8 @@ def _found(
     solution, stopped = _last(search, options.progress)
     problem = solution.whole(problem)
     solution = settled(problem, solution, options.seed)
-    gateway = running_gateway(evidence)
-    running = {} if gateway is None else gateway.routing_weights
-    placement = weighted(problem, solution, _placed(situation, problem, solution, evidence), running)
+    placed = _placed(situation, problem, solution, evidence)
+    placement = weighted(problem, solution, placed, running_weights(evidence))
     rates = planned_rates(problem, solution)
     names = sorted(situation.blueprint.models)
     same = {} if former is None else {n: former.played[n] for n in names if _stays(n, placement, rates, former)}
@@ -306,7 +306,7 @@ def _mean_traces(blueprint: Blueprint) -> list[str]:
 
 
 def _unread_keys(blueprint: Blueprint, keys: str | None) -> list[str]:
-    if keys is not None or not blueprint.tenants or blueprint.gateway is None:
+    if keys is not None or not blueprint.tenants or not blueprint.every_gateway:
         return []
     return ["tenant keys unavailable; key changes not checked"]
 

@@ -9,17 +9,19 @@ import msgspec
 from fabrictool.base.canonical import digest
 
 if TYPE_CHECKING:
-    from fabrictool.domain.observed import Observed
+    from fabrictool.domain.observed import Observed, ObservedUnit
     from fabrictool.domain.state import State
 
 ABSENT = "absent"
+AS = " as "
 KEYS = "tenants' keys"
 
 
 def read_set(blueprint_digest: str, observed: Observed, keys: str | None = None) -> dict[str, str]:
     """Fact → value: the resolved blueprint and inventory, the tenants' keys, which clusters answered, and what runs.
 
-    A unit's value names its operation, which has one spec for ever; what is not there counts as `ABSENT`.
+    A unit's value names its operation, which has one spec for ever, but for gateways; what is not there counts as
+    `ABSENT`.
     """
     facts = {"blueprint": blueprint_digest}
     if keys is not None:
@@ -35,8 +37,13 @@ def healing_facts(state: State, observed: Observed) -> dict[str, str]:
 
 
 def unit_facts(observed: Observed) -> dict[str, str]:
-    """``unit/ADDRESS`` → ``OPERATION on CLUSTER``, of all that live."""
+    """``unit/ADDRESS`` → ``OPERATION on CLUSTER``, of all that live; ``as DIGEST`` of what can be updated."""
     return {
-        f"unit/{address}": ", ".join(sorted(f"{unit.operation} on {name}" for name, unit in units))
+        f"unit/{address}": ", ".join(sorted(_unit_fact(name, unit) for name, unit in units))
         for address, units in observed.living().items()
     }
+
+
+def _unit_fact(cluster: str, unit: ObservedUnit) -> str:
+    fact = f"{unit.operation} on {cluster}"
+    return f"{fact}{AS}{unit.spec_digest}" if unit.in_force else fact

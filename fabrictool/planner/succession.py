@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fabrictool.domain.specs import UnitSpec
     from fabrictool.domain.state import State
 
-Cause = Literal["certificate", "silence", "requeued", "maintenance", "walltime"]
+Cause = Literal["certificate", "silence", "requeued", "maintenance", "walltime", "gateways"]
 
 SIGNAL_SLACK_S = 180.0
 MUTE_S = 300.0

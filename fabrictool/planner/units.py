@@ -1,40 +1,35 @@
-"""From a placement to the units that should run: one agent a replica, and the gateway."""
+"""From a placement to the units that should run: one agent a replica, and the gateways."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from fabrictool.base.units import as_float
 from fabrictool.catalog import accelerators, engines
 from fabrictool.catalog import model as architecture_of
 from fabrictool.domain.address import Address
-from fabrictool.domain.specs import AgentSpec, GatewaySpec
+from fabrictool.domain.specs import AgentSpec
 from fabrictool.planner.devices import visibility_variable, with_devices
 from fabrictool.planner.diff import WantedUnit
 from fabrictool.planner.egress import egress_of
+from fabrictool.planner.gateways import running_gateways, wanted_gateways
 from fabrictool.planner.weights import gateway_weights
 from fabrictool.simulator.demanded import context_of
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Mapping
+    from collections.abc import Container
 
     from fabrictool.domain.blueprint import Blueprint
     from fabrictool.domain.evidence import Evidence
     from fabrictool.domain.inventory import Inventory, Partition
     from fabrictool.domain.plan import Placement, ReplicaPlacement
-
-GATEWAY = "gateway/main"
+    from fabrictool.domain.specs import GatewaySpec
 
 
 def wanted_units(
     blueprint: Blueprint, inventory: Inventory, placement: Placement, evidence: Evidence, expiring: Container[str]
 ) -> dict[str, WantedUnit]:
-    """Address → what should run there; `expiring` are operations that get a successor even if nothing changed.
-
-    Tenants' keys that cannot be had are taken to be those of the gateway that runs.
-    """
+    """Address → what should run there; `expiring` are operations that get a successor even if nothing changed."""
     agents = [_agent(blueprint, inventory, replica) for replica in placement.replicas]
     placed = {replica.replica: replica for replica in placement.replicas}
     running = evidence.running_specs().values()
@@ -43,14 +38,15 @@ def wanted_units(
     living = [spec for spec in running if isinstance(spec, AgentSpec)]
     specs = with_devices(agents, inventory, evidence.running_agents(), living, renewed)
     units = [_wanted(spec, placed[spec.replica]) for spec in specs]
-    keys, former = evidence.keys_of(blueprint), running_gateway(evidence)
-    if keys is None:
-        keys = "" if former is None else former.keys
-    weights = gateway_weights(placement.replicas, {} if former is None else former.routing_weights)
-    gateway = _gateway(blueprint, inventory, keys, weights)
-    if gateway is not None:
-        units.append(gateway)
-    return {unit.address: unit for unit in units}
+    weights = gateway_weights(placement.replicas, running_weights(evidence))
+    again = {name for name, (_, unit) in youngest.items() if unit.operation in expiring}
+    gateways = wanted_gateways(blueprint, inventory, evidence, weights, again)
+    return {unit.address: unit for unit in [*units, *(gateway_unit(spec) for spec in gateways)]}
+
+
+def running_weights(evidence: Evidence) -> dict[str, float]:
+    """What the gateways deal out by; all have the same, but for the time of a change."""
+    return next((spec.routing_weights for spec in running_gateways(evidence).values()), {})
 
 
 def _agent(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement) -> AgentSpec:
@@ -58,7 +54,6 @@ def _agent(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement
     architecture = architecture_of(model.architecture_id)
     partition = inventory.clusters[replica.cluster].partitions[replica.partition]
     memory = as_float(partition.memory_per_node, accelerators()[replica.device].memory * partition.devices_per_node)
-    hubs = (blueprint.gateway.mesh,) if blueprint.gateway is not None else ()
     return AgentSpec(
         fabric=blueprint.fabric,
         provider=replica.provider,
@@ -80,7 +75,7 @@ def _agent(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement
         visibility_variable=visibility_variable(replica.device),
         memory=int(memory),
         options={name: _flag(value) for name, value in model.options.items()},
-        hubs=hubs,
+        hubs=tuple(gateway.hub for gateway in blueprint.every_gateway.values()),
         walltime_s=None if partition.walltime is None else float(partition.walltime),
         job=_job(partition),
         egress=egress_of(inventory.clusters[replica.cluster].egress),
@@ -109,38 +104,11 @@ def _wanted(spec: AgentSpec, replica: ReplicaPlacement) -> WantedUnit:
     return WantedUnit(str(Address.of(spec)), spec.cluster, spec, summary)
 
 
-def running_gateway(evidence: Evidence) -> GatewaySpec | None:
-    return next((spec for spec in evidence.running_specs().values() if isinstance(spec, GatewaySpec)), None)
-
-
-def _gateway(blueprint: Blueprint, inventory: Inventory, keys: str, weights: Mapping[str, float]) -> WantedUnit | None:
-    gateway = blueprint.gateway
-    if gateway is None:
-        return None
-    site = inventory.clusters[gateway.cluster].site
-    spec = GatewaySpec(
-        fabric=blueprint.fabric,
-        provider=inventory.sites[site].provider,
-        site=site,
-        cluster=gateway.cluster,
-        node=gateway.cluster,
-        name=GATEWAY.split("/")[1],
-        listen=gateway.listen,
-        mesh=gateway.mesh,
-        policy=blueprint.routing.policy,
-        retries=blueprint.routing.retries,
-        groups={name: tuple(sorted(group.allow)) for name, group in sorted(blueprint.trust.groups.items())},
-        tenants={name: tenant.group for name, tenant in sorted(blueprint.tenants.items())},
-        keys=keys,
-        model_providers={
-            name: tuple(sorted(model.trust))
-            for name, model in sorted(blueprint.models.items())
-            if model.trust is not None
-        },
-        weights=dict(sorted(weights.items())) or msgspec.UNSET,
-    )
+def gateway_unit(spec: GatewaySpec) -> WantedUnit:
+    """A gateway, with what a table says of it."""
+    agents = f"{spec.mesh}" if spec.hub == spec.mesh else f"{spec.mesh} (as {spec.hub})"
     return WantedUnit(
-        GATEWAY, gateway.cluster, spec, f"{gateway.cluster}  clients {gateway.listen}, agents {gateway.mesh}"
+        str(Address.of(spec)), spec.cluster, spec, f"{spec.cluster}  clients {spec.listen}, agents {agents}"
     )
 
 

@@ -1,8 +1,8 @@
 """How a model's traffic is to be dealt out: the loads that the plan counts on, as weights for routing.
 
 Of replicas that are alike, all have the same weight, and the largest of a model is 1. So one replica more changes no
-gateway; and weights that the gateway has already are kept as long as they are about right, because a new gateway cuts
-open answers off.
+gateway; and weights that the gateways have already are kept as long as they are about right: a plan that changes little
+is soon read.
 """
 
 from __future__ import annotations

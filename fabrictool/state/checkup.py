@@ -13,10 +13,10 @@ from fabrictool.base.clock import duration_text
 from fabrictool.blueprint.secrets import resolve as resolve_secret
 from fabrictool.catalog import startable
 from fabrictool.clusters.checks.result import Check, guarded
+from fabrictool.domain.address import Address
 from fabrictool.engines.adapter import adapter
 from fabrictool.engines.intact import check_intact
 from fabrictool.mesh.identity import CLOCK_SKEW_S
-from fabrictool.planner.units import GATEWAY
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fabrictool.blueprint import Loaded
     from fabrictool.domain.inventory import ClusterSpec
     from fabrictool.domain.observed import Observed
+    from fabrictool.domain.specs import HostPort
     from fabrictool.state.fabric import Fabric
 
 LOW_SPACE = 2 * 1024**3
@@ -176,20 +177,22 @@ def _clocks(observed: Observed, now: float) -> list[Check]:
 
 
 def _ports(observed: Observed, loaded: Loaded) -> list[Check]:
-    gateway = loaded.blueprint.gateway
-    if gateway is None or not loaded.inventory.clusters[gateway.cluster].here or GATEWAY in observed.running():
-        return []
-    checks = []
-    for what, address in (("clients", gateway.listen), ("agents", gateway.mesh)):
-        with socket.socket(socket.AF_INET6 if ":" in address.host else socket.AF_INET) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((address.host, address.port))
-            except OSError as error:
-                text = f"{address}: {(error.strerror or str(error)).lower()}"
-                checks.append(
-                    Check(f"port for {what}", False, text, "choose another in the blueprint's gateway section")
-                )
-            else:
-                checks.append(Check(f"port for {what}", True, f"{address} is free"))
-    return checks
+    """Of gateways on this machine that do not run yet."""
+    running = observed.running()
+    return [
+        _port(what, address)
+        for name, gateway in loaded.blueprint.every_gateway.items()
+        if loaded.inventory.clusters[gateway.cluster].here and str(Address("gateway", name)) not in running
+        for what, address in (("clients", gateway.listen), ("agents", gateway.mesh))
+    ]
+
+
+def _port(what: str, address: HostPort) -> Check:
+    with socket.socket(socket.AF_INET6 if ":" in address.host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address.host, address.port))
+        except OSError as error:
+            text = f"{address}: {(error.strerror or str(error)).lower()}"
+            return Check(f"port for {what}", False, text, "choose another in the blueprint's gateway section")
+    return Check(f"port for {what}", True, f"{address} is free")

@@ -1,4 +1,4 @@
-"""The whole fabric at one look: what the clusters, the units and the gateway say, joined."""
+"""The whole fabric at one look: what the clusters, the units and the gateways say, joined."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 NO_UNIT: Mapping[str, Any] = {
     "operation": "", "state": "missing", "pid": None, "engine": "", "detail": "", "status_url": "", "job": "",
-    "ready": False, "begins_at": None, "ends_at": None,
+    "ready": False, "spec": "", "begins_at": None, "ends_at": None,
 }  # fmt: skip
 
 
@@ -47,7 +47,8 @@ class Overview:
     """Sentences; what decides nothing."""
     desired: dict[str, int]
     """Model → replicas that were applied last."""
-    gateway: GatewayStatus | None
+    gateways: dict[str, GatewayStatus]
+    """By name, what each gateway that answers says."""
 
     @property
     def good(self) -> bool:
@@ -56,6 +57,8 @@ class Overview:
         return bool(self.units) and well and not any(problem.severity == "error" for problem in self.unreached)
 
     def document(self) -> dict[str, Any]:
+        """``gateway`` is the first that answers: what they say of replicas is the same, and readers know that key."""
+        gateways = msgspec.to_builtins(self.gateways)
         return {
             "format_version": "1",
             "type": "status",
@@ -67,7 +70,8 @@ class Overview:
             "warnings": self.warnings,
             "desired": self.desired,
             "units": self.units,
-            "gateway": msgspec.to_builtins(self.gateway) if self.gateway is not None else None,
+            "gateway": next(iter(gateways.values()), None),
+            "gateways": gateways,
         }
 
 
@@ -92,7 +96,7 @@ def overview_of(fabric: Fabric, blueprint_digest: str, *, now: float, patient: b
         drift,
         clock_warnings(evidence),
         dict(Counter(s.model for s in (u.spec for u in applied.values()) if isinstance(s, AgentSpec))),
-        _gateway_document(fabric, observed),
+        _gateway_documents(fabric, observed),
     )
 
 
@@ -133,6 +137,7 @@ def _unit_row(cluster: str, unit: ObservedUnit) -> dict[str, Any]:
         "status_url": unit.status_url,
         "job": unit.job,
         "ready": unit.ready,
+        "spec": unit.in_force,
         "begins_at": unit.begins_at,
         "ends_at": unit.ends_at,
     }
@@ -159,12 +164,16 @@ def _unit_row(cluster: str, unit: ObservedUnit) -> dict[str, Any]:
                 row["ends_at"] = document.ends_at or unit.ends_at
             else:
                 row["detail"] = f"clients {document.listen}, agents {document.mesh}"
+                if unit.in_force == "former":
+                    row["detail"] += f"; goes on by a former spec: {unit.detail}"
     return row
 
 
-def _gateway_document(fabric: Fabric, observed: Observed) -> GatewayStatus | None:
-    for cluster, unit in observed.running().values():
-        if Address.parse(unit.address).kind == "gateway":
+def _gateway_documents(fabric: Fabric, observed: Observed) -> dict[str, GatewayStatus]:
+    documents = {}
+    for address, (cluster, unit) in sorted(observed.running().items()):
+        if Address.parse(address).kind == "gateway":
             document = fabric.clusters[cluster].document(unit.operation)
-            return document if isinstance(document, GatewayStatus) else None
-    return None
+            if isinstance(document, GatewayStatus):
+                documents[Address.parse(address).name] = document
+    return documents

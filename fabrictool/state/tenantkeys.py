@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fabrictool.base.canonical import canonical_json
 from fabrictool.base.errors import FabrictoolError, InvalidInputError, Place, Problem
 from fabrictool.blueprint.secrets import resolve
 from fabrictool.domain.evidence import KeysSeen
-from fabrictool.gateway.keys import KeyRow, encode_keys, hash_key
+from fabrictool.gateway.keys import KeyRow, encode_keys, hash_key, keys_digest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from fabrictool.domain.blueprint import Blueprint
-
-SCRYPT_COST = 2**14
-"""Memory and time of the digest (scrypt's N, RFC 7914): it stands in plans, which others read, and keys that people
-made up can be guessed."""
-
 
 SHORTEST = 16
 """Characters of a key; shorter ones can be tried one after the other."""
@@ -54,8 +47,6 @@ def keys_seen(blueprint: Blueprint, environment: Mapping[str, str]) -> KeysSeen 
 def tenant_keys(blueprint: Blueprint, environment: Mapping[str, str]) -> TenantKeys | None:
     """The keys of all tenants, None when the blueprint has none.
 
-    The digest is salted with the fabric's name, so that the same keys elsewhere do not show.
-
     Raises
     ------
     FabrictoolError
@@ -68,9 +59,7 @@ def tenant_keys(blueprint: Blueprint, environment: Mapping[str, str]) -> TenantK
     resolved = {name: resolve(tenant.key, environment) for name, tenant in sorted(blueprint.tenants.items())}
     _check(resolved)
     rows = [KeyRow(name, hash_key(key), blueprint.tenants[name].group) for name, key in resolved.items()]
-    secret = canonical_json([[row.tenant, row.sha256] for row in rows])
-    salt = f"fabrictool keys of {blueprint.fabric}".encode()
-    return TenantKeys(encode_keys(rows), hashlib.scrypt(secret, salt=salt, n=SCRYPT_COST, r=8, p=1, dklen=8).hex())
+    return TenantKeys(encode_keys(rows), keys_digest(blueprint.fabric, rows))
 
 
 def _check(keys: Mapping[str, str]) -> None:

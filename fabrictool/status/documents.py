@@ -164,6 +164,8 @@ class GatewayStatus(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", ta
     listen: str
     mesh: str
     policy: str
+    spec: str = ""
+    """Mark of the spec that is in force; another than the written one's while that is refused."""
     nodes: list[NodeRow]
     models: list[ModelRow]
     totals: Totals
@@ -185,6 +187,8 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     """The same for people."""
     ends_at: float | None = None
     """Wall time at which its allocation ends."""
+    spec: str = ""
+    """Mark of the spec that is in force, of a unit that takes over another one while it runs."""
 
 
 StatusDocument = AgentStatus | GatewayStatus

@@ -272,6 +272,30 @@ def test_all_new_replicas_are_started_at_once_and_replacements_one_after_the_oth
     ]
 
 
+def test_gateways_are_replaced_one_after_the_other():
+    from fabrictool.applier.rollout import waves
+
+    def act(kind, address):
+        return Action(kind=kind, address=address, cluster="c", summary="", spec=None if kind == "delete" else SPEC)
+
+    cut = waves(
+        [
+            *(act("create", name) for name in ("gateway/a", "gateway/b", "replica/a/0")),
+            *(act("replace", name) for name in ("gateway/c", "gateway/d", "replica/a/7")),
+            *(act("delete", name) for name in ("replica/a/9", "gateway/e", "gateway/f")),
+        ]
+    )
+    assert [[(a.kind, a.address[-3:]) for a in wave] for wave in cut] == [
+        [("create", "y/a"), ("create", "y/b")],
+        [("create", "a/0")],
+        [("replace", "y/c")],
+        [("replace", "y/d")],
+        [("replace", "a/7")],
+        [("delete", "a/9")],
+        [("delete", "y/e"), ("delete", "y/f")],
+    ]
+
+
 def test_state_remembers_the_unit_until_its_own_end(bench, tmp_path):
     cluster = FakeCluster()
     bench(cluster).apply(plan(action("create", new=1)))

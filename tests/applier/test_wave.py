@@ -4,11 +4,8 @@ import random
 
 import pytest
 
-from fabrictool.applier.wave import (
-    READY_MARGIN_S,
-    STOP_GRACE_S,
-    TRANSITIONS,
-    Course,
+from fabrictool.applier.course import Course
+from fabrictool.applier.events import (
     Ended,
     Look,
     Looked,
@@ -20,8 +17,10 @@ from fabrictool.applier.wave import (
     Tell,
     TellFailed,
     Ticked,
-    Wave,
+    Update,
+    Updated,
 )
+from fabrictool.applier.wave import READY_MARGIN_S, STOP_GRACE_S, TRANSITIONS, Wave
 from fabrictool.base.errors import UnreachableError
 from fabrictool.domain.observed import ClusterFacts, ObservedUnit
 from fabrictool.domain.plan import Action
@@ -311,3 +310,43 @@ def test_whatever_happens_the_rules_hold_and_it_ends(seed):
 def test_unknown_is_not_absent():
     for (phase, sign), then in TRANSITIONS.items():
         assert sign != "unknown" or then == phase
+
+
+def given(operation="old0", in_force="former", state="running", **changes):
+    return unit(operation, state, in_force=in_force, ready=state == "running", **changes)
+
+
+def test_a_unit_is_updated_and_waited_for_until_it_says_so():
+    play = Play(action("update", operation="old0", former=""))
+    assert [(type(effect), effect.cluster) for effect in play.effects] == [(Update, "c")]
+    assert play.step(Updated(("old0",))) == []
+    assert play.tick() == [Look("c")]
+    play.look(given(detail="not yet"))
+    assert play.phases == ["updating"]
+    play.look(known=False)
+    assert play.phases == ["updating"]
+    play.look(given(in_force="current"))
+    assert play.phases == ["done"]
+    assert play.tick() == [Ended(play.courses[0])]
+    assert play.wave.over
+
+
+@pytest.mark.parametrize(
+    ("seen", "after"),
+    [((given(detail="refused"),), READY_MARGIN_S + 1), ((given(state="ended"),), 0.0), ((), 0.0)],
+)
+def test_an_update_that_is_not_taken_over_fails(seen, after):
+    play = Play(action("update", operation="old0", former=""))
+    play.step(Updated(("old0",)))
+    play.tick()
+    play.look(*seen, after=after)
+    assert (play.phases, play.codes()) == (["failed"], ["FT5113"])
+
+
+def test_an_update_that_cannot_be_written_fails_and_after_ctrl_c_none_begins():
+    play = Play(action("update", operation="old0", former=""))
+    play.step(Updated(("old0",), {"old0": UnreachableError.of("FT5406", "no space")}))
+    assert play.codes() == ["FT5406"]
+    wave = Wave([Course.of(action("update", operation="old0", former=""), {})], {"c": 5.0}, checked=True)
+    assert [type(effect) for effect in wave.step(0.0, Ticked(presses=1))] == [Ended]
+    assert wave.courses[0].phase == "left"

@@ -2,13 +2,18 @@
 
 import http.server
 import threading
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 
 from fabrictool.base.errors import FabrictoolError
+from fabrictool.cli import watching
 from fabrictool.cli.live import LiveStatus, key_of
 from fabrictool.cli.main import main
 from fabrictool.cli.watching import _gateway_lines
+from fabrictool.domain.observed import ClusterFacts, Observed, ObservedUnit
+from fabrictool.status.client import StatusUnavailableError
 from fabrictool.status.documents import encode
 from tests.tui.test_top import gateway
 
@@ -71,3 +76,26 @@ def test_percentiles_of_few_samples_say_of_how_many():
     rows = "\n".join(_gateway_lines(gateway(), {})).splitlines()
     assert "612 ms (n=3)" in next(row for row in rows if row.startswith("llama"))
     assert "n=" not in next(row for row in rows if row.startswith("qwen"))
+
+
+def test_a_gateway_that_does_not_answer_is_no_reason_to_ask_no_other(monkeypatch):
+    """Two run; the first is stuck."""
+    asked = []
+
+    def fetch(url, **_):
+        asked.append(url)
+        if url == "http://east":
+            raise StatusUnavailableError.of("FT5201", "no answer")
+
+    monkeypatch.setattr(watching, "fetch", fetch)
+    units = [
+        ObservedUnit(address=f"gateway/{name}", operation=name, state=state, spec_digest="")
+        for name, state in (("west", "running"), ("north", "pending"), ("east", "running"))
+    ]
+    seen = Observed(clusters={"c": ClusterFacts(cluster="c", known=True, units=tuple(units))})
+    cluster = SimpleNamespace(page=lambda operation: nullcontext(f"http://{operation}"))
+    fabric = SimpleNamespace(observe=lambda: seen, clusters={"c": cluster})
+    source = SimpleNamespace(fabric=lambda: nullcontext(fabric))
+    with watching.gateway_url(source) as url:
+        assert url == "http://west"
+    assert asked == ["http://east", "http://west"]

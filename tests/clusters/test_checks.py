@@ -176,14 +176,14 @@ visible 0
 @python
 runs 0.1.0 3.11.2 x86_64
 @egress
-connected
+192.0.2.1:8443 connected
 @end
 """
 
 
 def visit(**changes):
     values = {"token": "abc", "folder": "/f", "partition": "gpu", "python": ("p",), "setup": ()}
-    return node.Visit(**({**values, "mesh": HostPort("192.0.2.1", 8443)} | changes))
+    return node.Visit(**({**values, "hubs": (HostPort("192.0.2.1", 8443),)} | changes))
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def visit(**changes):
         ("runs 0.1.0", "ModuleNotFoundError: No module named 'aiohttp'", {"agents' Python": "FAIL"}),
         ("connected", "refused", {"way to the gateway": "note"}),
         ("connected", "failed timed out", {"way to the gateway": "FAIL"}),
-        ("connected", "", {"way to the gateway": "FAIL"}),
+        ("192.0.2.1:8443 connected", "", {"way to the gateway": "FAIL"}),
     ],
 )
 def test_nodes(before, after, mark):
@@ -213,9 +213,9 @@ def test_a_result_that_is_not_there_yet():
 @pytest.mark.parametrize(
     ("changes", "mark", "word"),
     [
-        ({"mesh": None}, "note", "no blueprint"),
-        ({"mesh": HostPort("127.0.0.1", 1)}, "FAIL", "no address of a machine"),
-        ({"mesh": HostPort("0.0.0.0", 1)}, "note", "no address of a machine"),  # noqa: S104
+        ({"hubs": ()}, "note", "no blueprint"),
+        ({"hubs": (HostPort("127.0.0.1", 1),)}, "FAIL", "no address of a machine"),
+        ({"hubs": (HostPort("0.0.0.0", 1),)}, "note", "no address of a machine"),  # noqa: S104
         ({"python": ()}, "note", "no Python"),
     ],
 )
@@ -223,8 +223,18 @@ def test_ways_that_are_not_tried(changes, mark, word):
     found = {check.name: check for check in node.node_checks(RESULT, visit(**changes), described())}
     assert marks(found.values())["way to the gateway"] == mark
     assert word in found["way to the gateway"].text
-    host = visit(**changes).command[4]
-    assert host == ("-" if "mesh" in changes else "192.0.2.1")
+    assert visit(**changes).command[4] == ("-" if "hubs" in changes else "192.0.2.1:8443")
+
+
+def test_the_way_to_each_gateway():
+    both = visit(hubs=(HostPort("192.0.2.1", 8443), HostPort("192.0.2.2", 8443)))
+    assert both.command[4] == "192.0.2.1:8443,192.0.2.2:8443"
+    second = RESULT.replace("@end", "192.0.2.2:8443 failed timed out\n@end")
+    ways = [check for check in node.node_checks(second, both, described()) if check.name == "way to the gateway"]
+    assert [(check.good, check.text) for check in ways] == [
+        (True, "a node connects to 192.0.2.1:8443"),
+        (False, "192.0.2.2:8443: timed out"),
+    ]
 
 
 def test_a_mark_that_a_site_strips():

@@ -6,12 +6,14 @@ import shutil
 import subprocess
 import sys
 
+import msgspec
 import pytest
 
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.base.runfolder import RunFolder
 from fabrictool.clusters.local import LocalCluster
-from fabrictool.domain.specs import AgentSpec, encode_spec
+from fabrictool.clusters.protocol import NewUnit
+from fabrictool.domain.specs import AgentSpec, GatewaySpec, HostPort, encode_spec, mark_of
 
 SPEC = AgentSpec(
     fabric="f", provider="p", site="s", cluster="c", partition="n", replica="m/0", model="m", source="x", engine="vllm"
@@ -114,3 +116,25 @@ except FabrictoolError as error:
         pytest.skip(done.stderr)
     assert done.stdout.split() == ["False", "FT5108"], done.stderr
     assert held.poll() is None
+
+
+GATEWAY = GatewaySpec(
+    fabric="f", provider="p", site="s", cluster="c", name="g", listen=HostPort("h", 1), mesh=HostPort("h", 2)
+)
+
+
+@pytest.mark.usefixtures("held")
+def test_another_spec_is_written_and_it_shows_whether_it_is_in_force(tmp_path, folder):
+    cluster = LocalCluster("c", tmp_path)
+    folder.spec.write_bytes(encode_spec(GATEWAY))
+    assert observed(tmp_path).units[0].in_force == ""
+    folder.write_health(json.dumps({"ready": True, "spec": mark_of(folder.spec.read_bytes())}).encode(), b"{}")
+    assert observed(tmp_path).units[0].in_force == "current"
+    new = msgspec.structs.replace(GATEWAY, retries=7)
+    assert cluster.update([NewUnit(OPERATION, "gateway/g", new, {"keys.json": b"k"})]) == {}
+    assert (cluster.spec(OPERATION), observed(tmp_path).units[0].in_force) == (new, "former")
+    keys = folder.path / "keys.json"
+    assert (keys.read_bytes(), keys.stat().st_mode & 0o777) == (b"k", 0o600)
+    elsewhere = NewUnit("gateway-x-g1-00000000", "gateway/x", new, {})
+    assert cluster.update([elsewhere])[elsewhere.operation].problems[0].code == "FT5113"
+    assert not (tmp_path / elsewhere.operation).exists()

@@ -1,5 +1,7 @@
 """A cluster behind a login node that says what it is told to: every trouble ends in a code, a hint and a transience."""
 
+import subprocess
+
 import pytest
 
 from fabrictool.base.errors import FabrictoolError, UnreachableError
@@ -8,7 +10,7 @@ from fabrictool.clusters.protocol import NewUnit
 from fabrictool.clusters.remote import RemoteCluster
 from fabrictool.clusters.schedulers.slurm import Slurm
 from fabrictool.domain.inventory import ClusterSpec
-from fabrictool.domain.specs import AgentSpec
+from fabrictool.domain.specs import AgentSpec, decode_spec
 from tests.clusters.test_cases import LOGIN
 from tests.clusters.test_survey import NOW, OPERATION, files, health, job, text
 from tests.manual_clock import ManualClock
@@ -217,3 +219,24 @@ def test_who_did_not_answer_is_not_asked_thrice_again_in_the_same_command():
     there.observe()
     there.observe()
     assert len(node.ran) == 4
+
+
+def test_another_spec_is_placed_by_one_program_and_what_was_not_is_said(tmp_path):
+    """The program itself, run here."""
+
+    class Here(FakeConnection):
+        def run(self, argv, *, stdin=b"", timeout_s=0.0):
+            done = subprocess.run([*argv[:4], str(tmp_path), *argv[5:]], input=stdin, capture_output=True, check=False)
+            return Completed(done.returncode, done.stdout, done.stderr)
+
+    units = tmp_path / "units" / "f"
+    (units / OPERATION).mkdir(parents=True)
+    (units / OPERATION / "spec.json").write_bytes(b"{}")
+    lost = NewUnit("gateway-x-g1-00000000", "gateway/x", SPEC, {})
+    given = NewUnit(OPERATION, "gateway/g", SPEC, {"keys.json": b"k"})
+    failed = cluster(Here()).update([given, lost])
+    assert {name: error.problems[0].code for name, error in failed.items()} == {lost.operation: "FT5406"}
+    assert decode_spec((units / OPERATION / "spec.json").read_bytes()) == SPEC
+    keys = units / OPERATION / "keys.json"
+    assert (keys.read_bytes(), keys.stat().st_mode & 0o777) == (b"k", 0o600)
+    assert sorted(path.name for path in units.iterdir()) == [OPERATION]

@@ -11,8 +11,9 @@ import pytest
 from fabrictool.base.clock import SystemClock
 from fabrictool.base.errors import InvalidInputError
 from fabrictool.base.runfolder import RunFolder
-from fabrictool.domain.specs import GatewaySpec, HostPort
-from fabrictool.gateway.keys import KeyRow, encode_keys, hash_key
+from fabrictool.domain.specs import GatewaySpec, HostPort, encode_spec, mark_of
+from fabrictool.gateway.keys import KeyRow, encode_keys, hash_key, keys_digest
+from fabrictool.gateway.reloading import Reloading
 from fabrictool.gateway.run import run_on_mesh
 from tests.gateway.conftest import until
 from tests.mesh.conftest import Federation
@@ -61,3 +62,80 @@ async def test_status_and_metrics_are_on_loopback_and_warn_of_a_certificate_that
     assert 0 < row["certificate_ends_at"] - status["at"] < 2 * 3600
     os.kill(os.getpid(), signal.SIGTERM)
     assert await asyncio.wait_for(running, 10) == "signal SIGTERM"
+
+
+def keys_file(folder, *keys):
+    rows = [KeyRow("anna", hash_key(key), "all") for key in keys]
+    path = folder.path / "keys.json"
+    path.write_bytes(encode_keys(rows))
+    path.chmod(0o600)
+    return keys_digest("t", rows)
+
+
+async def statuses(http, url, *keys):
+    found = []
+    for key in keys:
+        async with http.get(f"http://{url}/v1/models", headers={"authorization": f"Bearer {key}"}) as answer:
+            found.append(answer.status)
+    return found
+
+
+async def test_new_keys_and_rules_are_taken_over_by_the_process_that_serves(tmp_path):
+    folder, spec = unit(tmp_path)
+    spec = msgspec.structs.replace(spec, keys=keys_file(folder, "k" * 20))
+    folder.spec.write_bytes(encode_spec(spec))
+    running = asyncio.create_task(run_on_mesh(spec, folder, SystemClock()))
+
+    def in_force():
+        return folder.health().get("spec") == mark_of(folder.spec.read_bytes())
+
+    await until(lambda: running.done() or ((folder.path / "process.json").exists() and in_force()))
+    listen, url = folder.process()["listen"], folder.process()["status"]
+    async with aiohttp.ClientSession() as http:
+        assert await statuses(http, listen, "k" * 20, "n" * 20) == [200, 401]
+        new = msgspec.structs.replace(
+            spec,
+            keys=keys_file(folder, "n" * 20),
+            policy="random",
+            weights={"m@c/p:1": 0.5},
+            groups={"all": ("alpha",)},
+        )
+        folder.spec.write_bytes(encode_spec(new))
+        await until(in_force)
+        assert await statuses(http, listen, "k" * 20, "n" * 20) == [401, 200]
+        async with http.get(url) as answer:
+            status = await answer.json()
+        assert (status["policy"], status["spec"]) == ("random", mark_of(encode_spec(new)))
+        (event,) = [event for event in status["events"] if event["kind"] == "reloaded"]
+        assert event["text"] == "policy, groups, keys, weights"
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await asyncio.wait_for(running, 10) == "signal SIGTERM"
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"listen": HostPort("127.0.0.1", 1)}, "another gateway"),
+        ({"keys": "other"}, "other keys"),
+        (None, "not a unit's spec"),
+    ],
+)
+async def test_a_spec_that_does_not_load_is_refused_and_the_former_one_stays_in_force(tmp_path, change, word):
+    folder, spec = unit(tmp_path)
+    spec = msgspec.structs.replace(spec, keys=keys_file(folder, "k" * 20))
+    folder.spec.write_bytes(encode_spec(spec))
+    told, taken = [], []
+    reloading = Reloading(spec, folder, lambda *new: taken.append(new), lambda *event: told.append(event))
+    assert await reloading.look()
+    former = reloading.mark
+    assert former == mark_of(folder.spec.read_bytes())
+    written = b"{" if change is None else encode_spec(msgspec.structs.replace(spec, retries=9, **change))
+    folder.spec.write_bytes(written)
+    assert await reloading.look()
+    assert (reloading.mark, reloading.spec, taken) == (former, spec, [])
+    assert word in reloading.refusal
+    assert [event[:2] for event in told] == [("reload-refused", "g")]
+    assert not await reloading.look(), "said once"
+    folder.spec.write_bytes(encode_spec(msgspec.structs.replace(spec, retries=5)))
+    assert await reloading.look()
+    assert (reloading.refusal, taken[0][0].retries) == ("", 5)

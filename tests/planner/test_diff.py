@@ -108,3 +108,42 @@ def test_gateways_start_first_and_stop_last():
     assert [a for _, a, _ in plan(want(agent(), gateway()), observed(a=[]))[0]] == ["gateway/main", "replica/m/0"]
     both = observed(a=[unit(gateway(), "g"), unit(agent(), "r")])
     assert [a for _, a, _ in plan({}, both)[0]] == ["replica/m/0", "gateway/main"]
+
+
+def test_new_keys_and_rules_reach_a_gateway_that_serves():
+    old, new = gateway(keys="1", retries=2), gateway(keys="2", retries=2)
+    serving = unit(old, "g", in_force="current")
+    kinds, (update,) = plan(want(new), observed(a=[serving]), {"g": old})
+    assert kinds == [("update", "gateway/main", "")]
+    assert (update.operation, update.changes) == ("g", ("keys: 1 → 2",))
+    assert plan(want(old), observed(a=[serving]), {"g": old})[0] == [("keep", "gateway/main", "g")]
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"keys": "2"}, ""),  # of an earlier release, or in a namespace: it does not take over another spec
+        ({"listen": HostPort("h", 9)}, "current"),
+        ({"mesh": HostPort("h", 9)}, "current"),
+        ({"keys": "2", "fabric": "g"}, "current"),
+    ],
+)
+def test_what_a_gateway_cannot_take_over_replaces_it(changed, says):
+    old = gateway(keys="1")
+    serving = unit(old, "g", in_force=says)
+    assert plan(want(gateway(**changed)), observed(a=[serving]), {"g": old})[0] == [("replace", "gateway/main", "g")]
+
+
+def test_a_spec_that_was_written_and_is_not_in_force_is_written_again():
+    spec = gateway()
+    refusing = unit(spec, "g", in_force="former", detail="the key file is wrong")
+    kinds, (update,) = plan(want(spec), observed(a=[refusing]), {"g": spec})
+    assert kinds == [("update", "gateway/main", "")]
+    assert "the key file is wrong" in update.reason
+
+
+def test_a_certificate_that_ends_soon_needs_another_gateway():
+    old, new = gateway(keys="1"), gateway(keys="2")
+    ending = {"g": Succession("certificate", "its certificate ends soon")}
+    serving = observed(a=[unit(old, "g", in_force="current")])
+    assert plan(want(new), serving, {"g": old}, ending)[0] == [("replace", "gateway/main", "g")]

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fabrictool.domain.specs import HostPort
 
 WALLTIME_S = 120.0
+WAY = "way to the gateway"
 POLL_S = 1.0
 _LOOPBACK = ("127.", "localhost", "::1")
 _ANY = ("0.0.0.0", "::")  # noqa: S104 - compared with, not listened on
@@ -39,7 +40,7 @@ class Visit:
     python: tuple[str, ...]
     """Words of the agents' interpreter; empty: there is none."""
     setup: tuple[str, ...]
-    mesh: HostPort | None
+    hubs: tuple[HostPort, ...]
     """Where agents will connect to."""
 
     @property
@@ -49,10 +50,8 @@ class Visit:
 
     @property
     def command(self) -> tuple[str, ...]:
-        host, port = (
-            ("-", "-") if self.mesh is None or not _dialable(self.mesh) else (self.mesh.host, str(self.mesh.port))
-        )
-        return ("sh", f"{self.folder}/check.sh", "-", "-", host, port, *self.python)
+        hubs = ",".join(str(hub) for hub in self.hubs if _dialable(hub)) or "-"
+        return ("sh", f"{self.folder}/check.sh", "-", "-", hubs, *self.python)
 
 
 def partition_for(described: ClusterSpec, survey: Survey, wanted: str) -> str:
@@ -191,34 +190,32 @@ def _python(sections: dict[str, list[str]], visit: Visit) -> list[Check]:
 
 
 def _egress(sections: dict[str, list[str]], visit: Visit) -> list[Check]:
-    """From a node to the gateway: everything that agents say goes this way."""
-    if visit.mesh is None:
-        return [
-            Check(
-                "way to the gateway", True, "not tried: no blueprint with a gateway", "-b blueprint.yaml", warning=True
-            )
-        ]
-    where = str(visit.mesh)
-    if not _dialable(visit.mesh):
-        hint = "`gateway.mesh` must be an address that compute nodes can connect to"
-        loops = visit.mesh.host.startswith(_LOOPBACK)
-        return [
-            Check("way to the gateway", not loops, f"not tried: {where} is no address of a machine", hint, not loops)
-        ]
+    """From a node to each gateway: everything that agents say goes this way."""
+    if not visit.hubs:
+        text = "not tried: no blueprint with a gateway"
+        return [Check(WAY, True, text, "-b blueprint.yaml", warning=True)]
+    answers = dict(line.partition(" ")[::2] for line in sections.get("egress", ()))
+    return [_way(hub, visit, answers.get(str(hub), "failed")) for hub in visit.hubs]
+
+
+def _way(hub: HostPort, visit: Visit, answer: str) -> Check:
+    if not _dialable(hub):
+        hint = "a gateway's `mesh` or `advertise` must be an address that compute nodes can connect to"
+        loops = hub.host.startswith(_LOOPBACK)
+        return Check(WAY, not loops, f"not tried: {hub} is no address of a machine", hint, not loops)
     if not visit.python:
-        return [Check("way to the gateway", True, "not tried: no Python", "fabrictool bootstrap", warning=True)]
-    answer = " ".join(sections.get("egress", ())) or "failed"
+        return Check(WAY, True, "not tried: no Python", "fabrictool bootstrap", warning=True)
     if answer == "connected":
-        return [Check("way to the gateway", True, f"a node connects to {where}")]
+        return Check(WAY, True, f"a node connects to {hub}")
     if answer == "refused":
         hint = "nobody listens there; run the gateway (`fabrictool apply`) and check again to be sure"
-        return [Check("way to the gateway", True, f"{where} is reached, and refuses", hint, warning=True)]
-    hint = f"ask the site for a way out to {where}, TCP; the gateway must run for this check"
-    return [Check("way to the gateway", False, f"{where}: {answer.removeprefix('failed').strip()}", hint)]
+        return Check(WAY, True, f"{hub} is reached, and refuses", hint, warning=True)
+    hint = f"ask the site for a way out to {hub}, TCP; the gateway must run for this check"
+    return Check(WAY, False, f"{hub}: {answer.removeprefix('failed').strip()}", hint)
 
 
-def _dialable(mesh: HostPort) -> bool:
-    return not mesh.host.startswith(_LOOPBACK) and mesh.host not in _ANY
+def _dialable(hub: HostPort) -> bool:
+    return not hub.host.startswith(_LOOPBACK) and hub.host not in _ANY
 
 
 def _no_result(stderr: str) -> Check:

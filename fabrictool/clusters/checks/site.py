@@ -55,8 +55,8 @@ class SiteCheckup:
     jobs: bool = True
     partition: str = ""
     wait_s: float = 60.0
-    mesh: HostPort | None = None
-    """Where agents will connect to; None without a gateway."""
+    hubs: tuple[HostPort, ...] = ()
+    """Where agents will connect to; none without a gateway."""
 
 
 def check_clusters(
@@ -256,7 +256,7 @@ def _visit(name: str, described: ClusterSpec, survey: Survey, wanted: SiteChecku
         python, setup = python_of(described, name, survey)
     except FabrictoolError:
         python, setup = (), ()
-    return Visit(token, folder, partition_for(described, survey, wanted.partition), python, setup, wanted.mesh)
+    return Visit(token, folder, partition_for(described, survey, wanted.partition), python, setup, wanted.hubs)
 
 
 def _run(connection: Connection, name: str, described: ClusterSpec, *arguments: str) -> str:

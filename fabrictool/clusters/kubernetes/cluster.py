@@ -131,6 +131,11 @@ class KubernetesCluster:
         self._adopt_services(objects for operation, objects in wanted.items() if operation in seen.begun)
         return failed
 
+    def update(self, units: Sequence[NewUnit]) -> dict[str, FabrictoolError]:
+        """None: what a pod was given cannot be changed, and its units do not say that it can."""
+        message = "a unit in a namespace takes over no other spec"
+        return {unit.operation: FabrictoolError.of("FT5408", message, thing=unit.address) for unit in units}
+
     def stop(self, operations: Iterable[str]) -> None:
         """Note that they are not started again; delete Jobs and Deployments, whose pods get TERM and their grace."""
         named = sorted(operations)

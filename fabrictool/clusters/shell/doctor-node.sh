@@ -1,6 +1,6 @@
-# Runs in a job, in the folder doctor/TOKEN; arguments: host and port of the gateway's mesh ("-": none), then Python's
-# words. Writes `result`, whole or not at all.
-host=$1; port=$2; shift 2
+# Runs in a job, in the folder doctor/TOKEN; arguments: the gateways' addresses for agents, HOST:PORT with commas between
+# ("-": none), then Python's words. Writes `result`, whole or not at all.
+hubs=$1; shift
 {
   echo @host; hostname
   echo @shared; cat from-login
@@ -12,14 +12,16 @@ host=$1; port=$2; shift 2
     "$@" -P -c 'import platform, fabrictool, fabrictool.agent.__main__
 print("runs", fabrictool.__version__, platform.python_version(), platform.machine())' 2>&1 | tail -n 1
     echo @egress
-    [ "$host" = - ] || "$@" -P -c 'import socket, sys
-try:
-    socket.create_connection((sys.argv[1], int(sys.argv[2])), 10).close()
-    print("connected")
-except ConnectionRefusedError:
-    print("refused")
-except Exception as error:
-    print("failed", str(error) or type(error).__name__)' "$host" "$port" 2>&1 | tail -n 1
+    [ "$hubs" = - ] || "$@" -P -c 'import socket, sys
+for hub in sys.argv[1].split(","):
+    host, _, port = hub.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), 10).close()
+        print(hub, "connected")
+    except ConnectionRefusedError:
+        print(hub, "refused")
+    except Exception as error:
+        print(hub, "failed", str(error) or type(error).__name__)' "$hubs" 2>/dev/null
   fi
   echo @end
 } >result.new 2>/dev/null

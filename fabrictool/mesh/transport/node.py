@@ -1,7 +1,7 @@
 """A node of the mesh: its registry, its links to others, and the loops that keep them.
 
-An agent dials; a gateway (a *hub*) also listens. Both are this class. It dials the hubs that it was told of, and those
-that it learns of from the registry: a gateway that was added, or moved, is found without a restart of anybody.
+An agent dials; a gateway (a *hub*) also listens. Both are this class. An agent dials the hubs that it was told of, and
+those that it learns of from the registry: a gateway that was added, or moved, is found without a restart of anybody.
 """
 
 from __future__ import annotations
@@ -314,14 +314,14 @@ class MeshNode:
             self._perform(self._member.tick(now=self._clock.monotonic(), wall=self._clock.wall()))
 
     def _learn_hubs(self, record: Record) -> None:
-        """Dial hubs that say where they are; two hubs that know each other need one tunnel, so the smaller id dials."""
+        """Dial hubs that say where they are. Hubs themselves are told who dials whom: two need one tunnel."""
         body = record.body
-        if not isinstance(body, NodeBody) or body.role != "gateway" or body.session == self.session:
+        if self._hub or not isinstance(body, NodeBody) or body.role != "gateway":
             return
         addresses = [
             (host, int(port)) for host, _, port in (a.rpartition(":") for a in body.addresses) if port.isdigit()
         ]
-        if body.lifecycle < Lifecycle.DOWN and not (self._hub and body.session < self.session):
+        if body.lifecycle < Lifecycle.DOWN:
             self._dial_also(addresses[: max(0, MAX_HUBS - len(self._dialled))])
         elif body.lifecycle >= Lifecycle.DOWN:
             advertised = {address for hub in self.registry.hubs(wall=self._clock.wall()) for address in hub.addresses}

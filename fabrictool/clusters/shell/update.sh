@@ -1,0 +1,12 @@
+# Gives units that run another spec, and the files beside it (a tar on stdin); arguments: operations. Prints those that
+# have them. The spec comes last, for it says that all is there; each file comes whole or not at all.
+in=
+trap '[ -z "$in" ] || rm -rf "$in"' EXIT
+in=$(mktemp -d "$units/.in.XXXXXXXX") && tar -x -f - -C "$in" || exit 75
+for op; do
+  [ -s "$units/$op/spec.json" ] || continue
+  for file in "$in/$op"/*; do
+    [ "${file##*/}" = spec.json ] || mv -f "$file" "$units/$op/" || continue 2
+  done
+  mv -f "$in/$op/spec.json" "$units/$op/spec.json" && echo "$op"
+done

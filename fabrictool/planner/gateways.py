@@ -1,0 +1,163 @@
+"""The gateways that should run, who of them dials whom, and which agents would reach none of them any more."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from fabrictool.domain.address import Address
+from fabrictool.domain.specs import AgentSpec, GatewaySpec, HostPort, without_hubs
+from fabrictool.planner.succession import Succession
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Mapping, Sequence
+
+    from fabrictool.domain.blueprint import Blueprint, Gateway
+    from fabrictool.domain.evidence import Evidence
+    from fabrictool.domain.inventory import Inventory
+
+EVERYWHERE = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, never bound
+Link = tuple[str, str]
+"""Two gateways by name: the first dials the second."""
+
+
+def running_gateways(evidence: Evidence) -> dict[str, GatewaySpec]:
+    """By name, those that live; of a cluster that does not answer those that were applied last."""
+    applied = evidence.state.applied_units.items()
+    unseen = {
+        address: unit.spec
+        for address, unit in applied
+        if unit.cluster not in evidence.clusters or not evidence.clusters[unit.cluster].known
+    }
+    youngest = {
+        address: evidence.specs.get(unit.operation) for address, (_, unit) in evidence.observed.running().items()
+    }
+    specs = dict(sorted((unseen | youngest).items())).values()
+    return {spec.name: spec for spec in specs if isinstance(spec, GatewaySpec)}
+
+
+def wanted_gateways(
+    blueprint: Blueprint,
+    inventory: Inventory,
+    evidence: Evidence,
+    weights: Mapping[str, float],
+    renewed: Container[str] = (),
+) -> list[GatewaySpec]:
+    """All gateways of the blueprint, by name; those at `renewed` addresses are replaced though they are as wanted.
+
+    Tenants' keys that cannot be had are taken to be those of the gateway that runs.
+    """
+    keys, running = evidence.keys_of(blueprint), running_gateways(evidence)
+    usual = next((spec.keys for spec in running.values()), "")
+    wanted = {}
+    for name, gateway in blueprint.every_gateway.items():
+        former = running[name].keys if name in running else usual
+        wanted[name] = _spec(blueprint, inventory, name, gateway, former if keys is None else keys, weights)
+    kept = {
+        name: running[name]
+        for name, spec in wanted.items()
+        if name in running
+        and str(Address.of(spec)) not in renewed
+        and without_hubs(running[name]) == without_hubs(spec)
+    }
+    return _linked(wanted, kept, [spec.hub for spec in running.values()])
+
+
+# Wide: what a gateway is made of.
+def _spec(
+    blueprint: Blueprint, inventory: Inventory, name: str, gateway: Gateway, keys: str, weights: Mapping[str, float]
+) -> GatewaySpec:
+    site = inventory.clusters[gateway.cluster].site
+    return GatewaySpec(
+        fabric=blueprint.fabric,
+        provider=inventory.sites[site].provider,
+        site=site,
+        cluster=gateway.cluster,
+        node=gateway.cluster,
+        name=name,
+        listen=gateway.listen,
+        mesh=gateway.mesh,
+        policy=blueprint.routing.policy,
+        retries=blueprint.routing.retries,
+        groups={group: tuple(sorted(its.allow)) for group, its in sorted(blueprint.trust.groups.items())},
+        tenants={tenant: its.group for tenant, its in sorted(blueprint.tenants.items())},
+        keys=keys,
+        model_providers={
+            model: tuple(sorted(its.trust)) for model, its in sorted(blueprint.models.items()) if its.trust is not None
+        },
+        weights=dict(sorted(weights.items())) or msgspec.UNSET,
+        advertise=gateway.advertise or msgspec.UNSET,
+    )
+
+
+def _linked(
+    wanted: Mapping[str, GatewaySpec], kept: Mapping[str, GatewaySpec], living: Sequence[HostPort]
+) -> list[GatewaySpec]:
+    """With the hubs of each; those that are about to leave are among them, for agents are heard of through them."""
+    hubs = {name: spec.hub for name, spec in wanted.items()}
+    leaving = {hub for hub in living if hub not in hubs.values()}
+    links = {_link(pair, hubs, kept) for pair in combinations(sorted(hubs), 2)}
+    specs = []
+    for name, spec in wanted.items():
+        others = {hub for other, hub in hubs.items() if other != name} | leaving
+        dialled_by = {hubs[first] for first, second in links if second == name}
+        specs.append(
+            msgspec.structs.replace(
+                spec,
+                hubs=tuple(sorted(others, key=str)) or msgspec.UNSET,
+                dialled_by=tuple(sorted(dialled_by, key=str)) or msgspec.UNSET,
+            )
+        )
+    return specs
+
+
+def _link(pair: Link, hubs: Mapping[str, HostPort], kept: Mapping[str, GatewaySpec]) -> Link:
+    """Who of two dials: who runs already and does so; else who is new, for who runs is told nothing; else the first."""
+    first, second = pair
+    for dialler, dialled in (pair, (second, first)):
+        if dialler in kept and hubs[dialled] in kept[dialler].dials:
+            return dialler, dialled
+    return (second, first) if first in kept and second not in kept else pair
+
+
+def clash(former: GatewaySpec, wanted: GatewaySpec | Gateway) -> bool:
+    """Whether the two cannot run side by side: both would listen at one address of, perhaps, one machine."""
+    theirs, ours = (former.listen, former.mesh), (wanted.listen, wanted.mesh)
+    pairs = [{a.host, b.host} for a in theirs for b in ours if a.port == b.port != 0]
+    # Two names may mean one address; two addresses never do.
+    near = former.cluster == wanted.cluster
+    return any(len(hosts) == 1 or hosts & EVERYWHERE or (near and not all(map(_is_address, hosts))) for hosts in pairs)
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def stranded(wanted: Mapping[str, Gateway], evidence: Evidence) -> dict[str, Succession]:
+    """Operation → why an agent needs a successor: none of the gateways that it can hear of will be there.
+
+    An agent knows those that it was started with, and while it runs all those that are there. A gateway that moves,
+    and runs beside its successor for a while, leads to it.
+    """
+    hubs, running = {gateway.hub for gateway in wanted.values()}, running_gateways(evidence)
+    if not hubs:
+        return {}
+    known = {spec.hub for spec in running.values()}
+    beside = any(not any(clash(spec, gateway) for gateway in wanted.values()) for spec in running.values())
+    lost = {}
+    for _, unit in evidence.observed.running().values():
+        spec = evidence.specs.get(unit.operation)
+        if not isinstance(spec, AgentSpec):
+            continue
+        told = set(spec.hubs)
+        hears = unit.state == "running" and bool(told)
+        if not hubs & (told | known if hears else told) and not (hears and beside):
+            lost[unit.operation] = Succession("gateways", "no gateway that it knows will be there")
+    return lost

@@ -1,0 +1,62 @@
+"""When a gateway that joins others says that it serves."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from fabrictool.gateway import settling
+from fabrictool.gateway.settling import SETTLE_S, Settling
+from tests.manual_clock import ManualClock
+
+pytestmark = pytest.mark.asyncio
+HUB, AGENT, DEAD = b"hub", b"agent", b"dead"
+
+
+class FakeMesh:
+    """A registry in which `serving` sessions serve, and tunnels to `linked` ones."""
+
+    def __init__(self, serving, linked):
+        self._serving, self.neighbours = serving, linked
+        self.registry = self
+
+    def session(self, session):
+        return SimpleNamespace(claims=SimpleNamespace(role="gateway" if session == HUB else "agent"))
+
+    def serving(self, *, wall):
+        assert wall
+        return [SimpleNamespace(service=SimpleNamespace(session=session)) for session in self._serving]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(settling, "LOOK_S", 0.0)
+
+
+async def test_the_only_gateway_serves_at_once():
+    assert Settling(FakeMesh([AGENT], []), ManualClock(), others=False).health().ready
+
+
+@pytest.mark.parametrize(
+    ("serving", "linked", "settled"),
+    [
+        ([AGENT], [HUB, AGENT], True),
+        ([], [HUB], True),
+        ([AGENT], [HUB], False),  # its requests would end in 503
+        ([AGENT], [AGENT], False),  # what others reach is not known yet
+        ([], [], False),
+        ([AGENT, DEAD], [HUB, AGENT], False),
+    ],
+)
+async def test_it_waits_for_another_one_and_for_all_that_serve_there_but_not_for_ever(serving, linked, settled):
+    clock, touched = ManualClock(), asyncio.Event()
+    waits = Settling(FakeMesh(serving, linked), clock, others=True)
+    assert (waits.health().ready, waits.health().waits_for) == (False, "replicas")
+    running = asyncio.create_task(waits.run(touched.set))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert waits.health().ready == settled
+    clock.advance(SETTLE_S + 1)
+    await running
+    assert waits.health().ready
+    assert touched.is_set()

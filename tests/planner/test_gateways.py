@@ -1,0 +1,180 @@
+"""Many gateways: what they are told of each other, and that their coming and going restarts nobody else."""
+
+import msgspec
+import pytest
+
+from fabrictool.blueprint import load
+from fabrictool.domain.address import Address
+from fabrictool.domain.evidence import Evidence
+from fabrictool.domain.observed import ClusterFacts, ObservedUnit
+from fabrictool.domain.plan import Placement, ReplicaPlacement, spec_digest
+from fabrictool.domain.specs import HostPort
+from fabrictool.domain.state import Applied, State, operation_id
+from fabrictool.planner.diff import actions
+from fabrictool.planner.gateways import stranded
+from fabrictool.planner.units import wanted_units
+from tests.planner.fabrics import write_fabric
+
+REPLICA = ReplicaPlacement(
+    replica="m/0", model="m", provider="alpha", site="a", cluster="dear", partition="gpu", device="h100-sxm", tp=1
+)
+ONE = "  one: {cluster: dear, listen: 10.0.0.1:1, mesh: 10.0.0.1:2}"
+TWO = "  two: {cluster: cheap, listen: 10.0.0.2:1, mesh: 10.0.0.2:2}"
+SIX = "  six: {cluster: spot, listen: 10.0.0.6:1, mesh: 0.0.0.0:3, advertise: 10.0.0.6:2}"
+HUB_OF_ONE, HUB_OF_TWO, HUB_OF_SIX = (HostPort(f"10.0.0.{n}", 2) for n in (1, 2, 6))
+
+
+class World:
+    """Carries out what is planned, by heart: plan after plan, as if each was applied at once."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.specs = {}
+        self.counts = {}
+        self.unseen = set()
+
+    @property
+    def evidence(self):
+        clusters = {}
+        for name in ("dear", "cheap", "spot"):
+            here = {op: spec for op, spec in self.specs.items() if spec.cluster == name}
+            units = tuple(
+                ObservedUnit(address=str(Address.of(s)), operation=op, state="running", spec_digest=spec_digest(s))
+                for op, s in here.items()
+            )
+            known = name not in self.unseen
+            clusters[name] = ClusterFacts(cluster=name, known=known, units=units if known else ())
+        applied = {str(Address.of(s)): Applied(cluster=s.cluster, spec=s) for s in self.specs.values()}
+        state = State(generations=self.counts, applied_units=applied)
+        return Evidence(fabric="f", lineage="l", at=0.0, clusters=clusters, specs=dict(self.specs), state=state)
+
+    def plan(self, *gateways, expiring=()):
+        path = write_fabric(self.folder)
+        text = path.read_text() + ("gateways:\n" + "\n".join(gateways) + "\n" if gateways else "")
+        path.write_text(text)
+        loaded = load(path, environment={})
+        again = stranded(loaded.blueprint.every_gateway, self.evidence)
+        wanted = wanted_units(loaded.blueprint, loaded.inventory, Placement(replicas=(REPLICA,)), self.evidence, again)
+        return actions(wanted, self.evidence, again)
+
+    def apply(self, *gateways):
+        """Returns what was done, without what was kept."""
+        planned = self.plan(*gateways)
+        for action in planned:
+            if action.kind in ("replace", "delete"):
+                del self.specs[action.former]
+            if action.kind in ("create", "replace"):
+                self.counts[action.address] = self.counts.get(action.address, 0) + 1
+                self.specs[operation_id("l", action.address, self.counts[action.address])] = action.spec
+        return [(action.kind, action.address) for action in planned if action.kind != "keep"]
+
+    def spec(self, address):
+        return next(spec for spec in self.specs.values() if str(Address.of(spec)) == address)
+
+    def links(self):
+        """Pairs of gateways between which there is a tunnel, one entry for each who dials."""
+        gateways = [spec for spec in self.specs.values() if str(Address.of(spec)).startswith("gateway/")]
+        at = {spec.hub: spec.name for spec in gateways}
+        return sorted(tuple(sorted((spec.name, at[hub]))) for spec in gateways for hub in spec.dials if hub in at)
+
+
+@pytest.fixture
+def world(tmp_path):
+    return World(tmp_path)
+
+
+def test_every_gateway_is_a_unit_and_knows_the_others(world):
+    done = world.apply(ONE, TWO, SIX)
+    assert done[:3] == [("create", "gateway/one"), ("create", "gateway/six"), ("create", "gateway/two")]
+    assert world.spec("gateway/six").hubs == (HUB_OF_ONE, HUB_OF_TWO)
+    assert world.spec("gateway/six").mesh == HostPort("0.0.0.0", 3)  # noqa: S104
+    assert world.spec("replica/m/0").hubs == (HUB_OF_ONE, HUB_OF_SIX, HUB_OF_TWO)
+    assert world.links() == [("one", "six"), ("one", "two"), ("six", "two")]
+
+
+def test_what_nobody_else_is_there_for_is_not_written(world):
+    world.apply(ONE)
+    written = msgspec.to_builtins(world.spec("gateway/one"))
+    assert not {"hubs", "dialled_by", "advertise"} & set(written)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "done"),
+    [
+        ((ONE,), (ONE, TWO), [("create", "gateway/two")]),
+        ((TWO,), (ONE, TWO), [("create", "gateway/one")]),
+        ((ONE, TWO), (ONE, TWO, SIX), [("create", "gateway/six")]),
+        ((ONE, TWO), (ONE,), [("delete", "gateway/two")]),
+        ((ONE, TWO), (ONE, TWO.replace("10.0.0.2:2", "10.0.0.2:3")), [("replace", "gateway/two")]),
+        ((ONE, TWO), (ONE.replace("10.0.0.1:1", "10.0.0.1:9"), TWO), [("replace", "gateway/one")]),
+        ((ONE,), (ONE.replace("10.0.0.1", "10.0.0.7"),), [("replace", "gateway/one")]),
+        ((ONE,), (TWO,), [("create", "gateway/two"), ("delete", "gateway/one")]),
+    ],
+)
+def test_a_gateway_comes_moves_and_goes_and_nothing_else_is_touched(world, before, after, done):
+    world.apply(*before)
+    assert world.apply(*after) == done
+    every_pair = len(after) * (len(after) - 1) // 2
+    assert len(world.links()) == len(set(world.links())) == every_pair
+
+
+def test_pairs_stay_linked_once_whatever_moves_after_whatever(world):
+    moved_one, moved_two = ONE.replace("10.0.0.1:2", "10.0.0.1:3"), TWO.replace("10.0.0.2:2", "10.0.0.2:3")
+    for gateways in ((ONE,), (ONE, TWO), (moved_one, TWO), (moved_one, moved_two), (ONE, TWO), (ONE, moved_two)):
+        world.apply(*gateways)
+        assert world.links() == ([("one", "two")] if len(gateways) == 2 else [])
+
+
+def test_a_gateway_on_a_cluster_that_does_not_answer_is_known_from_the_state(world):
+    world.apply(ONE)
+    world.unseen = {"dear"}
+    planned = {action.address: action for action in world.plan(ONE, TWO)}
+    assert planned["gateway/one"].kind == "unknown"
+    assert planned["gateway/two"].spec.dials == (HUB_OF_ONE,)
+
+
+def test_a_gateway_that_moves_runs_beside_its_successor(world):
+    world.apply(ONE)
+    moved = world.plan(ONE.replace("10.0.0.1:1", "10.0.0.1:8").replace("10.0.0.1:2", "10.0.0.1:9"))
+    (replaced,) = [action for action in moved if action.kind == "replace"]
+    assert not replaced.stop_first
+    assert HUB_OF_ONE in replaced.spec.dials, "agents hear of it from the one that they have"
+    (same_port,) = [a for a in world.plan(ONE.replace("10.0.0.1:1", "10.0.0.1:8")) if a.kind == "replace"]
+    assert same_port.stop_first
+
+
+def test_a_gateway_gives_way_to_another_that_gets_its_ports(world):
+    world.apply(ONE)
+    assert world.apply(ONE.replace("one:", "uno:")) == [("delete", "gateway/one"), ("create", "gateway/uno")]
+    world.apply(ONE, TWO)
+    same_cluster = TWO.replace("cheap", "dear")
+    world.apply(ONE, same_cluster)
+    swapped = ONE.replace("10.0.0.1", "10.0.0.2"), same_cluster.replace("10.0.0.2", "10.0.0.1")
+    kinds = world.apply(*swapped)
+    assert [kind for kind, address in kinds if address.startswith("gateway")] == [
+        "delete",
+        "delete",
+        "create",
+        "create",
+    ]
+    assert ("replace", "replica/m/0") not in kinds, "it knows both addresses"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ((), (ONE,)),  # started when there was none to know
+        ((ONE,), (ONE.replace("10.0.0.1:2", "10.0.0.1:9"),)),  # its port for clients is the same: it must stop first
+    ],
+)
+def test_an_agent_that_no_gateway_would_reach_gets_a_successor(world, before, after):
+    world.apply(*before)
+    assert ("replace", "replica/m/0") in world.apply(*after)
+    assert world.apply(*after) == []
+
+
+def test_a_changed_hub_is_no_change_of_what_is_wanted(world):
+    world.apply(ONE, TWO)
+    for spec in world.specs.values():
+        elsewhere = msgspec.structs.replace(spec, hubs=(HostPort("h", 7),))
+        assert spec_digest(elsewhere) == spec_digest(spec)
