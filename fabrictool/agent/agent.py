@@ -71,6 +71,8 @@ class Agent:
         self._service = b""
         self._service_lifecycle = Lifecycle.JOIN
         self._accepting = True
+        self._ended = ""
+        """Why others hear this session no more."""
         self._in_flight = 0
         self._in_flight_of: Counter[bytes] = Counter()
         """Gateway (session) → its part of `_in_flight`."""
@@ -128,7 +130,7 @@ class Agent:
                 leaving.push_async_callback(self._signs.write)
                 leaving.push_async_callback(_cancelled, engine, stop, signs)
                 leaving.push_async_callback(self._leave)
-        return reason
+        return self._ended or reason
 
     def health(self) -> Health:
         engine, spec = self._supervisor, self.spec
@@ -190,6 +192,7 @@ class Agent:
 
     def session_ended(self, reason: str) -> None:
         """Nobody hears this session any more: leave, so that another job can serve with a new one."""
+        self._ended = reason
         self.request_stop(reason)
 
     def link_changed(self, session: bytes, *, up: bool, reason: str) -> None:

@@ -110,7 +110,7 @@ def rebuild(
             _print_units(state)
         for note in rebuilt.notes:
             say(f"! {note}")
-        _ask(f"Write this as the state of fabric {fabric.name}, in {fabric.folder.store.place}?", yes=yes)
+        ask(f"Write this as the state of fabric {fabric.name}, in {fabric.folder.store.place}?", yes=yes)
         aside = write_rebuilt(fabric, rebuilt, lineage=lineage, partial=partial, now=time.time())
     if aside is not None:
         say(f"the damaged state is kept in {aside}")
@@ -149,12 +149,12 @@ def unlock(
     holder = store.holder()
     if holder is not None and holder.id == lease:
         say(f"{holder}, since {duration_text(max(0.0, time.time() - holder.at))}")
-        _ask("Remove this lease? If its holder is still alive, it stops at its next write, possibly halfway.", yes=yes)
+        ask("Remove this lease? If its holder is still alive, it stops at its next write, possibly halfway.", yes=yes)
     store.unlock(lease)
     say(f"lease {lease} removed")
 
 
-def _ask(question: str, *, yes: bool) -> None:
+def ask(question: str, *, yes: bool) -> None:
     import sys
 
     from fabrictool.base.errors import UsageError

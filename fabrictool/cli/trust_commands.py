@@ -1,4 +1,4 @@
-"""``trust init``, ``trust issue``, ``trust show`` and ``trust host``."""
+"""``trust init``, ``trust issue``, ``trust revoke``, ``trust show`` and ``trust host``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fabrictool.cli.options import BlueprintOption, InventoryOption, JsonOption
+from fabrictool.cli.options import BlueprintOption, InventoryOption, JsonOption, YesOption
 from fabrictool.cli.source import Source
 
 
@@ -16,6 +16,7 @@ def register(app: typer.Typer) -> None:
     )
     trust.command("init")(init)
     trust.command("issue")(issue)
+    trust.command("revoke")(revoke)
     trust.command("show")(show)
     trust.command("host")(host)
     app.add_typer(trust, name="trust")
@@ -51,15 +52,44 @@ def issue(
     say(f"{credential.claims.uri()}, valid for {days} days; running sessions are not affected")
 
 
+def revoke(
+    name: Annotated[str, typer.Argument(metavar="PROVIDER|SESSION", help="A provider's name, or a session's id.")],
+    blueprint: BlueprintOption = None,
+    inventory: InventoryOption = None,
+    yes: YesOption = False,
+) -> None:
+    """Take back a provider's certificate, or one session's; `apply` tells the gateways, which tell all nodes.
+
+    Nobody links to such a node any more, and nothing that it signs counts. It cannot be undone: a provider that may
+    come back gets a new certificate by `trust issue`, and its jobs start anew.
+    """
+    import time
+
+    from fabrictool.cli.output import say
+    from fabrictool.cli.state_commands import ask
+
+    store = Source(blueprint, inventory).fabric().trust
+    kind = "all sessions of provider" if store.has_provider(name) else "session"
+    ask(f"Revoke {kind} {name}? Its nodes are cut off for good.", yes=yes)
+    store.revoke(name, now=time.time())
+    say(f"revoked {name}; next: `fabrictool apply` tells the gateways while they serve")
+
+
 def show(blueprint: BlueprintOption = None, inventory: InventoryOption = None, as_json: JsonOption = False) -> None:
-    """List the certificates and when they end."""
+    """List the certificates and when they end, and what was revoked."""
+    import time
+
     from fabrictool.cli.output import data, json_data, table
 
-    rows = Source(blueprint, inventory).fabric().trust.certificates()
+    store = Source(blueprint, inventory).fabric().trust
+    rows, revoked = store.certificates(), store.revoked(now=time.time())
     if as_json:
-        json_data({"format_version": "1", "type": "trust", "certificates": rows})
+        json_data({"format_version": "1", "type": "trust", "certificates": rows, "revoked": revoked})
         return
     data(table(["NAME", "FEDERATION", "VALID UNTIL"], [[r["name"], r["federation"][:8], r["not_after"]] for r in rows]))
+    if revoked:
+        data("")
+        data(table(["REVOKED", "PROVIDER", "UNTIL"], [[r["id"], r["provider"] or "-", r["until"]] for r in revoked]))
 
 
 def host(

@@ -42,6 +42,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     state: State
     keys: KeysSeen | None = None
     """None where the keys could not be had."""
+    revocations: tuple[str, ...] = ()
+    """Signed; what was revoked and has not ended by itself."""
 
     @property
     def observed(self) -> Observed:

@@ -121,6 +121,8 @@ class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_
     """Model → providers that may serve it at all; absent: any."""
     weights: dict[str, float] | msgspec.UnsetType = msgspec.UNSET
     """`weight_key` → share of traffic under equal load; what is not named has 1. Not written where all are alike."""
+    revocations: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    """Signed revocations that it spreads; public. Not written where there is none."""
     advertise: HostPort | msgspec.UnsetType = msgspec.UNSET
     """Where agents and other gateways reach `mesh`; not written where that is `mesh` itself."""
     hubs: tuple[HostPort, ...] | msgspec.UnsetType = msgspec.UNSET
@@ -131,6 +133,10 @@ class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_
     @property
     def routing_weights(self) -> dict[str, float]:
         return {} if isinstance(self.weights, msgspec.UnsetType) else self.weights
+
+    @property
+    def revoked(self) -> tuple[str, ...]:
+        return () if isinstance(self.revocations, msgspec.UnsetType) else self.revocations
 
     @property
     def hub(self) -> HostPort:
@@ -152,7 +158,7 @@ def weight_key(model: str, cluster: str, partition: str, tp: int) -> str:
 
 UnitSpec = AgentSpec | GatewaySpec
 
-IN_PLACE = ("policy", "retries", "groups", "tenants", "keys", "model_providers", "weights")
+IN_PLACE = ("policy", "retries", "groups", "tenants", "keys", "model_providers", "weights", "revocations")
 """Fields of a `GatewaySpec` that a gateway takes over while it serves; for any other a new one must start."""
 
 

@@ -28,7 +28,7 @@ from fabrictool.gateway.openai import (
 )
 from fabrictool.gateway.view import mesh_rows, model_row, static_rows
 from fabrictool.mesh.framing import TEXT_CHARACTERS
-from fabrictool.mesh.records import Lifecycle, NodeBody, ServiceBody, WitnessBody
+from fabrictool.mesh.records import Lifecycle, NodeBody, RevocationBody, ServiceBody, WitnessBody
 from fabrictool.status.documents import Event, GatewayStatus, Totals, encode
 from fabrictool.status.pages import METRICS_TYPE
 
@@ -195,6 +195,10 @@ class GatewayServer:
             self.note(*_testimony(body, mesh.registry.evicted(body.suspect)))
             self._follow(body.suspect)
             return
+        elif isinstance(body, RevocationBody):
+            self.note("revoked", body.session.hex()[:8], f"by {body.provider or 'the federation'}")
+            self._follow_all()
+            return
         elif body.role == "agent":
             self.note(f"node-{body.lifecycle.name.lower()}", f"{body.cluster}/{body.node}", body.session.hex()[:8])
         self._follow(body.session)
@@ -307,6 +311,13 @@ class GatewayServer:
     def publish_node(self, body: NodeBody) -> None:
         if self._mesh is not None:
             self._mesh.publish(body)
+
+    def _follow_all(self) -> None:
+        """A provider's certificate stands for many sessions."""
+        if self._mesh is not None:
+            for record in self._mesh.registry:
+                if isinstance(record.body, NodeBody):
+                    self._follow(record.body.session)
 
     def _follow(self, session: bytes) -> None:
         """One session's replicas: a record costs what its owner serves, however large the fabric is."""

@@ -15,6 +15,7 @@ from fabrictool.base.errors import FabrictoolError, InvalidInputError
 from fabrictool.base.files import file_error
 from fabrictool.domain.specs import IN_PLACE, GatewaySpec, decode_spec, mark_of, updatable
 from fabrictool.gateway.keys import Keyring, keys_digest, read_rows
+from fabrictool.mesh.revocation import read_revocation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -116,4 +117,6 @@ class Reloading:
         if not isinstance(spec, GatewaySpec) or not updatable(self.spec, spec):
             message = "spec.json differs in what only another gateway can take over"
             raise InvalidInputError.of("FT7102", message, file=str(self._folder.spec))
+        for text in spec.revoked:
+            read_revocation(text)  # one that cannot be read is refused with the rest
         return spec, mark_of(written), keyring_of(spec, self._folder)

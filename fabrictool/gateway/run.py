@@ -18,6 +18,7 @@ from fabrictool.gateway.gateway import GatewayServer, node_body
 from fabrictool.gateway.reloading import Reloading, keyring_of
 from fabrictool.gateway.settling import Settling
 from fabrictool.mesh.records import Lifecycle
+from fabrictool.mesh.revocation import read_revocation
 from fabrictool.mesh.transport.node import MeshNode
 from fabrictool.mesh.transport.tls import IdentityFiles
 from fabrictool.routing.candidates import TrustPolicy
@@ -68,9 +69,15 @@ async def run_on_mesh(spec: GatewaySpec, folder: RunFolder, clock: Clock) -> str
         )
         gateway.publish_node(node_body(mesh, spec, Lifecycle.SERVING, version=1))
         _log.info("clients on %s, agents on %s", gateway.listen_address, gateway.mesh_address)
+        _take_revocations(mesh, spec)
         mesh.dial([(hub.host, hub.port) for hub in spec.dials])
         settling = Settling(mesh, clock, others=bool(spec.hubs))
-        reloading = Reloading(spec, folder, lambda new, keyring: gateway.reload(_rules_of(new), keyring), gateway.note)
+
+        def take_over(new: GatewaySpec, keyring: Keyring | None) -> None:
+            gateway.reload(_rules_of(new), keyring)
+            _take_revocations(mesh, new)
+
+        reloading = Reloading(spec, folder, take_over, gateway.note)
 
         def health() -> Health:
             """Also which spec is in force."""
@@ -119,6 +126,11 @@ async def run_on_list(
     finally:
         await pages.cleanup()
     return reason
+
+
+def _take_revocations(mesh: MeshNode, spec: GatewaySpec) -> None:
+    for text in spec.revoked:
+        mesh.take(read_revocation(text)[0])
 
 
 def _rules_of(spec: GatewaySpec) -> RoutingRules:

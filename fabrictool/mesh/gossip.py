@@ -154,14 +154,18 @@ class Gossip:
         self._peers.pop(peer, None)
 
     def publish(self, record: Record, *, wall: float) -> list[Effect]:
-        """Merge a record of our own and push it to all neighbours."""
-        merge = self.registry.merge(record.envelope, wall=wall)
+        """A record of our own; see `take`."""
+        return self.take(record.envelope, wall=wall)
+
+    def take(self, envelope: Envelope, *, wall: float) -> list[Effect]:
+        """Merge what no neighbour brought, and push it to all of them."""
+        merge = self.registry.merge(envelope, wall=wall)
         if merge.verdict is Verdict.REJECTED:
             return [Refused(self._me, merge.reason)]
-        if merge.verdict is not Verdict.NEW:
+        if merge.verdict is not Verdict.NEW or merge.record is None:
             return []
-        self._spread([record], self._peers)
-        return [Changed(record)]
+        self._spread([merge.record], self._peers)
+        return [Changed(merge.record)]
 
     def beat(self, peer: bytes, root: bytes) -> list[Effect]:
         """The neighbour's root digest, with its heartbeat."""

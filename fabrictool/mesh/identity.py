@@ -193,6 +193,8 @@ class VerifiedSession:
     public_key: Ed25519PublicKey
     not_after: float
     """Wall time in seconds after which no record of this session counts."""
+    issuer: bytes = b""
+    """Fingerprint of the provider's certificate that signed it."""
 
     @property
     def session(self) -> bytes:
@@ -200,11 +202,32 @@ class VerifiedSession:
 
     def verify(self, signature: bytes, message: bytes) -> bool:
         """Whether this session's key signed `message`."""
-        try:
-            self.public_key.verify(signature, message)
-        except InvalidSignature:
-            return False
-        return True
+        return _signed(self.public_key, signature, message)
+
+
+@dataclass(frozen=True, slots=True)
+class Authority:
+    """Who signs for a federation or a provider, as against a session."""
+
+    provider: str
+    public_key: Ed25519PublicKey
+
+    def verify(self, signature: bytes, message: bytes) -> bool:
+        """Whether its key signed `message`."""
+        return _signed(self.public_key, signature, message)
+
+
+def _signed(key: Ed25519PublicKey, signature: bytes, message: bytes) -> bool:
+    try:
+        key.verify(signature, message)
+    except InvalidSignature:
+        return False
+    return True
+
+
+def fingerprint(certificate: bytes) -> bytes:
+    """16 octets that stand for a DER certificate."""
+    return hashlib.sha256(certificate).digest()[:SESSION_ID_OCTETS]
 
 
 class IdentityVerifier:
@@ -254,8 +277,26 @@ class IdentityVerifier:
         key = leaf.public_key()
         if not isinstance(key, Ed25519PublicKey) or session_id(key).hex() != leaf_claims.session:
             raise IdentityError.of("FT6004", "the session's id is not the hash of its key")
-        session = VerifiedSession(leaf_claims, key, leaf.not_valid_after_utc.timestamp())
+        session = VerifiedSession(leaf_claims, key, leaf.not_valid_after_utc.timestamp(), fingerprint(chain[1]))
         return session, [_validity(leaf, leaf_claims), _validity(provider, provider_claims)]
+
+    def authority(self, chain: tuple[bytes, ...], provider: str, *, now: float) -> Authority:
+        """Who may revoke: the root, for which `provider` is empty, or a provider with its certificate as the chain.
+
+        Raises
+        ------
+        IdentityError
+            As `verify`.
+        """
+        certificate = self._root if not provider else self._provider(chain[0] if len(chain) == 1 else b"")
+        claims = _claims(certificate)
+        if claims.provider != provider or claims.role != ("provider" if provider else "root"):
+            raise IdentityError.of("FT6004", f"{claims.uri()} does not speak for {provider or 'the federation'}")
+        _, begin, end = _validity(certificate, claims)
+        key = certificate.public_key()
+        if not begin - CLOCK_SKEW_S <= now <= end + CLOCK_SKEW_S or not isinstance(key, Ed25519PublicKey):
+            raise IdentityError.of("FT6005", f"the certificate of {claims.uri()} is not valid now")
+        return Authority(provider, key)
 
     def _provider(self, der: bytes) -> x509.Certificate:
         provider = self._providers.get(der)

@@ -26,7 +26,7 @@ from fabrictool.mesh.gossip import (
     decode_message,
     encode,
 )
-from fabrictool.mesh.records import Lifecycle, NodeBody, ServiceBody, WitnessBody, seal
+from fabrictool.mesh.records import Lifecycle, NodeBody, RevocationBody, ServiceBody, WitnessBody, seal
 from fabrictool.mesh.registry import Registry
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from fabrictool.mesh.gossip import Effect as GossipEffect
     from fabrictool.mesh.identity import IdentityVerifier
-    from fabrictool.mesh.records import Body, Evidence, Record
+    from fabrictool.mesh.records import Body, Envelope, Evidence, Record
 
 BEAT_SECONDS = 1.0
 """Three missed ones close a tunnel: halving it doubles the idle traffic and finds a dead node in half the time."""
@@ -42,7 +42,7 @@ BEAT_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class SessionEnded:
-    """Effect: by a record of a former run our session has left; others hear only a new one."""
+    """Effect: our session has left, by a record of a former run, or was revoked; others hear only a new one."""
 
     reason: str
 
@@ -74,6 +74,10 @@ class Member:
         """Key → what we said last."""
 
     # -- what we say ------------------------------------------------------------------------------------------
+
+    def take(self, envelope: Envelope, *, now: float, wall: float) -> list[Effect]:
+        """A signed record that the operator brought, such as a revocation, and not a neighbour."""
+        return self._follow(self.gossip.take(envelope, wall=wall), now, wall)
 
     def publish(self, body: Body, *, wall: float) -> list[Effect]:
         """Sign a record of our own and spread it; its version is ours to choose, whatever `body` has."""
@@ -144,7 +148,11 @@ class Member:
             if not isinstance(effect, Changed):
                 continue
             body = effect.record.body
-            if body.session == self.session:
+            if isinstance(body, RevocationBody):
+                own = self.registry.session(self.session)
+                if own is not None and self.registry.revoked(own):
+                    more.append(SessionEnded("it was revoked"))
+            elif body.session == self.session:
                 more += self._speak_over(effect.record, wall)
             elif isinstance(body, WitnessBody):
                 more += self._heard_of(body, now, wall)

@@ -1,8 +1,9 @@
 """The registry's records: what an owner says, signed, ordered without clocks.
 
-Three kinds share one lattice. A *node* record speaks for one session of one agent or gateway; a *service* record
+Four kinds share one lattice. A *node* record speaks for one session of one agent or gateway; a *service* record
 speaks for one start of one engine beside it, so that an engine may restart without a new session; a *witness* record
-is what a hub says of a session that it lost. All carry (lifecycle, version): the larger pair wins, and the content hash
+is what a hub says of a session that it lost; a *revocation* is the root's or a provider's last word on a session or
+on a provider's certificate. All carry (lifecycle, version): the larger pair wins, and the content hash
 decides between two bodies that claim the same pair, which only a cloned key or a bug can produce (mesh.md §5).
 """
 
@@ -122,7 +123,23 @@ class WitnessBody(msgspec.Struct, frozen=True, tag="w", omit_defaults=True):
     evidence: Annotated[tuple[Evidence, ...], msgspec.Meta(max_length=8)] = ()
 
 
-Body = NodeBody | ServiceBody | WitnessBody
+class RevocationBody(msgspec.Struct, frozen=True, tag="r", omit_defaults=True):
+    """Who is no longer to be believed. Signed by the root, or by the provider for its own sessions; final."""
+
+    federation: Name
+    session: Id
+    """The session, or the fingerprint of a provider's certificate (`identity.fingerprint`)."""
+    provider: Name
+    """Who revokes; empty: the federation's root."""
+    at: float
+    """Wall time."""
+    until: float
+    """Wall time at which what is revoked ends by itself."""
+    lifecycle: Lifecycle = Lifecycle.LEFT
+    version: Version = 1
+
+
+Body = NodeBody | ServiceBody | WitnessBody | RevocationBody
 
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
 _decoder = msgspec.msgpack.Decoder(Body)
@@ -140,7 +157,8 @@ class Record(msgspec.Struct, frozen=True):
     """An envelope with its decoded body and its place in the order."""
 
     key: bytes
-    """16 octets for a node (the session), 32 for a service (session, service), 33 for a witness (session, 0, suspect).
+    """16 octets for a node (the session), 32 for a service (session, service), 33 for a witness (session, 0,
+    suspect), 40 for a revocation (a word, of whom, by whom).
     """
     body: Body
     envelope: Envelope
@@ -163,7 +181,8 @@ def seal(body: Body, sign: Callable[[bytes], bytes], chain: tuple[bytes, ...] = 
     encoded = _encoder.encode(body)
     if len(encoded) > MAX_BODY_OCTETS:
         raise RecordError.of("FT6101", f"record of {len(encoded)} octets is over the limit of {MAX_BODY_OCTETS}")
-    envelope = Envelope(encoded, sign(signed_bytes(encoded)), chain if isinstance(body, NodeBody) else ())
+    proved = isinstance(body, NodeBody | RevocationBody)
+    envelope = Envelope(encoded, sign(signed_bytes(encoded)), chain if proved else ())
     return _record(body, envelope)
 
 
@@ -195,6 +214,9 @@ def _record(body: Body, envelope: Envelope) -> Record:
             key = body.session + body.service
         case WitnessBody():
             key = body.session + b"\0" + body.suspect
+        case RevocationBody():
+            # Of each who revokes one: whoever may not must not stand in the place of who may.
+            key = b"revoked\0" + body.session + hashlib.blake2b(body.provider.encode(), digest_size=16).digest()
     return Record(key, body, envelope, body_hash(envelope))
 
 

@@ -8,7 +8,8 @@ Invariants (each has a test):
 4. only the owner writes its records; a record of another federation is refused;
 5. the digest is equal exactly when the maps are equal (up to hash collisions);
 6. a session that enough hubs voted to evict is not routable until its owner itself speaks again;
-7. what one owner or one provider may store is bounded.
+7. what one owner or one provider may store is bounded;
+8. who was revoked is neither routable nor counted, whatever it signs.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fabrictool.mesh.identity import IdentityError, IdentityVerifier, VerifiedSession
+from fabrictool.mesh.identity import Authority, IdentityError, IdentityVerifier, VerifiedSession
 from fabrictool.mesh.records import (
     MAX_VERSION_STEP,
     Envelope,
     Lifecycle,
     NodeBody,
     Record,
+    RevocationBody,
     ServiceBody,
     WitnessBody,
     decode,
@@ -102,6 +104,8 @@ class Registry:
         self._votes: dict[bytes, dict[bytes, int]] = {}
         """Session → hub that votes to evict it → the session's version that the vote is about."""
         self._hub_sessions: set[bytes] = set()
+        self._revocations: dict[bytes, set[str]] = {}
+        """Session, or fingerprint of a provider's certificate → who revoked it: providers, and "" for the root."""
         self._refusals: OrderedDict[bytes, tuple[str, float]] = OrderedDict()
         """Digest of an envelope that was refused → why, and when: it is not checked again for a while."""
         self._bucket_sums = [0] * BUCKETS
@@ -149,10 +153,17 @@ class Registry:
         votes, node = self._votes.get(session), self.node(session)
         if not votes or node is None:
             return False
-        voters = [self._sessions[hub] for hub, seen in votes.items() if seen >= node.version and hub in self._sessions]
-        providers = {voter.claims.provider for voter in voters}
+        hubs = [self._sessions[hub] for hub, seen in votes.items() if seen >= node.version and hub in self._sessions]
+        providers = {hub.claims.provider for hub in hubs if not self.revoked(hub)}
         with_hubs = {self._sessions[hub].claims.provider for hub in self._hub_sessions - {session}}
         return node.provider in providers or len(providers) >= min(2, len(with_hubs)) > 0
+
+    def revoked(self, identity: VerifiedSession) -> bool:
+        """Whether the root or its own provider revoked this session, or the root its provider's certificate."""
+        if not self._revocations:
+            return False
+        may = {"", identity.claims.provider}
+        return any(may & self._revocations.get(subject, set()) for subject in (identity.session, identity.issuer))
 
     def merge(self, envelope: Envelope, *, wall: float) -> Merge:
         """Join one envelope into the map; `wall` decides on expiry only, never on order."""
@@ -230,7 +241,10 @@ class Registry:
             self._hub_sessions.discard(session)
         for record in list(self._records.values()):
             body = record.body
-            if isinstance(body, WitnessBody) and body.until + margin < wall:
+            if isinstance(body, RevocationBody) and body.until + margin < wall:
+                self._remove(record.key)
+                self._revocations[body.session].discard(body.provider)
+            elif isinstance(body, WitnessBody) and body.until + margin < wall:
                 self._remove(record.key)
                 self._keys_of[body.session].discard(record.key)
                 self._votes.pop(body.suspect, None)
@@ -262,9 +276,11 @@ class Registry:
 
     # -- internals --------------------------------------------------------------------------------------------
 
-    def _owner(self, record: Record, wall: float) -> VerifiedSession | None:
+    def _owner(self, record: Record, wall: float) -> VerifiedSession | Authority | None:
         """Who must have signed; None where we do not know them yet."""
         body = record.body
+        if isinstance(body, RevocationBody):
+            return self._verifier.authority(record.envelope.chain, body.provider, now=wall)
         known = self._sessions.get(body.session)
         if not isinstance(body, NodeBody) or not record.envelope.chain:
             if known is not None and self._expired(body.session, wall):
@@ -278,10 +294,12 @@ class Registry:
             self._refusals.popitem(last=False)
         return Merge(Verdict.REJECTED, reason=reason)
 
-    def _refusal(self, record: Record, owner: VerifiedSession, current: Record | None) -> str:
+    def _refusal(self, record: Record, owner: VerifiedSession | Authority, current: Record | None) -> str:
         body = record.body
         if body.federation != self._verifier.federation:
             return "record of another federation"
+        if isinstance(owner, Authority):
+            return ""
         if body.session != owner.session:
             return "only the owner may write its record"
         if isinstance(body, NodeBody) and (body.provider, body.role) != (owner.claims.provider, owner.claims.role):
@@ -308,16 +326,18 @@ class Registry:
         return identity is None or identity.not_after < wall
 
     def _lives(self, node: NodeBody, wall: float) -> bool:
-        return (
-            node.lifecycle < Lifecycle.DOWN and not self._expired(node.session, wall) and not self.evicted(node.session)
-        )
+        barred = self.evicted(node.session) or self.revoked(self._sessions[node.session])
+        return node.lifecycle < Lifecycle.DOWN and not barred and not self._expired(node.session, wall)
 
-    def _store(self, record: Record, current: Record | None, owner: VerifiedSession) -> None:
+    def _store(self, record: Record, current: Record | None, owner: VerifiedSession | Authority) -> None:
         if current is not None:
             self._remove(record.key)
         self._records[record.key] = record
         self._add(record.key[0], int.from_bytes(record.hash, "big"))
         body = record.body
+        if isinstance(owner, Authority):
+            self._revocations.setdefault(body.session, set()).add(owner.provider)
+            return
         if isinstance(body, NodeBody):
             self._sessions[body.session] = owner
             self._sessions_of.setdefault(owner.claims.provider, set()).add(body.session)

@@ -55,7 +55,9 @@ def wanted_gateways(
     wanted = {}
     for name, gateway in blueprint.every_gateway.items():
         former = running[name].keys if name in running else usual
-        wanted[name] = _spec(blueprint, inventory, name, gateway, former if keys is None else keys, weights)
+        wanted[name] = _spec(
+            blueprint, inventory, name, gateway, former if keys is None else keys, weights, evidence.revocations
+        )
     kept = {
         name: running[name]
         for name, spec in wanted.items()
@@ -68,7 +70,13 @@ def wanted_gateways(
 
 # Wide: what a gateway is made of.
 def _spec(
-    blueprint: Blueprint, inventory: Inventory, name: str, gateway: Gateway, keys: str, weights: Mapping[str, float]
+    blueprint: Blueprint,
+    inventory: Inventory,
+    name: str,
+    gateway: Gateway,
+    keys: str,
+    weights: Mapping[str, float],
+    revocations: tuple[str, ...],
 ) -> GatewaySpec:
     site = inventory.clusters[gateway.cluster].site
     return GatewaySpec(
@@ -89,6 +97,7 @@ def _spec(
             model: tuple(sorted(its.trust)) for model, its in sorted(blueprint.models.items()) if its.trust is not None
         },
         weights=dict(sorted(weights.items())) or msgspec.UNSET,
+        revocations=revocations or msgspec.UNSET,
         advertise=gateway.advertise or msgspec.UNSET,
     )
 

@@ -102,6 +102,7 @@ class Fabric:
             },
             state=state,
             keys=keys,
+            revocations=self.trust.revocations(now=now),
         )
 
     def observe(self, *, patient: bool = False) -> Observed:

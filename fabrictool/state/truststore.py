@@ -6,6 +6,7 @@ only their own pair.
 
 from __future__ import annotations
 
+import string
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -13,12 +14,25 @@ from typing import TYPE_CHECKING, Literal
 from fabrictool.base.errors import FabrictoolError, InvalidInputError
 from fabrictool.base.files import file_error, write_atomic
 from fabrictool.base.ids import is_name
-from fabrictool.mesh.identity import Credential, create_root, describe_chain, issue_provider, issue_session
+from fabrictool.mesh.identity import (
+    SESSION_ID_OCTETS,
+    Credential,
+    create_root,
+    describe_chain,
+    fingerprint,
+    issue_provider,
+    issue_session,
+)
+from fabrictool.mesh.revocation import read_revocation, revoke
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from fabrictool.mesh.identity import UnverifiedChain
+
+
+SESSION_LONGEST_S = 27 * 3600.0
+"""A session's certificate lives for 26 hours; a revocation outlives it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +68,49 @@ class TrustStore:
         _check_name(name)
         return self._read(f"providers/{name}", f"run `fabrictool trust issue {name}`")
 
+    def revoke(self, name: str, *, now: float) -> str:
+        """Take back a provider's certificate, or one session's, by its id; returns the id of the revocation.
+
+        Raises
+        ------
+        FabrictoolError
+            FT6302 when there is no such provider, FT6303 for what is neither a provider's name nor a session's id.
+        """
+        if self.has_provider(name):
+            provider = self._read(f"providers/{name}", "")
+            revoked, until = fingerprint(provider.chain[0]), describe_chain(provider.chain_pem()).end
+        elif len(name) == 2 * SESSION_ID_OCTETS and set(name) <= set(string.hexdigits):
+            revoked, until = bytes.fromhex(name), now + SESSION_LONGEST_S
+        else:
+            hint = (
+                "`fabrictool trust show` lists providers, `fabrictool status --json` sessions (32 hexadecimal digits)"
+            )
+            raise InvalidInputError.of("FT6303", f"{name!r} is neither a provider nor a session's id", hint=hint)
+        text = revoke(self.root(), revoked, now=now, until=until)
+        folder = self.folder / "revoked"
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise file_error(error, folder) from error
+        write_atomic(folder / f"{revoked.hex()}.txt", text.encode())
+        return revoked.hex()
+
+    def revocations(self, *, now: float) -> tuple[str, ...]:
+        """Those that still count, as text, by their id."""
+        texts = []
+        for file in sorted((self.folder / "revoked").glob("*.txt")):
+            try:
+                text = file.read_text().strip()
+            except OSError as error:
+                raise file_error(error, file) from error
+            if read_revocation(text)[1].until > now:
+                texts.append(text)
+        return tuple(texts)
+
+    def is_revoked(self, provider: Credential) -> bool:
+        """Whether this certificate of a provider was taken back."""
+        return (self.folder / "revoked" / f"{fingerprint(provider.chain[0]).hex()}.txt").exists()
+
     def has_provider(self, name: str) -> bool:
         return (self.folder / f"providers/{name}.crt").exists()
 
@@ -76,6 +133,22 @@ class TrustStore:
                 raise file_error(error, file) from error
         return chains
 
+    def revoked(self, *, now: float) -> list[dict[str, str]]:
+        """What was revoked and still counts: its id, whose it is if that is known, and the day it ends by itself."""
+        named = {}
+        for file in (self.folder / "providers").glob("*.crt"):
+            provider = self._read(f"providers/{file.stem}", "")
+            named[fingerprint(provider.chain[0])] = file.stem
+        bodies = [read_revocation(text)[1] for text in self.revocations(now=now)]
+        return [
+            {
+                "id": body.session.hex(),
+                "provider": named.get(body.session, ""),
+                "until": time.strftime("%Y-%m-%d", time.gmtime(body.until)),
+            }
+            for body in bodies
+        ]
+
     def certificates(self) -> list[dict[str, str]]:
         """Root and providers: name, federation, and the day on which each ends."""
         return [
@@ -92,7 +165,14 @@ class TrustStore:
     ) -> dict[str, bytes]:
         """The identity of one session, as files of a run folder."""
         root = self.root()  # first: without it there is no provider either
-        session = issue_session(self.provider(provider), role, now=now, seconds=seconds)
+        signer = self.provider(provider)
+        if self.is_revoked(signer):
+            raise FabrictoolError.of(
+                "FT6007",
+                f"the certificate of provider {provider} was revoked",
+                hint=f"`fabrictool trust issue {provider}` lets it in again, with a new one",
+            )
+        session = issue_session(signer, role, now=now, seconds=seconds)
         return {
             "identity/session.key": session.key_pem(),
             "identity/session.crt": session.chain_pem(),

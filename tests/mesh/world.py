@@ -28,6 +28,7 @@ class FakeSession:
     claims: Claims
     not_after: float
     secret: bytes
+    issuer: bytes = b""
 
     @property
     def session(self):

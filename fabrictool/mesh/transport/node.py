@@ -22,7 +22,7 @@ from fabrictool.mesh.framing import Beat, StreamHead
 from fabrictool.mesh.gossip import Changed, Refused, Send, Vain
 from fabrictool.mesh.identity import Credential, IdentityError, IdentityVerifier, VerifiedSession
 from fabrictool.mesh.member import BEAT_SECONDS, Member, SessionEnded
-from fabrictool.mesh.records import Body, Lifecycle, NodeBody, Record
+from fabrictool.mesh.records import Body, Lifecycle, NodeBody, Record, RevocationBody
 from fabrictool.mesh.transport.reach import Route
 from fabrictool.mesh.transport.tls import IdentityFiles, client_context, server_context
 from fabrictool.mesh.transport.tunnel import Tunnel, TunnelStream
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from fabrictool.base.clock import Clock
     from fabrictool.domain.specs import EgressSpec
     from fabrictool.mesh.member import Effect
-    from fabrictool.mesh.records import Evidence
+    from fabrictool.mesh.records import Envelope, Evidence
     from fabrictool.mesh.registry import Registry
 
 _log = logging.getLogger("fabrictool.mesh")
@@ -45,6 +45,8 @@ RETRY_MAX_OF_MANY_S = 30.0
 MAX_HUBS = 8
 """Hubs that a node dials because it learned of them, beside those that it was told of."""
 LEAVE_SECONDS = 2.0
+LAST_WORD_S = 0.2
+"""For what was written to reach a neighbour whose tunnel will be closed."""
 
 Load = tuple[tuple[bytes, int, int, float, int], ...]
 """As in `Beat.load`."""
@@ -171,6 +173,10 @@ class MeshNode:
         """Sign a record of our own and spread it; its version is chosen here."""
         self._perform(self._member.publish(body, wall=self._clock.wall()))
 
+    def take(self, envelope: Envelope) -> None:
+        """Spread a signed record that the operator brought; one that does not prove itself is refused and logged."""
+        self._perform(self._member.take(envelope, now=self._clock.monotonic(), wall=self._clock.wall()))
+
     async def leave(self) -> bool:
         """Wait until every neighbour acknowledged our last record; then close. Returns whether all did in time."""
         deadline = self._clock.monotonic() + LEAVE_SECONDS
@@ -206,6 +212,8 @@ class MeshNode:
     def verify(self, chain: tuple[bytes, ...], *, dialled: bool) -> VerifiedSession:
         """Whom we dialled must be a hub: an agent's certificate is no licence to listen."""
         session = self._verifier.verify(chain, now=self._clock.wall())
+        if self.registry.revoked(session):
+            raise IdentityError.of("FT6007", f"{session.claims.uri()} was revoked")
         if dialled and session.claims.role != "gateway":
             raise IdentityError.of("FT6003", f"{session.claims.uri()} answers where a gateway should")
         return session
@@ -277,6 +285,8 @@ class MeshNode:
                         tunnel.gossip(message)
                 case Changed(record):
                     self._learn_hubs(record)
+                    if isinstance(record.body, RevocationBody):
+                        self._cut_off_revoked()
                     self._listener.record_changed(record)
                 case Refused(peer, reason):
                     self._refused(peer, reason)
@@ -289,6 +299,13 @@ class MeshNode:
         if not self._flush_soon:
             self._flush_soon = True
             asyncio.get_running_loop().call_soon(self._flush)
+
+    def _cut_off_revoked(self) -> None:
+        """After they were told, so that they stop dialling."""
+        self._flush()
+        for tunnel in list(self._tunnels.values()):
+            if tunnel.peer is not None and self.registry.revoked(tunnel.peer):
+                asyncio.get_running_loop().call_later(LAST_WORD_S, tunnel.close, "the peer was revoked")
 
     def _refused(self, peer: bytes, reason: str) -> None:
         """Say it, ever more seldom: whoever sends rubbish must not fill our log with it."""
