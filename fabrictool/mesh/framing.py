@@ -34,7 +34,7 @@ MAX_FRAME_OCTETS = 256 * 1024
 STREAM_CREDIT = 256 * 1024
 """Octets that a sender may have in flight on one stream: formula bandwidth × RTT; 256 KiB is 200 Mbit/s at 10 ms."""
 MAX_STREAMS = 4096
-PROTOCOL = 1
+PROTOCOL = 2
 
 
 class FrameType(enum.IntEnum):
