@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("fabrictool.agent")
 
 EVENTS_KEPT = 200
+TAIL_LINES = 20
 LEAVE_S = 15.0
 """Between the end of draining and the end of the allocation: saying goodbye, stopping the engine."""
 NO_GATEWAY = "the engine is ready, but no gateway is reached yet"
@@ -195,6 +196,9 @@ class Agent:
         self._ended = reason
         self.request_stop(reason)
 
+    def tail_heard(self, session: bytes, service: bytes, text: str) -> None:
+        """Agents have no neighbours that are agents."""
+
     def link_changed(self, session: bytes, *, up: bool, reason: str) -> None:
         """A gateway's tunnel came or went."""
         self._note("link-up" if up else "link-down", session.hex()[:8], reason)
@@ -325,7 +329,8 @@ class Agent:
             accepting=self._accepting,
         )
         if lifecycle is Lifecycle.DOWN:
-            body = with_note(body, self._supervisor.progress, list(self._supervisor.lines)[-8:])
+            body = with_note(body, self._supervisor.progress)
+            self.mesh.confide(self._service, list(self._supervisor.lines)[-TAIL_LINES:])
         self.mesh.publish(body)
 
     def _note(self, kind: str, subject: str, text: str) -> None:

@@ -53,6 +53,7 @@ TICK_S = 1.0
 FILL_S = 30.0
 """After its start a gateway answers 503 for models that it does not know: by then its agents have dialled again."""
 EVENTS_KEPT = 200
+TAILS_KEPT = 200
 _PASSED_REQUEST_HEADERS = frozenset({"content-type", "accept", "x-request-id", "user-agent"})
 CERTIFICATE_WARNING_S = 4 * 3600.0
 """A session lives for about a day; an operator who looks in twice a shift sees this in time."""
@@ -81,6 +82,8 @@ class GatewayServer:
         """Of the clients that are here now."""
         self._events: deque[Event] = deque(maxlen=EVENTS_KEPT)
         self._lost_at: dict[bytes, float] = {}
+        self._tails: dict[bytes, str] = {}
+        """Session and service → how the engine's log ended."""
         self._known: set[str] = set(self.directory.models())
         self._mesh: MeshNode | None = None
         self._started = clock.wall()
@@ -207,6 +210,12 @@ class GatewayServer:
         """It stays: its tunnels work, and a new session is the operator's to give."""
         self.note("session-ended", "this gateway", f"{reason}; `fabrictool apply` replaces it")
 
+    def tail_heard(self, session: bytes, service: bytes, text: str) -> None:
+        """Kept for the status; the oldest go first."""
+        self._tails[session + service] = text
+        if len(self._tails) > TAILS_KEPT:
+            del self._tails[next(iter(self._tails))]
+
     def link_changed(self, session: bytes, *, up: bool, reason: str) -> None:
         """A tunnel came or went; its replicas are routable, or not, from this moment."""
         self.note("link-up" if up else "link-down", session.hex()[:8], reason)
@@ -281,7 +290,11 @@ class GatewayServer:
 
     def status(self) -> GatewayStatus:
         metrics, mesh, now = self._metrics, self._mesh, self._clock.wall()
-        nodes = mesh_rows(mesh, self.directory, self._lost_at, now) if mesh is not None else static_rows(self.directory)
+        nodes = (
+            mesh_rows(mesh, self.directory, self._lost_at, self._tails, now)
+            if mesh is not None
+            else static_rows(self.directory)
+        )
         return GatewayStatus(
             release=__version__,
             at=now,

@@ -40,8 +40,13 @@ def model_row(name: str, nodes: list[NodeRow], directory: Directory, metrics: Ga
     )
 
 
-def mesh_rows(mesh: MeshNode, directory: Directory, lost_at: Mapping[bytes, float], now: float) -> list[NodeRow]:
-    """The registry's nodes: those that are linked, and for a while those that were (`lost_at`, wall seconds)."""
+def mesh_rows(
+    mesh: MeshNode, directory: Directory, lost_at: Mapping[bytes, float], tails: Mapping[bytes, str], now: float
+) -> list[NodeRow]:
+    """The registry's nodes: those that are linked, and for a while those that were (`lost_at`, wall seconds).
+
+    `tails` by session and service: how an engine's log ended.
+    """
     services: dict[bytes, list[ServiceBody]] = {}
     nodes: list[NodeBody] = []
     for record in mesh.registry:
@@ -72,13 +77,16 @@ def mesh_rows(mesh: MeshNode, directory: Directory, lost_at: Mapping[bytes, floa
                 ends_at=node.ends_at,
                 certificate_ends_at=identity.not_after if identity is not None else None,
                 release=node.release,
-                services=[_service_row(service, directory) for service in services.get(node.session, [])],
+                services=[
+                    _service_row(service, directory, tails.get(service.session + service.service, ""))
+                    for service in services.get(node.session, [])
+                ],
             )
         )
     return rows
 
 
-def _service_row(service: ServiceBody, directory: Directory) -> ServiceRow:
+def _service_row(service: ServiceBody, directory: Directory, tail: str) -> ServiceRow:
     target = directory.get(service.session + service.service)
     return ServiceRow(
         service=service.service.hex(),
@@ -96,7 +104,7 @@ def _service_row(service: ServiceBody, directory: Directory) -> ServiceRow:
         in_flight=target.in_flight if target else 0,
         requests=target.requests if target else 0,
         failures=target.failures if target else 0,
-        note=service.note,
+        note="\n".join(filter(None, (service.note, tail))),
     )
 
 

@@ -38,6 +38,8 @@ SECOND_PATIENCE_BEATS = 4
 VAIN_BEATS_MAX = 64
 """The longest wait after repairs in vain: about a minute."""
 MAX_SUMMARY = 2048
+MAX_TAIL = 4000
+"""Characters of a log's end."""
 REFUSED_KEPT = 4096
 
 
@@ -83,7 +85,14 @@ class LifeAnswer(msgspec.Struct, frozen=True, array_like=True, tag="l"):
     life: Life
 
 
-Message = Push | Buckets | Summary | Want | LifeQuestion | LifeAnswer
+class LogTail(msgspec.Struct, frozen=True, array_like=True, tag="t"):
+    """The last lines of an engine that died: for hubs of its own provider, never a record, which all may read."""
+
+    service: Id
+    text: Annotated[str, msgspec.Meta(max_length=MAX_TAIL)]
+
+
+Message = Push | Buckets | Summary | Want | LifeQuestion | LifeAnswer | LogTail
 _decoder = msgspec.msgpack.Decoder(Message)
 
 

@@ -20,6 +20,7 @@ from fabrictool.mesh.gossip import (
     Gossip,
     LifeAnswer,
     LifeQuestion,
+    LogTail,
     Refused,
     Send,
     Vain,
@@ -47,7 +48,16 @@ class SessionEnded:
     reason: str
 
 
-Effect = Send | Changed | Refused | Vain | SessionEnded
+@dataclass(frozen=True, slots=True)
+class TailHeard:
+    """Effect: a neighbour of our provider tells how its engine's log ended."""
+
+    peer: bytes
+    service: bytes
+    text: str
+
+
+Effect = Send | TailHeard | Changed | Refused | Vain | SessionEnded
 
 
 class Member:
@@ -116,6 +126,8 @@ class Member:
         if isinstance(message, LifeAnswer):
             self.detector.answered(peer, message.suspect, message.life)
             return []
+        if isinstance(message, LogTail):
+            return [TailHeard(peer, message.service, message.text)]
         return self._follow(self.gossip.received(peer, message, wall=wall), now, wall)
 
     def beat(self, peer: bytes, root: bytes) -> list[Effect]:

@@ -18,7 +18,7 @@ import msgspec
 from fabrictool.base.errors import FabrictoolError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
 MAX_BODY_OCTETS = 2048
 MAX_NOTE = 1000
@@ -97,7 +97,7 @@ class ServiceBody(msgspec.Struct, frozen=True, tag="s", omit_defaults=True):
     accepting: bool = True
     """False while draining: no new requests, old ones finish."""
     note: Annotated[str, msgspec.Meta(max_length=MAX_NOTE)] = ""
-    """Why it is DOWN, with the tail of the engine's log: evidence that outlives the node."""
+    """Why it is DOWN, in a line: all institutions read it."""
 
 
 Evidence = Literal["closed", "silent", "never-came", "other-hub"]
@@ -186,15 +186,11 @@ def seal(body: Body, sign: Callable[[bytes], bytes], chain: tuple[bytes, ...] = 
     return _record(body, envelope)
 
 
-def with_note(body: ServiceBody, reason: str, lines: Iterable[str]) -> ServiceBody:
-    """`body` with as much of `reason`, and then of the last of `lines`, as its record has room for."""
+def with_note(body: ServiceBody, reason: str) -> ServiceBody:
+    """`body` with as much of `reason` as its record has room for."""
     bare = msgspec.structs.replace(body, note="")
     room = min(MAX_NOTE, MAX_BODY_OCTETS - len(_encoder.encode(bare)) - NOTE_HEAD_OCTETS)
-    head = reason.encode(errors="replace")[:room]
-    tail = "\n".join(lines).encode(errors="replace")
-    left = room - len(head) - 1
-    text = head + b"\n" + tail[-left:] if tail and left > 0 else head
-    return msgspec.structs.replace(bare, note=text.decode(errors="ignore"))
+    return msgspec.structs.replace(bare, note=reason.encode(errors="replace")[:room].decode(errors="ignore"))
 
 
 def decode(envelope: Envelope) -> Record:

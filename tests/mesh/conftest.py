@@ -18,6 +18,7 @@ class RecordingListener:
         self.links = []
         self.loads = []
         self.ended = []
+        self.tails = []
         self.accept = None
 
     def record_changed(self, record):
@@ -25,6 +26,9 @@ class RecordingListener:
 
     def session_ended(self, reason):
         self.ended.append(reason)
+
+    def tail_heard(self, session, service, text):
+        self.tails.append((session, service, text))
 
     def link_changed(self, session, *, up, reason):
         self.links.append((session, up, reason))

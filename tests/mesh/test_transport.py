@@ -378,3 +378,22 @@ async def test_what_a_full_socket_does_not_take_stays_where_its_order_can_change
     following = transport.written[handed:]
     assert following.startswith(frame(FrameType.GOSSIP, 0, b"news"))
     assert len(following) > STREAM_CREDIT - handed
+
+
+async def test_how_a_log_ended_is_told_to_hubs_of_the_own_provider_alone(federation):
+    hubs = [federation.node(provider, role="gateway", provider=provider) for provider in ("alpha", "beta")]
+    ports = [await hub.listen("127.0.0.1", 0) for hub, _ in hubs]
+    agent, _ = federation.node("agent", provider="beta")
+    agent.dial([("127.0.0.1", port) for port in ports])
+    await until(lambda: len(agent.neighbours) == 2)
+    agent.confide(b"s" * 16, ["a line", "x" * 9000 + " the end"])
+    (alpha, its_alpha), (beta, its_beta) = hubs
+    await until(lambda: its_beta.tails)
+    ((session, service, text),) = its_beta.tails
+    assert (session, service) == (agent.session, b"s" * 16)
+    assert text.endswith(" the end")
+    agent.publish(node_body(agent))
+    await until(lambda: len(alpha.registry) == 1)
+    assert its_alpha.tails == []
+    for member in (agent, alpha, beta):
+        await member.close()

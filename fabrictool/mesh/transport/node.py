@@ -19,9 +19,9 @@ from fabrictool.base.errors import FabrictoolError
 from fabrictool.base.tlswords import spoken
 from fabrictool.domain.specs import HostPort
 from fabrictool.mesh.framing import Beat, StreamHead
-from fabrictool.mesh.gossip import Changed, Refused, Send, Vain
+from fabrictool.mesh.gossip import MAX_TAIL, Changed, LogTail, Refused, Send, Vain
 from fabrictool.mesh.identity import Credential, IdentityError, IdentityVerifier, VerifiedSession
-from fabrictool.mesh.member import BEAT_SECONDS, Member, SessionEnded
+from fabrictool.mesh.member import BEAT_SECONDS, Member, SessionEnded, TailHeard
 from fabrictool.mesh.records import Body, Lifecycle, NodeBody, Record, RevocationBody
 from fabrictool.mesh.transport.reach import Route
 from fabrictool.mesh.transport.tls import IdentityFiles, client_context, server_context
@@ -60,6 +60,9 @@ class Listener(Protocol):
 
     def session_ended(self, reason: str) -> None:
         """The others will not hear this session any more; only a new one."""
+
+    def tail_heard(self, session: bytes, service: bytes, text: str) -> None:
+        """A neighbour of our provider tells how its engine's log ended."""
 
     def link_changed(self, session: bytes, *, up: bool, reason: str) -> None:
         """A neighbour's tunnel came or went: the earliest evidence of life and death."""
@@ -172,6 +175,13 @@ class MeshNode:
     def publish(self, body: Body) -> None:
         """Sign a record of our own and spread it; its version is chosen here."""
         self._perform(self._member.publish(body, wall=self._clock.wall()))
+
+    def confide(self, service: bytes, lines: Sequence[str]) -> None:
+        """Tell the neighbours of our provider, and nobody else, how an engine's log ended."""
+        message = msgspec.msgpack.encode(LogTail(service, "\n".join(lines)[-MAX_TAIL:]))
+        for tunnel in list(self._tunnels.values()):
+            if tunnel.peer is not None and tunnel.peer.claims.provider == self.credential.claims.provider:
+                tunnel.gossip(message)
 
     def take(self, envelope: Envelope) -> None:
         """Spread a signed record that the operator brought; one that does not prove itself is refused and logged."""
@@ -294,6 +304,8 @@ class MeshNode:
                     _log.warning(
                         "%d repairs with %s brought nothing: one side refuses records", repairs, peer.hex()[:8]
                     )
+                case TailHeard(peer, service, text):
+                    self._listener.tail_heard(peer, service, text)
                 case SessionEnded(reason):
                     self._listener.session_ended(reason)
         if not self._flush_soon:
