@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.bed.federation import MESH_PORT, USERS
+from tests.bed.federation import USERS
 
 CLOSED = """
 table inet ftclosed {
@@ -39,6 +39,8 @@ async def main():
         await server.serve_forever()
 asyncio.run(main())
 """
+MESH_PORT = 8483
+"""Other federations of the session keep theirs."""
 REACH = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 2)"
 
 
@@ -87,7 +89,8 @@ def closed(bed, make_federation):
         "ing": fed.cluster("ing", {"cpu": cpu}, kind="ssh"),
     }
     pins = [{"cluster": name, "replicas": 1} for name in ("a", "b")]
-    fed.write(clusters, {"tiny": {"replicas": {"min": 2, "max": 2}, "place": {"pin": pins}}})
+    model = {"replicas": {"min": 2, "max": 2}, "place": {"pin": pins}}
+    fed.write(clusters, {"tiny": model}, client_port=8051, mesh_port=MESH_PORT)
     fed.up()
     fed.proxy = process
     yield fed
