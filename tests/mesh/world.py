@@ -28,6 +28,7 @@ class FakeSession:
     claims: Claims
     not_after: float
     secret: bytes
+    models: tuple[str, ...] = ()
 
     @property
     def session(self):
