@@ -14,9 +14,12 @@ from collections import Counter, deque
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from fabrictool import __version__
 from fabrictool.agent.forwarder import Forwarder, allowed
 from fabrictool.agent.supervisor import Supervisor
+from fabrictool.domain.specs import BroughtEngine
 from fabrictool.engines.adapter import EngineLaunch, adapter
 from fabrictool.engines.artifacts import resolve
 from fabrictool.mesh.records import Lifecycle, NodeBody, NodeHardware, ServiceBody, with_note
@@ -83,8 +86,14 @@ class Agent:
         self._events: deque[Event] = deque(maxlen=EVENTS_KEPT)
         self._model_path = ""
         self._signs = SignsOfLife(folder, self.health, self.status)
+        self._brought = BroughtEngine() if isinstance(spec.brought, msgspec.UnsetType) else spec.brought
         self._supervisor = Supervisor(
-            self._adapter, self._command, spec.model, self._engine_moved, start_timeout_s=spec.start_timeout_s
+            self._adapter,
+            self._command,
+            spec.model,
+            self._engine_moved,
+            start_timeout_s=spec.start_timeout_s,
+            brought=self._brought,
         )
 
     @property
@@ -109,7 +118,8 @@ class Agent:
             FT70xx the engine or its model cannot be used, FT7103 the engine keeps failing. The agent has left the
             mesh in order before it raises.
         """
-        self._model_path = resolve(self.spec.source)
+        if isinstance(self.spec.brought, msgspec.UnsetType):
+            self._model_path = resolve(self.spec.source)
         self._publish_node(Lifecycle.JOIN)
         self.mesh.dial([(hub.host, hub.port) for hub in self.spec.hubs], self.spec.egress)
         signs = asyncio.create_task(self._signs.run())
@@ -161,7 +171,7 @@ class Agent:
             cluster=self.spec.cluster,
             node=self.spec.partition,
             replica=self.spec.replica,
-            model=self.spec.model,
+            model=self._supervisor.model,
             session=self.mesh.session.hex(),
             lifecycle=self._node_lifecycle.name,
             accepting=self._accepting,
@@ -245,6 +255,7 @@ class Agent:
                 python=self._python,
                 cache_dir=str(self._cache),
                 options=self.spec.options,
+                command=self._brought.command,
             )
         )
 
@@ -312,6 +323,8 @@ class Agent:
         )
 
     def _publish_service(self, lifecycle: Lifecycle) -> None:
+        if not self._supervisor.model:  # the engine has yet to say what it serves
+            return
         self._service_lifecycle = lifecycle
         spec = self.spec
         body = ServiceBody(
@@ -321,7 +334,7 @@ class Agent:
             lifecycle=lifecycle,
             version=1,
             replica=spec.replica,
-            model=spec.model,
+            model=self._supervisor.model,
             engine=spec.engine,
             precision=spec.precision,
             context=spec.context,

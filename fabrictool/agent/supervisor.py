@@ -22,6 +22,7 @@ from fabrictool.base.errors import FabrictoolError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from fabrictool.domain.specs import BroughtEngine
     from fabrictool.engines.adapter import EngineAdapter, EngineCommand
     from fabrictool.status.documents import EngineState
 
@@ -52,7 +53,8 @@ class Supervisor:
     """Runs one engine and knows how it is.
 
     `command` makes the command line for a port; it is asked anew at every start, so a port that was taken in
-    between costs one restart and not the replica.
+    between costs one restart and not the replica. A server that a job has `brought` running is watched and
+    neither started nor stopped. Without a `model` it is the only one that the engine lists, of those that are allowed.
     """
 
     def __init__(
@@ -63,10 +65,13 @@ class Supervisor:
         on_change: Callable[[], None],
         *,
         start_timeout_s: float,
+        brought: BroughtEngine | None = None,
     ) -> None:
         self._adapter = adapter
         self._command = command
-        self._model = model
+        self.model = model
+        self._running_at = brought.port if brought is not None else 0
+        self._allowed = brought.models if brought is not None else ()
         self._on_change = on_change
         self._start_timeout = start_timeout_s
         self._process: asyncio.subprocess.Process | None = None
@@ -157,6 +162,21 @@ class Supervisor:
 
     async def _run_once(self, http: aiohttp.ClientSession) -> str:
         """One life of the engine; returns why it ended."""
+        if not self._running_at:
+            failed = await self._start()
+            if failed is not None:
+                return failed
+        else:
+            self.port = self._running_at
+        self._move("loading")
+        why = await self._until_ready(http)
+        if why is None:
+            self._move("ready")
+            why = await self._watch(http)
+        return why
+
+    async def _start(self) -> str | None:
+        """Start the process; why that failed, if it did."""
         self.port = _free_port()
         command = self._command(self.port)
         reading, writing = os.pipe()  # our own: asyncio's would make wait() wait for whoever else holds it
@@ -177,25 +197,21 @@ class Supervisor:
         finally:
             os.close(writing)
         self._reader = asyncio.create_task(self._read_log(reading))
-        self._move("loading")
-        why = await self._until_ready(http)
-        if why is None:
-            self._move("ready")
-            why = await self._watch(http)
-        return why
+        return None
 
     async def _until_ready(self, http: aiohttp.ClientSession) -> str | None:
         readiness = self._adapter.readiness
         deadline = asyncio.get_running_loop().time() + self._start_timeout
         while asyncio.get_running_loop().time() < deadline:
-            if self._process is None or self._process.returncode is not None:
+            if self._ended:
                 return self._obituary()
             if await self._healthy(http, readiness.path):
                 served = await self._served_models(http)
-                if self._model in served:
+                self.model = self.model or only_model(served, self._allowed)
+                if self.model in served:
                     return None
                 if served:
-                    return f"it serves {', '.join(served)}, not {self._model}"
+                    return f"it serves {', '.join(served)}, not {self.model or 'a single model that is allowed'}"
             await asyncio.sleep(readiness.interval_s)
         return f"not ready after {self._start_timeout:.0f} s"
 
@@ -203,7 +219,7 @@ class Supervisor:
         failures = 0
         while failures < FAILED_CHECKS:
             await asyncio.sleep(WATCH_SECONDS)
-            if self._process is None or self._process.returncode is not None:
+            if self._ended:
                 return self._obituary()
             if await self._healthy(http, self._adapter.readiness.path):
                 failures = 0
@@ -211,6 +227,10 @@ class Supervisor:
             else:
                 failures += 1
         return f"{failures} health checks in a row failed"
+
+    @property
+    def _ended(self) -> bool:
+        return not self._running_at and self.pid is None
 
     def _obituary(self) -> str:
         code = None if self._process is None else self._process.returncode
@@ -277,6 +297,12 @@ class Supervisor:
         if state != self.state:
             self.state = state
             self._on_change()
+
+
+def only_model(served: list[str], allowed: tuple[str, ...]) -> str:
+    """The model that is meant where none is named; "" when that is open."""
+    candidates = [name for name in served if not allowed or name in allowed]
+    return candidates[0] if len(candidates) == 1 else ""
 
 
 def samples(text: str) -> dict[str, float]:

@@ -29,11 +29,17 @@ def run_unit(
     kind: type[S],
     run: Callable[[S, RunFolder], Coroutine[Any, Any, str]],
     loop: Callable[[Coroutine[Any, Any, str]], str] = asyncio.run,
+    *,
+    stays: bool = False,
 ) -> int:
-    """Returns the exit code; the reason goes to ``exit.json`` and the log, never a traceback for a known error."""
+    """Returns the exit code; the reason goes to ``exit.json`` and the log, never a traceback for a known error.
+
+    One that `stays` keeps its working folder, for the sake of a command that the user gave.
+    """
     configure_logging("info")
     folder = RunFolder(folder.path.absolute())
-    os.chdir("/")  # hold no folder of the user's busy
+    if not stays:
+        os.chdir("/")  # hold no folder of the user's busy
     try:
         spec = read_spec(folder, kind)
         folder.claim()  # the descriptor stays open until this process ends, however it ends

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from fabrictool.cli import (
+    agent_commands,
     blueprint_commands,
     bootstrap_command,
     discover_command,
@@ -45,6 +46,7 @@ def build() -> typer.Typer:
         simulate_commands,
         instance_commands,
         gateway_commands,
+        agent_commands,
         state_commands,
         trust_commands,
         discover_command,

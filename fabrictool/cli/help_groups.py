@@ -15,7 +15,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "Plan and carry out": ("plan", "show", "apply", "reconcile", "destroy", "observe", "state"),
     "Look at what runs": ("status", "top", "logs", "events"),
     "Forecast": ("simulate", "calibrate", "trace", "instance"),
-    "Serve": ("gateway", "keys"),
+    "Serve": ("gateway", "keys", "agent"),
 }
 OTHERS = "Other"
 

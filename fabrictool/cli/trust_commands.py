@@ -1,23 +1,34 @@
-"""``trust init``, ``trust issue``, ``trust revoke``, ``trust show`` and ``trust host``."""
+"""``trust init``, ``issue``, ``revoke``, ``show``, ``token``, ``issuer`` and ``host``."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fabrictool.cli.options import BlueprintOption, InventoryOption, JsonOption, YesOption
+from fabrictool.cli.options import BlueprintOption, InventoryOption, JsonOption, YesOption, seconds
 from fabrictool.cli.source import Source
+
+TrustOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--trust", help="Folder with root.crt and the provider's pair in providers/; default: the fabric's own."
+    ),
+]
 
 
 def register(app: typer.Typer) -> None:
     trust = typer.Typer(
-        help="The federation's root, its providers' certificates, and login nodes' host keys.", no_args_is_help=True
+        help="The federation's root, its providers' certificates, join tokens, and login nodes' host keys.",
+        no_args_is_help=True,
     )
     trust.command("init")(init)
     trust.command("issue")(issue)
     trust.command("revoke")(revoke)
     trust.command("show")(show)
+    trust.command("token")(token)
+    trust.command("issuer")(issuer)
     trust.command("host")(host)
     app.add_typer(trust, name="trust")
 
@@ -90,6 +101,65 @@ def show(blueprint: BlueprintOption = None, inventory: InventoryOption = None, a
     if revoked:
         data("")
         data(table(["REVOKED", "PROVIDER", "UNTIL"], [[r["id"], r["provider"] or "-", r["until"]] for r in revoked]))
+
+
+def token(
+    provider: Annotated[str, typer.Argument(help="Name of the provider that signs it.")],
+    issuer: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where `trust issuer` of this provider listens.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="File to write, mode 600.")],
+    uses: Annotated[int, typer.Option(min=1, max=10_000, help="How many sessions it may start.")] = 1,
+    expires: Annotated[
+        float, typer.Option(parser=seconds(60, 30 * 86400), metavar="DURATION", help="How long it is good.")
+    ] = 3600.0,
+    models: Annotated[str, typer.Option(metavar="NAME,…", help="What they may serve; default: anything.")] = "",
+    bind: Annotated[str, typer.Option(metavar="TEXT", help="What its bearer must show, such as a job's id.")] = "",
+    gateway: Annotated[
+        list[str] | None,
+        typer.Option(metavar="HOST:PORT", help="Mesh address of a gateway; may be repeated; default: the blueprint's."),
+    ] = None,
+    trust: TrustOption = None,
+    fabric: Annotated[str, typer.Option(help="Name of the fabric; default: the blueprint's.")] = "",
+    blueprint: BlueprintOption = None,
+    inventory: InventoryOption = None,
+) -> None:
+    """Make a join token: who has it may start sessions of the provider by `agent join`."""
+    import time
+
+    from fabrictool.base.clock import duration_text
+    from fabrictool.base.files import check_output, write_atomic
+    from fabrictool.cli.joining import gateways_of, new_token, trust_store
+    from fabrictool.cli.output import say
+
+    source = Source(blueprint, inventory)
+    check_output(out)
+    written, text = new_token(
+        trust_store(trust, source),
+        provider,
+        fabric=fabric or source.blueprint.fabric,
+        issuer=issuer,
+        gateways=gateways_of(source, gateway or ()),
+        uses=uses,
+        lasts=expires,
+        models=models,
+        bind=bind,
+        now=time.time(),
+    )
+    write_atomic(out.absolute(), text.encode() + b"\n", mode=0o600)
+    say(f"token {written.id[:8]} of {provider} in federation {written.claims.federation[:8]}: {out} (mode 0600)")
+    say(f"good for {uses} session{'s' if uses > 1 else ''} in the next {duration_text(expires)}")
+
+
+def issuer(
+    provider: Annotated[str, typer.Option(help="Whose sessions it signs.")],
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where joining nodes reach it.")] = "127.0.0.1:8444",
+    trust: TrustOption = None,
+    blueprint: BlueprintOption = None,
+    inventory: InventoryOption = None,
+) -> None:
+    """Sign sessions for who brings a join token; runs where the provider's key lies, until Ctrl-C."""
+    from fabrictool.cli.joining import run_issuer, trust_store
+
+    run_issuer(trust_store(trust, Source(blueprint, inventory)), provider, listen)
 
 
 def host(

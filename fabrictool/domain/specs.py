@@ -53,6 +53,17 @@ class EgressSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A host that forwards connections, such as the site's own login node."""
 
 
+class BroughtEngine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An engine that a job brings along: a server that runs already, or a command that the agent starts."""
+
+    port: int = 0
+    """Of a server that runs already, on this node's loopback."""
+    command: tuple[str, ...] = ()
+    """``{port}`` in it becomes the port on which it shall listen."""
+    models: tuple[str, ...] = ()
+    """What it may serve, where no model is named; empty: anything."""
+
+
 class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, tag="agent", tag_field="unit"):
     """One node agent with the one replica that it runs."""
 
@@ -95,6 +106,8 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, tag="agent", tag_fiel
     """What its job asks of the scheduler beside devices, such as an account; unset: written by an earlier release."""
     egress: EgressSpec | msgspec.UnsetType = msgspec.UNSET
     """Ways out of its site; unset: none but straight to the gateways."""
+    brought: BroughtEngine | msgspec.UnsetType = msgspec.UNSET
+    """Unset: the agent starts `engine` by itself. Else `model` may be empty: the one that the server lists."""
 
 
 class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_field="unit"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fabrictool.base.errors import InvalidInputError
 from fabrictool.engines.checks import nearest
+from fabrictool.engines.external import External
 from fabrictool.engines.llama_cpp import LlamaCpp
 from fabrictool.engines.protocol import (
     Capabilities,
@@ -31,7 +32,7 @@ __all__ = [
 
 def engine_names() -> tuple[str, ...]:
     """The engines that blueprints may name."""
-    return tuple(sorted(_adapters()))
+    return tuple(sorted(name for name, engine in _adapters().items() if not engine.capabilities.brought))
 
 
 def adapter(name: str) -> EngineAdapter:
@@ -45,11 +46,11 @@ def adapter(name: str) -> EngineAdapter:
     adapters = _adapters()
     if name not in adapters:
         raise InvalidInputError.of(
-            "FT7001", f"no engine is called {name!r}", thing=f"engine/{name}", hint=nearest(name, tuple(adapters))
+            "FT7001", f"no engine is called {name!r}", thing=f"engine/{name}", hint=nearest(name, engine_names())
         )
     return adapters[name]
 
 
 def _adapters() -> dict[str, EngineAdapter]:
-    every: tuple[EngineAdapter, ...] = (Reference(), LlamaCpp(), Vllm(), SGLang())
+    every: tuple[EngineAdapter, ...] = (Reference(), LlamaCpp(), Vllm(), SGLang(), External())
     return {engine.name: engine for engine in every}

@@ -35,6 +35,8 @@ class EngineLaunch(msgspec.Struct, frozen=True, kw_only=True):
     """Where the engine may keep what it can make again; empty: its default."""
     options: dict[str, str] = {}
     """Flags passed through: ``{"enable-prefix-caching": ""}``. A name in capitals is an environment variable."""
+    command: tuple[str, ...] = ()
+    """Of an engine that a job brings along: what to start, with ``{port}`` where the port belongs."""
 
 
 class EngineCommand(msgspec.Struct, frozen=True):
@@ -79,6 +81,8 @@ class Capabilities(msgspec.Struct, frozen=True):
     kv_precisions: frozenset[str]
     extra: str = ""
     """The extra of this package that the engine comes with; "": it is installed on its own."""
+    brought: bool = False
+    """Its command comes from a job script: no blueprint may name it."""
     program: str = ""
     """What is looked for on the path to see whether it is installed; "": nothing is."""
 

@@ -16,7 +16,7 @@ import datetime as dt
 import hashlib
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Literal, TypeVar, cast
+from typing import Literal, TypeVar, cast, get_args
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
@@ -30,10 +30,17 @@ _K = TypeVar("_K")
 _V = TypeVar("_V")
 _Validity = tuple[str, float, float]
 """Whose certificate, and the wall seconds from and to which it is valid."""
-Role = Literal["root", "provider", "agent", "gateway"]
+Role = Literal["root", "provider", "agent", "gateway", "issuer"]
+SessionRole = Literal["agent", "gateway", "issuer"]
+MEMBERS: tuple[SessionRole, ...] = ("agent", "gateway")
+"""Roles that may join the mesh; an issuer only answers those who want to."""
 
 SESSION_ID_OCTETS = 16
 MAX_CERTIFICATE_OCTETS = 1024
+MAX_MODELS_OCTETS = 300
+"""Of all names of models in one certificate, with commas between them."""
+_MODELS = x509.ObjectIdentifier("2.25.236018329764216083012367845120943716502")
+"""Extension of a session's certificate: the models that it may serve; without it, any."""
 CHAINS_KEPT = 4096
 """Checked chains that a node remembers, about 1 KiB each: a chain comes with HELLO and with each node record."""
 CLOCK_SKEW_S = 300
@@ -62,7 +69,7 @@ class Claims:
         """Parse `uri`; raises FT6003 on any other form."""
         scheme, _, rest = uri.partition("://")
         parts = rest.split("/")
-        if scheme != "fabric" or len(parts) != 4 or parts[2] not in ("root", "provider", "agent", "gateway"):
+        if scheme != "fabric" or len(parts) != 4 or parts[2] not in get_args(Role):
             raise IdentityError.of("FT6003", f"certificate names {uri!r}, which is not an identity of a fabric")
         federation, provider, role, session = parts
         return cls(federation, provider.strip("-"), cast("Role", role), session.strip("-"))
@@ -111,8 +118,7 @@ class Credential:
 
 def session_id(public_key: Ed25519PublicKey) -> bytes:
     """16 octets that only the holder of the key can claim."""
-    raw = public_key.public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
-    return hashlib.sha256(raw).digest()[:SESSION_ID_OCTETS]
+    return hashlib.sha256(raw_key(public_key)).digest()[:SESSION_ID_OCTETS]
 
 
 def claims_of(certificate: bytes) -> Claims:
@@ -147,7 +153,9 @@ def create_root(fabric: str, *, now: float, days: int = 3650) -> Credential:
     key = Ed25519PrivateKey.generate()
     federation = session_id(key.public_key()).hex()
     claims = Claims(federation, "", "root", "")
-    certificate = _build(f"{fabric} federation root", claims, key, key, None, now, days * 86400, path_length=1)
+    certificate = _build(
+        f"{fabric} federation root", claims, key.public_key(), key, None, now, days * 86400, path_length=1
+    )
     return Credential(key, (certificate,))
 
 
@@ -162,27 +170,50 @@ def issue_provider(root: Credential, provider: str, *, now: float, days: int = 9
     key = Ed25519PrivateKey.generate()
     claims = Claims(root.claims.federation, provider, "provider", "")
     issuer = _load(root.chain[0])
-    certificate = _build(f"provider {provider}", claims, key, root.key, issuer, now, days * 86400, path_length=0)
+    certificate = _build(
+        f"provider {provider}", claims, key.public_key(), root.key, issuer, now, days * 86400, path_length=0
+    )
     return Credential(key, (certificate,))
 
 
 def issue_session(
-    provider: Credential, role: Literal["agent", "gateway"], *, now: float, seconds: float = 26 * 3600
+    provider: Credential, role: SessionRole, *, now: float, seconds: float = 26 * 3600, models: tuple[str, ...] = ()
 ) -> Credential:
-    """A credential for one run of one agent or gateway, signed by its provider and valid no longer than that one's.
+    """A new key with what `certify` says of it."""
+    key = Ed25519PrivateKey.generate()
+    return Credential(key, certify(provider, key.public_key(), role, now=now, seconds=seconds, models=models))
+
+
+def certify(
+    provider: Credential,
+    key: Ed25519PublicKey,
+    role: SessionRole,
+    *,
+    now: float,
+    seconds: float,
+    models: tuple[str, ...] = (),
+) -> tuple[bytes, ...]:
+    """The chain for one run of one agent or gateway, signed by its provider and valid no longer than that one's.
+
+    With `models` the session may serve these and no others.
 
     Raises
     ------
     IdentityError
         FT6006 when the provider's certificate has expired.
     """
-    key = Ed25519PrivateKey.generate()
-    session = session_id(key.public_key()).hex()
+    session = session_id(key).hex()
     signer = provider.claims
     claims = Claims(signer.federation, signer.provider, role, session)
     issuer = _load(provider.chain[0])
-    certificate = _build(f"{role} {session[:8]}", claims, key, provider.key, issuer, now, seconds, path_length=None)
-    return Credential(key, (certificate, provider.chain[0]))
+    name = f"{role} {session[:8]}"
+    certificate = _build(name, claims, key, provider.key, issuer, now, seconds, path_length=None, models=models)
+    return certificate, provider.chain[0]
+
+
+def raw_key(key: Ed25519PublicKey) -> bytes:
+    """The 32 octets of a public key."""
+    return key.public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +226,8 @@ class VerifiedSession:
     """Wall time in seconds after which no record of this session counts."""
     issuer: bytes = b""
     """Fingerprint of the provider's certificate that signed it."""
+    models: tuple[str, ...] = ()
+    """What it may serve; empty: anything."""
 
     @property
     def session(self) -> bytes:
@@ -233,8 +266,9 @@ def fingerprint(certificate: bytes) -> bytes:
 class IdentityVerifier:
     """Checks chains against one federation's root; of what was checked once only the dates are looked at again."""
 
-    def __init__(self, root_certificate: bytes) -> None:
+    def __init__(self, root_certificate: bytes, roles: tuple[SessionRole, ...] = MEMBERS) -> None:
         self._root = _load(root_certificate)
+        self._roles = roles
         claims = _claims(self._root)
         if claims.role != "root":
             raise IdentityError.of("FT6003", "the trust anchor is not a federation root")
@@ -270,14 +304,15 @@ class IdentityVerifier:
         leaf_claims, provider_claims = _claims(leaf), _claims(provider)
         if leaf_claims.federation != self.federation or provider_claims.federation != self.federation:
             raise IdentityError.of("FT6004", "the certificate belongs to another federation")
-        if provider_claims.role != "provider" or leaf_claims.role not in ("agent", "gateway"):
+        if provider_claims.role != "provider" or leaf_claims.role not in self._roles:
             raise IdentityError.of("FT6003", "the chain is not provider → session")
         if leaf_claims.provider != provider_claims.provider:
             raise IdentityError.of("FT6004", f"provider {provider_claims.provider} signed for {leaf_claims.provider}")
         key = leaf.public_key()
         if not isinstance(key, Ed25519PublicKey) or session_id(key).hex() != leaf_claims.session:
             raise IdentityError.of("FT6004", "the session's id is not the hash of its key")
-        session = VerifiedSession(leaf_claims, key, leaf.not_valid_after_utc.timestamp(), fingerprint(chain[1]))
+        end, issuer = leaf.not_valid_after_utc.timestamp(), fingerprint(chain[1])
+        session = VerifiedSession(leaf_claims, key, end, issuer, _models(leaf))
         return session, [_validity(leaf, leaf_claims), _validity(provider, provider_claims)]
 
     def authority(self, chain: tuple[bytes, ...], provider: str, *, now: float) -> Authority:
@@ -297,6 +332,16 @@ class IdentityVerifier:
         if not begin - CLOCK_SKEW_S <= now <= end + CLOCK_SKEW_S or not isinstance(key, Ed25519PublicKey):
             raise IdentityError.of("FT6005", f"the certificate of {claims.uri()} is not valid now")
         return Authority(provider, key)
+
+    def provider_key(self, der: bytes) -> Ed25519PublicKey:
+        """The key of the provider's certificate `der`, whatever its dates; raises FT6003 or FT6004."""
+        provider = self._provider(der)
+        claims, key = _claims(provider), provider.public_key()
+        if claims.role != "provider" or not isinstance(key, Ed25519PublicKey):
+            raise IdentityError.of("FT6003", "this is no provider's certificate")
+        if claims.federation != self.federation:
+            raise IdentityError.of("FT6004", "the certificate belongs to another federation")
+        return key
 
     def _provider(self, der: bytes) -> x509.Certificate:
         provider = self._providers.get(der)
@@ -333,6 +378,16 @@ def _load(der: bytes) -> x509.Certificate:
         raise IdentityError.of("FT6003", "not a DER certificate") from error
 
 
+def _models(certificate: x509.Certificate) -> tuple[str, ...]:
+    try:
+        extension = certificate.extensions.get_extension_for_oid(_MODELS).value
+    except x509.ExtensionNotFound:
+        return ()
+    if not isinstance(extension, x509.UnrecognizedExtension):
+        raise IdentityError.of("FT6003", "the certificate's list of models cannot be read")
+    return tuple(extension.value.decode(errors="replace").split(","))
+
+
 def _claims(certificate: x509.Certificate) -> Claims:
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -348,13 +403,14 @@ def _claims(certificate: x509.Certificate) -> Claims:
 def _build(
     common_name: str,
     claims: Claims,
-    key: Ed25519PrivateKey,
+    key: Ed25519PublicKey,
     signer: Ed25519PrivateKey,
     issuer: x509.Certificate | None,
     now: float,
     seconds: float,
     *,
     path_length: int | None,
+    models: tuple[str, ...] = (),
 ) -> bytes:
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name[:64])])
     begin = dt.datetime.fromtimestamp(now - 60, dt.UTC)
@@ -372,7 +428,7 @@ def _build(
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(subject if issuer is None else issuer.subject)
-        .public_key(key.public_key())
+        .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(begin)
         .not_valid_after(end)
@@ -392,10 +448,13 @@ def _build(
             ),
             critical=True,
         )
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
     )
     if not authority:
         usages = [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
         builder = builder.add_extension(x509.ExtendedKeyUsage(usages), critical=False)
+    if models:
+        listed = x509.UnrecognizedExtension(_MODELS, ",".join(models).encode())
+        builder = builder.add_extension(listed, critical=False)
     return builder.sign(signer, None).public_bytes(serialization.Encoding.DER)

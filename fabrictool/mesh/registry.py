@@ -304,6 +304,8 @@ class Registry:
             return "only the owner may write its record"
         if isinstance(body, NodeBody) and (body.provider, body.role) != (owner.claims.provider, owner.claims.role):
             return "record claims a provider or role that its certificate does not"
+        if isinstance(body, ServiceBody) and owner.models and body.model not in owner.models:
+            return "its certificate does not name this model"
         if isinstance(body, WitnessBody) and owner.claims.role != "gateway":
             return "only a hub may say that another is gone"
         if body.version > (current.body.version if current is not None else 0) + MAX_VERSION_STEP:

@@ -6,6 +6,7 @@ only their own pair.
 
 from __future__ import annotations
 
+import ssl
 import string
 import time
 from dataclasses import dataclass
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
     from fabrictool.mesh.identity import UnverifiedChain
 
 
-SESSION_LONGEST_S = 27 * 3600.0
-"""A session's certificate lives for 26 hours; a revocation outlives it."""
+SESSION_LONGEST_S = 8 * 86400.0
+"""A session that joined by token lasts for a week at most; a revocation outlives it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,19 @@ class TrustStore:
     def root(self) -> Credential:
         """The root; raises FT6302 when there is none."""
         return self._read("root", "run `fabrictool trust init` once for this fabric")
+
+    def root_certificate(self) -> bytes:
+        """The root's certificate, DER: a provider's own folder has it without the key. Raises FT6302, FT6002."""
+        path = self.folder / "root.crt"
+        try:
+            return ssl.PEM_cert_to_DER_cert(path.read_text())
+        except FileNotFoundError as error:
+            hint = "copy root.crt from the federation's operators; `fabrictool trust init` makes a new federation"
+            raise FabrictoolError.of("FT6302", "there is no root.crt", file=str(path), hint=hint) from error
+        except OSError as error:
+            raise file_error(error, path) from error
+        except ValueError as error:
+            raise FabrictoolError.of("FT6002", f"not a certificate: {error}", file=str(path)) from error
 
     def provider(self, name: str) -> Credential:
         """A provider's signing credential; raises FT6302 when it was not issued, FT6303 for what is no name."""

@@ -29,6 +29,7 @@ class FakeSession:
     not_after: float
     secret: bytes
     issuer: bytes = b""
+    models: tuple[str, ...] = ()
 
     @property
     def session(self):

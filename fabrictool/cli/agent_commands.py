@@ -1,0 +1,59 @@
+"""``agent join``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    agent = typer.Typer(help="Contribute a node by oneself, from a job script.", no_args_is_help=True)
+    agent.command("join", context_settings={"ignore_unknown_options": False})(join)
+    app.add_typer(agent, name="agent")
+
+
+def join(
+    token: Annotated[str, typer.Argument(metavar="TOKENFILE", help="File with the join token, mode 600; - is stdin.")],
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[-- COMMAND …]",
+            help="Starts an OpenAI-compatible server on 127.0.0.1; {port} in it becomes a free port.",
+        ),
+    ] = None,
+    url: Annotated[
+        str, typer.Option(metavar="http://127.0.0.1:PORT", help="A server that runs already, instead of COMMAND.")
+    ] = "",
+    model: Annotated[str, typer.Option(help="Which of its models; default: the only one that it lists.")] = "",
+    provider: Annotated[str, typer.Option(help="Take no other provider's token.")] = "",
+    bind: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="What a bound token is bound to; default: the Slurm job's id.")
+    ] = None,
+    folder: Annotated[str, typer.Option(help="Where the key lies while it is used; default: in memory.")] = "",
+    site: Annotated[str, typer.Option(help="Name of the site; default: the provider's.")] = "",
+    cluster: Annotated[str, typer.Option(help="Name of the cluster; default: Slurm's, or the machine's.")] = "",
+    device: Annotated[str, typer.Option(help="Accelerator, in the catalogue's words.")] = "",
+    devices: Annotated[int, typer.Option(min=1, max=4096, help="How many of them.")] = 1,
+    drain: Annotated[float, typer.Option(min=0, help="Seconds for open requests before it leaves.")] = 20.0,
+    start_timeout: Annotated[float, typer.Option(min=1, help="Seconds that the server may take to start.")] = 600.0,
+) -> None:
+    """Offer a server on this machine to a federation, by a join token; SIGTERM leaves in order."""
+    import os
+    import sys
+
+    named = {
+        "--url": url,
+        "--model": model,
+        "--provider": provider,
+        "--folder": folder,
+        "--site": site,
+        "--cluster": cluster,
+        "--device": device,
+    }
+    words = [word for name, value in named.items() if value for word in (name, value)]
+    words += ["--bind", bind] if bind is not None else []
+    words += ["--devices", str(devices), "--drain", str(drain), "--start-timeout", str(start_timeout), token]
+    words += ["--", *command] if command else []
+    # The agent's own program, so that what runs for days on a node has loaded nothing of the command line.
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "fabrictool.agent.join", *words])  # noqa: S606 - no shell

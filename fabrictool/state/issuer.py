@@ -1,0 +1,166 @@
+"""The issuer's door: one small HTTPS server that signs what join tokens allow, and does nothing else.
+
+It stands where the provider's signing key lies. Its certificate is one of its own provider, with the role *issuer*, so
+that who comes with a token can check by the token alone that it talks to the right one. The server is written out
+because little is wanted of it and much kept from it: one request a connection, one path, few octets, little time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+import tempfile
+from collections import OrderedDict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from fabrictool.base.errors import FabrictoolError
+from fabrictool.mesh.identity import issue_session
+from fabrictool.mesh.issuing import PATH, JoinAnswer, JoinRefusal, JoinRequest, judge
+from fabrictool.mesh.jointoken import JoinTokenError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fabrictool.base.clock import Clock
+    from fabrictool.mesh.identity import Credential
+    from fabrictool.state.tokenuses import TokenUses
+
+_log = logging.getLogger("fabrictool.issuer")
+
+MAX_HEAD_OCTETS = 4096
+MAX_BODY_OCTETS = 16_384
+REQUEST_S = 10.0
+"""From a connection's first octet to its answer's last."""
+MAX_CONNECTIONS = 64
+BURST, PER_SECOND = 20, 1.0
+"""Requests of one address at once, and after them. A node's jobs come from one address."""
+ADDRESSES_KEPT = 4096
+RENEW_S = 12 * 3600.0
+"""The server's certificate is good for 26 hours; a new one is taken long before."""
+_PHRASES = {200: "OK", 400: "Bad Request", 403: "Forbidden", 404: "Not Found", 429: "Too Many", 500: "Failed"}
+
+
+class RequestRate:
+    """How many requests each address has left; the clock is monotonic seconds."""
+
+    def __init__(self) -> None:
+        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def take(self, address: str, now: float) -> bool:
+        """Whether `address` may send one more request now."""
+        left, at = self._left.pop(address, (float(BURST), now))
+        left = min(float(BURST), left + (now - at) * PER_SECOND)
+        allowed = left >= 1
+        self._left[address] = (left - 1 if allowed else left, now)
+        if len(self._left) > ADDRESSES_KEPT:
+            self._left.popitem(last=False)
+        return allowed
+
+
+class Issuer:
+    """Signs sessions of one provider for who brings a token."""
+
+    def __init__(self, provider: Credential, uses: TokenUses, clock: Clock) -> None:
+        self._provider, self._uses, self._clock = provider, uses, clock
+        self._rate = RequestRate()
+        self._open = 0
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._context.minimum_version = ssl.TLSVersion.TLSv1_3
+        self._context.num_tickets = 0
+        self._renew()
+
+    async def serve(self, host: str, port: int, ready: Callable[[str], None]) -> None:
+        """Answer until cancelled; `ready` gets the address, for port 0 is any free one."""
+        server = await asyncio.start_server(
+            self._connection, host, port, ssl=self._context, ssl_handshake_timeout=REQUEST_S, limit=MAX_HEAD_OCTETS
+        )
+        async with server:
+            address = server.sockets[0].getsockname()
+            ready(f"{address[0]}:{address[1]}")
+            while True:
+                await asyncio.sleep(RENEW_S)
+                self._renew()
+
+    def answer(self, body: bytes, address: str) -> tuple[int, bytes]:
+        """HTTP status and body of what is said to one request."""
+        try:
+            return 200, msgspec.json.encode(self._sign(body, address))
+        except FabrictoolError as error:
+            problem = error.problems[0]
+            _log.warning("refused %s: %s %s", address, problem.code, problem.message)
+            if not isinstance(error, JoinTokenError):  # ours to mend; our paths are none of the other side's business
+                return 500, _refusal("FT6411", "the issuer cannot sign now; its log says why")
+            return 403, _refusal(problem.code, problem.message, problem.hint or "")
+
+    def _sign(self, body: bytes, address: str) -> JoinAnswer:
+        try:
+            request = msgspec.json.decode(body, type=JoinRequest)
+        except (msgspec.DecodeError, ValueError) as error:  # its text may repeat what was sent
+            raise JoinTokenError.of("FT6408", "the request is not what agents of this release send") from error
+        now = self._clock.wall()
+        approved = judge(request, self._provider, now=now)
+        token = approved.token
+        sign = lambda: approved.sign(self._provider, now=now)  # noqa: E731 - called at most once, inside the count
+        chain, new = self._uses.spend(token, approved.session, sign, now=now)
+        _log.info(
+            "%s %s session %s for %s with token %s, shown %r, models %s, %.0f s",
+            "signed" if new else "gave again",
+            token.role,
+            approved.session[:8],
+            address,
+            token.id[:8],
+            request.shown,
+            ",".join(token.models) or "any",
+            approved.seconds,
+        )
+        return JoinAnswer(chain=(chain[0], chain[1]))
+
+    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        address = str((writer.get_extra_info("peername") or ("?",))[0])
+        try:
+            if self._open >= MAX_CONNECTIONS:
+                return
+            self._open += 1
+            try:
+                async with asyncio.timeout(REQUEST_S):
+                    status, body = await self._exchange(reader, address)
+                    head = f"HTTP/1.1 {status} {_PHRASES[status]}\r\ncontent-type: application/json\r\n"
+                    head += f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+                    writer.write(head.encode() + body)
+                    await writer.drain()
+            finally:
+                self._open -= 1
+        except (OSError, EOFError, TimeoutError, asyncio.LimitOverrunError) as error:
+            _log.info("%s: no request: %s", address, type(error).__name__)
+        finally:
+            writer.close()
+
+    async def _exchange(self, reader: asyncio.StreamReader, address: str) -> tuple[int, bytes]:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        if head[0] != f"POST {PATH} HTTP/1.1":
+            return 404, _refusal("FT6408", "this is an issuer of sessions; there is nothing else here")
+        lengths = [line.partition(":")[2].strip() for line in head if line.lower().startswith("content-length:")]
+        if len(lengths) != 1 or not lengths[0].isdecimal() or int(lengths[0]) > MAX_BODY_OCTETS:
+            return 400, _refusal("FT6408", f"the request must have a length of at most {MAX_BODY_OCTETS} octets")
+        if not self._rate.take(address, self._clock.monotonic()):
+            return 429, _refusal("FT6409", "the issuer is asked too often from this address")
+        body = await reader.readexactly(int(lengths[0]))
+        return await asyncio.to_thread(self.answer, body, address)  # the count of uses waits for the disk
+
+    def _renew(self) -> None:
+        """Take a new certificate; connections that stand keep theirs."""
+        session = issue_session(self._provider, "issuer", now=self._clock.wall())
+        with tempfile.TemporaryDirectory(prefix="fabrictool-issuer-") as place:  # mode 0700; `ssl` reads files alone
+            key, chain = Path(place) / "key", Path(place) / "chain"
+            key.touch(mode=0o600)
+            key.write_bytes(session.key_pem())
+            chain.write_bytes(session.chain_pem())
+            self._context.load_cert_chain(chain, key)
+
+
+def _refusal(code: str, message: str, hint: str = "") -> bytes:
+    return msgspec.json.encode(JoinRefusal(code=code, message=message[:500], hint=hint[:500]))
