@@ -17,6 +17,7 @@ from fabrictool.base.clock import SystemClock
 from fabrictool.base.runfolder import RunFolder
 from fabrictool.base.settings import Settings
 from fabrictool.domain.specs import AgentSpec
+from fabrictool.mesh.transport.views import views_of
 from fabrictool.status.pages import serve_status
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ async def run(spec: AgentSpec, folder: RunFolder, clock: Clock, cache: Path, end
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, agent.request_stop, f"signal {number.name}")
-    pages = await serve_status(agent.status, folder)
+    pages = await serve_status(agent.status, folder, views=views_of(agent.mesh))
     try:
         folder.write_process(status=f"http://127.0.0.1:{pages.addresses[0][1]}/status", started_at=clock.wall())
         return await agent.run()
