@@ -6,7 +6,7 @@ import contextlib
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Self
 
 from fabrictool.base.errors import FabrictoolError, UnreachableError
 from fabrictool.cli.output import data, json_data, table
@@ -14,7 +14,7 @@ from fabrictool.domain.address import Address
 from fabrictool.status.client import fetch_fleet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from fabrictool.cli.source import Source
     from fabrictool.state.fabric import Fabric
@@ -24,8 +24,6 @@ ASK_S = 3.0
 ASKED_AT_ONCE = 16
 AGAIN_S = 2.0
 """A record crosses a fabric in a fraction of a second: who differs twice is not just late."""
-
-_D = TypeVar("_D")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,25 +35,57 @@ class ReachedUnit:
     """Empty where it cannot be reached from here, such as on a node that a scheduler gave."""
 
 
-def ask_mesh(source: Source, url: str, question: Callable[[str], _D]) -> _D:
-    """What the unit at `url` answers, or the first of the fabric's that does.
+@contextlib.contextmanager
+def mesh_page(source: Source) -> Iterator[str]:
+    """Status address of a unit of the fabric that shows the mesh: a gateway, or an agent when no gateway does.
 
     Raises
     ------
     FabrictoolError
-        What `question` raises; FT5204 when the fabric has no unit that could be asked.
+        FT5204 when there is nobody to ask, else what the first said instead.
     """
-    if url:
-        return question(url)
     refusal: FabrictoolError | None = None
     with _reachable(source) as units:
-        for unit in units:
+        for unit in [unit for unit in units if unit.url]:
             try:
-                if unit.url:
-                    return question(unit.url)
+                fetch_fleet(unit.url, timeout_s=ASK_S)
             except FabrictoolError as error:
                 refusal = refusal or error
+                continue
+            yield unit.url
+            return
     raise refusal or _nobody()
+
+
+class LiveFleet:
+    """Ask by calling it; to be used as a context. After a question without an answer somebody else is looked for."""
+
+    def __init__(self, source: Source, url: str) -> None:
+        self._source = source
+        self._given = self._url = url
+        self._way = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._way.close()
+
+    @property
+    def url(self) -> str:
+        """Of whom is asked; looks for somebody first where none is known."""
+        if not self._url:
+            self._url = self._way.enter_context(mesh_page(self._source))
+        return self._url
+
+    def __call__(self) -> FleetStatus:
+        """The fleet; raises what `fetch_fleet` and `mesh_page` raise."""
+        try:
+            return fetch_fleet(self.url, timeout_s=ASK_S)
+        except FabrictoolError:
+            self._way.close()
+            self._url = self._given
+            raise
 
 
 def _nobody() -> FabrictoolError:
@@ -91,7 +121,7 @@ class ConvergenceLook:
     views: dict[str, FleetStatus]
     """By the unit's name."""
     silent: dict[str, str]
-    """ReachedUnit → why it said nothing."""
+    """Unit → why it said nothing."""
 
     @property
     def agreed(self) -> bool:

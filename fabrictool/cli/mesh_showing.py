@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from fabrictool.base.errors import UsageError
-from fabrictool.cli.mesh_asking import ASK_S, ask_mesh
+from fabrictool.cli.mesh_asking import ASK_S, LiveFleet
 from fabrictool.cli.mesh_text import member_lines, path_lines, record_lines
 from fabrictool.cli.output import data, json_data
-from fabrictool.status.client import fetch_fleet, fetch_records
+from fabrictool.status.client import fetch_records
 from fabrictool.status.fleet import OVER, engines_shown
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class MemberFilter:
 
 
 def show_members(source: Source, url: str, wanted: MemberFilter, *, as_json: bool) -> None:
-    view = ask_mesh(source, url, _fleet)
+    view = _fleet(source, url)
     matching = [member for member in view.members if wanted.wants(member)]
     shown = [member for member in matching if wanted.everybody or member.state not in OVER]
     if as_json:
@@ -47,7 +47,7 @@ def show_members(source: Source, url: str, wanted: MemberFilter, *, as_json: boo
 
 
 def show_paths(source: Source, url: str, *, as_json: bool) -> None:
-    view = ask_mesh(source, url, _fleet)
+    view = _fleet(source, url)
     if as_json:
         _print("fleet", view)
     else:
@@ -56,7 +56,8 @@ def show_paths(source: Source, url: str, *, as_json: bool) -> None:
 
 def show_records(source: Source, url: str, wanted: str, *, as_json: bool) -> None:
     """Those whose key or owner begins with `wanted`, or that are about it."""
-    view = ask_mesh(source, url, lambda page: fetch_records(page, timeout_s=ASK_S))
+    with LiveFleet(source, url) as fleet:
+        view = fetch_records(fleet.url, timeout_s=ASK_S)
     rows = [r for r in view.rows if r.key.startswith(wanted) or r.about.startswith(wanted)]
     if wanted and not rows:
         raise UsageError.of("FT9009", f"no record has the key {wanted!r}", hint="`fabrictool mesh records` lists them")
@@ -66,8 +67,9 @@ def show_records(source: Source, url: str, wanted: str, *, as_json: bool) -> Non
         data("\n".join(record_lines(view, rows, time.time())))
 
 
-def _fleet(url: str) -> FleetStatus:
-    return fetch_fleet(url, timeout_s=ASK_S)
+def _fleet(source: Source, url: str) -> FleetStatus:
+    with LiveFleet(source, url) as ask:
+        return ask()
 
 
 def _print(kind: str, document: FleetStatus | RecordsStatus) -> None:

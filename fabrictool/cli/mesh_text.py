@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from fabrictool.base.clock import duration_text, minute_text
 from fabrictool.base.units import Memory
-from fabrictool.cli.output import paint, table
+from fabrictool.cli.output import paint, table, terminal_columns, text_width
 from fabrictool.status.fleet import NEEDS_SOMEBODY, OVER, FleetStatus, engine_text, engines_shown
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 MEMBER_COLUMNS = ("SESSION", "ROLE", "PROVIDER", "WHERE", "STATE", "LINK", "REPLICA", "ENGINE", "DEVICES", "ENDS")
 LINK_COLUMNS = ("PEER", "ROLE", "PROVIDER", "WHERE", "LINK", "ADDRESS", "PATH", "SENT", "HEARD")
 RECORD_COLUMNS = ("KEY", "RECORD", "OWNER", "PROVIDER", "ABOUT", "LIFECYCLE", "VERSION", "COUNTS UNTIL", "OCTETS")
+SPARED = ("ENDS", "DEVICES", "SENT", "OCTETS", "ENGINE", "PROVIDER", "ADDRESS", "OWNER", "VERSION", "LINK")
+"""What a narrow terminal does without, first to last; who it is and how it is stay."""
 KEY_SHOWN = 8
 """Hexadecimal digits of a session, as events show it; two of 10,000 are alike once in 85 meshes."""
 
@@ -37,7 +39,8 @@ def member_lines(view: FleetStatus, members: Sequence[FleetMember], hidden: int,
     """`members` of them; `hidden` more are over, and not among these."""
     lines = [headline(view, now)]
     if members:
-        lines += ["", table(MEMBER_COLUMNS, [row for member in members for row in _member_rows(view, member)])]
+        rows = [row for member in members for row in _member_rows(view, member)]
+        lines += ["", fitting_table(MEMBER_COLUMNS, rows, terminal_columns())]
     lines += [f"! {text}" for member in members for text in troubles(view, member)]
     if view.silent_because:
         lines.append(f"~ this hub accuses nobody now: {view.silent_because}")
@@ -87,6 +90,18 @@ _WAYS = {
     "never-came": "it never dialled that hub",
     "other-hub": "another hub lost it, too",
 }
+
+
+def fitting_table(headings: Sequence[str], rows: Sequence[Sequence[str]], columns: int | None) -> str:
+    """Without those of `SPARED` that a terminal so wide has no room for; None: a file, which has room for all."""
+    left = list(range(len(headings)))
+    for spared in ("", *SPARED):
+        left = [index for index in left if headings[index] != spared]
+        picked = [[row[index] for index in left] for row in rows]
+        text = table([headings[index] for index in left], picked, columns=columns)
+        if columns is None or max(map(text_width, text.splitlines())) <= columns:
+            break
+    return text
 
 
 def _accusation_text(member: FleetMember, accusation: Accusation) -> str:
@@ -149,7 +164,8 @@ def path_lines(view: FleetStatus, now: float) -> list[str]:
     members = {member.session: member for member in view.members}
     lines = [headline(view, now)]
     if view.links:
-        lines += ["", table(LINK_COLUMNS, [_link_row(link, members.get(link.peer)) for link in view.links])]
+        rows = [_link_row(link, members.get(link.peer)) for link in view.links]
+        lines += ["", fitting_table(LINK_COLUMNS, rows, terminal_columns())]
     else:
         lines.append("! it has no link and dials nobody")
     for link in view.links:
@@ -190,7 +206,7 @@ def record_lines(view: RecordsStatus, rows: Sequence[RecordRow], now: float) -> 
     """The table of `rows`, which are some of the view's or all."""
     lines = [headline(view, now)]
     if rows:
-        lines += ["", table(RECORD_COLUMNS, [_record_row(row) for row in rows])]
+        lines += ["", fitting_table(RECORD_COLUMNS, [_record_row(row) for row in rows], terminal_columns())]
     shown = "all of them" if len(rows) == len(view.rows) else f"{len(rows)} of them"
     return [*lines, f"{shown}: {octets_text(sum(row.octets for row in rows))}"]
 
@@ -203,7 +219,7 @@ def _record_row(row: RecordRow) -> list[str]:
         short(row.owner),
         row.provider,
         short(row.about) if row.record == "witness" else row.about,
-        row.lifecycle,
+        "–" if row.record == "witness" else row.lifecycle,  # a witness record has no life: it can be taken back
         str(row.version),
         "–" if row.not_after is None else minute_text(row.not_after),
         str(row.octets),

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from fabrictool.base.errors import FabrictoolError
-from fabrictool.cli.mesh_asking import ASK_S, ask_mesh
+from fabrictool.cli.mesh_asking import LiveFleet
 from fabrictool.cli.mesh_text import short, where
 from fabrictool.cli.output import data, json_line, say
-from fabrictool.status.client import fetch_fleet
 from fabrictool.status.documents import Event
 
 if TYPE_CHECKING:
@@ -23,28 +22,25 @@ if TYPE_CHECKING:
 
 def follow_mesh(source: Source, url: str, interval_s: float, *, as_json: bool) -> None:
     """Until Ctrl-C; raises only when there is no answer at first."""
-    view = ask_mesh(source, url, _fleet)
-    say(f"the {view.role} {short(view.session)} sees {len(view.members)} sessions; Ctrl-C ends")
-    silent = False
-    while True:
-        time.sleep(interval_s)
-        try:
-            fresh = ask_mesh(source, url, _fleet)
-        except FabrictoolError as error:
-            if not silent:
-                say(f"! no answer: {error.problems[0].message}; asking again")
-            silent = True
-            continue
-        if silent or fresh.session != view.session:
-            say(f"the {fresh.role} {short(fresh.session)} answers")
+    with LiveFleet(source, url) as ask:
+        view = ask()
+        say(f"the {view.role} {short(view.session)} sees {len(view.members)} sessions; Ctrl-C ends")
         silent = False
-        for event in changes(view, fresh):
-            _show(event, as_json=as_json)
-        view = fresh
-
-
-def _fleet(url: str) -> FleetStatus:
-    return fetch_fleet(url, timeout_s=ASK_S)
+        while True:
+            time.sleep(interval_s)
+            try:
+                fresh = ask()
+            except FabrictoolError as error:
+                if not silent:
+                    say(f"! no answer: {error.problems[0].message}; asking again")
+                silent = True
+                continue
+            if silent or fresh.session != view.session:
+                say(f"the {fresh.role} {short(fresh.session)} answers")
+            silent = False
+            for event in changes(view, fresh):
+                _show(event, as_json=as_json)
+            view = fresh
 
 
 def _show(event: Event, *, as_json: bool) -> None:

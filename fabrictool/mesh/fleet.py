@@ -62,7 +62,7 @@ def fleet_of(
     """`linked`: the sessions with which there is a tunnel now."""
     member, registry, own = view.member, view.registry, view.own
     nodes = [record.body for record in registry if isinstance(record.body, NodeBody)]
-    there = {member.session, *linked}
+    there, lost = {member.session, *linked}, member.detector.lost
     return FleetStatus(
         release=__version__,
         at=view.wall,
@@ -76,7 +76,7 @@ def fleet_of(
         vain_repairs=vain_repairs,
         silent_because=member.detector.silent(view.now),
         members=[
-            _member(view, body, linked=body.session in there)
+            _member(view, body, None if body.session in there else lost.get(body.session), linked=body.session in there)
             for body in sorted(nodes, key=lambda n: (n.role != "gateway", n.cluster, n.node, n.session))
         ],
         links=links,
@@ -96,7 +96,8 @@ def records_of(view: View) -> RecordsStatus:
     )
 
 
-def _member(view: View, body: NodeBody, *, linked: bool) -> FleetMember:
+def _member(view: View, body: NodeBody, lost: tuple[float, Evidence] | None, *, linked: bool) -> FleetMember:
+    """`lost`: since when, on the detector's clock, and how."""
     registry = view.registry
     identity = registry.session(body.session)
     accusations = [
@@ -111,8 +112,9 @@ def _member(view: View, body: NodeBody, *, linked: bool) -> FleetMember:
         for witness in registry.witnesses(body.session)
         if witness.suspects
     ]
-    state = _state(view, body, linked=linked, suspected=any(accusation.stands for accusation in accusations))
-    lost = None if linked or state in OVER else view.member.detector.lost.get(body.session)
+    suspected = any(accusation.stands for accusation in accusations)
+    state = _state(view, body, suspected=suspected, lost=lost is not None and lost[1] in _LOSSES)
+    lost = None if state in OVER else lost
     return FleetMember(
         session=body.session.hex(),
         role=body.role,
@@ -137,7 +139,7 @@ def _member(view: View, body: NodeBody, *, linked: bool) -> FleetMember:
     )
 
 
-def _state(view: View, body: NodeBody, *, linked: bool, suspected: bool) -> MemberState:
+def _state(view: View, body: NodeBody, *, suspected: bool, lost: bool) -> MemberState:
     identity = view.registry.session(body.session)
     if body.lifecycle is Lifecycle.LEFT:
         return "left"
@@ -149,7 +151,7 @@ def _state(view: View, body: NodeBody, *, linked: bool, suspected: bool) -> Memb
         return "down"
     if suspected:
         return "suspected"
-    if not linked and view.member.detector.lost.get(body.session, (0.0, ""))[1] in _LOSSES:
+    if lost:
         return "lost"
     return "joining" if body.lifecycle is Lifecycle.JOIN else "serving"
 

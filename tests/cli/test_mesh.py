@@ -3,16 +3,19 @@
 import http.server
 import json
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import msgspec
 import pytest
 
+from fabrictool.base.errors import FabrictoolError
 from fabrictool.cli import mesh_asking
 from fabrictool.cli.live import LiveStatus
 from fabrictool.cli.main import main
-from fabrictool.cli.mesh_text import member_lines, path_lines
+from fabrictool.cli.mesh_asking import LiveFleet, ReachedUnit
+from fabrictool.cli.mesh_text import fitting_table, member_lines, path_lines
 from fabrictool.cli.mesh_watching import changes
+from fabrictool.status.client import StatusUnavailableError
 from fabrictool.status.documents import AgentStatus, EngineStatus, encode
 from fabrictool.status.fleet import FleetStatus, RecordRow, RecordsStatus
 from tests.status_views import AGENT, HUB, NOW, OTHER, accusation, engine, fleet, member
@@ -234,3 +237,54 @@ def test_what_changes_between_two_looks_is_told_as_events():
     unlinked = msgspec.structs.replace(hub, linked=False)
     assert events(fleet(members=[hub]), fleet(members=[unlinked])) == [("link-down", "")]
     assert events(fleet(members=[hub]), fleet(session=HUB, members=[unlinked])) == [], "another node's links"
+
+
+def test_observe_prints_events_and_says_once_that_nobody_answers(capsys, monkeypatch):
+    views = [fleet(), fleet(root="11" * 8), (500, b"oh"), (500, b"oh"), fleet(members=fleet().members[:3])]
+    looks = []
+
+    def answer():
+        view = views[min(len(looks), len(views) - 1)]
+        return view if isinstance(view, tuple) else (200, msgspec.json.encode(view))
+
+    def next_look(_seconds):
+        looks.append(0)
+        if len(looks) == len(views):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("fabrictool.cli.mesh_watching.time.sleep", next_look)
+    with serving({"/fleet": answer}) as url:
+        assert main(["mesh", "observe", "--url", url, "--json"]) == 130
+    printed = capsys.readouterr()
+    (event,) = [json.loads(line) for line in printed.out.splitlines()]
+    assert (event["kind"], event["subject"]) == ("forgotten", f"{OTHER[:8]} (two/n1)")
+    assert printed.err.count("! no answer") == 1
+    assert printed.err.count(f"the agent {AGENT[:8]} answers") == 1
+
+
+def test_without_a_url_the_first_that_shows_the_mesh_is_asked_and_another_when_it_is_gone(url, monkeypatch):
+    units = [ReachedUnit("gateway/east", "http://127.0.0.1:1"), ReachedUnit("gateway/west", ""),
+             ReachedUnit("replica/llama/0", url)]  # fmt: skip
+    monkeypatch.setattr(mesh_asking, "_reachable", lambda _source: nullcontext(units))
+    with LiveFleet(None, "") as ask:
+        assert ask() == fleet()
+        assert ask.url == url
+        with serving(agent_pages(session=HUB)) as other:
+            units[2] = ReachedUnit("replica/llama/0", "http://127.0.0.1:1")
+            ask._url = "http://127.0.0.1:1"  # it died
+            with pytest.raises(StatusUnavailableError):
+                ask()
+            units.append(ReachedUnit("replica/llama/1", other))
+            assert ask().session == HUB
+    units[:] = [ReachedUnit("gateway/east", "")]
+    with pytest.raises(FabrictoolError, match="FT5204"), LiveFleet(None, "") as ask:
+        ask()
+
+
+def test_a_narrow_terminal_does_without_some_columns_and_keeps_who_and_how():
+    rows = [["aaaaaaaa", "serving", "itself", "a-replica/0"]]
+    headings = ("SESSION", "STATE", "LINK", "REPLICA")
+    assert fitting_table(headings, rows, None).split() == [*headings, *rows[0]]
+    narrow = fitting_table(headings, rows, 34)
+    assert narrow.split() == ["SESSION", "STATE", "REPLICA", "aaaaaaaa", "serving", "a-replica/0"]
+    assert max(map(len, narrow.splitlines())) <= 34
