@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from fabrictool.agent.agent import Agent
+from fabrictool.mesh.transport.views import views_of
 from fabrictool.status.pages import serve_status
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ async def run_agent(spec: AgentSpec, folder: RunFolder, clock: Clock, cache: Pat
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, agent.request_stop, f"signal {number.name}")
-    pages = await serve_status(agent.status, folder)
+    pages = await serve_status(agent.status, folder, views=views_of(agent.mesh))
     try:
         folder.write_process(status=f"http://127.0.0.1:{pages.addresses[0][1]}/status", started_at=clock.wall())
         return await agent.run()

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Self
 
 from fabrictool.base.errors import FabrictoolError, UsageError
 from fabrictool.cli.watching import gateway_url
-from fabrictool.status.client import fetch
+from fabrictool.status.client import NoFleetError, fetch, fetch_fleet
+from fabrictool.status.documents import AgentStatus
 
 if TYPE_CHECKING:
     from fabrictool.cli.source import Source
-    from fabrictool.status.documents import StatusDocument
+    from fabrictool.status.fleet import LiveDocument
 
 ANSWER_S = 3.0
 
@@ -37,12 +39,19 @@ class LiveStatus:
     def __exit__(self, *_: object) -> None:
         self._way.close()
 
-    def __call__(self) -> StatusDocument:
-        """The document; raises FT5201 and FT5202, and what looking for the gateway raises."""
+    def __call__(self) -> LiveDocument:
+        """The document, of an agent what it knows of the fleet.
+
+        Raises FT5201 and FT5202, and what looking for the gateway raises.
+        """
         try:
             if not self._url:
                 self._url = self._way.enter_context(gateway_url(self._source))
-            return fetch(self._url, timeout_s=ANSWER_S, key=self._key)
+            document = fetch(self._url, timeout_s=ANSWER_S, key=self._key)
+            if isinstance(document, AgentStatus):
+                with contextlib.suppress(NoFleetError):  # of an earlier release: its own document is all that it has
+                    return fetch_fleet(self._url, timeout_s=ANSWER_S)
+            return document
         except FabrictoolError:
             self._way.close()
             self._url = self._given

@@ -92,7 +92,7 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, columns: in
     between words.
     """
     every = [list(headings), *[list(row) for row in rows]]
-    widths = [max(_width(row[column]) for row in every) for column in range(len(headings))]
+    widths = [max(text_width(row[column]) for row in every) for column in range(len(headings))]
     figures = [all(_FIGURE.fullmatch(row[column] or "–") for row in every[1:]) for column in range(len(headings))]
     figures = [figure and len(every) > 1 for figure in figures]
     _narrow(widths, figures, every, columns if columns is not None else terminal_columns())
@@ -111,7 +111,7 @@ def _narrow(widths: list[int], figures: list[bool], rows: list[list[str]], limit
         over = sum(widths) + len(_GAP) * (len(widths) - 1) - limit if limit is not None else 0
         if over <= 0:
             return
-        longest = max((_width(word) for row in rows for word in row[column].split()), default=0)
+        longest = max((text_width(word) for row in rows for word in row[column].split()), default=0)
         widths[column] = max(widths[column] - over, longest, min(_NARROWEST, widths[column]))
 
 
@@ -121,7 +121,7 @@ def _lines(row: list[str], widths: list[int], figures: list[bool]) -> list[str]:
     for number in range(max(len(parts) for parts in folded)):
         cells = [parts[number] if number < len(parts) else "" for parts in folded]
         padded = [
-            " " * (width - _width(cell)) + cell if figure else cell + " " * (width - _width(cell))
+            " " * (width - text_width(cell)) + cell if figure else cell + " " * (width - text_width(cell))
             for cell, width, figure in zip(cells, widths, figures, strict=True)
         ]
         lines.append(_GAP.join(padded).rstrip())
@@ -129,12 +129,13 @@ def _lines(row: list[str], widths: list[int], figures: list[bool]) -> list[str]:
 
 
 def _folded(cell: str, width: int) -> list[str]:
-    if _width(cell) <= width:
+    if text_width(cell) <= width:
         return [cell]
     return textwrap.wrap(cell, width, break_long_words=False, break_on_hyphens=False) or [""]
 
 
-def _width(cell: str) -> int:
+def text_width(cell: str) -> int:
+    """Columns that it takes, without the marks of colours."""
     return len(_MARK.sub("", cell))
 
 

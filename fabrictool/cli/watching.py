@@ -12,10 +12,11 @@ import msgspec
 
 from fabrictool.base.clock import duration_text
 from fabrictool.base.errors import UnreachableError, UsageError
+from fabrictool.cli.mesh_text import fleet_lines
 from fabrictool.cli.output import data, json_data, paint, say, seconds_text, table
 from fabrictool.domain.address import Address
-from fabrictool.status.client import StatusUnavailableError, fetch
-from fabrictool.status.documents import AgentStatus, GatewayStatus
+from fabrictool.status.client import NoFleetError, StatusUnavailableError, fetch, fetch_fleet
+from fabrictool.status.documents import GatewayStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from fabrictool.cli.source import Source
     from fabrictool.domain.observed import ObservedUnit
     from fabrictool.state.fabric import Fabric
-    from fabrictool.status.documents import StatusDocument
+    from fabrictool.status.documents import AgentStatus
+    from fabrictool.status.fleet import FleetStatus, LiveDocument
 
 WATCH_S = 2.0
 ASK_S = 3.0
@@ -59,9 +61,24 @@ def _one_url(url: str, key: str) -> tuple[dict[str, Any], str, bool]:
     document = fetch(url, key=key)
     if isinstance(document, GatewayStatus):
         text, good = "\n".join(_gateway_lines(document, {})), True
-    else:
-        text, good = _agent_line(document), document.engine.state == "ready"
-    return {"format_version": "1", "type": "status", "document": msgspec.to_builtins(document)}, text, good
+        return {"format_version": "1", "type": "status", "document": msgspec.to_builtins(document)}, text, good
+    fleet = _fleet_of_agent(url)
+    lines = [_agent_line(document), "", *fleet_lines(fleet, time.time())] if fleet else [_agent_line(document)]
+    printed = {
+        "format_version": "1",
+        "type": "status",
+        "document": msgspec.to_builtins(document),
+        "fleet": msgspec.to_builtins(fleet),
+    }
+    return printed, "\n".join(lines), document.engine.state == "ready"
+
+
+def _fleet_of_agent(url: str) -> FleetStatus | None:
+    """None of an agent of an earlier release."""
+    try:
+        return fetch_fleet(url)
+    except NoFleetError:
+        return None
 
 
 def _whole_fabric(fabric: Fabric, blueprint_digest: str, *, patient: bool) -> tuple[dict[str, Any], str, bool]:
@@ -107,9 +124,7 @@ def _gateway_lines(document: GatewayStatus, desired: Mapping[str, int], name: st
     ]
 
 
-def _agent_line(document: StatusDocument) -> str:
-    if not isinstance(document, AgentStatus):
-        return ""
+def _agent_line(document: AgentStatus) -> str:
     engine = document.engine
     return f"{document.replica} on {document.cluster}/{document.node}: {engine.engine} {engine.state} {engine.progress}"
 
@@ -210,7 +225,7 @@ def _answers(url: str) -> bool:
     return True
 
 
-def require_tui() -> Callable[[Callable[[], StatusDocument], float], None]:
+def require_tui() -> Callable[[Callable[[], LiveDocument], float], None]:
     """The terminal UI's entry; raises FT9006 when its extra is not installed."""
     if importlib.util.find_spec("textual") is None:
         raise UsageError.of("FT9006", "the terminal UI is not installed", hint="pip install 'fabrictool[tui]'")

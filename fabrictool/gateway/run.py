@@ -21,6 +21,7 @@ from fabrictool.mesh.records import Lifecycle
 from fabrictool.mesh.revocation import read_revocation
 from fabrictool.mesh.transport.node import MeshNode
 from fabrictool.mesh.transport.tls import IdentityFiles
+from fabrictool.mesh.transport.views import views_of
 from fabrictool.routing.candidates import TrustPolicy
 from fabrictool.routing.policies import routing_policy
 from fabrictool.status.pages import serve_status
@@ -59,7 +60,7 @@ async def run_on_mesh(spec: GatewaySpec, folder: RunFolder, clock: Clock) -> str
         stack.push_async_callback(mesh.close)
         gateway.mesh_address = f"{spec.mesh.host}:{port}"
         await gateway.listen(spec.listen.host, spec.listen.port)
-        pages = await serve_status(gateway.status, folder, metrics=gateway.exposition)
+        pages = await serve_status(gateway.status, folder, metrics=gateway.exposition, views=views_of(mesh))
         stack.push_async_callback(pages.cleanup)
         folder.write_process(
             status=f"http://127.0.0.1:{pages.addresses[0][1]}/status",

@@ -1,7 +1,8 @@
-"""The loopback pages of a unit: ``/status``, ``/health``, ``/log``, a gateway's ``/metrics``; GET changes nothing."""
+"""The loopback pages of a unit: ``/status``, ``/fleet``, ``/log`` and so on; GET changes nothing."""
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -10,7 +11,7 @@ from fabrictool.base.errors import FabrictoolError
 from fabrictool.status.documents import StatusDocument, encode
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
     from fabrictool.base.runfolder import RunFolder
 
@@ -23,10 +24,11 @@ async def serve_status(
     folder: RunFolder | None = None,
     *,
     metrics: Callable[[], bytes] | None = None,
+    views: Mapping[str, Callable[[], bytes]] = MappingProxyType({}),
 ) -> web.AppRunner:
     """Listen on a free loopback port; the port is in ``runner.addresses``. The caller cleans the runner up.
 
-    Without `folder` there is no ``/log``, without `metrics` no ``/metrics``.
+    Without `folder` there is no ``/log``, without `metrics` no ``/metrics``; `views` are further documents, by path.
     """
 
     async def status(_: web.Request) -> web.Response:
@@ -37,6 +39,7 @@ async def serve_status(
 
     app = web.Application()
     app.add_routes([web.get("/status", status), web.get("/health", health)])
+    app.add_routes([web.get(path, _view_page(view)) for path, view in views.items()])
     if folder is not None:
         app.add_routes([web.get("/log", _log_page(folder))])
     if metrics is not None:
@@ -60,6 +63,13 @@ def _log_page(folder: RunFolder) -> Callable[[web.Request], Awaitable[web.Respon
         return web.Response(text="\n".join(tail) + "\n")
 
     return log
+
+
+def _view_page(view: Callable[[], bytes]) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def page(_: web.Request) -> web.Response:
+        return web.Response(body=view(), content_type="application/json")
+
+    return page
 
 
 def _metrics_page(metrics: Callable[[], bytes]) -> Callable[[web.Request], Awaitable[web.Response]]:

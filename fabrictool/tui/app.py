@@ -12,7 +12,9 @@ from textual.widgets import Static
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.base.text import visible
 from fabrictool.status.documents import GatewayStatus
-from fabrictool.tui.rows import agent_rows, cluster_rows, headline, model_rows, node_rows
+from fabrictool.status.fleet import FleetStatus
+from fabrictool.tui.fleet_rows import fleet_cluster_rows, fleet_headline, fleet_model_rows, fleet_node_rows
+from fabrictool.tui.rows import age_text, agent_rows, cluster_rows, headline, model_rows, node_rows
 from fabrictool.tui.screens.models import ModelsScreen
 from fabrictool.tui.screens.nodes import NodesScreen
 from fabrictool.tui.screens.overview import OverviewScreen
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
     from textual.binding import BindingType
 
-    from fabrictool.status.documents import StatusDocument
+    from fabrictool.status.fleet import LiveDocument
     from fabrictool.tui.rows import TableRow
 
 SCREENS_BY_NAME = {"overview": OverviewScreen, "models": ModelsScreen, "nodes": NodesScreen}
@@ -46,13 +48,13 @@ class Top(App[None]):
     ]
 
     def __init__(
-        self, ask: Callable[[], StatusDocument], interval_s: float, clock: Callable[[], float] = time.time
+        self, ask: Callable[[], LiveDocument], interval_s: float, clock: Callable[[], float] = time.time
     ) -> None:
         super().__init__()
         self._ask = ask
         self._interval = interval_s
         self._clock = clock
-        self._document: StatusDocument | None = None
+        self._document: LiveDocument | None = None
         self._trouble = ""
         self._since: float | None = None
         """When the first question in a row was not answered."""
@@ -89,7 +91,9 @@ class Top(App[None]):
             screen.query_one("#headline", Static).update(self._complaint() or "connecting …")
             return
         age = max(0.0, self._clock() - self._document.at)
-        lines = [self._complaint(), headline(self._document, age_s=age)]
+        document, told = self._document, age_text(age)
+        head = fleet_headline(document, told) if isinstance(document, FleetStatus) else headline(document, told)
+        lines = [self._complaint(), visible(head)]
         screen.show("\n".join(filter(None, lines)), self._tabs(), self._rows(screen))
 
     def _complaint(self) -> str:
@@ -105,6 +109,10 @@ class Top(App[None]):
             if isinstance(screen, ModelsScreen):
                 return model_rows(document)
             return node_rows(document) if isinstance(screen, NodesScreen) else cluster_rows(document)
+        if isinstance(document, FleetStatus):
+            if isinstance(screen, ModelsScreen):
+                return fleet_model_rows(document)
+            return fleet_node_rows(document) if isinstance(screen, NodesScreen) else fleet_cluster_rows(document)
         if document is not None and isinstance(screen, NodesScreen):
             return agent_rows(document)
         return []
@@ -116,7 +124,7 @@ class Top(App[None]):
         return "   ".join(names)
 
 
-def run(ask: Callable[[], StatusDocument], interval_s: float) -> None:
+def run(ask: Callable[[], LiveDocument], interval_s: float) -> None:
     """Show what `ask` answers until the user quits; raises what it raises when there is no answer at first."""
     ask()
     Top(ask, interval_s).run()

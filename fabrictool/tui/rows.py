@@ -64,13 +64,12 @@ def columns_that_fit(columns: tuple[str, ...], rows: Sequence[TableRow], width: 
     return tuple(left)
 
 
-def headline(document: GatewayStatus | AgentStatus, *, age_s: float) -> str:
-    """Whose view, how old, how much of it is well."""
-    stale = "  STALE" if age_s > STALE_S else ""
-    return visible(_headline(document, f"{age_s:.1f} s old{stale}"))
+def age_text(age_s: float) -> str:
+    """With a word when it is too old."""
+    return f"{age_s:.1f} s old" + ("  STALE" if age_s > STALE_S else "")
 
 
-def _headline(document: GatewayStatus | AgentStatus, age: str) -> str:
+def headline(document: GatewayStatus | AgentStatus, age: str) -> str:
     if isinstance(document, GatewayStatus):
         agents = [node for node in document.nodes if node.role != "gateway"]
         linked = sum(node.connected for node in agents)
@@ -109,9 +108,9 @@ def cluster_rows(document: GatewayStatus) -> list[TableRow]:
             f"{devices}×{nodes[0].device}" if nodes[0].device else "–",
             str(sum(service.lifecycle == "SERVING" for service in services)),
             str(sum(service.in_flight for service in services)),
-            _until(min(ends), document.at) if ends else "–",
+            until_text(min(ends), document.at) if ends else "–",
         )
-        rows.append(_row(cluster, cells, level))
+        rows.append(table_row(cluster, cells, level))
     return problems_first(rows)
 
 
@@ -129,7 +128,7 @@ def node_rows(document: GatewayStatus) -> list[TableRow]:
             level: Level = "well" if node.connected and node.lifecycle == "SERVING" else "worth a look"
             if not node.connected and node.role != "gateway":
                 level = "bad"
-            rows.append(_row(key, _node_cells(node, service, document.at), level))
+            rows.append(table_row(key, _node_cells(node, service, document.at), level))
     return problems_first(rows)
 
 
@@ -146,11 +145,11 @@ def agent_rows(document: AgentStatus) -> list[TableRow]:
         str(engine.waiting),
         f"{engine.kv_use:.0%}",
         str(document.in_flight),
-        "–" if document.ends_at is None else _until(document.ends_at, document.at),
+        "–" if document.ends_at is None else until_text(document.ends_at, document.at),
         document.cluster,
         "agent",
     )
-    return [_row(document.session, cells, "well" if document.links and engine.state == "ready" else "bad")]
+    return [table_row(document.session, cells, "well" if document.links and engine.state == "ready" else "bad")]
 
 
 def matches(cells: tuple[str, ...], wanted: str) -> bool:
@@ -159,7 +158,7 @@ def matches(cells: tuple[str, ...], wanted: str) -> bool:
     return all((word[1:] not in text) if word.startswith("!") else (word in text) for word in wanted.lower().split())
 
 
-def _row(key: str, cells: tuple[str, ...], level: Level) -> TableRow:
+def table_row(key: str, cells: tuple[str, ...], level: Level) -> TableRow:
     return TableRow(key, tuple(visible(cell) for cell in cells), level)
 
 
@@ -179,12 +178,12 @@ def _model_row(model: ModelRow) -> TableRow:
         _seconds(model.tpot_p95_s),
         str(model.tokens),
     )
-    return _row(model.model, cells, level)
+    return table_row(model.model, cells, level)
 
 
 def _node_cells(node: NodeRow, service: ServiceRow | None, now: float) -> tuple[str, ...]:
     link = "up" if node.connected else "lost" + (f" {now - node.disconnected_at:.0f} s" if node.disconnected_at else "")
-    walltime = "–" if node.ends_at is None else _until(node.ends_at, now)
+    walltime = "–" if node.ends_at is None else until_text(node.ends_at, now)
     head = (node.node or "–", node.lifecycle, link)
     where = (walltime, node.cluster or "–", node.role)
     if service is None:
@@ -207,6 +206,6 @@ def _seconds(value: float | None) -> str:
     return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.1f} s"
 
 
-def _until(end: float, now: float) -> str:
+def until_text(end: float, now: float) -> str:
     left = max(0, int(end - now))
     return f"in {left // 3600} h {left % 3600 // 60:02} m" if left >= 3600 else f"in {left // 60} m {left % 60:02} s"

@@ -64,6 +64,23 @@ async def test_status_and_metrics_are_on_loopback_and_warn_of_a_certificate_that
     assert await asyncio.wait_for(running, 10) == "signal SIGTERM"
 
 
+async def test_the_fleet_is_shown_on_loopback_and_to_no_client(tmp_path):
+    folder, spec = unit(tmp_path)
+    spec = msgspec.structs.replace(spec, keys=keys_file(folder, "k" * 20))
+    running = asyncio.create_task(run_on_mesh(spec, folder, SystemClock()))
+    await until(lambda: running.done() or (folder.path / "process.json").exists())
+    listen, url = folder.process()["listen"], folder.process()["status"]
+    async with aiohttp.ClientSession() as http:
+        for page in ("/fleet", "/records"):
+            async with http.get(url.replace("/status", page)) as answer:
+                document = await answer.json()
+            assert (document["kind"], document["role"], document["fabric"]) == (page[1:], "gateway", "t")
+            async with http.get(f"http://{listen}{page}", headers={"authorization": f"Bearer {'k' * 20}"}) as answer:
+                assert answer.status == 404
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(running, 10)
+
+
 def keys_file(folder, *keys):
     rows = [KeyRow("anna", hash_key(key), "all") for key in keys]
     path = folder.path / "keys.json"

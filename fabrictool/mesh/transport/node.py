@@ -18,6 +18,7 @@ import msgspec
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.base.tlswords import spoken
 from fabrictool.domain.specs import HostPort
+from fabrictool.mesh.fleet import View
 from fabrictool.mesh.framing import Beat, StreamHead
 from fabrictool.mesh.gossip import MAX_TAIL, Changed, LogTail, Refused, Send, Vain
 from fabrictool.mesh.identity import Credential, IdentityError, IdentityVerifier, VerifiedSession
@@ -110,6 +111,16 @@ class MeshNode:
         """Address → the paths to it: which is in use, and why others failed."""
         self.dial_errors: dict[str, str] = {}
         """Address → why the last attempt to reach it failed; empty while connected."""
+        self.dialled_tunnels: dict[str, Tunnel] = {}
+        """Address → the last connection that we dialled there; it may be over."""
+        self.refused_records = 0
+        self.vain_repairs = 0
+
+    @property
+    def view(self) -> View:
+        """For documents: what we know at this moment."""
+        now, wall = self._clock.monotonic(), self._clock.wall()
+        return View(self._member, self.federation, self._hub, now=now, wall=wall)
 
     @property
     def registry(self) -> Registry:
@@ -301,6 +312,7 @@ class MeshNode:
                 case Refused(peer, reason):
                     self._refused(peer, reason)
                 case Vain(peer, repairs):
+                    self.vain_repairs += 1
                     _log.warning(
                         "%d repairs with %s brought nothing: one side refuses records", repairs, peer.hex()[:8]
                     )
@@ -321,6 +333,7 @@ class MeshNode:
 
     def _refused(self, peer: bytes, reason: str) -> None:
         """Say it, ever more seldom: whoever sends rubbish must not fill our log with it."""
+        self.refused_records += 1
         self._refusals[peer] += 1
         if (count := self._refusals[peer]).bit_count() == 1:
             _log.warning("refused a record from %s (%d by now): %s", peer.hex()[:8], count, reason)
@@ -359,6 +372,7 @@ class MeshNode:
                     self._dialled.pop((host, port)).cancel()
                     self.dial_errors.pop(f"{host}:{port}", None)
                     self.routes.pop(f"{host}:{port}", None)
+                    self.dialled_tunnels.pop(f"{host}:{port}", None)
 
     def _dial_also(self, addresses: Iterable[tuple[str, int]]) -> None:
         for host, port in addresses:
@@ -380,6 +394,7 @@ class MeshNode:
                 route = self.routes[address].connect(lambda: Tunnel(self, self._clock.monotonic, dialler=True), context)
                 async with route as tunnel:
                     self.dial_errors.pop(address, None)
+                    self.dialled_tunnels[address] = tunnel
                     began = self._clock.monotonic()
                     await tunnel.closed
                 peer = tunnel.peer

@@ -223,6 +223,11 @@ class Tunnel(asyncio.Protocol):
             self.flush()
 
     @property
+    def silent_s(self) -> float:
+        """Seconds since the peer was heard last."""
+        return max(0.0, self._clock() - self._last_heard)
+
+    @property
     def open_streams(self) -> int:
         """How many streams have not ended on both sides."""
         return len(self._streams)

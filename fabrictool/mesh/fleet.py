@@ -1,0 +1,203 @@
+"""What a node of the mesh knows, as documents: pure functions of its member and its links."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fabrictool import __version__
+from fabrictool.mesh.records import Lifecycle, NodeBody, RevocationBody, ServiceBody, WitnessBody
+from fabrictool.status.fleet import (
+    OVER,
+    Accusation,
+    FleetMember,
+    FleetService,
+    FleetStatus,
+    RecordRow,
+    RecordsStatus,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from fabrictool.mesh.member import Member
+    from fabrictool.mesh.records import Evidence, Record
+    from fabrictool.mesh.registry import Registry
+    from fabrictool.status.fleet import FleetLink, MemberState, RecordKind
+
+
+_LOSSES: tuple[Evidence, ...] = ("closed", "silent")
+"""A tunnel that was. Who never came may be on its way, and is linked to another hub."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Of whom a document is made, and when."""
+
+    member: Member
+    federation: str
+    hub: bool
+    now: float
+    """Monotonic seconds: the detector's."""
+    wall: float
+
+    @property
+    def registry(self) -> Registry:
+        return self.member.registry
+
+    @property
+    def role(self) -> str:
+        return "gateway" if self.hub else "agent"
+
+    @property
+    def own(self) -> NodeBody | None:
+        """None until it has said who it is."""
+        return self.registry.node(self.member.session)
+
+
+# Wide: what the registry does not hold and the transport knows.
+def fleet_of(
+    view: View, *, linked: Collection[bytes], links: list[FleetLink], refused_records: int, vain_repairs: int
+) -> FleetStatus:
+    """`linked`: the sessions with which there is a tunnel now."""
+    member, registry, own = view.member, view.registry, view.own
+    nodes = [record.body for record in registry if isinstance(record.body, NodeBody)]
+    there, lost = {member.session, *linked}, member.detector.lost
+    return FleetStatus(
+        release=__version__,
+        at=view.wall,
+        fabric=own.fabric if own is not None else "",
+        federation=view.federation,
+        session=member.session.hex(),
+        role=view.role,
+        root=registry.root().hex(),
+        records=len(registry),
+        refused_records=refused_records,
+        vain_repairs=vain_repairs,
+        silent_because=member.detector.silent(view.now),
+        members=[
+            _member(view, body, None if body.session in there else lost.get(body.session), linked=body.session in there)
+            for body in sorted(nodes, key=lambda n: (n.role != "gateway", n.cluster, n.node, n.session))
+        ],
+        links=links,
+    )
+
+
+def records_of(view: View) -> RecordsStatus:
+    registry, own = view.registry, view.own
+    return RecordsStatus(
+        release=__version__,
+        at=view.wall,
+        fabric=own.fabric if own is not None else "",
+        session=view.member.session.hex(),
+        role=view.role,
+        root=registry.root().hex(),
+        rows=[_record_row(registry, record) for record in sorted(registry, key=lambda record: record.key)],
+    )
+
+
+def _member(view: View, body: NodeBody, lost: tuple[float, Evidence] | None, *, linked: bool) -> FleetMember:
+    """`lost`: since when, on the detector's clock, and how."""
+    registry = view.registry
+    identity = registry.session(body.session)
+    accusations = [
+        Accusation(
+            hub=witness.session.hex(),
+            provider=hub.provider if (hub := registry.node(witness.session)) is not None else "",
+            evidence=list(witness.evidence),
+            votes=witness.votes,
+            seen=witness.seen,
+            stands=witness.seen >= body.version,
+        )
+        for witness in registry.witnesses(body.session)
+        if witness.suspects
+    ]
+    suspected = any(accusation.stands for accusation in accusations)
+    state = _state(view, body, suspected=suspected, lost=lost is not None and lost[1] in _LOSSES)
+    lost = None if state in OVER else lost
+    return FleetMember(
+        session=body.session.hex(),
+        role=body.role,
+        provider=body.provider,
+        site=body.site,
+        cluster=body.cluster,
+        node=body.node,
+        lifecycle=body.lifecycle.name,
+        version=body.version,
+        state=state,
+        linked=linked,
+        lost_at=view.wall - (view.now - lost[0]) if lost is not None else None,
+        lost_how=lost[1] if lost is not None else "",
+        accusations=accusations,
+        certificate_ends_at=identity.not_after if identity is not None else None,
+        ends_at=body.ends_at,
+        release=body.release,
+        device=body.hardware.device if body.hardware is not None else "",
+        devices=body.hardware.devices if body.hardware is not None else 0,
+        memory=body.hardware.memory if body.hardware is not None else 0,
+        services=[_service(service) for service in registry.services_of(body.session)],
+    )
+
+
+def _state(view: View, body: NodeBody, *, suspected: bool, lost: bool) -> MemberState:
+    identity = view.registry.session(body.session)
+    if body.lifecycle is Lifecycle.LEFT:
+        return "left"
+    if identity is None or identity.not_after < view.wall:
+        return "expired"
+    if view.registry.revoked(identity):
+        return "revoked"
+    if view.registry.evicted(body.session):
+        return "evicted"
+    if body.lifecycle is Lifecycle.DOWN:
+        return "down"
+    if suspected:
+        return "suspected"
+    if lost:
+        return "lost"
+    return "joining" if body.lifecycle is Lifecycle.JOIN else "serving"
+
+
+def _service(body: ServiceBody) -> FleetService:
+    """The log's tail stays out: this document is read at other institutions, too."""
+    return FleetService(
+        service=body.service.hex(),
+        replica=body.replica,
+        model=body.model,
+        engine=body.engine,
+        precision=body.precision,
+        context=body.context,
+        tp=body.tp,
+        lifecycle=body.lifecycle.name,
+        accepting=body.accepting,
+        note=next(iter(body.note.splitlines()), ""),
+    )
+
+
+def _record_row(registry: Registry, record: Record) -> RecordRow:
+    body, envelope = record.body, record.envelope
+    identity = registry.session(body.session)
+    not_after = identity.not_after if identity is not None else None
+    kind: RecordKind
+    match body:
+        case NodeBody():
+            kind, about = "node", "/".join(filter(None, (body.cluster, body.node)))
+        case ServiceBody():
+            kind, about = "service", body.replica
+        case WitnessBody():
+            kind, about = "witness", body.suspect.hex()
+            not_after = body.until if not_after is None else min(body.until, not_after)
+        case RevocationBody():
+            kind, about, not_after = "revocation", body.session.hex(), body.until
+    return RecordRow(
+        key=record.key.hex(),
+        record=kind,
+        owner="" if isinstance(body, RevocationBody) else body.session.hex(),
+        provider=body.provider if isinstance(body, RevocationBody) else identity.claims.provider if identity else "",
+        about=about,
+        lifecycle=body.lifecycle.name,
+        version=body.version,
+        not_after=not_after,
+        octets=len(envelope.body) + len(envelope.signature) + sum(map(len, envelope.chain)),
+        hash=record.hash.hex(),
+    )

@@ -1,0 +1,66 @@
+"""What a running node shows of the mesh, for the loopback pages of agents and gateways."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from fabrictool.mesh.fleet import fleet_of, records_of
+from fabrictool.status.fleet import FleetLink
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from fabrictool.mesh.transport.node import MeshNode
+    from fabrictool.mesh.transport.tunnel import Tunnel
+    from fabrictool.status.fleet import FleetStatus
+
+
+def views_of(node: MeshNode) -> Mapping[str, Callable[[], bytes]]:
+    """Path → what is to be answered there."""
+    return {
+        "/fleet": lambda: msgspec.json.encode(fleet_status(node)),
+        "/records": lambda: msgspec.json.encode(records_of(node.view)),
+    }
+
+
+def fleet_status(node: MeshNode) -> FleetStatus:
+    """The mesh as this node sees it now."""
+    return fleet_of(
+        node.view,
+        linked=node.neighbours,
+        links=links_of(node),
+        refused_records=node.refused_records,
+        vain_repairs=node.vain_repairs,
+    )
+
+
+def links_of(node: MeshNode) -> list[FleetLink]:
+    """What it dials, connected or not, and then who dialled it."""
+    rows = []
+    for address, route in sorted(node.routes.items()):
+        last = node.dialled_tunnels.get(address)
+        peer = last.peer.session if last is not None and last.peer is not None else b""
+        tunnel = node.tunnel(peer)
+        rows.append(
+            FleetLink(
+                peer=peer.hex(),
+                address=address,
+                up=tunnel is not None,
+                path=route.used or "",
+                failures={str(kind): why for kind, why in route.failures.items()},
+                error=node.dial_errors.get(address, ""),
+                **_figures(tunnel),
+            )
+        )
+    dialled = {row.peer for row in rows}
+    tunnels = {peer.hex(): node.tunnel(peer) for peer in node.neighbours}
+    return rows + [
+        FleetLink(peer=peer, up=True, **_figures(tunnel)) for peer, tunnel in tunnels.items() if peer not in dialled
+    ]
+
+
+def _figures(tunnel: Tunnel | None) -> dict[str, Any]:
+    """Of a live connection; of none, nothing is known."""
+    return {} if tunnel is None else {"sent_octets": tunnel.sent_octets, "silent_s": tunnel.silent_s}

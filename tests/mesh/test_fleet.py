@@ -1,0 +1,191 @@
+"""What a node tells of the mesh: its registry, its detector and its links, as a document."""
+
+import msgspec
+import pytest
+
+from fabrictool.mesh.fleet import View, fleet_of, records_of
+from fabrictool.mesh.identity import IdentityVerifier, issue_session
+from fabrictool.mesh.member import Member
+from fabrictool.mesh.records import Lifecycle, NodeHardware, WitnessBody
+from fabrictool.mesh.revocation import read_revocation, revoke
+from fabrictool.mesh.transport.views import fleet_status, views_of
+from fabrictool.status.fleet import FleetStatus, RecordsStatus
+from tests.mesh.signed_records import NOW, PROVIDERS, ROOT, VERIFIER, node, sealed, service
+from tests.mesh.test_transport import linked, node_body, service_body, until
+
+HUBS = [issue_session(PROVIDERS[name], "gateway", now=NOW) for name in ("alpha", "beta")]
+AGENT = issue_session(PROVIDERS["gamma"], "agent", now=NOW)
+
+
+def id_of(owner):
+    return bytes.fromhex(owner.claims.session)
+
+
+def hub_node(owner):
+    return node(owner, role="gateway")
+
+
+def witness(hub, suspect, seen, **changes):
+    body = WitnessBody(
+        federation=VERIFIER.federation, session=id_of(hub), suspect=id_of(suspect), lifecycle=Lifecycle.JOIN,
+        version=1, seen=seen, until=NOW + 3600, suspects=True, evidence=("closed", "other-hub"),
+    )  # fmt: skip
+    return msgspec.structs.replace(body, **changes)
+
+
+@pytest.fixture
+def member():
+    """The first hub, with two others on record."""
+    hub = HUBS[0]
+    member = Member(IdentityVerifier(ROOT.chain[0]), session=id_of(hub), sign=hub.sign, chain=hub.chain, hub=True)
+    member.publish(hub_node(hub), wall=NOW)
+    for owner, body in ((HUBS[1], hub_node(HUBS[1])), (AGENT, node(AGENT, hardware=NodeHardware("gh200", 4, 384)))):
+        member.registry.merge(sealed(owner, body).envelope, wall=NOW)
+    return member
+
+
+def say(member, owner, body):
+    assert member.registry.merge(sealed(owner, body).envelope, wall=NOW).record is not None
+
+
+def view(member, now=100.0, *, hub=True, wall=NOW):
+    return View(member, VERIFIER.federation, hub, now=now, wall=wall)
+
+
+def document(member, *, tunnels=(), **options):
+    made = fleet_of(view(member, **options), linked=tunnels, links=[], refused_records=3, vain_repairs=1)
+    assert msgspec.json.decode(msgspec.json.encode(made), type=FleetStatus) == made
+    return made
+
+
+def row(shown, owner):
+    return next(member for member in shown.members if member.session == owner.claims.session)
+
+
+def test_a_member_that_is_linked_has_its_hardware_and_its_services(member):
+    say(member, AGENT, service(AGENT, 1))
+    shown = document(member, tunnels=[id_of(AGENT)])
+    assert (shown.session, shown.role, shown.records) == (HUBS[0].claims.session, "gateway", 4)
+    assert (shown.refused_records, shown.vain_repairs) == (3, 1)
+    assert shown.root == member.registry.root().hex()
+    agent = row(shown, AGENT)
+    assert (agent.state, agent.linked, agent.provider) == ("serving", True, "gamma")
+    assert (agent.device, agent.devices, agent.memory) == ("gh200", 4, 384)
+    assert [(s.replica, s.lifecycle) for s in agent.services] == [("m/1", "SERVING")]
+    assert row(shown, HUBS[0]).linked, "who shows it is there"
+    assert not row(shown, HUBS[1]).linked
+    assert row(shown, HUBS[1]).state == "serving", "who never came to this hub may be linked to another"
+
+
+def test_a_lost_tunnel_says_since_when_in_wall_seconds_and_how(member):
+    member.link_up(id_of(AGENT), wall=NOW)
+    member.link_down(id_of(AGENT), "silent", now=88.0)
+    lost = row(document(member, now=100.0), AGENT)
+    assert (lost.state, lost.lost_at, lost.lost_how) == ("lost", NOW - 12, "silent")
+    again = row(document(member, tunnels=[id_of(AGENT)]), AGENT)
+    assert (again.state, again.lost_at) == ("serving", None)
+
+
+def test_a_suspicion_is_about_a_version_and_a_newer_one_refutes_it(member):
+    say(member, HUBS[1], witness(HUBS[1], AGENT, seen=1))
+    shown = row(document(member), AGENT)
+    assert shown.state == "suspected"
+    (accusation,) = shown.accusations
+    assert (accusation.hub, accusation.provider) == (HUBS[1].claims.session, "beta")
+    assert (accusation.evidence, accusation.votes, accusation.stands) == (["closed", "other-hub"], False, True)
+    say(member, AGENT, node(AGENT, version=2))
+    shown = row(document(member), AGENT)
+    assert (shown.state, shown.accusations[0].stands) == ("serving", False)
+    say(member, HUBS[1], witness(HUBS[1], AGENT, seen=1, version=2, suspects=False, evidence=()))
+    assert row(document(member), AGENT).accusations == []
+
+
+def test_two_votes_evict_and_an_agent_tells_the_same(member):
+    for hub in HUBS:
+        say(member, hub, witness(hub, AGENT, seen=1, votes=True))
+    for seen_by_hub in (True, False):
+        shown = row(document(member, hub=seen_by_hub), AGENT)
+        assert (shown.state, shown.lifecycle) == ("evicted", "SERVING")
+        assert [a.votes for a in shown.accusations] == [True, True]
+
+
+def test_who_left_and_whose_certificate_ended_is_over(member):
+    ends = row(document(member), AGENT).certificate_ends_at
+    assert row(document(member, wall=ends + 1), AGENT).state == "expired"
+    say(member, AGENT, node(AGENT, version=2, lifecycle=Lifecycle.LEFT))
+    assert row(document(member), AGENT).state == "left"
+
+
+def test_who_was_revoked_is_over_and_its_revocation_is_on_record(member):
+    text = revoke(PROVIDERS["gamma"], id_of(AGENT), now=NOW, until=NOW + 500)
+    member.take(read_revocation(text)[0], now=0.0, wall=NOW)
+    assert row(document(member), AGENT).state == "revoked"
+    (record,) = (r for r in records_of(view(member)).rows if r.record == "revocation")
+    assert (record.owner, record.provider, record.about) == ("", "gamma", AGENT.claims.session)
+    assert record.not_after == NOW + 500
+
+
+def test_of_a_dead_engine_the_reason_is_shown_and_not_its_log(member):
+    say(member, AGENT, service(AGENT, 1, lifecycle=Lifecycle.DOWN, note="out of memory\nsecret prompt in a log"))
+    shown = document(member)
+    assert row(shown, AGENT).services[0].note == "out of memory"
+    assert b"secret prompt" not in msgspec.json.encode(shown)
+
+
+def test_records_have_their_owner_their_size_and_their_end(member):
+    say(member, AGENT, service(AGENT, 1))
+    say(member, HUBS[1], witness(HUBS[1], AGENT, seen=1))
+    shown = records_of(view(member))
+    assert msgspec.json.decode(msgspec.json.encode(shown), type=RecordsStatus) == shown
+    assert [r.key for r in shown.rows] == sorted(record.key.hex() for record in member.registry)
+    by_kind = {r.record: r for r in shown.rows if r.owner != HUBS[0].claims.session}
+    assert by_kind["service"].about == "m/1"
+    assert by_kind["witness"].about == AGENT.claims.session
+    assert by_kind["witness"].not_after == NOW + 3600, "what is said ends with its subject"
+    whole = next(r for r in shown.rows if r.record == "node")
+    assert whole.octets > by_kind["service"].octets, "a node's record carries its chain"
+
+
+@pytest.mark.asyncio
+async def test_a_gateway_and_an_agent_tell_the_same_of_the_members(federation):
+    hub, _, ((agent, _), (other, _)) = await linked(federation, "a", "b")
+    hub.publish(node_body(hub))
+    for node_ in (agent, other):
+        node_.publish(node_body(node_))
+        node_.publish(service_body(node_))
+    await until(lambda: hub.registry.root() == agent.registry.root() == other.registry.root() and len(hub.registry) > 4)
+    seen_by_hub, seen_by_agent = (
+        msgspec.json.decode(views_of(seer)["/fleet"](), type=FleetStatus) for seer in (hub, agent)
+    )
+    assert seen_by_hub.root == seen_by_agent.root
+    assert [(m.session, m.state, m.services) for m in seen_by_hub.members] == [
+        (m.session, m.state, m.services) for m in seen_by_agent.members
+    ]
+    (link,) = seen_by_agent.links
+    assert (link.peer, link.up, link.path, link.failures, link.error) == (hub.session.hex(), True, "direct", {}, "")
+    assert link.sent_octets > 0
+    assert 0 <= link.silent_s < 10
+    assert {(link.peer, link.address, link.path) for link in seen_by_hub.links} == {
+        (agent.session.hex(), "", ""), (other.session.hex(), "", "")
+    }  # fmt: skip
+    records = msgspec.json.decode(views_of(agent)["/records"](), type=RecordsStatus)
+    assert len(records.rows) == seen_by_agent.records == 5
+    await other.close()
+    await until(lambda: len(fleet_status(hub).links) == 1)
+    gone = next(m for m in fleet_status(hub).members if m.session == other.session.hex())
+    assert (gone.state, gone.lost_how, gone.linked) == ("lost", "closed", False)
+    assert 0 <= fleet_status(hub).at - gone.lost_at < 60
+    for node_ in (agent, hub):
+        await node_.close()
+
+
+@pytest.mark.asyncio
+async def test_an_address_where_nobody_answers_is_shown_with_the_reason(federation):
+    agent, _ = federation.node("a")
+    agent.dial([("127.0.0.1", 1)])
+    await until(lambda: fleet_status(agent).links[0].error)
+    (link,) = fleet_status(agent).links
+    assert (link.peer, link.address, link.up, link.path, link.sent_octets) == ("", "127.0.0.1:1", False, "", None)
+    assert "refused" in link.error
+    assert "refused" in link.failures["direct"]
+    await agent.close()
