@@ -26,7 +26,7 @@ from fabrictool.gateway.openai import (
     no_such_model,
     peek,
 )
-from fabrictool.gateway.view import mesh_rows, model_row, static_rows
+from fabrictool.gateway.view import as_tenant, mesh_rows, model_row, static_rows
 from fabrictool.mesh.framing import TEXT_CHARACTERS
 from fabrictool.mesh.records import Lifecycle, NodeBody, RevocationBody, ServiceBody, WitnessBody
 from fabrictool.status.documents import Event, GatewayStatus, Totals, encode
@@ -239,11 +239,15 @@ class GatewayServer:
     def _get(self, path: str, consumer: Consumer | None) -> GatewayResponse:
         if path == "/health":
             return GatewayResponse(200, b'{"status":"ok"}')
-        if path == "/metrics":
+        group = consumer.group if consumer is not None else None
+        tenant = self._mesh is not None and consumer is not None
+        if path == "/metrics" and not tenant:
             return GatewayResponse(200, self.exposition(), METRICS_TYPE)
         if path == "/status":
-            return GatewayResponse(200, encode(self.status()))
-        group = consumer.group if consumer is not None else None
+            trust, status = self._rules.trust, self.status()
+            if tenant:
+                status = as_tenant(status, lambda provider, model: trust.permits(provider, model, group, None))
+            return GatewayResponse(200, encode(status))
         models = [m for m in (self._model(name, group) for name in self.directory.models()) if m is not None]
         if path == "/v1/models":
             return json_response({"object": "list", "data": models})

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from fabrictool.gateway.metrics import GatewayMetrics, ModelFigures, percentile
 from fabrictool.mesh.records import NodeBody, ServiceBody
-from fabrictool.status.documents import ModelRow, NodeRow, ServiceRow
+from fabrictool.status.documents import GatewayStatus, ModelRow, NodeRow, ServiceRow, Totals
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from fabrictool.gateway.directory import Directory
     from fabrictool.mesh.transport.node import MeshNode
@@ -38,6 +40,27 @@ def model_row(name: str, nodes: list[NodeRow], directory: Directory, metrics: Ga
         tpot_p95_s=percentile(figures.tpot, 0.95),
         samples=len(figures.ttft),
     )
+
+
+def as_tenant(status: GatewayStatus, may_use: Callable[[str, str], bool]) -> GatewayStatus:
+    """What a tenant may know of it: the models that it may use, and who serves them. `may_use` of (provider, model)."""
+    nodes = []
+    for node in status.nodes:
+        services = [msgspec.structs.replace(s, note="") for s in node.services if may_use(node.provider, s.model)]
+        if services:
+            nodes.append(msgspec.structs.replace(node, services=services))
+    models = []
+    for row in status.models:
+        providers = [provider for provider in row.providers if may_use(provider, row.model)]
+        if providers:
+            models.append(msgspec.structs.replace(row, providers=providers))
+    totals = Totals(
+        requests=sum(row.requests for row in models),
+        failures=sum(row.failures for row in models),
+        in_flight=sum(row.in_flight for row in models),
+        tokens=sum(row.tokens for row in models),
+    )
+    return msgspec.structs.replace(status, nodes=nodes, models=models, totals=totals, events=[])
 
 
 def mesh_rows(

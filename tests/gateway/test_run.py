@@ -15,6 +15,8 @@ from fabrictool.domain.specs import GatewaySpec, HostPort, encode_spec, mark_of
 from fabrictool.gateway.keys import KeyRow, encode_keys, hash_key, keys_digest
 from fabrictool.gateway.reloading import Reloading
 from fabrictool.gateway.run import run_on_mesh
+from fabrictool.gateway.view import as_tenant
+from fabrictool.status.documents import Event, GatewayStatus, ModelRow, NodeRow, ServiceRow, Totals
 from tests.gateway.conftest import until
 from tests.mesh.conftest import Federation
 
@@ -62,6 +64,62 @@ async def test_status_and_metrics_are_on_loopback_and_warn_of_a_certificate_that
     assert 0 < row["certificate_ends_at"] - status["at"] < 2 * 3600
     os.kill(os.getpid(), signal.SIGTERM)
     assert await asyncio.wait_for(running, 10) == "signal SIGTERM"
+
+
+async def test_a_tenant_sees_no_events_no_metrics_and_no_nodes_that_serve_it_nothing(tmp_path):
+    folder, spec = unit(tmp_path)
+    spec = msgspec.structs.replace(spec, keys=keys_file(folder, "k" * 20))
+    running = asyncio.create_task(run_on_mesh(spec, folder, SystemClock()))
+    await until(lambda: running.done() or (folder.path / "process.json").exists())
+    listen, url = folder.process()["listen"], folder.process()["status"]
+    headers = {"authorization": f"Bearer {'k' * 20}"}
+    async with aiohttp.ClientSession() as http:
+        async with http.get(url) as answer:
+            whole = await answer.json()
+        async with http.get(f"http://{listen}/status", headers=headers) as answer:
+            seen = await answer.json()
+        async with http.get(f"http://{listen}/metrics", headers=headers) as answer:
+            assert answer.status == 404
+    assert [node["role"] for node in whole["nodes"]] == ["gateway"]
+    assert (seen["nodes"], seen["models"], seen["events"]) == ([], [], [])
+    assert seen["fabric"] == "t"
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(running, 10)
+
+
+def service_row(replica, model):
+    return ServiceRow(
+        service="00", replica=replica, model=model, engine="reference", precision="", context=0, lifecycle="SERVING",
+        accepting=True, note="a log line",
+    )  # fmt: skip
+
+
+async def test_what_a_tenant_may_know_of_the_status():
+    def node(provider, *models):
+        services = [service_row(f"{model}/0", model) for model in models]
+        return NodeRow(
+            session="00", role="agent", provider=provider, site="s", cluster="c", node="n", lifecycle="SERVING",
+            connected=True, services=services,
+        )  # fmt: skip
+
+    def model(name, requests, *providers):
+        return ModelRow(
+            model=name, ready=1, replicas=1, providers=list(providers), in_flight=0, requests=requests, failures=0,
+            tokens=10 * requests,
+        )  # fmt: skip
+
+    status = GatewayStatus(
+        release="1", at=0.0, started_at=0.0, fabric="t", session="", listen="", mesh="", policy="",
+        nodes=[node("alpha", "open", "secret"), node("beta", "open")],
+        models=[model("open", 3, "alpha", "beta"), model("secret", 5, "alpha")],
+        totals=Totals(requests=8, tokens=80), registry_records=0, registry_root="",
+        events=[Event(at=0.0, kind="evicted", subject="x")],
+    )  # fmt: skip
+    seen = as_tenant(status, lambda provider, model: (provider, model) == ("alpha", "open"))
+    assert [(n.provider, [(s.model, s.note) for s in n.services]) for n in seen.nodes] == [("alpha", [("open", "")])]
+    assert [(m.model, m.providers) for m in seen.models] == [("open", ["alpha"])]
+    assert (seen.totals.requests, seen.totals.tokens) == (3, 30)
+    assert seen.events == []
 
 
 async def test_the_fleet_is_shown_on_loopback_and_to_no_client(tmp_path):
