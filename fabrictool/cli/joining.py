@@ -44,7 +44,7 @@ def new_token(
     from fabrictool.base.ids import random_id
     from fabrictool.mesh.jointoken import JoinToken, binding, write_token
 
-    credential, name = store.provider(provider), random_id(16)
+    credential, name = store.signer(provider), random_id(16)
     token = JoinToken(
         id=name,
         fabric=fabric,
@@ -85,7 +85,7 @@ def run_issuer(store: TrustStore, provider: str, listen: str) -> None:
     from fabrictool.state.tokenuses import TokenUses
 
     host, port = split_address(listen)
-    credential = store.provider(provider)
+    credential = store.signer(provider)
     IdentityVerifier(store.root_certificate()).provider_key(credential.chain[0])  # else nobody would believe it
     uses = TokenUses(store.folder / f"providers/{provider}.uses.sqlite")
     configure_logging("info")

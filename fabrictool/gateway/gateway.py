@@ -339,7 +339,8 @@ class GatewayServer:
     def _follow(self, session: bytes) -> None:
         """One session's replicas: a record costs what its owner serves, however large the fabric is."""
         if self._mesh is not None:
-            serving = self._mesh.registry.serving_of(session, wall=self._clock.wall())
+            linked = self._mesh.tunnel(session) is not None
+            serving = self._mesh.registry.serving_of(session, wall=self._clock.wall(), linked=linked)
             self.directory.follow(session, serving, self._mesh, self._clock.monotonic())
             self._known.update(entry.service.model for entry in serving)
 

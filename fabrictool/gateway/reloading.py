@@ -37,6 +37,8 @@ def keyring_of(spec: GatewaySpec, folder: RunFolder) -> Keyring | None:
         never opens itself. FT8002 when the key file is wrong.
     """
     path = folder.path / KEYS_FILE
+    if path.exists() and not spec.tenants:
+        return Keyring([])  # the last tenant was removed: its key is no key any more
     if not path.exists():
         if not spec.tenants:
             return None
@@ -80,8 +82,8 @@ class Reloading:
             seen = await asyncio.to_thread(self._signature)
             if seen == self._seen:
                 return False
-            self._seen = seen
             spec, mark, keyring = await asyncio.to_thread(self._load)
+            self._seen = seen  # not before: a file system that failed for a moment is asked again
         except FabrictoolError as error:
             return self._refuse(str(error))
         changes = [name for name in IN_PLACE if getattr(spec, name) != getattr(self.spec, name)]

@@ -78,11 +78,15 @@ class StreamHead(msgspec.Struct, frozen=True, array_like=True):
     """Octets of body that follow."""
 
 
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+
+
 class Beat(msgspec.Struct, frozen=True, array_like=True):
     """Proof of life, the registry's root digest, and the load that is too volatile for the registry."""
 
     root: bytes
-    load: Annotated[tuple[tuple[bytes, int, int, float, int], ...], msgspec.Meta(max_length=256)] = ()
+    load: Annotated[tuple[tuple[bytes, Count, Count, Share, Count], ...], msgspec.Meta(max_length=256)] = ()
     """Per service: id, running and waiting requests, KV use from 0 to 1, open requests of others than the receiver."""
 
 

@@ -208,10 +208,7 @@ class Gossip:
             case Buckets():
                 mine = self.registry.bucket_digests()
                 differing = [i for i in range(BUCKETS) if mine[i] != message.digests[i]]
-                if not differing:
-                    return []
-                summary = Summary(differing, self.registry.summary(differing)[:MAX_SUMMARY])
-                return [Send(peer, encode(summary))]
+                return [Send(peer, encode(self._summary(differing)))] if differing else []
             case Summary():
                 return self._compare(peer, message)
             case Want():
@@ -236,6 +233,17 @@ class Gossip:
         return sends
 
     # -- internals --------------------------------------------------------------------------------------------
+
+    def _summary(self, differing: list[int]) -> Summary:
+        """Of as many whole buckets as one message takes: what is missing of a bucket would be taken for not there."""
+        buckets, entries = [differing[0]], self.registry.summary(differing[:1])[:MAX_SUMMARY]
+        for bucket in differing[1:]:
+            more = self.registry.summary([bucket])
+            if len(entries) + len(more) > MAX_SUMMARY:
+                break
+            buckets.append(bucket)
+            entries += more
+        return Summary(buckets, entries)
 
     def _compare_all(self, peer: bytes) -> Send:
         return Send(peer, encode(Buckets(self.registry.bucket_digests())))

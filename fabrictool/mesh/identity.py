@@ -244,6 +244,8 @@ class Authority:
 
     provider: str
     public_key: Ed25519PublicKey
+    not_after: float
+    """Wall seconds at which its certificate ends."""
 
     def verify(self, signature: bytes, message: bytes) -> bool:
         """Whether its key signed `message`."""
@@ -331,7 +333,7 @@ class IdentityVerifier:
         key = certificate.public_key()
         if not begin - CLOCK_SKEW_S <= now <= end + CLOCK_SKEW_S or not isinstance(key, Ed25519PublicKey):
             raise IdentityError.of("FT6005", f"the certificate of {claims.uri()} is not valid now")
-        return Authority(provider, key)
+        return Authority(provider, key, end)
 
     def provider_key(self, der: bytes) -> Ed25519PublicKey:
         """The key of the provider's certificate `der`, whatever its dates; raises FT6003 or FT6004."""

@@ -41,6 +41,10 @@ BEAT_SECONDS = 1.0
 """Three missed ones close a tunnel: halving it doubles the idle traffic and finds a dead node in half the time."""
 
 
+REPEATS_MAX = 60
+"""Beats on end in which somebody spoke over us: two processes with one key never stop."""
+
+
 @dataclass(frozen=True, slots=True)
 class SessionEnded:
     """Effect: our session has left, by a record of a former run, or was revoked; others hear only a new one."""
@@ -82,6 +86,12 @@ class Member:
         self._federation = verifier.federation
         self._own: dict[bytes, Body] = {}
         """Key → what we said last."""
+        self._said_again: set[bytes] = set()
+        """Keys that we had to repeat since the last beat."""
+        self._contested: set[bytes] = set()
+        """Keys to repeat at the next."""
+        self._repeats = 0
+        """Without a beat in between that needed none."""
 
     # -- what we say ------------------------------------------------------------------------------------------
 
@@ -136,16 +146,20 @@ class Member:
 
     def tick(self, *, now: float, wall: float) -> list[Effect]:
         """Once a beat: forget who expired, and look into who is gone."""
+        contested, self._contested = self._contested, set()
+        self._repeats = self._repeats if self._said_again else 0
+        self._said_again = set()
+        repeated = [effect for key in contested for effect in self._say_again(key, wall)]
         gone = self.registry.forget_expired(wall=wall)
         self.gossip.forget(gone)
         self.detector.forget(gone)
         if not self._hub:
-            return []
+            return repeated
         living = {body.session for body in self.registry.nodes(wall=wall)} - {self.session}
         self.detector.forget(self.detector.lost.keys() - living - self.detector.accused)
         self.detector.expected(living, now)
         hubs = {body.session for body in self.registry.hubs(wall=wall)} - {self.session}
-        return self._carry_out(self.detector.tick(now, BEAT_SECONDS, hubs), wall)
+        return repeated + self._carry_out(self.detector.tick(now, BEAT_SECONDS, hubs), wall)
 
     def flush(self) -> Sequence[Send]:
         """What the turn's inputs leave to be sent."""
@@ -154,7 +168,7 @@ class Member:
     # -- internals --------------------------------------------------------------------------------------------
 
     def _follow(self, effects: list[GossipEffect], now: float, wall: float) -> list[Effect]:
-        """LifeAnswer to what was said of us, and look into what was said of others."""
+        """Answer to what was said of us, and look into what was said of others."""
         more: list[Effect] = []
         for effect in effects:
             if not isinstance(effect, Changed):
@@ -168,7 +182,7 @@ class Member:
                 more += self._speak_over(effect.record, wall)
             elif isinstance(body, WitnessBody):
                 more += self._heard_of(body, now, wall)
-            elif self._hub and isinstance(body, NodeBody):
+            elif self._hub and isinstance(body, NodeBody) and body.lifecycle < Lifecycle.DOWN:
                 more += self._carry_out(self.detector.refuted(body.session, now), wall)
         return [*effects, *more]
 
@@ -179,16 +193,27 @@ class Member:
         if isinstance(body, NodeBody):
             if body.lifecycle is Lifecycle.LEFT:
                 return [SessionEnded("a former run with this identity has left")]
-            return self.publish(ours, wall=wall) if ours is not None else []
+            return self._say_again(record.key, wall) if ours is not None else []
         if isinstance(body, ServiceBody) and ours is None and body.lifecycle < Lifecycle.DOWN:
             return self.publish(msgspec.structs.replace(body, lifecycle=Lifecycle.DOWN, note=""), wall=wall)
         return []
 
+    def _say_again(self, key: bytes, wall: float) -> list[Effect]:
+        """Once a beat: a hub that accuses us on and on, or a second process with our key, must not set the pace."""
+        if key in self._said_again:
+            self._contested.add(key)
+            return []
+        self._said_again.add(key)
+        self._repeats += 1
+        if self._repeats > REPEATS_MAX:
+            return [SessionEnded("another process speaks with this identity, or a gateway accuses it on and on")]
+        return self.publish(self._own[key], wall=wall)
+
     def _heard_of(self, witness: WitnessBody, now: float, wall: float) -> list[Effect]:
         if witness.suspect == self.session:
             node, shown = self._own.get(self.session), self.registry.node(self.session)
-            newest = shown is not None and witness.seen >= shown.version
-            return self.publish(node, wall=wall) if witness.suspects and newest and node is not None else []
+            newest = shown is not None and witness.seen == shown.version
+            return self._say_again(self.session, wall) if witness.suspects and newest and node is not None else []
         if self._hub and witness.suspects:
             self.detector.suspected_elsewhere(witness.suspect, now)
         return []

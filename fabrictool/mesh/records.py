@@ -31,6 +31,8 @@ MAX_VERSION_STEP = 2**16
 _DOMAIN = b"fabrictool record v1\0"
 
 Name = Annotated[str, msgspec.Meta(max_length=200)]
+DialAddress = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9:][A-Za-z0-9.:-]{0,252}:[0-9]{1,5}\Z")]
+"""``host:port``. Strict: who reads it dials it, through a proxy or a login node's shell perhaps."""
 Id = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 Version = Annotated[int, msgspec.Meta(ge=0, le=MAX_VERSION)]
 
@@ -75,7 +77,7 @@ class NodeBody(msgspec.Struct, frozen=True, tag="n", omit_defaults=True):
     """Wall time at which the allocation ends; routers drain before it."""
     release: Name = ""
     """Version of the tool that the agent runs."""
-    addresses: Annotated[tuple[Name, ...], msgspec.Meta(max_length=4)] = ()
+    addresses: Annotated[tuple[DialAddress, ...], msgspec.Meta(max_length=4)] = ()
     """Of a hub: ``host:port`` where others can dial it."""
 
 

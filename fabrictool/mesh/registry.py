@@ -20,7 +20,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fabrictool.mesh.identity import Authority, IdentityError, IdentityVerifier, VerifiedSession
+from fabrictool.mesh.identity import CLOCK_SKEW_S, Authority, IdentityError, IdentityVerifier, VerifiedSession
 from fabrictool.mesh.records import (
     MAX_VERSION_STEP,
     Envelope,
@@ -48,6 +48,8 @@ PROVIDER_SESSIONS = 10_000
 """Sessions of one provider, ended ones too until they are forgotten: a day's worth of a large site's jobs."""
 SESSION_WITNESSES = 10_000
 """Sessions that one hub may speak of."""
+REVOCATIONS = 10_000
+"""Of one provider, or of the root."""
 REFUSALS_KEPT = 4096
 REFUSED_FOR_S = 300.0
 """A clock that was set right, or a version that came nearer, may make a record good."""
@@ -153,9 +155,11 @@ class Registry:
         votes, node = self._votes.get(session), self.node(session)
         if not votes or node is None:
             return False
-        hubs = [self._sessions[hub] for hub, seen in votes.items() if seen >= node.version and hub in self._sessions]
+        hubs = [self._sessions[hub] for hub, seen in votes.items() if seen == node.version and hub in self._sessions]
         providers = {hub.claims.provider for hub in hubs if not self.revoked(hub)}
-        with_hubs = {self._sessions[hub].claims.provider for hub in self._hub_sessions - {session}}
+        with_hubs = {
+            self._sessions[hub].claims.provider for hub in self._hub_sessions - {session} if self._votes_count(hub)
+        }
         return node.provider in providers or len(providers) >= min(2, len(with_hubs)) > 0
 
     def revoked(self, identity: VerifiedSession) -> bool:
@@ -201,10 +205,12 @@ class Registry:
         """Services that are SERVING and accepting on a node that is SERVING, by key."""
         return [entry for session in sorted(self._sessions) for entry in self.serving_of(session, wall=wall)]
 
-    def serving_of(self, session: bytes, *, wall: float) -> list[Serving]:
-        """One session's part of `serving`."""
+    def serving_of(self, session: bytes, *, wall: float, linked: bool = False) -> list[Serving]:
+        """One session's part of `serving`. Who is `linked` to it does not care for votes."""
         node = self.node(session)
-        if node is None or node.lifecycle is not Lifecycle.SERVING or not self._lives(node, wall):
+        if node is None or node.lifecycle is not Lifecycle.SERVING or not self._counts(node, wall):
+            return []
+        if self.evicted(session) and not linked:
             return []
         bodies = (self._records[key].body for key in sorted(self._keys_of.get(session, ())))
         services = (body for body in bodies if isinstance(body, ServiceBody))
@@ -269,11 +275,6 @@ class Registry:
             if key[0] in wanted
         ]
 
-    def in_dependency_order(self, keys: Iterable[bytes]) -> list[Envelope]:
-        """Envelopes of those keys, node records before the services that lean on them."""
-        present = [self._records[key] for key in keys if key in self._records]
-        return [record.envelope for record in sorted(present, key=lambda r: (len(r.key), r.key))]
-
     # -- internals --------------------------------------------------------------------------------------------
 
     def _owner(self, record: Record, wall: float) -> VerifiedSession | Authority | None:
@@ -299,7 +300,7 @@ class Registry:
         if body.federation != self._verifier.federation:
             return "record of another federation"
         if isinstance(owner, Authority):
-            return ""
+            return self._revocation_refusal(body, owner)
         if body.session != owner.session:
             return "only the owner may write its record"
         if isinstance(body, NodeBody) and (body.provider, body.role) != (owner.claims.provider, owner.claims.role):
@@ -311,6 +312,13 @@ class Registry:
         if body.version > (current.body.version if current is not None else 0) + MAX_VERSION_STEP:
             return "version jumps too far"
         return "" if current is not None else self._over_quota(body, owner)
+
+    def _revocation_refusal(self, body: Body, owner: Authority) -> str:
+        """Its signer's certificate bounds how long it is kept, a quota how many."""
+        if not isinstance(body, RevocationBody) or not body.until <= owner.not_after + CLOCK_SKEW_S:
+            return "a revocation counts no longer than its signer's certificate"
+        held = sum(owner.provider in who for who in self._revocations.values())
+        return f"{REVOCATIONS} revocations of one signer already" if held >= REVOCATIONS else ""
 
     def _over_quota(self, body: Body, owner: VerifiedSession) -> str:
         """Why there is no room for one more record of this owner; a member may fill its own part, never the map."""
@@ -328,8 +336,20 @@ class Registry:
         return identity is None or identity.not_after < wall
 
     def _lives(self, node: NodeBody, wall: float) -> bool:
-        barred = self.evicted(node.session) or self.revoked(self._sessions[node.session])
-        return node.lifecycle < Lifecycle.DOWN and not barred and not self._expired(node.session, wall)
+        """Whether it counts, and nobody evicted it."""
+        return self._counts(node, wall) and not self.evicted(node.session)
+
+    def _counts(self, node: NodeBody, wall: float) -> bool:
+        """Whether it has neither left, nor expired, nor been revoked."""
+        return node.lifecycle < Lifecycle.DOWN and not self._expired(node.session, wall) and not self._barred(node)
+
+    def _barred(self, node: NodeBody) -> bool:
+        return self.revoked(self._sessions[node.session])
+
+    def _votes_count(self, hub: bytes) -> bool:
+        """Whether a hub has neither left nor been revoked."""
+        node = self.node(hub)
+        return node is not None and node.lifecycle < Lifecycle.DOWN and not self._barred(node)
 
     def _store(self, record: Record, current: Record | None, owner: VerifiedSession | Authority) -> None:
         if current is not None:

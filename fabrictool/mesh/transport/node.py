@@ -287,7 +287,7 @@ class MeshNode:
             self._listener.load_reported(peer, beat.load)
 
     def stream_opened(self, stream: TunnelStream, head: StreamHead) -> asyncio.Protocol | None:
-        """LifeQuestion the owner who serves this stream."""
+        """Ask the owner who serves this stream."""
         peer = stream.tunnel.peer
         return None if peer is None else self._listener.stream_opened(stream, head, peer)
 
@@ -354,25 +354,28 @@ class MeshNode:
         while True:
             await asyncio.sleep(BEAT_SECONDS)
             self._perform(self._member.tick(now=self._clock.monotonic(), wall=self._clock.wall()))
+            self._forget_hubs()
 
     def _learn_hubs(self, record: Record) -> None:
         """Dial hubs that say where they are. Hubs themselves are told who dials whom: two need one tunnel."""
         body = record.body
         if self._hub or not isinstance(body, NodeBody) or body.role != "gateway":
             return
-        addresses = [
-            (host, int(port)) for host, _, port in (a.rpartition(":") for a in body.addresses) if port.isdigit()
-        ]
-        if body.lifecycle < Lifecycle.DOWN:
-            self._dial_also(addresses[: max(0, MAX_HUBS - len(self._dialled))])
-        elif body.lifecycle >= Lifecycle.DOWN:
-            advertised = {address for hub in self.registry.hubs(wall=self._clock.wall()) for address in hub.addresses}
-            for host, port in set(addresses) - self._told:
-                if f"{host}:{port}" not in advertised and (host, port) in self._dialled:
-                    self._dialled.pop((host, port)).cancel()
-                    self.dial_errors.pop(f"{host}:{port}", None)
-                    self.routes.pop(f"{host}:{port}", None)
-                    self.dialled_tunnels.pop(f"{host}:{port}", None)
+        if body.lifecycle >= Lifecycle.DOWN:
+            self._forget_hubs()
+            return
+        addresses = [(host, int(port)) for host, _, port in (a.rpartition(":") for a in body.addresses)]
+        learned = len(self._dialled.keys() - self._told)
+        self._dial_also([address for address in addresses if address[1] < 65536][: max(0, MAX_HUBS - learned)])
+
+    def _forget_hubs(self) -> None:
+        """Those that we learned of and that no living hub claims any more."""
+        advertised = {address for hub in self.registry.hubs(wall=self._clock.wall()) for address in hub.addresses}
+        for host, port in self._dialled.keys() - self._told:
+            if (address := f"{host}:{port}") not in advertised:
+                self._dialled.pop((host, port)).cancel()
+                for table in (self.dial_errors, self.routes, self.dialled_tunnels):
+                    table.pop(address, None)
 
     def _dial_also(self, addresses: Iterable[tuple[str, int]]) -> None:
         for host, port in addresses:
@@ -402,7 +405,7 @@ class MeshNode:
                     self.dial_errors[address] = str(tunnel.refusal)
                 elif self._clock.monotonic() - began > RETRY_FIRST_S * 10:
                     delay = RETRY_FIRST_S
-            except (OSError, FabrictoolError) as error:
+            except (OSError, ValueError, FabrictoolError) as error:  # ValueError: no name that can be resolved
                 self.dial_errors[address] = spoken(error, "is of another federation")
                 _log.debug("cannot reach %s: %s", address, error)
             await asyncio.sleep(random.uniform(0.5, 1.0) * delay)

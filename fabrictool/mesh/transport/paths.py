@@ -16,6 +16,7 @@ from __future__ import annotations
 import base64
 import ipaddress
 import re
+import shlex
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import unquote, urlsplit
@@ -98,7 +99,7 @@ class ViaSsh:
         words += ["-i", self.to.identity] if self.to.identity else []
         if self.kind == "login":
             return [*words, "-W", f"[{hub.host}]:{hub.port}", "--", self.to.host]
-        return [*words, "--", self.to.host, f"{COMMAND} {hub}"]
+        return [*words, "--", self.to.host, f"{COMMAND} {shlex.quote(str(hub))}"]
 
     def known_hosts(self) -> str:
         """The file against which ssh checks the host's key."""
