@@ -74,12 +74,12 @@ class Interrupts:
 
     def __enter__(self) -> Self:
         self._before = signal.getsignal(signal.SIGINT)
-        if self._before is signal.default_int_handler:
+        if callable(self._before):  # Python's own, or the one that every command has
             signal.signal(signal.SIGINT, self._press)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._before is signal.default_int_handler:
+        if callable(self._before):
             signal.signal(signal.SIGINT, self._before)
 
     def _press(self, *_: object) -> None:

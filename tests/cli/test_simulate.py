@@ -10,6 +10,7 @@ import pytest
 
 from fabrictool.base.errors import UsageError
 from fabrictool.cli import simulating
+from fabrictool.cli.interrupts import HearingInterrupts
 from fabrictool.cli.simulating import Interrupts, stoppable
 from fabrictool.cli.simulation_output import terminal_chart
 from fabrictool.simulator.deployment import ReplicaEvent
@@ -288,6 +289,20 @@ def test_interrupting_a_play_shows_what_there_is(interrupted):
     (tiny,) = json.loads(out)["models"]
     assert (tiny["scenario"], tiny["complete"], tiny["unserved"]) == ("calm", False, None)
     assert 0 < tiny["finished"] < 3_000_000
+
+
+def test_ctrl_c_is_noted_inside_a_command_too():
+    """A command has a handler of its own; what that raises, compiled code may drop."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with HearingInterrupts(), Interrupts(at_once=False) as stop:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert stop.pressed
+            with pytest.raises(KeyboardInterrupt):
+                stop.check()
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_ctrl_c_is_raised_where_it_cannot_be_lost():
