@@ -1,5 +1,6 @@
 """``plan --what-if`` on this process, on processes and on a real Dask cluster."""
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -20,6 +21,7 @@ from fabrictool.cli.executors import executor_named
 from fabrictool.cli.main import main
 from tests.planner.fabrics import write_fabric
 from tests.planner.test_whatif import EVERYTHING
+from tests.testbed.waiting import wait_until
 
 
 @pytest.fixture
@@ -55,11 +57,20 @@ def dask_cluster():
         for command in commands:
             process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             started.append(process)
+        wait_until("the scheduler does not listen", lambda: listens(address), within_s=60)
         yield address, started
     finally:
         for process in started:
             process.kill()
             process.wait()
+
+
+def listens(address):
+    """On a busy machine its modules alone take longer to load than who connects to it waits."""
+    host, _, port = address.partition(":")
+    with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 1):
+        return True
+    return False
 
 
 def test_all_executors_agree(fabric, capsys, dask_cluster):
