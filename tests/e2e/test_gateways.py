@@ -74,7 +74,7 @@ def steady_load(addresses, workers=3):
             for step in range(len(addresses)):
                 port = addresses[(turn + step) % len(addresses)]
                 try:
-                    answers.append(ask(port, max_tokens=8)["provider"])  # an engine that dies is not what is asked here
+                    answers.append(ask(port, PROVIDERS[turn // 2 % 2], max_tokens=8)["provider"])
                     break
                 except (OSError, http.client.HTTPException) as error:
                     text = ""

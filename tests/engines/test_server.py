@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import json
+import subprocess
+import sys
 import threading
 
 import aiohttp
@@ -342,3 +344,34 @@ async def test_openai_sdk(running):
             await client.chat.completions.create(model="none", messages=messages)
         with pytest.raises(openai.BadRequestError):
             await client.chat.completions.create(model="tiny", messages=messages, max_tokens=10_000)
+
+
+RACE = """\
+import importlib, sys, threading
+from fabrictool.engines.reference import api
+
+BODY = b'{"model": "m", "prompt": "hi", "messages": [{"role": "user", "content": "hi"}]}'
+sys.setswitchinterval(1e-6)
+
+def parse(start, chat):
+    start.wait()
+    try:
+        api.parse(BODY, chat=chat, served="another", tokenizer=None, context=64)
+    except api.ApiError as error:
+        assert error.status == 404
+
+for number in range(40):
+    importlib.reload(api)  # classes that nobody used yet
+    start = threading.Barrier(8)
+    threads = [threading.Thread(target=parse, args=(start, number % 2 == 0)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+"""
+
+
+def test_the_first_requests_may_come_at_the_same_time():
+    """In a process of its own: what went wrong there was a crash of the process."""
+    done = subprocess.run([sys.executable, "-c", RACE], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -85,6 +85,12 @@ class _CompletionBody(_Body, kw_only=True):
     prompt: str | list[int | str]
 
 
+# msgspec learns a type when it is first used, and a second thread that uses it meanwhile reads what is half there and
+# crashes the process. Requests are parsed in threads, so it learns these two here.
+for _kind in (_ChatBody, _CompletionBody):
+    msgspec.json.Decoder(_kind)
+
+
 class Ask(msgspec.Struct, frozen=True):
     """A checked request and how it wants its answer."""
 
