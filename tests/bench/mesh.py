@@ -98,7 +98,7 @@ class Mesh:
 
     def octets(self):
         """Written to all sockets, in frames: without TLS and TCP/IP."""
-        return sum(tunnel.sent_octets for node in self.everyone for tunnel in node._tunnels.values())
+        return sum(node.tunnel(peer).sent_octets for node in self.everyone for peer in node.neighbours)
 
     async def down(self):
         for node in reversed(self.everyone):

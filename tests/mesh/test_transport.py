@@ -303,7 +303,7 @@ async def test_a_hub_that_is_learned_of_is_dialled_and_one_that_left_no_longer(f
     second.publish(node_body(second, lifecycle=Lifecycle.LEFT, addresses=(f"127.0.0.1:{other_port}",)))
     await second.leave()
     await until(lambda: second.session not in agent.neighbours)
-    await until(lambda: list(agent._dialled) == [("127.0.0.1", port)])
+    await until(lambda: list(agent.routes) == [f"127.0.0.1:{port}"])
     for node in (agent, first):
         await node.close()
 
@@ -323,12 +323,12 @@ async def test_two_hubs_that_dial_each_other_end_up_with_one_tunnel(federation):
 
 
 async def test_a_second_run_with_the_same_identity_speaks_over_the_first(federation):
-    hub, _, [(agent, _)] = await linked(federation, "agent")
+    hub, _, port = await listening(federation)
+    [(agent, _)] = await joined(federation, hub, port, "agent")
     for lifecycle in (Lifecycle.JOIN, Lifecycle.SERVING):
         agent.publish(node_body(agent, lifecycle=lifecycle))
     agent.publish(service_body(agent))
     await until(lambda: len(hub.registry.serving(wall=SystemClock().wall())) == 1)
-    port = hub._server.sockets[0].getsockname()[1]
     await agent.close()  # as by kill -9: without a word
     again = MeshNode(IdentityFiles(federation.folder / "agent"), RecordingListener(), SystemClock(), hub=False)
     again.publish(node_body(again))
