@@ -206,7 +206,8 @@ class Member:
         self._said_again.add(key)
         self._repeats += 1
         if self._repeats > REPEATS_MAX:
-            return [SessionEnded("another process speaks with this identity, or a gateway accuses it on and on")]
+            reason = "another process speaks with this identity, or a gateway accuses it on and on"
+            return [SessionEnded(reason)] if self._repeats == REPEATS_MAX + 1 else []
         return self.publish(self._own[key], wall=wall)
 
     def _heard_of(self, witness: WitnessBody, now: float, wall: float) -> list[Effect]:

@@ -7,7 +7,7 @@ import pytest
 
 from fabrictool.base.clock import SystemClock
 from fabrictool.mesh.framing import HEADER, STREAM_CREDIT, TEXT_CHARACTERS, FrameType, FramingError, StreamHead
-from fabrictool.mesh.records import Lifecycle, NodeBody, ServiceBody
+from fabrictool.mesh.records import Lifecycle, NodeBody, ServiceBody, WitnessBody
 from fabrictool.mesh.transport.node import MeshNode
 from fabrictool.mesh.transport.tls import IdentityFiles
 from fabrictool.mesh.transport.tunnel import WRITE_OCTETS, Tunnel
@@ -305,6 +305,34 @@ async def test_a_hub_that_is_learned_of_is_dialled_and_one_that_left_no_longer(f
     await until(lambda: second.session not in agent.neighbours)
     await until(lambda: list(agent.routes) == [f"127.0.0.1:{port}"])
     for node in (agent, first):
+        await node.close()
+
+
+async def test_a_learned_hub_that_others_voted_out_keeps_its_tunnel(federation):
+    first, _, port = await listening(federation)
+    agent, _ = federation.node("agent")
+    agent.dial([("127.0.0.1", port)])
+    second, _ = federation.node("second", role="gateway", provider="beta")
+    other_port = await second.listen("127.0.0.1", 0)
+    second.dial([("127.0.0.1", port)])
+    for hub in (first, second):
+        addresses = (f"127.0.0.1:{other_port}",) if hub is second else ()
+        hub.publish(node_body(hub, addresses=addresses))
+    await until(lambda: second.session in agent.neighbours)
+    tunnel = agent.tunnel(second.session)
+    body = second.registry.node(second.session)
+    second.gossip_received = lambda *_: None  # it does not hear of it, and so does not refute it
+    first.publish(
+        WitnessBody(
+            federation=first.federation, session=first.session, suspect=second.session, lifecycle=Lifecycle.JOIN,
+            version=1, seen=body.version, until=SystemClock().wall() + 1000, suspects=True, votes=True,
+        )
+    )  # fmt: skip
+    await until(lambda: agent.registry.evicted(second.session))
+    await asyncio.sleep(2.5)  # two ticks
+    assert agent.registry.evicted(second.session)
+    assert agent.tunnel(second.session) is tunnel
+    for node in (agent, second, first):
         await node.close()
 
 

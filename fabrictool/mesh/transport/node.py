@@ -359,20 +359,21 @@ class MeshNode:
     def _learn_hubs(self, record: Record) -> None:
         """Dial hubs that say where they are. Hubs themselves are told who dials whom: two need one tunnel."""
         body = record.body
-        if self._hub or not isinstance(body, NodeBody) or body.role != "gateway":
-            return
-        if body.lifecycle >= Lifecycle.DOWN:
-            self._forget_hubs()
+        if self._hub or not isinstance(body, NodeBody) or body.role != "gateway" or body.lifecycle >= Lifecycle.DOWN:
             return
         addresses = [(host, int(port)) for host, _, port in (a.rpartition(":") for a in body.addresses)]
         learned = len(self._dialled.keys() - self._told)
         self._dial_also([address for address in addresses if address[1] < 65536][: max(0, MAX_HUBS - learned)])
 
     def _forget_hubs(self) -> None:
-        """Those that we learned of and that no living hub claims any more."""
+        """Those that we learned of, that no living hub claims any more, and that we hold no tunnel to.
+
+        Others may have voted a hub out that serves us well.
+        """
         advertised = {address for hub in self.registry.hubs(wall=self._clock.wall()) for address in hub.addresses}
         for host, port in self._dialled.keys() - self._told:
-            if (address := f"{host}:{port}") not in advertised:
+            last = self.dialled_tunnels.get(address := f"{host}:{port}")
+            if address not in advertised and (last is None or last.closed.done()):
                 self._dialled.pop((host, port)).cancel()
                 for table in (self.dial_errors, self.routes, self.dialled_tunnels):
                     table.pop(address, None)
