@@ -331,6 +331,9 @@ async def test_a_learned_hub_that_others_voted_out_keeps_its_tunnel(federation):
     await until(lambda: agent.registry.evicted(second.session))
     await asyncio.sleep(2.5)  # two ticks
     assert agent.registry.evicted(second.session)
+    second.publish(body)  # and now it does: it is back, and was never dialled anew
+    await until(lambda: not agent.registry.evicted(second.session))
+    await asyncio.sleep(1.0)
     assert agent.tunnel(second.session) is tunnel
     for node in (agent, second, first):
         await node.close()
