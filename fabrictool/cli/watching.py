@@ -60,7 +60,7 @@ def show_status(source: Source, url: str, *, as_json: bool, watch: bool, key: st
 def _one_url(url: str, key: str) -> tuple[dict[str, Any], str, bool]:
     document = fetch(url, key=key)
     if isinstance(document, GatewayStatus):
-        text, good = "\n".join(_gateway_lines(document, {})), True
+        text, good = "\n".join(_gateway_lines(document, {})), not _missing(document)
         return {"format_version": "1", "type": "status", "document": msgspec.to_builtins(document)}, text, good
     fleet = _fleet_of_agent(url)
     lines = [_agent_line(document), "", *fleet_lines(fleet, time.time())] if fleet else [_agent_line(document)]
@@ -99,11 +99,11 @@ def _whole_fabric(fabric: Fabric, blueprint_digest: str, *, patient: bool) -> tu
 
 
 def _gateway_lines(document: GatewayStatus, desired: Mapping[str, int], name: str = "") -> list[str]:
-    """`desired` replicas by model; of a model that is not in it, as many as the gateway knows."""
+    """`desired` replicas by model; of a model that is not in it, as many as the gateway was told of or knows."""
     rows = [
         [
             m.model,
-            f"{m.ready}/{desired.get(m.model, m.replicas)}",
+            f"{m.ready}/{desired.get(m.model, m.wanted)}",
             ",".join(m.providers),
             str(m.in_flight),
             str(m.requests),
@@ -121,7 +121,12 @@ def _gateway_lines(document: GatewayStatus, desired: Mapping[str, int], name: st
             f"{totals.retries} retried   up {duration_text(document.at - document.started_at)}"
         ),
         table(["MODEL", "READY", "PROVIDERS", "OPEN", "REQUESTS", "FAILED", "TTFT p95", "TPOT p95"], rows),
+        *(f"! {replica} is planned, and no node serves or loads it" for replica in _missing(document)),
     ]
+
+
+def _missing(document: GatewayStatus) -> list[str]:
+    return [replica for model in document.models for replica in model.missing]
 
 
 def _agent_line(document: AgentStatus) -> str:

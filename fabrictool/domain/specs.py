@@ -142,10 +142,16 @@ class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_
     """The other gateways, as they are dialled; not written where there is none."""
     dialled_by: tuple[HostPort, ...] | msgspec.UnsetType = msgspec.UNSET
     """Those of `hubs` that dial this one."""
+    replicas: dict[str, tuple[int, ...]] | msgspec.UnsetType = msgspec.UNSET
+    """Model → numbers of its planned replicas. Unset: written by an earlier release, or nothing is planned."""
 
     @property
     def routing_weights(self) -> dict[str, float]:
         return {} if isinstance(self.weights, msgspec.UnsetType) else self.weights
+
+    @property
+    def planned(self) -> dict[str, tuple[int, ...]]:
+        return {} if isinstance(self.replicas, msgspec.UnsetType) else self.replicas
 
     @property
     def revoked(self) -> tuple[str, ...]:
@@ -171,7 +177,9 @@ def weight_key(model: str, cluster: str, partition: str, tp: int) -> str:
 
 UnitSpec = AgentSpec | GatewaySpec
 
-IN_PLACE = ("policy", "retries", "groups", "tenants", "keys", "model_providers", "weights", "revocations")
+IN_PLACE = (
+    "policy", "retries", "groups", "tenants", "keys", "model_providers", "weights", "revocations", "replicas",
+)  # fmt: skip
 """Fields of a `GatewaySpec` that a gateway takes over while it serves; for any other a new one must start."""
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 MISSED_S = 600.0
-"""After its last replica was lost a model is missed for so long; then it is taken for one that is not there."""
+"""After its last replica was lost a model that is not planned is missed for so long; then it counts as not there."""
 
 
 @dataclass(slots=True, eq=False)
@@ -82,6 +82,8 @@ class Directory:
         """Monotonic seconds: until then the gateway cannot know which models there are."""
         self._served_at: dict[str, float] = {}
         """Model → when it lost a replica last."""
+        self.planned: Mapping[str, tuple[int, ...]] = {}
+        """Model → numbers of the replicas that it should have."""
 
     def __iter__(self) -> Iterator[RoutingTarget]:
         return iter(list(self._targets.values()))
@@ -93,6 +95,8 @@ class Directory:
     def may_come(self, model: str, now: float) -> bool:
         """Whether a model that nobody serves now may be served soon; `now` in monotonic seconds."""
         served_at = self._served_at.get(model, -math.inf)
+        if model in self.planned:  # its job waits in a queue, for days perhaps, or it is started anew
+            return True
         return now < self.filling_until or model in self.loading() or now < served_at + MISSED_S
 
     def get(self, key: bytes) -> RoutingTarget | None:

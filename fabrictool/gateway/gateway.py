@@ -33,7 +33,7 @@ from fabrictool.status.documents import Event, GatewayStatus, Totals, encode
 from fabrictool.status.pages import METRICS_TYPE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from fabrictool.base.clock import Clock
     from fabrictool.domain.specs import GatewaySpec, HostPort
@@ -104,6 +104,10 @@ class GatewayServer:
         self._mesh = mesh
         self.directory.loading = lambda: mesh.registry.loading(mesh.neighbours)
         self.directory.filling_until = self._clock.monotonic() + FILL_S
+
+    def plan_for(self, replicas: Mapping[str, tuple[int, ...]]) -> None:
+        """Model → numbers of the replicas that it should have: what is missed, and what is worth waiting for."""
+        self.directory.planned = replicas
 
     def reload(self, rules: RoutingRules, keyring: Keyring | None) -> None:
         """Go on by other rules and keys; requests that are open end by those that they began with."""
@@ -310,7 +314,10 @@ class GatewayServer:
             policy=self._rules.routing_policy.name,
             spec=self.spec_mark,
             nodes=nodes,
-            models=[model_row(name, nodes, self.directory, metrics) for name in sorted(self._known)],
+            models=[
+                model_row(name, nodes, self.directory, metrics)
+                for name in sorted(self._known | self.directory.planned.keys())
+            ],
             totals=Totals(
                 requests=metrics.requests,
                 failures=metrics.failures,

@@ -54,6 +54,7 @@ async def run_on_mesh(spec: GatewaySpec, folder: RunFolder, clock: Clock) -> str
     gateway = GatewayServer(clock, fabric=spec.fabric, rules=_rules_of(spec), keyring=keyring_of(spec, folder))
     mesh = MeshNode(IdentityFiles(folder.identity), gateway, clock, hub=True)
     gateway.join(mesh)
+    gateway.plan_for(spec.planned)
     stop = _stop_event()
     async with AsyncExitStack() as stack:
         port = await mesh.listen(spec.mesh.host, spec.mesh.port)
@@ -76,6 +77,7 @@ async def run_on_mesh(spec: GatewaySpec, folder: RunFolder, clock: Clock) -> str
 
         def take_over(new: GatewaySpec, keyring: Keyring | None) -> None:
             gateway.reload(_rules_of(new), keyring)
+            gateway.plan_for(new.planned)
             _take_revocations(mesh, new)
 
         reloading = Reloading(spec, folder, take_over, gateway.note)

@@ -25,6 +25,8 @@ def model_row(name: str, nodes: list[NodeRow], directory: Directory, metrics: Ga
     targets = directory.of_model(name)
     figures = metrics.models.get(name, ModelFigures())
     known = [s for node in nodes for s in node.services if s.model == name and s.lifecycle in ("JOIN", "SERVING")]
+    planned = directory.planned.get(name)
+    there = {service.replica for service in known}
     return ModelRow(
         model=name,
         ready=sum(target.ready for target in targets),
@@ -39,6 +41,8 @@ def model_row(name: str, nodes: list[NodeRow], directory: Directory, metrics: Ga
         tpot_p50_s=percentile(figures.tpot, 0.5),
         tpot_p95_s=percentile(figures.tpot, 0.95),
         samples=len(figures.ttft),
+        planned=None if planned is None else len(planned),
+        missing=[replica for number in planned or () if (replica := f"{name}/{number}") not in there],
     )
 
 
@@ -53,7 +57,7 @@ def as_tenant(status: GatewayStatus, may_use: Callable[[str, str], bool]) -> Gat
     for row in status.models:
         providers = [provider for provider in row.providers if may_use(provider, row.model)]
         if providers:
-            models.append(msgspec.structs.replace(row, providers=providers))
+            models.append(msgspec.structs.replace(row, providers=providers, planned=None, missing=[]))
     totals = Totals(
         requests=sum(row.requests for row in models),
         failures=sum(row.failures for row in models),

@@ -220,6 +220,9 @@ def _comparable(wanted: UnitSpec, unit: ObservedUnit, evidence: Evidence) -> Uni
     former = evidence.specs.get(unit.operation)
     if isinstance(wanted, AgentSpec) and isinstance(former, AgentSpec) and former.job is msgspec.UNSET:
         return msgspec.structs.replace(wanted, job=msgspec.UNSET)
+    told = isinstance(former, GatewaySpec) and former.replicas is not msgspec.UNSET
+    if isinstance(wanted, GatewaySpec) and not told and not unit.in_force:
+        return msgspec.structs.replace(wanted, replicas=msgspec.UNSET)
     return wanted
 
 

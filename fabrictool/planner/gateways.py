@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from fabrictool.domain.address import Address
-from fabrictool.domain.specs import AgentSpec, GatewaySpec, HostPort, without_hubs
+from fabrictool.domain.specs import AgentSpec, GatewaySpec, HostPort, updatable
 from fabrictool.planner.succession import Succession
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Mapping, Sequence
+    from collections.abc import Container, Iterable, Mapping, Sequence
 
     from fabrictool.domain.blueprint import Blueprint, Gateway
     from fabrictool.domain.evidence import Evidence
@@ -44,28 +44,34 @@ def wanted_gateways(
     inventory: Inventory,
     evidence: Evidence,
     weights: Mapping[str, float],
+    replicas: Iterable[str] = (),
     renewed: Container[str] = (),
 ) -> list[GatewaySpec]:
     """All gateways of the blueprint, by name; those at `renewed` addresses are replaced though they are as wanted.
+    `replicas` are the planned ones, ``MODEL/NUMBER``.
 
     Tenants' keys that cannot be had are taken to be those of the gateway that runs.
     """
     keys, running = evidence.keys_of(blueprint), running_gateways(evidence)
     usual = next((spec.keys for spec in running.values()), "")
-    wanted = {}
+    wanted, planned = {}, _by_model(replicas)
     for name, gateway in blueprint.every_gateway.items():
-        former = running[name].keys if name in running else usual
-        wanted[name] = _spec(
-            blueprint, inventory, name, gateway, former if keys is None else keys, weights, evidence.revocations
-        )
+        theirs = keys if keys is not None else running[name].keys if name in running else usual
+        wanted[name] = _spec(blueprint, inventory, name, gateway, theirs, weights, planned, evidence.revocations)
     kept = {
         name: running[name]
         for name, spec in wanted.items()
-        if name in running
-        and str(Address.of(spec)) not in renewed
-        and without_hubs(running[name]) == without_hubs(spec)
+        if name in running and str(Address.of(spec)) not in renewed and updatable(running[name], spec)
     }
     return _linked(wanted, kept, [spec.hub for spec in running.values()])
+
+
+def _by_model(replicas: Iterable[str]) -> dict[str, tuple[int, ...]]:
+    numbers: dict[str, list[int]] = {}
+    for replica in replicas:
+        model, _, number = replica.rpartition("/")
+        numbers.setdefault(model, []).append(int(number))
+    return {model: tuple(sorted(those)) for model, those in sorted(numbers.items())}
 
 
 # Wide: what a gateway is made of.
@@ -76,6 +82,7 @@ def _spec(
     gateway: Gateway,
     keys: str,
     weights: Mapping[str, float],
+    planned: dict[str, tuple[int, ...]],
     revocations: tuple[str, ...],
 ) -> GatewaySpec:
     site = inventory.clusters[gateway.cluster].site
@@ -99,6 +106,7 @@ def _spec(
         weights=dict(sorted(weights.items())) or msgspec.UNSET,
         revocations=revocations or msgspec.UNSET,
         advertise=gateway.advertise or msgspec.UNSET,
+        replicas=planned or msgspec.UNSET,
     )
 
 

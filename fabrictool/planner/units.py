@@ -40,7 +40,7 @@ def wanted_units(
     units = [_wanted(spec, placed[spec.replica]) for spec in specs]
     weights = gateway_weights(placement.replicas, running_weights(evidence))
     again = {name for name, (_, unit) in youngest.items() if unit.operation in expiring}
-    gateways = wanted_gateways(blueprint, inventory, evidence, weights, again)
+    gateways = wanted_gateways(blueprint, inventory, evidence, weights, placed, again)
     return {unit.address: unit for unit in [*units, *(gateway_unit(spec) for spec in gateways)]}
 
 

@@ -139,6 +139,15 @@ class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
     tpot_p95_s: float | None = None
     samples: int = 0
     """Answers that these percentiles are of."""
+    planned: int | None = None
+    """Replicas that the plan has; null when the gateway was not told."""
+    missing: list[str] = []
+    """Planned replicas that the registry does not know: queued, dead or cut off."""
+
+    @property
+    def wanted(self) -> int:
+        """Replicas that should serve: those of the plan, and while one follows another both."""
+        return max(self.planned or 0, self.replicas)
 
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True):

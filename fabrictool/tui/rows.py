@@ -119,7 +119,7 @@ def model_rows(document: GatewayStatus) -> list[TableRow]:
 
 
 def node_rows(document: GatewayStatus) -> list[TableRow]:
-    """One row for each service, and one for a node without any."""
+    """One row for each service, for a node without any, and for a planned replica that no node has."""
     rows: list[TableRow] = []
     for node in document.nodes:
         services: list[ServiceRow | None] = [s for s in node.services if s.lifecycle in ("JOIN", "SERVING")]
@@ -129,6 +129,8 @@ def node_rows(document: GatewayStatus) -> list[TableRow]:
             if not node.connected and node.role != "gateway":
                 level = "bad"
             rows.append(table_row(key, _node_cells(node, service, document.at), level))
+    missing = [replica for model in document.models for replica in model.missing]
+    rows += [table_row(replica, ("–", "missing", "–", replica, *["–"] * 8), "bad") for replica in missing]
     return problems_first(rows)
 
 
@@ -163,13 +165,13 @@ def table_row(key: str, cells: tuple[str, ...], level: Level) -> TableRow:
 
 
 def _model_row(model: ModelRow) -> TableRow:
-    level: Level = "well" if model.ready and model.ready == model.replicas else "worth a look" if model.ready else "bad"
+    level: Level = "well" if model.ready and model.ready == model.wanted else "worth a look" if model.ready else "bad"
     state = {"well": "ok", "worth a look": "degraded", "bad": "not served"}[level]
     few = f" (n={model.samples})" if 0 < model.samples < FEW else ""
     cells = (
         model.model,
         state,
-        f"{model.ready}/{model.replicas}",
+        f"{model.ready}/{model.wanted}",
         ", ".join(model.providers) or "–",
         str(model.in_flight),
         str(model.requests),

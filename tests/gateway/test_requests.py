@@ -330,6 +330,25 @@ async def test_a_model_that_may_come_is_503_with_a_time_to_try_again(bed, path):
     assert (await ask("never")).status == 404
 
 
+async def test_a_planned_model_is_waited_for_however_long_its_job_is_in_the_queue(bed):
+    bed.gateway.plan_for({"late": (0, 1)})
+    bed.clock.advance(86400)
+    body = {"model": "late", "messages": HELLO}
+    async with aiohttp.ClientSession(headers={"authorization": f"Bearer {bed.KEY}"}) as session:
+        answer = await session.post(f"{bed.url}/v1/chat/completions", json=body)
+        assert (answer.status, answer.headers["retry-after"]) == (503, "5")
+        bed.gateway.plan_for({})
+        assert (await session.post(f"{bed.url}/v1/chat/completions", json=body)).status == 404
+
+
+async def test_a_planned_replica_that_nobody_has_is_missing_in_the_status(bed):
+    planned = dict.fromkeys(bed.gateway.directory.models(), (0,)) | {"late": (0, 2)}
+    bed.gateway.plan_for(planned)
+    row = {row.model: row for row in bed.gateway.status().models}["late"]
+    assert (row.ready, row.replicas, row.planned, row.wanted) == (0, 0, 2, 2)
+    assert row.missing == ["late/0", "late/2"]
+
+
 async def test_the_plans_weights_reach_the_directory():
     """By what is alike, so that one replica more of a kind needs no other gateway."""
 

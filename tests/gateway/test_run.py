@@ -29,7 +29,8 @@ def unit(folder, **options):
     federation.node("run/identity", role="gateway", **options)
     about = {"fabric": "t", "provider": "alpha", "site": "s", "cluster": "c", "name": "g"}
     anywhere = HostPort("127.0.0.1", 0)
-    return RunFolder(folder / "run"), GatewaySpec(**about, listen=anywhere, mesh=anywhere, tenants={"anna": "all"})
+    told = {"tenants": {"anna": "all"}, "replicas": {"m": (0,)}}
+    return RunFolder(folder / "run"), GatewaySpec(**about, listen=anywhere, mesh=anywhere, **told)
 
 
 async def test_a_gateway_whose_tenants_keys_are_missing_does_not_start(tmp_path):
@@ -105,7 +106,7 @@ async def test_what_a_tenant_may_know_of_the_status():
     def model(name, requests, *providers):
         return ModelRow(
             model=name, ready=1, replicas=1, providers=list(providers), in_flight=0, requests=requests, failures=0,
-            tokens=10 * requests,
+            tokens=10 * requests, planned=2, missing=[f"{name}/1"],
         )  # fmt: skip
 
     status = GatewayStatus(
@@ -117,7 +118,7 @@ async def test_what_a_tenant_may_know_of_the_status():
     )  # fmt: skip
     seen = as_tenant(status, lambda provider, model: (provider, model) == ("alpha", "open"))
     assert [(n.provider, [(s.model, s.note) for s in n.services]) for n in seen.nodes] == [("alpha", [("open", "")])]
-    assert [(m.model, m.providers) for m in seen.models] == [("open", ["alpha"])]
+    assert [(m.model, m.providers, m.planned, m.missing) for m in seen.models] == [("open", ["alpha"], None, [])]
     assert (seen.totals.requests, seen.totals.tokens) == (3, 30)
     assert seen.events == []
 

@@ -32,6 +32,8 @@ class World:
         self.specs = {}
         self.counts = {}
         self.unseen = set()
+        self.placement = Placement(replicas=(REPLICA,))
+        self.in_force = ""
 
     @property
     def evidence(self):
@@ -39,7 +41,13 @@ class World:
         for name in ("dear", "cheap", "spot"):
             here = {op: spec for op, spec in self.specs.items() if spec.cluster == name}
             units = tuple(
-                ObservedUnit(address=str(Address.of(s)), operation=op, state="running", spec_digest=spec_digest(s))
+                ObservedUnit(
+                    address=str(Address.of(s)),
+                    operation=op,
+                    state="running",
+                    spec_digest=spec_digest(s),
+                    in_force=self.in_force,
+                )
                 for op, s in here.items()
             )
             known = name not in self.unseen
@@ -54,13 +62,15 @@ class World:
         path.write_text(text)
         loaded = load(path, environment={})
         again = stranded(loaded.blueprint.every_gateway, self.evidence)
-        wanted = wanted_units(loaded.blueprint, loaded.inventory, Placement(replicas=(REPLICA,)), self.evidence, again)
+        wanted = wanted_units(loaded.blueprint, loaded.inventory, self.placement, self.evidence, again)
         return actions(wanted, self.evidence, again)
 
     def apply(self, *gateways):
         """Returns what was done, without what was kept."""
         planned = self.plan(*gateways)
         for action in planned:
+            if action.kind == "update":
+                self.specs[action.operation] = action.spec
             if action.kind in ("replace", "delete"):
                 del self.specs[action.former]
             if action.kind in ("create", "replace"):
@@ -171,6 +181,31 @@ def test_an_agent_that_no_gateway_would_reach_gets_a_successor(world, before, af
     world.apply(*before)
     assert ("replace", "replica/m/0") in world.apply(*after)
     assert world.apply(*after) == []
+
+
+def test_gateways_are_told_of_planned_replicas_while_they_serve(world):
+    world.in_force = "current"
+    world.apply(ONE, TWO)
+    assert world.spec("gateway/one").planned == {"m": (0,)}
+    world.placement = Placement(replicas=(REPLICA, msgspec.structs.replace(REPLICA, replica="m/2")))
+    assert world.apply(ONE, TWO) == [("create", "replica/m/2"), ("update", "gateway/one"), ("update", "gateway/two")]
+    assert world.spec("gateway/one").planned == {"m": (0, 2)}
+
+
+def test_who_is_told_something_while_it_serves_dials_nobody_new(world):
+    """It does not read its hubs again: the new gateway has to dial."""
+    world.in_force = "current"
+    world.apply(ONE)
+    world.placement = Placement(replicas=(REPLICA, msgspec.structs.replace(REPLICA, replica="m/1")))
+    world.apply(ONE, TWO)
+    assert world.spec("gateway/two").dials == (HUB_OF_ONE,)
+
+
+def test_a_gateway_of_an_earlier_release_is_not_replaced_to_be_told_of_replicas(world):
+    world.apply(ONE)
+    former, spec = next((op, s) for op, s in world.specs.items() if s.cluster == "dear" and op.startswith("gateway"))
+    world.specs[former] = msgspec.structs.replace(spec, replicas=msgspec.UNSET)
+    assert world.apply(ONE) == []
 
 
 def test_a_changed_hub_is_no_change_of_what_is_wanted(world):

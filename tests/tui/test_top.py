@@ -2,6 +2,7 @@
 
 import contextlib
 
+import msgspec
 import pytest
 from textual.widgets import DataTable, Static
 
@@ -93,6 +94,20 @@ async def test_three_screens_show_clusters_models_and_nodes():
         await settled(pilot)
         assert [row[2] for row in cells(app)] == ["lost 12 s", "up", "up"]
         assert cells(app)[0][9] == "in 2 h 01 m"
+
+
+@pytest.mark.asyncio
+async def test_a_planned_replica_that_no_node_has_is_a_row():
+    document = gateway()
+    lost = msgspec.structs.replace(document.models[1], planned=2, missing=["qwen/1"])
+    app = top(lambda: msgspec.structs.replace(document, models=[document.models[0], lost]))
+    async with app.run_test(size=(140, 30)) as pilot:
+        await pilot.press("2")
+        await settled(pilot)
+        assert ["qwen", "degraded", "1/2"] in [row[:3] for row in cells(app)]
+        await pilot.press("3")
+        await settled(pilot)
+        assert ["missing", "qwen/1"] in [[row[1], row[3]] for row in cells(app)]
 
 
 @pytest.mark.asyncio
