@@ -8,6 +8,8 @@ lock       an advisory lock that the unit's process holds while it lives: the op
 process.json  pid and the address of its loopback status page, written by the unit itself
 health.json   one line that says whether it serves, rewritten while it lives
 status.json   its status document, as often
+again      there, if it starts again when its host comes back
+stopped    there, if it does not after all: somebody stopped it, or another one runs in its place
 exit.json  how it ended, when it could still say so
 log        its stderr, and its engine's
 ========== =====================================================================================================
@@ -50,6 +52,11 @@ class RunFolder:
     def identity(self) -> Path:
         """Folder of its credential."""
         return self.path / "identity"
+
+    @property
+    def comes_back(self) -> bool:
+        """Whether its process is started again after a reboot of its host, under the same session."""
+        return (self.path / "again").exists() and not (self.path / "stopped").exists()
 
     def claim(self) -> int:
         """Become the one process of this folder; returns the descriptor that holds the lock until exit.

@@ -76,6 +76,11 @@ class InventoryCheck(ReferenceCheck):
             hint = "describe each host as a cluster of its own"
             message = "a plain host has one login: what runs on another cannot be seen from it"
             self.say("FT1242", (*path, "login"), message, hint)
+        if cluster.after_reboot is not None and cluster.kind != "ssh":
+            message = f"only a plain host starts its gateways again after a reboot; this is a {cluster.kind} cluster"
+            self.say("FT1245", (*path, "after_reboot"), message, "remove it, or use kind: ssh")
+        if cluster.logs is not None and cluster.kind == "kubernetes":
+            self.say("FT1245", (*path, "logs"), "the namespace keeps its pods' logs", "remove `logs`")
         if cluster.enabled and cluster.kind in UNVERIFIED:
             message = f"support for `{cluster.kind}` follows its documentation and was never tried on a real one"
             hint = "try one replica first, and tell us what differs"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import re
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,7 @@ ASK_S = 3.0
 """How long a gateway has to answer before another is asked."""
 FEW_SAMPLES = 20
 """The 95th percentile of fewer is their largest: it is said of how many."""
+OPERATION = re.compile(r".+-g[0-9]+-[0-9a-f]{8}")
 FOLLOWED_LINES = 1000
 """As many lines may come between two looks of `logs --follow`."""
 
@@ -141,7 +143,11 @@ def _painted(state: str) -> str:
 def show_logs(unit: str, source: Source, lines: int, *, follow: bool) -> None:
     """Print the tail; go on while following."""
     with source.fabric() as fabric:
-        cluster, operation = _find_unit(fabric, unit)
+        place = _find_unit(fabric, unit)
+        if place is None:
+            _show_former_log(fabric, unit, lines)
+            return
+        cluster, operation = place
         tail = fabric.clusters[cluster].log_tail(operation, max(lines, FOLLOWED_LINES))
         data("\n".join(tail[-lines:]))
         while follow:
@@ -162,14 +168,29 @@ def _after(before: list[str], now: list[str]) -> list[str]:
     return now
 
 
-def _find_unit(fabric: Fabric, name: str) -> tuple[str, str]:
+def _find_unit(fabric: Fabric, name: str) -> tuple[str, str] | None:
     from fabrictool.state.overview import latest_units
 
-    units = latest_units(fabric.observe())
-    for cluster, unit in units:
+    for cluster, unit in latest_units(fabric.observe()):
         if name in (unit.address, Address.parse(unit.address).name, unit.operation):
             return cluster, unit.operation
-    known = ", ".join(unit.address for _, unit in units) or "none"
+    return None
+
+
+def _show_former_log(fabric: Fabric, name: str, lines: int) -> None:
+    """Of a unit that is gone, where logs are kept."""
+    from fabrictool.state.overview import latest_units
+
+    flat = name.replace("/", "-")
+    starts = [flat] if OPERATION.fullmatch(flat) else [f"{flat}-g", f"replica-{flat}-g", f"gateway-{flat}-g"]
+    for cluster in fabric.clusters.values():
+        for start in starts:
+            tail = cluster.former_log(start, lines)
+            if tail:
+                say(f"{name} is gone; this is the log that {cluster.name} kept of it")
+                data("\n".join(tail))
+                return
+    known = ", ".join(unit.address for _, unit in latest_units(fabric.observe())) or "none"
     raise UsageError.of("FT9005", f"there is no unit {name!r}", hint=f"known units: {known}")
 
 

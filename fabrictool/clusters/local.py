@@ -7,6 +7,7 @@ operation race for the lock and one of them ends at once, so a start may be repe
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import re
 import shutil
@@ -22,6 +23,7 @@ from fabrictool.base.errors import FabrictoolError, UnreachableError
 from fabrictool.base.files import file_error, sync_folder, write_atomic
 from fabrictool.base.runfolder import RunFolder
 from fabrictool.base.settings import Settings
+from fabrictool.clusters.schedulers.protocol import STOPPED
 from fabrictool.domain.address import Address
 from fabrictool.domain.observed import ClusterFacts, ObservedUnit, UnitState, awaited, standing
 from fabrictool.domain.plan import spec_digest
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from fabrictool.clusters.protocol import NewUnit
+    from fabrictool.domain.inventory import KeptLogs
     from fabrictool.domain.plan import Outlook
     from fabrictool.status.documents import StatusDocument
 
@@ -43,7 +46,6 @@ _INHERITED_PREFIXES = (
     "CUDA_", "FABRICTOOL_CACHE_", "FABRICTOOL_STATE_", "GGML_", "HF_", "HIP_", "LC_", "LLAMA_", "MKL_", "NCCL_",
     "NVIDIA_", "OMP_", "OPENBLAS_", "PYTHON", "ROCR_", "SGLANG_", "SLURM_", "SSL_", "VIRTUAL_ENV", "VLLM_", "XDG_",
 )  # fmt: skip
-STOPPED = "its process is stopped (SIGSTOP); `kill -CONT` lets it go on"
 START_SECONDS = 10.0
 """How long a started process may take to claim its folder; it only imports and locks."""
 
@@ -53,10 +55,13 @@ class LocalCluster:
 
     poll_s = 0.1
 
-    def __init__(self, name: str, root: Path, *, python: str = "") -> None:
+    def __init__(self, name: str, root: Path, *, python: str = "", logs: KeptLogs | None = None) -> None:
         self.name = name
         self._root = root
         self._python = python or sys.executable
+        self._logs = logs
+        kept = logs.folder if logs is not None and logs.folder else f"{root}.logs"
+        self._log_folder = Path(kept).expanduser()
 
     # -- facts ------------------------------------------------------------------------------------------------
 
@@ -95,6 +100,12 @@ class LocalCluster:
 
     def log_tail(self, operation: str, lines: int) -> list[str]:
         return self._folder(operation).log_tail(lines)
+
+    def former_log(self, start: str, lines: int) -> list[str]:
+        if self._logs is None or not self._log_folder.is_dir():
+            return []
+        logs = sorted(self._log_folder.glob(f"{glob.escape(start)}*.log"), key=lambda path: path.stat().st_mtime)
+        return logs[-1].read_text(errors="replace").splitlines()[-lines:] if logs else []
 
     # -- commands ---------------------------------------------------------------------------------------------
 
@@ -183,10 +194,22 @@ class LocalCluster:
             raise FabrictoolError.of("FT5102", f"{operation} still runs", thing=f"cluster/{self.name}")
         try:
             shutil.rmtree(folder.identity, ignore_errors=True)
+            self._keep_log(folder)
             if folder.path.exists():
                 shutil.rmtree(folder.path)
         except OSError as error:
             raise file_error(error, folder.path) from error
+
+    def _keep_log(self, folder: RunFolder) -> None:
+        if self._logs is None:
+            return
+        self._log_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if folder.log.exists():
+            shutil.copyfile(folder.log, self._log_folder / f"{folder.path.name}.log")
+        oldest = time.time() - float(self._logs.keep)
+        for path in self._log_folder.glob("*.log"):
+            if path.stat().st_mtime < oldest:
+                path.unlink()
 
     # -- internals --------------------------------------------------------------------------------------------
 

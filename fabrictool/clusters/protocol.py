@@ -91,5 +91,8 @@ class Cluster(Protocol):
     def log_tail(self, operation: str, lines: int) -> list[str]:
         """The last lines of its log."""
 
+    def former_log(self, start: str, lines: int) -> list[str]:
+        """The same of a unit that is gone: the youngest whose operation begins with `start`; empty if none is kept."""
+
     def close(self) -> None:
         """End connections; a later call opens them again."""

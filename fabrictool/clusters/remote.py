@@ -26,6 +26,7 @@ from fabrictool.base.errors import FabrictoolError, UnreachableError
 from fabrictool.clusters.heartbeats import LOOK_AGAIN_S, Heartbeats
 from fabrictool.clusters.jobs import away, job_of, run_folder, tar
 from fabrictool.clusters.schedulers import shell
+from fabrictool.clusters.schedulers.processes import Processes
 from fabrictool.clusters.survey import Looker, read_survey
 from fabrictool.domain.observed import ClusterFacts, Queue
 from fabrictool.domain.plan import Outlook
@@ -165,6 +166,17 @@ class RemoteCluster:
         tail = self._run("ft-log", shell.program("tail"), [operation, str(lines)]).stdout
         return tail.decode(errors="replace").splitlines()
 
+    def former_log(self, start: str, lines: int) -> list[str]:
+        if self._described.logs is None:
+            return []
+        tail = self._run("ft-former-log", shell.program("former-log"), [self._log_folder, str(lines), start]).stdout
+        return tail.decode(errors="replace").splitlines()
+
+    @property
+    def _log_folder(self) -> str:
+        kept = self._described.logs
+        return kept.folder if kept is not None and kept.folder is not None else "-"
+
     def outlook(self, units: Sequence[NewUnit]) -> tuple[list[Outlook], list[str]]:
         """One question for all units of the same shape; what cannot run at all is a warning."""
         outlooks: list[Outlook] = []
@@ -231,6 +243,15 @@ class RemoteCluster:
                 failed[unit.operation] = error
         if not folders:
             return failed
+        again = [unit.operation for unit in units if unit.operation in folders and "again" in folders[unit.operation]]
+        why = self._come_back() if again else ""
+        for operation in again if why else ():
+            hint = "correct `after_reboot` in the inventory: `site` installs nothing, and without it nothing comes back"
+            message = f"{operation} would not start again after a reboot: {why}"
+            failed[operation] = FabrictoolError.of("FT5415", message, thing=f"cluster/{self.name}", hint=hint)
+            del folders[operation]
+        if not folders:
+            return failed
         done = self._run(
             "ft-submit",
             shell.submit_program(self._scheduler),
@@ -252,6 +273,12 @@ class RemoteCluster:
                 failed[operation] = self._refusal(operation, verdict, why)
         return failed
 
+    def _come_back(self) -> str:
+        """See to it that gateways start again after a reboot; returns what is in the way, "" if nothing."""
+        argv, script = [self._described.after_reboot or "site"], Processes.on_boot().encode()
+        done = self._run("ft-come-back", shell.come_back_program(), argv, stdin=script, changes=True)
+        return "" if done.status == 0 else done.stderr.decode(errors="replace").strip()[-200:] or f"exit {done.status}"
+
     def update(self, units: Sequence[NewUnit]) -> dict[str, FabrictoolError]:
         folders = {unit.operation: {**unit.files, "spec.json": encode_spec(unit.spec) + b"\n"} for unit in units}
         done = self._run("ft-update", shell.program("update"), sorted(folders), stdin=tar(folders), changes=True)
@@ -271,7 +298,10 @@ class RemoteCluster:
         """Remove run folders, identity first."""
         named = sorted(operations)
         if named:
-            done = self._run("ft-forget", shell.program("forget"), named, changes=True)
+            kept = self._described.logs
+            minutes = 0 if kept is None else max(1, int(float(kept.keep) // 60))
+            arguments = [str(minutes), self._log_folder, *named]
+            done = self._run("ft-forget", shell.forget_program(), arguments, changes=True)
             if done.status != 0:
                 why = done.stderr.decode(errors="replace").strip()[-200:]
                 message = f"the files of {len(named)} units cannot be removed: {why}"

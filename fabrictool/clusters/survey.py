@@ -174,10 +174,11 @@ def _unit(
     meta, health, ending = (_object(files.get(name, "")) for name in ("meta.json", "health.json", "exit.json"))
     state, reason = _state(files, job, number, ending, silent=pulse is None or _over(pulse))
     pulse = pulse or ALIVE  # it never said anything: nothing can be missed
-    detail = ""
+    detail = paused = ""
     if state == "running":
         lost = f"no sign of life for {pulse.age_s:.0f} s" if pulse.verdict != "alive" else ""
-        detail = lost or str(health.get("text", "starting"))
+        paused = job.paused if job is not None else ""
+        detail = paused or lost or str(health.get("text", "starting"))
         if ending:
             detail = f"its run has ended ({ending.get('reason', '')}), and its job has not"
         if job is None:
@@ -201,7 +202,10 @@ def _unit(
         certificate_ends_at=_number(meta.get("certificate_ends_at"), None),
         ends_at=told_end if state == "running" else None,
         waits_for="leaving" if ending else awaited(health.get("waits_for")) if state == "running" else "",
-        ready=state == "running" and not ending and health.get("ready") is True and pulse.verdict == "alive",
+        ready=state == "running"
+        and not (ending or paused)
+        and health.get("ready") is True
+        and pulse.verdict == "alive",
         blocked=job.blocked if job is not None else "",
         requeued="claim" in files and job is not None and job.state == "pending",
         detail=detail,

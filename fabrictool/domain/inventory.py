@@ -29,6 +29,7 @@ __all__ = [
     "Install",
     "Inventory",
     "Jump",
+    "KeptLogs",
     "Kubernetes",
     "Link",
     "Login",
@@ -236,6 +237,15 @@ class Kubernetes(Document):
     """Best one that nothing else uses."""
 
 
+class KeptLogs(Document):
+    """What is kept of units that were stopped and removed."""
+
+    keep: Duration
+    """Logs are removed that long after their unit, when the next unit is."""
+    folder: Text | None = None
+    """Where, on the cluster; absent: ``logs`` in the folder of the units."""
+
+
 class ClusterSpec(Document):
     """Partitions that are reached in one way."""
 
@@ -259,6 +269,12 @@ class ClusterSpec(Document):
     """Seconds between two questions to the login node while something is awaited."""
     software: Software = Software()
     """How Python and engines get there."""
+    after_reboot: Literal["cron", "site"] | None = None
+    """What starts this host's gateways again after a reboot: ``cron``, a line ``@reboot`` in the crontab of the user
+    who logs in, or ``site``, something of your own that calls ``FOLDER/on-boot``. Absent: only ``fabrictool reconcile``
+    does. For ``ssh``."""
+    logs: KeptLogs | None = None
+    """How long the logs of units that are gone are kept; absent: they go with their unit."""
     egress: Egress | None = None
     """How its nodes get out to a gateway that they cannot reach directly."""
 

@@ -93,6 +93,8 @@ async def run_on_mesh(spec: GatewaySpec, folder: RunFolder, clock: Clock) -> str
             stack.callback(asyncio.create_task(loop).cancel)
         reason = await stop()
         await gateway.drain(DRAIN_S)
+        if folder.comes_back:
+            return f"{reason}; it starts again when its host comes back"
         gateway.publish_node(node_body(mesh, spec, Lifecycle.LEFT, version=2))
         await mesh.leave()
     return reason

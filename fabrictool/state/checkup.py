@@ -10,19 +10,23 @@ import time
 from typing import TYPE_CHECKING
 
 from fabrictool.base.clock import duration_text
+from fabrictool.base.errors import FabrictoolError
 from fabrictool.blueprint.secrets import resolve as resolve_secret
 from fabrictool.catalog import startable
-from fabrictool.clusters.checks.result import Check, guarded
+from fabrictool.clusters.checks.result import Check, failed, guarded
 from fabrictool.domain.address import Address
 from fabrictool.engines.adapter import adapter
 from fabrictool.engines.intact import check_intact
 from fabrictool.mesh.identity import CLOCK_SKEW_S
+from fabrictool.planner.drift import drift_of
+from fabrictool.planner.succession import successions
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from fabrictool.base.settings import Settings
     from fabrictool.blueprint import Loaded
+    from fabrictool.domain.evidence import Evidence
     from fabrictool.domain.inventory import ClusterSpec
     from fabrictool.domain.observed import Observed
     from fabrictool.domain.specs import HostPort
@@ -47,8 +51,14 @@ def fabric_checks(fabric: Fabric, loaded: Loaded) -> list[Check]:
         ("engines", lambda: _engines(loaded)),
     ):
         checks += guarded(name, check)
-    observed = fabric.observe()
-    return [*checks, *_clusters(observed), *_clocks(observed, time.time()), *_ports(observed, loaded)]
+    now = time.time()
+    try:
+        evidence = fabric.gather(now=now)
+    except FabrictoolError as error:
+        return [*checks, *(failed("units", problem) for problem in error.problems)]
+    observed = evidence.observed
+    units = _units(evidence, now)
+    return [*checks, *_clusters(observed), *units, *_clocks(observed, now), *_ports(observed, loaded)]
 
 
 def _python() -> Check:
@@ -157,6 +167,16 @@ def _clusters(observed: Observed) -> list[Check]:
         Check(f"cluster {name}", facts.known, f"{len(facts.units)} units" if facts.known else facts.reason, facts.hint)
         for name, facts in sorted(observed.clusters.items())
     ]
+
+
+def _units(evidence: Evidence, now: float) -> list[Check]:
+    """What was applied beside what is there."""
+    applied = len(evidence.state.applied_units)
+    drift = [d for d in drift_of(evidence, successions(evidence, now)) if d.kind != "unreachable"]
+    if not drift:
+        return [Check("units", True, "as applied last")] if applied else []
+    hint = "`fabrictool logs UNIT` may tell why; `fabrictool reconcile` mends what can be mended"
+    return [Check(f"unit {d.address}", False, d.text, hint) for d in drift]
 
 
 def _clocks(observed: Observed, now: float) -> list[Check]:

@@ -5,14 +5,17 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 
 import msgspec
 import pytest
 
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.base.runfolder import RunFolder
+from fabrictool.base.units import Duration
 from fabrictool.clusters.local import LocalCluster
 from fabrictool.clusters.protocol import NewUnit
+from fabrictool.domain.inventory import KeptLogs
 from fabrictool.domain.specs import AgentSpec, GatewaySpec, HostPort, encode_spec, mark_of
 
 SPEC = AgentSpec(
@@ -61,6 +64,22 @@ def test_one_damaged_folder_is_one_damaged_unit_and_can_be_stopped(tmp_path, fol
     held.wait()
     cluster.forget([OPERATION])
     assert observed(tmp_path).units == ()
+
+
+def test_logs_of_what_is_gone_are_kept_as_long_as_the_inventory_says(tmp_path):
+    kept = KeptLogs(keep=Duration(3600))
+    cluster = LocalCluster("c", tmp_path / "units", logs=kept)
+    for number, minutes in (("replica-m-0-g1-0a1b2c3d", 90), ("replica-m-0-g2-0a1b2c3d", 0)):
+        run = RunFolder(tmp_path / "units" / number)
+        run.path.mkdir(parents=True)
+        run.log.write_text(f"one\n{number}\n")
+        cluster.forget([number])
+        assert cluster.former_log("replica-m-0-g", 1) == [number]
+        log = next((tmp_path / "units.logs").glob(f"{number}.log"))
+        os.utime(log, (time.time() - 60 * minutes,) * 2)
+    cluster.forget(["replica-m-1-g1-0a1b2c3d"])
+    assert [path.stem for path in (tmp_path / "units.logs").iterdir()] == ["replica-m-0-g2-0a1b2c3d"]
+    assert LocalCluster("c", tmp_path / "units").former_log("replica-m-0-g", 1) == []
 
 
 def test_a_damaged_certificate_is_one_that_has_ended(tmp_path, folder):

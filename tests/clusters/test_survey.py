@@ -72,6 +72,7 @@ def unit(**given):
         ({"files": files(), "jobs": [QUEUED]}, "pending", "Resources"),
         ({"files": files(), "jobs": [job(state="CONFIGURING")]}, "running", "starting"),
         ({"files": files(), "jobs": [job(state="COMPLETING")]}, "running", "starting"),
+        ({"files": files(health_json=health()), "jobs": [job(state="SUSPENDED")]}, "running", "has suspended its job"),
         ({"files": files(exit_json=BYE), "jobs": [job(state="COMPLETING")]}, "ended", "told to stop"),
         ({"files": files(exit_json='{"code": 0, "reason": "walltime nears"}')}, "ended", "walltime nears"),
         ({"files": files(), "jobs": [job(state="TIMEOUT", reason="TimeLimit")]}, "killed", "TIMEOUT (TimeLimit)"),

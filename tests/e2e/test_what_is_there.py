@@ -33,6 +33,7 @@ def test_status_shows_what_should_be_there_and_destroy_needs_neither_keys_nor_mo
     assert rows(bed)["replica/tiny/1"]["state"] == "missing"
     table = bed.run("status", code=1).stdout
     assert "1/2" in table, "one of the two that were applied serves"
+    assert "unit replica/tiny/1" in bed.run("doctor", code=1).stdout
 
     bed.write(blueprint=(bed.folder / "blueprint.yaml").read_text().replace("replicas:", "replica:").replace("%", "%%"))
     for key in ("FT_TEST_KEY", "FT_ALPHA_KEY"):

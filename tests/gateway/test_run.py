@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from unittest.mock import patch
 
 import aiohttp
 import msgspec
@@ -16,6 +17,7 @@ from fabrictool.gateway.keys import KeyRow, encode_keys, hash_key, keys_digest
 from fabrictool.gateway.reloading import Reloading
 from fabrictool.gateway.run import run_on_mesh
 from fabrictool.gateway.view import as_tenant
+from fabrictool.mesh.transport.node import MeshNode
 from fabrictool.status.documents import Event, GatewayStatus, ModelRow, NodeRow, ServiceRow, Totals
 from tests.gateway.conftest import until
 from tests.mesh.conftest import Federation
@@ -138,6 +140,21 @@ async def test_the_fleet_is_shown_on_loopback_and_to_no_client(tmp_path):
                 assert answer.status == 404
     os.kill(os.getpid(), signal.SIGTERM)
     await asyncio.wait_for(running, 10)
+
+
+async def test_a_gateway_that_comes_back_does_not_say_that_it_has_left(tmp_path):
+    """`apply` puts `again` into its folder, and stopping it `stopped`."""
+    folder, spec = unit(tmp_path)
+    spec = msgspec.structs.replace(spec, keys=keys_file(folder, "k" * 20))
+    for mark, left in (("again", False), ("stopped", True)):
+        (folder.path / mark).touch()
+        (folder.path / "process.json").unlink(missing_ok=True)
+        with patch.object(MeshNode, "leave", autospec=True) as leave:
+            running = asyncio.create_task(run_on_mesh(spec, folder, SystemClock()))
+            await until(lambda task=running: task.done() or (folder.path / "process.json").exists())
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.wait_for(running, 10)
+        assert leave.called == left
 
 
 def keys_file(folder, *keys):

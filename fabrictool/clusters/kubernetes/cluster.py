@@ -99,6 +99,9 @@ class KubernetesCluster:
         self._check(done)
         return done.stdout.decode(errors="replace").splitlines()
 
+    def former_log(self, start: str, lines: int) -> list[str]:
+        return []
+
     # -- commands ---------------------------------------------------------------------------------------------
 
     def start(self, units: Sequence[NewUnit]) -> dict[str, FabrictoolError]:

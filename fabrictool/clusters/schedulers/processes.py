@@ -8,8 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fabrictool.clusters.schedulers.protocol import Job, JobFacts, Scheduler, SchedulerFacts, Submission, first_line
+from fabrictool.clusters.schedulers.protocol import (
+    STOPPED,
+    Job,
+    JobFacts,
+    Scheduler,
+    SchedulerFacts,
+    Submission,
+    first_line,
+)  # fmt: skip
 from fabrictool.clusters.schedulers.script import job_script
+from fabrictool.clusters.schedulers.shell import script
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,6 +29,13 @@ _ALIVE = (
     '[ "$b" = "$(cat /proc/sys/kernel/random/boot_id)" ] && '
     '[ "$t" = "$(sed \'s/.*) //\' "/proc/$p/stat" 2>/dev/null | cut -d\' \' -f20)" ]; }\n'
 )  # the name in brackets may hold blanks: fields are counted behind it
+_ONLY_ONE = (
+    "exec 8>>../.boot.lock; flock 8 2>/dev/null",
+    'if [ -e stopped ]; then echo "it was stopped, or another one runs in its place: it ends"; exit 0; fi',
+    'same=\'"address":"{address}"\'',
+    'for o in ../*/; do [ "$o" -ef . ] || ! grep -qsF "$same" "$o/meta.json" || : >"${{o}}stopped"; done',
+)
+"""Of units at one address the one that started last comes back after a reboot, also when two race for it."""
 _START = "$(sed 's/.*) //' /proc/$$/stat | cut -d' ' -f20)"
 _BOOT = "$(cat /proc/sys/kernel/random/boot_id)"
 
@@ -36,21 +52,24 @@ class Processes(Scheduler):
             "echo @version; uname -sr\n"
             f"{_ALIVE}"
             "echo @jobs\n"
-            'for d in "$units"/*/; do d=${d%/}; if ft_alive "$d"; then echo "$(cat "$d/claim" 2>/dev/null) running '
-            '${d##*/}"; elif [ -s "$d/pid" ]; then echo "$(cat "$d/claim" 2>/dev/null) ended ${d##*/}"; fi; done\n'
+            'for d in "$units"/*/; do d=${d%/}; s=; if ft_alive "$d"; then '
+            's=running; case "$(sed \'s/.*) //\' "/proc/$p/stat" 2>/dev/null)" in [Tt]*) s=stopped ;; esac; '
+            'elif [ -s "$d/pid" ]; then s=ended; fi; '
+            '[ -z "$s" ] || echo "$(cat "$d/claim" 2>/dev/null) $s ${d##*/}"; done\n'
         )
 
     def facts(self, sections: Mapping[str, Sequence[str]], now: float) -> SchedulerFacts:
         jobs = []
         for line in sections.get("jobs", ()):
             number, state, operation = line.rsplit(" ", 2)
-            alive = state == "running"
+            alive = state != "ended"
             jobs.append(
                 JobFacts(
                     id=number,
                     state="running" if alive else "ended",
                     native="alive" if alive else "gone",
                     name=f"ft-{operation}",
+                    paused=STOPPED if state == "stopped" else "",
                 )
             )
         return SchedulerFacts(name=first_line(sections, "version", self.kind), jobs=tuple(jobs))
@@ -65,13 +84,15 @@ class Processes(Scheduler):
 
     def submission(self, facts: SchedulerFacts, job: Job) -> Submission:
         """A session of its own, which outlives the connection; it writes its pid before it becomes the agent."""
+        written = f'echo "$$ {_START} {_BOOT}" >pid.new && mv pid.new pid'
+        alone = tuple(line.format(address=job.address) for line in _ONLY_ONE) if job.again else ()
         script = job_script(
             job,
             identity='"$(hostname).$$"',
             ends_at=f"echo $(( $(date +%s) + {int(job.walltime_s)} ))" if job.walltime_s is not None else "echo 0",
             programs="",
             run=job.command,
-            claimed=(f'echo "$$ {_START} {_BOOT}" >pid.new && mv pid.new pid',),
+            claimed=(*alone, written, *(["exec 8>&-"] if job.again else [])),
         )
         start = (
             'cd "$0" && setsid sh ./job.sh </dev/null >>log 2>&1 9>&- & i=0; while [ $i -lt 100 ]; do '
@@ -79,6 +100,11 @@ class Processes(Scheduler):
             'echo "no pid within 5 s" >&2; exit 75'
         )
         return Submission(("sh", "-c", start, job.folder), script)
+
+    @staticmethod
+    def on_boot() -> str:
+        """What starts gateways again after a reboot."""
+        return script("on-boot", alive=_ALIVE)
 
     def stop(self) -> str:
         """TERM to the process, if it is still the one that was started."""

@@ -37,6 +37,8 @@ class JobFacts:
     blocked: Blocked = ""
     leaving: bool = False
     """Its processes have ended or are being ended; only the scheduler is not done with it."""
+    paused: str = ""
+    """Why its processes do nothing though they are there; "": they run."""
     submitted_at: float | None = None
     begins_at: float | None = None
     ends_at: float | None = None
@@ -93,6 +95,8 @@ class Job:
     """Shell lines that come before the command, such as ``module load python/3.11``."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Passed through: option (without dashes) → value."""
+    again: bool = False
+    """Whether it starts again when its host comes back from a reboot."""
 
     @property
     def name(self) -> str:
@@ -107,6 +111,8 @@ class Job:
 
 
 ENDS_AT = "@ENDS_AT@"
+
+STOPPED = "its process is stopped (SIGSTOP); `kill -CONT` lets it go on"
 
 
 @dataclass(frozen=True, slots=True)

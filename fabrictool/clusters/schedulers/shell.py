@@ -26,11 +26,27 @@ PASSING = r"Unable to contact|Connection refused|Socket timed out|(QOS|Assoc)\w*
 
 def program(name: str, **words: str) -> str:
     """The text of ``NAME.sh`` with each ``#@WORD@`` replaced."""
-    folder = resources.files("fabrictool.clusters") / "shell"
-    text = (folder / "root.sh").read_text() + (folder / f"{name}.sh").read_text()
+    return _file("root") + script(name, **words)
+
+
+def script(name: str, **words: str) -> str:
+    """The same, as a file that lies there and finds its folder by itself."""
+    text = _file(name)
     for word, value in words.items():
         text = text.replace(f"#@{word}@", value)
     return text
+
+
+def _file(name: str) -> str:
+    return (resources.files("fabrictool.clusters") / "shell" / f"{name}.sh").read_text()
+
+
+def come_back_program() -> str:
+    return program("come-back", crontab=_file("crontab"))
+
+
+def forget_program() -> str:
+    return program("forget", crontab=_file("crontab"))
 
 
 def survey_program(scheduler: Scheduler, *, brief: bool) -> str:

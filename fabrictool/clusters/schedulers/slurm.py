@@ -37,6 +37,7 @@ _ENDED = frozenset({
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED",
     "TIMEOUT",
 })  # fmt: skip
+_PAUSED = frozenset({"STOPPED", "SUSPENDED"})
 _PENDING = frozenset(["PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"])
 _BLOCKED: tuple[tuple[str, Blocked], ...] = (
     (r"JobHeld(Admin|User)|.*requeued[ _]held|JobHoldMaxRequeue", "held"),
@@ -202,6 +203,7 @@ def _job(line: str) -> JobFacts:
         reason="" if reason in ("None", "(null)") else reason,
         blocked=_blocked(reason) if state == "pending" else "",
         leaving=native == "COMPLETING",
+        paused=f"the scheduler has {native.lower()} its job; ask the site why" if native in _PAUSED else "",
         submitted_at=_time(submitted),
         begins_at=_time(begins),
         ends_at=_time(ends),
