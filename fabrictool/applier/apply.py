@@ -30,6 +30,7 @@ from fabrictool.clusters.protocol import NewUnit
 from fabrictool.domain.observed import LIVING, generation
 from fabrictool.domain.specs import AgentSpec, GatewaySpec
 from fabrictool.domain.state import Applied, Placed
+from fabrictool.planner.healing import WINDOW_S
 from fabrictool.planner.succession import KEPT
 
 if TYPE_CHECKING:
@@ -128,12 +129,12 @@ class Applier:
             for action in plan.changes:
                 if action.spec is not None and action.kind != "update":
                     self.identity(action.spec)  # says what is missing or has expired before anything starts
-            run = _Run(self, plan, journal, state)
-            run.note("begin", text=f"{len(plan.changes)} changes", heals=heals)
+            run = _Run(self, plan, journal, state, heals=heals)
+            run.note("begin", text=f"{len(plan.changes)} changes")
             wanted = state.applied_units if heals else self._wanted(plan, state)
             if state.serial == 0 or wanted != state.applied_units:
                 run.remember(lineage=state.lineage or plan.lineage or lineage, applied_units=wanted)
-            run.carry_out(observed, heals=heals)
+            run.carry_out(observed)
             return True
 
     def identity(self, spec: UnitSpec) -> dict[str, bytes]:
@@ -161,7 +162,7 @@ class Applier:
 class _Run:
     """One plan under the lease."""
 
-    def __init__(self, applier: Applier, plan: Plan, journal: Journal, state: State) -> None:
+    def __init__(self, applier: Applier, plan: Plan, journal: Journal, state: State, *, heals: bool) -> None:
         self._applier = applier
         self._fabric = applier.fabric
         self._clock = applier.clock
@@ -169,6 +170,7 @@ class _Run:
         self._plan = plan
         self._journal = journal
         self._state = state
+        self._heals = heals
         self._problems: list[Problem] = []
         self._only_stops = all(action.kind == "delete" for action in plan.changes) and bool(plan.changes)
         self._driver = Driver(
@@ -182,7 +184,7 @@ class _Run:
             presses=lambda: applier.interrupt.count,
         )
 
-    def carry_out(self, observed: Observed, *, heals: bool) -> None:
+    def carry_out(self, observed: Observed) -> None:
         """Raises what `Applier.apply` raises."""
         self._run_waves(observed)
         if self._applier.interrupt.count:
@@ -192,12 +194,12 @@ class _Run:
             )
         if self._problems:
             raise AppliedInPartError(self._problems)
-        if not heals:
+        if not self._heals:
             wanted = self._state.applied_units
             self._forget(lambda unit: unit.address not in wanted)  # a crash came between an end and that
             self.remember(applied_plan=self._plan.id, applied_blueprint=self._plan.blueprint_digest)
         self.note("end")
-        if not heals:
+        if not self._heals:
             self._wait_for_the_rest(observed)
 
     def _wait_for_the_rest(self, observed: Observed) -> None:
@@ -309,12 +311,16 @@ class _Run:
     def _save_starts(self, actions: Sequence[Action]) -> None:
         """Remember units that are about to start: their generations and places."""
         generations, units = dict(self._state.generations), dict(self._state.units)
+        now, healed = self._clock.wall(), dict(self._state.healed)
         for action in actions:
             if action.spec is not None:
-                latest = max(generation(action.operation), generations.get(action.address, 0))
-                generations[action.address] = latest
+                former = generations.get(action.address, 0)
+                if self._heals:
+                    recent = [at for at in healed.get(action.address, ()) if at > now - WINDOW_S]
+                    healed[action.address] = [*recent, round(now, 3)]
+                generations[action.address] = max(generation(action.operation), former)
                 units[action.address] = Placed.of(action.spec, action.cluster, action.operation)
-        self.remember(generations=generations, units=units)
+        self.remember(generations=generations, units=units, healed=healed)
 
     def _save_measured(self, action: Action, unit: ObservedUnit, served_at: float) -> None:
         """Remember how long its queue and its start took: the next successor is asked for by that."""

@@ -33,8 +33,6 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     action: str = ""
     operation: str = ""
     text: str = ""
-    heals: bool = False
-    """Of the first line: nobody asked for this, it leads back to what was applied."""
 
 
 class Journal:
@@ -53,7 +51,6 @@ class Journal:
         action: str = "",
         operation: str = "",
         text: str = "",
-        heals: bool = False,
     ) -> None:
         """Append a line and wait until it is on disk; raises FT4301 or FT4302 when it cannot be."""
         entry = Entry(
@@ -64,7 +61,6 @@ class Journal:
             action=action,
             operation=operation,
             text=text,
-            heals=heals,
         )
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -118,16 +114,6 @@ def failures(entries: Sequence[Entry]) -> dict[str, Failures]:
             before = count.get(entry.address)
             count[entry.address] = Failures(1 + (before.count if before is not None else 0), entry.at)
     return count
-
-
-def healed(entries: Sequence[Entry]) -> dict[str, list[float]]:
-    """Address → wall seconds at which healings started a unit there."""
-    plans = {entry.plan for entry in entries if entry.heals}
-    starts: dict[str, list[float]] = {}
-    for entry in entries:
-        if entry.kind == "started" and entry.plan in plans:
-            starts.setdefault(entry.address, []).append(entry.at)
-    return starts
 
 
 def history(folder: Path) -> list[Entry]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fabrictool.applier.journal import Journal, failures, healed, history
+from fabrictool.applier.journal import Journal, failures, history
 from fabrictool.base.errors import (
     AppliedInPartError,
     FabrictoolError,
@@ -31,8 +31,7 @@ def look(fabric: Fabric, *, now: float, prune: bool, watches: bool = False) -> H
     One that `watches` does not wait where only a second look can say who lives: that one comes.
     """
     evidence = fabric.gather(now=now, patient=not watches)
-    entries = history(fabric.folder.journal)
-    return heal(evidence, failures(entries), healed(entries), now=now, prune=prune)
+    return heal(evidence, failures(history(fabric.folder.journal)), now=now, prune=prune)
 
 
 def capped(healing: Healing, fabric: Fabric, clock: Clock) -> list[Problem]:

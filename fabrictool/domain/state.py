@@ -64,6 +64,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """Address → how many units it ever had."""
     waits: dict[str, list[float]] = {}
     """``CLUSTER/PARTITION`` → seconds that our last jobs waited in its queue."""
+    healed: dict[str, list[float]] = {}
+    """Address → wall seconds at which healing started a unit there, those of the last hour: every operator's count."""
     served_on: list[str] = []
     """Clusters on which a unit of ours was once seen to serve: there its folder must be."""
     loads: dict[str, list[float]] = {}

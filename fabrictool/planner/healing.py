@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -22,7 +21,7 @@ from fabrictool.planner.readset import healing_facts
 from fabrictool.planner.succession import successions
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Mapping, Sequence
+    from collections.abc import Container, Mapping
 
     from fabrictool.domain.evidence import Evidence
     from fabrictool.domain.plan import Action, Plan
@@ -72,14 +71,11 @@ class Healing:
 def heal(
     evidence: Evidence,
     failures: Mapping[str, Failures],
-    starts: Mapping[str, Sequence[float]] = MappingProxyType({}),
     *,
     now: float,
     prune: bool = False,
 ) -> Healing:
     """Compare with what was applied last; `failures` by address, `now` in wall seconds.
-
-    `starts` are those of earlier healings: address → wall seconds.
 
     `prune` allows to stop units of ours that nobody asked for; without it they are only named.
     """
@@ -92,7 +88,7 @@ def heal(
     expiring = successions(evidence, now)
     drift = drift_of(evidence, expiring)
     chosen, held, capped = [], [], []
-    late = {address: sum(now - WINDOW_S < at for at in times) for address, times in starts.items()}
+    late = {address: sum(now - WINDOW_S < at for at in times) for address, times in state.healed.items()}
     usual = {address: _usual_starts(unit) for address, unit in wanted.items()}
     room = max(MOST_STARTS, MOST_STARTS_EACH * len(wanted)) + sum(usual.values()) - sum(late.values())
     for action in actions(wanted, evidence, expiring):

@@ -78,6 +78,7 @@ def rebuild(fabric: Fabric, *, lineage: str = "", partial: bool = False) -> Rebu
         serial=serial + 1,
         applied_units=dict(sorted(applied.items())),
         generations=dict(sorted(generations.items())),
+        healed=former.healed if former is not None else {},
         waits=former.waits if former is not None else {},
         loads=former.loads if former is not None else {},
         units=dict(sorted(units.items())),

@@ -302,6 +302,20 @@ def test_state_remembers_the_unit_until_its_own_end(bench, tmp_path):
     assert json.loads((tmp_path / "state.json").read_bytes())["units"][ADDRESS]["operation"] == operation(1)
 
 
+def test_the_starts_of_healings_are_in_the_state_that_operators_share(bench, tmp_path):
+    """Not in a journal of one machine: two who reconcile the same fabric have one cap."""
+    cluster = FakeCluster()
+    bench(cluster).apply(plan(action("create", new=1)))
+    state = json.loads((tmp_path / "state.json").read_bytes())
+    assert state["healed"] == {}
+    second = operation_id(state["lineage"], ADDRESS, 2)
+    change = msgspec.structs.replace(action("replace", new=2, old=1), operation=second)
+    healing = plan(change, facts=facts(cluster), lineage=state["lineage"])
+    bench(cluster).apply(healing, heals=True)
+    (starts,) = json.loads((tmp_path / "state.json").read_bytes())["healed"].values()
+    assert len(starts) == 1
+
+
 def kept(number):
     return Action(kind="keep", address=ADDRESS, cluster="c", summary="", former=operation(number))
 

@@ -122,24 +122,23 @@ def test_two_looks_at_the_same_trouble_are_two_plans():
 
 def test_healing_starts_no_more_than_the_cap_within_an_hour():
     starts = {ADDRESS: [NOW - 10.0 * n for n in range(MOST_STARTS)]}
-    healing = heal(seen(), {}, starts, now=NOW)
+    healing = heal(seen(healed=starts), {}, now=NOW)
     assert (healing.plan.changes, healing.capped) == ((), (ADDRESS,))
     assert "6 new starts in the last hour" in healing.held[0]
-    assert [action.kind for action in heal(seen(), {}, starts, now=NOW + WINDOW_S).plan.changes] == ["create"]
+    assert [action.kind for action in heal(seen(healed=starts), {}, now=NOW + WINDOW_S).plan.changes] == ["create"]
 
 
 def test_short_allocations_are_renewed_as_often_as_they_end():
     short = msgspec.structs.replace(SPEC, walltime_s=600.0)
-    evidence = seen()
+    evidence = seen(healed={ADDRESS: [NOW - 300.0 * n for n in range(MOST_STARTS)]})
     state = msgspec.structs.replace(evidence.state, applied_units={ADDRESS: Applied(cluster="c", spec=short)})
     evidence = msgspec.structs.replace(evidence, state=state)
-    starts = {ADDRESS: [NOW - 300.0 * n for n in range(MOST_STARTS)]}
-    assert [action.kind for action in heal(evidence, {}, starts, now=NOW).plan.changes] == ["create"]
+    assert [action.kind for action in heal(evidence, {}, now=NOW).plan.changes] == ["create"]
 
 
 def test_the_fabric_has_a_cap_too():
     starts = {f"replica/m/{n}": [NOW - 1.0] for n in range(20)}
-    assert heal(seen(), {}, starts, now=NOW).capped == (ADDRESS,)
+    assert heal(seen(healed=starts), {}, now=NOW).capped == (ADDRESS,)
 
 
 def test_a_requeued_job_is_taken_out_of_the_queue_and_replaced():
