@@ -315,7 +315,7 @@ class _Run:
         for action in actions:
             if action.spec is not None:
                 former = generations.get(action.address, 0)
-                if self._heals:
+                if self._heals and action.kind != "update":
                     recent = [at for at in healed.get(action.address, ()) if at > now - WINDOW_S]
                     healed[action.address] = [*recent, round(now, 3)]
                 generations[action.address] = max(generation(action.operation), former)

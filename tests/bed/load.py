@@ -19,13 +19,18 @@ class Outcome:
     verdict: str
     replica: str
     text: str = ""
+    begun: bool = False
+    """A byte of the answer had come."""
 
 
 class Load:
-    """`streams` + `plain` clients, each with one request open all the time; for `with`."""
+    """`streams` + `plain` clients, each with one request open all the time; for `with`.
 
-    def __init__(self, bed, address, port, model, *, streams=2, plain=2, tokens=24):
-        self.bed, self.address, self.port, self.model, self.tokens = bed, address, port, model, tokens
+    They ask the next of `places` (address, port) when one gave them nothing.
+    """
+
+    def __init__(self, bed, *places, model, streams=2, plain=2, tokens=24):
+        self.bed, self.places, self.model, self.tokens = bed, places, model, tokens
         self.outcomes = []
         self._stop = threading.Event()
         kinds = [True] * streams + [False] * plain
@@ -52,37 +57,44 @@ class Load:
 
     def _client(self, stream):
         with self.bed.sockets_in("ing"):
+            turn = 0
             while not self._stop.is_set():
-                outcome = self._request(stream)
+                turn += 1
+                for step in range(len(self.places)):
+                    outcome = self._request(stream, *self.places[(turn + step) % len(self.places)])
+                    if outcome.verdict == "ok" or outcome.begun:
+                        break
                 self.outcomes.append(outcome)
                 if outcome.verdict != "ok":
                     time.sleep(0.05)
 
-    def _request(self, stream):
+    def _request(self, stream, address, port):
         at = time.time()
         body = {
             "model": self.model, "max_tokens": self.tokens, "stream": stream,
             "messages": [{"role": "user", "content": "tell me more"}],
         }  # fmt: skip
-        connection = http.client.HTTPConnection(self.address, self.port, timeout=60)
-        replica = ""
+        connection = http.client.HTTPConnection(address, port, timeout=60)
+        replica, begun = "", False
         try:
             headers = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
             connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
             answer = connection.getresponse()
             replica = answer.headers.get("x-fabric-replica", "")
-            text = answer.read().decode()
+            first = answer.read(1)
+            begun = bool(first) and answer.status == 200
+            text = (first + answer.read()).decode()
         except (OSError, http.client.HTTPException) as error:
-            return Outcome(at, "torn", replica, repr(error))
+            return Outcome(at, "torn", replica, f"{address}:{port}: {error!r}", begun)
         finally:
             connection.close()
         if answer.status != 200:
             return Outcome(at, "refused", replica, f"{answer.status} {text[:300]}")
         if not stream:
             whole = json.loads(text)["choices"][0]["finish_reason"] in ("length", "stop")
-            return Outcome(at, "ok" if whole else "torn", replica, "" if whole else text[-300:])
+            return Outcome(at, "ok" if whole else "torn", replica, "" if whole else text[-300:], begun)
         events = [event.removeprefix("data: ") for event in text.split("\n\n") if event.startswith("data: ")]
         if any('"error"' in event and "message" in json.loads(event)["error"] for event in events if event != "[DONE]"):
-            return Outcome(at, "broken", replica, text[-300:])
+            return Outcome(at, "broken", replica, text[-300:], begun)
         finished = events and events[-1] == "[DONE]"
-        return Outcome(at, "ok" if finished else "torn", replica, "" if finished else text[-300:])
+        return Outcome(at, "ok" if finished else "torn", replica, "" if finished else text[-300:], begun)

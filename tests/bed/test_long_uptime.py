@@ -67,7 +67,7 @@ def unit_in(storm, partition):
 def test_zero_requests_fail_while_replicas_are_handed_over_preempted_and_maintained(bed, storm):
     began = time.time()
     first = storm.wait("the first job runs", lambda: unit_in(storm, ("a", "normal")))
-    with Load(bed, storm.gateway, storm.client_port, "tiny") as load:
+    with Load(bed, (storm.gateway, storm.client_port), model="tiny") as load:
         storm.wait("nobody answers", lambda: load.verdicts()["ok"] > 5)
 
         # The controller of A restarts, then its login node is cut off for a while.
@@ -121,7 +121,7 @@ def test_zero_requests_fail_while_replicas_are_handed_over_preempted_and_maintai
 def test_a_power_cut_breaks_streams_in_order_and_fails_nothing_else(bed, storm):
     storm.wait("not all serve", lambda: all(u["ready"] for u in storm.status()["units"]), within_s=120)
     victim = unit_in(storm, ("b", "normal"))
-    with Load(bed, storm.gateway, storm.client_port, "tiny", streams=4, plain=2) as load:
+    with Load(bed, (storm.gateway, storm.client_port), model="tiny", streams=4, plain=2) as load:
         address = victim["address"].removeprefix("replica/")
         storm.wait("the victim serves nobody", lambda: load.served(address) > 2)
         bed.power_cut(victim["node"])
