@@ -31,7 +31,7 @@ _MARKS = {"intent": "…", "started": "·", "waiting": "·", "done": "✓", "que
 
 
 class TextReporter:
-    """One line a step on stderr."""
+    """One line a step on stderr; why one failed is said once, in the errors that end the command."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
@@ -40,8 +40,8 @@ class TextReporter:
         mark = _MARKS[kind]
         if kind in ("done", "queued", "held", "failed"):
             mark = paint(mark, "good" if kind in ("done", "queued") else "error")
-        words = action.kind if kind == "intent" else "" if kind == "done" else text
-        say(f"  {mark} {time.monotonic() - self._began:6.1f} s  {action.address}  {words}".rstrip())
+        words = {"intent": action.kind, "done": "", "held": "held back; see below", "failed": "failed; see below"}
+        say(f"  {mark} {time.monotonic() - self._began:6.1f} s  {action.address}  {words.get(kind, text)}".rstrip())
 
 
 class JsonReporter:

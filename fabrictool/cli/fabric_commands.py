@@ -202,7 +202,8 @@ def apply(
                 check_reviewed(judged, plan)
             confirm(plan, yes=yes, max_delete=max_delete)
         code = carry_out(plan, source, fabric, as_json=as_json, queue_wait_s=queue_wait if wait else 0.0)
-        return say_what_is_missing(source, plan, evidence) or code
+        shown = not as_json and (evidence is not None or bool(plan.changes))
+        return say_what_is_missing(source, plan, evidence, shown=shown) or code
 
 
 def reconcile(
