@@ -404,12 +404,12 @@ def _late(course: Course, sign: Sign) -> FabrictoolError:
         message = f"{action.former} does not end, {why}"
         return UnreachableError.of("FT5102", message, thing=action.address, transient=True)
     if course.phase == "updating":
-        message = f"{action.address} was given another spec and goes on by its former one: {course.text}"
+        message = f"{action.address} was given another spec, but still runs by its former one: {course.text}"
         return FabrictoolError.of("FT5113", message, thing=action.address, hint=f"fabrictool logs {action.address}")
     code, what, hint = "FT5106", "was not ready in time", f"fabrictool logs {action.address}"
     if course.phase == "queued":
         code, what = "FT5110", "did not leave its queue in time"
-        hint = "it stays in the queue, and `fabrictool reconcile` or the next apply goes on"
+        hint = "it stays in the queue; `fabrictool reconcile` or the next apply goes on"
     message = f"{action.address} {what}: {course.text or 'nothing was seen of it since its start'}"
     return UnreachableError.of(code, message, thing=action.address, hint=hint, transient=True)
 

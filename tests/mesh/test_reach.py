@@ -329,7 +329,7 @@ def nothing_forwarded(server, yard):  # noqa: F811 - the fixture's value
 @pytest.mark.parametrize(
     ("prepare", "words"),
     [
-        (wrong_host, "its host key is none of those that the inventory pins"),
+        (wrong_host, "its host key is not one that the inventory pins"),
         (wrong_key, "it does not accept the key"),
         (talks, "the bridge did not answer"),
         (other_hub, "only these may be reached: 127.0.0.1:1"),
@@ -351,7 +351,7 @@ async def test_a_node_without_ssh_says_so(agent, hub, yard, monkeypatch):  # noq
     monkeypatch.setenv("PATH", "/nowhere")
     dialled(agent, hub, EgressSpec(login=ssh_to(server, yard)))
     address = f"{NOWHERE}:{hub.port}"
-    await until(lambda: "there is no program ssh on this node" in agent.dial_errors.get(address, ""))
+    await until(lambda: "ssh is not installed on this node" in agent.dial_errors.get(address, ""))
 
 
 # -- the bridge itself ------------------------------------------------------------------------------------------------
