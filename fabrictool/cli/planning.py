@@ -62,8 +62,8 @@ def bundle_meant(source: Source, observed: Path | None, root: Path | None, max_a
     folder = find_blueprint(source.path).parent
     beside = folder / BUNDLE_BESIDE
     if not beside.is_file():
-        hint = "--observed FILE, a bundle of `fabrictool observe`; or --assume-empty, which needs none"
-        raise UsageError.of("FT9008", f"there is no bundle of evidence to plan from: no {beside}", hint=hint)
+        hint = "give --observed FILE (a bundle of `fabrictool observe`), or --assume-empty, which needs none"
+        raise UsageError.of("FT9008", f"no bundle of evidence to plan from: {beside} does not exist", hint=hint)
     theirs = folder / ROOT_BESIDE
     return BundleFile(beside, root or (theirs if theirs.is_file() else None), max_age)
 
@@ -168,7 +168,7 @@ def solver_named(name: str) -> Solver:
     from fabrictool.planner.solvers.registry import SOLVERS
 
     if name not in SOLVERS:
-        raise UsageError.of("FT9001", f"there is no solver {name!r}", hint=f"one of: {', '.join(SOLVERS)}")
+        raise UsageError.of("FT9001", f"unknown solver {name!r}", hint=f"one of: {', '.join(SOLVERS)}")
     return SOLVERS[name]()
 
 

@@ -170,7 +170,7 @@ def test_records_that_cannot_be_true_are_dropped_and_counted(command, folder):
     code, out, err = command("calibrate", "some.jsonl", *SERVICE, "-o", "mine", "--json")
     assert code == 0, err
     document = json.loads(out)
-    assert document["dropped"] == {"longer than the cache of the replica": 1, "an absurd ttft or latency": 2}
+    assert document["dropped"] == {"longer than the replica's cache": 1, "an impossible ttft or latency": 2}
     assert document["calibrations"][0]["measurements"] == 97
     assert document["calibrations"][0]["error_after"] < 0.1
     for name, spoilt in (("big", {"in": 9_000_000}), ("late", {"latency": 1e11}), ("soon", {"ttft": 1e-300})):

@@ -184,7 +184,7 @@ def test_convergence_asks_again_before_it_says_that_they_differ(url, capsys, mon
 
     with serving({"/fleet": late}) as slow:
         out = shown(capsys, "mesh", "convergence", "--url", url, "--url", slow)
-        assert "All 2 that answer hold the same records now; a look before they did not" in out
+        assert "All 2 that answer hold the same records now; at a first look they did not" in out
     with serving(agent_pages(root="ff" * 8, records=5)) as odd:
         arguments = ["mesh", "convergence", "--url", url, "--url", f"{url}/status", "--url", odd]
         out = shown(capsys, *arguments, code=1)
