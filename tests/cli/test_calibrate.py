@@ -198,7 +198,7 @@ def test_an_overloaded_service_is_no_measure(command, folder):
     rows = records(400)
     write_lines(folder / "over.jsonl", [row | {"ttft": 0.3 * i, "latency": 0.3 * i + 1} for i, row in enumerate(rows)])
     code, _, err = command("calibrate", "over.jsonl", *SERVICE)
-    assert (code, "FT2150" in err, "came while it did not keep up" in err) == (65, True, True)
+    assert (code, "FT2150" in err, "arrived while the service did not keep up" in err) == (65, True, True)
 
 
 def test_records_that_are_none(command, folder):

@@ -182,11 +182,11 @@ async def test_a_path_that_dies_is_replaced_beginning_with_one_that_lasts(
     ("answer", "words"),
     [
         (b"HTTP/1.1 407 Proxy Authentication Required\r\n\r\n", "wants a user and a password"),
-        (b"HTTP/1.1 403 Forbidden\r\n\r\n", "lets nobody through"),
+        (b"HTTP/1.1 403 Forbidden\r\n\r\n", "refuses connections"),
         (b"garbage\r\n", "does not speak HTTP"),
         (b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 8000, "octets of headers"),
         (b"", "did not answer within"),
-        (b"HTTP/1.1 200 OK\r\n\r\nSSH-2.0-x\r\n", "octets of its own"),
+        (b"HTTP/1.1 200 OK\r\n\r\nSSH-2.0-x\r\n", "data of its own"),
     ],
     ids=["407", "403", "garbage", "huge", "silent", "talks-first"],
 )
