@@ -73,7 +73,7 @@ def unit(**given):
         ({"files": files(), "jobs": [job(state="CONFIGURING")]}, "running", "starting"),
         ({"files": files(), "jobs": [job(state="COMPLETING")]}, "running", "starting"),
         ({"files": files(exit_json=BYE), "jobs": [job(state="COMPLETING")]}, "ended", "told to stop"),
-        ({"files": files(exit_json='{"code": 0, "reason": "the walltime ends soon"}')}, "ended", "the walltime ends soon"),
+        ({"files": files(exit_json='{"code": 0, "reason": "the walltime ends soon"}')}, "ended", "the walltime ends"),
         ({"files": files(), "jobs": [job(state="TIMEOUT", reason="TimeLimit")]}, "killed", "TIMEOUT (TimeLimit)"),
         ({"files": files(), "jobs": [job(state="NODE_FAIL")]}, "killed", "NODE_FAIL"),
         ({"files": files(), "jobs": [job(state="PREEMPTED")]}, "killed", "PREEMPTED"),
