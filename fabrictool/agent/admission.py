@@ -79,7 +79,7 @@ def private_folder(chosen: str, environment: Mapping[str, str]) -> Path:
         except OSError as error:
             refused.append(f"{place}: {(error.strerror or str(error)).lower()}")
     message = f"no private place for the key: {'; '.join(refused)}"
-    raise InvalidInputError.of("FT6415", message, hint="--folder DIR names one, on a local disk or in memory")
+    raise InvalidInputError.of("FT6415", message, hint="give one with --folder DIR, on a local disk or in memory")
 
 
 def mounted(mountinfo: str) -> dict[str, str]:
@@ -153,7 +153,7 @@ def _once(token: JoinToken, request: JoinRequest) -> tuple[bytes, ...]:
             return msgspec.json.decode(body, type=JoinAnswer).chain
         refusal = msgspec.json.decode(body, type=JoinRefusal)
     except (msgspec.DecodeError, ValueError) as error:
-        raise JoinTokenError.of("FT6416", f"{address} answered {status} with nothing that an issuer says") from error
+        raise JoinTokenError.of("FT6416", f"{address} answered HTTP {status}, but not as an issuer does") from error
     kind = UnreachableError if status == 500 else JoinTokenError
     raise kind.of(
         refusal.code, visible(refusal.message), hint=visible(refusal.hint) or None, transient=status in (429, 500)
@@ -184,4 +184,4 @@ def _stranger(address: str, why: str) -> FabrictoolError:
 
 
 def _strange(error: IdentityError) -> FabrictoolError:
-    return JoinTokenError.of("FT6416", f"the issuer's certificate is not good: {error.problems[0].message}")
+    return JoinTokenError.of("FT6416", f"the issuer's certificate is not valid: {error.problems[0].message}")

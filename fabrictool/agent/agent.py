@@ -47,7 +47,7 @@ EVENTS_KEPT = 200
 TAIL_LINES = 20
 LEAVE_S = 15.0
 """Between the end of draining and the end of the allocation: saying goodbye, stopping the engine."""
-NO_GATEWAY = "the engine is ready, but no gateway is reached yet"
+NO_GATEWAY = "the engine is ready, but no gateway is reachable yet"
 
 
 class Agent:
@@ -131,7 +131,7 @@ class Agent:
             timeout = None if end is None else max(0.0, end - self._clock.wall() - self.spec.drain_s - LEAVE_S)
             done, _ = await asyncio.wait({engine, stop}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
             if not done:
-                reason = "walltime nears"
+                reason = "the walltime ends soon"
                 self._note("walltime", self.spec.replica, f"ends in {self.spec.drain_s + LEAVE_S:.0f} s")
             if engine in done:
                 await engine  # raises what the supervisor raised

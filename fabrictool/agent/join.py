@@ -81,10 +81,10 @@ def read_options(arguments: Sequence[str]) -> JoinOptions:
     options = parser.parse_args(own, JoinOptions())
     options.command = command
     if bool(options.url) == bool(command):
-        message = "name one server: --url of one that runs, or -- and a command that starts one"
+        message = "name one server: `--url` of a running one, or `-- COMMAND` that starts one"
         raise JoinTokenError.of("FT6414", message)
     if command and not any("{port}" in word for word in command):
-        message = "the command does not say where the port belongs"
+        message = "the command does not say where the port goes"
         raise JoinTokenError.of("FT6414", message, hint="write {port}, such as: -- vllm serve MODEL --port {port}")
     return options
 
@@ -128,7 +128,7 @@ def port_of(url: str) -> int:
         usable, port = False, None
     if not usable or not port:
         hint = "write http://127.0.0.1:PORT; a server that listens elsewhere would be open to other users, too"
-        raise JoinTokenError.of("FT6414", f"{url} is no server on this machine's loopback", hint=hint)
+        raise JoinTokenError.of("FT6414", f"{url} is not a server on this machine's loopback", hint=hint)
     return port
 
 

@@ -211,7 +211,7 @@ class Supervisor:
                 if self.model in served:
                     return None
                 if served:
-                    return f"it serves {', '.join(served)}, not {self.model or 'a single model that is allowed'}"
+                    return f"it serves {', '.join(served)}, not {self.model or 'exactly one allowed model'}"
             await asyncio.sleep(readiness.interval_s)
         return f"not ready after {self._start_timeout:.0f} s"
 

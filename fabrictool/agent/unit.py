@@ -54,7 +54,7 @@ def run_unit(
         _report(error)
         reason, code = str(error), error.exit_code
     except Exception as error:  # noqa: BLE001 - the last line of defence: exit.json must say that it ended
-        _log.exception("this is a defect of fabrictool")
+        _log.exception("this is a bug in fabrictool: report it with the log")
         reason, code = f"defect: {error!r}", 70
     folder.write_exit(code, reason, SystemClock().wall())
     _log.info("ended: %s", reason)
@@ -69,7 +69,7 @@ def visible_devices(spec: AgentSpec, environment: Mapping[str, str]) -> dict[str
     names = [name.strip() for name in left.split(",")] if left else []
     if names and max(spec.device_indices) >= len(names):
         wanted = max(spec.device_indices)
-        message = f"{spec.visibility_variable}={left} shows {len(names)} devices, number {wanted} is wanted"
+        message = f"{spec.visibility_variable}={left} lists {len(names)} devices, but number {wanted} is needed"
         raise InvalidInputError.of("FT7104", message, hint="correct devices_per_node in the inventory, or the variable")
     chosen = [names[index] if names else str(index) for index in spec.device_indices]
     return {spec.visibility_variable: ",".join(chosen)}

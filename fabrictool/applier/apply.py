@@ -186,12 +186,11 @@ class _Run:
 
     def carry_out(self, observed: Observed) -> None:
         """Raises what `Applier.apply` raises."""
-        self._run_waves(observed)
+        with self._telling_failures():
+            self._run_waves(observed)
         if self._applier.interrupt.count:
             self.note("interrupted")
-            raise InterruptedByUserError.of(
-                "FT4103", "interrupted; nothing is half-done", hint="run the same command again to go on"
-            )
+            raise self._interrupted("interrupted; nothing is half-done", "run the same command again to go on")
         if self._problems:
             raise AppliedInPartError(self._problems)
         if not self._heals:
@@ -204,12 +203,26 @@ class _Run:
 
     def _wait_for_the_rest(self, observed: Observed) -> None:
         """All is done; what was started before and does not serve yet is waited for."""
-        self._run_wave([self._awaited(action) for action in unready(self._plan, observed)])
+        with self._telling_failures():
+            self._run_wave([self._awaited(action) for action in unready(self._plan, observed)])
         if self._applier.interrupt.count:
-            hint = "all was started; run the same command again to go on waiting"
-            raise InterruptedByUserError.of("FT4103", "interrupted while it waited", hint=hint)
+            hint = "everything was started; run the same command again to go on waiting"
+            raise self._interrupted("interrupted while waiting", hint)
         if self._problems:
             raise AppliedInPartError(self._problems)
+
+    def _interrupted(self, message: str, hint: str) -> InterruptedByUserError:
+        return InterruptedByUserError([*self._problems, Problem("FT4103", message, hint=hint)])
+
+    @contextlib.contextmanager
+    def _telling_failures(self) -> Iterator[None]:
+        """What failed before the run broke off is said with it: progress lines give no reasons."""
+        try:
+            yield
+        except FabrictoolError as error:
+            if not self._problems:
+                raise
+            raise type(error)([*self._problems, *error.problems]) from error
 
     def _run_waves(self, observed: Observed) -> None:
         failed: set[str] = set()
@@ -253,7 +266,7 @@ class _Run:
         message = f"{action.kind} {action.address} was held back: a new replica of {model} failed before it"
         self.note("failed", address=action.address, action=action.kind, text=message)
         self._reporter.step(action, "held", message)
-        hint = "what serves was not touched; mend the cause and run the command again"
+        hint = "what serves was not touched; fix the cause and run the command again"
         self._problems.append(Problem("FT4104", message, Place(thing=action.address), hint, transient=True))
 
     # -- what the driver asks for -----------------------------------------------------------------------------------

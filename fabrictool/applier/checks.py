@@ -27,7 +27,7 @@ def check_sound(plan: Plan, fabric: str, clusters: Container[str]) -> None:
         message = f"the plan is for fabric {plan.fabric}, this is {fabric}"
         raise StaleError.of("FT4005", message, hint="give the blueprint of that fabric")
     if plan.assumed:
-        message = "the plan supposes empty clusters and asked none: it cannot be carried out"
+        message = "the plan assumes empty clusters, and none was asked: it cannot be carried out"
         raise InvalidInputError.of("FT4023", message, hint="run `fabrictool plan` where the clusters can be reached")
     for action in plan.changes:
         good = action.cluster in clusters
@@ -36,7 +36,7 @@ def check_sound(plan: Plan, fabric: str, clusters: Container[str]) -> None:
             good = good and action.spec is not None and is_name(action.spec.provider)
             good = good and action.operation == wanted
         if not good:
-            message = f"the step {action.kind} {action.address} on {action.cluster} is none that a plan has"
+            message = f"the step {action.kind} {action.address} on {action.cluster} is not a step that a plan can have"
             hint = "a plan is not edited; change the blueprint and run `fabrictool plan` again"
             raise InvalidInputError.of("FT4006", message, thing=action.address, hint=hint)
 
@@ -69,11 +69,12 @@ def check_owned(plan: Plan, observed: Observed, lineage: str) -> None:
     for name, facts in sorted(observed.clusters.items()):
         theirs, _, who = facts.owner.partition(" ")
         if name in starts and facts.foreign and theirs and not same_lineage(theirs, lineage):
+            count = len(facts.foreign)
             message = (
                 f"{who} runs a fabric {plan.fabric} on {name} from another state (lineage {theirs}): "
-                f"{len(facts.foreign)} units, such as {facts.foreign[0]}; nothing was changed"
+                f"{count} unit{'s'[: count != 1]}, such as {facts.foreign[0]}; nothing was changed"
             )
-            hint = "name one of the two otherwise, share one state (`state` in the blueprint), or `state rebuild`"
+            hint = "rename one of the two, share one state (`state` in the blueprint), or `state rebuild`"
             problems.append(Problem("FT5410", message, Place(thing=f"cluster/{name}"), hint))
     if problems:
         raise StaleError(problems)

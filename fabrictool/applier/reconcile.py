@@ -63,7 +63,7 @@ def allowed(healing: Healing, *, max_delete: int, watches: bool) -> tuple[Plan, 
     deletions = sum(action.kind == "delete" for action in healing.plan.changes)
     if deletions <= max_delete:
         return healing.plan, ()
-    message = f"healing would stop {deletions} units, --max-delete allows {max_delete}"
+    message = f"healing would stop {deletions} unit{'s'[: deletions != 1]}, but --max-delete allows {max_delete}"
     error = PolicyDeniedError.of("FT3001", message, hint="`fabrictool reconcile --dry-run` names them")
     if not watches:
         raise error

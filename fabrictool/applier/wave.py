@@ -45,6 +45,7 @@ from fabrictool.applier.events import (
 from fabrictool.base.errors import FabrictoolError, UnreachableError
 from fabrictool.domain.observed import lives
 from fabrictool.domain.specs import AgentSpec
+from fabrictool.planner.drift import STUCK_HINTS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -269,7 +270,7 @@ class Wave:
         """Into its next phase; True when its new unit died, of which only the tail of the log is missing."""
         was, then = course.phase, TRANSITIONS[course.phase, sign]
         if sign == "stuck":
-            self._fail(course, _stuck(course, unit))
+            self._fail(course, _stuck(course, unit, facts.cluster))
             return False
         if then == "failed" and was == "updating":
             message = f"{course.action.address} ended while it was given another spec"
@@ -403,25 +404,22 @@ def _late(course: Course, sign: Sign) -> FabrictoolError:
         message = f"{action.former} does not end, {why}"
         return UnreachableError.of("FT5102", message, thing=action.address, transient=True)
     if course.phase == "updating":
-        message = f"{action.address} was given another spec and goes on by its former one: {course.text}"
+        message = f"{action.address} was given another spec, but still runs by its former one: {course.text}"
         return FabrictoolError.of("FT5113", message, thing=action.address, hint=f"fabrictool logs {action.address}")
     code, what, hint = "FT5106", "was not ready in time", f"fabrictool logs {action.address}"
     if course.phase == "queued":
         code, what = "FT5110", "did not leave its queue in time"
-        hint = "it stays in the queue, and `fabrictool reconcile` or the next apply goes on"
+        hint = "it stays in the queue; `fabrictool reconcile` or the next apply goes on"
     message = f"{action.address} {what}: {course.text or 'nothing was seen of it since its start'}"
     return UnreachableError.of(code, message, thing=action.address, hint=hint, transient=True)
 
 
-def _stuck(course: Course, unit: ObservedUnit | None) -> FabrictoolError:
+def _stuck(course: Course, unit: ObservedUnit | None, cluster: str) -> FabrictoolError:
+    """In the words of `planner.drift.stuck`, which `plan` prints."""
     address = course.action.address
-    why = unit.detail if unit is not None else ""
-    return FabrictoolError.of(
-        "FT5111",
-        f"{address} waits in its queue and cannot start: {why}",
-        thing=address,
-        hint="correct the inventory, or have it released, and apply again; the job stays in the queue until then",
-    )
+    why, blocked = (unit.detail, unit.blocked) if unit is not None else ("", "")
+    message = f"{address} waits in the queue of {cluster} and cannot start: {why}"
+    return FabrictoolError.of("FT5111", message, thing=address, hint=STUCK_HINTS[blocked])
 
 
 def _death(course: Course, tail: str) -> FabrictoolError:

@@ -46,15 +46,15 @@ def architecture(config: Any, name: str) -> ModelArchitecture:
     if family not in (*DENSE, *MIXTURES):
         raise InvalidInputError.of(
             "FT1420",
-            f"{name}: the model family {family!r} is not known",
+            f"{name}: unknown model family {family!r}",
             hint=f"known: {', '.join((*DENSE, *MIXTURES))}",
         )
     unknown = sorted(set(config) - _known_fields())
     if unknown:
         raise InvalidInputError.of(
             "FT1421",
-            f"{name}: it is not known what {', '.join(unknown)} mean for memory and time",
-            hint="remove them if they are of no importance, or write the architecture into the catalogue",
+            f"{name}: unknown fields, which may change memory and time: {', '.join(unknown)}",
+            hint="remove them if they do not matter, or add the architecture to the catalogue",
         )
     read = _Reader(config, name)
     mixture = family in MIXTURES
@@ -165,7 +165,9 @@ def _mixture(config: Mapping[str, Any], read: _Reader, family: str) -> dict[str,
     )
     chosen = next((read.whole(f) for f in ("num_experts_per_tok", "experts_per_token") if f in config), None)
     if not experts or not chosen or chosen > experts:
-        raise InvalidInputError.of("FT1422", f"{config.get('model_type')}: {chosen} of {experts} experts make no sense")
+        raise InvalidInputError.of(
+            "FT1422", f"{config.get('model_type')}: {chosen} of {experts} experts are impossible"
+        )
     width = read.positive("moe_intermediate_size", read.whole("intermediate_size", 0))
     shared = read.whole("shared_expert_intermediate_size", read.whole("n_shared_experts", 0) * width)
     return {

@@ -6,9 +6,11 @@ from typing import Annotated
 
 import typer
 
+from fabrictool.cli.options import seconds
+
 
 def register(app: typer.Typer) -> None:
-    agent = typer.Typer(help="Contribute a node by oneself, from a job script.", no_args_is_help=True)
+    agent = typer.Typer(help="Contribute a node yourself, from a job script.", no_args_is_help=True)
     agent.command("join", context_settings={"ignore_unknown_options": False})(join)
     app.add_typer(agent, name="agent")
 
@@ -23,20 +25,37 @@ def join(
         ),
     ] = None,
     url: Annotated[
-        str, typer.Option(metavar="http://127.0.0.1:PORT", help="A server that runs already, instead of COMMAND.")
+        str, typer.Option(metavar="http://127.0.0.1:PORT", help="A server that already runs, instead of COMMAND.")
     ] = "",
     model: Annotated[str, typer.Option(help="Which of its models; default: the only one that it lists.")] = "",
-    provider: Annotated[str, typer.Option(help="Take no other provider's token.")] = "",
+    provider: Annotated[str, typer.Option(help="Refuse a token of any other provider.")] = "",
     bind: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="What a bound token is bound to; default: the Slurm job's id.")
+        str | None,
+        typer.Option(metavar="TEXT", help="What the token is bound to, if it is bound; default: the Slurm job's id."),
     ] = None,
-    folder: Annotated[str, typer.Option(help="Where the key lies while it is used; default: in memory.")] = "",
+    folder: Annotated[str, typer.Option(help="Folder for the key while it is in use; default: in memory.")] = "",
     site: Annotated[str, typer.Option(help="Name of the site; default: the provider's.")] = "",
     cluster: Annotated[str, typer.Option(help="Name of the cluster; default: Slurm's, or the machine's.")] = "",
-    device: Annotated[str, typer.Option(help="Accelerator, in the catalogue's words.")] = "",
-    devices: Annotated[int, typer.Option(min=1, max=4096, help="How many of them.")] = 1,
-    drain: Annotated[float, typer.Option(min=0, help="Seconds for open requests before it leaves.")] = 20.0,
-    start_timeout: Annotated[float, typer.Option(min=1, help="Seconds that the server may take to start.")] = 600.0,
+    device: Annotated[str, typer.Option(help="Accelerator, by its id in the catalogue.")] = "",
+    devices: Annotated[int, typer.Option(min=1, max=4096, help="How many accelerators the server uses.")] = 1,
+    drain: Annotated[
+        float,
+        typer.Option(
+            parser=seconds(0, 7 * 86400),
+            metavar="DURATION",
+            show_default="20s",
+            help="How long open requests get to finish before it leaves.",
+        ),
+    ] = 20.0,
+    start_timeout: Annotated[
+        float,
+        typer.Option(
+            parser=seconds(1, 7 * 86400),
+            metavar="DURATION",
+            show_default="10m",
+            help="How long the server gets to start.",
+        ),
+    ] = 600.0,
 ) -> None:
     """Offer a server on this machine to a federation, by a join token; SIGTERM leaves in order."""
     import os

@@ -31,7 +31,7 @@ _MARKS = {"intent": "…", "started": "·", "waiting": "·", "done": "✓", "que
 
 
 class TextReporter:
-    """One line a step on stderr."""
+    """One line a step on stderr; why one failed is said once, in the errors that end the command."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
@@ -40,8 +40,8 @@ class TextReporter:
         mark = _MARKS[kind]
         if kind in ("done", "queued", "held", "failed"):
             mark = paint(mark, "good" if kind in ("done", "queued") else "error")
-        words = action.kind if kind == "intent" else "" if kind == "done" else text
-        say(f"  {mark} {time.monotonic() - self._began:6.1f} s  {action.address}  {words}".rstrip())
+        words = {"intent": action.kind, "done": "", "held": "held back; see below", "failed": "failed; see below"}
+        say(f"  {mark} {time.monotonic() - self._began:6.1f} s  {action.address}  {words.get(kind, text)}".rstrip())
 
 
 class JsonReporter:
@@ -86,9 +86,11 @@ def confirm(plan: Plan, *, yes: bool, max_delete: int | None) -> None:
     """Ask a person, or require ``--yes``; raises FT4007 without consent and FT3001 above the allowed deletions."""
     deletions = sum(action.kind == "delete" for action in plan.changes)
     if max_delete is not None and deletions > max_delete:
-        message = f"the plan deletes {deletions} units, --max-delete allows {max_delete}"
+        message = f"the plan deletes {deletions} unit{'s'[: deletions != 1]}, but --max-delete allows {max_delete}"
         raise PolicyDeniedError.of("FT3001", message, hint="review the plan; raise --max-delete if it is right")
-    ask(f"{len(plan.changes)} changes to fabric {plan.fabric}. Carry them out?", yes=yes, first="review the plan first")
+    count = len(plan.changes)
+    changes = f"{count} change{'s'[: count != 1]}"
+    ask(f"{changes} to fabric {plan.fabric}. Apply?", yes=yes, first="review the plan first")
 
 
 def ask(question: str, *, yes: bool, first: str) -> None:
@@ -128,9 +130,9 @@ def carry_out(plan: Plan, source: Source, fabric: Fabric, *, as_json: bool, queu
     if as_json:
         json_line({"type": "end", "plan": plan.id, "changed": changed})
     elif changed:
-        say(f"applied {len(plan.changes)} changes (plan {plan.id[:8]})")
+        say(f"applied {len(plan.changes)} change{'s'[: len(plan.changes) != 1]} (plan {plan.id[:8]})")
     elif not plan.changes:
-        say("nothing to do: all that the plan lists serves" if plan.actions else "nothing to do")
+        say("nothing to do: everything in the plan already serves" if plan.actions else "nothing to do")
     else:
         say(f"plan {plan.id[:8]} was applied before; `fabrictool plan` tells whether it still holds")
     return 0

@@ -17,14 +17,21 @@ def register(app: typer.Typer) -> None:
 
 def bootstrap(
     cluster: Annotated[str, typer.Argument(help="Name of the cluster; its first login node is used.")],
-    python: Annotated[str, typer.Option(metavar="PATH", help="The site's Python; default: what is found.")] = "",
+    python: Annotated[
+        str, typer.Option(metavar="PATH", help="Path of the site's Python; default: one found there that fits.")
+    ] = "",
     platform: Annotated[
-        Literal["x86_64", "aarch64"] | None, typer.Option(help="Of the compute nodes, if not the login node's.")
+        Literal["x86_64", "aarch64"] | None,
+        typer.Option(help="Platform of the compute nodes, if it differs from the login node's."),
     ] = None,
     lock: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="requirements.lock, for another Python or platform than here.")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="requirements.lock; needed when the site's Python or platform differs from this machine's.",
+        ),
     ] = None,
-    keep: Annotated[int, typer.Option(min=1, max=100, help="How many releases stay there.")] = 3,
+    keep: Annotated[int, typer.Option(min=1, max=100, help="How many releases to keep there.")] = 3,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be sent, and change nothing.")] = False,
     blueprint: BlueprintOption = None,
     inventory: InventoryOption = None,

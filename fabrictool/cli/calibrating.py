@@ -55,7 +55,7 @@ def _calibrate(source: Path, output: Path, stop: Interrupts, *, as_json: bool) -
     for line in bad[:20]:
         say(line)
     if not groups:
-        raise InvalidInputError.of("FT2147", f"no row of {source} is a usable measurement ({len(bad)} are not)")
+        raise InvalidInputError.of("FT2147", f"no row of {source} is a usable measurement ({len(bad)} rejected)")
     useless: list[str] = []
     fitted: list[tuple[Calibration, Errors, Errors]] = []
     for (device, engine, scope), rows in sorted(groups.items()):
@@ -128,25 +128,25 @@ def _of_records(
     given = len(trace) + sum(trace.dropped.values())
     run = replay.recorded(case, trace, max_num_seqs, token_budget)
     if len(run.refused):
-        dropped["longer than the cache of the replica"] += len(run.refused)
+        dropped["longer than the replica's cache"] += len(run.refused)
         trace = trace.only(np.setdiff1d(np.arange(len(trace)), run.refused))
         run = replay.recorded(case, trace, max_num_seqs, token_budget)
     late = int((run.usable & ~run.kept_up).sum())
     absurd = int(run.absurd.sum())
     without = len(trace) - int(run.usable.sum()) - absurd
-    for why, count in (("no ttft and latency to compare with", without), ("an absurd ttft or latency", absurd)):
+    for why, count in (("no ttft and latency to compare with", without), ("an impossible ttft or latency", absurd)):
         if count:
             dropped[why] += count
     used = len(run.compared)
     reasons = ", ".join(f"{count} {why}" for why, count in sorted(dropped.items())) or "none"
-    counted = f"{late} came while it did not keep up; dropped: {reasons}"
+    counted = f"{late} arrived while the service did not keep up; dropped: {reasons}"
     if used < LEAST_REQUESTS:
-        raise InvalidInputError.of("FT2150", f"{source}: {used} requests can be compared, {counted}")
+        raise InvalidInputError.of("FT2150", f"{source}: {used} requests can be compared; {counted}")
     prior = choose(shipped(), case.device.id, case.device.vendor, case.engine, "online")
     stretches = run.stretches()
     before = run.mean_errors(prior.factors, stretches)
     if cut_off:
-        say(f"the first {MOST_REQUESTS} requests are played, {cut_off} are not")
+        say(f"only the first {MOST_REQUESTS:,} requests are played, the other {cut_off:,} are not")
     say(f"fitting {case.device.id} × {case.engine} to {used} of {given} requests …")
     say(counted)
     # As with rows, the error is that of parts which the fit had not seen; the file's factors use all.
@@ -178,7 +178,9 @@ def _of_one_model(trace: Trace, model: str, source: Path) -> Trace:
     if model not in trace.models:
         several = ", ".join(trace.models[:5])
         raise InvalidInputError.of(
-            "FT2150", f"{source} has requests for {several}, none for {model}", hint="fabrictool trace export --model"
+            "FT2150",
+            f"{source} has requests for {several}, but none for {model}",
+            hint="fabrictool trace export --model",
         )
     return trace.of_model(model)
 
@@ -190,7 +192,7 @@ def configured(device: str | None, engine: str | None, model: str | None, tp: in
     if len(missing) == len(given):
         return {}
     if missing:
-        raise UsageError.of("FT9001", f"records of requests need {', '.join(missing)}, too")
+        raise UsageError.of("FT9001", f"records of requests also need {', '.join(missing)}")
     known = {name: value for name, value in given.items() if value}
     return {**known, "tp": str(tp), "precision": precision}
 
@@ -218,7 +220,11 @@ def _written(
 def _useless(errors: list[dict[str, float]]) -> str:
     """Why a fit with these errors must not be written; empty when it may."""
     error = _mean(errors)
-    return "" if error <= WORST_ERROR else f"forecasts of what the fit had not seen are {error:.0%} off"
+    return (
+        ""
+        if error <= WORST_ERROR
+        else f"forecasts of measurements that the fit had not seen are {error:.0%} off (n={len(errors)})"
+    )
 
 
 def _tell(summary: list[Row], as_json: bool, more: dict[str, Any]) -> None:
@@ -227,7 +233,7 @@ def _tell(summary: list[Row], as_json: bool, more: dict[str, Any]) -> None:
         calibrations = [dict(zip(names, row, strict=True)) for row in summary]
         json_data({"format_version": "1", "type": "calibration", "calibrations": calibrations, **more})
     else:
-        headings = ("device", "engine", "scope", "rows", "error before", "after (unseen)", "file")
+        headings = ("device", "engine", "scope", "rows", "error before", "after (held out)", "file")
         data(table(headings, [[*map(str, r[:4]), f"{r[4]:.1%}", f"{r[5]:.1%}", r[6]] for r in summary]))
 
 

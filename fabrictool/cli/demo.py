@@ -121,7 +121,7 @@ def run_demo(source: Source, *, keep: bool) -> int:
         data(f"  > {QUESTION}")
         data("  < ", end="")
         if not client.stream(QUESTION, 32).strip():
-            raise DemoError.of("FT9101", "the model answered with nothing", hint="fabrictool logs gateway/NAME")
+            raise DemoError.of("FT9101", "the model gave an empty answer", hint="fabrictool logs gateway/NAME")
         _kill_one(fabric, client)
         _step(7, "look at it", f"fabrictool status {by_hand}")
         show_status(source, "", as_json=False, watch=False)

@@ -134,7 +134,7 @@ def _pinned(path: Path, host: str, port: int) -> list[str]:
     if not keys:
         message = f"{path} holds no key of {host}:{port}"
         raise InvalidInputError.of(
-            "FT5305", message, file=str(path), hint="lines `TYPE BASE64`, or a known_hosts unhashed"
+            "FT5305", message, file=str(path), hint="it must have lines `TYPE BASE64`, or be an unhashed known_hosts"
         )
     return keys
 

@@ -62,7 +62,7 @@ def executor_named(name: str, tasks: int, workers: int | None) -> Iterator[Execu
             raise UsageError.of("FT2013", "--workers needs processes", hint="--executor processes")
         yield Here()
     else:
-        raise UsageError.of("FT2013", f"there is no executor {name!r}", hint=f"one of: {FORMS}")
+        raise UsageError.of("FT2013", f"unknown executor {name!r}", hint=f"one of: {FORMS}")
 
 
 @contextmanager

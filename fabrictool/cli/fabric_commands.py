@@ -35,7 +35,7 @@ def plan(
     as_json: JsonOption = False,
     detailed_exitcode: Annotated[bool, typer.Option(help="Exit with 2 when there are changes.")] = False,
     explain: Annotated[
-        bool, typer.Option(help="Say why, what each rule costs, and what was not chosen; solves again for it.")
+        bool, typer.Option(help="Say why, what each rule costs, and what was not chosen; this solves again.")
     ] = False,
     seed: Annotated[
         int, typer.Option(min=0, help="The solver's seed: the same inputs and seed give the same plan.")
@@ -56,10 +56,13 @@ def plan(
             help="How much work each stage of the solver may take.",
         ),
     ] = 60.0,
-    verbose: Annotated[int, typer.Option("--verbose", "-v", count=True, help="More: -v fields, -vv operations.")] = 0,
-    chart: Annotated[bool, typer.Option(help="Draw who gets which devices in the terminal.")] = False,
+    verbose: Annotated[
+        int, typer.Option("--verbose", "-v", count=True, help="Show more: -v fields, -vv operations.")
+    ] = 0,
+    chart: Annotated[bool, typer.Option(help="Draw in the terminal which model gets which devices.")] = False,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw that, and the search, into FILE.svg or .png.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw that, and the progress of the search, into FILE.svg or FILE.png."),
     ] = None,
     what_if: Annotated[
         list[str] | None,
@@ -71,22 +74,27 @@ def plan(
         ),
     ] = None,
     executor: Annotated[
-        str, typer.Option(help="Who tries the what-ifs: here, processes, dask://HOST:PORT; default: here for one.")
+        str,
+        typer.Option(help="Where the what-ifs are tried: here, processes, dask://HOST:PORT; default: here for one."),
     ] = "",
     workers: Annotated[
-        int | None, typer.Option(min=1, max=1024, help="Processes for the what-ifs; default: one a core.")
+        int | None, typer.Option(min=1, max=1024, help="Processes for the what-ifs; default: one per core.")
     ] = None,
     node_loss: Annotated[
-        bool, typer.Option("--node-loss", help="Say also whom the loss of any one node would leave without an answer.")
+        bool,
+        typer.Option(
+            "--node-loss", help="Also say which consumer groups would get no answer if any one node were lost."
+        ),
     ] = False,
     policy: PolicyOption = None,
     assume_empty: Annotated[
         bool,
         typer.Option(
-            "--assume-empty", help="Reach no cluster: suppose that each is there and empty. It cannot be applied."
+            "--assume-empty",
+            help="Contact no cluster: assume that every one is there and empty. The plan cannot be applied.",
         ),
     ] = False,
-    offline: Annotated[bool, typer.Option("--offline", help="Reach no cluster: plan from a bundle.")] = False,
+    offline: Annotated[bool, typer.Option("--offline", help="Contact no cluster: plan from a bundle.")] = False,
     observed_file: Annotated[
         Path | None,
         typer.Option(
@@ -162,12 +170,12 @@ def apply(
             parser=seconds(0, 7 * 86400),
             metavar="DURATION",
             show_default="15m",
-            help="How long to wait for a job in its queue.",
+            help="How long to wait for jobs in their queues.",
         ),
     ] = 900.0,
     policy: PolicyOption = None,
     reviewed: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Refuse unless the change is the one of this saved plan.")
+        Path | None, typer.Option(metavar="FILE", help="Refuse unless the changes are those of this saved plan.")
     ] = None,
     signers: Annotated[
         Path | None,
@@ -202,7 +210,8 @@ def apply(
                 check_reviewed(judged, plan)
             confirm(plan, yes=yes, max_delete=max_delete)
         code = carry_out(plan, source, fabric, as_json=as_json, queue_wait_s=queue_wait if wait else 0.0)
-        return say_what_is_missing(source, plan, evidence) or code
+        shown = not as_json and (evidence is not None or bool(plan.changes))
+        return say_what_is_missing(source, plan, evidence, shown=shown) or code
 
 
 def reconcile(
@@ -216,7 +225,7 @@ def reconcile(
         ),
     ] = 60.0,
     dry_run: Annotated[bool, typer.Option(help="Say what has drifted and what would heal it; change nothing.")] = False,
-    prune: Annotated[bool, typer.Option(help="Stop units of this fabric that nobody asked for, too.")] = False,
+    prune: Annotated[bool, typer.Option(help="Also stop units of this fabric that nobody asked for.")] = False,
     max_delete: Annotated[int, typer.Option(min=0, help="Stop no more units than this in one look.")] = 1,
     as_json: JsonOption = False,
     detailed_exitcode: Annotated[bool, typer.Option(help="Exit with 2 when something has drifted.")] = False,
@@ -246,7 +255,7 @@ def status(
     url: Annotated[str, typer.Option(help="Read this gateway or agent instead of the blueprint's.")] = "",
     key: KeyOption = "",
     as_json: JsonOption = False,
-    watch: Annotated[bool, typer.Option(help="Again every two seconds until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option(help="Repeat every two seconds until Ctrl-C.")] = False,
 ) -> int:
     """One look at the fabric: units, replicas, models, drift."""
     from fabrictool.cli.live import key_of
@@ -261,7 +270,7 @@ def logs(
     blueprint: BlueprintOption = None,
     inventory: InventoryOption = None,
     lines: Annotated[int, typer.Option("--lines", "-n", min=1, max=5000, help="How many of the last lines.")] = 100,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new lines until Ctrl-C.")] = False,
 ) -> None:
     """The log of a unit and its engine, also after it ended."""
     from fabrictool.cli.watching import show_logs

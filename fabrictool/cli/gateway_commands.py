@@ -55,7 +55,7 @@ def run(
 
 
 def create(
-    file: Annotated[Path, typer.Argument(help="The key file to add to; made when it does not exist.")],
+    file: Annotated[Path, typer.Argument(help="The key file to add to; created when it does not exist.")],
     tenant: Annotated[str, typer.Option(help="Whose key it is.")],
     group: Annotated[str | None, typer.Option(help="Consumer group; without one, every provider may serve it.")] = None,
 ) -> None:
@@ -70,7 +70,7 @@ def create(
     key = new_key()
     rows = [*rows, KeyRow(tenant, hash_key(key), group)]
     write_atomic(file, msgspec.json.format(encode_keys(rows), indent=1) + b"\n", mode=0o600)
-    say(f"added a key of {tenant} to {file}; it is shown this once:")
+    say(f"added a key of {tenant} to {file}; it is shown only once:")
     data(key)
 
 

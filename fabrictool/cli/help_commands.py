@@ -32,8 +32,8 @@ def explain(
     codes = error_codes()
     entry = codes.get(code.upper())
     if entry is None:
-        near = difflib.get_close_matches(code.upper(), codes, 3) or ["docs/reference/errors.md lists all"]
-        raise UsageError.of("FT9003", f"there is no error code {code!r}", hint=f"nearest: {', '.join(near)}")
+        near = difflib.get_close_matches(code.upper(), codes, 3) or ["docs/reference/errors.md lists all codes"]
+        raise UsageError.of("FT9003", f"unknown error code {code!r}", hint=f"nearest: {', '.join(near)}")
     if as_json:
         json_data({"format_version": "1", "type": "explanation", "code": code.upper(), **_plain(entry)})
         return
@@ -45,7 +45,7 @@ def doctor(
         str | None, typer.Argument(help="Check this cluster over SSH; default: this machine and the fabric.")
     ] = None,
     clusters: Annotated[
-        bool, typer.Option("--clusters", help="And every enabled cluster behind a login node.")
+        bool, typer.Option("--clusters", help="Also check every enabled cluster behind a login node.")
     ] = False,
     no_jobs: Annotated[bool, typer.Option("--no-jobs", help="Submit no short job to a cluster.")] = False,
     partition: Annotated[str, typer.Option(help="Where the job runs; default: one with an idle node.")] = "",

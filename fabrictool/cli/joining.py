@@ -69,7 +69,7 @@ def gateways_of(source: Source, given: Sequence[str]) -> tuple[HostPort, ...]:
             HostPort(gateway.hub.host, gateway.hub.port) for gateway in source.blueprint.every_gateway.values()
         )
     if not hubs:
-        raise UsageError.of("FT9002", "the blueprint has no gateway", hint="--gateway HOST:PORT names one")
+        raise UsageError.of("FT9002", "the blueprint has no gateway", hint="name one with --gateway HOST:PORT")
     return hubs
 
 

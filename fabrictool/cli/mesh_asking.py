@@ -187,11 +187,13 @@ def _convergence_lines(look: ConvergenceLook, looks: int) -> list[str]:
     rows = [[name, v.role, v.session[:8], str(v.records), v.root[:8]] for name, v in look.views.items()]
     count = len(look.views)
     if look.agreed and count == 1:
-        verdict = "Only this one answers: there is nothing to compare it with"
+        verdict = "Only one answers, so there is nothing to compare"
     elif look.agreed:
-        verdict = f"All {count} that answer hold the same records" + (" now; a look before they did not" * (looks > 1))
+        verdict = f"All {count} that answer hold the same records" + (
+            " now; at a first look they did not" * (looks > 1)
+        )
     else:
-        verdict = f"{len(look.differing)} of {count} differ, twice {AGAIN_S:g} s apart; since when is not known"
+        verdict = f"{len(look.differing)} of {count} differ, in two looks {AGAIN_S:g} s apart; since when is unknown"
     lines = [verdict, "", table(["UNIT", "ROLE", "SESSION", "RECORDS", "ROOT"], rows)]
     lines += [f"! {name} differs" for name in look.differing]
     return lines + [f"? {name}: {why}" for name, why in look.silent.items()]

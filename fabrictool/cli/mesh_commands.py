@@ -28,7 +28,7 @@ def members(
     url: UrlOption = "",
     model: Annotated[str, typer.Option(help="Only those that serve or load this model.")] = "",
     provider: Annotated[str, typer.Option(help="Only those of this provider.")] = "",
-    everybody: Annotated[bool, typer.Option("--all", help="Also whose session is over.")] = False,
+    everybody: Annotated[bool, typer.Option("--all", help="Also those whose session is over.")] = False,
     blueprint: BlueprintOption = None,
     inventory: InventoryOption = None,
     as_json: JsonOption = False,
@@ -53,7 +53,9 @@ def paths(
 
 
 def records(
-    key: Annotated[str, typer.Argument(help="Beginning of a key or an owner, or a replica; default: all.")] = "",
+    key: Annotated[
+        str, typer.Argument(help="First characters of a key or an owner, or a replica's name; default: all.")
+    ] = "",
     url: UrlOption = "",
     blueprint: BlueprintOption = None,
     inventory: InventoryOption = None,

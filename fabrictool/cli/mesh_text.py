@@ -45,10 +45,12 @@ def member_lines(view: FleetStatus, members: Sequence[FleetMember], hidden: int,
     if view.silent_because:
         lines.append(f"~ this hub accuses nobody now: {view.silent_because}")
     if any(member.state in ("suspected", "lost") for member in members):
-        lines.append("~ who lives comes back by itself within seconds; `fabrictool reconcile` replaces who does not")
+        lines.append(
+            "~ those that live come back by themselves within seconds; `fabrictool reconcile` replaces the others"
+        )
     if hidden:
         verb = "is" if hidden == 1 else "are"
-        lines.append(f"{hidden} whose session is over {verb} not shown: `fabrictool mesh members --all`")
+        lines.append(f"{hidden} whose session is over {verb} not shown; see `fabrictool mesh members --all`")
     return lines
 
 
@@ -63,7 +65,7 @@ def headline(view: FleetStatus | RecordsStatus, now: float) -> str:
     records = view.records if isinstance(view, FleetStatus) else len(view.rows)
     age = duration_text(max(0.0, now - view.at))
     return (
-        f"Mesh of {view.fabric or 'a fabric that is not known yet'}, as the {view.role} {short(view.session)} sees it,"
+        f"Mesh of {view.fabric or 'a fabric not known yet'}, as the {view.role} {short(view.session)} sees it,"
         f" {age} old: {records} records, root {short(view.root)}"
     )
 
@@ -87,8 +89,8 @@ def troubles(view: FleetStatus, member: FleetMember) -> list[str]:
 _WAYS = {
     "closed": "its end closed the tunnel",
     "silent": "nothing was heard for three beats",
-    "never-came": "it never dialled that hub",
-    "other-hub": "another hub lost it, too",
+    "never-came": "it never connected to that hub",
+    "other-hub": "another hub lost it as well",
 }
 
 
@@ -175,8 +177,8 @@ def path_lines(view: FleetStatus, now: float) -> list[str]:
             lines += [f"~ {link.address}: {path} does not lead there: {why}" for path, why in link.failures.items()]
     if view.refused_records or view.vain_repairs:
         lines.append(
-            f"~ since it started it refused {view.refused_records} records, and {view.vain_repairs} repairs were given"
-            " up as vain: its log says whose and why"
+            f"~ since its start it refused records ({view.refused_records}) and gave up useless repairs"
+            f" ({view.vain_repairs}); its log says whose and why"
         )
     return lines
 
@@ -189,7 +191,7 @@ def _link_row(link: FleetLink, member: FleetMember | None) -> list[str]:
         member.provider if member is not None else "?",
         where(member) if member is not None else "?",
         "up" if link.up else paint("none", "error"),
-        link.address or "it dialled us",
+        link.address or "dialled us",
         path,
         "–" if link.sent_octets is None else octets_text(link.sent_octets),
         "–" if link.silent_s is None else f"{link.silent_s:.1f} s ago",

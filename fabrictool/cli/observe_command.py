@@ -43,4 +43,4 @@ def observe(
         if not facts.known:
             say(f"! {name} is unknown: {facts.reason}")
     known = sum(facts.known for facts in clusters.values())
-    say(f"saved {out}: {known} of {len(clusters)} clusters, {len(evidence.specs)} units that live")
+    say(f"saved {out}: {known} of {len(clusters)} clusters, {len(evidence.specs)} living units")

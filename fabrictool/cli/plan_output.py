@@ -64,7 +64,7 @@ def show_plan(
         draw(plan, watch.moments, source.inventory, chart=output.chart, path=output.plot)
     code = _ending(plan, verdicts or [], output, offline=bundle is not None)
     seen = bundle is None and not output.assume
-    missing = say_what_is_missing(source, plan, evidence) if seen else 0
+    missing = say_what_is_missing(source, plan, evidence, shown=not output.as_json) if seen else 0
     return exit_code(verdicts or []) or missing or code
 
 

@@ -28,14 +28,15 @@ def render(plan: Plan, observed: Observed, *, verbosity: int = 0, explain: bool 
     seen = "no cluster was asked" if plan.assumed else f"observed {known} of {len(observed.clusters)} clusters"
     lines = [f"Fabric {plan.fabric}   blueprint {plan.blueprint_digest[:7]}   {seen}"]
     if plan.assumed:
-        lines.append("! each cluster is supposed to be there, and empty: this plan cannot be applied")
+        lines.append("! every cluster is assumed to be there and empty; this plan cannot be applied")
     for name, facts in sorted(observed.clusters.items()):
         if not facts.known:
             lines += folded(f"! {name} is unknown: {facts.reason}")
             lines.append("  nothing on it will be touched")
     lines += [line for warning in plan.warnings for line in folded(f"! {warning}")]
     lines.append("")
-    lines += action_lines(plan, verbosity)
+    unknown = frozenset(name for name, facts in observed.clusters.items() if not facts.known)
+    lines += action_lines(plan, verbosity, unknown)
     lines += ["", *_forecast_lines(plan)]
     if explain:
         lines += ["", "Why:", *[line for reason in plan.reasons for line in folded(f"  · {reason}", "    ")]]
@@ -55,8 +56,11 @@ def as_document(plan: Plan, seconds: float, policy: Sequence[Mapping[str, Any]] 
     return msgspec.json.format(msgspec.json.encode(document, order="sorted"), indent=1).decode()
 
 
-def action_lines(plan: Plan, verbosity: int) -> list[str]:
-    """What would be done, an action a line; `verbosity` as for `render`."""
+def action_lines(plan: Plan, verbosity: int, told: frozenset[str] = frozenset()) -> list[str]:
+    """What would be done, an action a line; `verbosity` as for `render`.
+
+    Why a cluster is unknown is said once, and not of those whose trouble was `told` before.
+    """
     shown = [a for a in plan.actions if a.kind != "keep" or verbosity]
     kept = len(plan.actions) - len(shown)
     width = max((len(a.address) for a in shown), default=0)
@@ -64,7 +68,10 @@ def action_lines(plan: Plan, verbosity: int) -> list[str]:
     outlooks = {outlook.address: _outlook_lines(outlook) for outlook in plan.outlook}
     for action in shown:
         lines += _within(f"  {SYMBOLS[action.kind]} {action.kind:<7} {action.address:<{width}}", action.summary, edge)
-        if action.reason and (verbosity or action.kind in ("unknown", "delete", "create") or not action.changes):
+        if action.kind == "unknown":
+            lines += [f"            {action.reason}"] if action.reason and action.cluster not in told else []
+            told |= {action.cluster}
+        elif action.reason and (verbosity or action.kind in ("delete", "create") or not action.changes):
             lines.append(f"            {action.reason}")
         lines += [f"            {text}" for text in outlooks.get(action.address, ())]
         if verbosity:

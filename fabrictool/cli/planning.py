@@ -6,7 +6,7 @@ import math
 import os
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from fabrictool.base.errors import Problem
     from fabrictool.cli.source import Source
     from fabrictool.domain.evidence import Evidence
     from fabrictool.domain.plan import Plan
@@ -61,8 +62,8 @@ def bundle_meant(source: Source, observed: Path | None, root: Path | None, max_a
     folder = find_blueprint(source.path).parent
     beside = folder / BUNDLE_BESIDE
     if not beside.is_file():
-        hint = "--observed FILE, a bundle of `fabrictool observe`; or --assume-empty, which needs none"
-        raise UsageError.of("FT9008", f"there is no bundle of evidence to plan from: no {beside}", hint=hint)
+        hint = "give --observed FILE (a bundle of `fabrictool observe`), or --assume-empty, which needs none"
+        raise UsageError.of("FT9008", f"no bundle of evidence to plan from: {beside} does not exist", hint=hint)
     theirs = folder / ROOT_BESIDE
     return BundleFile(beside, root or (theirs if theirs.is_file() else None), max_age)
 
@@ -81,11 +82,12 @@ def plan_online(source: Source, fabric: Fabric, options: PlanOptions) -> tuple[P
     return with_outlook(planned, evidence, fabric.clusters), evidence
 
 
-def say_what_is_missing(source: Source, plan: Plan, evidence: Evidence | None) -> int:
+def say_what_is_missing(source: Source, plan: Plan, evidence: Evidence | None, *, shown: bool) -> int:
     """Last of all: a plan may be right and yet not be the whole truth; said on stderr, and by the exit code.
 
     69 when a cluster that the fabric needs did not answer, 3 when a job waits in its queue that cannot start, else 0.
-    Of a saved plan, whose `evidence` is gone, what it says itself counts.
+    Of a saved plan, whose `evidence` is gone, what it says itself counts. When the plan was `shown` as text, the reason
+    why a cluster is unknown stands there and is not repeated.
     """
     from fabrictool.planner.drift import stuck, unanswered, unanswered_then
 
@@ -96,8 +98,14 @@ def say_what_is_missing(source: Source, plan: Plan, evidence: Evidence | None) -
         away = unanswered(evidence, plan.actions, pinned)
         kept = {action.former for action in plan.actions if action.kind == "keep"}
         waiting = [problem for operation, problem in stuck(evidence).items() if operation in kept]
-    print_problems([*away, *waiting])
+    print_problems([*(map(_without_reason, away) if shown else away), *waiting])
     return UnreachableError.exit_code if away else InfeasibleError.exit_code if waiting else 0
+
+
+def _without_reason(problem: Problem) -> Problem:
+    """Of a cluster that did not answer; the same for all of its units."""
+    cluster = (problem.place.thing or "").removeprefix("cluster/")
+    return replace(problem, message=f"{cluster} is needed and did not answer")
 
 
 def plan_offline(source: Source, bundle: BundleFile, options: PlanOptions) -> tuple[Plan, Evidence]:
@@ -160,7 +168,7 @@ def solver_named(name: str) -> Solver:
     from fabrictool.planner.solvers.registry import SOLVERS
 
     if name not in SOLVERS:
-        raise UsageError.of("FT9001", f"there is no solver {name!r}", hint=f"one of: {', '.join(SOLVERS)}")
+        raise UsageError.of("FT9001", f"unknown solver {name!r}", hint=f"one of: {', '.join(SOLVERS)}")
     return SOLVERS[name]()
 
 

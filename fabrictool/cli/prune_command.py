@@ -19,9 +19,9 @@ def register(app: typer.Typer) -> None:
 def prune(
     cluster: Annotated[str, typer.Argument(help="Name of the cluster; its first login node is used.")],
     keep: Annotated[
-        int, typer.Option(min=0, max=3650, metavar="DAYS", help="Keep for so long what was changed, such as logs.")
+        int, typer.Option(min=0, max=3650, metavar="DAYS", help="Keep what changed in the last DAYS, such as logs.")
     ] = 7,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List it, and change nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List it and change nothing.")] = False,
     blueprint: BlueprintOption = None,
     inventory: InventoryOption = None,
     yes: YesOption = False,
@@ -47,7 +47,11 @@ def prune(
             rows = [[WORDS[i.kind], _mebibytes(i.octets), f"{i.days} d", i.path] for i in there]
             data(table(["WHAT", "SIZE", "UNCHANGED", f"IN {described.folder}"], rows))
         if there and not dry_run:
-            ask(f"Remove these {len(there)} from {cluster}?", yes=yes, first="`--dry-run` lists them")
+            ask(
+                f"Remove {len(there)} item{'s'[: len(there) != 1]} from {cluster}?",
+                yes=yes,
+                first="`--dry-run` lists them",
+            )
             there = leftovers(cluster, described.folder, connection, scheduler, keep_days=keep, remove=there)
             say(f"{cluster}: {_mebibytes(sum(item.octets for item in there))} freed")
     if as_json:

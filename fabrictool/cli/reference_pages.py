@@ -69,7 +69,8 @@ def _commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
 def _parameter(parameter: Any) -> tuple[str, str, str]:
     option = parameter.opts[0].startswith("-")
     names = ", ".join(f"`{name}`" for name in parameter.opts) if option else f"`{parameter.name.upper()}`"
-    default = parameter.default
+    written = getattr(parameter, "show_default", None)
+    default = written if isinstance(written, str) else parameter.default
     shown = "required" if parameter.required else "" if default in (None, False, "") else f"`{default}`"
     return names, shown, getattr(parameter, "help", None) or ""
 

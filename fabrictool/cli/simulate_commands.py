@@ -32,13 +32,14 @@ def register(app: typer.Typer) -> None:
 
 
 def simulate(
-    plan: Annotated[Path | None, typer.Argument(help="A saved plan; absent: what `plan` would place.")] = None,
+    plan: Annotated[Path | None, typer.Argument(help="A saved plan; default: what `plan` would place.")] = None,
     blueprint: BlueprintOption = None,
     inventory: InventoryOption = None,
     overlay: OverlayOption = None,
     scenario: Annotated[list[str] | None, typer.Option(help="Scenario of the blueprint; several are compared.")] = None,
     status: Annotated[
-        Path | None, typer.Option(help="A running fabric's `status --json` instead of a plan: what runs is simulated.")
+        Path | None,
+        typer.Option(help="Output of a running fabric's `status --json`, instead of a plan: what runs is simulated."),
     ] = None,
     trace: Annotated[Path | None, typer.Option(help="A recorded workload instead of the declared demand.")] = None,
     workload: Annotated[
@@ -49,7 +50,9 @@ def simulate(
     requests: Annotated[
         int | None,
         typer.Option(
-            min=1, max=10_000_000, help="How many requests of each model; absent: all of a trace, 10,000 made-up ones."
+            min=1,
+            max=10_000_000,
+            help="How many requests of each model; default: all of a trace, or 10,000 made-up ones.",
         ),
     ] = None,
     rate: Annotated[float | None, typer.Option(help="Play at this rate, req/s, instead of the declared one.")] = None,
@@ -61,16 +64,16 @@ def simulate(
         ),
     ] = None,
     seed: SeedOption = 0,
-    cases: Annotated[Path | None, typer.Option(help="A CSV of single configurations; one forecast a row.")] = None,
+    cases: Annotated[Path | None, typer.Option(help="A CSV of single configurations; one forecast per row.")] = None,
     calibrations: Annotated[
-        Path | None, typer.Option(help="A folder of your own calibrations, before the shipped ones.")
+        Path | None, typer.Option(help="A folder of your own calibrations, preferred to the shipped ones.")
     ] = None,
     output: OutputOption = None,
     plot: Annotated[Path | None, typer.Option(help="Write latency curves and timeline to this .svg or .png.")] = None,
     chrome_trace: Annotated[
         Path | None, typer.Option(help="Write requests as Chrome trace events (chrome://tracing, Perfetto).")
     ] = None,
-    chart: Annotated[bool, typer.Option("--chart", help="Draw the latency curves in the terminal, too.")] = False,
+    chart: Annotated[bool, typer.Option("--chart", help="Also draw the latency curves in the terminal.")] = False,
     as_json: JsonOption = False,
 ) -> int:
     """Play a workload on a blueprint's placement and forecast latency, goodput, utilisation, cost and energy.
@@ -90,8 +93,8 @@ def simulate(
             "--plot": plot, "--chrome-trace": chrome_trace, "--chart": chart or None, "--json": as_json or None,
         })  # fmt: skip
         return simulating.answer_cases(cases, output, calibrations)
-    _refuse("--trace and --workload exclude each other", trace, workload)
-    _refuse("a plan and --status exclude each other", plan, status)
+    _refuse("give either --trace or --workload", trace, workload)
+    _refuse("give either a plan or --status", plan, status)
     if plot is not None:
         simulation_output.plottable(plot)
     options = PlayOptions(
@@ -134,7 +137,7 @@ def simulate(
 def _alone(others: dict[str, object]) -> None:
     """Raises UsageError FT9001 when --cases comes with an option that it would ignore."""
     for option, value in others.items():
-        _refuse(f"--cases has no use for {option}", value)
+        _refuse(f"--cases does not take {option}", value)
 
 
 def _refuse(why: str, *given: object) -> None:
@@ -163,11 +166,11 @@ def calibrate(
     precision: Annotated[str, typer.Option(help="Records: precision of the weights.")] = "bf16",
     max_num_seqs: Annotated[
         int | None,
-        typer.Option(min=1, max=4096, help="Records: most requests in a step; absent: the engine's default."),
+        typer.Option(min=1, max=4096, help="Records: most requests in a step; default: the engine's."),
     ] = None,
     max_num_batched_tokens: Annotated[
         int | None,
-        typer.Option(min=1, max=131_072, help="Records: most tokens in a step; absent: the engine's default."),
+        typer.Option(min=1, max=131_072, help="Records: most tokens in a step; default: the engine's."),
     ] = None,
     as_json: JsonOption = False,
 ) -> int:
@@ -258,7 +261,7 @@ def trace_export(
     output: OutputOption = None,
     model: Annotated[str | None, typer.Option(help="Only the requests for this model.")] = None,
     start: Annotated[float, typer.Option(min=0, help="Seconds from the first arrival.")] = 0.0,
-    end: Annotated[float | None, typer.Option(help="Seconds from the first arrival; absent: all.")] = None,
+    end: Annotated[float | None, typer.Option(help="Seconds from the first arrival; default: to the end.")] = None,
 ) -> None:
     """Cut a piece out of a trace, in our own lines."""
     from fabrictool.base.errors import InvalidInputError
@@ -272,5 +275,5 @@ def trace_export(
         (requests.arrival >= start) & (requests.arrival <= (end if end is not None else float("inf")))
     )
     if not len(requests):
-        raise InvalidInputError.of("FT2201", f"nothing of {source} is left")
+        raise InvalidInputError.of("FT2201", f"no requests of {source} are left")
     tracing.write(requests, output)

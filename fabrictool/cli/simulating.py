@@ -128,7 +128,7 @@ def event(text: str) -> ReplicaEvent:
     known = next((known for known in EVENT_KINDS if known == kind.strip()), None)
     if known is None:
         hint = f"one of: {', '.join(EVENT_KINDS)}"
-        raise UsageError.of("FT9001", f"--event {text!r}: {kind!r} is not a kind of event", hint=hint)
+        raise UsageError.of("FT9001", f"--event {text!r}: unknown kind {kind!r}", hint=hint)
     try:
         return ReplicaEvent(known, replica, float(Duration.parse(when)))
     except UnitError as error:
@@ -193,7 +193,9 @@ def _placement(source: Source, inputs: PlayInputs, seed: int) -> Sequence[Replic
             cluster = source.inventory.clusters.get(replica.cluster)
             if cluster is None or replica.partition not in cluster.partitions:
                 place = f"{replica.cluster}/{replica.partition}"
-                raise InvalidInputError.of("FT2148", f"{inputs.plan} places {replica.replica} in {place}: unknown here")
+                raise InvalidInputError.of(
+                    "FT2148", f"{inputs.plan} places {replica.replica} in {place}, which this inventory does not have"
+                )
         return planned
     if inputs.status is None:
         return empty_placement(source.blueprint, source.inventory, seed=seed).replicas

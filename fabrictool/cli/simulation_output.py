@@ -89,15 +89,15 @@ def notes(runs: Sequence[ScenarioPlay]) -> Iterator[str]:
             yield f"{run.title}: {event.replica} {EVENT_WORDS[event.kind].format(at=Duration(event.at))}{missed}"
         if figures.refused or figures.lost or figures.retried or run.play.unserved or figures.preemptions:
             fates = [
-                f"{figures.refused} requests found no replica",
-                f"{figures.lost} were lost in the middle of an answer",
+                f"{figures.refused} requests that found no replica",
+                f"{figures.lost} lost in the middle of an answer",
                 f"{figures.retried} started again elsewhere",
-                f"{run.play.unserved or 0} waited for nothing",
+                f"{run.play.unserved or 0} waited in vain",
                 f"{figures.preemptions} preemptions",
             ]
             yield f"{run.title}: {', '.join(fates)}"
         if not figures.complete:
-            yield f"{run.title}: interrupted; the figures are of what was simulated until then"
+            yield f"{run.title}: interrupted; the figures cover only what was simulated until then"
 
 
 def terminal_chart(runs: Sequence[ScenarioPlay], width: int = 60) -> str:

@@ -76,7 +76,7 @@ class Source:
             path = find_blueprint(self.path)
             identity = load_identity(path, inventory_path=self.inventory_path, environment=os.environ)
             errors = f"{len(error.problems)} error{'s' if len(error.problems) > 1 else ''}"
-            say(f"{path} has {errors} (`fabrictool validate` lists them); this command needs none of what is wrong")
+            say(f"{path} has {errors} (`fabrictool validate` lists them); this command does not need the wrong parts")
             return identity
 
     def inventory_alone(self) -> Inventory:
@@ -120,5 +120,7 @@ def find_blueprint(given: Path | None) -> Path:
     candidates = sorted(Path("blueprints").glob("*.yaml")) if Path("blueprints").is_dir() else []
     if len(candidates) == 1:
         return candidates[0]
-    what = f"blueprints/ holds {len(candidates)}" if candidates else "there is no blueprint.yaml here"
-    raise UsageError.of("FT9004", f"no blueprint given, and {what}", hint="-b FILE; `fabrictool init` writes a starter")
+    what = f"blueprints/ holds {len(candidates)} files" if candidates else "there is no blueprint.yaml here"
+    raise UsageError.of(
+        "FT9004", f"no blueprint given, and {what}", hint="give one with -b FILE; `fabrictool init` writes a starter"
+    )

@@ -136,7 +136,7 @@ def _print_units(state: State) -> None:
 
 
 def unlock(
-    lease: Annotated[str, typer.Argument(help="Id of the lease; the refused command and `state show` say it.")],
+    lease: Annotated[str, typer.Argument(help="Id of the lease, as the refused command and `state show` print it.")],
     blueprint: BlueprintOption = None,
     inventory: InventoryOption = None,
     yes: YesOption = False,

@@ -109,9 +109,12 @@ def token(
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="File to write, mode 600.")],
     uses: Annotated[int, typer.Option(min=1, max=10_000, help="How many sessions it may start.")] = 1,
     expires: Annotated[
-        float, typer.Option(parser=seconds(60, 30 * 86400), metavar="DURATION", help="How long it is good.")
+        float,
+        typer.Option(
+            parser=seconds(60, 30 * 86400), metavar="DURATION", show_default="1h", help="How long it is valid."
+        ),
     ] = 3600.0,
-    models: Annotated[str, typer.Option(metavar="NAME,…", help="What they may serve; default: anything.")] = "",
+    models: Annotated[str, typer.Option(metavar="NAME,…", help="Models that they may serve; default: any.")] = "",
     bind: Annotated[str, typer.Option(metavar="TEXT", help="What its bearer must show, such as a job's id.")] = "",
     gateway: Annotated[
         list[str] | None,
@@ -151,7 +154,9 @@ def token(
 
 def issuer(
     provider: Annotated[str, typer.Option(help="Whose sessions it signs.")],
-    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where joining nodes reach it.")] = "127.0.0.1:8444",
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="HOST:PORT where joining nodes reach it.")
+    ] = "127.0.0.1:8444",
     trust: TrustOption = None,
     blueprint: BlueprintOption = None,
     inventory: InventoryOption = None,

@@ -93,7 +93,7 @@ def _whole_fabric(fabric: Fabric, blueprint_digest: str, *, patient: bool) -> tu
     lines += [f"~ {text}" for text in overview.drift]
     lines += [f"! {text}" for text in overview.warnings]
     if units:
-        rows = [[u["address"], u["cluster"], _painted(u["state"]), u["engine"], u["detail"]] for u in units]
+        rows = [[u["address"], u["cluster"], _painted(u["state"]), u["engine"], _detail(u)] for u in units]
         lines += ["", table(["UNIT", "CLUSTER", "STATE", "ENGINE", ""], rows)]
     for name, gateway in overview.gateways.items():
         lines += ["", *_gateway_lines(gateway, overview.desired, name)]
@@ -134,6 +134,11 @@ def _missing(document: GatewayStatus) -> list[str]:
 def _agent_line(document: AgentStatus) -> str:
     engine = document.engine
     return f"{document.replica} on {document.cluster}/{document.node}: {engine.engine} {engine.state} {engine.progress}"
+
+
+def _detail(unit: Mapping[str, Any]) -> str:
+    """Of a unit whose cluster does not answer nothing: the line above says that, and why."""
+    return "" if unit["state"] == "unknown" else str(unit["detail"])
 
 
 def _painted(state: str) -> str:

@@ -74,7 +74,7 @@ def describe(site: SiteFacts, target: DiscoveryTarget) -> SiteDescription:
     if not entries:
         message = f"no partition of {site.host} can be described: {'; '.join(out) or 'sinfo shows none'}"
         raise FabrictoolError.of(
-            "FT5502", message, thing=f"host/{site.host}", hint="ask the site which partitions are yours"
+            "FT5502", message, thing=f"host/{site.host}", hint="ask the site which partitions you may use"
         )
     named = site.config.get("ClusterName", "")
     cluster = target.cluster or _name(named if slurm else site.host) or "cluster"
@@ -125,7 +125,7 @@ def _host(site: SiteFacts) -> Lines:
         guess = device_named(name)
         check = f"may also mean {' or '.join(guess.others)}" if guess.others else ""
         if not guess.device:
-            check = f"PLACEHOLDER: {guess.why}; docs/reference/catalogue.md lists the ids that there are"
+            check = f"PLACEHOLDER: {guess.why}; docs/reference/catalogue.md lists the ids"
         lines.add("device", guess.device or "cpu", f'nvidia-smi: "{name}"', check)
         if guess.device:
             lines.add("devices_per_node", sum(gpu == name for gpu in site.gpus), "nvidia-smi -L")
@@ -151,7 +151,7 @@ def _site_notes(site: SiteFacts, cluster: str, *, slurm: bool) -> list[str]:
         notes.append(
             f"accounting: {accounting or 'unknown'} (scontrol)"
             + (
-                "; what became of old jobs is known by their run folders only"
+                "; how old jobs ended is known from their run folders only"
                 if accounting in ("", "none", "filetxt")
                 else ""
             )
@@ -164,7 +164,7 @@ def _site_notes(site: SiteFacts, cluster: str, *, slurm: bool) -> list[str]:
     else:
         seen = f"only {site.pythons[0][0]}" if site.pythons else "none"
         notes.append(
-            f"{CHECK}: Python 3.11 or newer is needed and {seen} is on the path; a module may have it: software:"
+            f"{CHECK}: Python 3.11 or newer is needed, but {seen} is on the path; a module may have it: software:"
         )
         notes.append("  {python: {module: python/3.11}}")
     return notes

@@ -57,7 +57,7 @@ def leftovers(
     done = connection.run(argv, stdin=stdin, timeout_s=SECONDS)
     why = done.stderr.decode(errors="replace").strip()[-300:] or f"exit {done.status}"
     if done.status == NO_SCHEDULER:
-        message = f"nothing more is removed, for the scheduler does not say which jobs live: {why}"
+        message = f"nothing more is removed, because the scheduler does not say which jobs are alive: {why}"
         raise UnreachableError.of("FT5109", message, thing=thing, transient=True)
     if done.status != 0:
         raise FabrictoolError.of("FT5406", f"not all of it can be removed: {why}", thing=thing)
@@ -73,5 +73,5 @@ def _leftover(line: str, thing: str) -> Leftover:
     numbers = rest.split("\t", 2)
     kind = next((known for known in get_args(LeftoverKind) if known == word), None)
     if kind is None or len(numbers) != 3 or not all(number.lstrip("-").isdecimal() for number in numbers[:2]):
-        raise FabrictoolError.of("FT5401", f"the login node printed {line[:120]!r}", thing=thing)
+        raise FabrictoolError.of("FT5401", f"unexpected output of the login node: {line[:120]!r}", thing=thing)
     return Leftover(kind, int(numbers[0]) * 1024, int(numbers[1]), numbers[2])

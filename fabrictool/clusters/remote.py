@@ -60,7 +60,7 @@ MOST_ESTIMATES = 8
 _REFUSALS = {
     "refused": ("FT5404", "correct partition, account or limits in the inventory, and plan again"),
     "unknown": ("FT5405", "run the command again: it asks the scheduler first"),
-    "foreign": ("FT5410", "name one of the two fabrics otherwise, or share one state (`state` in the blueprint)"),
+    "foreign": ("FT5410", "rename one of the two fabrics, or share one state (`state` in the blueprint)"),
     "unplaced": ("FT5406", "check space, quota and rights there; `folder` in the inventory chooses another place"),
 }
 
@@ -283,7 +283,7 @@ class RemoteCluster:
         folders = {unit.operation: {**unit.files, "spec.json": encode_spec(unit.spec) + b"\n"} for unit in units}
         done = self._run("ft-update", shell.program("update"), sorted(folders), stdin=tar(folders), changes=True)
         placed = set(done.stdout.decode(errors="replace").split())
-        why = done.stderr.decode(errors="replace").strip()[-200:] or "its run folder is not there"
+        why = done.stderr.decode(errors="replace").strip()[-200:] or "its run folder is missing"
         return {
             operation: self._refusal(operation, "unplaced", why) for operation in folders if operation not in placed
         }
@@ -304,7 +304,7 @@ class RemoteCluster:
             done = self._run("ft-forget", shell.forget_program(), arguments, changes=True)
             if done.status != 0:
                 why = done.stderr.decode(errors="replace").strip()[-200:]
-                message = f"the files of {len(named)} units cannot be removed: {why}"
+                message = f"the files of {len(named)} unit{'s'[: len(named) != 1]} cannot be removed: {why}"
                 hint = "check the rights there; keys may be left in these folders"
                 raise FabrictoolError.of("FT5406", message, thing=f"cluster/{self.name}", hint=hint, transient=True)
 
@@ -365,7 +365,7 @@ class RemoteCluster:
                 "FT5409",
                 message,
                 thing=f"cluster/{self.name}",
-                hint="run the command again; what runs goes on",
+                hint="run the command again; running units are not affected",
                 transient=True,
             )
 
@@ -441,5 +441,5 @@ def skew_s(theirs: float, before: float, after: float) -> float:
 
 
 def _queue_words(queue: Queue) -> str:
-    up = f"{queue.idle} of {queue.nodes} nodes idle, {queue.pending} jobs wait"
+    up = f"{queue.idle} of {queue.nodes} nodes idle, {queue.pending} pending jobs"
     return (up + (f", {queue.away} nodes away" if queue.away else "")) if queue.up else "the partition is down"

@@ -161,7 +161,9 @@ def _partitions(sections: Mapping[str, Sequence[str]]) -> tuple[PartitionFacts, 
         parts = line.split("|", 7)
         if len(parts) < 8:
             raise FabrictoolError.of(
-                "FT5401", f"sinfo printed {line[:120]!r}", hint="report it with the output of `sinfo --version`"
+                "FT5401",
+                f"unexpected output of sinfo: {line[:120]!r}",
+                hint="report it with the output of `sinfo --version`",
             )
         name, state, _, count, cpus, memory, gres, features = parts
         gres = "" if gres in _NONE else gres

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from fabrictool.base.clock import duration_text
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.clusters.heartbeats import ALIVE, Heartbeats
 from fabrictool.clusters.schedulers.protocol import JobFacts, SchedulerFacts, parse_comment
@@ -176,15 +177,15 @@ def _unit(
     pulse = pulse or ALIVE  # it never said anything: nothing can be missed
     detail = paused = ""
     if state == "running":
-        lost = f"no sign of life for {pulse.age_s:.0f} s" if pulse.verdict != "alive" else ""
+        lost = f"no sign of life for {duration_text(pulse.age_s)}" if pulse.verdict != "alive" else ""
         paused = job.paused if job is not None else ""
         detail = paused or lost or str(health.get("text", "starting"))
         if ending:
-            detail = f"its run has ended ({ending.get('reason', '')}), and its job has not"
+            detail = f"its run has ended ({ending.get('reason', '')}), but its job has not"
         if job is None:
             detail = f"the scheduler does not list it, but it lives; {detail}".rstrip("; ")
     elif state == "pending":
-        detail = "whether its job was taken is not known" if job is None else _queued(job)
+        detail = "the scheduler may or may not have taken its job" if job is None else _queued(job)
     holds = spec is None and state in LIVING
     if spec is None:
         state, reason = "damaged", reason or "its spec.json cannot be read"
@@ -247,7 +248,7 @@ def _state(
 _BLOCKED_WORDS: Mapping[Blocked, str] = {
     "": "",
     "held": "it is held",
-    "invalid": "it asks for what is not granted",
+    "invalid": "it asks for something that is not granted",
     "limit": "a limit of the account or QoS is reached",
     "nodes": "its nodes are away",
 }

@@ -46,7 +46,7 @@ def adapter(name: str) -> EngineAdapter:
     adapters = _adapters()
     if name not in adapters:
         raise InvalidInputError.of(
-            "FT7001", f"no engine is called {name!r}", thing=f"engine/{name}", hint=nearest(name, engine_names())
+            "FT7001", f"unknown engine {name!r}", thing=f"engine/{name}", hint=nearest(name, engine_names())
         )
     return adapters[name]
 

@@ -82,7 +82,7 @@ def _on_this_machine(source: str, text: str) -> str:
     if not exists:
         raise InvalidInputError.of(
             "FT7013",
-            f"{path} does not exist on this machine, or may not be read",
+            f"{path} does not exist on this machine, or cannot be read",
             thing=source,
             hint="copy the model there, or correct the source; every node of the placement needs it",
         )

@@ -83,7 +83,7 @@ def _field_problems(launch: EngineLaunch, can: Capabilities) -> Iterator[Problem
     # The interpreter would take a model or name that starts with a dash for a flag of its own.
     for field, text in (("model", launch.model), ("served_name", launch.served_name)):
         if not text or text.startswith("-") or not text.isprintable():
-            yield Problem("FT7007", f"{field} {text!r} cannot stand on a command line", place)
+            yield Problem("FT7007", f"{field} {text!r} cannot be put on a command line", place)
     for field, number, least, most in (
         ("port", launch.port, 1, 65535),
         ("tp", launch.tp, 1, 1024),
@@ -92,14 +92,14 @@ def _field_problems(launch: EngineLaunch, can: Capabilities) -> Iterator[Problem
         ("max_num_seqs", launch.max_num_seqs, 1, 1 << 20),
     ):
         if number is not None and not least <= number <= most:
-            yield Problem("FT7007", f"{field} is {number}, not within {least} to {most}", place)
+            yield Problem("FT7007", f"{field} is {number}, not from {least} to {most}", place)
     if launch.pp > 1 and not can.pipeline_parallel:
         yield Problem(
-            "FT7005", f"engine {launch.engine} has no pipeline parallelism, pp is {launch.pp}", place, "set pp to 1"
+            "FT7005", f"engine {launch.engine} has no pipeline parallelism, but pp is {launch.pp}", place, "set pp to 1"
         )
     if launch.tp > 1 and not can.tensor_parallel:
         yield Problem(
-            "FT7005", f"engine {launch.engine} has no tensor parallelism, tp is {launch.tp}", place, "set tp to 1"
+            "FT7005", f"engine {launch.engine} has no tensor parallelism, but tp is {launch.tp}", place, "set tp to 1"
         )
     for field, wanted, valid in (
         ("precision", launch.precision, can.precisions),
@@ -109,7 +109,9 @@ def _field_problems(launch: EngineLaunch, can: Capabilities) -> Iterator[Problem
             continue
         if field == "precision" and can.gguf and _GGUF_PRECISION.fullmatch(wanted):
             continue
-        yield Problem("FT7005", f"engine {launch.engine} does not know {field} {wanted}", place, nearest(wanted, valid))
+        yield Problem(
+            "FT7005", f"engine {launch.engine} does not support {field} {wanted}", place, nearest(wanted, valid)
+        )
     if not can.hub_models and not launch.model.startswith("/"):
         yield Problem(
             "FT7005",
@@ -134,15 +136,15 @@ def _option_problems(
         elif _is_secret(name):
             yield Problem(
                 "FT7003",
-                f"option {name} carries a secret, and command lines and plans can be read by others",
+                f"option {name} holds a secret, but others can read command lines and plans",
                 place,
-                "put it into the environment that the agent inherits on its node",
+                "put it in the environment of the agent on its node",
             )
         elif name in refused:
             yield Problem("FT7002", f"option {name} is not allowed: {refused[name]}", place)
         elif name in fields:
             yield Problem(
-                "FT7004", f"option {name} is what the field {fields[name]} sets", place, f"set {fields[name]} instead"
+                "FT7004", f"option {name} repeats the field {fields[name]}", place, f"set {fields[name]} instead"
             )
         elif known is not None and _FLAG.fullmatch(name) and name not in known:
             yield Problem("FT7002", f"engine {launch.engine} has no option {name}", place, nearest(name, known))

@@ -13,6 +13,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from fabrictool import __version__
+from fabrictool.base.clock import duration_text
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.gateway.directory import Directory, RoutingTarget
 from fabrictool.gateway.exchange import CompletionRequest, Exchange, RoutingRules
@@ -368,7 +369,9 @@ class GatewayServer:
             if left < CERTIFICATE_WARNING_S:
                 self._warned.add(session)
                 self.note(
-                    "certificate-ends", session.hex()[:8], f"in {left / 3600:.1f} h: `fabrictool apply` renews it"
+                    "certificate-ends",
+                    session.hex()[:8],
+                    f"in {duration_text(max(0.0, left))}: `fabrictool apply` renews it",
                 )
 
     def note(self, kind: str, subject: str, text: str) -> None:

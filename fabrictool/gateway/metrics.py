@@ -38,7 +38,7 @@ class GatewayMetrics:
         own = self._registry
         self._requests = Counter("fabric_requests", "Answered requests", ["model", "provider", "code"], registry=own)
         self._retries = Counter("fabric_retries", "Attempts after the first", ["reason"], registry=own)
-        self._cancelled = Counter("fabric_cancelled", "Requests that the client gave up", ["phase"], registry=own)
+        self._cancelled = Counter("fabric_cancelled", "Requests that the client gave up on", ["phase"], registry=own)
         self._tokens = Counter("fabric_tokens", "Tokens, from the engines' usage", ["model", "direction"], registry=own)
         self._ttft = Histogram(
             "fabric_ttft_seconds", "To the first body byte", ["model"], buckets=_TTFT_BUCKETS, registry=own

@@ -42,11 +42,11 @@ def keyring_of(spec: GatewaySpec, folder: RunFolder) -> Keyring | None:
     if not path.exists():
         if not spec.tenants:
             return None
-        message = f"the fabric has {len(spec.tenants)} tenants, but there is no key file"
+        message = f"the fabric has tenants ({len(spec.tenants)}), but there is no key file"
         raise InvalidInputError.of("FT8005", message, file=str(path), hint="`fabrictool apply` places it again")
     rows = read_rows(path)
     if spec.tenants and spec.keys and keys_digest(spec.fabric, rows) != spec.keys:
-        message = "the key file holds other keys than the spec means"
+        message = "the key file does not hold the keys that the spec names"
         raise InvalidInputError.of("FT8005", message, file=str(path), hint="`fabrictool apply` places it again")
     return Keyring(rows)
 
@@ -117,7 +117,7 @@ class Reloading:
             message = f"spec.json is not a unit's spec: {error}"
             raise InvalidInputError.of("FT7102", message, file=str(self._folder.spec)) from error
         if not isinstance(spec, GatewaySpec) or not updatable(self.spec, spec):
-            message = "spec.json differs in what only another gateway can take over"
+            message = "spec.json differs in something that only a new gateway can take over"
             raise InvalidInputError.of("FT7102", message, file=str(self._folder.spec))
         for text in spec.revoked:
             read_revocation(text)  # one that cannot be read is refused with the rest

@@ -328,7 +328,7 @@ class IdentityVerifier:
         certificate = self._root if not provider else self._provider(chain[0] if len(chain) == 1 else b"")
         claims = _claims(certificate)
         if claims.provider != provider or claims.role != ("provider" if provider else "root"):
-            raise IdentityError.of("FT6004", f"{claims.uri()} does not speak for {provider or 'the federation'}")
+            raise IdentityError.of("FT6004", f"{claims.uri()} may not speak for {provider or 'the federation'}")
         _, begin, end = _validity(certificate, claims)
         key = certificate.public_key()
         if not begin - CLOCK_SKEW_S <= now <= end + CLOCK_SKEW_S or not isinstance(key, Ed25519PublicKey):
@@ -340,7 +340,7 @@ class IdentityVerifier:
         provider = self._provider(der)
         claims, key = _claims(provider), provider.public_key()
         if claims.role != "provider" or not isinstance(key, Ed25519PublicKey):
-            raise IdentityError.of("FT6003", "this is no provider's certificate")
+            raise IdentityError.of("FT6003", "this is not a provider's certificate")
         if claims.federation != self.federation:
             raise IdentityError.of("FT6004", "the certificate belongs to another federation")
         return key

@@ -102,19 +102,21 @@ def judge(request: JoinRequest, provider: Credential, *, now: float) -> Approved
         raise JoinTokenError.of("FT6402", "the join token is of another federation", hint="ask its own issuer")
     if theirs.provider != ours.provider:
         message = f"the join token is provider {theirs.provider}'s; this is the issuer of {ours.provider}"
-        raise JoinTokenError.of("FT6403", message, hint="the address of the issuer stands in the token")
+        raise JoinTokenError.of("FT6403", message, hint="the token names its issuer's address")
     if token.signer != provider.chain[0]:
         message = f"the join token was signed by another certificate of {ours.provider} than the present one"
         raise JoinTokenError.of("FT6413", message, hint="`fabrictool trust token` makes a new token")
     check_time(token, now=now)
     if token.bound and not hmac.compare_digest(token.bound, binding(token.id, request.shown)):
-        message = f"the join token is bound to something else than {request.shown!r}"
-        raise JoinTokenError.of("FT6406", message, hint="--bind TEXT shows what it is bound to; default: the job's id")
+        message = f"the join token is not bound to {request.shown!r}"
+        raise JoinTokenError.of(
+            "FT6406", message, hint="give what it is bound to with --bind TEXT; default: the job's id"
+        )
     key = Ed25519PublicKey.from_public_bytes(request.key)
     try:
         key.verify(request.proof, _proven(signed.digest, request.key))
     except InvalidSignature as error:
-        raise JoinTokenError.of("FT6408", "the request does not prove that its sender has the key") from error
+        raise JoinTokenError.of("FT6408", "the request does not prove that its sender holds the key") from error
     lasts = SESSION_S if request.ends_at is None else request.ends_at - now + AFTER_END_S
     return Approved(token, key, max(60.0, min(lasts, MAX_SESSION_S)))
 

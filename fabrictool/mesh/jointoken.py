@@ -95,7 +95,7 @@ def read_token(text: str) -> SignedToken:
     """
     parts = text.strip().split(".")
     if len(text) > MAX_TOKEN_OCTETS or len(parts) != 3 or parts[0] != _PREFIX:
-        raise _damaged("this is no join token")
+        raise _damaged("this is not a join token")
     try:
         payload, signature = _octets(parts[1]), _octets(parts[2])
         token = msgspec.msgpack.decode(payload, type=JoinToken)

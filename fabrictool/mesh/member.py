@@ -206,7 +206,7 @@ class Member:
         self._said_again.add(key)
         self._repeats += 1
         if self._repeats > REPEATS_MAX:
-            reason = "another process speaks with this identity, or a gateway accuses it on and on"
+            reason = "another process uses this identity, or a gateway keeps accusing it"
             return [SessionEnded(reason)] if self._repeats == REPEATS_MAX + 1 else []
         return self.publish(self._own[key], wall=wall)
 

@@ -156,7 +156,7 @@ class Mux:
         """
         if self._turns.control_octets > CONTROL_OCTETS:
             waits = f"{self._turns.control_octets} octets wait for it"
-            raise FramingError.of("FT6201", f"the peer goes on sending and does not read: {waits}")
+            raise FramingError.of("FT6201", f"the peer keeps sending but does not read: {waits}")
         self._in += data
         frames: list[Frame] = []
         offset, total = 0, len(self._in)

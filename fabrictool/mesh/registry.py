@@ -187,7 +187,7 @@ class Registry:
         except IdentityError as error:
             return self._refuse(digest, str(error), wall)
         if owner is None:
-            return Merge(Verdict.ORPHAN, reason="the node record that it leans on is not here yet")
+            return Merge(Verdict.ORPHAN, reason="the node record that it depends on is not here yet")
         if not owner.verify(envelope.signature, signed_bytes(envelope.body)):
             return self._refuse(digest, "signature does not verify", wall)
         reason = self._refusal(record, owner, current)

@@ -219,7 +219,7 @@ def _factors(given: Mapping[str, Any]) -> Factors:
     for name, value in factors.items():
         most = MOST.get(name, 1.0)
         if not 0 < value <= most * _ROUNDED:
-            raise _WrongError(f"factors.{name} is {value:g}, not above 0 and at most {most:g}")
+            raise _WrongError(f"factors.{name} is {value:g}, but it must be above 0 and at most {most:g}")
     return Factors(**factors)
 
 
@@ -228,10 +228,10 @@ def _spreads(row: Mapping[str, Any], table: str) -> dict[str, Spread]:
     for metric, pair in _table(row, table).items():
         place = f"{table}.{metric}"
         if metric not in METRICS:
-            raise _WrongError(f"{place} is none of {', '.join(METRICS)}")
+            raise _WrongError(f"{place} is not one of {', '.join(METRICS)}")
         low, high = _pair(pair, place)
         if not -_WIDEST <= low <= high <= _WIDEST:
-            raise _WrongError(f"{place} is {pair!r}: logarithms, in order, of a thousandth to a thousand")
+            raise _WrongError(f"{place} is {pair!r}, not two logarithms in order, of factors from 0.001 to 1000")
         spreads[metric] = Spread(low, high)
     return spreads
 
@@ -239,7 +239,7 @@ def _spreads(row: Mapping[str, Any], table: str) -> dict[str, Spread]:
 def _range(hull: Mapping[str, Any], name: str) -> tuple[float, float]:
     low, high = _pair(hull.get(name), f"hull.{name}")
     if not 0 <= low <= high:
-        raise _WrongError(f"hull.{name} is {hull[name]!r}: two numbers of at least 0 in order")
+        raise _WrongError(f"hull.{name} is {hull[name]!r}, not two numbers of at least 0 in order")
     return low, high
 
 

@@ -138,7 +138,7 @@ def estimate(case: Case, factors: Factors) -> Estimate:
     outcome = simulate(specs, stream, RoundRobinPolicy(), clients=clients)
     if len(outcome.refused):
         raise InvalidInputError.of(
-            "FT2111", f"a request of {case.input_len} + {case.output_len} tokens fits no replica"
+            "FT2111", f"a request of {case.input_len} + {case.output_len} tokens does not fit the replica"
         )
     return _summary(outcome)
 
@@ -147,18 +147,22 @@ def check(case: Case) -> None:
     """Raises InvalidInputError FT2110 for lengths and loads, FT2112 for cuts that make no sense."""
     for name in ("input_len", "output_len", "concurrency"):
         if getattr(case, name) < 1:
-            raise InvalidInputError.of("FT2110", f"{name} is {getattr(case, name)}", hint="it is at least 1")
+            raise InvalidInputError.of("FT2110", f"{name} is {getattr(case, name)}", hint="give at least 1")
     if case.concurrency > MOST_IN_FLIGHT:
-        raise InvalidInputError.of("FT2110", f"concurrency is {case.concurrency}: at most {MOST_IN_FLIGHT}")
+        raise InvalidInputError.of("FT2110", f"concurrency is {case.concurrency}; at most {MOST_IN_FLIGHT} is allowed")
     if case.input_len + case.output_len > case.model.max_context:
         asked = f"{case.input_len} + {case.output_len} tokens"
-        raise InvalidInputError.of("FT2110", f"{asked}: {case.model.id} has a context of {case.model.max_context}")
+        raise InvalidInputError.of(
+            "FT2110", f"{asked} do not fit in the context of {case.model.id}: {case.model.max_context}"
+        )
     cuts = [p.cut for p in (case.prefill, case.decode) if p] if case.mode == "disagg" else [case.cut]
     if case.mode == "disagg" and len(cuts) < 2:
         raise InvalidInputError.of("FT2110", "a disagg case needs prefill and decode columns")
     for pool in (case.prefill, case.decode):
         if pool and pool.workers > MOST_WORKERS:
-            raise InvalidInputError.of("FT2110", f"{pool.workers} workers in one pool: at most {MOST_WORKERS}")
+            raise InvalidInputError.of(
+                "FT2110", f"{pool.workers} workers in one pool; at most {MOST_WORKERS} are allowed"
+            )
     for cut in cuts:
         wrong = _impossible(case, cut)
         if wrong:
@@ -169,16 +173,19 @@ def _impossible(case: Case, cut: Parallelism) -> str:
     """Why a replica of the case's model cannot be cut like this; empty when it can."""
     model = case.model
     if min(cut.tp, cut.pp, cut.ep, cut.dp) < 1 or cut.pp > model.layers:
-        return f"tp {cut.tp}, pp {cut.pp}, ep {cut.ep}, dp {cut.dp} cut nothing"
+        given = f"tp {cut.tp}, pp {cut.pp}, ep {cut.ep}, dp {cut.dp}"
+        return f"{given}: each must be at least 1, and pp at most {model.layers}, the layers of {model.id}"
     if model.heads % cut.tp and not engines()[case.engine].layer_split:
         return f"tp {cut.tp} does not divide the {model.heads} attention heads of {model.id}"
     if cut.devices > MOST_DEVICES:
-        return f"{cut.devices} devices in one replica: at most {MOST_DEVICES}"
+        return f"{cut.devices} devices in one replica; at most {MOST_DEVICES} are allowed"
     if cut.ep > 1 and not model.experts:
-        return f"{model.id} has no experts to deal out over ep {cut.ep}"
+        return f"{model.id} has no experts to spread over ep {cut.ep}"
     if cut.tp * cut.dp % cut.ep:
         return f"ep {cut.ep} does not divide tp {cut.tp} × dp {cut.dp}"
-    return f"ep {cut.ep} for the {model.experts} experts of {model.id}" if cut.ep > max(1, model.experts) else ""
+    return (
+        f"ep {cut.ep} is more than the {model.experts} experts of {model.id}" if cut.ep > max(1, model.experts) else ""
+    )
 
 
 def _replica(case: Case, factors: Factors, cut: Parallelism, sequences: int) -> ReplicaSpec:
@@ -188,13 +195,15 @@ def _replica(case: Case, factors: Factors, cut: Parallelism, sequences: int) -> 
     if engine.layer_split:  # more memory, no more speed
         cut = Parallelism(pp=1)
     if case.precision not in OCTETS or case.kv_precision not in KV_OCTETS:
-        raise InvalidInputError.of("FT2113", f"precision {case.precision!r} with KV {case.kv_precision!r} is not known")
+        raise InvalidInputError.of(
+            "FT2113", f"unknown precision {case.precision!r}, or unknown KV precision {case.kv_precision!r}"
+        )
     space = case.room(whole)
     if not space.fits:
         raise InvalidInputError.of(
             "FT2111",
             f"{case.model.id} at {case.precision} needs {space.weights / 1e9:.0f} GB for weights alone;"
-            f" {cut.devices} × {case.device.id} have {space.usable / 1e9:.0f} GB to use",
+            f" {cut.devices} × {case.device.id} have {space.usable / 1e9:.0f} GB of usable memory",
             hint="more devices, or a lower precision",
         )
     model = StepModel.of(case.model, machine, cut, factors, weights=case.precision, kv=case.kv_precision)

@@ -391,7 +391,7 @@ def simulate(
 
 def _check(specs: Sequence[ReplicaSpec], stream: Stream) -> None:
     if not specs:
-        raise InvalidInputError.of("FT2101", "there is no replica to simulate")
+        raise InvalidInputError.of("FT2101", "no replica to simulate")
     count = len(stream.arrival)
     if count and (not np.isfinite(stream.arrival).all() or (np.diff(stream.arrival) < 0).any()):
         raise InvalidInputError.of("FT2102", "arrival times must be finite numbers in ascending order")

@@ -120,7 +120,7 @@ def play(
             watcher.note(f"{name}: no replica in this placement; left out")
             continue
         if shares is not None and name not in shares:
-            watcher.note(f"{name}: the trace has no request for it; left out")
+            watcher.note(f"{name}: the trace has no requests for it; left out")
             continue
         simulation = of_model(name, blueprint, inventory, replicas, options.calibrations)
         for replica in simulation.untrusted:
@@ -146,7 +146,7 @@ def play(
                 watcher.note(f"interrupted; not played: {', '.join(rest)}")
             break
     if not plays:
-        raise InvalidInputError.of("FT2144", "there is nothing to simulate: no model has both replicas and a workload")
+        raise InvalidInputError.of("FT2144", "nothing to simulate: no model has both replicas and a workload")
     return plays
 
 
@@ -157,8 +157,8 @@ def _named(blueprint: Blueprint, options: PlayOptions) -> list[str]:
         raise InvalidInputError.of("FT2143", f"the blueprint has no model {', '.join(unknown)}")
     for event in options.events:
         if event.model not in names:
-            message = f"{event.replica}: no model {event.model!r} is simulated"
-            raise InvalidInputError.of("FT2149", message, hint=f"these are: {', '.join(names)}")
+            message = f"{event.replica}: model {event.model!r} is not simulated"
+            raise InvalidInputError.of("FT2149", message, hint=f"simulated models: {', '.join(names)}")
     return names
 
 
@@ -181,7 +181,7 @@ def _shared_out(
         raise InvalidInputError.of(
             "FT2153",
             f"{recording.title} has {several}; the blueprint has {_some(known)}",
-            hint="say with --model which one gets them all",
+            hint="name the one that gets them all with --model",
         )
     strangers = {name: len(trace.of_model(name)) for name in trace.models if name not in known}
     if strangers:

@@ -73,14 +73,14 @@ def read(text: str) -> tuple[list[str], list[dict[str, str]]]:
     if missing:
         raise InvalidInputError.of(
             "FT2130",
-            f"the sheet has no column {', '.join(missing)}",
+            f"the sheet lacks columns: {', '.join(missing)}",
             hint=f"needed: {', '.join(REQUIRED)}; optional: {', '.join((*OPTIONAL, *PHASES))}",
         )
     rows = []
     for cells, whole in records:
         row = dict.fromkeys(columns, "") | {name: cell.strip() for name, cell in zip(columns, cells, strict=False)}
         if not whole:
-            row["error"] = "FT2131: the line is not CSV: a quote that does not close, or a very long cell"
+            row["error"] = "FT2131: the line is not CSV: an unclosed quote, or a very long cell"
         elif len(cells) > len(columns):
             row["error"] = "FT2131: more fields than columns"
         rows.append(row)
@@ -240,5 +240,5 @@ def _whole(cells: Mapping[str, str], name: str, default: int | None = None) -> i
     except ValueError:
         value = math.nan
     if not math.isfinite(value) or value != int(value) or not 1 <= value <= 1e8:
-        raise InvalidInputError.of("FT2131", f"{name} is {text!r}: a whole number of at least 1 is needed")
+        raise InvalidInputError.of("FT2131", f"{name} is {text!r}, not a whole number of at least 1")
     return int(value)

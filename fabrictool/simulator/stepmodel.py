@@ -146,7 +146,7 @@ class Machine:
         for unit in _FASTER[precision]:
             if unit in self.flops:
                 return self.flops[unit], math.log2(2.0 / min(2.0, OCTETS[unit] if unit != "fp4" else 0.5))
-        message = f"the device has no unit for {precision}"
+        message = f"the device cannot compute in {precision}"
         raise KeyError(message)
 
 

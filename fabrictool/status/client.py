@@ -45,7 +45,9 @@ def fetch(url: str, *, timeout_s: float = 5.0, key: str = "") -> StatusDocument:
     headers = {"authorization": f"Bearer {key}"} if key else {}
     answer = _answer(full, headers, timeout_s)
     if answer.status in (401, 403):
-        raise _unavailable(full, "the key is not accepted" if key else "it asks for a key", "--key secret://env/NAME")
+        raise _unavailable(
+            full, "the key is not accepted" if key else "it asks for a key", "give one with --key secret://env/NAME"
+        )
     if answer.status != 200:
         raise _unavailable(full, f"HTTP {answer.status} {answer.reason}")
     return _decoded(full, answer.body, decode)

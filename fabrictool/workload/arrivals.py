@@ -67,7 +67,7 @@ def arrivals(
 def _within(name: str, value: float, bounds: tuple[float, float]) -> None:
     low, high = bounds
     if not low <= value <= high:  # NaN is not either
-        raise InvalidInputError.of("FT2202", f"{name} is {value:g}: a number from {low:g} to {high:g} is needed")
+        raise InvalidInputError.of("FT2202", f"{name} is {value:g}, not a number from {low:g} to {high:g}")
 
 
 def weibull_shape(cv: float) -> float:

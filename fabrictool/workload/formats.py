@@ -94,7 +94,7 @@ def read(text: str, name: str = "the trace") -> Trace:
     rows, dropped = _rows(text)
     first = list(islice(rows, LOOKED_AT))
     if not first:
-        raise InvalidInputError.of("FT2201", f"{name} holds no request ({_counts(dropped)})")
+        raise InvalidInputError.of("FT2201", f"{name} has no requests ({_counts(dropped)})")
     if any("conversations" in row for row in first):
         return _conversations(chain(first, rows), dropped, name)
     return _collect(_recognise(first, name), chain(first, rows), dropped, name)
@@ -166,7 +166,7 @@ def _recognise(rows: list[Mapping[str, Any]], name: str) -> Format:
     columns = ", ".join(sorted(rows[0])[:20])
     raise InvalidInputError.of(
         "FT2201",
-        f"{name} has columns {columns[:200]}: no known trace has these",
+        f"{name} is in no known trace format; its columns are {columns[:200]}",
         hint=f"known: {', '.join(f.title for f in FORMATS)}, ShareGPT; or columns t, in, out",
     )
 
@@ -193,7 +193,7 @@ def _collect(known: Format, rows: Iterable[Mapping[str, Any]], dropped: Counter[
         if ids and (size := _tokens(row.get("block"))):
             block = block or size
             if size != block:
-                dropped["another size of block"] += 1
+                dropped["another block size"] += 1
                 continue
         times.append(time)
         prompts.append(prompt)
@@ -204,7 +204,7 @@ def _collect(known: Format, rows: Iterable[Mapping[str, Any]], dropped: Counter[
         ttft.append(_positive(_time(_first(row, known.ttft), 1.0)))
         chains.append(ids)
     if not times:
-        raise InvalidInputError.of("FT2201", f"{name}: no row is usable ({_counts(dropped)})")
+        raise InvalidInputError.of("FT2201", f"{name}: no usable row ({_counts(dropped)})")
     order = np.argsort(np.array(times), kind="stable")
     arrival = np.array(times)[order]
     start, blocks = _prefixes([chains[i] for i in order], dropped) if any(chains) else (None, None)
@@ -235,7 +235,7 @@ def _prefixes(chains: list[list[Any]], dropped: Counter[str]) -> tuple[Any, Any]
     for ids in chains:
         numbers = [dense.setdefault(json.dumps(block), len(dense)) for block in ids]
         unique = _until_repeated(numbers)
-        dropped["ends of prefix chains with an id twice"] += len(unique) < len(numbers)
+        dropped["prefix chains cut at a repeated id"] += len(unique) < len(numbers)
         flat += unique
         start.append(len(flat))
     chain = np.unique(np.array(flat, dtype=np.int64), return_inverse=True)[1]

@@ -37,11 +37,15 @@ class Lengths:
     def __post_init__(self) -> None:
         if not (1 <= self.mean <= LONGEST and 0 <= self.sd <= LONGEST):  # NaN is not either
             raise InvalidInputError.of(
-                "FT2203", f"lengths of mean {self.mean:g}, sd {self.sd:g} make no sense", hint=f"1 to {LONGEST} tokens"
+                "FT2203",
+                f"lengths with mean {self.mean:g} and sd {self.sd:g} are impossible",
+                hint=f"lengths are 1 to {LONGEST} tokens",
             )
         if not max(1, self.least) <= self.most <= LONGEST:
             raise InvalidInputError.of(
-                "FT2203", f"lengths from {self.least} to {self.most} make no sense", hint=f"1 to {LONGEST} tokens"
+                "FT2203",
+                f"lengths from {self.least} to {self.most} are impossible",
+                hint=f"lengths are 1 to {LONGEST} tokens",
             )
         if self.shape == "empirical" and not self.values:
             raise InvalidInputError.of("FT2203", "an empirical distribution of lengths needs values")

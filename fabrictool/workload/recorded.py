@@ -75,8 +75,11 @@ def _recorded(demand: Demand, name: str, trace: Trace) -> Demand:
     mine = trace if trace.models == ("",) else trace.of_model(name)
     if len(mine) < FEWEST or not mine.rate:
         of = "" if trace.models == ("",) else f" for {name} (it has {', '.join(trace.models[:5])})"
-        message = f"{demand.trace} has {len(mine)} requests{of}: a rate needs {FEWEST}, at different times"
-        raise InvalidInputError.of("FT2201", message, hint="a longer trace, or `rate`, `input` and `output`")
+        held = f"{len(mine)} request{'s'[: len(mine) != 1]}{of}"
+        message = f"{demand.trace} has {held}; a rate needs {FEWEST}, at different times"
+        raise InvalidInputError.of(
+            "FT2201", message, hint="use a longer trace, or declare `rate`, `input` and `output`"
+        )
     statistics = {"rate": Rate(mine.rate), "input": _length(mine.prompt), "output": _length(mine.output)}
     return demand.model_copy(update=statistics)
 

@@ -118,7 +118,7 @@ def read(folder: Path, hours: tuple[float, float] | None = None) -> Clients:
         spans.append(span)
     if not spans:
         why = ", ".join(f"{count} {reason}" for reason, count in sorted(dropped.items())) or "no chunk-N-trace.csv"
-        raise InvalidInputError.of("FT2204", f"{folder} holds no usable client ({why})")
+        raise InvalidInputError.of("FT2204", f"{folder} has no usable clients ({why})")
     start, end = max(low, min(s for s, _ in spans)), min(high, max(e for _, e in spans))
     if not windows:
         raise InvalidInputError.of("FT2204", f"{folder}: no client sends anything in these hours")
@@ -140,8 +140,8 @@ def draw(clients: Clients, seed: int, rate: float | None = None) -> Trace:
     if expected * scale > MOST_REQUESTS:
         raise InvalidInputError.of(
             "FT2204",
-            f"that would be {expected * scale:.3g} requests; {MOST_REQUESTS:.0e} are drawn at most",
-            hint="give some --hours, or a lower --rate",
+            f"that would be {expected * scale:.3g} requests; at most {MOST_REQUESTS:,} are drawn",
+            hint="use fewer --hours, or a lower --rate",
         )
     times, prompts, outputs = [], [], []
     for window in clients.windows:
@@ -153,7 +153,7 @@ def draw(clients: Clients, seed: int, rate: float | None = None) -> Trace:
         outputs.append(window.output.draw(len(at), rng)[inside])
     arrival = np.concatenate(times)
     if not len(arrival):
-        raise InvalidInputError.of("FT2204", "no request was drawn in these hours", hint="take more hours")
+        raise InvalidInputError.of("FT2204", "these hours gave no requests", hint="use more --hours")
     order = np.argsort(arrival, kind="stable")
     return Trace(
         arrival=arrival[order] - arrival[order[0]],

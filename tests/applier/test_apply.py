@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -18,10 +19,12 @@ from fabrictool.base.errors import (
     StaleError,
     UnreachableError,
 )
+from fabrictool.domain.evidence import Evidence
 from fabrictool.domain.observed import ClusterFacts, Observed, ObservedUnit
 from fabrictool.domain.plan import Action, Certificate, Forecast, Placement, Plan
 from fabrictool.domain.specs import AgentSpec, HostPort
-from fabrictool.domain.state import operation_id
+from fabrictool.domain.state import State, operation_id
+from fabrictool.planner.drift import stuck
 from fabrictool.planner.readset import unit_facts
 from fabrictool.state.fabric import Fabric
 from fabrictool.state.folder import FabricFolder
@@ -368,6 +371,40 @@ def test_a_job_that_can_never_start_is_not_waited_for(bench, blocked):
         bench(cluster).apply(plan(action("create", new=1)))
     assert [problem.code for problem in caught.value.problems] == ["FT5111"]
     assert cluster.told == [("start", operation(1))], "its job stays where it is"
+    seen = Evidence(
+        fabric="f", lineage="", at=0.0, clusters={"c": cluster.observe()}, specs={}, state=State(fabric="f")
+    )
+    assert caught.value.problems == (stuck(seen)[operation(1)],), "`plan` says the same of it, word for word"
+
+
+class Pressing:
+    """A reporter that presses Ctrl-C at the first failure."""
+
+    def __init__(self):
+        self.interrupt = None
+
+    def step(self, _action, kind, _text):
+        if kind == "failed":
+            self.interrupt.press()
+
+
+def test_what_failed_is_said_also_after_ctrl_c(bench):
+    """Progress lines give no reasons: they come with the error that ends the command."""
+    applier = replace(bench(FakeCluster(refused=[operation(1)])), reporter=Pressing())
+    applier.reporter.interrupt = applier.interrupt
+    with pytest.raises(InterruptedByUserError) as caught:
+        applier.apply(plan(action("create", new=1)))
+    assert [problem.code for problem in caught.value.problems] == ["FT5404", "FT4103"]
+
+
+def test_what_failed_is_said_also_when_the_lease_is_lost(bench, monkeypatch):
+    def lost(*_):
+        raise StaleError.of("FT4201", "the lease was lost")
+
+    monkeypatch.setattr("fabrictool.applier.apply._Run._forget_dead", lost)
+    with pytest.raises(StaleError) as caught:
+        bench(FakeCluster(refused=[operation(1)])).apply(plan(action("create", new=1)))
+    assert [problem.code for problem in caught.value.problems] == ["FT5404", "FT4201"]
 
 
 def no_space(*_args, **_more):

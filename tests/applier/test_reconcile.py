@@ -23,7 +23,7 @@ def test_as_many_deletions_as_are_allowed_are_carried_out():
 
 
 def test_too_many_are_refused_where_nobody_watches():
-    with pytest.raises(PolicyDeniedError, match="would stop 2 units, --max-delete allows 1"):
+    with pytest.raises(PolicyDeniedError, match="would stop 2 units, but --max-delete allows 1"):
         allowed(TWO, max_delete=1, watches=False)
 
 

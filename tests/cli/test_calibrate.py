@@ -170,7 +170,7 @@ def test_records_that_cannot_be_true_are_dropped_and_counted(command, folder):
     code, out, err = command("calibrate", "some.jsonl", *SERVICE, "-o", "mine", "--json")
     assert code == 0, err
     document = json.loads(out)
-    assert document["dropped"] == {"longer than the cache of the replica": 1, "an absurd ttft or latency": 2}
+    assert document["dropped"] == {"longer than the replica's cache": 1, "an impossible ttft or latency": 2}
     assert document["calibrations"][0]["measurements"] == 97
     assert document["calibrations"][0]["error_after"] < 0.1
     for name, spoilt in (("big", {"in": 9_000_000}), ("late", {"latency": 1e11}), ("soon", {"ttft": 1e-300})):
@@ -198,7 +198,7 @@ def test_an_overloaded_service_is_no_measure(command, folder):
     rows = records(400)
     write_lines(folder / "over.jsonl", [row | {"ttft": 0.3 * i, "latency": 0.3 * i + 1} for i, row in enumerate(rows)])
     code, _, err = command("calibrate", "over.jsonl", *SERVICE)
-    assert (code, "FT2150" in err, "came while it did not keep up" in err) == (65, True, True)
+    assert (code, "FT2150" in err, "arrived while the service did not keep up" in err) == (65, True, True)
 
 
 def test_records_that_are_none(command, folder):

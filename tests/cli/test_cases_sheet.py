@@ -59,7 +59,7 @@ def test_given_columns_come_first_then_the_forecast(command, folder):
     ("text", "why"),
     [
         (b"device,model\na,b\n", "engine, input_len, output_len, concurrency"),
-        (b"", "no column"),
+        (b"", "lacks columns"),
         (b"\xff\xfe\x00", "UTF-8"),
     ],
 )

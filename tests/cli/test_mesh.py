@@ -129,7 +129,7 @@ def test_paths_say_what_failed_and_what_is_in_use(url, capsys):
     assert "~ h:1: direct does not lead there: no answer within 5 s" in lines
     assert "! h:2: connection refused" in lines
     assert not any("refused 0 records" in line for line in lines)
-    assert "it refused 7 records" in path_lines(fleet(refused_records=7), NOW)[-1]
+    assert "it refused records (7)" in path_lines(fleet(refused_records=7), NOW)[-1]
 
 
 def test_records_by_the_beginning_of_a_key_or_what_they_are_about(url, capsys):
@@ -169,7 +169,7 @@ def test_convergence_of_those_that_agree_and_of_those_that_cannot_be_asked(url, 
     out = shown(capsys, "mesh", "convergence", "--url", url, "--url", f"{url}/status", "--url", "http://127.0.0.1:1")
     assert out.startswith("All 2 that answer hold the same records\n")
     assert "? http://127.0.0.1:1: no status" in out
-    assert shown(capsys, "mesh", "convergence", "--url", url).startswith("Only this one answers")
+    assert shown(capsys, "mesh", "convergence", "--url", url).startswith("Only one answers")
     assert main(["mesh", "convergence", "--url", "http://127.0.0.1:1"]) == 69
     assert "FT5204" in capsys.readouterr().err
 
@@ -184,11 +184,11 @@ def test_convergence_asks_again_before_it_says_that_they_differ(url, capsys, mon
 
     with serving({"/fleet": late}) as slow:
         out = shown(capsys, "mesh", "convergence", "--url", url, "--url", slow)
-        assert "All 2 that answer hold the same records now; a look before they did not" in out
+        assert "All 2 that answer hold the same records now; at a first look they did not" in out
     with serving(agent_pages(root="ff" * 8, records=5)) as odd:
         arguments = ["mesh", "convergence", "--url", url, "--url", f"{url}/status", "--url", odd]
         out = shown(capsys, *arguments, code=1)
-        assert out.startswith("1 of 3 differ, twice")
+        assert out.startswith("1 of 3 differ, in two looks")
         assert f"! {odd} differs" in out
         document = json.loads(shown(capsys, *arguments, "--json", code=1))
         assert (document["agreed"], document["differing"], document["looks"]) == (False, [odd], 2)

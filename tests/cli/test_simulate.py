@@ -115,7 +115,7 @@ def test_events_are_told(command, folder):
     assert f"{half['finished']}/200" in out
     assert "tiny/0 is lost at 20s" in err
     assert "tiny/1 is lost at 9h: not reached" in err
-    assert f"{half['lost']} were lost in the middle of an answer" in err
+    assert f"{half['lost']} lost in the middle of an answer" in err
 
 
 # --- on which placement

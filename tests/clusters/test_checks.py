@@ -116,8 +116,8 @@ def test_a_cut_answer_is_none():
         ("/dev/sda1 1048576 2097152 3145728 10 0 0", ["/dev/sda1: 1 of 2 GiB"]),
         ("/dev/sda1 2999999* 2097152 3145728 6days 100 90 100 none", ["FAIL", "FAIL"]),
         ("/lustre 1048576 0 2097152 - 10 0 1000 -", ["/lustre: 1 of 2 GiB", "/lustre: 10 of 1000 files"]),
-        ("/lustre 1048576 0 0 - 10 0 0 -", ["none is shown"]),
-        ("words that are none", ["none is shown"]),
+        ("/lustre 1048576 0 0 - 10 0 0 -", ["none shown"]),
+        ("words that are none", ["none shown"]),
     ],
 )
 def test_quotas(line, texts):
@@ -134,7 +134,7 @@ def test_schedulers():
     assert marks(found) == {"commands": "FAIL", "scheduler": "FAIL", "accounting": "ok"}
     assert "missing: srun" in found[0].text
     assert "disabled" in found[2].text
-    assert "there is no sacct" in login.scheduler_checks(ANSWER.replace("asked\n", ""), Slurm(), facts)[2].text
+    assert "sacct is missing" in login.scheduler_checks(ANSWER.replace("asked\n", ""), Slurm(), facts)[2].text
 
 
 def described(**partition):
@@ -214,8 +214,8 @@ def test_a_result_that_is_not_there_yet():
     ("changes", "mark", "word"),
     [
         ({"hubs": ()}, "note", "no blueprint"),
-        ({"hubs": (HostPort("127.0.0.1", 1),)}, "FAIL", "no address of a machine"),
-        ({"hubs": (HostPort("0.0.0.0", 1),)}, "note", "no address of a machine"),  # noqa: S104
+        ({"hubs": (HostPort("127.0.0.1", 1),)}, "FAIL", "not the address of a machine"),
+        ({"hubs": (HostPort("0.0.0.0", 1),)}, "note", "not the address of a machine"),  # noqa: S104
         ({"python": ()}, "note", "no Python"),
     ],
 )
@@ -397,6 +397,6 @@ def test_engines_are_looked_for_on_the_cluster_where_the_inventory_says_they_are
     }  # fmt: skip
     checks = {check.name: check for check in site.engine_checks(described(engines), Shell())}
     assert [name for name, check in checks.items() if not check.good] == ["engine sglang"]
-    assert f"there is no {image}" in checks["engine sglang"].text
+    assert f"{image} does not exist" in checks["engine sglang"].text
     assert "only a job can load it" in checks["engine llama.cpp"].text
     assert checks["engine reference"].text == "in the agents' Python"

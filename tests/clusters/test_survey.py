@@ -74,7 +74,7 @@ def unit(**given):
         ({"files": files(), "jobs": [job(state="COMPLETING")]}, "running", "starting"),
         ({"files": files(health_json=health()), "jobs": [job(state="SUSPENDED")]}, "running", "has suspended its job"),
         ({"files": files(exit_json=BYE), "jobs": [job(state="COMPLETING")]}, "ended", "told to stop"),
-        ({"files": files(exit_json='{"code": 0, "reason": "walltime nears"}')}, "ended", "walltime nears"),
+        ({"files": files(exit_json='{"code": 0, "reason": "the walltime ends soon"}')}, "ended", "the walltime ends"),
         ({"files": files(), "jobs": [job(state="TIMEOUT", reason="TimeLimit")]}, "killed", "TIMEOUT (TimeLimit)"),
         ({"files": files(), "jobs": [job(state="NODE_FAIL")]}, "killed", "NODE_FAIL"),
         ({"files": files(), "jobs": [job(state="PREEMPTED")]}, "killed", "PREEMPTED"),
@@ -88,7 +88,7 @@ def unit(**given):
         ({"files": files(exit_json=BYE, claim="17"), "jobs": [QUEUED]}, "pending", "Resources"),
         # the submission was cut off
         ({"files": files() | {"jobid": ""}}, "prepared", ""),
-        ({"files": files(attempt="123") | {"jobid": ""}}, "pending", "not known"),
+        ({"files": files(attempt="123") | {"jobid": ""}}, "pending", "may or may not"),
         ({"files": files(attempt="123") | {"jobid": ""}, "jobs": [job()]}, "running", "starting"),
         ({"files": files(claim="17") | {"jobid": ""}, "jobs": [job()]}, "running", "starting"),
         # a number that the scheduler uses again, for somebody else's job
@@ -105,7 +105,7 @@ def test_states(given, state, word):
 def test_a_mute_unit_is_not_ready_and_says_for_how_long():
     found = unit(files=files(health_json=health(age=400)), jobs=[job()])
     assert (found.state, found.ready, found.silent_s) == ("running", False, 400.0)
-    assert "no sign of life for 400 s" in found.detail
+    assert "no sign of life for 6 m 40 s" in found.detail
 
 
 def test_a_node_whose_clock_is_wrong_is_believed_by_its_files_age():

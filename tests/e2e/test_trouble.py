@@ -216,12 +216,19 @@ def test_replicas_on_a_cluster_that_stops_answering_are_neither_stopped_nor_repl
     done = bed.run("plan", code=69)
     assert "two is unknown" in done.stdout
     assert "two is needed and did not answer" in done.stderr
+    why = "run folders cannot be read"
+    assert (done.stdout.count(why), done.stderr.count(why)) == (1, 0), "why it is unknown is said once"
+    assert why in bed.run("plan", "--json", code=69).stderr
     plan = json.loads(bed.run("plan", "--json", code=69).stdout)
     kinds = {a["address"]: a["kind"] for a in plan["actions"]}
     assert sorted(kinds.values()) == ["keep", "keep", "unknown"]
     assert plan["forecast"]["models"][0]["replicas"] == 2
-    assert "nothing to do" in bed.run("apply", "--yes", code=69).stderr
-    bed.run("status", code=1)
+    applied = bed.run("apply", "--yes", code=69)
+    assert "nothing to do" in applied.stderr
+    assert (applied.stdout + applied.stderr).count(why) == 1
+    status = bed.run("status", code=1)
+    assert (status.stdout + status.stderr).count(why) == 1
+    assert "does not answer" not in status.stdout
     left = bed.run("destroy", "--yes", code=4)
     assert "FT5109" in left.stderr
     assert "replica/tiny/1" in left.stderr

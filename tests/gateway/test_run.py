@@ -208,8 +208,8 @@ async def test_new_keys_and_rules_are_taken_over_by_the_process_that_serves(tmp_
 @pytest.mark.parametrize(
     ("change", "word"),
     [
-        ({"listen": HostPort("127.0.0.1", 1)}, "another gateway"),
-        ({"keys": "other"}, "other keys"),
+        ({"listen": HostPort("127.0.0.1", 1)}, "a new gateway"),
+        ({"keys": "other"}, "not hold the keys"),
         (None, "not a unit's spec"),
     ],
 )

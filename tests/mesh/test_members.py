@@ -292,7 +292,7 @@ def test_two_processes_with_one_key_do_not_speak_over_each_other_at_the_networks
     spoken = world.nodes["h0"].member.registry.node(agent.session).version - version
     assert spoken < 4 * 60, "a few a beat"
     world.run_until(200.0)
-    assert "another process speaks with this identity" in " ".join([*agent.ended, *twin.ended])
+    assert "another process uses this identity" in " ".join([*agent.ended, *twin.ended])
 
 
 def test_a_repair_of_more_than_one_message_sends_only_what_is_missing(monkeypatch):

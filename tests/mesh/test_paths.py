@@ -114,14 +114,14 @@ def test_an_answer_in_any_pieces_lets_through():
 REFUSALS = [
     (PROXY, b"HTTP/1.1 407 Proxy Authentication Required\r\n\r\n", "wants a user and a password", "egress.proxy.user"),
     (ViaProxy("p", 1, "u"), b"HTTP/1.1 407 No\r\n\r\n", "does not accept the user", "check both"),
-    (PROXY, b"HTTP/1.0 403 Forbidden\r\n\r\n", "lets nobody through to hub.example.org:8443", "443 only"),
+    (PROXY, b"HTTP/1.0 403 Forbidden\r\n\r\n", "refuses connections to hub.example.org:8443", "443 only"),
     (PROXY, b"HTTP/1.1 502 Bad Gateway\r\n\r\n", "answers 502 Bad Gateway", "log"),
     (PROXY, b"HTTP/1.1 302 \x1b[31mred\r\n\r\n", "answers 302 [31mred", "log"),
     (PROXY, b"SSH-2.0-OpenSSH_9.2\r\n", "does not speak HTTP", "port"),
     (PROXY, b"HTTP/1.1 what\r\n\r\n", "does not speak HTTP", "port"),
     (PROXY, b"HTTP/1.1\r\n\r\n", "does not speak HTTP", "port"),
     (PROXY, b"", "closed the connection", "allows"),
-    (PROXY, b"HTTP/1.1 200 OK\r\n\r\nhello", "octets of its own", "owner"),
+    (PROXY, b"HTTP/1.1 200 OK\r\n\r\nhello", "data of its own", "owner"),
     (PROXY, b"HTTP/1.1 200 OK\r\nX: " + b"x" * ANSWER_OCTETS, "octets of headers", "owner"),
 ]
 
@@ -163,12 +163,12 @@ def test_pins_become_known_hosts():
 @pytest.mark.parametrize(
     ("log", "words", "hint"),
     [
-        ("No ED25519 host key is known for gate\nHost key verification failed.", "host key is none", "ssh-keyscan"),
+        ("No ED25519 host key is known for gate\nHost key verification failed.", "host key is not one", "ssh-keyscan"),
         ("fabric@gate: Permission denied (publickey).", "does not accept the key", "identity"),
         ("channel 0: open failed: administratively prohibited\nstdio forwarding failed", "does not connect", "bridge"),
         ("ssh: connect to host gate port 22: Connection refused\n", "Connection refused", "try"),
         ("bridge: only these may be reached: a:1\n", "only these may be reached: a:1", "try"),
-        ("", "ended without a word", "try"),
+        ("", "ended without a message", "try"),
     ],
 )
 def test_what_ssh_says_is_said_in_words(log, words, hint):

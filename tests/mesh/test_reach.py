@@ -182,11 +182,11 @@ async def test_a_path_that_dies_is_replaced_beginning_with_one_that_lasts(
     ("answer", "words"),
     [
         (b"HTTP/1.1 407 Proxy Authentication Required\r\n\r\n", "wants a user and a password"),
-        (b"HTTP/1.1 403 Forbidden\r\n\r\n", "lets nobody through"),
+        (b"HTTP/1.1 403 Forbidden\r\n\r\n", "refuses connections"),
         (b"garbage\r\n", "does not speak HTTP"),
         (b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 8000, "octets of headers"),
         (b"", "did not answer within"),
-        (b"HTTP/1.1 200 OK\r\n\r\nSSH-2.0-x\r\n", "octets of its own"),
+        (b"HTTP/1.1 200 OK\r\n\r\nSSH-2.0-x\r\n", "data of its own"),
     ],
     ids=["407", "403", "garbage", "huge", "silent", "talks-first"],
 )
@@ -329,7 +329,7 @@ def nothing_forwarded(server, yard):  # noqa: F811 - the fixture's value
 @pytest.mark.parametrize(
     ("prepare", "words"),
     [
-        (wrong_host, "its host key is none of those that the inventory pins"),
+        (wrong_host, "its host key is not one that the inventory pins"),
         (wrong_key, "it does not accept the key"),
         (talks, "the bridge did not answer"),
         (other_hub, "only these may be reached: 127.0.0.1:1"),
@@ -351,7 +351,7 @@ async def test_a_node_without_ssh_says_so(agent, hub, yard, monkeypatch):  # noq
     monkeypatch.setenv("PATH", "/nowhere")
     dialled(agent, hub, EgressSpec(login=ssh_to(server, yard)))
     address = f"{NOWHERE}:{hub.port}"
-    await until(lambda: "there is no program ssh on this node" in agent.dial_errors.get(address, ""))
+    await until(lambda: "ssh is not installed on this node" in agent.dial_errors.get(address, ""))
 
 
 # -- the bridge itself ------------------------------------------------------------------------------------------------

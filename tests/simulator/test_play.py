@@ -164,7 +164,7 @@ def test_answers_of_one_token_have_no_time_per_token(tiny):
 
 def test_a_trace_goes_to_the_models_that_it_names(both):
     assert both.requests(requests_for("llama", "other", "llama", "llama")) == {"llama": 3}
-    assert "big: the trace has no request for it" in both.notes
+    assert "big: the trace has no requests for it" in both.notes
     assert "1 request for other is not played" in both.notes
     trace = requests_for("llama", "big", "llama")
     assert both.requests(trace) == {"llama": 2, "big": 1}

@@ -312,7 +312,7 @@ def test_one_size_of_block_holds_for_a_whole_trace():
     ]))  # fmt: skip
     assert trace.arrival.tolist() == [0, 2, 3]
     assert trace.block_tokens == 512
-    assert trace.dropped == {"another size of block": 1}
+    assert trace.dropped == {"another block size": 1}
 
 
 def test_a_chain_of_prefixes_ends_where_an_id_comes_again():
@@ -321,4 +321,4 @@ def test_a_chain_of_prefixes_ends_where_an_id_comes_again():
     assert trace.chain_start.tolist() == [0, 1, 4, 6]
     assert trace.chain.tolist() == [0, 0, 1, 2, 0, 1]
     assert len(trace) == 3
-    assert trace.dropped == {"ends of prefix chains with an id twice": 2}
+    assert trace.dropped == {"prefix chains cut at a repeated id": 2}

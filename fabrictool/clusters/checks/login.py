@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError
+from fabrictool.base.units import Duration
 from fabrictool.clusters.checks.result import Check
 from fabrictool.clusters.devices import device_named
 from fabrictool.clusters.site_facts import sections_of
@@ -43,7 +44,7 @@ def noise(printed: bytes) -> Check:
     if not printed.strip():
         return Check("login noise", True, "none")
     first = printed.decode(errors="replace").strip().splitlines()[0][:60]
-    hint = "it is cut off, and does no harm here; `[ -t 1 ]` in the start-up file keeps it for people"
+    hint = "harmless: fabrictool cuts it off; guard it with `[ -t 1 ]` in the start-up file to save time"
     return Check(
         "login noise", True, f"{len(printed)} octets before each command, such as {first!r}", hint, warning=True
     )
@@ -66,7 +67,12 @@ def folder_checks(text: str, *, thing: str) -> tuple[list[Check], str]:
     there = folder.startswith("/")
     checks = [Check("shell", True, first.get("shell", "unknown"))]
     checks.append(
-        Check("folder", there, folder.rpartition("/doctor/")[0] if there else folder, "rights, or another `folder`")
+        Check(
+            "folder",
+            there,
+            folder.rpartition("/doctor/")[0] if there else folder,
+            "check your rights there, or choose another `folder` in the inventory",
+        )
     )
     checks += [_space(first), *_inodes(first), *quota_checks(sections.get("quota", ()))]
     return checks + (_locks(sections.get("locks", ())) if there else []), folder if there else ""
@@ -75,7 +81,7 @@ def folder_checks(text: str, *, thing: str) -> tuple[list[Check], str]:
 def _space(first: Mapping[str, str]) -> Check:
     free, _, mounted = first.get("space", "").partition(" ")
     if not free.isdecimal():
-        return Check("space", True, "df says nothing", "check that there is room", warning=True)
+        return Check("space", True, "df gives no answer", "check by hand that there is room", warning=True)
     octets = int(free) * 1024
     text = f"{octets / 2**30:.1f} GiB free on {mounted}"
     return Check("space", octets > LOW_SPACE, text, "free some space", warning=octets < LITTLE_SPACE)
@@ -85,7 +91,7 @@ def _inodes(first: Mapping[str, str]) -> list[Check]:
     free = first.get("inodes", "")
     if not free.isdecimal() or int(free) == 0 or int(free) >= FEW_INODES:  # 0: the file system does not count them
         return []
-    return [Check("space", False, f"only {free} more files can be made", "remove files")]
+    return [Check("space", False, f"only {free} more files can be made", "remove files, or ask for a higher limit")]
 
 
 def quota_checks(lines: Sequence[str]) -> list[Check]:
@@ -98,14 +104,14 @@ def quota_checks(lines: Sequence[str]) -> list[Check]:
             continue
         rest = numbers[3:]
         files = rest if rest and rest[0].isdecimal() else rest[1:]  # a time of grace stands between, if there is one
-        for what, values, scale, unit in (("space", numbers[:3], 2**20, "GiB"), ("files", files[:3], 1, "files")):
+        for values, scale, unit in ((numbers[:3], 2**20, "GiB"), (files[:3], 1, "files")):
             if len(values) < 3 or not all(value.isdecimal() for value in values):
                 continue
             used, limit = int(values[0]), min((int(value) for value in values[1:] if int(value)), default=0)
             if limit:
                 text = f"{words[0]}: {used / scale:.4g} of {limit / scale:.4g} {unit}"
-                checks.append(Check("quota", used < NEARLY * limit, text, f"remove {what}, or ask for more"))
-    return checks or [Check("quota", True, "none is shown")]
+                checks.append(Check("quota", used < NEARLY * limit, text, "remove files, or ask for a larger quota"))
+    return checks or [Check("quota", True, "none shown")]
 
 
 def _locks(lines: Sequence[str]) -> list[Check]:
@@ -113,8 +119,8 @@ def _locks(lines: Sequence[str]) -> list[Check]:
     links = Check("hard links", "links work" in lines, "work" if "links work" in lines else "fail", hint)
     if "flock works" in lines:
         return [links, Check("locks", True, "flock works")]
-    what = "there is no flock" if "flock absent" in lines else "flock does not work here"
-    text = f"{what}: folders are used as locks, and hard links decide"
+    what = "flock is not installed" if "flock absent" in lines else "flock does not work here"
+    text = f"{what}; fabrictool locks with folders and hard links instead"
     return [links, Check("locks", True, text, "ask the site to mount it with -o flock", warning=True)]
 
 
@@ -123,7 +129,7 @@ def scheduler_checks(text: str, scheduler: Scheduler, facts: SchedulerFacts) -> 
     sections = sections_of(text)
     wanted = scheduler.commands
     missing = [name for name in wanted if name not in sections.get("programs", ())]
-    hint = "is this a login node of the cluster? a module may have them, which non-interactive shells do not load"
+    hint = "is this a login node of the cluster? the commands may need a module that non-interactive shells do not load"
     text_of = f"missing: {', '.join(missing)}" if missing else ", ".join(wanted)
     checks = [Check("commands", not missing, text_of, hint)] if wanted else []
     old = scheduler.oldest is not None and bool(facts.version) and facts.version < scheduler.oldest
@@ -134,8 +140,11 @@ def scheduler_checks(text: str, scheduler: Scheduler, facts: SchedulerFacts) -> 
     answer = sections.get("accounting", ())
     if answer == ["asked"]:
         return [*checks, Check("accounting", True, f"{scheduler.accounting} answers")]
-    why = answer[0] if answer else f"there is no {scheduler.accounting}"
-    return [*checks, Check("accounting", True, f"none ({why[:80]}): what became of jobs is known by their files")]
+    why = answer[0] if answer else f"{scheduler.accounting} is missing"
+    return [
+        *checks,
+        Check("accounting", True, f"none ({why[:80]}); how old jobs ended is known from their run folders only"),
+    ]
 
 
 def partition_checks(described: ClusterSpec, facts: SchedulerFacts) -> list[Check]:
@@ -147,27 +156,32 @@ def partition_checks(described: ClusterSpec, facts: SchedulerFacts) -> list[Chec
         if queue is None:
             known = ", ".join(facts.queues) or "none"
             checks.append(
-                Check(label, False, "the scheduler does not show it", f"it shows {known}; fabrictool discover")
+                Check(
+                    label,
+                    False,
+                    "the scheduler does not show it",
+                    f"it shows: {known}; `fabrictool discover` prints them",
+                )
             )
             continue
         wrong = []
         if not queue.up:
             wrong.append("it is not up")
         if partition.device != "cpu" and partition.devices_per_node > queue.devices:
-            wrong.append(f"{partition.devices_per_node} devices a node in the inventory, {queue.devices} there")
+            wrong.append(f"{partition.devices_per_node} devices per node in the inventory, {queue.devices} there")
         if (
             partition.walltime is not None
             and queue.longest_s is not None
             and float(partition.walltime) > queue.longest_s
         ):
-            wrong.append(f"walltime {partition.walltime} in the inventory, {queue.longest_s / 3600:.3g} h there")
+            wrong.append(f"walltime {partition.walltime} in the inventory, at most {Duration(queue.longest_s)} there")
         guess = device_named(queue.device) if queue.device and partition.device != "cpu" else None
         if guess is not None and guess.device and partition.device not in (guess.device, *guess.others):
             wrong.append(f"{partition.device} in the inventory, {queue.device} there")
         more = ""
         if partition.nodes > queue.nodes:
-            more = f"; the inventory counts on {partition.nodes} nodes"
-        text = f"{queue.idle} of {queue.nodes} nodes idle, {queue.away} away, {queue.pending} jobs wait{more}"
+            more = f"; the inventory says {partition.nodes} nodes"
+        text = f"{queue.idle} of {queue.nodes} nodes idle, {queue.away} away, {queue.pending} pending jobs{more}"
         checks.append(
             Check(
                 label, not wrong, "; ".join(wrong) or text, "correct the inventory: `fabrictool discover`", bool(more)

@@ -129,9 +129,9 @@ def _awaited(visit: Visit, described: ClusterSpec, connection: Connection, numbe
         time.sleep(POLL_S)
     log = connection.run(["tail", "-n", "2", f"{visit.folder}/log"]).stdout.decode(errors="replace").strip()
     if log:
-        return [Check("job", False, f"{job} gave no result: {log[-200:]}", "see its log")]
-    text = f"{job} did not start within {wait_s:.0f} s: nothing is known of its nodes"
-    return [Check("job", True, text, "another --partition, a longer --wait, or later", warning=True)]
+        return [Check("job", False, f"{job} gave no result: {log[-200:]}", "run the command again")]
+    text = f"{job} did not start within {wait_s:.0f} s, so its nodes were not checked"
+    return [Check("job", True, text, "try another --partition, a longer --wait, or run it again later", warning=True)]
 
 
 def mark_check(listed: str, job: Job) -> Check:
@@ -139,12 +139,10 @@ def mark_check(listed: str, job: Job) -> Check:
     rows = [line.split(" ", 2) for line in listed.splitlines()]
     mine = next((row for row in rows if len(row) > 1 and row[1] == job.name), None)
     if mine is None:
-        return Check(
-            "job's mark", False, f"no job with the name {job.name} is listed", "the site changes jobs' names: ask"
-        )
+        return Check("job's mark", False, f"no job named {job.name} is listed", "the site may rename jobs: ask them")
     if len(mine) > 2 and mine[2].strip() == job.comment:
         return Check("job's mark", True, "names and comments are kept")
-    hint = "jobs are found by their names alone; `state rebuild` then knows less"
+    hint = "jobs are found by name alone, and `state rebuild` recovers less"
     return Check("job's mark", True, "names are kept, comments are not", hint, warning=True)
 
 
@@ -170,7 +168,7 @@ def _gpu(lines: Sequence[str]) -> Check:
     seen = [line for line in lines if line.startswith("GPU ")]
     text = f"device {visible}" if visible else "no *_VISIBLE_DEVICES"
     text += f", nvidia-smi: {seen[0].partition(' (UUID')[0]}" if seen else ""
-    hint = "a job that asks for one device sees none: `devices_per_node` and the partition's GRES"
+    hint = "a job that asks for one device sees none; check `devices_per_node` and the partition's GRES"
     return Check("accelerator", bool(visible or seen), text, hint)
 
 
@@ -193,7 +191,7 @@ def _egress(sections: dict[str, list[str]], visit: Visit) -> list[Check]:
     """From a node to each gateway: everything that agents say goes this way."""
     if not visit.hubs:
         text = "not tried: no blueprint with a gateway"
-        return [Check(WAY, True, text, "-b blueprint.yaml", warning=True)]
+        return [Check(WAY, True, text, "give a blueprint with -b FILE", warning=True)]
     answers = dict(line.partition(" ")[::2] for line in sections.get("egress", ()))
     return [_way(hub, visit, answers.get(str(hub), "failed")) for hub in visit.hubs]
 
@@ -202,15 +200,15 @@ def _way(hub: HostPort, visit: Visit, answer: str) -> Check:
     if not _dialable(hub):
         hint = "a gateway's `mesh` or `advertise` must be an address that compute nodes can connect to"
         loops = hub.host.startswith(_LOOPBACK)
-        return Check(WAY, not loops, f"not tried: {hub} is no address of a machine", hint, not loops)
+        return Check(WAY, not loops, f"not tried: {hub} is not the address of a machine", hint, not loops)
     if not visit.python:
         return Check(WAY, True, "not tried: no Python", "fabrictool bootstrap", warning=True)
     if answer == "connected":
         return Check(WAY, True, f"a node connects to {hub}")
     if answer == "refused":
         hint = "nobody listens there; run the gateway (`fabrictool apply`) and check again to be sure"
-        return Check(WAY, True, f"{hub} is reached, and refuses", hint, warning=True)
-    hint = f"ask the site for a way out to {hub}, TCP; the gateway must run for this check"
+        return Check(WAY, True, f"{hub} is reachable, but refuses the connection", hint, warning=True)
+    hint = f"ask the site to let nodes connect to {hub} (TCP); the gateway must run for this check"
     return Check(WAY, False, f"{hub}: {answer.removeprefix('failed').strip()}", hint)
 
 

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from fabrictool.base.clock import duration_text
 from fabrictool.base.errors import FabrictoolError, UsageError
 from fabrictool.clusters.checks.certificates import NEEDED_S
 from fabrictool.clusters.checks.login import (
@@ -139,7 +140,7 @@ def _reached(
 
 def _pinned(endpoint: Endpoint, login: Login, where: str) -> Check:
     if login.opened_by_hand:
-        return Check(f"host key{where}", True, "the one that your own ssh has accepted")
+        return Check(f"host key{where}", True, "the one that your own ssh accepted")
     return Check(f"host key{where}", True, f"pinned: {', '.join(str(pin) for pin in pins(endpoint))}")
 
 
@@ -148,11 +149,11 @@ def _certificate(endpoint: Endpoint, where: str) -> Check:
     check_certificate(endpoint, now, NEEDED_S)
     end = certificate_end(endpoint)
     if end is None:
-        return Check(f"certificate{where}", True, "none: a key without an end may be used")
+        return Check(f"certificate{where}", True, "none; a key that never expires may be used")
     if end == float("inf"):
-        return Check(f"certificate{where}", True, "one without an end")
+        return Check(f"certificate{where}", True, "one that never expires")
     left = end - now
-    text = f"good for {left / 3600:.1f} h" if left > 2 * SOON_S else f"good for {left / 60:.0f} minutes"
+    text = f"valid for {duration_text(left)}"
     return Check(f"certificate{where}", True, text, "get a new one before a long apply", left < SOON_S)
 
 
@@ -167,7 +168,7 @@ def _sessions(login: Login) -> list[Check]:
         for done in [pool.submit(connection.run, ["sleep", "1"]) for _ in range(CHANNELS)]:
             done.result()
         took = time.monotonic() - began
-    text = f"{CHANNELS} commands at a time on one connection, in {took:.1f} s for 1 s"
+    text = f"{CHANNELS} commands of 1 s at once on one connection took {took:.1f} s"
     return [Check("sessions", True, text)]
 
 
@@ -177,7 +178,7 @@ def _clock(connection: Connection) -> list[Check]:
     after = time.time()
     whole, _, part = stamp.partition(".")
     if not whole.isdecimal():
-        return [Check("clock", True, f"date says {stamp[:40]!r}", "look at its clock by hand", warning=True)]
+        return [Check("clock", True, f"date says {stamp[:40]!r}", "check its clock by hand", warning=True)]
     exact = part.isdecimal()
     there = float(stamp) if exact else float(whole) + 0.5
     return [clock(there - (before + after) / 2, (after - before) / 2 + (0.0 if exact else 0.5))]
@@ -237,9 +238,11 @@ def engine_checks(described: ClusterSpec, connection: Connection) -> list[Check]
         way = f"{install.ways[0]} {getattr(install, install.ways[0])}" if install.ways else "in the agents' Python"
         if file and file not in there:
             hint = "correct `software.engines` in the inventory, or have it installed there"
-            checks.append(Check(label, False, f"{way}: there is no {file}", hint))
+            checks.append(Check(label, False, f"{way}: {file} does not exist", hint))
         else:
-            checks.append(Check(label, True, way if file or not install.ways else f"{way}: only a job can load it"))
+            checks.append(
+                Check(label, True, way if file or not install.ways else f"{way}: not checked, only a job can load it")
+            )
     return checks
 
 

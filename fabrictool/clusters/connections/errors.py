@@ -57,7 +57,7 @@ def wrong_host_key(endpoint: Endpoint, seen: str, pinned: Sequence[str], why: st
     )
     hint = (
         f"do not connect before you know why. If the site announced a new key, "
-        f"`fabrictool trust host {target(endpoint)}` prints what to compare and to paste into the inventory"
+        f"`fabrictool trust host {target(endpoint)}` prints its keys, to compare and to paste into the inventory"
     )
     return FabrictoolError.of("FT5303", message, thing=thing(endpoint), hint=hint)
 
@@ -72,14 +72,14 @@ def no_pins(endpoint: Endpoint) -> FabrictoolError:
 def bad_pin(endpoint: Endpoint, text: str) -> FabrictoolError:
     """FT5305: a pinned key cannot be read."""
     hint = f"`fabrictool trust host {target(endpoint)}` prints the lines to paste"
-    message = f"the pinned host key `{text[:40]}…` is no public key"
+    message = f"the pinned host key `{text[:40]}…` is not a public key"
     return FabrictoolError.of("FT5305", message, thing=thing(endpoint), hint=hint)
 
 
 def refused(endpoint: Endpoint, tried: str, offered: str = "", by_hand: str = "") -> FabrictoolError:
     """FT5306: the login node knows none of our keys, or wants what only a person can give."""
     wants_person = "keyboard-interactive" in offered or "partial" in offered
-    hint = f"tried: {tried}; is the public key registered with the site, and the user's name right?"
+    hint = f"tried: {tried}; is the public key registered with the site, and is the user name right?"
     if by_hand:
         hint += (
             f" If the site asks for a password or a code, open a connection by hand and set `control_path`: {by_hand}"
@@ -97,8 +97,8 @@ def certificate_unusable(endpoint: Endpoint, what: str) -> FabrictoolError:
 
 
 def certificate_ends_soon(endpoint: Endpoint, what: str) -> FabrictoolError:
-    """FT5308: it would end in the middle of the work."""
-    hint = "get a new one from your site's SSH key service first: it would end in the middle of the work"
+    """FT5308: this one would expire before the work is done."""
+    hint = "get a new one from your site's SSH key service first: this one would expire before the work is done"
     return FabrictoolError.of("FT5308", f"the SSH certificate {what}", thing=thing(endpoint), hint=hint)
 
 
@@ -109,16 +109,16 @@ def no_identity(endpoint: Endpoint, what: str, hint: str) -> FabrictoolError:
 
 def no_protocol(endpoint: Endpoint, why: str) -> FabrictoolError:
     """FT5310: no SSH server, or no algorithm in common."""
-    hint = "is the port right? An old server may know no algorithm that is still safe: ask the site"
-    message = f"no agreement with {endpoint.host}:{endpoint.port}: {quoted(why)}"
+    hint = "is the port right? An old server may offer no safe algorithm: ask the site"
+    message = f"cannot agree on an SSH protocol with {endpoint.host}:{endpoint.port}: {quoted(why)}"
     return FabrictoolError.of("FT5310", message, thing=thing(endpoint), hint=hint)
 
 
 def not_open(endpoint: Endpoint, path: str, by_hand: str) -> FabrictoolError:
     """FT5311: the connection that a person opens by hand is not there."""
-    message = f"no connection is open at {path}"
+    message = f"no open connection at {path}"
     return UnreachableError.of(
-        "FT5311", message, thing=thing(endpoint), hint=f"open it and leave it open: {by_hand}", transient=True
+        "FT5311", message, thing=thing(endpoint), hint=f"open one and leave it open: {by_hand}", transient=True
     )
 
 
@@ -141,20 +141,20 @@ def bad_name(what: str, text: str) -> FabrictoolError:
 def lost(endpoint: Endpoint, what: str, why: str) -> FabrictoolError:
     """FT5321: the connection broke during `what`; whether it has run is not known."""
     message = f"the connection broke during {what} ({quoted(why) or 'no reason given'}); whether it ran is not known"
-    hint = "the next command connects again; look before repeating what must not be done twice"
+    hint = "the next command connects again; check what happened before you repeat it"
     return UnreachableError.of("FT5321", message, thing=thing(endpoint), hint=hint, transient=True)
 
 
 def channel_refused(endpoint: Endpoint, why: str) -> FabrictoolError:
     """FT5322: the server opens no further session; nothing ran."""
     message = f"the login node opened no session ({quoted(why)}); nothing ran"
-    hint = "too many sessions (MaxSessions) or no processes left there; try later"
+    hint = "the limit of sessions (MaxSessions) or of processes is reached there; try later"
     return UnreachableError.of("FT5322", message, thing=thing(endpoint), hint=hint, transient=True)
 
 
 def timed_out(endpoint: Endpoint, what: str, seconds: float, *, ended: bool) -> FabrictoolError:
     """FT5323: a command took too long; `ended`: it does not run any more."""
-    after = "it was ended" if ended else "whether it still runs is not known"
+    after = "it was stopped" if ended else "it may still be running"
     message = f"{what} did not end within {seconds:g} s; {after}"
     hint = "the login node may be overloaded, or a file system hangs there; try later"
     return UnreachableError.of("FT5323", message, thing=thing(endpoint), hint=hint, transient=True)
@@ -164,7 +164,7 @@ def no_shell(endpoint: Endpoint, status: int | None, output: bytes) -> Fabrictoo
     """FT5324: the login shell answered, and did not run the command."""
     text = quoted(output.decode(errors="replace")) or "nothing"
     message = f"the login shell ran no command (status {status}) and said: {text}"
-    hint = "the account may be closed, restricted to other commands, or its start-up files end the shell"
+    hint = "the account may be closed or restricted, or its start-up files may end the shell"
     return FabrictoolError.of("FT5324", message, thing=thing(endpoint), hint=hint)
 
 
@@ -211,7 +211,7 @@ def file_failure(endpoint: Endpoint, path: str, stderr: bytes) -> FabrictoolErro
         if re.search(pattern, text, re.IGNORECASE):
             return FabrictoolError.of(code, f"{path}: {what}", thing=thing(endpoint), hint=hint)
     message = f"{path}: {quoted(text) or 'could not be read or written'}"
-    return FabrictoolError.of("FT5334", message, thing=thing(endpoint), hint="look at the path on the login node")
+    return FabrictoolError.of("FT5334", message, thing=thing(endpoint), hint="check the path on the login node")
 
 
 def quoted(text: str) -> str:

@@ -224,7 +224,7 @@ class _Pinned(paramiko.RejectPolicy):  # type: ignore[misc]
         authority = host_certificates.authority_of(certificate)
         seen = f"certificate of {pins.fingerprint(authority)}"
         if (True, authority) not in {(pin.authority, pin.blob) for pin in self._pins}:
-            raise self._refusal(seen, "its authority is not pinned")
+            raise self._refusal(seen, "its signing authority is not pinned")
         if why := host_certificates.complaint(certificate, self._hop.host, time.time()):
             raise self._refusal(seen, why)
 

@@ -24,9 +24,9 @@ def complaint(blob: bytes, host: str, now: float) -> str:
     except (InvalidSignature, UnsupportedAlgorithm, ValueError):
         return "its signature is wrong"
     if certificate.type is not serialization.SSHCertificateType.HOST:
-        return "it is a user's and no host's"
+        return "it is for a user, not for a host"
     if certificate.critical_options:
-        return "it has options that are not known here"
+        return "it has unknown options"
     if now < certificate.valid_after:
         return "not yet valid"
     if now >= certificate.valid_before:

@@ -48,7 +48,7 @@ class Keys:
         names = [str(path) for path in (*self.files, *self.only)]
         if self.agent and not self.only:
             names.append("the SSH agent's keys")
-        return ", ".join(names) or "no key was found"
+        return ", ".join(names) or "no key found"
 
 
 def keys(endpoint: Endpoint) -> Keys:
@@ -141,7 +141,7 @@ def check_certificate(endpoint: Endpoint, now: float, needed_s: float) -> None:
         if now < certificate.valid_after:
             raise errors.certificate_unusable(hop, f"is not valid before {_instant(certificate.valid_after)}")
         if now + needed_s > certificate.valid_before:
-            left = f"{(certificate.valid_before - now) / 60:.0f} minutes from now; {needed_s / 60:.0f} are needed"
+            left = f"{(certificate.valid_before - now) / 60:.0f} min from now; {needed_s / 60:.0f} min are needed"
             raise errors.certificate_ends_soon(hop, f"ends at {_instant(certificate.valid_before)}, {left}")
 
 

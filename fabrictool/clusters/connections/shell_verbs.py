@@ -55,9 +55,9 @@ class ShellVerbs(ABC):
     def __init__(self, endpoint: Endpoint) -> None:
         for hop in (*endpoint.jumps, endpoint):
             if not re.fullmatch(_HOST, hop.host):
-                raise errors.bad_name("host's name or address", hop.host)
+                raise errors.bad_name("host name or address", hop.host)
             if not re.fullmatch(_USER, hop.user):
-                raise errors.bad_name("user's name", hop.user)
+                raise errors.bad_name("user name", hop.user)
         self._endpoint = endpoint
 
     @property
@@ -96,7 +96,7 @@ class ShellVerbs(ABC):
         if answer is not None:
             return answer
         if wrapped.begun(outcome.stdout) is not None or outcome.status is None:
-            raise errors.lost(self._endpoint, what, "it was ended from outside")
+            raise errors.lost(self._endpoint, what, "it was stopped from outside")
         raise errors.no_shell(self._endpoint, outcome.status, outcome.stdout + outcome.stderr)
 
     def put(self, data: bytes, path: str, *, mode: int = 0o600) -> None:

@@ -110,7 +110,7 @@ def _bring(
     """What was there of the release before (``whole``, ``damaged``, ``absent``), and what its Python said."""
     state, bad = site.verify(release.name)
     if state == "damaged":
-        say(f"release {release.name} is there but damaged ({', '.join(bad[:3])}), and must be sent again")
+        say(f"release {release.name} is there but damaged ({', '.join(bad[:3])}), so it must be sent again")
     if state == "whole" and look.current == release.name:
         say("it is there, whole and in use")
     elif wishes.dry_run:
@@ -125,7 +125,7 @@ def _bring(
     upload = ""
     if state != "whole":
         if 0 < look.free < MARGIN * release.size:
-            room = f"{look.free / 1e6:.0f} MB free, and {MARGIN * release.size / 1e6:.0f} are needed"
+            room = f"{look.free / 1e6:.0f} MB free, but {MARGIN * release.size / 1e6:.0f} are needed"
             hint = "free some space, or choose another `folder` in the inventory"
             raise FabrictoolError.of("FT5509", f"{look.base} has {room}", thing=f"folder/{look.base}", hint=hint)
         upload = site.upload(release, lambda sent, size: say(f"sent {sent / 1e6:.0f} of {size / 1e6:.0f} MB"))
@@ -174,7 +174,9 @@ def gather(
     if not wanted or missing:
         lacking = ", ".join(missing) or "fabrictool itself"
         hint = f"pip install 'fabrictool[{','.join(extras)}]' here first"
-        raise FabrictoolError.of("FT5508", f"not installed here, so what they need is not known: {lacking}", hint=hint)
+        raise FabrictoolError.of(
+            "FT5508", f"not installed here, so their requirements are unknown: {lacking}", hint=hint
+        )
     why = _why_locked(wanted, target)
     if not why:
         contents: dict[str, bytes] = {}
@@ -200,11 +202,11 @@ def _checked_way(name: str, described: ClusterSpec) -> str:
     way = described.software.python
     if described.here:
         message = f"{name} is this machine: its units run from fabrictool's own Python"
-        raise FabrictoolError.of("FT5505", message, thing=f"cluster/{name}", hint="nothing is to be done")
+        raise FabrictoolError.of("FT5505", message, thing=f"cluster/{name}", hint="nothing to do")
     other = "venv" if way.venv is not None else "container" if way.container is not None else ""
     if other:
         message = f"agents of {name} run from the {other} that the inventory names"
-        hint = f"nothing is to be done; or remove `software.python.{other}`, and they run from what is placed here"
+        hint = f"nothing to do; to run them from what is placed here, remove `software.python.{other}`"
         raise FabrictoolError.of("FT5505", message, thing=f"cluster/{name}", hint=hint)
     return way.module or ""
 

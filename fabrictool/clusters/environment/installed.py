@@ -78,7 +78,7 @@ def files_of(name: str) -> dict[str, bytes]:
     # Not `distribution.files`: from Python 3.12 on that leaves out what is missing.
     record = distribution.read_text("RECORD")
     if not record:
-        raise _different(name, "it has no RECORD, so nothing says what it should be")
+        raise _different(name, "it has no RECORD, so it cannot be verified")
     contents = {}
     for path, recorded, *_ in csv.reader(record.splitlines()):
         if not wanted(path):
@@ -91,7 +91,7 @@ def files_of(name: str) -> dict[str, bytes]:
         if not value:
             raise _different(name, f"RECORD has no hash of {path}")
         if not same(data, mode, value):
-            raise _different(name, f"{path} is not what RECORD says")
+            raise _different(name, f"{path} differs from RECORD")
         contents[path] = data
     return contents
 

@@ -46,7 +46,7 @@ def read_lock(path: Path | None) -> dict[str, str]:
     """
     if path is None:
         hint = "run from a checkout of fabrictool, or give its requirements.lock with --lock"
-        message = "the site's Python or platform is another than here, and the lock file is not at hand"
+        message = "the site's Python or platform differs from this machine's, and no lock file was found"
         raise FabrictoolError.of("FT5506", message, hint=hint)
     try:
         text = path.read_text()
@@ -128,12 +128,10 @@ def wheel_files(name: str, data: bytes) -> dict[str, bytes]:
                 content = wheel.read(path)
                 mode, _, value = digest.partition("=")
                 if not same(content, mode, value):
-                    raise FabrictoolError.of(
-                        "FT5503", f"{name}: {path} is not what RECORD says", thing=f"package/{name}"
-                    )
+                    raise FabrictoolError.of("FT5503", f"{name}: {path} differs from RECORD", thing=f"package/{name}")
                 contents[inner] = content
     except (zipfile.BadZipFile, StopIteration, KeyError, ValueError) as error:
-        raise FabrictoolError.of("FT5503", f"{name} is no wheel: {error}", thing=f"package/{name}") from error
+        raise FabrictoolError.of("FT5503", f"{name} is not a wheel: {error}", thing=f"package/{name}") from error
     return contents
 
 

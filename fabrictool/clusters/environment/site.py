@@ -154,9 +154,9 @@ def _interpreter(parts: Sequence[str], glibc: tuple[int, int]) -> Interpreter:
     elif implementation != "CPython":
         why = f"it is {implementation}, not CPython"
     elif re.match(r"cpython-\d+t", abi):
-        why = "a build without the global lock"
+        why = "a build without the global interpreter lock"
     elif "musl" in libc or "musl" in abi:
-        why = "it is linked with musl, and no package is"
+        why = "it is linked with musl, but packages need glibc"
     return Interpreter(path, TargetPlatform((number[0], number[1]), machine, max(glibc, _glibc(libc))), version, why)
 
 

@@ -136,7 +136,7 @@ class KubernetesCluster:
 
     def update(self, units: Sequence[NewUnit]) -> dict[str, FabrictoolError]:
         """None: what a pod was given cannot be changed, and its units do not say that it can."""
-        message = "a unit in a namespace takes over no other spec"
+        message = "a unit in a namespace cannot take over another spec"
         return {unit.operation: FabrictoolError.of("FT5408", message, thing=unit.address) for unit in units}
 
     def stop(self, operations: Iterable[str]) -> None:
@@ -159,7 +159,7 @@ class KubernetesCluster:
             return
         living = sorted(unit.operation for unit in self._look().units if unit.operation in named and lives(unit))
         if living:
-            raise FabrictoolError.of("FT5102", f"{', '.join(living)} still runs", thing=f"cluster/{self.name}")
+            raise FabrictoolError.of("FT5102", f"still running: {', '.join(living)}", thing=f"cluster/{self.name}")
         self._delete("secrets", named)
         self._delete(f"{_WORKLOADS},services,configmaps", named, "--cascade=background")
 
@@ -197,8 +197,10 @@ class KubernetesCluster:
     ) -> FabrictoolError | None:
         """Why a unit's Job would have nothing to start from; None when all is there."""
         if operation not in seen.configured and _id(objects.config) in created:
-            message = f"{objects.config['metadata']['name']} exists there already, and is not of {self._fabric}"
-            hint = "use a namespace of its own"
+            message = (
+                f"{objects.config['metadata']['name']} exists there already, and does not belong to {self._fabric}"
+            )
+            hint = "give this fabric a namespace of its own"
             return FabrictoolError.of("FT5412", message, thing=f"cluster/{self.name}", hint=hint)
         for manifest in objects.all[:-1]:
             if _id(manifest) not in created:
@@ -206,7 +208,7 @@ class KubernetesCluster:
         return None
 
     def _refusal(self, operation: str, manifest: Mapping[str, Any], stderr: str) -> FabrictoolError:
-        why = _line_about(manifest, stderr) or stderr.strip()[-300:] or "it is not there, and nothing says why"
+        why = _line_about(manifest, stderr) or stderr.strip()[-300:] or "it is not there, for no stated reason"
         return UnreachableError.of(
             "FT5413",
             f"{operation}: {manifest['kind']} {manifest['metadata']['name']} was not made: {why}",
@@ -264,7 +266,7 @@ class KubernetesCluster:
     def _silent(self, why: str) -> FabrictoolError:
         return UnreachableError.of(
             "FT5414",
-            f"kubectl does not get an answer: {why}",
+            f"kubectl gets no answer: {why}",
             thing=f"cluster/{self.name}",
             hint="`kubectl --context … --namespace … get pods` must work for you; nothing is touched until it does",
             transient=True,

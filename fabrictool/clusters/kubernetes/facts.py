@@ -49,7 +49,7 @@ def read_objects(text: str, *, thing: str) -> NamespaceFacts:
         items = msgspec.json.decode(text.encode())["items"]
         operations = _by_operation(items)
     except (msgspec.DecodeError, KeyError, TypeError, AttributeError) as error:
-        message = f"kubectl printed {text[:120]!r}"
+        message = f"unexpected output of kubectl: {text[:120]!r}"
         raise FabrictoolError.of("FT5401", message, thing=thing, hint="report it with `kubectl version`") from error
     specs = {name: spec for name, parts in operations.items() if (spec := _spec(parts)) is not None}
     return NamespaceFacts(
@@ -147,7 +147,7 @@ def _state(parts: _Parts, pod: Mapping[str, Any]) -> tuple[UnitState, str, str]:
         return "pending", "", leaving or _waiting(pod) or "waits for a node"
     noted = _annotations(parts.config) if parts.config is not None else {}
     if pod and parts.workload is not None and parts.workload["kind"] == "Deployment":
-        return "pending", "", "its pod ended, another one follows"
+        return "pending", "", "its pod ended; another one follows"
     if pod:
         return _ending(pod)
     if parts.workload is not None:

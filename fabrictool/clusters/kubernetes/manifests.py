@@ -122,7 +122,7 @@ def _key(name: str) -> str:
 
 def _check_ports(address: str, spec: GatewaySpec) -> None:
     if not spec.listen.port or not spec.mesh.port or spec.listen.port == spec.mesh.port:
-        message = f"{address} needs two different ports that are known, not {spec.listen.port} and {spec.mesh.port}"
+        message = f"{address} needs two fixed, different ports, not {spec.listen.port} and {spec.mesh.port}"
         raise FabrictoolError.of("FT5408", message, thing=address, hint="name them in `gateway` of the blueprint")
 
 

@@ -112,7 +112,9 @@ class Flux(Scheduler):
 def _job(line: str) -> JobFacts:
     parts = line.split("|", 7)
     if len(parts) < 8:
-        raise FabrictoolError.of("FT5401", f"flux jobs printed {line[:120]!r}", hint="report it with `flux version`")
+        raise FabrictoolError.of(
+            "FT5401", f"unexpected output of flux jobs: {line[:120]!r}", hint="report it with `flux version`"
+        )
     number, native, queue, submitted, begun, ends, expected, name = parts
     state: JobState = "ended" if native == "INACTIVE" else "running" if native in ("RUN", "CLEANUP") else "pending"
     return JobFacts(
@@ -132,7 +134,11 @@ def _queues(lines: Iterable[str]) -> dict[str, Queue]:
     for line in lines:
         parts = line.split("|")
         if len(parts) != 5 or not all(part.strip().isdecimal() for part in parts[2:]):
-            raise FabrictoolError.of("FT5401", f"flux resource list printed {line[:120]!r}", hint="report it")
+            raise FabrictoolError.of(
+                "FT5401",
+                f"unexpected output of flux resource list: {line[:120]!r}",
+                hint="report it with `flux version`",
+            )
         state, nodes, cores, devices = parts[1].strip(), *(int(part) for part in parts[2:])
         for name in parts[0].strip().split(","):
             before = queues.get(name, Queue())

@@ -126,7 +126,11 @@ def _jobs(text: str, offset: str) -> tuple[JobFacts, ...]:
     try:
         root = ET.fromstring(text)  # noqa: S314 - printed by the site's own qstat, for the user who reads it
     except ET.ParseError as error:
-        raise FabrictoolError.of("FT5401", f"qstat -xml printed {text[:120]!r}: {error}", hint="report it") from error
+        raise FabrictoolError.of(
+            "FT5401",
+            f"unexpected output of qstat -xml: {text[:120]!r}: {error}",
+            hint="report it with the scheduler's version",
+        ) from error
     jobs = []
     for entry in root.iter("job_list"):
         fields = {child.tag: (child.text or "").strip() for child in entry}
@@ -157,7 +161,9 @@ def _queue(line: str) -> tuple[str, Queue]:
         away = int(suspended) + int(disabled)
         return name, Queue(up=int(total) > away, nodes=int(total), idle=int(available), away=away)
     except ValueError as error:
-        raise FabrictoolError.of("FT5401", f"qstat -g c printed {line[:120]!r}", hint="report it") from error
+        raise FabrictoolError.of(
+            "FT5401", f"unexpected output of qstat -g c: {line[:120]!r}", hint="report it with the scheduler's version"
+        ) from error
 
 
 def _time(text: str, offset: str) -> float | None:

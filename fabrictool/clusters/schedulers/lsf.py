@@ -137,7 +137,7 @@ _CHECKED = (
 def _job(line: str, now: float) -> JobFacts:
     parts = line.split("|", 5)
     if len(parts) < 6:
-        raise FabrictoolError.of("FT5401", f"bjobs printed {line[:120]!r}", hint="report it with `lsid`")
+        raise FabrictoolError.of("FT5401", f"unexpected output of bjobs: {line[:120]!r}", hint="report it with `lsid`")
     number, native, queue, run, left, name = (part.strip() for part in parts)
     state: JobState = "ended" if native in _ENDED else "running" if native in _RUNNING else "pending"
     seconds, remaining = re.match(r"\d+", run), _LEFT.match(left)
@@ -161,6 +161,8 @@ def _queues(lines: Iterable[str]) -> dict[str, Queue]:
         if not words or words[0] == "QUEUE_NAME":
             continue
         if len(words) < 10 or not words[8].isdecimal():
-            raise FabrictoolError.of("FT5401", f"bqueues printed {line[:120]!r}", hint="report it with `lsid`")
+            raise FabrictoolError.of(
+                "FT5401", f"unexpected output of bqueues: {line[:120]!r}", hint="report it with `lsid`"
+            )
         queues[words[0]] = Queue(up=words[2].startswith("Open:Active"), pending=int(words[8]))
     return queues

@@ -137,7 +137,11 @@ def _blocks(lines: Iterable[str], head: str) -> Iterator[tuple[str, dict[str, st
             last, _, value = line.strip().partition(" = ")
             fields[last] = value
         elif line.strip():
-            raise FabrictoolError.of("FT5401", f"qstat -f printed {line[:120]!r}", hint="report it")
+            raise FabrictoolError.of(
+                "FT5401",
+                f"unexpected output of qstat -f: {line[:120]!r}",
+                hint="report it with the scheduler's version",
+            )
     if name:
         yield name, fields
 

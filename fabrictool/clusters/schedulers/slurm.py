@@ -188,7 +188,9 @@ def _job(line: str) -> JobFacts:
     parts = line.split("|", 9)
     if len(parts) < 10:
         raise FabrictoolError.of(
-            "FT5401", f"squeue printed {line[:120]!r}", hint="report it with the output of `sinfo --version`"
+            "FT5401",
+            f"unexpected output of squeue: {line[:120]!r}",
+            hint="report it with the output of `sinfo --version`",
         )
     number, native, partition, node, submitted, begins, ends, reason, name, comment = parts
     state: JobState = "ended" if native in _ENDED else "pending" if native in _PENDING else "running"
@@ -221,7 +223,9 @@ def _queues(lines: Iterable[str], waiting: Sequence[str]) -> dict[str, Queue]:
         parts = line.split("|", 7)
         if len(parts) < 8:
             raise FabrictoolError.of(
-                "FT5401", f"sinfo printed {line[:120]!r}", hint="report it with the output of `sinfo --version`"
+                "FT5401",
+                f"unexpected output of sinfo: {line[:120]!r}",
+                hint="report it with the output of `sinfo --version`",
             )
         name, up, nodes, cpus, memory, longest, busy_idle, gres = parts
         busy, _, idle = busy_idle.partition("/")

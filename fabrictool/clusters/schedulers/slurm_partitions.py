@@ -107,9 +107,7 @@ def _devices(lines: Lines, chosen: Nodes) -> None:
     named = _guess(kind, chosen)
     if not named.device:
         what = f'"{kind}": {named.why}' if kind else "GRES gives these GPUs no type"
-        lines.add(
-            "device", "cpu", source, f"PLACEHOLDER: {what}; docs/reference/catalogue.md lists the ids that there are"
-        )
+        lines.add("device", "cpu", source, f"PLACEHOLDER: {what}; docs/reference/catalogue.md lists the ids")
         lines.note(f"devices_per_node: {number}")
         return
     word = f'"{kind}"' if kind else "the nodes' features"
@@ -205,14 +203,14 @@ def _options(lines: Lines, partition: PartitionFacts, chosen: Nodes, site: SiteF
         if usual not in quality and usable:
             options.append(f"qos: {json.dumps(usable[0])}  # scontrol: AllowQos={','.join(sorted(quality))}")
         elif usual not in quality:
-            lines.warn(f"AllowQos={','.join(sorted(quality))}, of which sacctmgr gives you none")
+            lines.warn(f"AllowQos={','.join(sorted(quality))}, but sacctmgr grants you none of these")
     telling = [
         word
         for word in chosen.features
         if len(partition.kinds) > 1 and all(word not in kind.features for kind in partition.kinds if kind is not chosen)
     ]
     if telling:
-        options.append(f"constraint: {json.dumps(telling[0])}  # sinfo: a feature of the described nodes alone")
+        options.append(f"constraint: {json.dumps(telling[0])}  # sinfo: a feature that only the described nodes have")
     return options
 
 
@@ -229,7 +227,7 @@ def _reservations(lines: Lines, partition: PartitionFacts, site: SiteFacts) -> N
             continue
         lines.note(
             f"reservation {reservation['ReservationName']} from {Instant(float(begin))} to {Instant(float(end))} "
-            "(scontrol); Slurm tells it at each look, so it need not be written under `maintenance`"
+            "(scontrol); fabrictool asks Slurm for it, so it need not be written under `maintenance`"
         )
 
 

@@ -56,6 +56,6 @@ def passed_options(job: Job, ours: Collection[str]) -> list[tuple[str, str]]:
     """The user's options, sorted; raises FT1149 for one of `ours`, which decide what the job is and when it ends."""
     for name in job.options:
         if name in ours:
-            hint = "what decides whether a job is ours and runs once is not passed through"
-            raise FabrictoolError.of("FT1149", f"`{name}` cannot be given as an option of jobs", hint=hint)
+            hint = "fabrictool itself sets what marks a job as its own and lets it run only once"
+            raise FabrictoolError.of("FT1149", f"`{name}` is not allowed as a job option", hint=hint)
     return sorted(job.options.items())

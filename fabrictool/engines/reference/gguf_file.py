@@ -87,7 +87,7 @@ class GgufModel:
             values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
         except NotImplementedError as error:
             raise InvalidInputError.of(
-                "FT7021", f"tensor {name} has type {tensor.tensor_type.name}", file=str(self._path)
+                "FT7021", f"tensor {name} has the unsupported type {tensor.tensor_type.name}", file=str(self._path)
             ) from error
         return np.asarray(values, dtype=np.float32)
 
@@ -120,7 +120,7 @@ class GgufModel:
         except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
             raise InvalidInputError.of("FT7020", f"metadata is incomplete: {error}", file=str(self._path)) from error
         if meta.get("llama.rope.dimension_count", config.head_dim) != config.head_dim:
-            raise self._unsupported("RoPE over a part of the head")
+            raise self._unsupported("RoPE over part of the head")
         return config
 
     def _check_tensors(self) -> None:
@@ -133,7 +133,7 @@ class GgufModel:
     def _unsupported(self, what: str) -> FabrictoolError:
         return InvalidInputError.of(
             "FT7021",
-            f"the reference engine does not compute {what}",
+            f"the reference engine does not support {what}",
             file=str(self._path),
             hint="serve it with llama.cpp, vLLM or SGLang",
         )

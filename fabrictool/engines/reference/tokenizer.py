@@ -46,7 +46,7 @@ class Tokenizer:
         """
         kind = metadata.get("tokenizer.ggml.model")
         if kind != "gpt2":
-            raise InvalidInputError.of("FT7021", f"the reference engine has no tokenizer of the kind {kind}")
+            raise InvalidInputError.of("FT7021", f"the reference engine has no {kind} tokenizer")
         try:
             tokens: list[str] = metadata["tokenizer.ggml.tokens"]
             kinds: list[int] = metadata.get("tokenizer.ggml.token_type") or [1] * len(tokens)

@@ -112,7 +112,7 @@ def load_weights(path: Path, cache: Path | None, progress: Progress) -> Weights:
         reason = error.problems[0].message
     warning = FabrictoolError.of(
         "FT7023",
-        f"weights are in this process's own memory, the cache cannot be used: {reason}",
+        f"the weights cache cannot be used, so weights are in this process's own memory: {reason}",
         file=str(folder),
         hint="free some space, or choose another folder with FABRICTOOL_CACHE_DIR",
     )

@@ -421,5 +421,5 @@ def _is_last_word(effect: Effect, peer: bytes) -> bool:
 
 def _session(tunnel: Tunnel) -> bytes:
     if tunnel.peer is None:
-        raise FabrictoolError.of("FT6201", "a tunnel spoke before it proved itself")
+        raise FabrictoolError.of("FT6201", "a peer sent data before it proved its identity")
     return tunnel.peer.session

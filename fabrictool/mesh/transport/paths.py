@@ -152,7 +152,7 @@ def _of_environment(environment: Mapping[str, str], hub: HostPort) -> HubPath | 
         host, port = None, 0
     if not host or parts.scheme != "http":
         # The address may hold a password, so it is not repeated.
-        message = f"the job's {name} is no address of an HTTP proxy"
+        message = f"the job's {name} is not the address of an HTTP proxy"
         hint = "write http://HOST:PORT, or set `egress.proxy` of the cluster in the inventory"
         return Unusable("proxy", PathError.of("FT6206", message, hint=hint))
     return ViaProxy(host, port, unquote(parts.username or ""), unquote(parts.password or ""))
@@ -201,7 +201,7 @@ class ProxyAnswer:
         status, reason = self._status(head)
         if 200 <= status < 300:
             if beyond:
-                raise self.refusal("it sent octets of its own into the connection", "tell its owner")
+                raise self.refusal("it sent data of its own into the connection", "tell its owner")
             return True
         raise self._refused(status, reason)
 
@@ -217,10 +217,10 @@ class ProxyAnswer:
         elif status == 407:
             message, hint = f"it wants a user and a password ({reason})", "set `egress.proxy.user` and `password`"
         elif status == 403:
-            message = f"it lets nobody through to {self._hub} ({reason})"
+            message = f"it refuses connections to {self._hub} ({reason})"
             hint = "ask its owner to allow CONNECT to it; many proxies allow port 443 only"
         else:
-            message, hint = f"it answers {reason}", "look at its log"
+            message, hint = f"it answers {reason}", "check its log"
         return self.refusal(message, hint)
 
     def refusal(self, message: str, hint: str) -> FabrictoolError:
@@ -242,7 +242,7 @@ def after_banner(data: bytes, path: ViaSsh) -> bool:
 def no_bridge(data: bytes, path: ViaSsh) -> FabrictoolError:
     """FT6208: ssh came in, and something else than the bridge answers."""
     seen = f", but printed: {_plain(data.decode('utf-8', 'replace'))}" if data else ""
-    message = f"{path.to.host} let ssh in, and the bridge did not answer there{seen}"
+    message = f"ssh to {path.to.host} worked, but the bridge did not answer there{seen}"
     hint = "the key's line in authorized_keys has to run the bridge (docs/how-to/leave-a-closed-site.md)"
     return PathError.of("FT6208", message, thing=path.to.host, hint=hint)
 
@@ -250,7 +250,7 @@ def no_bridge(data: bytes, path: ViaSsh) -> FabrictoolError:
 _SSH_WORDS = (
     (
         r"Host key verification failed|HOST IDENTIFICATION HAS CHANGED|No \S+ host key is known",
-        "its host key is none of those that the inventory pins",
+        "its host key is not one that the inventory pins",
         "compare `ssh-keyscan {host}` with what the site publishes, and put the right key into `egress`",
     ),
     (
@@ -261,7 +261,7 @@ _SSH_WORDS = (
     (
         r"administratively prohibited|forwarding failed|open failed",
         "it does not connect us to {hub}",
-        "it forwards nothing, or cannot reach the gateway; a key with the bridge needs no forwarding",
+        "forwarding is off there, or it cannot reach the gateway; a key that runs the bridge needs no forwarding",
     ),
 )
 
@@ -274,7 +274,7 @@ def ssh_failure(log: str, path: ViaSsh, hub: HostPort) -> FabrictoolError:
             why = message.format(host=host, hub=hub)
             return PathError.of("FT6207", f"ssh to {host}: {why}", thing=host, hint=hint.format(host=host))
     lines = [line for line in log.splitlines() if line.strip()]
-    last = _plain(lines[-1]) if lines else "it ended without a word"
+    last = _plain(lines[-1]) if lines else "it ended without a message"
     return PathError.of("FT6207", f"ssh to {host}: {last}", thing=host, hint=f"try `ssh {host}` on a node of the site")
 
 

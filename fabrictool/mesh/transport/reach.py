@@ -137,7 +137,7 @@ async def _connected(
 async def _tcp(host: str, port: int) -> socket.socket:
     """Connected, by the first of the name's addresses that answers."""
     loop = asyncio.get_running_loop()
-    last = ConnectionError("its name has no address")
+    last = ConnectionError("its name cannot be resolved")
     for family, kind, protocol, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
         sock = socket.socket(family, kind, protocol)
         sock.setblocking(False)
@@ -179,7 +179,7 @@ async def _through_proxy(sock: socket.socket, path: ViaProxy, hub: HostPort, env
             while not answer.receive(await loop.sock_recv(sock, 4096)):
                 pass
     except TimeoutError:
-        raise answer.refusal(f"it did not answer within {PATH_SECONDS:.0f} s", "look at its log") from None
+        raise answer.refusal(f"it did not answer within {PATH_SECONDS:.0f} s", "check its log") from None
     except OSError as error:
         raise answer.refusal(f"it broke off: {spoken(error)}", "ask its owner what it allows") from error
 
@@ -240,7 +240,7 @@ async def _started(argv: list[str], stdio: socket.socket) -> asyncio.subprocess.
             *argv, stdin=stdio.fileno(), stdout=stdio.fileno(), stderr=asyncio.subprocess.PIPE, start_new_session=True
         )
     except FileNotFoundError as error:
-        message, hint = "there is no program ssh on this node", "install the OpenSSH client there, or use a proxy"
+        message, hint = "ssh is not installed on this node", "ask the site for the OpenSSH client, or use a proxy"
         raise PathError.of("FT6207", message, hint=hint) from error
 
 
