@@ -45,7 +45,7 @@ from fabrictool.applier.events import (
 from fabrictool.base.errors import FabrictoolError, UnreachableError
 from fabrictool.domain.observed import lives
 from fabrictool.domain.specs import AgentSpec
-from fabrictool.planner.drift import STUCK_HINTS
+from fabrictool.planner.drift import cannot_start
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -269,8 +269,8 @@ class Wave:
     def _move(self, now: float, course: Course, sign: Sign, unit: ObservedUnit | None, facts: ClusterFacts) -> bool:
         """Into its next phase; True when its new unit died, of which only the tail of the log is missing."""
         was, then = course.phase, TRANSITIONS[course.phase, sign]
-        if sign == "stuck":
-            self._fail(course, _stuck(course, unit, facts.cluster))
+        if sign == "stuck" and unit is not None:
+            self._fail(course, FabrictoolError([cannot_start(unit, facts.cluster)]))
             return False
         if then == "failed" and was == "updating":
             message = f"{course.action.address} ended while it was given another spec"
@@ -412,14 +412,6 @@ def _late(course: Course, sign: Sign) -> FabrictoolError:
         hint = "it stays in the queue; `fabrictool reconcile` or the next apply goes on"
     message = f"{action.address} {what}: {course.text or 'nothing was seen of it since its start'}"
     return UnreachableError.of(code, message, thing=action.address, hint=hint, transient=True)
-
-
-def _stuck(course: Course, unit: ObservedUnit | None, cluster: str) -> FabrictoolError:
-    """In the words of `planner.drift.stuck`, which `plan` prints."""
-    address = course.action.address
-    why, blocked = (unit.detail, unit.blocked) if unit is not None else ("", "")
-    message = f"{address} waits in the queue of {cluster} and cannot start: {why}"
-    return FabrictoolError.of("FT5111", message, thing=address, hint=STUCK_HINTS[blocked])
 
 
 def _death(course: Course, tail: str) -> FabrictoolError:

@@ -127,7 +127,10 @@ def _show(healing: Healing, options: ReconcileOptions) -> None:
     if healing.plan.changes:
         data("\n".join(action_lines(healing.plan, 0)))
     if any(drift.kind == "unreachable" for drift in healing.drift):
-        say("a cluster does not answer: nothing on it is touched; `fabrictool plan` can place its replicas elsewhere")
+        say(
+            "a cluster does not answer: nothing on it is touched; with `enabled: false` in the inventory, "
+            "`fabrictool plan` places its replicas elsewhere"
+        )
     if not healing.drift:
         say("nothing has drifted")
     elif options.dry_run and healing.plan.changes:

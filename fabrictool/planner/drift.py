@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping
 
     from fabrictool.domain.evidence import Evidence
-    from fabrictool.domain.observed import Blocked
+    from fabrictool.domain.observed import Blocked, ObservedUnit
     from fabrictool.domain.plan import Action
     from fabrictool.planner.succession import Succession
 
@@ -116,27 +116,36 @@ def unanswered(evidence: Evidence, actions: Iterable[Action], pinned: Container[
 
 
 def unanswered_then(actions: Iterable[Action]) -> list[Problem]:
-    """The same of a saved plan: what it could not decide."""
+    """The same of a saved plan: what it could not decide, by cluster."""
+    undecided: dict[str, list[Action]] = {}
+    for action in actions:
+        if action.kind == "unknown":
+            undecided.setdefault(action.cluster, []).append(action)
     hint = "plan again when it answers; nothing on it was touched"
     return [
-        Problem("FT5109", f"{action.address}: {action.reason}", Place(thing=f"cluster/{action.cluster}"), hint)
-        for action in actions
-        if action.kind == "unknown"
+        Problem(
+            "FT5109",
+            f"{those[0].reason}; undecided: {', '.join(action.address for action in those)}",
+            Place(thing=f"cluster/{cluster}"),
+            hint,
+        )
+        for cluster, those in sorted(undecided.items())
     ]
 
 
 def stuck(evidence: Evidence) -> dict[str, Problem]:
     """Operation of a job that the scheduler will not start by itself → what to say of it."""
     return {
-        unit.operation: Problem(
-            "FT5111",
-            f"{unit.address} waits in the queue of {cluster} and cannot start: {unit.detail}",
-            Place(thing=unit.address),
-            STUCK_HINTS[unit.blocked],
-        )
+        unit.operation: cannot_start(unit, cluster)
         for cluster, unit in evidence.observed.running().values()
         if unit.blocked
     }
+
+
+def cannot_start(unit: ObservedUnit, cluster: str) -> Problem:
+    """Of a job that waits for something that will not come by itself."""
+    message = f"{unit.address} waits in the queue of {cluster} and cannot start: {unit.detail}"
+    return Problem("FT5111", message, Place(thing=unit.address), STUCK_HINTS[unit.blocked])
 
 
 def clock_warnings(evidence: Evidence) -> list[str]:
