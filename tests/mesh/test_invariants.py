@@ -4,13 +4,13 @@ A seed that fails prints the shortest list of faults that still fails, ready to 
 """
 
 import random
+from itertools import product
 
 import pytest
 
 from fabrictool.mesh import detector
 from fabrictool.mesh.records import Lifecycle, NodeBody
 from tests.mesh.world import Op, World
-from tests.seeds import seeds
 
 GRACE_S = 18.0
 """Shorter than in production, where most of a run would be waiting for it."""
@@ -138,13 +138,59 @@ def shortened(seed, size, script):
     return script
 
 
-@seeds(60, drawn=20, long=5000)
-def test_the_invariants_hold_whatever_fails(seed):
-    size, script = shape(seed)
-    if reason := fails(seed, size, script):
-        shortest = shortened(seed, size, script)
-        lines = ",\n        ".join(map(str, shortest))
-        pytest.fail(f"{reason}\n    ({seed}, {size},\n    [\n        {lines},\n    ]),")
+BATCH = 100
+LONG = pytest.mark.long
+BATCHES = [pytest.param(number, marks=[LONG] if number >= 10 else [], id=f"batch{number}") for number in range(1000)]
+"""A thousand seeds in each run, a hundred thousand in `make test-long`. One in ten is always the same."""
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("batch", BATCHES)
+def test_the_invariants_hold_whatever_fails(batch):
+    drawn = random.SystemRandom().sample(range(10**6, 10**9), BATCH - BATCH // 10)
+    for seed in (*range(batch * BATCH // 10, (batch + 1) * BATCH // 10), *drawn):
+        size, script = shape(seed)
+        if reason := fails(seed, size, script):
+            shortest = shortened(seed, size, script)
+            lines = ",\n        ".join(map(str, shortest))
+            pytest.fail(f"{reason}\n    ({seed}, {size},\n    [\n        {lines},\n    ]),")
+
+
+SLOT_S = 8.0
+"""Between two steps of a small script; more than twice this is over the grace period."""
+STEPS = {
+    "nothing": [],
+    "power of c": [("power", "h2", 0.0, ())],
+    "kill of c": [("kill", "h2", 0.0, ())],
+    "c again, same session": [("restart", "h2", 0.0, ())],
+    "c again, new session": [("start", "h2", 0.0, ())],
+    "c leaves": [("leave", "h2", 0.0, ())],
+    "c stalls": [("stall", "h2", 2.5 * SLOT_S, ())],
+    "a and c cut": [("cut", "h0", 0.0, ("h2",))],
+    "c cut off": [("cut", "h2", 0.0, ("h0", "h1"))],
+    "a cut off": [("cut", "h0", 0.0, ("h1", "h2"))],
+    "all healed": [("heal", "h0", 0.0, ("h1", "h2")), ("heal", "h1", 0.0, ("h2",))],
+}
+"""What can befall three hubs of three providers, of which c has up to as many sessions as it is started."""
+
+
+def small_scripts(length):
+    """Every sequence of that many steps that begins with a fault."""
+    for steps in product(STEPS, repeat=length):
+        if steps[0] != "nothing":
+            yield steps
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("length", [1, 2, 3, pytest.param(4, marks=LONG), pytest.param(5, marks=LONG)])
+def test_every_short_script_of_three_hubs_ends_well(length):
+    for steps in small_scripts(length):
+        script = [
+            Op(3.0 + SLOT_S * slot, kind, node, value, others)
+            for slot, step in enumerate(steps)
+            for kind, node, value, others in STEPS[step]
+        ]
+        assert not fails(1, {"hubs": 3, "agents": 0, "loss": 0.0}, script), steps
 
 
 def test_the_same_seed_gives_the_same_run():
