@@ -151,6 +151,8 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
         text = token_text(options.token, Path(options.token))
         token = read_token(text).token
         check_time(token, now=time.time())
+        if token.role != "agent":
+            raise JoinTokenError.of("FT6407", f"the join token starts a {token.role}, not an agent")
         if options.provider not in ("", token.claims.provider):
             message = f"the join token is provider {token.claims.provider}'s, not {options.provider}'s"
             raise JoinTokenError.of("FT6403", message)

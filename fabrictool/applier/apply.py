@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from fabrictool.domain.state import State
     from fabrictool.state.fabric import Fabric
     from fabrictool.state.tenantkeys import TenantKeys
+    from fabrictool.state.truststore import SessionRole
 
 SESSION_SECONDS = 26 * 3600.0
 """Certificates outlive the longest usual walltime (24 h) by a margin (mesh.md §6)."""
@@ -128,7 +129,8 @@ class Applier:
             check_fresh(plan, observed, self.read_set(state, observed), journal.entries(), state, lineage)
             for action in plan.changes:
                 if action.spec is not None and action.kind != "update":
-                    self.identity(action.spec)  # says what is missing or has expired before anything starts
+                    role = role_of(action.spec)  # what is missing or has expired is said before anything starts
+                    fabric.trust.check_sessions(action.spec.provider, role, now=self.clock.wall())
             run = _Run(self, plan, journal, state, heals=heals)
             run.note("begin", text=f"{len(plan.changes)} changes")
             wanted = state.applied_units if heals else self._wanted(plan, state)
@@ -139,10 +141,9 @@ class Applier:
 
     def identity(self, spec: UnitSpec) -> dict[str, bytes]:
         """Relative name → bytes of a new session's keys and certificates."""
-        role: Literal["agent", "gateway"] = "agent" if isinstance(spec, AgentSpec) else "gateway"
         walltime = spec.walltime_s if isinstance(spec, AgentSpec) else None
         seconds = SESSION_SECONDS if walltime is None else walltime + QUEUED_SECONDS
-        return self.fabric.trust.session_files(spec.provider, role, now=self.clock.wall(), seconds=seconds)
+        return self.fabric.trust.session_files(spec.provider, role_of(spec), now=self.clock.wall(), seconds=seconds)
 
     def _wanted(self, plan: Plan, state: State) -> dict[str, Applied]:
         """What runs when the plan is carried out; what it says nothing of, on clusters out of sight, stays wanted."""
@@ -377,6 +378,10 @@ class _Run:
             problem = replace(error.problems[0], message=message, severity="warning")
             if problem not in self._applier.complaints:
                 self._applier.complaints.append(problem)
+
+
+def role_of(spec: UnitSpec) -> SessionRole:
+    return "agent" if isinstance(spec, AgentSpec) else "gateway"
 
 
 def unready(plan: Plan, observed: Observed) -> list[Action]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from fabrictool.base.errors import UsageError
 from fabrictool.cli.gateway_commands import split_address
@@ -36,6 +36,7 @@ def new_token(
     gateways: Sequence[HostPort],
     uses: int,
     lasts: float,
+    role: Literal["agent", "gateway"],
     models: str,
     bind: str,
     now: float,
@@ -55,6 +56,7 @@ def new_token(
         uses=uses,
         created=now,
         expires=now + lasts,
+        role=role,
         models=tuple(model.strip() for model in models.split(",") if model.strip()),
         bound=binding(name, bind) if bind else "",
     )

@@ -1,15 +1,16 @@
-"""``trust init``, ``issue``, ``revoke``, ``show``, ``token``, ``issuer`` and ``host``."""
+"""``trust init``, ``issue``, ``revoke``, ``show``, ``token``, ``issuer``, ``accept`` and ``host``."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from fabrictool.cli.options import BlueprintOption, InventoryOption, JsonOption, YesOption, seconds
 from fabrictool.cli.source import Source
 
+TokenRole = Literal["agent", "gateway"]
 TrustOption = Annotated[
     Path | None,
     typer.Option(
@@ -29,6 +30,7 @@ def register(app: typer.Typer) -> None:
     trust.command("show")(show)
     trust.command("token")(token)
     trust.command("issuer")(issuer)
+    trust.command("accept")(accept)
     trust.command("host")(host)
     app.add_typer(trust, name="trust")
 
@@ -114,6 +116,7 @@ def token(
             parser=seconds(60, 30 * 86400), metavar="DURATION", show_default="1h", help="How long it is valid."
         ),
     ] = 3600.0,
+    role: Annotated[TokenRole, typer.Option(help="What they are; `gateway`: for `trust accept`.")] = "agent",
     models: Annotated[str, typer.Option(metavar="NAME,…", help="Models that they may serve; default: any.")] = "",
     bind: Annotated[str, typer.Option(metavar="TEXT", help="What its bearer must show, such as a job's id.")] = "",
     gateway: Annotated[
@@ -143,6 +146,7 @@ def token(
         gateways=gateways_of(source, gateway or ()),
         uses=uses,
         lasts=expires,
+        role=role,
         models=models,
         bind=bind,
         now=time.time(),
@@ -165,6 +169,29 @@ def issuer(
     from fabrictool.cli.joining import run_issuer, trust_store
 
     run_issuer(trust_store(trust, Source(blueprint, inventory)), provider, listen)
+
+
+def accept(
+    token: Annotated[str, typer.Argument(metavar="TOKENFILE", help="File with the join token, mode 600; - is stdin.")],
+    blueprint: BlueprintOption = None,
+    inventory: InventoryOption = None,
+) -> None:
+    """Keep another provider's join token: `apply` starts that provider's units with it, and needs no key of theirs.
+
+    Each unit that `apply` starts asks the token's issuer, and counts as one use. A newer token takes the place of the
+    former one. Make it with `--uses` and `--expires` for as many starts, successors included, as you will need.
+    """
+    import time
+
+    from fabrictool.agent.admission import token_text
+    from fabrictool.base.clock import duration_text
+    from fabrictool.cli.output import say
+
+    now = time.time()
+    store = Source(blueprint, inventory).fabric().trust
+    kept = store.accept(token_text(token, Path(token)), now=now)
+    say(f"token {kept.id[:8]} of {kept.claims.provider}: {kept.uses} {kept.role} sessions, asked for at {kept.issuer}")
+    say(f"valid for {duration_text(kept.expires - now)}; next: `fabrictool apply`")
 
 
 def host(

@@ -50,7 +50,8 @@ class JoinToken(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """The provider's certificate, DER; its key signed this token."""
     issuer: HostPort
     gateways: Annotated[tuple[HostPort, ...], msgspec.Meta(min_length=1, max_length=16)]
-    role: Literal["agent"] = "agent"
+    role: Literal["agent", "gateway"] = "agent"
+    """What its sessions are."""
     uses: Annotated[int, msgspec.Meta(ge=1, le=MAX_USES)]
     """How many sessions it may start; a session that asks again counts once."""
     created: float

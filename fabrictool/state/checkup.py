@@ -87,7 +87,7 @@ def _writable(name: str, path: Path) -> Check:
 def _trust(fabric: Fabric, loaded: Loaded) -> list[Check]:
     if not fabric.trust.exists:
         return [Check("trust", False, "this fabric has no federation root", "fabrictool trust init")]
-    missing = [name for name in loaded.inventory.providers if not fabric.trust.has_provider(name)]
+    missing = [name for name in loaded.inventory.providers if not fabric.trust.may_start(name)]
     if missing:
         return [
             Check("trust", False, f"no certificate for {', '.join(missing)}", f"fabrictool trust issue {missing[0]}")
@@ -95,7 +95,7 @@ def _trust(fabric: Fabric, loaded: Loaded) -> list[Check]:
     checks = []
     for certificate in fabric.trust.described():
         name = certificate.claims.provider or "root"
-        if name != "root":
+        if name != "root" and not fabric.trust.others(name):
             fabric.trust.provider(name)  # the key too is there, ours alone and readable
         now = time.time()
         left = certificate.end - now

@@ -120,7 +120,7 @@ class Fabric:
     @property
     def root_lineage(self) -> str:
         """Of the federation's root; "" before there is one."""
-        return hashlib.sha256(self.trust.root().chain_pem()).hexdigest()[:16] if self.trust.exists else ""
+        return hashlib.sha256(self.trust.root_pem()).hexdigest()[:16] if self.trust.exists else ""
 
     def ask_clusters(self, *, patient: bool = False) -> list[ClusterFacts]:
         """Every cluster's own answer, with the units of all lineages."""

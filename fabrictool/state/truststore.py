@@ -1,7 +1,7 @@
 """The operator's trust material on disk: the federation's root and the providers that it signed.
 
 ``root.key`` and ``providers/NAME.key`` have mode 0600 and never leave this folder; a provider's own operators hold
-only their own pair.
+only their own pair, and for others' sessions the join tokens (``tokens/NAME.ROLE``) that these gave them.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import ssl
 import string
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
+from fabrictool.agent.admission import ask_issuer, token_text
 from fabrictool.base.errors import FabrictoolError, InvalidInputError
 from fabrictool.base.files import file_error, write_atomic
 from fabrictool.base.ids import is_name
@@ -24,12 +25,17 @@ from fabrictool.mesh.identity import (
     issue_provider,
     issue_session,
 )
+from fabrictool.mesh.issuing import AFTER_END_S
+from fabrictool.mesh.jointoken import JoinTokenError, check_time, read_token
 from fabrictool.mesh.revocation import read_revocation, revoke
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from fabrictool.mesh.identity import UnverifiedChain
+    from fabrictool.mesh.jointoken import JoinToken
+
+SessionRole = Literal["agent", "gateway"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +79,15 @@ class TrustStore:
         except ValueError as error:
             raise FabrictoolError.of("FT6002", f"not a certificate: {error}", file=str(path)) from error
 
+    def root_pem(self) -> bytes:
+        """The same as a file of a run folder."""
+        return ssl.DER_cert_to_PEM_cert(self.root_certificate()).encode()
+
     def provider(self, name: str) -> Credential:
         """A provider's signing credential; raises FT6302 when it was not issued, FT6303 for what is no name."""
         _check_name(name)
-        return self._read(f"providers/{name}", f"run `fabrictool trust issue {name}`")
+        hint = f"`fabrictool trust issue {name}` signs it; of another institution: `fabrictool trust accept TOKENFILE`"
+        return self._read(f"providers/{name}", hint)
 
     def revoke(self, name: str, *, now: float) -> list[str]:
         """Take back all certificates of a provider that have not ended, or one session; returns what was revoked.
@@ -143,6 +154,15 @@ class TrustStore:
             )
         return credential
 
+    def others(self, name: str) -> bool:
+        """Whether its sessions are started by a token: it is another institution's."""
+        return not (self.folder / f"providers/{name}.key").exists() and any(
+            self._token_file(name, role).exists() for role in get_args(SessionRole)
+        )
+
+    def may_start(self, name: str) -> bool:
+        return self.has_provider(name) or self.others(name)
+
     def has_provider(self, name: str) -> bool:
         return (self.folder / f"providers/{name}.crt").exists()
 
@@ -159,7 +179,7 @@ class TrustStore:
 
     def described(self) -> list[UnverifiedChain]:
         """The chains of the root and of all providers, unverified."""
-        self.root()  # says what is missing
+        self.root_certificate()  # says what is missing
         files = [self.folder / "root.crt", *sorted((self.folder / "providers").glob("*.crt"))]
         chains = []
         for file in files:
@@ -193,17 +213,62 @@ class TrustStore:
             for chain in self.described()
         ]
 
-    def session_files(
-        self, provider: str, role: Literal["agent", "gateway"], *, now: float, seconds: float
-    ) -> dict[str, bytes]:
-        """The identity of one session, as files of a run folder."""
-        root = self.root()  # first: without it there is no provider either
-        session = issue_session(self.signer(provider), role, now=now, seconds=seconds)
+    def accept(self, text: str, *, now: float) -> JoinToken:
+        """Keep a join token of another provider, to start its sessions with; in place of a former one.
+
+        Raises
+        ------
+        JoinTokenError
+            FT6401 damaged, FT6402 of another federation, FT6404 not its time.
+        """
+        token = read_token(text).token
+        if token.root != self.root_certificate():
+            hint = "it was made with another root.crt than the one here"
+            raise JoinTokenError.of("FT6402", "the join token is of another federation", hint=hint)
+        check_time(token, now=now)
+        path = self._token_file(token.claims.provider, token.role)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise file_error(error, path.parent) from error
+        write_atomic(path, text.strip().encode() + b"\n", mode=0o600)
+        return token
+
+    def check_sessions(self, provider: str, role: SessionRole, *, now: float) -> None:
+        """Raises what `session_files` would raise that can be known without asking anybody."""
+        self.root_certificate()  # first: without it there is no provider either
+        token = self._token(provider, role)
+        if token is None:
+            self.signer(provider)
+        else:
+            check_time(token[0], now=now)
+
+    def session_files(self, provider: str, role: SessionRole, *, now: float, seconds: float) -> dict[str, bytes]:
+        """The identity of one session, as files of a run folder: signed here, or where a kept token's issuer is."""
+        root = self.root_pem()
+        kept = self._token(provider, role)
+        if kept is None:
+            session = issue_session(self.signer(provider), role, now=now, seconds=seconds)
+        else:
+            token, text = kept
+            session = ask_issuer(token, text, ends_at=now + seconds - AFTER_END_S, shown="")
         return {
             "identity/session.key": session.key_pem(),
             "identity/session.crt": session.chain_pem(),
-            "identity/root.crt": root.chain_pem(),
+            "identity/root.crt": root,
         }
+
+    def _token_file(self, provider: str, role: SessionRole) -> Path:
+        _check_name(provider)
+        return self.folder / "tokens" / f"{provider}.{role}"
+
+    def _token(self, provider: str, role: SessionRole) -> tuple[JoinToken, str] | None:
+        """The kept token and its text; None where the provider's own key is here, or no token is."""
+        path = self._token_file(provider, role)
+        if (self.folder / f"providers/{provider}.key").exists() or not path.exists():
+            return None
+        text = token_text(str(path), path)
+        return read_token(text).token, text
 
     def _write(self, name: str, credential: Credential) -> None:
         path = self.folder / name

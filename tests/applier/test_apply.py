@@ -106,6 +106,9 @@ class FakeTrust:
     def provider(self, name):
         pass
 
+    def check_sessions(self, provider, role, *, now):
+        pass
+
     def session_files(self, provider, role, *, now, seconds):
         return {}
 

@@ -159,3 +159,37 @@ def test_a_server_that_runs_already_is_offered_and_left_running(contributor):
     job.send_signal(signal.SIGTERM)
     assert job.wait(60) == 0
     assert server.poll() is None
+
+
+def test_an_operator_applies_for_another_provider_with_its_token_and_no_key_of_its(fabric_bed):
+    """Nor with the root's key: the operator is one provider, and the other one's issuer counts and signs."""
+    bed = fabric_bed
+    bed.write()
+    bed.run("trust", "init")
+    side = Contributor(bed)
+    try:
+        ours = bed.folder / "state/t/trust"
+        for name in ("root.key", "providers/beta.key", "providers/beta.crt"):
+            (ours / name).unlink()
+        refused = bed.run("apply", "--yes", code=None)
+        assert refused.returncode != 0
+        assert "trust accept" in refused.stderr
+        assert bed.running() == [], "said before anything was started"
+
+        side.start_issuer()
+        gateway = f"127.0.0.1:{bed.values['mesh']}"
+        words = ["--issuer", side.issuer, "--gateway", gateway, "--uses", "2", "-o", "token", "--trust", "trust"]
+        made = side.start("token", "trust", "token", "beta", *words, "-b", bed.folder / "blueprint.yaml")
+        assert made.wait(60) == 0, side.log("token")
+        assert "2 agent sessions" in bed.run("trust", "accept", "beta/token").stderr
+        bed.run("apply", "--yes")
+        assert bed.running() == ["gateway/main", "replica/tiny/0", "replica/tiny/1"]
+        assert "No changes" in bed.run("plan").stdout
+        assert side.log("issuer").count("signed agent session") == 1
+
+        for last in (False, True):
+            os.kill(bed.units()["replica/tiny/1", "running"].pid, signal.SIGKILL)
+            said = bed.run("reconcile", code=4 if last else 0).stderr
+            assert ("FT6405" in said) == last, "the token's uses are the provider's to give"
+    finally:
+        side.clean_up()
