@@ -77,6 +77,8 @@ def check_now(world):
     for node in living.values():
         if node.hub:
             for session, other in living.items():
+                if other.now_stalled():
+                    continue  # nobody can hear it, for longer than the grace period perhaps
                 if any(world.now - link.since > BELIEVED_AGAIN_S for link in other.links.values()):
                     assert not node.member.registry.evicted(session), f"{other.name} lives, {node.name} evicted it"
 
