@@ -132,7 +132,7 @@ class Detector:
 
     def expected(self, sessions: Iterable[bytes], now: float) -> None:
         """They live, by the registry, and so they dial us; who never comes is looked into after the grace period."""
-        for session in sessions:
+        for session in sorted(sessions):  # the order of a set differs between processes, and an incident must replay
             if session not in self._linked and session not in self._lost:
                 self._lost[session] = _Lost(now, "never-came", now + GRACE_S)
 

@@ -149,7 +149,7 @@ class Member:
         contested, self._contested = self._contested, set()
         self._repeats = self._repeats if self._said_again else 0
         self._said_again = set()
-        repeated = [effect for key in contested for effect in self._say_again(key, wall)]
+        repeated = [effect for key in sorted(contested) for effect in self._say_again(key, wall)]
         gone = self.registry.forget_expired(wall=wall)
         self.gossip.forget(gone)
         self.detector.forget(gone)

@@ -3,8 +3,12 @@
 A seed that fails prints the shortest list of faults that still fails, ready to be pasted into `REPLAYED`.
 """
 
+import os
 import random
+import subprocess
+import sys
 from itertools import product
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +16,7 @@ from fabrictool.mesh import detector
 from fabrictool.mesh.records import Lifecycle, NodeBody
 from tests.mesh.world import Op, World
 
+ROOT = Path(__file__).parents[2]
 GRACE_S = 18.0
 """Shorter than in production, where most of a run would be waiting for it."""
 SHORT_S = 12.0
@@ -199,3 +204,19 @@ def test_the_same_seed_gives_the_same_run():
     size, script = shape(11)
     assert played(11, size, script).trace.digest() == played(11, size, script).trace.digest()
     assert played(11, size, script).trace.digest() != played(12, size, script).trace.digest()
+
+
+def test_the_same_seed_gives_the_same_run_in_every_process():
+    """Sets of octets are walked in another order in each process: no decision may hang on that."""
+    program = (
+        "from tests.mesh.test_invariants import played, shape\n"
+        "print([played(seed, *shape(seed)).trace.hexdigest() for seed in range(15)])"
+    )
+    runs = {
+        subprocess.run(
+            [sys.executable, "-c", program], env=os.environ | {"PYTHONHASHSEED": str(number)}, cwd=ROOT, check=True,
+            capture_output=True,
+        ).stdout
+        for number in (1, 2)
+    }  # fmt: skip
+    assert len(runs) == 1
