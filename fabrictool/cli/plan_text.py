@@ -138,6 +138,7 @@ def _model_cells(model: ModelForecast) -> tuple[str, ...]:
 def complaints(model: ModelForecast) -> list[str]:
     """What is not as it was asked for, who says so where two opinions differ, and why nothing more was done."""
     lines = [*([model.unserved] if model.unserved else []), *model.misses]
+    lines += [f"undecided: {text}" for text in model.undecided]
     if model.overruled:
         lines.append(f"the closed form says {model.overruled}; the replay is trusted")
     return [*lines, *([f"because {model.why}"] if model.why else [])]

@@ -104,12 +104,14 @@ def _model(
     overruled: Verdict = ""
     judge: Literal["replay", "closed form", ""] = ""
     misses: list[str] = []
+    undecided: tuple[str, ...] = ()
     if criteria(slo):
         # The replay is trusted wherever there is one: it has the lengths' spread and the routing's chance in it.
         judge = "closed form" if played is None else "replay"
         formula = slo_misses(slo, worst) if count else ["no replica"]
         misses = formula if played is None else list(played.misses)
-        verdict = "misses" if misses or served < 1.0 else "meets"
+        undecided = () if played is None else played.undecided
+        verdict = "misses" if misses or served < 1.0 else "undecided" if undecided else "meets"
         overruled = "misses" if formula else "meets"
     return ModelForecast(
         model=need.model,
@@ -121,9 +123,10 @@ def _model(
         e2e_p95_s=_band(worst.e2e_p95, bands[2]),
         replay=None if played is None else played.figures,
         misses=tuple(misses),
+        undecided=undecided,
         slo=verdict,
         judge=judge,
-        overruled=overruled if overruled != verdict and served == 1.0 else "",
+        overruled=overruled if verdict not in ("undecided", overruled) and served == 1.0 else "",
     )
 
 

@@ -163,9 +163,9 @@ class _Found:
     """After a replay that missed: nothing that was found then is better than this."""
 
     @property
-    def lacks(self) -> tuple[float, float]:
-        """The less, the better."""
-        return clean(values_of(self.solution).get("served", 0.0)), shortfall(self.problem, self.played)
+    def lacks(self) -> tuple[float, float, float]:
+        """The less, the better, the first ones first."""
+        return clean(values_of(self.solution).get("served", 0.0)), *shortfall(self.problem, self.played)
 
 
 def _best(situation: Situation, options: PlanOptions, evidence: Evidence) -> _Found:

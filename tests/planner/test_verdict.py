@@ -4,18 +4,20 @@ import msgspec
 import pytest
 
 from fabrictool.blueprint import load
-from fabrictool.cli.plan_text import complaints, share_text
+from fabrictool.cli.plan_markdown import markdown
+from fabrictool.cli.plan_text import complaints, render, share_text
 from fabrictool.domain.blueprint import Slo
 from fabrictool.domain.evidence import Evidence
-from fabrictool.domain.observed import ClusterFacts
-from fabrictool.domain.plan import Placement, ReplicaPlacement
+from fabrictool.domain.observed import ClusterFacts, Observed
+from fabrictool.domain.plan import Placement, Replay, ReplicaPlacement, decode_plan
 from fabrictool.domain.specs import AgentSpec, GatewaySpec, weight_key
 from fabrictool.domain.state import State
 from fabrictool.planner import plan as planning
 from fabrictool.planner.assign import assign
 from fabrictool.planner.build import build_problem
+from fabrictool.planner.judged import shortfall
 from fabrictool.planner.plan import PlanOptions, plan
-from fabrictool.planner.replay import replay
+from fabrictool.planner.replay import Played, replay
 from fabrictool.planner.solvers.appraisal import settled
 from fabrictool.planner.solvers.exact import ExactSolver
 from fabrictool.planner.weights import gateway_weights, planned_rates, weighted
@@ -162,10 +164,7 @@ def test_more_is_asked_where_attain_is_above_the_percentiles(tmp_path):
 
 def test_what_the_replay_misses_is_planned_otherwise(tmp_path, monkeypatch):
     """Wide lengths: the closed form thinks that one replica is enough. What may be added is added."""
-    spare = INVENTORY.replace("devices_per_node: 2, nodes: 1", "devices_per_node: 2, nodes: 4")
-    loaded = fabric(
-        tmp_path, rate=4, slo="slo: {ttft_p95: 700ms}", length="{mean: 2000 tok, sd: 1500 tok}", inventory=spare
-    )
+    loaded = wide(tmp_path, "650ms")
     lines = {}
     for rounds in (0, planning.ROUNDS):
         monkeypatch.setattr(planning, "ROUNDS", rounds)
@@ -176,6 +175,46 @@ def test_what_the_replay_misses_is_planned_otherwise(tmp_path, monkeypatch):
     assert (lines[True].slo, lines[True].judge, lines[True].why) == ("meets", "replay", "")
     assert lines[True].replicas > 1
     assert any("misses the SLO at 4 req/s in the replay" in reason for reason in made.reasons)
+
+
+def test_what_the_replay_cannot_tell_is_undecided_and_planned_otherwise(tmp_path, monkeypatch):
+    """As wide, and a target at the edge: 10,000 requests do not show on which side it is."""
+    loaded = wide(tmp_path, "700ms")
+    plans = {}
+    for rounds in (0, planning.ROUNDS):
+        monkeypatch.setattr(planning, "ROUNDS", rounds)
+        plans[bool(rounds)] = planned(loaded)
+    (line,) = plans[False].forecast.models
+    assert (line.slo, line.judge, line.misses, line.overruled) == ("undecided", "replay", (), "")
+    assert line.replay.low < 0.95 < line.replay.high
+    said = "TTFT within 700ms: between 92.7% and 95.8% of requests, 95% are wanted"
+    assert line.undecided == (said,)
+    text = render(plans[False], Observed(clusters={}))
+    assert "undecided (94%)" in text
+    assert f"▲ m: undecided: {said}" in text
+    assert "▲ m: because there is room in fast/gpu" in text
+    assert "undecided" in markdown(plans[False])
+    assert decode_plan(msgspec.json.encode(plans[False])) == plans[False]
+    (line,) = plans[True].forecast.models
+    assert (line.slo, line.undecided) == ("meets", ())
+    assert any("is not shown to meet the SLO at 4 req/s in the replay" in reason for reason in plans[True].reasons)
+
+
+def test_what_is_missed_counts_before_what_is_undecided(tmp_path):
+    problem, _ = solved(fabric(tmp_path))
+    figures = Replay(requests=1, attainment=0.9, in_system=1.0, ttft_p95_s=1.0, tpot_p95_s=1.0, e2e_p95_s=1.0)
+    kind = problem.options[0].key
+    missed = {"m": Played(figures, ("x",), (), {kind: 0.01})}
+    undecided = {"m": Played(figures, (), ("x",), {kind: 0.5})}
+    filling = {"m": Played(figures, (), ("x",), {})}
+    assert shortfall(problem, filling) == (0.0, 0.0) < shortfall(problem, undecided) < shortfall(problem, missed)
+
+
+def wide(folder, ttft):
+    """Lengths spread widely, and room for more replicas than the closed form thinks that it takes."""
+    spare = INVENTORY.replace("devices_per_node: 2, nodes: 1", "devices_per_node: 2, nodes: 4")
+    slo = f"slo: {{ttft_p95: {ttft}}}"
+    return fabric(folder, rate=4, slo=slo, length="{mean: 2000 tok, sd: 1500 tok}", inventory=spare)
 
 
 def test_a_model_that_misses_says_why_nothing_more_was_done(tmp_path):
