@@ -185,6 +185,11 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
     gap: float = 0.0
     version: str = ""
     """Of OR-Tools: another one may find another placement that is as good."""
+    lessons: int = 0
+    """Kinds of replica whose tables the replay corrected. Values have these corrections in them, bounds have not: they
+    are of the problem as it was asked, and no correction leads below them."""
+    gap_with_lessons: float = 0.0
+    """Where there are lessons: the largest gap to bounds that have them in them, which are as good as the lessons."""
 
 
 class Outlook(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

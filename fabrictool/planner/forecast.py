@@ -1,4 +1,4 @@
-"""What the placement is expected to do, with bands, and how good the solver proved it to be."""
+"""What the placement is expected to do, with bands."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, get_args
 
 from fabrictool.base.canonical import tidy
-from fabrictool.domain.plan import Band, Certificate, Forecast, ModelForecast, Stage
+from fabrictool.domain.plan import Band, Forecast, ModelForecast
 from fabrictool.domain.specs import Phase
 from fabrictool.planner.columns import after
-from fabrictool.planner.stages import TIDYING, TOLERANCE
+from fabrictool.planner.stages import TOLERANCE
 from fabrictool.planner.targets import slo_misses
 from fabrictool.simulator.capacity import Latency, under_load
 from fabrictool.simulator.phases import prefill_under_load
@@ -45,31 +45,6 @@ def forecast(
         currency=currency,
         power_w=tidy(sum(option.power * count for option, count in used)),
         basis="; ".join(sorted({option.figures.basis for option, _ in used})),
-    )
-
-
-def certificate(problem: PlacementProblem, solution: Solution, seed: int) -> Certificate:
-    """The solver's claim, stage by stage, and of the stage where it is farthest from proved."""
-    import ortools  # noqa: PLC0415 - --help must not pay for it
-
-    stages = tuple(
-        Stage(name=s.name, objective=s.objective, bound=s.bound, gap=_gap(s.objective, s.bound))
-        for s in solution.stages
-    )
-    felt = [stage for stage in stages if stage.name not in TIDYING]
-    # Among equals the first after ``served``, which is 0 of 0 in any fabric that is large enough.
-    worst = max([*felt[1:], *felt[:1]], key=lambda stage: stage.gap)
-    return Certificate(
-        solver=solution.solver,
-        seed=seed,
-        optimal=solution.optimal,
-        stages=stages,
-        tables_sha256=problem.tables_sha256,
-        stage=worst.name,
-        objective=worst.objective,
-        bound=worst.bound,
-        gap=worst.gap,
-        version=ortools.__version__,
     )
 
 
@@ -164,9 +139,3 @@ def _moving(problem: PlacementProblem, mine: Sequence[tuple[Option, int, int]]) 
 
 def _band(value: float, factors: tuple[float, float]) -> Band:
     return Band(tidy(value), tidy(value * factors[0]), tidy(value * factors[1]))
-
-
-def _gap(objective: float, bound: float) -> float:
-    # Bounds are of stages before which others were kept within the solver's tolerance, which they may have used.
-    inside = objective - bound <= 10 * TOLERANCE * max(1.0, abs(objective))
-    return 0.0 if inside else tidy((objective - bound) / max(abs(objective), 1e-9))

@@ -11,7 +11,7 @@ not satisfy who asks for it. But it counts for less than what is missed: no mode
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -40,6 +40,8 @@ class Lesson:
 
 ROUNDS = 2
 """Times that the problem is solved again."""
+Again = Literal["searched", "no time", ""]
+"""Whether it was; "no time": the limit on the work was used up before."""
 NEARLY = 0.999
 """Of the planned rate: a level that is as high has been tried."""
 
@@ -92,13 +94,11 @@ def _limited(option: Option, lesson: Lesson | None) -> Option:
     return replace(option, levels=levels)
 
 
-def with_reasons(
-    forecast: Forecast, problem: PlacementProblem, solution: Solution, *, searched_again: bool
-) -> Forecast:
+def with_reasons(forecast: Forecast, problem: PlacementProblem, solution: Solution, again: Again) -> Forecast:
     """With what stands in the way of each model that is not shown to meet its SLO, or whose demand cannot be served."""
     needs = {need.model: need for need in problem.needs}
     models = tuple(
-        msgspec.structs.replace(model, why=_why(problem, solution, needs[model.model], searched_again=searched_again))
+        msgspec.structs.replace(model, why=_why(problem, solution, needs[model.model], again))
         if model.slo in ("misses", "undecided") or model.served < 1.0
         else model
         for model in forecast.models
@@ -106,7 +106,7 @@ def with_reasons(
     return msgspec.structs.replace(forecast, models=models)
 
 
-def _why(problem: PlacementProblem, solution: Solution, need: ModelNeed, *, searched_again: bool) -> str:
+def _why(problem: PlacementProblem, solution: Solution, need: ModelNeed, again: Again) -> str:
     mine = [problem.options[i] for i in problem.of(need.model)]
     count = sum(solution.counts.get(i, 0) for i in problem.of(need.model))
     if not mine:
@@ -124,9 +124,12 @@ def _why(problem: PlacementProblem, solution: Solution, need: ModelNeed, *, sear
         idle = sum(free.values())
         return "no device is free" if not idle else f"the {idle} free devices are not where it may stand and meet it"
     there = ", ".join(sorted({"/".join(option.pool.key) for option in roomy})[:3])
-    if searched_again:
-        return f"there is room in {there}, but no placement that was found there does better within the rules"
-    return f"there is room in {there}, but it was not searched again for a placement that uses it"
+    tried = {
+        "searched": "no placement that was found there does better within the rules",
+        "no time": "the time limit was used up before a placement that uses it was found",
+        "": "it was not searched again for a placement that uses it",
+    }
+    return f"there is room in {there}, but {tried[again]}"
 
 
 def free_devices(problem: PlacementProblem, solution: Solution) -> dict[tuple[str, str], int]:

@@ -12,7 +12,7 @@ from fabrictool.domain.observed import ClusterFacts, Observed
 from fabrictool.domain.plan import Placement, Replay, ReplicaPlacement, decode_plan
 from fabrictool.domain.specs import AgentSpec, GatewaySpec, weight_key
 from fabrictool.domain.state import State
-from fabrictool.planner import plan as planning
+from fabrictool.planner import chosen as choosing
 from fabrictool.planner.assign import assign
 from fabrictool.planner.build import build_problem
 from fabrictool.planner.judged import shortfall
@@ -166,8 +166,8 @@ def test_what_the_replay_misses_is_planned_otherwise(tmp_path, monkeypatch):
     """Wide lengths: the closed form thinks that one replica is enough. What may be added is added."""
     loaded = wide(tmp_path, "650ms")
     lines = {}
-    for rounds in (0, planning.ROUNDS):
-        monkeypatch.setattr(planning, "ROUNDS", rounds)
+    for rounds in (0, choosing.ROUNDS):
+        monkeypatch.setattr(choosing, "ROUNDS", rounds)
         made = planned(loaded)
         (lines[bool(rounds)],) = made.forecast.models
     assert (lines[False].slo, lines[False].overruled, lines[False].replicas) == ("misses", "meets", 1)
@@ -181,8 +181,8 @@ def test_what_the_replay_cannot_tell_is_undecided_and_planned_otherwise(tmp_path
     """As wide, and a target at the edge: 10,000 requests do not show on which side it is."""
     loaded = wide(tmp_path, "700ms")
     plans = {}
-    for rounds in (0, planning.ROUNDS):
-        monkeypatch.setattr(planning, "ROUNDS", rounds)
+    for rounds in (0, choosing.ROUNDS):
+        monkeypatch.setattr(choosing, "ROUNDS", rounds)
         plans[bool(rounds)] = planned(loaded)
     (line,) = plans[False].forecast.models
     assert (line.slo, line.judge, line.misses, line.overruled) == ("undecided", "replay", (), "")
