@@ -6,9 +6,6 @@ import pytest
 
 from fabrictool.cli.plan_text import gap_text
 from fabrictool.cli.solve_watch import SolverWatch
-from fabrictool.domain.evidence import Evidence
-from fabrictool.domain.observed import ClusterFacts
-from fabrictool.domain.state import State
 from fabrictool.planner.certificate import certificate, certificate_of
 from fabrictool.planner.chosen import SearchOptions, best, forecast_of
 from fabrictool.planner.formulation import Formulation
@@ -17,7 +14,7 @@ from fabrictool.planner.solvers import exact
 from fabrictool.planner.solvers.exact import NODES_PER_SECOND, ExactSolver
 from fabrictool.planner.solvers.large import SWEEPS_PER_SECOND
 from fabrictool.planner.work import SearchWork
-from tests.planner.test_verdict import solved, wide
+from tests.planner.test_verdict import nothing_runs, solved, wide
 
 
 class Recorder:
@@ -40,9 +37,7 @@ class Recorder:
 
 def situation(folder, ttft="650ms"):
     loaded = wide(folder, ttft)
-    seen = {name: ClusterFacts(cluster=name, known=True) for name in loaded.inventory.clusters}
-    evidence = Evidence(fabric="f", lineage="", at=0.0, clusters=seen, specs={}, state=State())
-    return situation_of(loaded.blueprint, loaded.inventory, evidence, 0.0)
+    return situation_of(loaded.blueprint, loaded.inventory, nothing_runs(loaded), 0.0)
 
 
 def verdict(chosen):

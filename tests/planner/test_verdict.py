@@ -68,10 +68,13 @@ def solved(loaded):
     return problem, solution
 
 
-def planned(loaded):
+def nothing_runs(loaded):
     seen = {name: ClusterFacts(cluster=name, known=True) for name in loaded.inventory.clusters}
-    evidence = Evidence(fabric="f", lineage="", at=0.0, clusters=seen, specs={}, state=State())
-    return plan(loaded.blueprint, loaded.inventory, evidence, PlanOptions(time_limit_s=10), now=0.0)
+    return Evidence(fabric="f", lineage="", at=0.0, clusters=seen, specs={}, state=State())
+
+
+def planned(loaded):
+    return plan(loaded.blueprint, loaded.inventory, nothing_runs(loaded), PlanOptions(time_limit_s=10), now=0.0)
 
 
 def test_the_planned_split_reaches_plan_gateway_and_replay(tmp_path):
