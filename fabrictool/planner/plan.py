@@ -91,7 +91,7 @@ def plan(
             *(["the explanation was cut short"] if cut else ()),
             *(f"{warning.code} {warning.message}" for warning in warnings),
             *unserved_groups(blueprint, inventory, placement, node_loss=options.node_loss),
-            *_mean_traces(blueprint),
+            *_without_hours(blueprint),
             *_unread_keys(blueprint, keys),
             *clock_warnings(evidence),
             *_waiting_pins(blueprint, situation),
@@ -165,9 +165,11 @@ def _unrepeatable(solution: Solution) -> list[str]:
     return ["the search ran out of time: on another machine the same files may be placed otherwise"]
 
 
-def _mean_traces(blueprint: Blueprint) -> list[str]:
+def _without_hours(blueprint: Blueprint) -> list[str]:
+    """Uneven gaps are all that one number says of a trace: bursts, but no hours of more and of less."""
     return [
-        f"{name}: of demand.trace its mean rate and its lengths are planned for, not its bursts"
+        f"{name}: of demand.trace its mean rate, its lengths and its bursts (cv {model.demand.cv or 1.0:g}) are planned"
+        " for, not its busiest hours"
         for name, model in sorted(blueprint.models.items())
         if model.demand is not None and model.demand.trace is not None
     ]

@@ -1,7 +1,7 @@
 """The placement played event by event until it is as full as it gets: what judges the closed forms that chose it.
 
-With the blueprint's lengths, rates and routing policy, and with the weights of the plan; the same seed plays the same.
-Of a model with many replicas a smaller fleet is played, with the same load on each.
+With the blueprint's lengths, rates, bursts and routing policy, and with the weights of the plan; the same seed plays
+the same. Of a model with many replicas a smaller fleet is played, with the same load on each.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from fabrictool.routing.policies import routing_policy
 from fabrictool.simulator.deployment import of_model
 from fabrictool.simulator.slo import METRICS, criteria
 from fabrictool.simulator.steady import steady_state
+from fabrictool.workload.arrivals import cv_of_part
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -73,7 +74,7 @@ def replay(
         mine, share = _fewer([replica for replica in there if replica.model == name], rates)
         try:
             simulation = of_model(name, blueprint, inventory, mine, [])
-            simulation = replace(simulation, rate=simulation.rate * share)
+            simulation = replace(simulation, rate=simulation.rate * share, cv=cv_of_part(simulation.cv, share))
             wanted = criteria(blueprint.models[name].slo)
             state = steady_state(
                 simulation,

@@ -1,11 +1,16 @@
 """One verdict on an SLO: from the replay, with the routing that the plan plans, and acted upon."""
 
+import json
+import math
+
 import msgspec
+import numpy as np
 import pytest
 
 from fabrictool.blueprint import load
 from fabrictool.cli.plan_markdown import markdown
 from fabrictool.cli.plan_text import complaints, render, share_text
+from fabrictool.cli.source import Source
 from fabrictool.domain.blueprint import Slo
 from fabrictool.domain.evidence import Evidence
 from fabrictool.domain.observed import ClusterFacts, Observed
@@ -26,6 +31,7 @@ from fabrictool.simulator.capacity import under_load
 from fabrictool.simulator.deployment import of_model
 from fabrictool.simulator.slo import criteria
 from fabrictool.simulator.steady import steady_state
+from fabrictool.workload.arrivals import arrivals
 
 INVENTORY = """
 apiVersion: fabrictool/v1
@@ -201,6 +207,50 @@ def test_what_the_replay_cannot_tell_is_undecided_and_planned_otherwise(tmp_path
     (line,) = plans[True].forecast.models
     assert (line.slo, line.undecided) == ("meets", ())
     assert any("is not shown to meet the SLO at 4 req/s in the replay" in reason for reason in plans[True].reasons)
+
+
+def test_the_verdict_is_of_requests_that_come_as_unevenly_as_the_demand_says(tmp_path):
+    """Bursts are in no table: the closed form sees no difference, the replay does, and more is planned for them."""
+    lines = {}
+    for uneven in ("", ", cv: 4"):
+        pinned = "slo: {ttft_p95: 1s}\n    place: {pin: [{cluster: fast, replicas: 1}]}"
+        loaded = fabric(tmp_path, rate=6, most=1, slo=pinned, length=f"800 tok{uneven}")
+        lines[uneven] = planned(loaded).forecast.models[0]
+    calm, bursty = lines.values()
+    assert (calm.slo, bursty.slo, bursty.overruled) == ("meets", "misses", "meets")
+    assert calm.ttft_p95_s == bursty.ttft_p95_s
+    assert bursty.replay.ttft_p95_s > 2 * calm.replay.ttft_p95_s
+
+
+def test_a_part_of_a_fleet_is_played_with_its_part_of_the_bursts(tmp_path, monkeypatch):
+    seen = []
+
+    def watched(simulation, *arguments, **options):
+        seen.append((simulation.rate, simulation.cv))
+        return steady_state(simulation, *arguments, **options)
+
+    monkeypatch.setattr("fabrictool.planner.replay.steady_state", watched)
+    loaded = fabric(tmp_path, rate=32, length="800 tok, cv: 3")
+    many = [msgspec.structs.replace(assigned("fast", 2), replica=f"m/{at}") for at in range(16)]
+    for replicas in (many[:8], many):
+        replay(loaded.blueprint, loaded.inventory, Placement(replicas=tuple(replicas)), {}, 0)
+    assert seen == [(32.0, 3.0), (16.0, pytest.approx(math.sqrt(5.0)))]
+
+
+def test_a_plan_says_what_of_a_trace_it_knows(tmp_path):
+    times = arrivals("gamma", 4.0, 2000, np.random.default_rng(0), cv=3.0)
+    text = "\n".join(json.dumps({"t": float(t), "in": 500, "out": 100}) for t in times)
+    (tmp_path / "t.jsonl").write_text(text + "\n")
+    fabric(tmp_path)
+    written = (tmp_path / "blueprint.yaml").read_text()
+    demand = "demand: {rate: 12 req/s, input: 800 tok, output: 200 tok}"
+    assert demand in written
+    (tmp_path / "blueprint.yaml").write_text(written.replace(demand, "demand: {trace: t.jsonl}"))
+    made = planned(Source(tmp_path / "blueprint.yaml").loaded)
+    said = (
+        "m: of demand.trace its mean rate, its lengths and its bursts (cv 3.1) are planned for, not its busiest hours"
+    )
+    assert said in made.warnings
 
 
 def test_what_is_missed_counts_before_what_is_undecided(tmp_path):
