@@ -82,14 +82,15 @@ def best(situation: Situation, options: SearchOptions) -> Chosen:
     """
     problem, tables = situation.build()
     first = last = chosen = _found(situation, problem, tables, options)
-    left = options.time_limit_s
+    left = options.time_limit_s - first.solution.work
+    repeatable, stopped, again = first.solution.repeatable, first.stopped, chosen.again
     for _ in range(ROUNDS):
-        left -= last.solution.work
         learned = lessons(last.problem, last.solution, last.played)
-        if not learned or chosen.stopped:
+        if not learned or stopped:
             break
         if left <= 0.0:
-            return replace(chosen, again="no time")
+            again = "no time"
+            break
         taught_by = replace(situation, learned=(*last.situation.learned, *learned))
         within = replace(options, time_limit_s=left)
         try:
@@ -97,15 +98,20 @@ def best(situation: Situation, options: SearchOptions) -> Chosen:
         except KeyboardInterrupt:
             if options.progress is None:
                 raise
-            return replace(chosen, stopped=True)
+            stopped = True
+            break
         except FabrictoolError as error:  # such as FT2902, no time: what was found before is a plan
             if any(problem.code == BROKEN_RULE for problem in error.problems):
                 raise
-            return chosen if chosen.again else replace(chosen, again="no time")
+            again, repeatable = "no time", False  # it may have been the clock's
+            break
+        left -= last.solution.work
+        # A search that the clock cut short decided what was learned, whichever placement is the better one.
+        repeatable, stopped, again = repeatable and last.solution.repeatable, last.stopped, "searched"
         if last.lacks < chosen.lacks:
             chosen = replace(last, asked=(first.problem, first.solution))
-        chosen = replace(chosen, again="searched", stopped=last.stopped)
-    return chosen
+    solution = replace(chosen.solution, repeatable=repeatable)
+    return replace(chosen, solution=solution, stopped=stopped, again=again)
 
 
 def forecast_of(chosen: Chosen, currency: str) -> Forecast:

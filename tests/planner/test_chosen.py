@@ -22,9 +22,9 @@ class Recorder:
 
     name = "recorder"
 
-    def __init__(self, work=0.0, stop_at=None):
+    def __init__(self, work=0.0, stop_at=None, late_at=None):
         self.deadlines, self.solutions = [], []
-        self._work, self._stop_at = work, stop_at
+        self._work, self._stop_at, self._late_at = work, stop_at, late_at
 
     def solve(self, problem, *, deadline_s, seed, warm=None):
         self.deadlines.append(deadline_s)
@@ -32,7 +32,7 @@ class Recorder:
             raise KeyboardInterrupt
         *_, solution = ExactSolver().solve(problem, deadline_s=10, seed=seed)
         self.solutions.append(solution)
-        yield replace(solution, work=self._work)
+        yield replace(solution, work=self._work, repeatable=len(self.deadlines) != self._late_at)
 
 
 def situation(folder, ttft="650ms"):
@@ -98,6 +98,13 @@ def test_large_problems_learn_as_well_and_count_their_sweeps(tmp_path, monkeypat
     assert chosen.situation.learned
     assert chosen.solution.repeatable
     assert chosen.solution.work % (1 / SWEEPS_PER_SECOND) == 0.0
+
+
+@pytest.mark.parametrize(("late_at", "repeatable"), [(None, True), (1, False), (2, False), (3, False)])
+def test_a_search_that_the_clock_cut_short_is_told_of_whatever_came_after_it(tmp_path, late_at, repeatable):
+    """What the first one found decided what was learned; what the last one missed might have been better."""
+    chosen = best(situation(tmp_path, "600ms"), SearchOptions(0, 9.0, Recorder(late_at=late_at)))
+    assert chosen.solution.repeatable is repeatable
 
 
 def test_ctrl_c_while_it_searches_again_keeps_what_was_found(tmp_path):
