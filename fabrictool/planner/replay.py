@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from fabrictool.simulator.steady import ShareEstimate, SteadyState
 
 MOST, LEAST, TOGETHER = 10_000, 2_000, 40_000
-"""Requests of one run: of one model at most and at least, and of all models about."""
+"""Requests of one run: of one model at most, at most where there are many models, and of all models about."""
 FLEET = 8
 """Replicas of one model that are played together; more would only take longer."""
 
@@ -82,6 +82,7 @@ def replay(
                 lambda: routing_policy(blueprint.routing.policy, random.Random(seed)),
                 most=most,
                 seed=seed,
+                fill=MOST,
             )
         except InvalidInputError:  # nothing to play: no demand, or nobody whom trust lets serve it
             continue

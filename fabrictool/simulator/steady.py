@@ -103,8 +103,12 @@ def steady_state(
     *,
     most: int,
     seed: int,
+    fill: int = 0,
 ) -> SteadyState:
-    """Plays the declared demand, `most` requests at most in one run. Raises InvalidInputError FT2142 without one."""
+    """Plays the declared demand, `most` requests at most in one run, or `fill` where it only is not full yet.
+
+    Raises InvalidInputError FT2142 without a demand.
+    """
     # Without an SLO there is nothing to tell, and what is overloaded never is as full as it gets.
     most = most if wanted else min(most, FIRST * GROWTH)
     count = min(FIRST, most)
@@ -113,9 +117,10 @@ def steady_state(
         state, filled = _seen(outcome, wanted, len(simulation.specs))
         # While it fills a fleet is better than later: what misses then will miss.
         missed = any(estimate.missed for estimate in state.estimates)
-        if missed or (state.clear and state.full) or count >= most:
+        limit = max(most, fill) if state.clear and not state.full else most
+        if missed or (state.clear and state.full) or count >= limit:
             return state
-        count = min(math.ceil(MARGIN * filled * count) if filled > 1.0 else GROWTH * count, most)
+        count = min(math.ceil(MARGIN * filled * count) if filled > 1.0 else GROWTH * count, limit)
 
 
 def _seen(outcome: Outcome, wanted: Sequence[Criterion], replicas: int) -> tuple[SteadyState, float]:
