@@ -10,9 +10,11 @@ from fabrictool.planner.certificate import certificate, certificate_of
 from fabrictool.planner.chosen import SearchOptions, best, forecast_of
 from fabrictool.planner.formulation import Formulation
 from fabrictool.planner.situation import situation_of
-from fabrictool.planner.solvers import exact
+from fabrictool.planner.solvers import cp, exact
+from fabrictool.planner.solvers.cp import CpSolver
 from fabrictool.planner.solvers.exact import NODES_PER_SECOND, ExactSolver
 from fabrictool.planner.solvers.large import SWEEPS_PER_SECOND
+from fabrictool.planner.solvers.tabu import TabuSolver
 from fabrictool.planner.work import SearchWork
 from tests.planner.test_verdict import nothing_runs, solved, wide
 
@@ -161,3 +163,28 @@ def test_the_seconds_of_a_plan_are_those_of_all_its_searches(tmp_path):
     assert passed[1] > 1.2 * passed[0]
     times = [moment.seconds for moment in watch.moments]
     assert times == sorted(times)
+
+
+def test_tabu_counts_what_it_weighed_also_where_it_finds_nothing_better(tmp_path):
+    problem, _ = solved(wide(tmp_path, "650ms"))
+    *_, start, last = TabuSolver().solve(problem, deadline_s=3.0, seed=0)
+    assert start.counts == last.counts
+    assert 0.0 < last.work < 3.5
+
+
+def test_cp_counts_stages_that_went_to_their_limit(tmp_path, monkeypatch):
+    problem, _ = solved(wide(tmp_path, "650ms"))
+    *_, proved = CpSolver().solve(problem, deadline_s=20.0, seed=0)
+    minimise = cp._Integers.minimise
+    limits = []
+
+    def cut_short(self, terms, work, *rest):
+        limits.append(work / cp.WORK)
+        return replace(minimise(self, terms, work, *rest), optimal=False)
+
+    monkeypatch.setattr(cp._Integers, "minimise", cut_short)
+    *_, hurried = CpSolver().solve(problem, deadline_s=20.0, seed=0)
+    assert proved.work == 0.0
+    assert hurried.work == pytest.approx(sum(limits))
+    assert hurried.work < 20.0
+    assert limits[0] == 10.0

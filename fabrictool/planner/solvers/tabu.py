@@ -60,8 +60,9 @@ class TabuSolver:
         if len(problem.needs) == 1 and warm is None:
             starts.append(search.clustered(problem.needs[0].model))
         best = min(starts, key=lambda state: state.rank)
-        if not best.broken:
-            yield search.solution(best, self.name, deadline_s, seed)
+        solution = None if best.broken else search.solution(best, self.name, deadline_s, seed)
+        if solution is not None:
+            yield solution
         first = best
         for _ in range(ROUNDS):
             walked, used = search.run(best, neighbours, evaluations=left)
@@ -77,9 +78,9 @@ class TabuSolver:
                 "the search found no placement that keeps all rules",
                 hint="`--solver exact` says whether there is one",
             )
-        if best.rank < first.rank:
+        if solution is None or best.rank < first.rank:
             solution = search.solution(best, self.name, deadline_s, seed)
-            yield replace(solution, work=(most - left) / EVALUATIONS_PER_SECOND)
+        yield replace(solution, work=(most - left) / EVALUATIONS_PER_SECOND)
 
 
 def _rank(state: TabuState) -> tuple[float, ...]:
