@@ -53,7 +53,7 @@ def plan(
             parser=seconds(0.1, 86400),
             metavar="DURATION",
             show_default="60s",
-            help="How much work each stage of the solver may take.",
+            help="How much work the whole search may take.",
         ),
     ] = 60.0,
     verbose: Annotated[
@@ -141,7 +141,8 @@ def plan(
         drawable(plot)
     watch = SolverWatch(solver_named(solver))
     bundle = bundle_meant(source, observed_file, root, max_age) if offline else None
-    options = PlanOptions(seed, time_limit, watch, explain, node_loss, search_progress() if bundle is None else None)
+    progress = search_progress() if bundle is None else None
+    options = PlanOptions(seed, time_limit, watch, progress, explain=explain, node_loss=node_loss)
     output = PlanOutput(out, policy, chart, plot, explain, verbose, as_json, detailed_exitcode, assume_empty)
     return show_plan(source, bundle, options, watch, output)
 

@@ -10,7 +10,7 @@ import unicodedata
 from typing import TYPE_CHECKING
 
 from fabrictool.cli.output import seconds_text
-from fabrictool.cli.plan_text import SYMBOLS, complaints, share_text
+from fabrictool.cli.plan_text import SYMBOLS, complaints, gap_text, share_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -116,8 +116,7 @@ def _totals(plan: Plan) -> list[str]:
         words.append(f"cost {forecast.cost_per_hour:.2f} {_code(forecast.currency)}/h")
     if forecast.power_w:
         words.append(f"power {forecast.power_w:.0f} W")
-    gap = f"gap {certificate.gap:.2%}" if certificate.gap else "no gap"
-    words.append(f"solver {_code(certificate.solver)}, {gap}")
+    words.append(f"solver {_code(certificate.solver)}, {_code(gap_text(certificate))}")
     return [" · ".join(words), f"Basis: {_code(forecast.basis)}", ""]
 
 

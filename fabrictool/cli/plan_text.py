@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fabrictool.domain.observed import Observed
-    from fabrictool.domain.plan import Action, Band, ModelForecast, Outlook, Plan
+    from fabrictool.domain.plan import Action, Band, Certificate, ModelForecast, Outlook, Plan
 
 SYMBOLS = {"create": "+", "update": "~", "replace": "~", "delete": "-", "keep": "=", "unknown": "?"}
 
@@ -128,10 +128,19 @@ def _forecast_lines(plan: Plan) -> list[str]:
     lines.append(f"cost {cost}   power {power}")
     lines.append(f"basis: {forecast.basis}")
     certificate = plan.certificate
-    gap = f"gap {certificate.gap:.2%} in {certificate.stage}" if certificate.gap else "no gap"
+    gap = gap_text(certificate)
     word = f"optimal ({gap})" if certificate.optimal else gap
     lines.append(f"solver {certificate.solver}: {word}, seed {certificate.seed}")
     return lines
+
+
+def gap_text(certificate: Certificate) -> str:
+    """How far from proved it is: against what was asked, and against what the replay left of it."""
+    gap = f"gap {certificate.gap:.2%} in {certificate.stage}" if certificate.gap else "no gap"
+    if not (certificate.lessons and certificate.gap):
+        return gap
+    rest = f"{certificate.gap_with_lessons:.2%}" if certificate.gap_with_lessons else "none"
+    return f"{gap} before the replay's lessons, {rest} with them"
 
 
 def _model_cells(model: ModelForecast) -> tuple[str, ...]:
@@ -145,6 +154,7 @@ def _model_cells(model: ModelForecast) -> tuple[str, ...]:
 def complaints(model: ModelForecast) -> list[str]:
     """What is not as it was asked for, who says so where two opinions differ, and why nothing more was done."""
     lines = [*([model.unserved] if model.unserved else []), *model.misses]
+    lines += [f"undecided: {text}" for text in model.undecided]
     if model.overruled:
         lines.append(f"the closed form says {model.overruled}; the replay is trusted")
     return [*lines, *([f"because {model.why}"] if model.why else [])]

@@ -22,7 +22,7 @@ class Moment:
 
 @dataclass
 class SolverWatch:
-    """Wraps one solver for one search."""
+    """Wraps one solver for one plan, which may ask it several times."""
 
     solver: Solver
     name: str = ""
@@ -35,7 +35,7 @@ class SolverWatch:
         self, problem: PlacementProblem, *, deadline_s: float, seed: int, warm: Solution | None = None
     ) -> Iterator[Solution]:
         """As the solver does."""
-        began = time.monotonic()
+        began = time.monotonic() - self.seconds
         try:
             for solution in self.solver.solve(problem, deadline_s=deadline_s, seed=seed, warm=warm):
                 self.moments.append(Moment(time.monotonic() - began, solution.stages[-1]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from concurrent.futures import BrokenExecutor, CancelledError
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,8 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from fabrictool.cli.source import Source
+    from fabrictool.domain.plan import ModelForecast
     from fabrictool.planner.problem import Solver
 
+MOST_NAMED = 5
+"""Models that one line names."""
 PATIENCE_S = 2.0
 """A sweep that takes longer tells how far it is."""
 AS_IT_IS = "as it is"
@@ -43,7 +47,7 @@ def show_sweep(expressions: Sequence[str], source: Source, options: SweepOptions
 
     now = time.time()
     with source.fabric() as fabric:
-        evidence = fabric.gather(now=now)
+        evidence = fabric.gather(now=now).within(source.inventory)
     situation = situation_of(source.blueprint, source.inventory, evidence, now)
     try:
         with executor_named(options.executor, len(expressions), options.workers) as doer:
@@ -90,6 +94,8 @@ def document(sweep: Sweep) -> dict[str, Any]:
             "feasible": outcome.feasible,
             "problem": outcome.problem or None,
             "optimal": outcome.optimal,
+            "repeatable": outcome.repeatable,
+            "models": {model.model: _verdict(model) for model in outcome.models},
             "stages": dict(outcome.values),
             "differences": {name: outcome.values[name] - sweep.base.values[name] for name in sweep.stages if both},
             "started": started(sweep.base, outcome) if both else None,
@@ -104,23 +110,52 @@ def document(sweep: Sweep) -> dict[str, Any]:
     }
 
 
+def _verdict(model: ModelForecast) -> dict[str, Any]:
+    """As ``plan --json`` has it."""
+    names = ("slo", "judge", "served", "misses", "undecided", "why")
+    seen = None if model.replay is None else model.replay.attainment
+    return {name: getattr(model, name) for name in names} | {"attainment": seen}
+
+
 def text(sweep: Sweep, currency: str) -> str:
-    """A line an expression; below it, why one has no placement."""
+    """A line an expression; below it, why one has no placement, and who is not shown to meet its SLO."""
     every = [sweep.base, *sweep.outcomes]
     shown = [name for name in sweep.stages if any(outcome.values.get(name) for outcome in every)] or ["served"]
+    judged = any(model.slo for outcome in every for model in outcome.models)
     rows = []
     for outcome in every:
         title = outcome.expression or AS_IT_IS
         if not outcome.feasible:
-            rows.append([title, *["–"] * len(shown), "–", "infeasible"])
+            rows.append([title, *["–"] * (len(shown) + judged), "–", "infeasible"])
             continue
         moved = f"+{started(sweep.base, outcome)} −{stopped(sweep.base, outcome)}" if sweep.base.feasible else "–"
-        proved = "" if outcome.optimal else "not proved"
-        rows.append([title, *[_cell(name, outcome, sweep.base, currency) for name in shown], moved, proved])
-    headings = ["what if", *[HEADINGS.get(name, name) for name in shown], "replicas", ""]
+        remarks = [*([] if outcome.optimal else ["not proved"]), *([] if outcome.repeatable else ["not repeatable"])]
+        cells = [_cell(name, outcome, sweep.base, currency) for name in shown]
+        rows.append([title, *cells, *([_verdicts(outcome.models)] if judged else []), moved, ", ".join(remarks)])
+    headings = ["what if", *[HEADINGS.get(name, name) for name in shown], *(["SLO"] if judged else []), "replicas", ""]
     lines = [table(headings, rows)]
-    lines += [f"  ▲ {o.expression or AS_IT_IS}: {o.problem}" for o in every if not o.feasible]
+    for outcome in every:
+        complaint = _complaint(outcome.models) if outcome.feasible else outcome.problem
+        lines += [f"  ▲ {outcome.expression or AS_IT_IS}: {complaint}"] if complaint else []
     return "\n".join(lines)
+
+
+def _verdicts(models: Sequence[ModelForecast]) -> str:
+    """Such as ``4 meet, 1 misses``; of those that have an SLO."""
+    counts: Counter[str] = Counter(model.slo for model in models if model.slo)
+    words = (("meets", "meet"), ("misses", "miss"), ("undecided", "undecided"))
+    several = [f"{counts[word]} {word if counts[word] == 1 else plural}" for word, plural in words if counts[word]]
+    return next(iter(counts)) if counts.total() == 1 else ", ".join(several) or "–"
+
+
+def _complaint(models: Sequence[ModelForecast]) -> str:
+    """Who misses, and of whom it is undecided, by name."""
+    parts = []
+    for verdict in ("misses", "undecided"):
+        names = [model.model for model in models if model.slo == verdict]
+        more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+        parts += [f"{verdict}: {', '.join(names[:MOST_NAMED])}{more}"] if names else []
+    return "; ".join(parts)
 
 
 HEADINGS = {

@@ -88,16 +88,20 @@ class Demand(Document):
     """Prompt length."""
     output: Length | None = None
     """Answer length."""
+    cv: Annotated[float, Field(ge=0.03, le=100)] | None = None
+    """Coefficient of variation of the times between requests: above 1 they come in bursts; absent: 1, by chance.
+    Verdicts on the SLO are of requests that come so."""
     trace: Text | None = None
-    """File with a recorded workload, relative to the blueprint; its mean rate and its lengths instead of the others."""
+    """File with a recorded workload, relative to the blueprint; its mean rate, its lengths and its `cv` instead of the
+    others."""
 
     @model_validator(mode="after")
     def _one_form(self) -> Demand:
-        declared = [name for name in ("rate", "input", "output") if getattr(self, name) is not None]
+        declared = [name for name in ("rate", "input", "output", "cv") if getattr(self, name) is not None]
         if self.trace is not None and declared:
             raise problem("FT1120", f"a trace already says what `{declared[0]}` says", "keep one of the two forms")
-        if self.trace is None and len(declared) < 3:
-            missing = [name for name in ("rate", "input", "output") if name not in declared]
+        missing = [name for name in ("rate", "input", "output") if name not in declared]
+        if self.trace is None and missing:
             text = " and ".join(f"`{name}`" for name in missing)
             raise problem("FT1121", f"the demand lacks {text}", "give rate, input and output, or a trace")
         return self

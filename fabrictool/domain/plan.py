@@ -112,8 +112,9 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
     e2e_p95_s: float
 
 
-Verdict = Literal["meets", "misses", ""]
-"""Of a model's SLO; "": it has none, or an earlier release did not say."""
+Verdict = Literal["meets", "misses", "undecided", ""]
+"""Of a model's SLO; "undecided": as many requests as are played at most do not show whether it is kept; "": it has
+none, or an earlier release did not say."""
 
 
 class ModelForecast(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,13 +133,15 @@ class ModelForecast(msgspec.Struct, frozen=True, kw_only=True):
     """None without a demand."""
     misses: tuple[str, ...] = ()
     """SLO targets that the forecast does not meet, in words; none without an SLO."""
+    undecided: tuple[str, ...] = ()
+    """SLO targets of which the replay cannot tell whether they are met, in words."""
     slo: Verdict = ""
     judge: Literal["replay", "closed form", ""] = ""
     """Who gave the verdict: the replay, where there is one."""
     overruled: Verdict = ""
-    """What the closed form says, where the replay says otherwise."""
+    """What the closed form says, where the replay says the opposite."""
     why: str = ""
-    """Of a model that misses: why nothing more was done about it."""
+    """Of a model that is not shown to meet its SLO: why nothing more was done about it."""
 
     @property
     def unserved(self) -> str:
@@ -182,6 +185,11 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
     gap: float = 0.0
     version: str = ""
     """Of OR-Tools: another one may find another placement that is as good."""
+    lessons: int = 0
+    """Kinds of replica whose tables the replay corrected. Values have these corrections in them, bounds have not: they
+    are of the problem as it was asked, and no correction leads below them."""
+    gap_with_lessons: float = 0.0
+    """Where there are lessons: the largest gap to bounds that have them in them, which are as good as the lessons."""
 
 
 class Outlook(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

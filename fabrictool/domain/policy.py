@@ -77,7 +77,7 @@ class Limits(Document):
     max_cost_per_hour: Price | None = None
     """Most that the whole placement costs."""
     slo_met: tuple[ModelOrAll, ...] = ()
-    """Models whose forecast must meet every target of their SLO."""
+    """Models whose forecast must meet every target of their SLO; what the replay leaves undecided is not met."""
     places_forbidden: tuple[PlaceName, ...] = ()
     """Clusters, and partitions of them, on which nothing may be started."""
     hours: Hours | None = None

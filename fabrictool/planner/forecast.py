@@ -1,4 +1,4 @@
-"""What the placement is expected to do, with bands, and how good the solver proved it to be."""
+"""What the placement is expected to do, with bands."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, get_args
 
 from fabrictool.base.canonical import tidy
-from fabrictool.domain.plan import Band, Certificate, Forecast, ModelForecast, Stage
+from fabrictool.domain.plan import Band, Forecast, ModelForecast
 from fabrictool.domain.specs import Phase
 from fabrictool.planner.columns import after
-from fabrictool.planner.stages import TIDYING, TOLERANCE
+from fabrictool.planner.stages import TOLERANCE
 from fabrictool.planner.targets import slo_misses
 from fabrictool.simulator.capacity import Latency, under_load
 from fabrictool.simulator.phases import prefill_under_load
@@ -48,31 +48,6 @@ def forecast(
     )
 
 
-def certificate(problem: PlacementProblem, solution: Solution, seed: int) -> Certificate:
-    """The solver's claim, stage by stage, and of the stage where it is farthest from proved."""
-    import ortools  # noqa: PLC0415 - --help must not pay for it
-
-    stages = tuple(
-        Stage(name=s.name, objective=s.objective, bound=s.bound, gap=_gap(s.objective, s.bound))
-        for s in solution.stages
-    )
-    felt = [stage for stage in stages if stage.name not in TIDYING]
-    # Among equals the first after ``served``, which is 0 of 0 in any fabric that is large enough.
-    worst = max([*felt[1:], *felt[:1]], key=lambda stage: stage.gap)
-    return Certificate(
-        solver=solution.solver,
-        seed=seed,
-        optimal=solution.optimal,
-        stages=stages,
-        tables_sha256=problem.tables_sha256,
-        stage=worst.name,
-        objective=worst.objective,
-        bound=worst.bound,
-        gap=worst.gap,
-        version=ortools.__version__,
-    )
-
-
 def _model(
     blueprint: Blueprint,
     problem: PlacementProblem,
@@ -104,12 +79,14 @@ def _model(
     overruled: Verdict = ""
     judge: Literal["replay", "closed form", ""] = ""
     misses: list[str] = []
+    undecided: tuple[str, ...] = ()
     if criteria(slo):
         # The replay is trusted wherever there is one: it has the lengths' spread and the routing's chance in it.
         judge = "closed form" if played is None else "replay"
         formula = slo_misses(slo, worst) if count else ["no replica"]
         misses = formula if played is None else list(played.misses)
-        verdict = "misses" if misses or served < 1.0 else "meets"
+        undecided = () if played is None else played.undecided
+        verdict = "misses" if misses or served < 1.0 else "undecided" if undecided else "meets"
         overruled = "misses" if formula else "meets"
     return ModelForecast(
         model=need.model,
@@ -121,9 +98,10 @@ def _model(
         e2e_p95_s=_band(worst.e2e_p95, bands[2]),
         replay=None if played is None else played.figures,
         misses=tuple(misses),
+        undecided=undecided,
         slo=verdict,
         judge=judge,
-        overruled=overruled if overruled != verdict and served == 1.0 else "",
+        overruled=overruled if verdict not in ("undecided", overruled) and served == 1.0 else "",
     )
 
 
@@ -161,9 +139,3 @@ def _moving(problem: PlacementProblem, mine: Sequence[tuple[Option, int, int]]) 
 
 def _band(value: float, factors: tuple[float, float]) -> Band:
     return Band(tidy(value), tidy(value * factors[0]), tidy(value * factors[1]))
-
-
-def _gap(objective: float, bound: float) -> float:
-    # Bounds are of stages before which others were kept within the solver's tolerance, which they may have used.
-    inside = objective - bound <= 10 * TOLERANCE * max(1.0, abs(objective))
-    return 0.0 if inside else tidy((objective - bound) / max(abs(objective), 1e-9))

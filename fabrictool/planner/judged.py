@@ -2,13 +2,16 @@
 
 A kind of replica that falls short in the replay is not good for the load that it was given, whatever its table says. So
 its attaining rate is lowered to the next level below, and the problem is solved again; the better of the two placements
-stays. The bounds remain those of the problem as the closed forms have it, which no lowering can beat.
+stays.
+
+What the replay leaves undecided teaches as well: the SLO comes before the cost, and what is not shown to be met does
+not satisfy who asks for it. But it counts for less than what is missed: no model is made to miss for it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -30,19 +33,27 @@ class Lesson:
     rate: float
     """Requests/s with which one of them did."""
     lack: float
-    """The share of its requests that was missing."""
+    """The share of its requests that was missing, or that may be."""
+    certain: bool = True
+    """False where the replay left it undecided."""
 
 
 ROUNDS = 2
 """Times that the problem is solved again."""
+Again = Literal["searched", "no time", ""]
+"""Whether it was; "no time": the limit on the work was used up before."""
 NEARLY = 0.999
 """Of the planned rate: a level that is as high has been tried."""
 
 
-def shortfall(problem: PlacementProblem, played: Mapping[str, Played]) -> float:
-    """Requests/s that lack to the models' SLOs, weighted by priority."""
+def shortfall(problem: PlacementProblem, played: Mapping[str, Played]) -> tuple[float, float]:
+    """Requests/s that lack to the models' SLOs, and those of models that may miss them; weighted by priority."""
     lacking = {name: max(model.short.values(), default=0.0) for name, model in played.items() if model.misses}
-    return sum(need.rate * need.priority * lacking.get(need.model, 0.0) for need in problem.needs)
+    doubtful = {name for name, model in played.items() if model.short and not model.misses}
+    return (
+        sum(need.rate * need.priority * lacking.get(need.model, 0.0) for need in problem.needs),
+        sum(need.rate * need.priority for need in problem.needs if need.model in doubtful),
+    )
 
 
 def lessons(problem: PlacementProblem, solution: Solution, played: Mapping[str, Played]) -> tuple[Lesson, ...]:
@@ -58,6 +69,7 @@ def lessons(problem: PlacementProblem, solution: Solution, played: Mapping[str, 
                 option.kind,
                 rate if former is None else min(rate, former.rate),
                 lack if former is None else max(lack, former.lack),
+                bool(played[option.model].misses),
             )
     return tuple(taught_kinds.values())
 
@@ -82,21 +94,19 @@ def _limited(option: Option, lesson: Lesson | None) -> Option:
     return replace(option, levels=levels)
 
 
-def with_reasons(
-    forecast: Forecast, problem: PlacementProblem, solution: Solution, *, searched_again: bool
-) -> Forecast:
-    """With what stands in the way of each model that misses its SLO, or whose demand cannot be served."""
+def with_reasons(forecast: Forecast, problem: PlacementProblem, solution: Solution, again: Again) -> Forecast:
+    """With what stands in the way of each model that is not shown to meet its SLO, or whose demand cannot be served."""
     needs = {need.model: need for need in problem.needs}
     models = tuple(
-        msgspec.structs.replace(model, why=_why(problem, solution, needs[model.model], searched_again=searched_again))
-        if model.slo == "misses" or model.served < 1.0
+        msgspec.structs.replace(model, why=_why(problem, solution, needs[model.model], again))
+        if model.slo in ("misses", "undecided") or model.served < 1.0
         else model
         for model in forecast.models
     )
     return msgspec.structs.replace(forecast, models=models)
 
 
-def _why(problem: PlacementProblem, solution: Solution, need: ModelNeed, *, searched_again: bool) -> str:
+def _why(problem: PlacementProblem, solution: Solution, need: ModelNeed, again: Again) -> str:
     mine = [problem.options[i] for i in problem.of(need.model)]
     count = sum(solution.counts.get(i, 0) for i in problem.of(need.model))
     if not mine:
@@ -114,9 +124,12 @@ def _why(problem: PlacementProblem, solution: Solution, need: ModelNeed, *, sear
         idle = sum(free.values())
         return "no device is free" if not idle else f"the {idle} free devices are not where it may stand and meet it"
     there = ", ".join(sorted({"/".join(option.pool.key) for option in roomy})[:3])
-    if searched_again:
-        return f"there is room in {there}, but no placement that was found there does better within the rules"
-    return f"there is room in {there}, but it was not searched again for a placement that uses it"
+    tried = {
+        "searched": "no placement that was found there does better within the rules",
+        "no time": "the time limit was used up before a placement that uses it was found",
+        "": "it was not searched again for a placement that uses it",
+    }
+    return f"there is room in {there}, but {tried[again]}"
 
 
 def free_devices(problem: PlacementProblem, solution: Solution) -> dict[tuple[str, str], int]:
@@ -140,7 +153,8 @@ def learned_sentences(learned: Sequence[Lesson]) -> tuple[str, ...]:
     """What was planned otherwise because of the replay, a sentence a kind."""
     last = {lesson.kind: lesson for lesson in learned}
     return tuple(
-        f"{model}: {' + '.join(f'{tp}×{device}' for device, tp in stages)} misses the SLO at {lesson.rate:.3g} req/s in"
-        f" the replay, by {lesson.lack:.1%} of its requests: planned for less there"
+        f"{model}: {' + '.join(f'{tp}×{device}' for device, tp in stages)}"
+        f" {'misses' if lesson.certain else 'is not shown to meet'} the SLO at {lesson.rate:.3g} req/s in"
+        f" the replay, by {'' if lesson.certain else 'up to '}{lesson.lack:.1%} of its requests: planned for less there"
         for (model, _, stages), lesson in last.items()
     )

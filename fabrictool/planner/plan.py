@@ -6,61 +6,47 @@ The same call online, from a bundle, in CI and in what-ifs: whatever it reads is
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError, InfeasibleError, Place, Problem, UnreachableError
-from fabrictool.domain.address import Address
 from fabrictool.domain.plan import Action, Certificate, Forecast, Placement, Plan, inputs_digest
-from fabrictool.planner.assign import assign
 from fabrictool.planner.build import waiting
+from fabrictool.planner.certificate import certificate_of
+from fabrictool.planner.chosen import SearchOptions, best, forecast_of
 from fabrictool.planner.diff import actions, delete, is_gateway
 from fabrictool.planner.drift import clock_warnings, out_of_reach
 from fabrictool.planner.entitled import unserved_groups
 from fabrictool.planner.explaining.explain import explanation, reasons
 from fabrictool.planner.explaining.relaxations import explain_conflict
-from fabrictool.planner.forecast import certificate, forecast
 from fabrictool.planner.gateways import stranded
-from fabrictool.planner.judged import ROUNDS, learned_sentences, lessons, shortfall, taught, with_reasons
-from fabrictool.planner.problem import replica_key
+from fabrictool.planner.judged import learned_sentences
 from fabrictool.planner.readset import ABSENT, read_set
-from fabrictool.planner.replay import replay
-from fabrictool.planner.situation import placed_option, running_options, situation_of
-from fabrictool.planner.solvers.appraisal import settled
-from fabrictool.planner.solvers.exact import SMALL, ExactSolver
-from fabrictool.planner.stages import clean, values_of
+from fabrictool.planner.situation import placed_option, situation_of
 from fabrictool.planner.succession import successions
-from fabrictool.planner.units import running_weights, wanted_units
-from fabrictool.planner.verify import violations
-from fabrictool.planner.weights import planned_rates, weighted
+from fabrictool.planner.units import wanted_units
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from fabrictool.domain.blueprint import Blueprint
     from fabrictool.domain.evidence import Evidence
     from fabrictool.domain.inventory import Inventory
     from fabrictool.domain.observed import Observed
-    from fabrictool.planner.build import Tables
-    from fabrictool.planner.problem import OptionKey, PlacementProblem, Solution, Solver
-    from fabrictool.planner.replay import Played
+    from fabrictool.planner.chosen import Chosen
+    from fabrictool.planner.problem import Solution
     from fabrictool.planner.situation import Situation
 
 
 @dataclass(frozen=True, slots=True)
-class PlanOptions:
-    """How a plan is searched for."""
+class PlanOptions(SearchOptions):
+    """How a plan is searched for, and what it tells."""
 
-    seed: int = 0
-    time_limit_s: float = 60.0
-    solver: Solver = field(default_factory=ExactSolver)
     explain: bool = False
-    """Adds what rules cost and what was not chosen to the reasons: it solves again, and takes longer."""
+    """Adds what rules cost and what was not chosen to the reasons: it solves again, and takes longer. Ctrl-C ends it as
+    well, where there is `progress`, and keeps what it has."""
     node_loss: bool = False
     """Warns also of whom the loss of any one node would leave without an answer."""
-    progress: Callable[[Solution], None] | None = None
-    """Is told each better placement; with it, Ctrl-C ends the search and keeps the last one, and ends the explaining
-    and keeps what it has."""
 
 
 def plan(
@@ -80,7 +66,7 @@ def plan(
         FT200x with what conflicts and what would resolve it.
     """
     evidence = evidence.within(inventory)
-    chosen = _best(situation_of(blueprint, inventory, evidence, now), options, evidence)
+    chosen = _chosen(situation_of(blueprint, inventory, evidence, now), options, evidence.observed)
     situation, problem, solution, placement = chosen.situation, chosen.problem, chosen.solution, chosen.placement
     keys = evidence.keys_of(blueprint)
     expiring = successions(evidence, now) | stranded(blueprint.every_gateway, evidence)
@@ -96,13 +82,8 @@ def plan(
         | read_set(inputs_digest(blueprint, inventory), evidence.observed, keys),
         actions=actions(wanted, evidence, expiring),
         placement=placement,
-        forecast=with_reasons(
-            forecast(blueprint, problem, solution, chosen.tables, currency, chosen.played),
-            problem,
-            solution,
-            searched_again=chosen.searched_again,
-        ),
-        certificate=certificate(problem, solution, options.seed),
+        forecast=forecast_of(chosen, currency),
+        certificate=certificate_of(chosen, options.seed),
         reasons=(*reasons(problem, solution, currency), *learned_sentences(situation.learned), *why),
         warnings=(
             *_unrepeatable(solution),
@@ -110,7 +91,7 @@ def plan(
             *(["the explanation was cut short"] if cut else ()),
             *(f"{warning.code} {warning.message}" for warning in warnings),
             *unserved_groups(blueprint, inventory, placement, node_loss=options.node_loss),
-            *_mean_traces(blueprint),
+            *_without_hours(blueprint),
             *_unread_keys(blueprint, keys),
             *clock_warnings(evidence),
             *_waiting_pins(blueprint, situation),
@@ -144,134 +125,21 @@ def unsolved(
     )
 
 
-BROKEN_RULE = "FT2903"
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """A placement, and what the replay says of it."""
-
-    situation: Situation
-    problem: PlacementProblem
-    tables: Tables
-    solution: Solution
-    placement: Placement
-    played: Mapping[str, Played]
-    stopped: bool
-    """By Ctrl-C."""
-    searched_again: bool = False
-    """After a replay that missed: nothing that was found then is better than this."""
-
-    @property
-    def lacks(self) -> tuple[float, float]:
-        """The less, the better."""
-        return clean(values_of(self.solution).get("served", 0.0)), shortfall(self.problem, self.played)
-
-
-def _best(situation: Situation, options: PlanOptions, evidence: Evidence) -> _Found:
-    """Solved, played, and solved again where the replay misses what the closed forms thought met."""
-    observed = evidence.observed
+def _chosen(situation: Situation, options: PlanOptions, observed: Observed) -> Chosen:
     try:
-        problem, tables = situation.build()
+        situation.build()
     except InfeasibleError as error:
         raise _cause_first(error.problems, situation, observed) from error
     try:
-        best = last = _found(situation, problem, tables, options, evidence)
+        return best(situation, options)
     except InfeasibleError as error:
         raise _cause_first([*error.problems, *explain_conflict(situation)], situation, observed) from error
-    for _ in range(ROUNDS if len(problem.options) <= SMALL else 0):
-        learned = lessons(last.problem, last.solution, last.played)
-        if not learned or best.stopped:
-            break
-        taught_by = replace(situation, learned=(*last.situation.learned, *learned))
-        try:
-            last = _found(taught_by, taught(problem, taught_by.learned), tables, options, evidence, last)
-        except FabrictoolError as error:  # such as FT2902, no time: what was found before is a plan
-            if any(problem.code == BROKEN_RULE for problem in error.problems):
-                raise
-            break
-        best = replace(last if last.lacks < best.lacks else best, searched_again=True)
-    return best
-
-
-# Wide: what is asked, how, of what was seen, and what was found before.
-def _found(
-    situation: Situation,
-    problem: PlacementProblem,
-    tables: Tables,
-    options: PlanOptions,
-    evidence: Evidence,
-    former: _Found | None = None,
-) -> _Found:
-    search = options.solver.solve(problem, deadline_s=options.time_limit_s, seed=options.seed)
-    solution, stopped = _last(search, options.progress)
-    problem = solution.whole(problem)
-    solution = settled(problem, solution, options.seed)
-    placed = _placed(situation, problem, solution, evidence)
-    placement = weighted(problem, solution, placed, running_weights(evidence))
-    rates = planned_rates(problem, solution)
-    names = sorted(situation.blueprint.models)
-    same = {} if former is None else {n: former.played[n] for n in names if _stays(n, placement, rates, former)}
-    others = [name for name in names if name not in same]
-    played = same | replay(situation.blueprint, situation.inventory, placement, rates, options.seed, others)
-    return _Found(situation, problem, tables, solution, placement, played, stopped)
-
-
-def _stays(model: str, placement: Placement, rates: Mapping[OptionKey, float], former: _Found) -> bool:
-    """Whether a model was played in just this way before."""
-
-    def shape(of: Placement, loads: Mapping[OptionKey, float]) -> list[object]:
-        return [(replica, loads.get(replica_key(replica), 0.0)) for replica in of.replicas if replica.model == model]
-
-    before = planned_rates(former.problem, former.solution)
-    return model in former.played and shape(placement, rates) == shape(former.placement, before)
 
 
 def _cause_first(why: Iterable[Problem], situation: Situation, observed: Observed) -> FabrictoolError:
     """What does not answer comes before what follows from it; when nothing answers, nothing else is worth a word."""
     unknown = _unknown_clusters(observed)
     return InfeasibleError([*unknown, *why]) if situation.usable else UnreachableError(unknown)
-
-
-def _placed(situation: Situation, problem: PlacementProblem, solution: Solution, evidence: Evidence) -> Placement:
-    """The solution with names; raises FT2903 when it breaks a rule after all."""
-    names = _names_out_of_sight(evidence) | running_options(evidence)
-    placement = assign(problem, solution, names, situation.unseen)
-    blind = {name for name, facts in evidence.clusters.items() if not facts.known}
-    unseen = {replica.cluster for replica in situation.unseen}
-    broken = violations(situation.blueprint, situation.inventory, placement, blind | unseen, situation.now)
-    if broken:
-        hint = "this is a bug of the planner: report it with blueprint and inventory"
-        raise FabrictoolError.of("FT2903", f"the placement breaks a rule: {'; '.join(broken)}", hint=hint)
-    return placement
-
-
-def _names_out_of_sight(evidence: Evidence) -> dict[str, OptionKey]:
-    """Nothing can be said of replicas on a cluster that is not enabled, but their names are taken."""
-    remembered = [(Address.parse(address), placed) for address, placed in evidence.state.units.items()]
-    return {
-        address.name: placed_option(address.name, placed)
-        for address, placed in remembered
-        if address.kind == "replica" and placed.cluster not in evidence.clusters
-    }
-
-
-def _last(search: Iterator[Solution], progress: Callable[[Solution], None] | None) -> tuple[Solution, bool]:
-    solution = None
-    try:
-        for solution in search:
-            if progress is not None:
-                progress(solution)
-    except KeyboardInterrupt:
-        if solution is None or progress is None:
-            raise
-        return solution, True
-    except MemoryError as error:
-        hint = "`--solver exact` takes the least; else raise the memory limit"
-        raise FabrictoolError.of("FT2904", "the solver ran out of memory", hint=hint) from error
-    if solution is None:
-        raise FabrictoolError.of("FT2902", "the solver found nothing")
-    return solution, False
 
 
 def _until_interrupted(sentences: Iterable[str], *, patient: bool) -> tuple[list[str], bool]:
@@ -297,9 +165,11 @@ def _unrepeatable(solution: Solution) -> list[str]:
     return ["the search ran out of time: on another machine the same files may be placed otherwise"]
 
 
-def _mean_traces(blueprint: Blueprint) -> list[str]:
+def _without_hours(blueprint: Blueprint) -> list[str]:
+    """Uneven gaps are all that one number says of a trace: bursts, but no hours of more and of less."""
     return [
-        f"{name}: of demand.trace its mean rate and its lengths are planned for, not its bursts"
+        f"{name}: of demand.trace its mean rate, its lengths and its bursts (cv {model.demand.cv or 1.0:g}) are planned"
+        " for, not its busiest hours"
         for name, model in sorted(blueprint.models.items())
         if model.demand is not None and model.demand.trace is not None
     ]

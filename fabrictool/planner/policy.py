@@ -149,9 +149,14 @@ def _cost(limits: Limits, facts: _PlanFacts) -> Iterator[str]:
 
 def _slo(limits: Limits, facts: _PlanFacts) -> Iterator[str]:
     for model in facts.plan.forecast.models:
-        if (model.misses or model.slo == "misses") and (model.model in limits.slo_met or "*" in limits.slo_met):
+        if model.model not in limits.slo_met and "*" not in limits.slo_met:
+            continue
+        if model.misses or model.slo == "misses":
             what = [*([model.unserved] if model.unserved else []), *model.misses]
             yield f"{model.model} misses its SLO by the forecast: {'; '.join(what)}"
+        elif model.slo == "undecided":
+            doubts = "; ".join(model.undecided)
+            yield f"{model.model} is not shown to meet its SLO, the replay leaves it undecided: {doubts}"
 
 
 def _places(limits: Limits, facts: _PlanFacts) -> Iterator[str]:

@@ -256,6 +256,8 @@ class Solution:
     """Whether it does not depend on how fast this machine was."""
     added: tuple[Option, ...] = ()
     """Columns that the solver made; their indices follow those of the problem's own."""
+    work: float = 0.0
+    """Seconds of the time limit that it used up, counted in what is the same on every machine (`planner.work`)."""
 
     def whole(self, problem: PlacementProblem) -> PlacementProblem:
         """The problem with the columns that this solution speaks of."""
@@ -272,7 +274,7 @@ class Solver(Protocol):
     def solve(
         self, problem: PlacementProblem, *, deadline_s: float, seed: int, warm: Solution | None = None
     ) -> Iterator[Solution]:
-        """Improve until proven optimal or out of time.
+        """Improve until proven optimal, or until work of about `deadline_s` seconds is done, in all stages together.
 
         Raises
         ------

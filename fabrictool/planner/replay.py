@@ -1,7 +1,7 @@
 """The placement played event by event until it is as full as it gets: what judges the closed forms that chose it.
 
-With the blueprint's lengths, rates and routing policy, and with the weights of the plan; the same seed plays the same.
-Of a model with many replicas a smaller fleet is played, with the same load on each.
+With the blueprint's lengths, rates, bursts and routing policy, and with the weights of the plan; the same seed plays
+the same. Of a model with many replicas a smaller fleet is played, with the same load on each.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from fabrictool.routing.policies import routing_policy
 from fabrictool.simulator.deployment import of_model
 from fabrictool.simulator.slo import METRICS, criteria
 from fabrictool.simulator.steady import steady_state
+from fabrictool.workload.arrivals import cv_of_part
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from fabrictool.simulator.steady import ShareEstimate, SteadyState
 
 MOST, LEAST, TOGETHER = 10_000, 2_000, 40_000
-"""Requests of one run: of one model at most and at least, and of all models about."""
+"""Requests of one run: of one model at most, at most where there are many models, and of all models about."""
 FLEET = 8
 """Replicas of one model that are played together; more would only take longer."""
 
@@ -45,8 +46,11 @@ class Played:
     figures: Replay
     misses: tuple[str, ...]
     """SLO targets, in words; none without an SLO."""
+    undecided: tuple[str, ...]
+    """Where none is missed: SLO targets that are not shown to be met either, in words."""
     short: Mapping[OptionKey, float]
-    """Of a model that misses: by how large a share of its requests each kind of replica falls short of the target."""
+    """Of a model that misses: by how large a share of its requests each kind of replica falls short of the target; of
+    one that is undecided: by how much it may."""
 
 
 def replay(
@@ -70,7 +74,7 @@ def replay(
         mine, share = _fewer([replica for replica in there if replica.model == name], rates)
         try:
             simulation = of_model(name, blueprint, inventory, mine, [])
-            simulation = replace(simulation, rate=simulation.rate * share)
+            simulation = replace(simulation, rate=simulation.rate * share, cv=cv_of_part(simulation.cv, share))
             wanted = criteria(blueprint.models[name].slo)
             state = steady_state(
                 simulation,
@@ -78,6 +82,7 @@ def replay(
                 lambda: routing_policy(blueprint.routing.policy, random.Random(seed)),
                 most=most,
                 seed=seed,
+                fill=MOST,
             )
         except InvalidInputError:  # nothing to play: no demand, or nobody whom trust lets serve it
             continue
@@ -115,20 +120,45 @@ def _played(state: SteadyState, wanted: Sequence[Criterion], kinds: Sequence[Opt
         tpot_p95_s=tidy(state.tpot[1]),
         e2e_p95_s=tidy(state.e2e[1]),
     )
-    misses = tuple(dict.fromkeys(_missed(estimate) for estimate in state.estimates if not estimate.met))
-    return Played(figures, misses, _short(state, wanted, kinds) if misses else {})
+    missed = [estimate for estimate in state.estimates if estimate.missed]
+    doubtful = [] if missed else [estimate for estimate in state.estimates if not (estimate.met and state.full)]
+    # What only has not been played for long enough is no fault of its load.
+    open_ones = [estimate for estimate in doubtful if not estimate.met]
+    least = max((estimate.criterion.share - estimate.low for estimate in open_ones), default=0.0)
+    return Played(
+        figures,
+        tuple(dict.fromkeys(_missed(estimate) for estimate in missed)),
+        tuple(dict.fromkeys(_undecided(estimate, full=state.full) for estimate in doubtful)),
+        _short(state, wanted, kinds, least) if missed or open_ones else {},
+    )
 
 
 def _missed(estimate: ShareEstimate) -> str:
-    target, share = estimate.criterion.target, estimate.criterion.share
-    limits = [f"{m.upper()} within {Duration(getattr(target, m))}" for m in METRICS if getattr(target, m) < math.inf]
     # Rounded down: what is short of the target must not look as if it were not.
     seen = math.floor(estimate.share * 1000) / 10
-    return f"{' and '.join(limits)}: {seen:g}% of requests, {share * 100:g}% are wanted"
+    return f"{_limits(estimate)}: {seen:g}% of requests, {estimate.criterion.share * 100:g}% are wanted"
 
 
-def _short(state: SteadyState, wanted: Sequence[Criterion], kinds: Sequence[OptionKey]) -> dict[OptionKey, float]:
-    """Each kind with the share that it lacks; all of them where none lacks any by itself."""
+def _undecided(estimate: ShareEstimate, *, full: bool) -> str:
+    wanted = f"{estimate.criterion.share * 100:g}% are wanted"
+    if full:
+        # Rounded outwards: the target is inside, and must look so.
+        low, high = math.floor(max(0.0, estimate.low) * 1000) / 10, math.ceil(min(1.0, estimate.high) * 1000) / 10
+        return f"{_limits(estimate)}: between {low:g}% and {high:g}% of requests, {wanted}"
+    seen = math.floor(estimate.share * 1000) / 10
+    return f"{_limits(estimate)}: {seen:g}% of requests, but its replicas were still filling, {wanted}"
+
+
+def _limits(estimate: ShareEstimate) -> str:
+    target = estimate.criterion.target
+    limits = [f"{m.upper()} within {Duration(getattr(target, m))}" for m in METRICS if getattr(target, m) < math.inf]
+    return " and ".join(limits)
+
+
+def _short(
+    state: SteadyState, wanted: Sequence[Criterion], kinds: Sequence[OptionKey], least: float
+) -> dict[OptionKey, float]:
+    """Each kind with the share that it lacks; all of them where none lacks any by itself, then `least` at least."""
     by_kind: dict[OptionKey, list[float]] = defaultdict(list)
     for kind, attained in zip(kinds, state.attained, strict=True):
         by_kind[kind] += [] if math.isnan(attained) else [attained]
@@ -137,4 +167,6 @@ def _short(state: SteadyState, wanted: Sequence[Criterion], kinds: Sequence[Opti
     short = {kind: lack for kind, lack in lacks.items() if lack > 0.0}
     # Answers of a pair are the decode replicas' work, and only those that read its prompt are known.
     pairs = any(not kind[5].startswith("unified") for kind in short)
-    return short if short and not pairs else dict.fromkeys(by_kind, max([0.0, *lacks.values()]) or 1.0 - need)
+    if short and not pairs:
+        return short
+    return dict.fromkeys(by_kind, max([0.0, least, *lacks.values()]) or 1.0 - need)

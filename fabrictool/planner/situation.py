@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from fabrictool.domain.address import Address, model_of
@@ -11,6 +11,7 @@ from fabrictool.domain.plan import ReplicaPlacement
 from fabrictool.planner.build import build_problem
 from fabrictool.planner.judged import taught
 from fabrictool.planner.problem import unit_key
+from fabrictool.planner.units import running_weights
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -41,6 +42,12 @@ class Situation:
     """Seconds since 1970: maintenance that is over does not matter."""
     learned: tuple[Lesson, ...] = ()
     """From replays of what was planned before."""
+    names: Mapping[str, OptionKey] = field(default_factory=dict)
+    """Replicas (``MODEL/NUMBER``) whose names are taken, and what they are."""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """By which the running gateways deal requests out, by `weight_key`."""
+    blind: frozenset[str] = frozenset()
+    """Clusters of which nothing is known."""
 
     def build(self) -> tuple[PlacementProblem, Tables]:
         """The solver's problem. Raises as `build_problem`."""
@@ -87,6 +94,9 @@ def situation_of(blueprint: Blueprint, inventory: Inventory, evidence: Evidence,
         unseen=_unseen_replicas(inventory, evidence),
         current=Counter(running_options(evidence).values()),
         now=now,
+        names=_names_out_of_sight(evidence) | running_options(evidence),
+        weights=dict(running_weights(evidence)),
+        blind=frozenset(name for name, facts in evidence.clusters.items() if not facts.known),
     )
 
 
@@ -97,6 +107,16 @@ def running_options(evidence: Evidence) -> dict[str, OptionKey]:
 
 def placed_option(replica: str, placed: AgentSpec | Placed | ReplicaPlacement) -> OptionKey:
     return unit_key(model_of(replica), (placed.cluster, placed.partition), placed.tp, placed.pp, placed.phase)
+
+
+def _names_out_of_sight(evidence: Evidence) -> dict[str, OptionKey]:
+    """Nothing can be said of replicas on a cluster that is not enabled, but their names are taken."""
+    remembered = [(Address.parse(address), placed) for address, placed in evidence.state.units.items()]
+    return {
+        address.name: placed_option(address.name, placed)
+        for address, placed in remembered
+        if address.kind == "replica" and placed.cluster not in evidence.clusters
+    }
 
 
 def _unseen_replicas(inventory: Inventory, evidence: Evidence) -> tuple[ReplicaPlacement, ...]:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from fabrictool.simulator.calibration import Calibration
     from fabrictool.simulator.memory import ReplicaMemory
     from fabrictool.simulator.slo import LatencyTarget
+    from fabrictool.workload.arrivals import Process
     from fabrictool.workload.trace import Trace
 
 EventKind = Literal["up", "drain", "down"]
@@ -73,6 +74,8 @@ class ModelSimulation:
     """Requests/s declared; 0 without a demand."""
     input: Lengths
     output: Lengths
+    cv: float = 1.0
+    """Of the gaps between requests; 1: they come by chance."""
     caches_prefixes: bool = False
     """Whether its engine keeps the cache of prompts' beginnings by default."""
     untrusted: tuple[str, ...] = ()
@@ -169,6 +172,7 @@ def of_model(
         rate=float(demand.rate) if demand and demand.rate is not None else 0.0,
         input=lengths_of(demand.input) if demand and demand.input else Lengths("lognormal", 512, 512),
         output=lengths_of(demand.output) if demand and demand.output else Lengths("lognormal", 128, 128),
+        cv=demand.cv if demand and demand.cv is not None else 1.0,
         caches_prefixes=engines()[wanted.engine].caches_prefixes,
         untrusted=tuple(replica.replica for replica in placed if replica not in mine),
     )
@@ -180,7 +184,10 @@ def consumer_groups(blueprint: Blueprint) -> list[str]:
 
 
 def declared_stream(simulation: ModelSimulation, count: int, seed: int) -> Stream:
-    """`count` Poisson requests after the declared demand. Raises InvalidInputError FT2142 when none is declared."""
+    """`count` requests after the declared demand: Poisson, or with gamma gaps where it says how uneven they are.
+
+    Raises InvalidInputError FT2142 when none is declared.
+    """
     if simulation.rate <= 0:
         raise InvalidInputError.of(
             "FT2142",
@@ -188,7 +195,8 @@ def declared_stream(simulation: ModelSimulation, count: int, seed: int) -> Strea
             hint="add `demand: {rate: …, input: …, output: …}`, or give --trace or --workload",
         )
     rng = np.random.default_rng(seed)
-    times = arrivals("poisson", simulation.rate, count, rng)
+    process: Process = "poisson" if simulation.cv == 1.0 else "gamma"
+    times = arrivals(process, simulation.rate, count, rng, cv=simulation.cv)
     return Stream(
         times,
         simulation.input.draw(count, rng),

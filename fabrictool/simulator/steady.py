@@ -2,7 +2,8 @@
 
 What a few hundred requests show is mostly the filling of an empty fleet. So the first ones do not count, those that are
 left are cut into batches, whose means are nearly independent, and more are played until the interval that they leave
-lies on one side of every target, or until a number of requests that is the same on every machine.
+lies on one side of every target, or until a number of requests that is the same on every machine. What that number does
+not decide stays undecided.
 """
 
 from __future__ import annotations
@@ -54,12 +55,21 @@ class ShareEstimate:
 
     @property
     def met(self) -> bool:
-        return self.share >= self.criterion.share
+        """Whether the whole interval keeps what is wanted: the share alone may be luck.
+
+        Where all requests have to, no interval can say it: then all that were played have to.
+        """
+        return self.low >= self.criterion.share or self.share >= self.criterion.share >= 1.0
+
+    @property
+    def missed(self) -> bool:
+        """Whether nothing of the interval keeps what is wanted; where all requests have to, one is enough."""
+        return self.high < self.criterion.share or self.share < 1.0 <= self.criterion.share
 
     @property
     def clear(self) -> bool:
-        """Whether the interval lies on one side of what is wanted."""
-        return self.low >= self.criterion.share or self.high < self.criterion.share
+        """Whether more requests would change nothing: the interval lies on one side of what is wanted."""
+        return self.low >= self.criterion.share or self.missed
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +87,9 @@ class SteadyState:
     e2e: tuple[float, ...]
     attained: tuple[float, ...]
     """By replica: the share of its requests that keep all targets; NaN without any."""
+    full: bool = True
+    """False where the run ended while the fleet still filled: it is better then than later, so what is kept in it may
+    not be kept for long."""
 
     @property
     def clear(self) -> bool:
@@ -90,8 +103,12 @@ def steady_state(
     *,
     most: int,
     seed: int,
+    fill: int = 0,
 ) -> SteadyState:
-    """Plays the declared demand, `most` requests at most in one run. Raises InvalidInputError FT2142 without one."""
+    """Plays the declared demand, `most` requests at most in one run, or `fill` where it only is not full yet.
+
+    Raises InvalidInputError FT2142 without a demand.
+    """
     # Without an SLO there is nothing to tell, and what is overloaded never is as full as it gets.
     most = most if wanted else min(most, FIRST * GROWTH)
     count = min(FIRST, most)
@@ -99,10 +116,11 @@ def steady_state(
         outcome = simulate(simulation.specs, declared_stream(simulation, count, seed), policy())
         state, filled = _seen(outcome, wanted, len(simulation.specs))
         # While it fills a fleet is better than later: what misses then will miss.
-        missed = any(estimate.clear and not estimate.met for estimate in state.estimates)
-        if missed or (state.clear and filled <= 1.0) or count >= most:
+        missed = any(estimate.missed for estimate in state.estimates)
+        limit = max(most, fill) if state.clear and not state.full else most
+        if missed or (state.clear and state.full) or count >= limit:
             return state
-        count = min(math.ceil(MARGIN * filled * count) if filled > 1.0 else GROWTH * count, most)
+        count = min(math.ceil(MARGIN * filled * count) if filled > 1.0 else GROWTH * count, limit)
 
 
 def _seen(outcome: Outcome, wanted: Sequence[Criterion], replicas: int) -> tuple[SteadyState, float]:
@@ -118,6 +136,7 @@ def _seen(outcome: Outcome, wanted: Sequence[Criterion], replicas: int) -> tuple
     all_kept = _kept(wanted[-1].target, metrics, finished) if wanted else finished
     where = outcome.replica[chosen]
     stays = np.nan_to_num(metrics["e2e"])
+    filled = begin / (LONGEST_WARM_UP * span)
     window = max(float(arrival[chosen][-1] - arrival[chosen][0]), 1e-9) if chosen.any() else 1e-9
     state = SteadyState(
         requests=int(chosen.sum()),
@@ -125,8 +144,9 @@ def _seen(outcome: Outcome, wanted: Sequence[Criterion], replicas: int) -> tuple
         in_system=float(stays.sum()) / window,
         **{name: _mean_and_p95(values) for name, values in metrics.items()},
         attained=tuple(float(all_kept[where == r].mean()) if (where == r).any() else math.nan for r in range(replicas)),
+        full=filled <= 1.0,
     )
-    return state, min(begin / (LONGEST_WARM_UP * span), float(GROWTH))
+    return state, min(filled, float(GROWTH))
 
 
 def _kept(target: LatencyTarget, metrics: dict[str, Any], finished: Bools) -> Bools:

@@ -64,6 +64,13 @@ def arrivals(
     return np.cumsum(gaps)
 
 
+def cv_of_part(cv: float, share: float) -> float:
+    """The coefficient of variation of the gaps that are left when each request of a renewal process stays with the
+    probability `share`: a part of a bursty stream is less bursty.
+    """
+    return math.sqrt(1.0 + share * (cv**2 - 1.0))
+
+
 def _within(name: str, value: float, bounds: tuple[float, float]) -> None:
     low, high = bounds
     if not low <= value <= high:  # NaN is not either

@@ -11,6 +11,8 @@ from fabrictool.base.files import file_error
 from fabrictool.base.units import Rate, Tokens
 from fabrictool.domain.blueprint import Length
 from fabrictool.workload import formats
+from fabrictool.workload.arrivals import CVS
+from fabrictool.workload.statistics import gap_cv
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,8 +82,10 @@ def _recorded(demand: Demand, name: str, trace: Trace) -> Demand:
         raise InvalidInputError.of(
             "FT2201", message, hint="use a longer trace, or declare `rate`, `input` and `output`"
         )
-    statistics = {"rate": Rate(mine.rate), "input": _length(mine.prompt), "output": _length(mine.output)}
-    return demand.model_copy(update=statistics)
+    # Two digits: that of a sample is no better, and a plan that changes little is soon read.
+    uneven = min(max(float(f"{gap_cv(mine):.2g}"), CVS[0]), CVS[1])
+    lengths = {"input": _length(mine.prompt), "output": _length(mine.output)}
+    return demand.model_copy(update={"rate": Rate(mine.rate), "cv": uneven, **lengths})
 
 
 def _length(tokens: Ints) -> Length:

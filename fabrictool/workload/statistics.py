@@ -43,7 +43,6 @@ class Statistics:
 
 def statistics(trace: Trace) -> Statistics:
     """Figures of a trace with at least one request."""
-    gaps = np.diff(trace.arrival)
     popularity = _popularity(trace)
     shares = list(popularity.values())
     top = max(1, len(shares) // 10)
@@ -52,7 +51,7 @@ def statistics(trace: Trace) -> Statistics:
         requests=len(trace),
         span_s=trace.span,
         rate=trace.rate,
-        gap_cv=float(gaps.std() / gaps.mean()) if len(gaps) and gaps.mean() > 0 else 0.0,
+        gap_cv=gap_cv(trace),
         input=_summary(trace.prompt),
         output=_summary(trace.output),
         peak_to_mean=_peak_to_mean(trace),
@@ -63,6 +62,12 @@ def statistics(trace: Trace) -> Statistics:
         latency=_summary(measured) if len(measured) else {},
         dropped=dict(trace.dropped),
     )
+
+
+def gap_cv(trace: Trace) -> float:
+    """Coefficient of variation of the gaps between arrivals; 0 where there are none."""
+    gaps = np.diff(trace.arrival)
+    return float(gaps.std() / gaps.mean()) if len(gaps) and gaps.mean() > 0 else 0.0
 
 
 def _summary(values: Any) -> dict[str, float]:

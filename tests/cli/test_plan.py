@@ -12,7 +12,7 @@ from fabrictool.cli.plan_plots import OTHERS, Bar, bars_of, long_stages, text_ch
 from fabrictool.cli.solve_watch import Moment
 from fabrictool.domain.inventory import Inventory
 from fabrictool.domain.plan import Placement, ReplicaPlacement, StagePlacement
-from fabrictool.planner.forecast import certificate
+from fabrictool.planner.certificate import certificate
 from fabrictool.planner.problem import Solution, StageResult
 from fabrictool.state.planfile import read_plan
 from tests.planner.fabrics import write_fabric

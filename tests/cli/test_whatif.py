@@ -14,11 +14,13 @@ from concurrent.futures import BrokenExecutor, CancelledError
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from fabrictool.cli import executors, whatif
 from fabrictool.cli.executors import executor_named
 from fabrictool.cli.main import main
+from fabrictool.domain.plan import ModelForecast
 from tests.planner.fabrics import write_fabric
 from tests.planner.test_whatif import EVERYTHING
 from tests.testbed.waiting import wait_until
@@ -107,6 +109,37 @@ def test_the_table_has_a_line_an_expression(fabric, capsys):
     assert re.search(r"CHF/h \(−[0-9.]+\)", next(line for line in lines if line.startswith("price.")))
     assert "infeasible" in next(line for line in lines if line.startswith("replicas.m.min"))
     assert lines[-1].startswith("  ▲ replicas.m.min=20: ")
+
+
+def test_each_row_has_the_verdict_of_a_plan(fabric, capsys):
+    text = fabric.read_text().replace("objective: [cost]", "objective: [slo, cost]")
+    slo = "replicas: {min: 1, max: 40}\n    slo: {ttft_p95: 2s, tpot_p95: 50ms}"
+    fabric.write_text(text.replace("replicas: {min: 1, max: 40}", slo))
+    asked = ["plan", "-b", str(fabric), "--what-if", "replicas.m.max=1", "--executor", "here"]
+    assert main(asked) == 0
+    headings, base, changed, complaint = capsys.readouterr().out.splitlines()
+    assert "SLO" in headings.split()
+    assert "2 meet" in base
+    assert "1 meets, 1 misses" in changed
+    assert complaint == "  ▲ replicas.m.max=1: misses: m"
+    assert main([*asked, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert main(["plan", "-b", str(fabric), "--json"]) == 0
+    lines = {line["model"]: line for line in json.loads(capsys.readouterr().out)["forecast"]["models"]}
+    for name, model in found["base"]["models"].items():
+        assert (model["slo"], model["attainment"]) == (lines[name]["slo"], lines[name]["replay"]["attainment"])
+    assert found["outcomes"][0]["models"]["m"]["why"] == "replicas.max is 1, and so many are placed"
+
+
+def test_many_that_miss_are_not_all_named():
+    line = ModelForecast(
+        model="", replicas=1, utilisation=0.5, served=1.0, **dict.fromkeys(("ttft_p95_s", "tpot_p95_s", "e2e_p95_s"))
+    )
+    many = [msgspec.structs.replace(line, model=f"m{at}", slo="misses") for at in range(7)]
+    many += [msgspec.structs.replace(line, model="u", slo="undecided"), msgspec.structs.replace(line, model="n")]
+    assert whatif._verdicts(many) == "7 miss, 1 undecided"
+    assert whatif._complaint(many) == "misses: m0, m1, m2, m3, m4 and 2 more; undecided: u"
+    assert (whatif._verdicts(many[-2:]), whatif._verdicts(many[-1:])) == ("undecided", "–")
 
 
 def test_an_infeasible_base_is_an_exit_code(fabric, capsys):

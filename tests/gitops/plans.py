@@ -37,10 +37,10 @@ def replica(name, provider="p"):
     )  # fmt: skip
 
 
-def forecast(model, *, misses=()):
+def forecast(model, *, misses=(), **changes):
     return ModelForecast(
         model=model, replicas=1, utilisation=0.5, served=1.0, ttft_p95_s=BAND, tpot_p95_s=BAND, e2e_p95_s=BAND,
-        misses=tuple(misses),
+        misses=tuple(misses), **changes,
     )  # fmt: skip
 
 

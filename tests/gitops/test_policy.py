@@ -97,6 +97,13 @@ def test_slo():
     assert "3 s above 1 s" in text
 
 
+def test_an_slo_that_is_not_shown_to_be_met_is_not_met():
+    made = plan(models=[forecast("m", slo="undecided", undecided=("TTFT within 1s: …",)), forecast("k", slo="meets")])
+    assert limits_broken({"slo_met": ("k",)}, made) == []
+    ((_, _, text),) = findings({"slo_met": ("*",)}, made)
+    assert text == "m is not shown to meet its SLO, the replay leaves it undecided: TTFT within 1s: …"
+
+
 @pytest.mark.parametrize(
     ("at", "inside"),
     [

@@ -18,7 +18,8 @@ import msgspec
 from fabrictool.blueprint import load
 from fabrictool.planner.assign import assign
 from fabrictool.planner.build import build_problem
-from fabrictool.planner.forecast import certificate, forecast
+from fabrictool.planner.certificate import certificate
+from fabrictool.planner.forecast import forecast
 from fabrictool.planner.replay import replay
 from fabrictool.planner.solvers.appraisal import settled
 from fabrictool.planner.solvers.registry import SOLVERS

@@ -7,11 +7,11 @@ import pytest
 
 from fabrictool.base.errors import FabrictoolError, InfeasibleError
 from fabrictool.cli.plan_output import PlanOutput, _ending
+from fabrictool.planner.chosen import _last
 from fabrictool.planner.explaining import alternatives
 from fabrictool.planner.explaining.alternatives import Unused, alternative_sentences
 from fabrictool.planner.explaining.explain import reasons
 from fabrictool.planner.infeasible import explain_infeasible
-from fabrictool.planner.plan import _last
 from fabrictool.planner.problem import ModelNeed
 from fabrictool.planner.solvers import cp
 from fabrictool.planner.solvers.cp import CpSolver

@@ -1,21 +1,28 @@
 """One verdict on an SLO: from the replay, with the routing that the plan plans, and acted upon."""
 
+import json
+import math
+
 import msgspec
+import numpy as np
 import pytest
 
 from fabrictool.blueprint import load
-from fabrictool.cli.plan_text import complaints, share_text
+from fabrictool.cli.plan_markdown import markdown
+from fabrictool.cli.plan_text import complaints, render, share_text
+from fabrictool.cli.source import Source
 from fabrictool.domain.blueprint import Slo
 from fabrictool.domain.evidence import Evidence
-from fabrictool.domain.observed import ClusterFacts
-from fabrictool.domain.plan import Placement, ReplicaPlacement
+from fabrictool.domain.observed import ClusterFacts, Observed
+from fabrictool.domain.plan import Placement, Replay, ReplicaPlacement, decode_plan
 from fabrictool.domain.specs import AgentSpec, GatewaySpec, weight_key
 from fabrictool.domain.state import State
-from fabrictool.planner import plan as planning
+from fabrictool.planner import chosen as choosing
 from fabrictool.planner.assign import assign
 from fabrictool.planner.build import build_problem
+from fabrictool.planner.judged import shortfall
 from fabrictool.planner.plan import PlanOptions, plan
-from fabrictool.planner.replay import replay
+from fabrictool.planner.replay import Played, replay
 from fabrictool.planner.solvers.appraisal import settled
 from fabrictool.planner.solvers.exact import ExactSolver
 from fabrictool.planner.weights import gateway_weights, planned_rates, weighted
@@ -24,6 +31,7 @@ from fabrictool.simulator.capacity import under_load
 from fabrictool.simulator.deployment import of_model
 from fabrictool.simulator.slo import criteria
 from fabrictool.simulator.steady import steady_state
+from fabrictool.workload.arrivals import arrivals
 
 INVENTORY = """
 apiVersion: fabrictool/v1
@@ -66,10 +74,13 @@ def solved(loaded):
     return problem, solution
 
 
-def planned(loaded):
+def nothing_runs(loaded):
     seen = {name: ClusterFacts(cluster=name, known=True) for name in loaded.inventory.clusters}
-    evidence = Evidence(fabric="f", lineage="", at=0.0, clusters=seen, specs={}, state=State())
-    return plan(loaded.blueprint, loaded.inventory, evidence, PlanOptions(time_limit_s=10), now=0.0)
+    return Evidence(fabric="f", lineage="", at=0.0, clusters=seen, specs={}, state=State())
+
+
+def planned(loaded):
+    return plan(loaded.blueprint, loaded.inventory, nothing_runs(loaded), PlanOptions(time_limit_s=10), now=0.0)
 
 
 def test_the_planned_split_reaches_plan_gateway_and_replay(tmp_path):
@@ -162,13 +173,10 @@ def test_more_is_asked_where_attain_is_above_the_percentiles(tmp_path):
 
 def test_what_the_replay_misses_is_planned_otherwise(tmp_path, monkeypatch):
     """Wide lengths: the closed form thinks that one replica is enough. What may be added is added."""
-    spare = INVENTORY.replace("devices_per_node: 2, nodes: 1", "devices_per_node: 2, nodes: 4")
-    loaded = fabric(
-        tmp_path, rate=4, slo="slo: {ttft_p95: 700ms}", length="{mean: 2000 tok, sd: 1500 tok}", inventory=spare
-    )
+    loaded = wide(tmp_path, "650ms")
     lines = {}
-    for rounds in (0, planning.ROUNDS):
-        monkeypatch.setattr(planning, "ROUNDS", rounds)
+    for rounds in (0, choosing.ROUNDS):
+        monkeypatch.setattr(choosing, "ROUNDS", rounds)
         made = planned(loaded)
         (lines[bool(rounds)],) = made.forecast.models
     assert (lines[False].slo, lines[False].overruled, lines[False].replicas) == ("misses", "meets", 1)
@@ -176,6 +184,90 @@ def test_what_the_replay_misses_is_planned_otherwise(tmp_path, monkeypatch):
     assert (lines[True].slo, lines[True].judge, lines[True].why) == ("meets", "replay", "")
     assert lines[True].replicas > 1
     assert any("misses the SLO at 4 req/s in the replay" in reason for reason in made.reasons)
+
+
+def test_what_the_replay_cannot_tell_is_undecided_and_planned_otherwise(tmp_path, monkeypatch):
+    """As wide, and a target at the edge: 10,000 requests do not show on which side it is."""
+    loaded = wide(tmp_path, "700ms")
+    plans = {}
+    for rounds in (0, choosing.ROUNDS):
+        monkeypatch.setattr(choosing, "ROUNDS", rounds)
+        plans[bool(rounds)] = planned(loaded)
+    (line,) = plans[False].forecast.models
+    assert (line.slo, line.judge, line.misses, line.overruled) == ("undecided", "replay", (), "")
+    assert line.replay.low < 0.95 < line.replay.high
+    said = "TTFT within 700ms: between 92.7% and 95.8% of requests, 95% are wanted"
+    assert line.undecided == (said,)
+    text = render(plans[False], Observed(clusters={}))
+    assert "undecided (94%)" in text
+    assert f"▲ m: undecided: {said}" in text
+    assert "▲ m: because there is room in fast/gpu" in text
+    assert "undecided" in markdown(plans[False])
+    assert decode_plan(msgspec.json.encode(plans[False])) == plans[False]
+    (line,) = plans[True].forecast.models
+    assert (line.slo, line.undecided) == ("meets", ())
+    assert any("is not shown to meet the SLO at 4 req/s in the replay" in reason for reason in plans[True].reasons)
+
+
+def test_the_verdict_is_of_requests_that_come_as_unevenly_as_the_demand_says(tmp_path):
+    """Bursts are in no table: the closed form sees no difference, the replay does, and more is planned for them."""
+    lines = {}
+    for uneven in ("", ", cv: 4"):
+        pinned = "slo: {ttft_p95: 1s}\n    place: {pin: [{cluster: fast, replicas: 1}]}"
+        loaded = fabric(tmp_path, rate=6, most=1, slo=pinned, length=f"800 tok{uneven}")
+        lines[uneven] = planned(loaded).forecast.models[0]
+    calm, bursty = lines.values()
+    assert (calm.slo, bursty.slo, bursty.overruled) == ("meets", "misses", "meets")
+    assert calm.ttft_p95_s == bursty.ttft_p95_s
+    assert bursty.replay.ttft_p95_s > 2 * calm.replay.ttft_p95_s
+
+
+def test_a_part_of_a_fleet_is_played_with_its_part_of_the_bursts(tmp_path, monkeypatch):
+    seen = []
+
+    def watched(simulation, *arguments, **options):
+        seen.append((simulation.rate, simulation.cv))
+        return steady_state(simulation, *arguments, **options)
+
+    monkeypatch.setattr("fabrictool.planner.replay.steady_state", watched)
+    loaded = fabric(tmp_path, rate=32, length="800 tok, cv: 3")
+    many = [msgspec.structs.replace(assigned("fast", 2), replica=f"m/{at}") for at in range(16)]
+    for replicas in (many[:8], many):
+        replay(loaded.blueprint, loaded.inventory, Placement(replicas=tuple(replicas)), {}, 0)
+    assert seen == [(32.0, 3.0), (16.0, pytest.approx(math.sqrt(5.0)))]
+
+
+def test_a_plan_says_what_of_a_trace_it_knows(tmp_path):
+    times = arrivals("gamma", 4.0, 2000, np.random.default_rng(0), cv=3.0)
+    text = "\n".join(json.dumps({"t": float(t), "in": 500, "out": 100}) for t in times)
+    (tmp_path / "t.jsonl").write_text(text + "\n")
+    fabric(tmp_path)
+    written = (tmp_path / "blueprint.yaml").read_text()
+    demand = "demand: {rate: 12 req/s, input: 800 tok, output: 200 tok}"
+    assert demand in written
+    (tmp_path / "blueprint.yaml").write_text(written.replace(demand, "demand: {trace: t.jsonl}"))
+    made = planned(Source(tmp_path / "blueprint.yaml").loaded)
+    said = (
+        "m: of demand.trace its mean rate, its lengths and its bursts (cv 3.1) are planned for, not its busiest hours"
+    )
+    assert said in made.warnings
+
+
+def test_what_is_missed_counts_before_what_is_undecided(tmp_path):
+    problem, _ = solved(fabric(tmp_path))
+    figures = Replay(requests=1, attainment=0.9, in_system=1.0, ttft_p95_s=1.0, tpot_p95_s=1.0, e2e_p95_s=1.0)
+    kind = problem.options[0].key
+    missed = {"m": Played(figures, ("x",), (), {kind: 0.01})}
+    undecided = {"m": Played(figures, (), ("x",), {kind: 0.5})}
+    filling = {"m": Played(figures, (), ("x",), {})}
+    assert shortfall(problem, filling) == (0.0, 0.0) < shortfall(problem, undecided) < shortfall(problem, missed)
+
+
+def wide(folder, ttft):
+    """Lengths spread widely, and room for more replicas than the closed form thinks that it takes."""
+    spare = INVENTORY.replace("devices_per_node: 2, nodes: 1", "devices_per_node: 2, nodes: 4")
+    slo = f"slo: {{ttft_p95: {ttft}}}"
+    return fabric(folder, rate=4, slo=slo, length="{mean: 2000 tok, sd: 1500 tok}", inventory=spare)
 
 
 def test_a_model_that_misses_says_why_nothing_more_was_done(tmp_path):

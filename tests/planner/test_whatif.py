@@ -2,14 +2,19 @@
 
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
 from fabrictool.base.errors import UsageError
 from fabrictool.cli.executors import Here
+from fabrictool.planner.chosen import SearchOptions, best, forecast_of
 from fabrictool.planner.explaining.whatif import changed_by, started, stopped, sweep
+from fabrictool.planner.situation import situation_of
 from fabrictool.planner.solvers.exact import ExactSolver
+from fabrictool.planner.weights import gateway_weights
 from tests.planner.fabrics import situation
+from tests.planner.test_verdict import fabric, nothing_runs, planned, wide
 
 EVERYTHING = [
     "gpus.cheap/gpu-=16",
@@ -21,6 +26,9 @@ EVERYTHING = [
     "trust.m=alpha",
     "price.dear/gpu*=0.01",
 ]
+
+LOPSIDED = {"m@slow/gpu:1": 0.08}
+"""About what is planned, and not the same."""
 
 
 def swept(now, *expressions, executor=None):
@@ -107,6 +115,47 @@ def test_outcomes_are_compared_with_the_plan_as_it_is(tmp_path):
     assert started(found.base, cheaper) == stopped(found.base, cheaper) == 0
     assert not too_many.feasible
     assert "17" in too_many.problem
+
+
+def test_a_plan_and_its_row_say_the_same(tmp_path):
+    """A lesson of the replay leads to both, and another row has lessons and a verdict of its own."""
+    loaded = wide(tmp_path, "650ms")
+    made = planned(loaded)
+    (line,) = made.forecast.models
+    assert (line.slo, made.certificate.lessons, line.replicas) == ("meets", 1, 2)
+    found = swept(situation_of(loaded.blueprint, loaded.inventory, nothing_runs(loaded), 0.0), "replicas.m.max=1")
+    assert found.base.models == made.forecast.models
+    assert sum(found.base.counts.values()) == len(made.placement.replicas)
+    assert found.base.optimal is made.certificate.optimal is False, "of what was asked"
+    assert found.base.values["cost"] == {s.name: s.objective for s in made.certificate.stages}["cost"]
+    (narrow,) = found.outcomes
+    assert [model.slo for model in narrow.models] == ["misses"]
+    assert narrow.values["cost"] < found.base.values["cost"]
+
+
+def test_the_row_of_what_runs_has_the_names_and_weights_of_the_plan(tmp_path):
+    """A gateway that runs keeps weights that are about right, and the replay of both goes by them."""
+    loaded = fabric(tmp_path)
+    now = replace(situation_of(loaded.blueprint, loaded.inventory, nothing_runs(loaded), 0.0), weights=LOPSIDED)
+    chosen = best(now, SearchOptions(0, 30.0))
+    assert {gateway_weights(chosen.placement.replicas, {})[key] for key in LOPSIDED} == set(LOPSIDED.values())
+    assert swept(now).base.models == forecast_of(chosen, "CHF").models
+    fresh = swept(replace(now, weights={})).base.models
+    assert fresh[0].replay != forecast_of(chosen, "CHF").models[0].replay
+
+
+def test_what_moves_cost_is_left_out_of_the_base_and_changes_nothing_else(tmp_path):
+    priced = {"old": "objective: [cost]", "new": "objective: [cost]\nmove_price: 3 CHF/h"}
+    now = situation(tmp_path, **priced)
+    running = replace(now, current={("other", "dear", "gpu", 8, 1, "unified"): 2})
+    chosen = best(running, SearchOptions(0, 30.0))
+    counts = {chosen.problem.options[i].key: count for i, count in chosen.solution.counts.items()}
+    base = swept(running).base
+    assert base.counts == counts
+    moved = sum(abs(counts.get(key, 0) - running.current.get(key, 0)) for key in {*counts, *running.current})
+    assert moved > 2
+    cost = {stage.name: stage.objective for stage in chosen.solution.stages}["cost"]
+    assert base.values["cost"] == pytest.approx(cost - 3.0 * moved)
 
 
 def test_a_plan_that_cannot_be_made_may_become_possible(tmp_path):

@@ -6,11 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from fabrictool.base.units import Share
 from fabrictool.domain.blueprint import Slo
 from fabrictool.routing.policies import routing_policy
 from fabrictool.simulator.deployment import declared_stream, of_model
 from fabrictool.simulator.fleet import simulate
-from fabrictool.simulator.slo import criteria
+from fabrictool.simulator.slo import Criterion, LatencyTarget, criteria
 from fabrictool.simulator.steady import ShareEstimate, _estimate, steady_state
 from tests.simulator.fabrics import ACCELERATED, TWO_MODELS, loaded, replica
 
@@ -59,3 +60,38 @@ def test_intervals_hold_what_they_promise():
     assert inside >= 180
     assert not ShareEstimate(wanted, 0.96, 0.94, 0.98).clear
     assert ShareEstimate(wanted, 0.97, 0.951, 0.98).clear
+
+
+@pytest.mark.parametrize(
+    ("attain", "seen", "met", "missed"),
+    [
+        ("95%", (0.97, 0.951, 0.98), True, False),
+        ("95%", (0.96, 0.949, 0.98), False, False),
+        ("95%", (0.94, 0.93, 0.951), False, False),
+        ("95%", (0.94, 0.93, 0.949), False, True),
+        ("100%", (1.0, 0.999, 1.0), True, False),
+        ("100%", (0.999, 0.998, 1.0), False, True),
+    ],
+)
+def test_only_an_interval_meets_or_misses(attain, seen, met, missed):
+    wanted = Criterion(float(Share.parse(attain)), LatencyTarget(e2e=1.0))
+    estimate = ShareEstimate(wanted, *seen)
+    assert (estimate.met, estimate.missed) == (met, missed)
+
+
+def test_that_all_keep_it_is_not_said_before_the_end(llama):
+    every = criteria(Slo(e2e_p95="60 s", attain="100%"))
+    played = steady_state(llama, every, policy, most=2000, seed=0)
+    assert all(estimate.met for estimate in played.estimates)
+    assert played.requests > 1200, "one more may miss it"
+
+
+def test_a_run_that_ends_while_the_fleet_fills_says_so(llama):
+    easy = criteria(Slo(e2e_p50="60 s"))
+    short, long = (steady_state(llama, easy, policy, most=most, seed=0) for most in (30, 600))
+    assert (short.full, long.full) == (False, True)
+    filled = steady_state(llama, easy, policy, most=30, seed=0, fill=600)
+    assert filled.full, "what only is not full goes on"
+    strict = criteria(Slo(e2e_p95="60 s"))
+    doubtful = steady_state(llama, strict, policy, most=30, seed=0, fill=600)
+    assert (doubtful.clear, doubtful.requests < 30) == (False, True), "a doubt has its own limit"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fabrictool.base.errors import InvalidInputError
-from fabrictool.workload.arrivals import PROCESSES, arrivals, weibull_shape
+from fabrictool.workload.arrivals import PROCESSES, arrivals, cv_of_part, weibull_shape
 
 MANY = 200_000
 
@@ -53,6 +53,15 @@ def test_the_weibull_shape_has_the_cv(cv):
     shape = weibull_shape(cv)
     second = math.exp(math.lgamma(1 + 2 / shape) - 2 * math.lgamma(1 + 1 / shape))
     assert math.sqrt(second - 1) == pytest.approx(cv, rel=1e-3)
+
+
+@pytest.mark.parametrize("cv", [0.3, 1.0, 4.0])
+@pytest.mark.parametrize("share", [0.1, 0.5, 1.0])
+def test_a_part_of_a_stream_is_as_uneven_as_is_left(cv, share):
+    rng = np.random.default_rng(0)
+    every = arrivals("gamma", 1.0, 200_000, rng, cv=cv)
+    gaps = np.diff(every[rng.random(len(every)) < share])
+    assert float(gaps.std() / gaps.mean()) == pytest.approx(cv_of_part(cv, share), rel=0.05)
 
 
 NONSENSE = [0.0, -1.0, math.nan, math.inf, -math.inf, 1e-320, 1e300]

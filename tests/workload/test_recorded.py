@@ -10,6 +10,7 @@ from fabrictool.base.errors import InvalidInputError
 from fabrictool.cli.source import Source
 from fabrictool.domain.plan import inputs_digest
 from fabrictool.planner.build import build_problem
+from fabrictool.workload.arrivals import CVS, arrivals
 
 INVENTORY = """
 apiVersion: fabrictool/v1
@@ -56,6 +57,20 @@ def test_its_statistics_are_the_demand(tmp_path, packed):
     assert found.input == pytest.approx(500, rel=0.1)
     assert found.output == pytest.approx(105, rel=0.1)
     assert found.input_p95 > 1.3 * found.input
+
+
+@pytest.mark.parametrize("cv", [0.5, 1.0, 3.0])
+def test_its_bursts_are_the_demands(tmp_path, cv):
+    times = arrivals("gamma", 4.0, 4000, np.random.default_rng(0), cv=cv)
+    text = "\n".join(json.dumps({"t": float(t), "in": 500, "out": 100}) for t in times) + "\n"
+    found = source(tmp_path, text).blueprint.models["m"].demand.cv
+    assert found == pytest.approx(cv, rel=0.1)
+    assert found == float(f"{found:.2g}")
+
+
+def test_a_trace_of_equal_gaps_is_as_even_as_arrivals_can_be(tmp_path):
+    text = "\n".join(json.dumps({"t": t / 4, "in": 500, "out": 100}) for t in range(50)) + "\n"
+    assert source(tmp_path, text).blueprint.models["m"].demand.cv == CVS[0]
 
 
 def test_only_requests_of_the_model_count(tmp_path):

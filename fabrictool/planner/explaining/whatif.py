@@ -1,5 +1,7 @@
 """What a changed fabric would be worth: expressions such as ``gpus.a100-80g+=8``, each planned for and compared.
 
+Planned for as `plan` does it, with the replay and its lessons: the row of the fabric as it is cannot contradict a plan.
+
 =================================== ==================================================================================
 ``gpus.DEVICE+=8``, ``-=8``         so many devices more or fewer in the largest partition with this device: whole nodes
 ``gpus.CLUSTER/PARTITION+=8``       in this one
@@ -21,15 +23,18 @@ from typing import TYPE_CHECKING
 from fabrictool.base.errors import FabrictoolError, InfeasibleError, UsageError
 from fabrictool.base.units import Price, Rate
 from fabrictool.domain.blueprint import Replicas
+from fabrictool.planner.certificate import certificate_of
+from fabrictool.planner.chosen import SearchOptions, best, forecast_of
 from fabrictool.planner.explaining.rules import NO_MAXIMUM
-from fabrictool.planner.solvers.appraisal import settled
-from fabrictool.planner.stages import user_stages, values_of
+from fabrictool.planner.stages import clean, user_stages, values_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from concurrent.futures import Executor
 
     from fabrictool.domain.inventory import Inventory, Partition
+    from fabrictool.domain.plan import ModelForecast
+    from fabrictool.planner.chosen import Chosen
     from fabrictool.planner.problem import OptionKey, Solver
     from fabrictool.planner.situation import Situation
 
@@ -50,6 +55,10 @@ class WhatIfResult:
     counts: Mapping[OptionKey, int] = field(default_factory=dict)
     """Replicas by option key."""
     optimal: bool = False
+    repeatable: bool = True
+    """Whether it does not depend on how fast this machine was."""
+    models: tuple[ModelForecast, ...] = ()
+    """With the verdict on each SLO, which is the one that a plan would have."""
     problem: str = ""
     """Why there is no placement; "" when there is one."""
 
@@ -78,22 +87,44 @@ def stopped(base: WhatIfResult, other: WhatIfResult) -> int:
     return started(other, base)
 
 
-def evaluate(situation: Situation, expression: str, solver: Solver, deadline_s: float, seed: int) -> WhatIfResult:
-    """Plan for a situation that was changed already; `expression` is only its name."""
-    problem, _ = situation.build()
+def evaluate(
+    situation: Situation, expression: str, options: SearchOptions, *, from_itself: bool = False
+) -> WhatIfResult:
+    """Plan for a situation that was changed already, just as `plan` does; `expression` is only its name.
+
+    `from_itself` leaves out what the moves to it are worth: so others are compared that start from there.
+    """
     try:
-        *_, solution = solver.solve(problem, deadline_s=deadline_s, seed=seed)
+        chosen = best(situation, options)
     except InfeasibleError as error:
         return WhatIfResult(expression, problem="; ".join(complaint.message for complaint in error.problems))
     except FabrictoolError as error:  # such as FT2902: one that takes too long must not cost the others
         return WhatIfResult(
             expression, problem="; ".join(f"{complaint.code} {complaint.message}" for complaint in error.problems)
         )
-    known = values_of(settled(solution.whole(problem), solution, seed))
-    values = {name: known.get(name, 0.0) for name in user_stages(problem)}
-    options = solution.whole(problem).options
-    counts = {options[i].key: count for i, count in solution.counts.items()}
-    return WhatIfResult(expression, values, counts, solution.optimal)
+    known = values_of(chosen.solution)
+    if from_itself:
+        known |= _without_moves(chosen, known)
+    return WhatIfResult(
+        expression,
+        {name: known.get(name, 0.0) for name in user_stages(chosen.problem)},
+        {chosen.problem.options[i].key: count for i, count in chosen.solution.counts.items()},
+        certificate_of(chosen, options.seed).optimal,
+        chosen.solution.repeatable,
+        forecast_of(chosen, "").models,
+    )
+
+
+def _without_moves(chosen: Chosen, known: Mapping[str, float]) -> dict[str, float]:
+    """The values that depend on what runs, if just this ran."""
+    problem, counts = chosen.problem, chosen.solution.counts
+    moved = (
+        abs(counts.get(i, 0) - problem.current.get(option.key, 0))
+        for i, option in enumerate(problem.options)
+        if problem.current  # else nothing counts as a move
+    )
+    price = problem.move_price * sum(moved)
+    return {"moves": 0.0} | ({"cost": clean(known["cost"] - price)} if price and "cost" in known else {})
 
 
 # Wide: what is asked, who works on it, how long and with which seed.
@@ -119,15 +150,11 @@ def sweep(
     """
     changed = [changed_by(situation, expression) for expression in expressions]
     problem, _ = situation.build()
-    base = executor.submit(evaluate, situation, "", solver, deadline_s, seed).result()
+    options = SearchOptions(seed, deadline_s, solver)
+    base = executor.submit(evaluate, situation, "", options, from_itself=True).result()
     current = base.counts if base.feasible else situation.current
-    wanted = situation.blueprint
-    if base.feasible and (wanted.move_price is not None or "moves" in wanted.objective):
-        # Moves count in these objectives: the plan is compared from where the others start, from itself.
-        settled = replace(situation, current=dict(current))
-        base = executor.submit(evaluate, settled, "", solver, deadline_s, seed).result()
     futures = {
-        executor.submit(evaluate, replace(start, current=dict(current)), expression, solver, deadline_s, seed): at
+        executor.submit(evaluate, replace(start, current=dict(current)), expression, options): at
         for at, (start, expression) in enumerate(zip(changed, expressions, strict=True))
     }
     outcomes: dict[int, WhatIfResult] = {}

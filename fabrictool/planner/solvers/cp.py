@@ -5,7 +5,7 @@ are counted in small steps, coefficients are rounded, and every row gets just th
 searches is therefore a relaxation: when it finds no solution there is none, and its bound, less what rounding can cost,
 holds for the true program. The replica counts that it chooses are then loaded and judged by the linear program, in
 floating point, one objective after another as in `exact`. Its search is repeatable: one thread, and a limit on the work
-done instead of the time, roughly `deadline_s` seconds a stage.
+done instead of the time, roughly `deadline_s` seconds in all.
 
 Of the paper's constraints, C1 (devices) are rows; C2 (memory) holds for every option, per replica; C3, one pair of data
 and tensor parallelism for each model and pool, is `CpUniformSolver`: it only narrows the choice.
@@ -28,6 +28,7 @@ from fabrictool.planner.infeasible import explain_infeasible, require_options
 from fabrictool.planner.problem import Solution, StageResult
 from fabrictool.planner.solvers.rounding import rounded
 from fabrictool.planner.stages import LATENCY_TOLERANCE, clean, stage_names, tolerance
+from fabrictool.planner.work import SearchWork
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -79,7 +80,7 @@ class CpSolver:
                 # What it proves is proved of rounded numbers: only the bound in floating point says how good it is.
                 close = all(s.objective - s.bound <= NEAR * max(0.1, abs(s.objective)) for s in stages)
                 title = f"{self.name} (CP-SAT and GLOP in OR-Tools)"
-                yield Solution(counts, loads, stages, title, search.optimal and close)
+                yield Solution(counts, loads, stages, title, search.optimal and close, work=search.work.spent)
 
 
 class CpUniformSolver(CpSolver):
@@ -95,6 +96,7 @@ class _Search:
     def __init__(self, problem: PlacementProblem, deadline_s: float, seed: int, *, uniform: bool) -> None:
         every = range(len(problem.options))
         self._problem, self._seconds, self._seed = problem, deadline_s, seed
+        self.work = SearchWork(deadline_s)
         self.whole = Formulation(problem, every, whole=True)
         self.optimal = True
         self._relaxed = Formulation(problem, every, whole=False)
@@ -124,9 +126,11 @@ class _Search:
         return self.whole.counts(now), self.whole.loads(now), stages
 
     def _improve(self, name: str) -> ProgramSolution:
-        result = self._integers.minimise(self.whole.terms(name), WORK * self._seconds, self._seed, self._answer)
+        seconds = self.work.share(name)
+        result = self._integers.minimise(self.whole.terms(name), WORK * seconds, self._seed, self._answer)
         if result is None:
             raise explain_infeasible(self._problem)
+        self.work.spent += 0.0 if result.optimal else seconds
         self._bounds[name] = max(self._bounds[name], result.bound)
         # The counts may keep an earlier stage within rounding only: then what was there before remains.
         better = None if result.values is None else self._loaded(name, self._counts(result.values))

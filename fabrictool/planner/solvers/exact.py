@@ -18,6 +18,7 @@ from fabrictool.planner.infeasible import explain_infeasible, require_options
 from fabrictool.planner.problem import PlacementProblem, Solution, StageResult
 from fabrictool.planner.solvers.large import LargeSearch
 from fabrictool.planner.stages import TIE_BREAK, clean, rounding, stage_names, tolerance
+from fabrictool.planner.work import SearchWork
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,7 +41,7 @@ class ExactSolver:
     def solve(
         self, problem: PlacementProblem, *, deadline_s: float, seed: int, warm: Solution | None = None
     ) -> Iterator[Solution]:
-        """Yields ever better solutions, the last one is the answer; a stage has `deadline_s` seconds at most."""
+        """Yields ever better solutions, the last one is the answer."""
         require_options(problem)
         small = len(problem.options) <= SMALL
         search = _Search(problem, deadline_s, seed) if small else LargeSearch(problem, NAME, deadline_s, seed)
@@ -56,6 +57,7 @@ class _Search:
     def __init__(self, problem: PlacementProblem, deadline_s: float, seed: int) -> None:
         every = range(len(problem.options))
         self._problem, self._seconds, self._seed = problem, deadline_s, seed
+        self._work = SearchWork(deadline_s)
         self._relaxed = Formulation(problem, every, whole=False)
         self.whole = Formulation(problem, every, whole=True)
         self._answer: ProgramSolution | None = None
@@ -79,10 +81,12 @@ class _Search:
         yield self._solution(answer)
 
     def _improve(self, name: str) -> ProgramSolution:
-        nodes = max(1, int(NODES_PER_SECOND * self._seconds))
+        seconds = self._work.share(name)
+        nodes = max(1, int(NODES_PER_SECOND * seconds))
         answer = self.whole.minimise(name, seconds=self._seconds, seed=self._seed, nodes=nodes, start=self._answer)
         if answer is None:
             raise explain_infeasible(self._problem)
+        self._work.spent += 0.0 if answer.optimal else seconds
         self._optimal = self._optimal and answer.optimal
         self._repeatable = self._repeatable and answer.in_time
         self._bounds[name] = max(self._bounds[name], answer.bound)
@@ -98,4 +102,5 @@ class _Search:
             NAME,
             self._optimal,
             self._repeatable,
+            work=self._work.spent,
         )

@@ -19,6 +19,7 @@ from fabrictool.planner.infeasible import explain_infeasible
 from fabrictool.planner.problem import PlacementProblem, Solution, StageResult
 from fabrictool.planner.solvers.rounding import SIZES, rounded
 from fabrictool.planner.stages import TIDYING, TIE_BREAK, TOLERANCE, clean, stage_names, tolerance
+from fabrictool.planner.work import SearchWork
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -51,6 +52,7 @@ class LargeSearch:
 
     def __init__(self, problem: PlacementProblem, solver: str, deadline_s: float, seed: int) -> None:
         self._problem, self._solver, self._seconds, self._seed = problem, solver, deadline_s, seed
+        self._work = SearchWork(deadline_s)
         self._rng = random.Random(f"large {seed}")
         self._core = _core(problem, stage_names(problem), deadline_s, seed)
         self._relaxed = Formulation(problem, range(len(problem.options)), whole=False)
@@ -74,10 +76,11 @@ class LargeSearch:
             self._begin(name)
         self._judge(name)
         yield self._solution()
-        for _ in range(max(1, int(SWEEPS_PER_SECOND * self._seconds))):
+        for _ in range(max(1, int(SWEEPS_PER_SECOND * self._work.share(name)))):
             before = self._total(name)
             if before - bound <= max(TOLERANCE, CLOSE * abs(before)):
                 break
+            self._work.spent += 1 / SWEEPS_PER_SECOND
             yield from self._sweep(name)
             if before - self._total(name) <= GAIN * abs(before):
                 break
@@ -248,6 +251,7 @@ class LargeSearch:
             self._solver,
             optimal=False,
             repeatable=self._repeatable,
+            work=self._work.spent,
         )
 
 

@@ -7,6 +7,7 @@ at a time as long as that helps, and loads are dealt out anew (ThunderServe, pap
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import InfeasibleError, Place
@@ -43,8 +44,8 @@ class RescheduleSolver:
                 hint="`fabrictool plan` without --solver reschedule places replicas",
             )
         self._require_minima(problem, counts)
-        best, _ = search.run(start, flips, evaluations=int(EVALUATIONS_PER_SECOND * deadline_s))
-        yield search.solution(best, self.name, deadline_s, seed)
+        best, used = search.run(start, flips, evaluations=int(EVALUATIONS_PER_SECOND * deadline_s))
+        yield replace(search.solution(best, self.name, deadline_s, seed), work=used / EVALUATIONS_PER_SECOND)
 
     @staticmethod
     def _require_minima(problem: PlacementProblem, counts: Mapping[int, int]) -> None:

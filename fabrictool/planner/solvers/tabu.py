@@ -11,6 +11,7 @@ by evaluations, never by time: same seed, same answer.
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError
@@ -53,14 +54,15 @@ class TabuSolver:
         """Yields the start, then the best that was found; both appraised beside the relaxation's bounds."""
         require_options(problem)
         search = TabuSearch(problem, random.Random(f"tabu {seed}"))
-        left = int(EVALUATIONS_PER_SECOND * deadline_s)
+        left = most = int(EVALUATIONS_PER_SECOND * deadline_s)
         usage = {i: float(k) for i, k in warm.counts.items()} if warm else _relaxation(problem, deadline_s, seed)
         starts = [search.start(usage)]
         if len(problem.needs) == 1 and warm is None:
             starts.append(search.clustered(problem.needs[0].model))
         best = min(starts, key=lambda state: state.rank)
-        if not best.broken:
-            yield search.solution(best, self.name, deadline_s, seed)
+        solution = None if best.broken else search.solution(best, self.name, deadline_s, seed)
+        if solution is not None:
+            yield solution
         first = best
         for _ in range(ROUNDS):
             walked, used = search.run(best, neighbours, evaluations=left)
@@ -76,8 +78,9 @@ class TabuSolver:
                 "the search found no placement that keeps all rules",
                 hint="`--solver exact` says whether there is one",
             )
-        if best.rank < first.rank:
-            yield search.solution(best, self.name, deadline_s, seed)
+        if solution is None or best.rank < first.rank:
+            solution = search.solution(best, self.name, deadline_s, seed)
+        yield replace(solution, work=(most - left) / EVALUATIONS_PER_SECOND)
 
 
 def _rank(state: TabuState) -> tuple[float, ...]:

@@ -2,7 +2,7 @@
 
 "Within the SLO" is the share of the demand that is served and meets its targets. The bound is that of the linear
 relaxation over all columns that the search made; beside it what the exact solver places with the columns of the first
-seed, in 30 s a stage. Seconds are the search's, with the tables of the columns that it makes, the better of two runs;
+seed, in 30 s of work. Seconds are the search's, with the tables of the columns that it makes, the better of two runs;
 "a / b / c" are the seeds 0, 1 and 2.
 """
 

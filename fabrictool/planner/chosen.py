@@ -1,0 +1,180 @@
+"""The placement that a plan has: solved, played, and solved again where the replay misses what the tables thought met.
+
+All rounds together keep within one time limit, counted in work: the same on every machine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from fabrictool.base.errors import FabrictoolError
+from fabrictool.planner.assign import assign
+from fabrictool.planner.forecast import forecast
+from fabrictool.planner.judged import ROUNDS, lessons, shortfall, taught, with_reasons
+from fabrictool.planner.problem import replica_key
+from fabrictool.planner.replay import replay
+from fabrictool.planner.solvers.appraisal import settled
+from fabrictool.planner.solvers.exact import ExactSolver
+from fabrictool.planner.stages import clean, values_of
+from fabrictool.planner.verify import violations
+from fabrictool.planner.weights import planned_rates, weighted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from fabrictool.domain.plan import Forecast, Placement
+    from fabrictool.planner.build import Tables
+    from fabrictool.planner.judged import Again
+    from fabrictool.planner.problem import OptionKey, PlacementProblem, Solution, Solver
+    from fabrictool.planner.replay import Played
+    from fabrictool.planner.situation import Situation
+
+BROKEN_RULE = "FT2903"
+
+
+@dataclass(frozen=True, slots=True)
+class SearchOptions:
+    """How a placement is searched for."""
+
+    seed: int = 0
+    time_limit_s: float = 60.0
+    """Of the whole search, in work."""
+    solver: Solver = field(default_factory=ExactSolver)
+    progress: Callable[[Solution], None] | None = None
+    """Is told each better placement; with it, Ctrl-C ends the search and keeps the last one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A placement, and what the replay says of it."""
+
+    situation: Situation
+    """With what the replay taught before."""
+    problem: PlacementProblem
+    """As it was solved: with these lessons."""
+    tables: Tables
+    solution: Solution
+    placement: Placement
+    played: Mapping[str, Played]
+    stopped: bool
+    """By Ctrl-C."""
+    again: Again = ""
+    """What came of another search after a replay that missed."""
+    asked: tuple[PlacementProblem, Solution] | None = None
+    """Of a placement that lessons led to: the problem without them, and its solution."""
+
+    @property
+    def lacks(self) -> tuple[float, float, float]:
+        """The less, the better, the first ones first."""
+        return clean(values_of(self.solution).get("served", 0.0)), *shortfall(self.problem, self.played)
+
+
+def best(situation: Situation, options: SearchOptions) -> Chosen:
+    """The placement with the least that is unserved and that misses its SLO in the replay.
+
+    Raises
+    ------
+    InfeasibleError
+        FT200x why there is none.
+    FabrictoolError
+        FT2902 nothing was found in time, FT2903 a rule is broken after all, FT2904 out of memory.
+    """
+    problem, tables = situation.build()
+    first = last = chosen = _found(situation, problem, tables, options)
+    left = options.time_limit_s - first.solution.work
+    repeatable, stopped, again = first.solution.repeatable, first.stopped, chosen.again
+    for _ in range(ROUNDS):
+        learned = lessons(last.problem, last.solution, last.played)
+        if not learned or stopped:
+            break
+        if left <= 0.0:
+            again = "no time"
+            break
+        taught_by = replace(situation, learned=(*last.situation.learned, *learned))
+        within = replace(options, time_limit_s=left)
+        try:
+            last = _found(taught_by, taught(problem, taught_by.learned), tables, within, last)
+        except KeyboardInterrupt:
+            if options.progress is None:
+                raise
+            stopped = True
+            break
+        except FabrictoolError as error:  # such as FT2902, no time: what was found before is a plan
+            if any(problem.code == BROKEN_RULE for problem in error.problems):
+                raise
+            again, repeatable = "no time", False  # it may have been the clock's
+            break
+        left -= last.solution.work
+        # A search that the clock cut short decided what was learned, whichever placement is the better one.
+        repeatable, stopped, again = repeatable and last.solution.repeatable, last.stopped, "searched"
+        if last.lacks < chosen.lacks:
+            chosen = replace(last, asked=(first.problem, first.solution))
+    solution = replace(chosen.solution, repeatable=repeatable)
+    return replace(chosen, solution=solution, stopped=stopped, again=again)
+
+
+def forecast_of(chosen: Chosen, currency: str) -> Forecast:
+    """What it is expected to do, and what stands in the way of what it is not shown to do."""
+    problem, solution = chosen.problem, chosen.solution
+    expected = forecast(chosen.situation.blueprint, problem, solution, chosen.tables, currency, chosen.played)
+    return with_reasons(expected, problem, solution, chosen.again)
+
+
+def _found(
+    situation: Situation,
+    problem: PlacementProblem,
+    tables: Tables,
+    options: SearchOptions,
+    former: Chosen | None = None,
+) -> Chosen:
+    search = options.solver.solve(problem, deadline_s=options.time_limit_s, seed=options.seed)
+    solution, stopped = _last(search, options.progress)
+    problem = solution.whole(problem)
+    solution = settled(problem, solution, options.seed)
+    placement = weighted(problem, solution, _placed(situation, problem, solution), situation.weights)
+    rates = planned_rates(problem, solution)
+    names = sorted(situation.blueprint.models)
+    same = {} if former is None else {n: former.played[n] for n in names if _stays(n, placement, rates, former)}
+    others = [name for name in names if name not in same]
+    played = same | replay(situation.blueprint, situation.inventory, placement, rates, options.seed, others)
+    return Chosen(situation, problem, tables, solution, placement, played, stopped)
+
+
+def _stays(model: str, placement: Placement, rates: Mapping[OptionKey, float], former: Chosen) -> bool:
+    """Whether a model was played in just this way before."""
+
+    def shape(of: Placement, loads: Mapping[OptionKey, float]) -> list[object]:
+        return [(replica, loads.get(replica_key(replica), 0.0)) for replica in of.replicas if replica.model == model]
+
+    before = planned_rates(former.problem, former.solution)
+    return model in former.played and shape(placement, rates) == shape(former.placement, before)
+
+
+def _placed(situation: Situation, problem: PlacementProblem, solution: Solution) -> Placement:
+    """The solution with names; raises FT2903 when it breaks a rule after all."""
+    placement = assign(problem, solution, situation.names, situation.unseen)
+    blind = situation.blind | {replica.cluster for replica in situation.unseen}
+    broken = violations(situation.blueprint, situation.inventory, placement, blind, situation.now)
+    if broken:
+        hint = "this is a bug of the planner: report it with blueprint and inventory"
+        raise FabrictoolError.of(BROKEN_RULE, f"the placement breaks a rule: {'; '.join(broken)}", hint=hint)
+    return placement
+
+
+def _last(search: Iterator[Solution], progress: Callable[[Solution], None] | None) -> tuple[Solution, bool]:
+    solution = None
+    try:
+        for solution in search:
+            if progress is not None:
+                progress(solution)
+    except KeyboardInterrupt:
+        if solution is None or progress is None:
+            raise
+        return solution, True
+    except MemoryError as error:
+        hint = "`--solver exact` takes the least; else raise the memory limit"
+        raise FabrictoolError.of("FT2904", "the solver ran out of memory", hint=hint) from error
+    if solution is None:
+        raise FabrictoolError.of("FT2902", "the solver found nothing")
+    return solution, False
