@@ -1,7 +1,8 @@
-"""``mesh members``, ``mesh paths``, ``mesh records``, ``mesh convergence`` and ``mesh observe``."""
+"""``mesh members``, ``paths``, ``records``, ``convergence``, ``observe`` and ``replay``."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,7 +20,7 @@ UrlOption = Annotated[
 
 def register(app: typer.Typer) -> None:
     mesh = typer.Typer(help="The mesh, as any of its nodes sees it; changes nothing.", no_args_is_help=True)
-    for function in (members, paths, records, convergence, observe):
+    for function in (members, paths, records, convergence, observe, replay):
         mesh.command(function.__name__)(function)
     app.add_typer(mesh, name="mesh")
 
@@ -96,3 +97,16 @@ def observe(
     from fabrictool.cli.mesh_watching import follow_mesh
 
     follow_mesh(Source(blueprint, inventory, lenient=True), url, interval, as_json=as_json)
+
+
+def replay(
+    trace: Annotated[Path, typer.Argument(metavar="FILE", help="mesh.trace of a gateway's run folder, copied here.")],
+    as_json: JsonOption = False,
+) -> int:
+    """Play a gateway's trace again, and say what happened and when; exit 1 if this release decides otherwise.
+
+    Gateways with `trace: 64MiB` in the blueprint keep one from their start.
+    """
+    from fabrictool.cli.mesh_replay import show_replay
+
+    return show_replay(trace, as_json=as_json)

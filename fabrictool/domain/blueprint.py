@@ -12,6 +12,7 @@ from fabrictool.domain.quantities import (
     Document,
     Duration,
     Endpoint,
+    Memory,
     Name,
     Price,
     Rate,
@@ -254,6 +255,10 @@ class Gateway(Document):
     """For agents and other gateways."""
     advertise: Endpoint | None = None
     """Where agents and other gateways reach ``mesh``, where that is another address, as behind a forwarded port."""
+
+    trace: Memory | None = None
+    """Keep what happens in the mesh in the gateway's run folder, up to this size, for ``mesh replay``: records and
+    addresses, no request and no key."""
 
     @property
     def hub(self) -> Endpoint:

@@ -144,6 +144,8 @@ class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_
     """Those of `hubs` that dial this one."""
     replicas: dict[str, tuple[int, ...]] | msgspec.UnsetType = msgspec.UNSET
     """Model → numbers of its planned replicas. Unset: written by an earlier release, or nothing is planned."""
+    trace: int | msgspec.UnsetType = msgspec.UNSET
+    """Octets of its trace of the mesh; not written where there is none."""
 
     @property
     def routing_weights(self) -> dict[str, float]:

@@ -21,6 +21,7 @@ from fabrictool.mesh.records import Lifecycle
 from fabrictool.mesh.revocation import read_revocation
 from fabrictool.mesh.transport.node import MeshNode
 from fabrictool.mesh.transport.tls import IdentityFiles
+from fabrictool.mesh.transport.tracefile import TraceFile
 from fabrictool.mesh.transport.views import views_of
 from fabrictool.routing.candidates import TrustPolicy
 from fabrictool.routing.policies import routing_policy
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("fabrictool.gateway")
 
 DRAIN_S = 20.0
+TRACE = "mesh.trace"
 BEAT_S = 3.0
 """A gateway is one process on a host of its own, and its document tells of the whole fabric."""
 
@@ -52,7 +54,8 @@ async def run_on_mesh(spec: GatewaySpec, folder: RunFolder, clock: Clock) -> str
         FT8005 when the fabric has tenants and their keys are not here: a gateway never opens itself.
     """
     gateway = GatewayServer(clock, fabric=spec.fabric, rules=_rules_of(spec), keyring=keyring_of(spec, folder))
-    mesh = MeshNode(IdentityFiles(folder.identity), gateway, clock, hub=True)
+    trace = None if isinstance(spec.trace, msgspec.UnsetType) else TraceFile(folder.path / TRACE, spec.trace).write
+    mesh = MeshNode(IdentityFiles(folder.identity), gateway, clock, hub=True, trace=trace)
     gateway.join(mesh)
     gateway.plan_for(spec.planned)
     stop = _stop_event()

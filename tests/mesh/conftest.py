@@ -51,12 +51,12 @@ class Federation:
         self.root = create_root(fabric, now=time.time())
         self.providers = {name: issue_provider(self.root, name, now=time.time()) for name in ("alpha", "beta")}
 
-    def node(self, name, role="agent", provider="alpha", clock=None, **options):
+    def node(self, name, role="agent", provider="alpha", clock=None, trace=None, **options):
         files = IdentityFiles(self.folder / name)
         files.folder.mkdir(parents=True)
         files.write(issue_session(self.providers[provider], role, now=time.time(), **options), self.root)
         listener = RecordingListener()
-        node = MeshNode(files, listener, clock or SystemClock(), hub=role == "gateway")
+        node = MeshNode(files, listener, clock or SystemClock(), hub=role == "gateway", trace=trace)
         return node, listener
 
 

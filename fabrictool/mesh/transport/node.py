@@ -24,12 +24,13 @@ from fabrictool.mesh.gossip import MAX_TAIL, Changed, LogTail, Refused, Send, Va
 from fabrictool.mesh.identity import Credential, IdentityError, IdentityVerifier, VerifiedSession
 from fabrictool.mesh.member import BEAT_SECONDS, Member, SessionEnded, TailHeard
 from fabrictool.mesh.records import Body, Lifecycle, NodeBody, Record, RevocationBody
+from fabrictool.mesh.trace import TracedMember
 from fabrictool.mesh.transport.reach import Route
 from fabrictool.mesh.transport.tls import IdentityFiles, client_context, server_context
 from fabrictool.mesh.transport.tunnel import Tunnel, TunnelStream
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from fabrictool.base.clock import Clock
     from fabrictool.domain.specs import EgressSpec
@@ -80,19 +81,28 @@ class Listener(Protocol):
 class MeshNode:
     """Membership of one process in the mesh."""
 
-    def __init__(self, files: IdentityFiles, listener: Listener, clock: Clock, *, hub: bool) -> None:
+    # Wide: who it is, whom it tells, its time, and where its trace goes.
+    def __init__(
+        self,
+        files: IdentityFiles,
+        listener: Listener,
+        clock: Clock,
+        *,
+        hub: bool,
+        trace: Callable[[bytes], None] | None = None,
+    ) -> None:
+        """`trace` is given the lines of `mesh.trace`."""
         self._files = files
         self.credential: Credential
         self.credential, root = files.read()
         self._verifier = IdentityVerifier(root)
         self._listener = listener
         self._clock = clock
-        self._member = Member(
-            self._verifier,
-            session=bytes.fromhex(self.credential.claims.session),
-            sign=self.credential.sign,
-            chain=self.credential.chain,
-            hub=hub,
+        session, sign, chain = self.session, self.credential.sign, self.credential.chain
+        self._member = (
+            Member(self._verifier, session=session, sign=sign, chain=chain, hub=hub)
+            if trace is None
+            else TracedMember(self._verifier, session=session, sign=sign, chain=chain, hub=hub, root=root, write=trace)
         )
         self._hub = hub
         self._tunnels: dict[bytes, Tunnel] = {}
