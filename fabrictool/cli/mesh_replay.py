@@ -39,9 +39,9 @@ def show_replay(path: Path, *, as_json: bool) -> int:
     def seen(told: TraceInput, effects: Sequence[Effect]) -> None:
         nonlocal wall
         wall = told.wall or wall
-        found = [{"kind": told.kind, "subject": told.peer.hex()[:8], "text": told.how}] if told.kind in LINKS else []
-        found += [event for effect in effects if (event := _event(effect))]
-        events.extend({"at": wall} | event for event in found)
+        here = [{"kind": told.kind, "subject": told.peer.hex()[:8], "text": told.how}] if told.kind in LINKS else []
+        here += [event for effect in effects if (event := _event(effect))]
+        events.extend({"at": wall} | event for event in here)
 
     try:
         lines = [line for line in path.read_bytes().split(b"\n") if line]
