@@ -130,7 +130,8 @@ class Applier:
             for action in plan.changes:
                 if action.spec is not None and action.kind != "update":
                     role = role_of(action.spec)  # what is missing or has expired is said before anything starts
-                    fabric.trust.check_sessions(action.spec.provider, role, now=self.clock.wall())
+                    model = action.spec.model if isinstance(action.spec, AgentSpec) else ""
+                    fabric.trust.check_sessions(action.spec.provider, role, model, now=self.clock.wall())
             run = _Run(self, plan, journal, state, heals=heals)
             run.note("begin", text=f"{len(plan.changes)} changes")
             wanted = state.applied_units if heals else self._wanted(plan, state)
@@ -286,6 +287,8 @@ class _Run:
         action = report.action
         if report.kind == "started":
             self.note("started", address=action.address, action=action.kind, operation=action.operation)
+            if self._heals:
+                self._save_healed(action.address)
         self._reporter.step(action, report.kind, report.text)
 
     def _end(self, course: Course) -> None:
@@ -325,16 +328,18 @@ class _Run:
     def _save_starts(self, actions: Sequence[Action]) -> None:
         """Remember units that are about to start: their generations and places."""
         generations, units = dict(self._state.generations), dict(self._state.units)
-        now, healed = self._clock.wall(), dict(self._state.healed)
         for action in actions:
             if action.spec is not None:
-                former = generations.get(action.address, 0)
-                if self._heals and action.kind != "update":
-                    recent = [at for at in healed.get(action.address, ()) if at > now - WINDOW_S]
-                    healed[action.address] = [*recent, round(now, 3)]
-                generations[action.address] = max(generation(action.operation), former)
+                latest = max(generation(action.operation), generations.get(action.address, 0))
+                generations[action.address] = latest
                 units[action.address] = Placed.of(action.spec, action.cluster, action.operation)
-        self.remember(generations=generations, units=units, healed=healed)
+        self.remember(generations=generations, units=units)
+
+    def _save_healed(self, address: str) -> None:
+        now = self._clock.wall()
+        healed = {name: [at for at in times if at > now - WINDOW_S] for name, times in self._state.healed.items()}
+        healed[address] = [*healed.get(address, ()), round(now, 3)]
+        self.remember(healed={name: times for name, times in healed.items() if times})
 
     def _save_measured(self, action: Action, unit: ObservedUnit, served_at: float) -> None:
         """Remember how long its queue and its start took: the next successor is asked for by that."""

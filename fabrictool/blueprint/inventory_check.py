@@ -81,6 +81,10 @@ class InventoryCheck(ReferenceCheck):
             self.say("FT1245", (*path, "after_reboot"), message, "remove it, or use kind: ssh")
         if cluster.logs is not None and cluster.kind == "kubernetes":
             self.say("FT1245", (*path, "logs"), "the namespace keeps its pods' logs", "remove `logs`")
+        folder = cluster.logs.folder if cluster.logs is not None else None
+        if cluster.kind == "local" and folder is not None and not folder.startswith(("/", "~/")):
+            hint = "write a path that begins with / or ~/"
+            self.say("FT1245", (*path, "logs", "folder"), "on a local cluster a relative folder is nobody's", hint)
         if cluster.enabled and cluster.kind in UNVERIFIED:
             message = f"support for `{cluster.kind}` follows its documentation and was never tried on a real one"
             hint = "try one replica first, and tell us what differs"

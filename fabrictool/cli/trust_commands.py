@@ -178,8 +178,8 @@ def accept(
 ) -> None:
     """Keep another provider's join token: `apply` starts that provider's units with it, and needs no key of theirs.
 
-    Each unit that `apply` starts asks the token's issuer, and counts as one use. A newer token takes the place of the
-    former one. Make it with `--uses` and `--expires` for as many starts, successors included, as you will need.
+    Each start asks the token's issuer and counts as one use, also a start that fails. A newer token takes the place of
+    the former one. Make it with `--uses` and `--expires` for as many starts, successors included, as you will need.
     """
     import time
 
@@ -188,8 +188,8 @@ def accept(
     from fabrictool.cli.output import say
 
     now = time.time()
-    store = Source(blueprint, inventory).fabric().trust
-    kept = store.accept(token_text(token, Path(token)), now=now)
+    source = Source(blueprint, inventory)
+    kept = source.fabric().trust.accept(token_text(token, Path(token)), source.blueprint.fabric, now=now)
     say(f"token {kept.id[:8]} of {kept.claims.provider}: {kept.uses} {kept.role} sessions, asked for at {kept.issuer}")
     say(f"valid for {duration_text(kept.expires - now)}; next: `fabrictool apply`")
 

@@ -188,14 +188,17 @@ def _show_former_log(fabric: Fabric, name: str, lines: int) -> None:
 
     flat = name.replace("/", "-")
     starts = [flat] if OPERATION.fullmatch(flat) else [f"{flat}-g", f"replica-{flat}-g", f"gateway-{flat}-g"]
+    observed = fabric.observe()
+    silent = [cluster for cluster, facts in observed.clusters.items() if not facts.known]
     for cluster in fabric.clusters.values():
-        for start in starts:
+        for start in starts if cluster.name not in silent else ():
             tail = cluster.former_log(start, lines)
             if tail:
-                say(f"{name} is gone; this is the log that {cluster.name} kept of it")
+                gone = f"was not seen ({', '.join(silent)} did not answer)" if silent else "is gone"
+                say(f"{name} {gone}; this is the log that {cluster.name} kept of a former one")
                 data("\n".join(tail))
                 return
-    known = ", ".join(unit.address for _, unit in latest_units(fabric.observe())) or "none"
+    known = ", ".join(unit.address for _, unit in latest_units(observed)) or "none"
     raise UsageError.of("FT9005", f"there is no unit {name!r}", hint=f"known units: {known}")
 
 

@@ -56,8 +56,7 @@ def job_of(unit: NewUnit, described: ClusterSpec, cluster: str, fabric: str, sur
         if described.queues:
             message = f"{unit.address} cannot run as a job of {cluster}: its address would change"
             raise FabrictoolError.of("FT5408", message, thing=unit.address)
-        again = described.after_reboot is not None
-        return Job(**common, command=(*python, "-P", "-m", "fabrictool.gateway", folder), again=again)
+        return Job(**common, command=(*python, "-P", "-m", "fabrictool.gateway", folder))
     partition = described.partitions[spec.partition]
     if spec.devices > partition.devices_per_node:
         message = f"{unit.address} needs {spec.devices} devices of one node, and a node of {spec.partition} has "
@@ -127,7 +126,6 @@ def run_folder(unit: NewUnit, job: Job, scheduler: Scheduler, survey: Survey) ->
         "meta.json": meta_of(unit) + b"\n",
         "job.sh": submission.script.encode(),
         "submit": f"{submission.line}\n".encode(),
-        **({"again": b""} if job.again else {}),
     }
 
 

@@ -27,7 +27,7 @@ def open_cluster(name: str, fabric: str, described: ClusterSpec, root: Path) -> 
     """`root` is where a local cluster keeps its run folders; no connection is made yet."""
     if described.here:
         venv = described.software.python.venv
-        return LocalCluster(name, root, python=f"{venv}/bin/python" if venv else "", logs=described.logs)
+        return LocalCluster(name, root, python=f"{venv}/bin/python" if venv else "", logs=described.logs, fabric=fabric)
     if described.kind == "kubernetes":
         return KubernetesCluster(name, fabric, described)
     scheduler = scheduler_of(described.kind)

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from fabrictool.status.documents import StatusDocument
 
 _OPERATION = re.compile(r"[a-z0-9][a-z0-9._-]{0,120}")
+_OPERATION_LOG = re.compile(r".+-g[0-9]+-[0-9a-f]{8}\.log")
+"""Others' files may lie beside ours."""
 _INHERITED = frozenset({"HOME", "LANG", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "SHELL", "TMPDIR", "TZ", "USER"})
 _INHERITED_PREFIXES = (
     "CUDA_", "FABRICTOOL_CACHE_", "FABRICTOOL_STATE_", "GGML_", "HF_", "HIP_", "LC_", "LLAMA_", "MKL_", "NCCL_",
@@ -55,13 +57,15 @@ class LocalCluster:
 
     poll_s = 0.1
 
-    def __init__(self, name: str, root: Path, *, python: str = "", logs: KeptLogs | None = None) -> None:
+    def __init__(
+        self, name: str, root: Path, *, python: str = "", logs: KeptLogs | None = None, fabric: str = ""
+    ) -> None:
         self.name = name
         self._root = root
         self._python = python or sys.executable
         self._logs = logs
-        kept = logs.folder if logs is not None and logs.folder else f"{root}.logs"
-        self._log_folder = Path(kept).expanduser()
+        named = logs.folder if logs is not None else None
+        self._log_folder = Path(named).expanduser() / fabric if named else Path(f"{root}.logs")
 
     # -- facts ------------------------------------------------------------------------------------------------
 
@@ -208,7 +212,7 @@ class LocalCluster:
             shutil.copyfile(folder.log, self._log_folder / f"{folder.path.name}.log")
         oldest = time.time() - float(self._logs.keep)
         for path in self._log_folder.glob("*.log"):
-            if path.stat().st_mtime < oldest:
+            if _OPERATION_LOG.fullmatch(path.name) and path.stat().st_mtime < oldest:
                 path.unlink()
 
     # -- internals --------------------------------------------------------------------------------------------

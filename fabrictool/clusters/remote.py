@@ -30,7 +30,7 @@ from fabrictool.clusters.schedulers.processes import Processes
 from fabrictool.clusters.survey import Looker, read_survey
 from fabrictool.domain.observed import ClusterFacts, Queue
 from fabrictool.domain.plan import Outlook
-from fabrictool.domain.specs import encode_spec
+from fabrictool.domain.specs import GatewaySpec, encode_spec
 from fabrictool.status.documents import decode
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ SUBMIT_SECONDS_EACH = 5.0
 TRIES, COMMAND_TRIES, FIRST_PAUSE_S, RETRY_FOR_S = 3, 5, 1.0, 20.0
 """A connection that breaks is opened again after 1 and 2 s, and for what changes something after 4 and 8 s, too.
 Nothing is tried anew once 20 s have passed: a login node that swallows packets costs one time-out, not several."""
+LOG_NOT_KEPT = 4
 LOOK_AGAIN_EVERY_S = 5.0
 WHOLE_SECONDS = 2.0
 """`date` prints whole ones, and a clock that is right to that is right enough."""
@@ -243,15 +244,6 @@ class RemoteCluster:
                 failed[unit.operation] = error
         if not folders:
             return failed
-        again = [unit.operation for unit in units if unit.operation in folders and "again" in folders[unit.operation]]
-        why = self._come_back() if again else ""
-        for operation in again if why else ():
-            hint = "correct `after_reboot` in the inventory: `site` installs nothing, and without it nothing comes back"
-            message = f"{operation} would not start again after a reboot: {why}"
-            failed[operation] = FabrictoolError.of("FT5415", message, thing=f"cluster/{self.name}", hint=hint)
-            del folders[operation]
-        if not folders:
-            return failed
         done = self._run(
             "ft-submit",
             shell.submit_program(self._scheduler),
@@ -271,13 +263,25 @@ class RemoteCluster:
             )
             if verdict in _REFUSALS:
                 failed[operation] = self._refusal(operation, verdict, why)
-        return failed
+        return failed | self._come_back([unit for unit in units if unit.operation not in failed])
 
-    def _come_back(self) -> str:
-        """See to it that gateways start again after a reboot; returns what is in the way, "" if nothing."""
-        argv, script = [self._described.after_reboot or "site"], Processes.on_boot().encode()
-        done = self._run("ft-come-back", shell.come_back_program(), argv, stdin=script, changes=True)
-        return "" if done.status == 0 else done.stderr.decode(errors="replace").strip()[-200:] or f"exit {done.status}"
+    def _come_back(self, units: Sequence[NewUnit]) -> dict[str, FabrictoolError]:
+        """See to it that gateways start again after a reboot, or no longer do; they run either way."""
+        failed = {}
+        for unit in units:
+            spec = unit.spec
+            if not isinstance(spec, GatewaySpec) or self._described.kind != "ssh":
+                continue
+            nobody = isinstance(spec.after_reboot, msgspec.UnsetType)
+            argv = ["-" if nobody else str(spec.after_reboot), unit.operation]
+            script = b"" if nobody else Processes.on_boot().encode()
+            done = self._run("ft-come-back", shell.come_back_program(), argv, stdin=script, changes=True)
+            if done.status != 0:
+                why = done.stderr.decode(errors="replace").strip()[-200:] or f"exit {done.status}"
+                hint = "correct `after_reboot` in the inventory; `site` installs nothing, without it nothing comes back"
+                message = f"{unit.address} runs, but would not start again after a reboot: {why}"
+                failed[unit.operation] = FabrictoolError.of("FT5415", message, thing=unit.address, hint=hint)
+        return failed
 
     def update(self, units: Sequence[NewUnit]) -> dict[str, FabrictoolError]:
         folders = {unit.operation: {**unit.files, "spec.json": encode_spec(unit.spec) + b"\n"} for unit in units}

@@ -15,7 +15,7 @@ from fabrictool.clusters.schedulers.protocol import JobFacts, SchedulerFacts, pa
 from fabrictool.domain.address import Address
 from fabrictool.domain.observed import LIVING, Blocked, ObservedUnit, UnitState, awaited, standing
 from fabrictool.domain.plan import spec_digest
-from fabrictool.domain.specs import UnitSpec, decode_spec
+from fabrictool.domain.specs import GatewaySpec, UnitSpec, decode_spec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -186,6 +186,11 @@ def _unit(
             detail = f"the scheduler does not list it, but it lives; {detail}".rstrip("; ")
     elif state == "pending":
         detail = "the scheduler may or may not have taken its job" if job is None else _queued(job)
+    in_force = standing(health.get("spec"), files["spec.json"].encode()) if spec and state == "running" else ""
+    if in_force == "current" and isinstance(spec, GatewaySpec):
+        wanted = not isinstance(spec.after_reboot, msgspec.UnsetType)
+        if wanted != ("again" in files):  # `apply` was cut off, or could not write a crontab
+            in_force, detail = "former", f"it would {'not' if wanted else 'still'} start again after a reboot"
     holds = spec is None and state in LIVING
     if spec is None:
         state, reason = "damaged", reason or "its spec.json cannot be read"
@@ -196,7 +201,7 @@ def _unit(
         operation=operation,
         state=state,
         spec_digest=spec_digest(spec) if spec is not None else "",
-        in_force=standing(health.get("spec"), files["spec.json"].encode()) if spec and state == "running" else "",
+        in_force=in_force,
         reason=reason,
         holds=holds,
         certificate_begins_at=_number(meta.get("certificate_begins_at"), 0.0) or 0.0,

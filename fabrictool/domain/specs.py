@@ -144,6 +144,8 @@ class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_
     """Those of `hubs` that dial this one."""
     replicas: dict[str, tuple[int, ...]] | msgspec.UnsetType = msgspec.UNSET
     """Model → numbers of its planned replicas. Unset: written by an earlier release, or nothing is planned."""
+    after_reboot: Literal["cron", "site"] | msgspec.UnsetType = msgspec.UNSET
+    """Who starts it again after a reboot of its host; not written where nobody does."""
     trace: int | msgspec.UnsetType = msgspec.UNSET
     """Octets of its trace of the mesh; not written where there is none."""
 
@@ -181,6 +183,7 @@ UnitSpec = AgentSpec | GatewaySpec
 
 IN_PLACE = (
     "policy", "retries", "groups", "tenants", "keys", "model_providers", "weights", "revocations", "replicas",
+    "after_reboot",
 )  # fmt: skip
 """Fields of a `GatewaySpec` that a gateway takes over while it serves; for any other a new one must start."""
 

@@ -107,6 +107,7 @@ def _spec(
         revocations=revocations or msgspec.UNSET,
         advertise=gateway.advertise or msgspec.UNSET,
         replicas=planned or msgspec.UNSET,
+        after_reboot=inventory.clusters[gateway.cluster].after_reboot or msgspec.UNSET,
         trace=msgspec.UNSET if gateway.trace is None else int(gateway.trace),
     )
 

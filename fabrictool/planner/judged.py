@@ -98,7 +98,9 @@ def with_reasons(forecast: Forecast, problem: PlacementProblem, solution: Soluti
     """With what stands in the way of each model that is not shown to meet its SLO, or whose demand cannot be served."""
     needs = {need.model: need for need in problem.needs}
     models = tuple(
-        msgspec.structs.replace(model, why=_why(problem, solution, needs[model.model], again))
+        msgspec.structs.replace(
+            model, why=_why(problem, solution, needs[model.model], again, unserved=model.served < 1.0)
+        )
         if model.slo in ("misses", "undecided") or model.served < 1.0
         else model
         for model in forecast.models
@@ -106,16 +108,19 @@ def with_reasons(forecast: Forecast, problem: PlacementProblem, solution: Soluti
     return msgspec.structs.replace(forecast, models=models)
 
 
-def _why(problem: PlacementProblem, solution: Solution, need: ModelNeed, again: Again) -> str:
+def _why(problem: PlacementProblem, solution: Solution, need: ModelNeed, again: Again, *, unserved: bool) -> str:
     mine = [problem.options[i] for i in problem.of(need.model)]
     count = sum(solution.counts.get(i, 0) for i in problem.of(need.model))
     if not mine:
         return "no partition can hold a replica"
     if count >= need.maximum:
         return f"replicas.max is {need.maximum}, and so many are placed"
+    free = free_devices(problem, solution)
+    if unserved:
+        idle = sum(free.values())
+        return "no device is free" if not idle else f"the {idle} free devices are not where it may stand"
     if "slo" not in problem.objective and count:
         return "the objective does not name `slo`"
-    free = free_devices(problem, solution)
     able = [option for option in mine if option.levels[0].attains]
     roomy = [option for option in able if _has_room(option, free)]
     if not able:

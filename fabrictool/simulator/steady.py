@@ -111,10 +111,11 @@ def steady_state(
     """
     # Without an SLO there is nothing to tell, and what is overloaded never is as full as it gets.
     most = most if wanted else min(most, FIRST * GROWTH)
-    count = min(FIRST, most)
+    clump = max(1.0, simulation.cv**2)
+    count = min(math.ceil(FIRST * clump), most)
     while True:
         outcome = simulate(simulation.specs, declared_stream(simulation, count, seed), policy())
-        state, filled = _seen(outcome, wanted, len(simulation.specs))
+        state, filled = _seen(outcome, wanted, len(simulation.specs), clump)
         # While it fills a fleet is better than later: what misses then will miss.
         missed = any(estimate.missed for estimate in state.estimates)
         limit = max(most, fill) if state.clear and not state.full else most
@@ -123,8 +124,11 @@ def steady_state(
         count = min(math.ceil(MARGIN * filled * count) if filled > 1.0 else GROWTH * count, limit)
 
 
-def _seen(outcome: Outcome, wanted: Sequence[Criterion], replicas: int) -> tuple[SteadyState, float]:
-    """What the middle of a run shows, and how many times as long it would have to be to have a middle."""
+def _seen(outcome: Outcome, wanted: Sequence[Criterion], replicas: int, clump: float) -> tuple[SteadyState, float]:
+    """What the middle of a run shows, and how many times as long it would have to be to have a middle.
+
+    `clump` requests come together, on average: bursts of gaps with a coefficient of variation of its square root.
+    """
     arrival = outcome.arrival - outcome.arrival[0]
     span = max(float(arrival[-1]), 1e-9)
     stay = float(np.nanmean(outcome.e2e)) if np.isfinite(outcome.e2e).any() else math.inf
@@ -132,7 +136,7 @@ def _seen(outcome: Outcome, wanted: Sequence[Criterion], replicas: int) -> tuple
     chosen = (arrival >= min(begin, LONGEST_WARM_UP * span)) & (arrival <= span - min(stay, COOL_DOWN * span))
     metrics = {name: getattr(outcome, name)[chosen] for name in METRICS}
     finished = np.isfinite(outcome.finish[chosen])
-    estimates = [_estimate(criterion, _kept(criterion.target, metrics, finished)) for criterion in wanted]
+    estimates = [_estimate(criterion, _kept(criterion.target, metrics, finished), clump) for criterion in wanted]
     all_kept = _kept(wanted[-1].target, metrics, finished) if wanted else finished
     where = outcome.replica[chosen]
     stays = np.nan_to_num(metrics["e2e"])
@@ -155,13 +159,15 @@ def _kept(target: LatencyTarget, metrics: dict[str, Any], finished: Bools) -> Bo
     return np.asarray(finished & in_time & ~(metrics["tpot"] > target.tpot))
 
 
-def _estimate(criterion: Criterion, kept: Bools) -> ShareEstimate:
-    """By batch means, and never narrower than what as many independent requests would leave open (Wilson)."""
-    count = len(kept)
-    if not count:
+def _estimate(criterion: Criterion, kept: Bools, clump: float = 1.0) -> ShareEstimate:
+    """By batch means, and never narrower than what as many independent bursts would leave open (Wilson): batches of a
+    few bursts each look alike until a bad one comes.
+    """
+    if not len(kept):
         return ShareEstimate(criterion, 0.0, 0.0, 1.0)
+    count = len(kept) / clump
     share = float(kept.mean())
-    means = [float(batch.mean()) for batch in np.array_split(kept, min(BATCHES, count))]
+    means = [float(batch.mean()) for batch in np.array_split(kept, min(BATCHES, len(kept)))]
     half = T_95 * float(np.std(means, ddof=1)) / math.sqrt(len(means)) if len(means) > 1 else 1.0
     middle = (share + Z_95**2 / (2 * count)) / (1 + Z_95**2 / count)
     reach = Z_95 / (1 + Z_95**2 / count) * math.sqrt(share * (1 - share) / count + Z_95**2 / (4 * count**2))

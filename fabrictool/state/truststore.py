@@ -146,13 +146,16 @@ class TrustStore:
     def signer(self, provider: str) -> Credential:
         """A provider's credential, to sign with; raises FT6007 when it was revoked, and what `provider` does."""
         credential = self.provider(provider)
-        if (self.folder / "revoked" / f"{fingerprint(credential.chain[0]).hex()}.txt").exists():
+        self._check_signer(provider, credential.chain[0])
+        return credential
+
+    def _check_signer(self, provider: str, certificate: bytes) -> None:
+        if (self.folder / "revoked" / f"{fingerprint(certificate).hex()}.txt").exists():
             raise FabrictoolError.of(
                 "FT6007",
                 f"the certificate of provider {provider} was revoked",
                 hint=f"`fabrictool trust issue {provider}` lets it in again, with a new one",
             )
-        return credential
 
     def others(self, name: str) -> bool:
         """Whether its sessions are started by a token: it is another institution's."""
@@ -213,19 +216,30 @@ class TrustStore:
             for chain in self.described()
         ]
 
-    def accept(self, text: str, *, now: float) -> JoinToken:
+    def accept(self, text: str, fabric: str, *, now: float) -> JoinToken:
         """Keep a join token of another provider, to start its sessions with; in place of a former one.
 
         Raises
         ------
         JoinTokenError
-            FT6401 damaged, FT6402 of another federation, FT6404 not its time.
+            FT6401 damaged, FT6402 of another federation or fabric, FT6404 not its time, FT6406 bound to a job, FT6407
+            not needed, for that provider's own key is here.
+        FabrictoolError
+            FT6007 its signer was revoked.
         """
         token = read_token(text).token
         if token.root != self.root_certificate():
             hint = "it was made with another root.crt than the one here"
             raise JoinTokenError.of("FT6402", "the join token is of another federation", hint=hint)
+        if token.fabric != fabric:
+            raise JoinTokenError.of("FT6402", f"the join token is for the fabric {token.fabric}, not for {fabric}")
+        if token.bound:
+            raise JoinTokenError.of("FT6406", "the join token is bound to one job", hint="ask for one without --bind")
+        provider = token.claims.provider
+        if (self.folder / f"providers/{provider}.key").exists():
+            raise JoinTokenError.of("FT6407", f"the key of {provider} is here, so no token of it is needed")
         check_time(token, now=now)
+        self._check_signer(provider, token.signer)
         path = self._token_file(token.claims.provider, token.role)
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -234,14 +248,18 @@ class TrustStore:
         write_atomic(path, text.strip().encode() + b"\n", mode=0o600)
         return token
 
-    def check_sessions(self, provider: str, role: SessionRole, *, now: float) -> None:
+    def check_sessions(self, provider: str, role: SessionRole, model: str = "", *, now: float) -> None:
         """Raises what `session_files` would raise that can be known without asking anybody."""
         self.root_certificate()  # first: without it there is no provider either
         token = self._token(provider, role)
         if token is None:
             self.signer(provider)
-        else:
-            check_time(token[0], now=now)
+            return
+        check_time(token[0], now=now)
+        self._check_signer(provider, token[0].signer)
+        if model and token[0].models and model not in token[0].models:
+            message = f"the join token of {provider} allows {', '.join(token[0].models)}, not {model}"
+            raise JoinTokenError.of("FT6407", message, hint="ask the provider for a token that names it")
 
     def session_files(self, provider: str, role: SessionRole, *, now: float, seconds: float) -> dict[str, bytes]:
         """The identity of one session, as files of a run folder: signed here, or where a kept token's issuer is."""

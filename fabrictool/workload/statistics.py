@@ -65,9 +65,20 @@ def statistics(trace: Trace) -> Statistics:
 
 
 def gap_cv(trace: Trace) -> float:
-    """Coefficient of variation of the gaps between arrivals; 0 where there are none."""
-    gaps = np.diff(trace.arrival)
-    return float(gaps.std() / gaps.mean()) if len(gaps) and gaps.mean() > 0 else 0.0
+    """Coefficient of variation of the gaps between arrivals; 0 where there are none.
+
+    Where several arrivals have one stamp, the clock was coarse, and all are spread by chance over the time until the
+    next possible stamp: whole seconds are the recorder's, not bursts.
+    """
+    stamps = np.unique(trace.arrival)
+    if len(stamps) < 2:
+        return 0.0
+    arrival = trace.arrival
+    if len(stamps) < len(arrival):
+        step = float(np.diff(stamps).min())
+        arrival = np.sort(arrival + step * np.random.default_rng(0).random(len(arrival)))
+    gaps = np.diff(arrival)
+    return float(gaps.std() / gaps.mean()) if gaps.mean() > 0 else 0.0
 
 
 def _summary(values: Any) -> dict[str, float]:

@@ -106,7 +106,7 @@ class FakeTrust:
     def provider(self, name):
         pass
 
-    def check_sessions(self, provider, role, *, now):
+    def check_sessions(self, provider, role, model="", *, now):
         pass
 
     def session_files(self, provider, role, *, now, seconds):

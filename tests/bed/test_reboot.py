@@ -114,7 +114,7 @@ def test_a_gateway_that_was_replaced_or_stopped_does_not_come_back(federation, h
     federation.run("destroy", "--yes")
     assert host.crontab() == "7 7 * * * true\n"
     said = federation.run("logs", "gateway/main", "-n", "3")
-    assert "kept" in said.stderr
+    assert "is gone; this is the log that ing kept" in said.stderr
     assert "ended" in said.stdout
     assert said.stdout == federation.run("logs", operation, "-n", "3").stdout
     federation.run("logs", "gateway/none", code=64)

@@ -8,7 +8,7 @@ from fabrictool.clusters.heartbeats import LOOK_AGAIN_S, Heartbeats
 from fabrictool.clusters.schedulers.processes import Processes
 from fabrictool.clusters.schedulers.slurm import Slurm, hostlist
 from fabrictool.clusters.survey import Looker, read_survey
-from fabrictool.domain.specs import AgentSpec, encode_spec
+from fabrictool.domain.specs import AgentSpec, GatewaySpec, HostPort, encode_spec, mark_of
 
 NOW = 1_800_000_000
 OPERATION = "replica-m-0-g1-0a1b2c3d"
@@ -42,6 +42,10 @@ def job(
     return f"{number}|{state}|gpu|n1|{NOW - 100}|{begins}|{ends}|{reason}|{name}|{comment}"
 
 
+GATEWAY = GatewaySpec(
+    fabric="f", provider="p", site="s", cluster="c", name="main", listen=HostPort("h", 1), mesh=HostPort("h", 2)
+)
+NOBODY = msgspec.UNSET
 QUEUED = job(state="PENDING", begins="N/A", ends="N/A", reason="Resources")
 BYE = '{"code": 0, "reason": "told to stop"}'
 
@@ -282,3 +286,22 @@ def test_the_schedulers_times_are_compared_with_the_schedulers_clock():
     survey = read_survey(text(jobs=[job()], clock=[str(NOW - 7200)]), Slurm(), thing="cluster/c")
     assert (survey.now, survey.login_now) == (NOW - 7200, NOW)
     assert read_survey(text(clock=[]), Slurm(), thing="cluster/c").now == NOW
+
+
+@pytest.mark.parametrize(
+    ("way", "again", "in_force"),
+    [
+        (msgspec.UNSET, "", "current"),
+        ("cron", "ing", "current"),
+        ("cron", "", "former"),
+        (msgspec.UNSET, "ing", "former"),
+    ],
+)
+def test_a_gateway_that_would_not_come_back_as_it_should_is_not_as_it_was_told(way, again, in_force):
+    """So that the next apply tries again what an earlier one could not."""
+    written = encode_spec(msgspec.structs.replace(GATEWAY, after_reboot=way))
+    told = health(spec=mark_of(written))
+    there = files(spec_json=written.decode(), health_json=told) | ({"again": again} if again else {})
+    found = unit(files=there, jobs=[job()])
+    assert found.in_force == in_force
+    assert ("after a reboot" in found.detail) == (in_force == "former")

@@ -58,8 +58,19 @@ def test_intervals_hold_what_they_promise():
         found = _estimate(wanted, calm)
         inside += found.low <= 0.9 <= found.high
     assert inside >= 180
+    lucky = _estimate(wanted, np.ones(400, bool), 49.0)  # eight bursts, none of them a bad one yet
+    assert lucky.low < 0.7
+    assert _estimate(wanted, np.ones(400, bool)).low > 0.98
     assert not ShareEstimate(wanted, 0.96, 0.94, 0.98).clear
     assert ShareEstimate(wanted, 0.97, 0.951, 0.98).clear
+
+
+def test_bursts_are_played_until_there_are_enough_of_them(llama):
+    """600 requests that come in a dozen clumps say nothing: a verdict of theirs is luck."""
+    middle = steady_state(llama, criteria(Slo(e2e_p95="60 s")), policy, most=20_000, seed=0).e2e[1]
+    wanted = criteria(Slo(e2e_p95=f"{1.5 * middle:.3f} s"))
+    calm, bursts = (steady_state(replace(llama, cv=cv), wanted, policy, most=60_000, seed=0) for cv in (1.0, 5.0))
+    assert bursts.requests > 5 * calm.requests
 
 
 @pytest.mark.parametrize(

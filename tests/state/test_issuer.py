@@ -15,12 +15,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fabrictool.agent import admission
 from fabrictool.base.errors import FabrictoolError, UnreachableError
 from fabrictool.domain.specs import HostPort
-from fabrictool.mesh.identity import IdentityVerifier, create_root, issue_provider, issue_session
+from fabrictool.mesh.identity import IdentityVerifier, create_root, fingerprint, issue_provider, issue_session
 from fabrictool.mesh.issuing import ask_for
 from fabrictool.mesh.jointoken import JoinToken, read_token, write_token
 from fabrictool.state import issuer as issuer_module
 from fabrictool.state.issuer import ADDRESSES_KEPT, BURST, MAX_BODY_OCTETS, MAX_CONNECTIONS, Issuer, RequestRate
 from fabrictool.state.tokenuses import TokenUses
+from fabrictool.state.truststore import TrustStore
 from tests.manual_clock import ManualClock
 
 pytestmark = pytest.mark.timeout(60)
@@ -88,6 +89,37 @@ def body_of(text, key=None):
 def code_of(answer):
     status, body = answer
     return status, json.loads(body).get("code", "")
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({}, ""),
+        ({"fabric": "other"}, "FT6402"),
+        ({"bound": "x" * 64}, "FT6406"),
+        ({"created": 1.0, "expires": 2.0}, "FT6404"),
+    ],
+)
+def test_which_tokens_apply_can_start_sessions_with(door, tmp_path, changes, code):
+    store = TrustStore(tmp_path / "trust")
+    store.folder.mkdir()
+    (store.folder / "root.crt").write_bytes(door.root.chain_pem())
+    with pytest.raises(FabrictoolError) if code else contextlib.nullcontext() as refused:
+        store.accept(door.token(models=("small",), **changes), "t", now=door.clock.wall())
+    if code:
+        assert refused.value.problems[0].code == code
+        return
+    store.check_sessions("beta", "agent", "small", now=door.clock.wall())
+    for model, role in (("large", "agent"), ("", "gateway")):
+        with pytest.raises(FabrictoolError):
+            store.check_sessions("beta", role, model, now=door.clock.wall())
+    with pytest.raises(FabrictoolError):
+        store.check_sessions("beta", "agent", now=door.clock.wall() + 86400)
+    revoked = store.folder / "revoked" / f"{fingerprint(door.beta.chain[0]).hex()}.txt"
+    revoked.parent.mkdir()
+    revoked.touch()
+    with pytest.raises(FabrictoolError, match="was revoked"):
+        store.check_sessions("beta", "agent", now=door.clock.wall())
 
 
 @pytest.mark.asyncio

@@ -1,6 +1,7 @@
 """The figures of a trace, against values computed by hand."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -60,6 +61,13 @@ def test_a_trace_over_centuries_needs_no_memory_for_them():
 
 def test_a_poisson_trace_has_a_cv_of_one():
     assert statistics(generate(Recipe(3.0), 20_000, 1)).gap_cv == pytest.approx(1.0, abs=0.03)
+
+
+@pytest.mark.parametrize("step", [1.0, 0.5])
+def test_stamps_of_whole_seconds_are_no_bursts(step):
+    calm = generate(Recipe(10.0), 20_000, 1)
+    stamped = replace(calm, arrival=np.floor(calm.arrival / step) * step)
+    assert statistics(stamped).gap_cv == pytest.approx(1.0, abs=0.2)
 
 
 def test_a_cut_piece_starts_anew_and_keeps_its_prefixes():

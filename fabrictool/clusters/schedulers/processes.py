@@ -29,13 +29,6 @@ _ALIVE = (
     '[ "$b" = "$(cat /proc/sys/kernel/random/boot_id)" ] && '
     '[ "$t" = "$(sed \'s/.*) //\' "/proc/$p/stat" 2>/dev/null | cut -d\' \' -f20)" ]; }\n'
 )  # the name in brackets may hold blanks: fields are counted behind it
-_ONLY_ONE = (
-    "exec 8>>../.boot.lock; flock 8 2>/dev/null",
-    'if [ -e stopped ]; then echo "it was stopped, or another one runs in its place: it ends"; exit 0; fi',
-    'same=\'"address":"{address}"\'',
-    'for o in ../*/; do [ "$o" -ef . ] || ! grep -qsF "$same" "$o/meta.json" || : >"${{o}}stopped"; done',
-)
-"""Of units at one address the one that started last comes back after a reboot, also when two race for it."""
 _START = "$(sed 's/.*) //' /proc/$$/stat | cut -d' ' -f20)"
 _BOOT = "$(cat /proc/sys/kernel/random/boot_id)"
 
@@ -84,15 +77,13 @@ class Processes(Scheduler):
 
     def submission(self, facts: SchedulerFacts, job: Job) -> Submission:
         """A session of its own, which outlives the connection; it writes its pid before it becomes the agent."""
-        written = f'echo "$$ {_START} {_BOOT}" >pid.new && mv pid.new pid'
-        alone = tuple(line.format(address=job.address) for line in _ONLY_ONE) if job.again else ()
         script = job_script(
             job,
             identity='"$(hostname).$$"',
             ends_at=f"echo $(( $(date +%s) + {int(job.walltime_s)} ))" if job.walltime_s is not None else "echo 0",
             programs="",
             run=job.command,
-            claimed=(*alone, written, *(["exec 8>&-"] if job.again else [])),
+            claimed=(f'echo "$$ {_START} {_BOOT}" >pid.new && mv pid.new pid',),
         )
         start = (
             'cd "$0" && setsid sh ./job.sh </dev/null >>log 2>&1 9>&- & i=0; while [ $i -lt 100 ]; do '

@@ -95,8 +95,6 @@ class Job:
     """Shell lines that come before the command, such as ``module load python/3.11``."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Passed through: option (without dashes) → value."""
-    again: bool = False
-    """Whether it starts again when its host comes back from a reboot."""
 
     @property
     def name(self) -> str:

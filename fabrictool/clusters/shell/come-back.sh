@@ -1,9 +1,14 @@
-# Sees to it that a host's gateways start again after its reboot; stdin: the program that does it, arguments: `cron` or
-# `site`, who calls it. Says on stderr what is in the way.
-mkdir -p "$base" && cat >"$base/on-boot.$$" && chmod 700 "$base/on-boot.$$" && mv "$base/on-boot.$$" "$base/on-boot" || exit 66
-[ "$1" = cron ] || exit 0
+# Sees to it that gateways start again after a reboot of their host, or no longer do; stdin: the program that starts them;
+# arguments: who calls it (`cron`, `site`, "-" for nobody), and operations. Says on stderr what is in the way.
 #@crontab@
-case $base in *[!A-Za-z0-9/._@+-]*) echo "a crontab cannot name the folder $base" >&2; exit 64 ;; esac
-crontab_now || exit 69
-printf '%s\n' "$now" | grep -qxF "$line" && exit 0
-printf '%s\n' "$now" "$line" | grep -v '^$' | crontab - || exit 69
+way=$1; shift
+if [ "$way" = - ]; then
+  for op; do rm -f "$units/$op/again"; done
+  tidy_boot
+  exit
+fi
+cat >"$base/on-boot.$$" && chmod 700 "$base/on-boot.$$" && mv "$base/on-boot.$$" "$base/on-boot" || exit 66
+if [ "$way" = cron ]; then add_line || exit 69; else remove_line || exit 69; fi
+for op; do
+  hostname >"$units/$op/again.$$" && mv "$units/$op/again.$$" "$units/$op/again" || exit 66
+done

@@ -1,27 +1,22 @@
 # Removes run folders, identity first; arguments: for how many minutes logs are kept (0: not at all), in which folder ("-":
-# `logs` of the base folder), and operations.
+# `logs` of the base folder), and operations. Exit 4: a log could not be kept, and its folder stays, without its keys.
 code=0
 minutes=$1; logs=$2; shift 2
 [ "$logs" != - ] || logs=$base/logs
 case $logs in /*) ;; "~/"*) logs=$HOME/${logs#??} ;; *) logs=$HOME/$logs ;; esac
 for op; do
   case $op in *[!a-z0-9._-]*|''|.*) continue ;; esac
+  rm -rf "$units/$op/identity" "$units/$op/keys.json" || { code=1; continue; }
   if [ "$minutes" -gt 0 ] && [ -s "$units/$op/log" ]; then
-    # Where the logs cannot be kept the folder goes all the same: its keys must not stay.
-    mkdir -p "$logs/$fabric" && cp "$units/$op/log" "$logs/$fabric/$op.log" || code=1
+    mkdir -p "$logs/$fabric" && cp "$units/$op/log" "$logs/$fabric/$op.log" || { [ $code = 1 ] || code=4; continue; }
   fi
-  rm -rf "$units/$op/identity" "$units/$op/keys.json" && rm -rf "${units:?}/$op" || code=1
+  rm -rf "${units:?}/$op" || code=1
 done
-if [ "$minutes" -gt 0 ] && [ -d "$logs/$fabric" ]; then
-  find "$logs/$fabric" -name '*.log' -mmin "+$minutes" -exec rm -f {} + || code=1
+if [ "$minutes" -gt 0 ] && [ -d "$logs/$fabric" ]; then # only what bears an operation's name was put there by us
+  find "$logs/$fabric" -maxdepth 1 -type f -name '*-g[0-9]*-????????.log' -mmin "+$minutes" -exec rm -f {} + || code=1
 fi
-if [ -e "$base/on-boot" ] && [ -z "$(find "$base/units" -mindepth 3 -maxdepth 3 -name again 2>/dev/null | head -n 1)" ]; then
-  # Nothing here comes back any more.
+if [ -e "$base/on-boot" ]; then
 #@crontab@
-  if crontab_now 2>/dev/null && printf '%s\n' "$now" | grep -qxF "$line"; then
-    left=$(printf '%s\n' "$now" | grep -vxF "$line")
-    if [ -n "$left" ]; then printf '%s\n' "$left" | crontab - || code=1; else crontab -r || code=1; fi
-  fi
-  rm -f "$base/on-boot" "$base"/units/*/.boot.lock
+  tidy_boot || code=1
 fi
 exit $code
