@@ -287,6 +287,7 @@ class GatewayServer:
             body=body,
             group=request.consumer.group if request.consumer is not None else None,
             requested=_requested(request.values(PROVIDERS_HEADER)),
+            tenant=self._keyring.pseudonym(request.consumer.tenant) if self._keyring and request.consumer else "",
         )
         return Exchange(connection, asked, self._rules, self.directory, self._metrics)
 

@@ -232,3 +232,17 @@ async def test_a_spec_that_does_not_load_is_refused_and_the_former_one_stays_in_
     folder.spec.write_bytes(encode_spec(msgspec.structs.replace(spec, retries=5)))
     assert await reloading.look()
     assert (reloading.refusal, taken[0][0].retries) == ("", 5)
+
+
+async def test_a_file_system_that_is_away_for_a_moment_is_no_refusal_for_ever(tmp_path):
+    folder, spec = unit(tmp_path)
+    spec = msgspec.structs.replace(spec, keys=keys_file(folder, "k" * 20))
+    folder.spec.write_bytes(encode_spec(spec))
+    reloading = Reloading(spec, folder, lambda *_: None, lambda *_: None)
+    assert await reloading.look()
+    away = folder.spec.rename(tmp_path / "away")
+    assert await reloading.look()
+    assert "FT4302" in reloading.refusal
+    away.rename(folder.spec)
+    assert await reloading.look()
+    assert (reloading.refusal, reloading.mark) == ("", mark_of(folder.spec.read_bytes()))
