@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fabrictool import __version__
+from fabrictool.agent.bodies import node_body, service_body
 from fabrictool.agent.forwarder import Forwarder, allowed
 from fabrictool.agent.guarding import Guard, Refuser
 from fabrictool.agent.specwatch import SpecWatch
@@ -27,7 +28,7 @@ from fabrictool.domain.specs import AgentTrust, BroughtEngine
 from fabrictool.engines.adapter import EngineLaunch, adapter
 from fabrictool.engines.artifacts import resolve
 from fabrictool.mesh.identity import CLOCK_SKEW_S
-from fabrictool.mesh.records import Lifecycle, NodeBody, NodeHardware, ServiceBody, with_note
+from fabrictool.mesh.records import Lifecycle, with_note
 from fabrictool.mesh.transport.node import Load, MeshNode
 from fabrictool.mesh.transport.tls import IdentityFiles
 from fabrictool.status.documents import AgentStatus, EngineStatus, Event, Health
@@ -383,44 +384,15 @@ class Agent:
 
     def _publish_node(self, lifecycle: Lifecycle) -> None:
         self._node_lifecycle = lifecycle
-        spec = self.spec
-        self.mesh.publish(
-            NodeBody(
-                federation=self.mesh.federation,
-                session=self.mesh.session,
-                lifecycle=lifecycle,
-                version=1,
-                role="agent",
-                fabric=spec.fabric,
-                provider=spec.provider,
-                site=spec.site,
-                cluster=spec.cluster,
-                node=spec.partition,
-                hardware=NodeHardware(spec.device, spec.devices, spec.memory),
-                ends_at=self.ends_at,
-                release=__version__,
-            )
-        )
+        self.mesh.publish(node_body(self.spec, self.mesh.federation, self.mesh.session, lifecycle, self.ends_at))
 
     def _publish_service(self, lifecycle: Lifecycle) -> None:
         if not self._supervisor.model:  # the engine has yet to say what it serves
             return
         self._service_lifecycle = lifecycle
-        spec = self.spec
-        body = ServiceBody(
-            federation=self.mesh.federation,
-            session=self.mesh.session,
-            service=self._service,
-            lifecycle=lifecycle,
-            version=1,
-            replica=spec.replica,
-            model=self._supervisor.model,
-            engine=spec.engine,
-            precision=spec.precision,
-            context=spec.context,
-            tp=spec.tp,
-            accepting=self._accepting,
-        )
+        mesh, model = self.mesh, self._supervisor.model
+        body = service_body(self.spec, mesh.federation, mesh.session, self._service, lifecycle, model)
+        body = msgspec.structs.replace(body, accepting=self._accepting)
         if lifecycle is Lifecycle.DOWN:
             body = with_note(body, self._supervisor.progress)
             self.mesh.confide(self._service, list(self._supervisor.lines)[-TAIL_LINES:])
