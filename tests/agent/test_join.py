@@ -128,7 +128,7 @@ def test_a_node_is_called_as_slurm_calls_it(token):
         ({"models": ()}, ["--model", "m" * 201], "FT9001", 64),
         ({}, ["--device", "d" * 201], "FT9001", 64),
         ({}, ["--devices", "4097"], "FT9001", 64),
-        ({}, [word for name in ("cluster", "site", "device") for word in (f"--{name}", "𝔐" * 199)], "FT9001", 64),
+        ({}, [word for name in ("cluster", "site", "device") for word in (f"--{name}", "🙂" * 199)], "FT9001", 64),
         ({}, ["--bind-file", "/nowhere/at/all"], "FT4302", 1),
     ],
 )
