@@ -287,9 +287,15 @@ class GatewayServer:
             body=body,
             group=request.consumer.group if request.consumer is not None else None,
             requested=_requested(request.values(PROVIDERS_HEADER)),
-            tenant=self._keyring.pseudonym(request.consumer.tenant) if self._keyring and request.consumer else "",
+            tenant=self._pseudonym(request.consumer),
         )
         return Exchange(connection, asked, self._rules, self.directory, self._metrics)
+
+    def _pseudonym(self, consumer: Consumer | None) -> str:
+        """For agents; servers of a static list are told nothing."""
+        if self._mesh is None or self._keyring is None or consumer is None:
+            return ""
+        return self._keyring.pseudonym(consumer.tenant)
 
     # -- status -----------------------------------------------------------------------------------------------
 

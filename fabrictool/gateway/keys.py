@@ -91,6 +91,11 @@ class Keyring:
         scheme, _, key = authorization.partition(" ")
         return self._consumers.get(hash_key(key.strip())) if scheme.lower() == "bearer" else None
 
+    @property
+    def tenants(self) -> tuple[str, ...]:
+        """By name, whoever has a key."""
+        return tuple(sorted(self._first_key))
+
     def pseudonym(self, tenant: str) -> str:
         """What the replicas' providers may know of a tenant; the same at all gateways of the fabric."""
         key = self._first_key.get(tenant)

@@ -15,7 +15,7 @@ from fabrictool.base.errors import InvalidInputError
 from fabrictool.base.runfolder import RunFolder
 from fabrictool.domain.specs import GatewaySpec, HostPort, encode_spec, mark_of
 from fabrictool.gateway.gateway import GatewayServer
-from fabrictool.gateway.keys import KeyRow, encode_keys, hash_key, keys_digest
+from fabrictool.gateway.keys import KeyRow, encode_keys, hash_key, keys_digest, pseudonym_of
 from fabrictool.gateway.reloading import Reloading
 from fabrictool.gateway.run import _rules, run_on_mesh
 from fabrictool.gateway.tails import OF_A_SESSION_KEPT, SESSIONS_KEPT, Tails
@@ -288,3 +288,16 @@ async def test_ends_of_logs_are_kept_of_so_many_sessions():
         claims = SimpleNamespace(provider="p", role="agent")
         assert tails.take(SimpleNamespace(session=b"%d" % number, claims=claims), b"s", "x", registry, "p")
     assert [tails.of(b"%d" % number, b"s") for number in (0, 1, SESSIONS_KEPT)] == ["", "x", "x"]
+
+
+async def test_pseudonyms_are_made_before_a_tenant_asks(tmp_path):
+    folder, spec = unit(tmp_path)
+    spec = msgspec.structs.replace(spec, keys=keys_file(folder, "first" * 4), fabric="t")
+    folder.spec.write_bytes(encode_spec(spec))
+    pseudonym_of.cache_clear()
+    running = asyncio.create_task(run_on_mesh(spec, folder, SystemClock()))
+    await until(lambda: running.done() or pseudonym_of.cache_info().currsize == 1)
+    folder.spec.write_bytes(encode_spec(msgspec.structs.replace(spec, keys=keys_file(folder, "second" * 4))))
+    await until(lambda: running.done() or pseudonym_of.cache_info().currsize == 2)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(running, 10)
