@@ -8,6 +8,7 @@ from fabrictool.domain.plan import spec_digest
 from fabrictool.domain.specs import AgentSpec, AgentTrust, GatewaySpec, HostPort
 from fabrictool.domain.state import State, operation_id
 from fabrictool.planner.diff import WantedUnit, actions
+from fabrictool.planner.readset import unit_facts
 from fabrictool.planner.succession import Succession
 
 COUNTED = {"replica/m/0": 7}
@@ -171,3 +172,10 @@ def test_a_certificate_that_ends_soon_needs_another_gateway():
     ending = {"g": Succession("certificate", "its certificate ends soon")}
     serving = observed(a=[unit(old, "g", in_force="current")])
     assert plan(want(new), serving, {"g": old}, ending)[0] == [("replace", "gateway/main", "g")]
+
+
+def test_a_job_that_leaves_its_queue_after_the_plan_was_made_does_not_make_it_stale():
+    waiting = observed(a=[unit(agent(), "r", state="pending"), unit(gateway(), "g", in_force="current")])
+    running = observed(a=[unit(agent(), "r", in_force="current"), unit(gateway(), "g", in_force="current")])
+    assert unit_facts(waiting) == unit_facts(running)
+    assert unit_facts(running)["unit/gateway/main"] == f"g on a as {spec_digest(gateway())}"
