@@ -38,8 +38,8 @@ SHARED = frozenset({"9p", "afs", "beegfs", "ceph", "cifs", "gpfs", "lustre", "nf
 """File systems that other machines see too."""
 
 
-def token_text(path: str, place: Path) -> str:
-    """The line in the token file `path`; ``-`` is the standard input.
+def private_text(path: str, what: str) -> str:
+    """The line in the file `path`, which holds a token, say; ``-`` is the standard input.
 
     Raises
     ------
@@ -47,14 +47,14 @@ def token_text(path: str, place: Path) -> str:
         FT6410 when others can read the file. FT4302: it cannot be read.
     """
     if path == "-":
-        return sys.stdin.read(MAX_TOKEN_OCTETS + 1)
+        return sys.stdin.read(MAX_TOKEN_OCTETS + 1).strip()
     try:
-        with place.open("rb") as file:
+        with Path(path).open("rb") as file:
             if os.fstat(file.fileno()).st_mode & 0o077:
                 raise JoinTokenError.of(
-                    "FT6410", "the token can be read by others", file=path, hint=f"chmod 600 {path}"
+                    "FT6410", f"the {what} can be read by others", file=path, hint=f"chmod 600 {path}"
                 )
-            return file.read(MAX_TOKEN_OCTETS + 1).decode(errors="replace")
+            return file.read(MAX_TOKEN_OCTETS + 1).decode(errors="replace").strip()
     except OSError as error:
         raise file_error(error, path) from error
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import math
 import secrets
 from collections import Counter, deque
 from contextlib import AsyncExitStack
@@ -17,18 +18,24 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fabrictool import __version__
+from fabrictool.agent.bodies import node_body, service_body
 from fabrictool.agent.forwarder import Forwarder, allowed
+from fabrictool.agent.guarding import Guard, Refuser
+from fabrictool.agent.specwatch import SpecWatch
 from fabrictool.agent.supervisor import Supervisor
-from fabrictool.domain.specs import BroughtEngine
+from fabrictool.base.clock import duration_text
+from fabrictool.domain.specs import AgentTrust, BroughtEngine
 from fabrictool.engines.adapter import EngineLaunch, adapter
 from fabrictool.engines.artifacts import resolve
-from fabrictool.mesh.records import Lifecycle, NodeBody, NodeHardware, ServiceBody, with_note
+from fabrictool.mesh.identity import CLOCK_SKEW_S
+from fabrictool.mesh.records import Lifecycle, with_note
 from fabrictool.mesh.transport.node import Load, MeshNode
 from fabrictool.mesh.transport.tls import IdentityFiles
 from fabrictool.status.documents import AgentStatus, EngineStatus, Event, Health
 from fabrictool.status.signs import SignsOfLife
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from fabrictool.base.clock import Clock
@@ -47,6 +54,14 @@ EVENTS_KEPT = 200
 TAIL_LINES = 20
 LEAVE_S = 15.0
 """Between the end of draining and the end of the allocation: saying goodbye, stopping the engine."""
+LOOK_S = 5.0
+"""Between two looks at the spec. Thousands of agents may share a file system."""
+WATCH_S = 60.0
+"""Between two looks at the wall clock: a process may be stopped, and clocks are set."""
+CERTIFICATE_WARNING_S = 4 * 3600.0
+"""From here on `reconcile` starts a successor for what it placed; of what joined by itself somebody has to think."""
+TENANTS_KEPT = 256
+REFUSALS_NOTED = 64
 NO_GATEWAY = "the engine is ready, but no gateway is reachable yet"
 
 
@@ -85,6 +100,15 @@ class Agent:
         self._stop = asyncio.Event()
         self._events: deque[Event] = deque(maxlen=EVENTS_KEPT)
         self._model_path = ""
+        self._guard = Guard(spec.provider, _trust_of(spec))
+        self._watch = SpecWatch(
+            spec, folder, self._prepared, lambda kind, text: self._note(kind, self.spec.replica, text), LOOK_S
+        )
+        self._refused = 0
+        self._refusals_noted: set[str] = set()
+        self._requests_of: dict[str, int] = {}
+        """``GROUP/PSEUDONYM`` → its requests; the one that asked last stands last."""
+        self._warned = False
         self._signs = SignsOfLife(folder, self.health, self.status)
         self._brought = BroughtEngine() if isinstance(spec.brought, msgspec.UnsetType) else spec.brought
         self._supervisor = Supervisor(
@@ -102,6 +126,12 @@ class Agent:
         own = None if self.spec.walltime_s is None else self._started + self.spec.walltime_s
         told = self._told_end
         return own if told is None else told if own is None else min(own, told)
+
+    @property
+    def certificate_ends_at(self) -> float:
+        """Wall time from which no gateway hears this session; 0.0 before it has said who it is."""
+        identity = self.mesh.registry.session(self.mesh.session)
+        return identity.not_after if identity is not None else 0.0
 
     def request_stop(self, reason: str) -> None:
         """Begin to leave; safe to call from a signal handler and more than once."""
@@ -125,21 +155,20 @@ class Agent:
         signs = asyncio.create_task(self._signs.run())
         engine = asyncio.create_task(self._supervisor.run())
         stop = asyncio.create_task(self._stop.wait())
+        watch = asyncio.create_task(self._watch.run(self._signs.touch))
+        end = asyncio.create_task(self._until_end())
         reason = "told to stop"
         try:
-            end = self.ends_at
-            timeout = None if end is None else max(0.0, end - self._clock.wall() - self.spec.drain_s - LEAVE_S)
-            done, _ = await asyncio.wait({engine, stop}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-            if not done:
-                reason = "the walltime ends soon"
-                self._note("walltime", self.spec.replica, f"ends in {self.spec.drain_s + LEAVE_S:.0f} s")
+            done, _ = await asyncio.wait({engine, stop, end}, return_when=asyncio.FIRST_COMPLETED)
+            if end in done:
+                reason = end.result()
             if engine in done:
                 await engine  # raises what the supervisor raised
         finally:
             async with AsyncExitStack() as leaving:  # last in, first out; each step is taken whatever another raises
                 leaving.push_async_callback(self._supervisor.stop)
                 leaving.push_async_callback(self._signs.write)
-                leaving.push_async_callback(_cancelled, engine, stop, signs)
+                leaving.push_async_callback(_cancelled, engine, stop, signs, watch, end)
                 leaving.push_async_callback(self._leave)
         return self._ended or reason
 
@@ -154,13 +183,18 @@ class Agent:
         elif spec.hubs and not self.mesh.neighbours:
             why = "; ".join(f"{address}: {error}" for address, error in sorted(self.mesh.dial_errors.items()))
             waits_for, text = "gateway", f"{NO_GATEWAY}{': ' + why if why else ''}"
+        text = text or self._watch.refusal or (self._certificate_text() if self._warned else "")
         return Health(
-            at=self._clock.wall(), ready=not waits_for, waits_for=waits_for, text=text[:300], ends_at=self.ends_at
+            at=self._clock.wall(),
+            ready=not waits_for,
+            waits_for=waits_for,
+            text=text[:300],
+            ends_at=self.ends_at,
+            spec=self._watch.mark,
         )
 
     def status(self) -> AgentStatus:
         engine = self._supervisor
-        identity = self.mesh.registry.session(self.mesh.session)
         return AgentStatus(
             release=__version__,
             at=self._clock.wall(),
@@ -177,7 +211,7 @@ class Agent:
             accepting=self._accepting,
             in_flight=self._in_flight,
             ends_at=self.ends_at,
-            certificate_ends_at=identity.not_after if identity else 0.0,
+            certificate_ends_at=self.certificate_ends_at,
             engine=EngineStatus(
                 engine=self.spec.engine,
                 state=engine.state,
@@ -193,6 +227,8 @@ class Agent:
             links=[session.hex() for session in self.mesh.neighbours],
             dial_errors=dict(self.mesh.dial_errors),
             registry_root=self.mesh.registry.root().hex(),
+            requests_of=dict(self._requests_of),
+            refused=self._refused,
             events=list(self._events),
         )
 
@@ -229,15 +265,60 @@ class Agent:
         if peer.claims.role != "gateway" or head.service != self._service or not allowed(head):
             _log.warning("refused %s %s from %s", head.method, head.path[:80], peer.claims.uri())
             return None
+        gateway = peer.claims.provider
+        denial = self._guard.denial(head, gateway, self._clock.monotonic())
+        if denial is not None:
+            self._refused += 1
+            if len(self._refusals_noted) < REFUSALS_NOTED and denial.text not in self._refusals_noted:
+                self._refusals_noted.add(denial.text)
+                self._note("refused", gateway, f"{denial.code} {denial.text}")
+            return Refuser(denial)
         port = self._supervisor.port
         if self._supervisor.state != "ready" or port is None:
             return None
+        self._count(head)
         self._in_flight += 1
         self._in_flight_of[peer.session] += 1
         self._idle.clear()
         return Forwarder(head, port, lambda: self._request_finished(peer.session))
 
     # -- internals --------------------------------------------------------------------------------------------
+
+    def _prepared(self, spec: AgentSpec) -> Callable[[], None]:
+        return lambda: self._guard.take_over(_trust_of(spec), self._clock.monotonic())
+
+    def _count(self, head: StreamHead) -> None:
+        if head.tenant:
+            name = f"{head.group[:80]}/{head.tenant}"
+            self._requests_of[name] = self._requests_of.pop(name, 0) + 1
+            if len(self._requests_of) > TENANTS_KEPT:
+                del self._requests_of[next(iter(self._requests_of))]
+
+    async def _until_end(self) -> str:
+        """Until it is time to leave, of the allocation or of the certificate, whichever ends first; returns why."""
+        begun, ends = self._clock.wall(), self.certificate_ends_at
+        margin = min(CLOCK_SKEW_S, max(0.0, ends - begun) / 10)  # a gateway's clock may be ahead of ours
+        while True:
+            now, allocation = self._clock.wall(), self.ends_at
+            leaves = ends - margin if ends else math.inf  # without a time it is not valid, and nobody links to it
+            by_certificate = leaves < (math.inf if allocation is None else allocation)
+            end = leaves if by_certificate or allocation is None else allocation
+            left = end - self.spec.drain_s - LEAVE_S - now
+            if by_certificate and not self._warned and ends - now < CERTIFICATE_WARNING_S:
+                self._warned = True
+                self._note("certificate-ends", self.mesh.session.hex()[:8], self._certificate_text())
+            if left <= 0 and by_certificate:
+                return "the session's certificate ends soon"
+            if left <= 0:
+                self._note("walltime", self.spec.replica, f"ends in {self.spec.drain_s + LEAVE_S:.0f} s")
+                return "the walltime ends soon"
+            await asyncio.sleep(min(left, WATCH_S))
+
+    def _certificate_text(self) -> str:
+        left = duration_text(max(0.0, self.certificate_ends_at - self._clock.wall()))
+        joined = not isinstance(self.spec.brought, msgspec.UnsetType)
+        what = "join again with a new session" if joined else "`fabrictool reconcile` starts a successor"
+        return f"the session's certificate ends in {left}, and this agent leaves before that: {what}"
 
     def _command(self, port: int) -> EngineCommand:
         return self._adapter.command(
@@ -303,44 +384,15 @@ class Agent:
 
     def _publish_node(self, lifecycle: Lifecycle) -> None:
         self._node_lifecycle = lifecycle
-        spec = self.spec
-        self.mesh.publish(
-            NodeBody(
-                federation=self.mesh.federation,
-                session=self.mesh.session,
-                lifecycle=lifecycle,
-                version=1,
-                role="agent",
-                fabric=spec.fabric,
-                provider=spec.provider,
-                site=spec.site,
-                cluster=spec.cluster,
-                node=spec.partition,
-                hardware=NodeHardware(spec.device, spec.devices, spec.memory),
-                ends_at=self.ends_at,
-                release=__version__,
-            )
-        )
+        self.mesh.publish(node_body(self.spec, self.mesh.federation, self.mesh.session, lifecycle, self.ends_at))
 
     def _publish_service(self, lifecycle: Lifecycle) -> None:
         if not self._supervisor.model:  # the engine has yet to say what it serves
             return
         self._service_lifecycle = lifecycle
-        spec = self.spec
-        body = ServiceBody(
-            federation=self.mesh.federation,
-            session=self.mesh.session,
-            service=self._service,
-            lifecycle=lifecycle,
-            version=1,
-            replica=spec.replica,
-            model=self._supervisor.model,
-            engine=spec.engine,
-            precision=spec.precision,
-            context=spec.context,
-            tp=spec.tp,
-            accepting=self._accepting,
-        )
+        mesh, model = self.mesh, self._supervisor.model
+        body = service_body(self.spec, mesh.federation, mesh.session, self._service, lifecycle, model)
+        body = msgspec.structs.replace(body, accepting=self._accepting)
         if lifecycle is Lifecycle.DOWN:
             body = with_note(body, self._supervisor.progress)
             self.mesh.confide(self._service, list(self._supervisor.lines)[-TAIL_LINES:])
@@ -350,6 +402,10 @@ class Agent:
         self._events.append(Event(at=self._clock.wall(), kind=kind, subject=subject, text=text))
         self._signs.touch()
         _log.info("%s %s %s", kind, subject, text)
+
+
+def _trust_of(spec: AgentSpec) -> AgentTrust:
+    return AgentTrust() if isinstance(spec.trust, msgspec.UnsetType) else spec.trust
 
 
 async def _cancelled(*tasks: asyncio.Task[Any]) -> None:

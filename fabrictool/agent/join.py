@@ -13,11 +13,11 @@ import signal
 import socket
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from fabrictool.agent.admission import ask_issuer, private_folder, token_text
+from fabrictool.agent.admission import ask_issuer, private_folder, private_text
+from fabrictool.agent.bodies import check_sayable
 from fabrictool.agent.running import run_agent
 from fabrictool.agent.unit import run_unit
 from fabrictool.base.clock import SystemClock
@@ -25,13 +25,15 @@ from fabrictool.base.errors import FabrictoolError, UsageError
 from fabrictool.base.files import write_atomic
 from fabrictool.base.runfolder import RunFolder
 from fabrictool.base.settings import Settings
-from fabrictool.domain.specs import AgentSpec, BroughtEngine, encode_spec
+from fabrictool.domain.specs import AgentSpec, AgentTrust, BroughtEngine, encode_spec
 from fabrictool.mesh.identity import Credential
 from fabrictool.mesh.jointoken import JoinTokenError, check_time, read_token
+from fabrictool.mesh.records import RecordError
 from fabrictool.mesh.transport.tls import IdentityFiles
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from fabrictool.mesh.jointoken import JoinToken
 
@@ -50,6 +52,9 @@ class JoinOptions(argparse.Namespace):
     command: list[str]
     provider: str
     bind: str | None
+    bind_file: str
+    groups: str
+    gateways_of: str
     folder: str
     site: str
     cluster: str
@@ -72,9 +77,11 @@ def read_options(arguments: Sequence[str]) -> JoinOptions:
         own, command = own[:cut], own[cut + 1 :]
     parser = _Parser(prog="fabrictool agent join", allow_abbrev=False)
     parser.add_argument("token")
-    for name in ("model", "url", "provider", "folder", "site", "cluster", "device"):
+    for name in ("model", "url", "provider", "folder", "site", "cluster", "device", "groups", "gateways-of"):
         parser.add_argument(f"--{name}", default="")
-    parser.add_argument("--bind")
+    bound = parser.add_mutually_exclusive_group()
+    bound.add_argument("--bind")
+    bound.add_argument("--bind-file", default="")
     parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--drain", type=float, default=20.0)
     parser.add_argument("--start-timeout", type=float, default=600.0)
@@ -113,7 +120,23 @@ def join_spec(
         drain_s=options.drain,
         start_timeout_s=options.start_timeout,
         brought=BroughtEngine(port=port_of(options.url), command=tuple(options.command), models=token.models),
+        trust=AgentTrust(groups=_names(options.groups) or None, gateways=_names(options.gateways_of)),
     )
+
+
+def _names(listed: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in listed.split(",") if name.strip())
+
+
+def check_names(spec: AgentSpec, federation: str) -> None:
+    """Raises FT9001 when the federation would refuse what the agent says of itself: before a use is spent on it."""
+    longest = max((spec.model, spec.site, spec.cluster, spec.partition, spec.device), key=len)
+    try:
+        check_sayable(spec, federation)
+    except RecordError as error:
+        message = f"the names are too long for the registry, such as {longest[:40]!r}: {error.problems[0].message}"
+        hint = "give shorter ones with --model, --site, --cluster and --device"
+        raise UsageError.of("FT9001", message, hint=hint) from error
 
 
 def port_of(url: str) -> int:
@@ -148,7 +171,7 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     folder = None
     try:
         options = read_options(arguments)
-        text = token_text(options.token, Path(options.token))
+        text = private_text(options.token, "token")
         token = read_token(text).token
         check_time(token, now=time.time())
         if token.role != "agent":
@@ -158,9 +181,11 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
             raise JoinTokenError.of("FT6403", message)
         ends_at = job_end(environment)
         host = socket.gethostname()
-        join_spec(options, token, "", environment, host)  # what is wrong with it is said before a use is spent
+        # What is wrong with it is said before a use is spent.
+        check_names(join_spec(options, token, "0" * 32, environment, host), token.claims.federation)
+        bind = private_text(options.bind_file, "text") if options.bind_file else options.bind
         folder = private_folder(options.folder, environment)
-        session = ask_issuer(token, text, ends_at=ends_at, shown=shown_text(options.bind, environment))
+        session = ask_issuer(token, text, ends_at=ends_at, shown=shown_text(bind, environment))
         spec = join_spec(options, token, session.claims.session, environment, host)
         _write(folder, spec, session, token)
         cache = Settings.from_environment().cache_path

@@ -31,8 +31,20 @@ def join(
     provider: Annotated[str, typer.Option(help="Refuse a token of any other provider.")] = "",
     bind: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help="What the token is bound to, if it is bound; default: the Slurm job's id."),
+        typer.Option(
+            metavar="TEXT",
+            help="What the token is bound to, if it is; default: the Slurm job's id. Others on this machine see it.",
+        ),
     ] = None,
+    bind_file: Annotated[
+        str, typer.Option(metavar="FILE", help="File with what the token is bound to, mode 600; nobody else sees it.")
+    ] = "",
+    groups: Annotated[
+        str, typer.Option(metavar="NAMES", help="Consumer groups to serve, comma-separated; default: any.")
+    ] = "",
+    gateways_of: Annotated[
+        str, typer.Option(metavar="PROVIDERS", help="Whose gateways may ask, comma-separated; default: anybody's.")
+    ] = "",
     folder: Annotated[str, typer.Option(help="Folder for the key while it is in use; default: in memory.")] = "",
     site: Annotated[str, typer.Option(help="Name of the site; default: the provider's.")] = "",
     cluster: Annotated[str, typer.Option(help="Name of the cluster; default: Slurm's, or the machine's.")] = "",
@@ -69,6 +81,9 @@ def join(
         "--site": site,
         "--cluster": cluster,
         "--device": device,
+        "--bind-file": bind_file,
+        "--groups": groups,
+        "--gateways-of": gateways_of,
     }
     words = [word for name, value in named.items() if value for word in (name, value)]
     words += ["--bind", bind] if bind is not None else []

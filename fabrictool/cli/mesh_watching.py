@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -14,7 +15,7 @@ from fabrictool.cli.output import data, json_line, say
 from fabrictool.status.documents import Event
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from fabrictool.cli.source import Source
     from fabrictool.status.fleet import Accusation, FleetMember, FleetService, FleetStatus
@@ -26,6 +27,8 @@ def follow_mesh(source: Source, url: str, interval_s: float, *, as_json: bool) -
         view = ask()
         say(f"the {view.role} {short(view.session)} sees {len(view.members)} sessions; Ctrl-C ends")
         silent = False
+        elsewhere: dict[str, FleetMember] = {}
+        """Known from a node that does not answer any more, and not to the one that does."""
         while True:
             time.sleep(interval_s)
             try:
@@ -38,8 +41,12 @@ def follow_mesh(source: Source, url: str, interval_s: float, *, as_json: bool) -
             if silent or fresh.session != view.session:
                 say(f"the {fresh.role} {short(fresh.session)} answers")
             silent = False
-            for event in changes(view, fresh):
+            for event in changes(view, fresh, elsewhere):
                 _show(event, as_json=as_json)
+            if fresh.session != view.session:
+                elsewhere |= unheard(view, fresh)
+            for member in fresh.members:
+                elsewhere.pop(member.session, None)
             view = fresh
 
 
@@ -51,12 +58,16 @@ def _show(event: Event, *, as_json: bool) -> None:
     data(f"{stamp}  {event.kind:<16} {event.subject}  {event.text}".rstrip())
 
 
-def changes(before: FleetStatus, after: FleetStatus) -> Iterator[Event]:
-    """What happened between two looks; of two nodes, what of the map is different."""
+def changes(
+    before: FleetStatus, after: FleetStatus, elsewhere: Mapping[str, FleetMember] = MappingProxyType({})
+) -> Iterator[Event]:
+    """What happened between two looks; of two nodes, what of the map is different. Sessions that are known from
+    `elsewhere` have not joined when this node hears of them.
+    """
     former = {member.session: member for member in before.members}
     same_node = before.session == after.session
     for member in after.members:
-        old = former.pop(member.session, None)
+        old = former.pop(member.session, None) or elsewhere.get(member.session)
         name = f"{short(member.session)} ({where(member)})"
         if old is None:
             yield Event(at=after.at, kind="joined", subject=name, text=f"{member.role} of {member.provider}")
@@ -76,7 +87,18 @@ def changes(before: FleetStatus, after: FleetStatus) -> Iterator[Event]:
         yield from _service_changes(old.services if old is not None else [], member, after.at)
     for member in former.values():
         name = f"{short(member.session)} ({where(member)})"
-        yield Event(at=after.at, kind="forgotten", subject=name, text="its certificate ended long ago")
+        if same_node or _over(member, after.at):
+            yield Event(at=after.at, kind="forgotten", subject=name, text="its certificate ended long ago")
+
+
+def unheard(before: FleetStatus, after: FleetStatus) -> dict[str, FleetMember]:
+    """Sessions that the node of `after` has not heard of, and that may live: it was not there, or is just back."""
+    there = {member.session for member in after.members}
+    return {m.session: m for m in before.members if m.session not in there and not _over(m, after.at)}
+
+
+def _over(member: FleetMember, now: float) -> bool:
+    return member.certificate_ends_at is not None and member.certificate_ends_at < now
 
 
 def _service_changes(before: list[FleetService], member: FleetMember, at: float) -> Iterator[Event]:

@@ -183,13 +183,13 @@ def accept(
     """
     import time
 
-    from fabrictool.agent.admission import token_text
+    from fabrictool.agent.admission import private_text
     from fabrictool.base.clock import duration_text
     from fabrictool.cli.output import say
 
     now = time.time()
     source = Source(blueprint, inventory)
-    kept = source.fabric().trust.accept(token_text(token, Path(token)), source.blueprint.fabric, now=now)
+    kept = source.fabric().trust.accept(private_text(token, "token"), source.blueprint.fabric, now=now)
     say(f"token {kept.id[:8]} of {kept.claims.provider}: {kept.uses} {kept.role} sessions, asked for at {kept.issuer}")
     say(f"valid for {duration_text(kept.expires - now)}; next: `fabrictool apply`")
 

@@ -289,6 +289,11 @@ class ClusterSpec(Document):
         return not self.bare and self.kind != "kubernetes"
 
     @property
+    def tells_anew(self) -> bool:
+        """Whether a unit that runs can be given another spec; what a pod was given stays as it is."""
+        return self.kind != "kubernetes"
+
+    @property
     def bare(self) -> bool:
         """Whether its units are plain processes: nobody else gives them devices."""
         return self.kind in ("local", "ssh")

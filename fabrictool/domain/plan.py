@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from fabrictool.base.canonical import digest
-from fabrictool.domain.specs import AgentSpec, GatewaySpec, Phase, without_hubs
+from fabrictool.domain.specs import AgentSpec, GatewaySpec, Phase, lasting
 
 if TYPE_CHECKING:
     from fabrictool.domain.blueprint import Blueprint
@@ -255,4 +255,4 @@ def inputs_digest(blueprint: Blueprint, inventory: Inventory) -> str:
 
 def spec_digest(spec: AgentSpec | GatewaySpec) -> str:
     """What decides whether a running unit is the wanted one."""
-    return digest(msgspec.to_builtins(without_hubs(spec)))
+    return digest(msgspec.to_builtins(lasting(spec)))

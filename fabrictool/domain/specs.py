@@ -64,6 +64,15 @@ class BroughtEngine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """What it may serve, where no model is named; empty: anything."""
 
 
+class AgentTrust(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Whom an agent serves, whichever gateway asks it."""
+
+    groups: tuple[str, ...] | None = None
+    """Consumer groups that its provider may serve; ``()``: none of them. None: the fabric has no tenants."""
+    gateways: tuple[str, ...] = ()
+    """Providers whose gateways may ask; empty: any of the federation."""
+
+
 class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, tag="agent", tag_field="unit"):
     """One node agent with the one replica that it runs."""
 
@@ -108,6 +117,8 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, tag="agent", tag_fiel
     """Ways out of its site; unset: none but straight to the gateways."""
     brought: BroughtEngine | msgspec.UnsetType = msgspec.UNSET
     """Unset: the agent starts `engine` by itself. Else `model` may be empty: the one that the server lists."""
+    trust: AgentTrust | msgspec.UnsetType = msgspec.UNSET
+    """Unset: whoever may speak for a gateway of the federation is served."""
 
 
 class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_field="unit"):
@@ -186,13 +197,20 @@ IN_PLACE = (
     "after_reboot",
 )  # fmt: skip
 """Fields of a `GatewaySpec` that a gateway takes over while it serves; for any other a new one must start."""
+AGENT_IN_PLACE = ("trust",)
+"""The same of an `AgentSpec`."""
+
+
+def in_place(spec: UnitSpec) -> tuple[str, ...]:
+    """What such a unit takes over while it serves."""
+    return AGENT_IN_PLACE if isinstance(spec, AgentSpec) else IN_PLACE
 
 
 def updatable(former: UnitSpec | None, wanted: UnitSpec) -> bool:
     """Whether one who runs by `former` can go on by `wanted`."""
-    if not isinstance(former, GatewaySpec) or not isinstance(wanted, GatewaySpec):
+    if former is None or type(former) is not type(wanted):
         return False
-    same = {name: getattr(wanted, name) for name in IN_PLACE}
+    same = {name: getattr(wanted, name) for name in in_place(wanted)}
     return without_hubs(msgspec.structs.replace(former, **same)) == without_hubs(wanted)
 
 
@@ -208,6 +226,14 @@ def without_hubs(spec: UnitSpec) -> UnitSpec:
     if isinstance(spec, AgentSpec):
         return msgspec.structs.replace(spec, hubs=())
     return msgspec.structs.replace(spec, hubs=msgspec.UNSET, dialled_by=msgspec.UNSET)
+
+
+def lasting(spec: UnitSpec) -> UnitSpec:
+    """What a unit that differs in it has to be replaced for, or, of a gateway, told anew. Whom an agent serves is left
+    out: one that cannot be told now, such as a job in a queue, must not lose its place for it.
+    """
+    spec = without_hubs(spec)
+    return msgspec.structs.replace(spec, trust=msgspec.UNSET) if isinstance(spec, AgentSpec) else spec
 
 
 _decoder = msgspec.json.Decoder(UnitSpec)

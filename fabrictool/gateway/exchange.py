@@ -2,9 +2,10 @@
 
 Retry rules (gateway.md §5.1): only while the client has not been sent a byte; never twice on one replica; on a
 connection that fails, an answer that breaks off before its head, and the engine's own 502, 503 and 504. A 4xx is the
-client's business and passes. A whole JSON answer is held until it is complete, so that a replica that dies while
-writing it costs a retry and not the request; a stream is passed on as it comes, and if its replica dies the client
-gets a well-formed error event and no ``[DONE]``.
+client's business and passes; so does an agent's own 403, which says that its provider does not serve this group. A
+whole JSON answer is held until it is complete, so that a replica that dies while writing it costs a retry and not the
+request; a stream is passed on as it comes, and if its replica dies the client gets a well-formed error event and no
+``[DONE]``.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from fabrictool.gateway.openai import GatewayResponse, error_event, error_response, no_such_model
-from fabrictool.gateway.upstream import Response
+from fabrictool.gateway.upstream import Caller, Response
 from fabrictool.routing.candidates import select
 
 if TYPE_CHECKING:
@@ -85,6 +86,8 @@ class CompletionRequest:
     """The client's consumer group; None where keys are not asked for, or the key names none."""
     requested: Collection[str] | None
     """The client's own allowlist of providers."""
+    tenant: str = ""
+    """The client's pseudonym."""
 
 
 class Exchange:
@@ -228,7 +231,8 @@ class Exchange:
         self._first_byte = None
         self._response = Response(self)
         asked = self._request
-        target.connector.start(asked.method, asked.path, asked.headers, asked.body, self._response)
+        caller = Caller(asked.group or "", asked.tenant)
+        target.connector.start(asked.method, asked.path, asked.headers, asked.body, caller, self._response)
 
     def _select(self) -> Selection[RoutingTarget]:
         """The replicas that may answer and have not been tried."""

@@ -27,6 +27,7 @@ from fabrictool.gateway.openai import (
     no_such_model,
     peek,
 )
+from fabrictool.gateway.tails import Tails
 from fabrictool.gateway.view import as_tenant, mesh_rows, model_row, static_rows
 from fabrictool.mesh.framing import TEXT_CHARACTERS
 from fabrictool.mesh.records import Lifecycle, NodeBody, RevocationBody, ServiceBody, WitnessBody
@@ -54,7 +55,6 @@ TICK_S = 1.0
 FILL_S = 30.0
 """After its start a gateway answers 503 for models that it does not know: by then its agents have dialled again."""
 EVENTS_KEPT = 200
-TAILS_KEPT = 200
 _PASSED_REQUEST_HEADERS = frozenset({"content-type", "accept", "x-request-id", "user-agent"})
 CERTIFICATE_WARNING_S = 4 * 3600.0
 """A session lives for about a day; an operator who looks in twice a shift sees this in time."""
@@ -83,8 +83,7 @@ class GatewayServer:
         """Of the clients that are here now."""
         self._events: deque[Event] = deque(maxlen=EVENTS_KEPT)
         self._lost_at: dict[bytes, float] = {}
-        self._tails: dict[bytes, str] = {}
-        """Session and service → how the engine's log ended."""
+        self.tails = Tails()
         self._known: set[str] = set(self.directory.models())
         self._mesh: MeshNode | None = None
         self._started = clock.wall()
@@ -216,10 +215,11 @@ class GatewayServer:
         self.note("session-ended", "this gateway", f"{reason}; `fabrictool apply` replaces it")
 
     def tail_heard(self, session: bytes, service: bytes, text: str) -> None:
-        """Kept for the status; the oldest go first."""
-        self._tails[session + service] = text
-        if len(self._tails) > TAILS_KEPT:
-            del self._tails[next(iter(self._tails))]
+        """Of our provider's agents, about their own engines; what others send is dropped."""
+        if self._mesh is not None:
+            registry, ours = self._mesh.registry, self._mesh.credential.claims.provider
+            if not self.tails.take(registry.session(session), service, text, registry, ours):
+                _log.debug("a log's end from %s is not for us", session.hex()[:8])
 
     def link_changed(self, session: bytes, *, up: bool, reason: str) -> None:
         """A tunnel came or went; its replicas are routable, or not, from this moment."""
@@ -287,8 +287,15 @@ class GatewayServer:
             body=body,
             group=request.consumer.group if request.consumer is not None else None,
             requested=_requested(request.values(PROVIDERS_HEADER)),
+            tenant=self._pseudonym(request.consumer),
         )
         return Exchange(connection, asked, self._rules, self.directory, self._metrics)
+
+    def _pseudonym(self, consumer: Consumer | None) -> str:
+        """For agents; servers of a static list are told nothing."""
+        if self._mesh is None or self._keyring is None or consumer is None:
+            return ""
+        return self._keyring.pseudonym(consumer.tenant)
 
     # -- status -----------------------------------------------------------------------------------------------
 
@@ -300,7 +307,7 @@ class GatewayServer:
     def status(self) -> GatewayStatus:
         metrics, mesh, now = self._metrics, self._mesh, self._clock.wall()
         nodes = (
-            mesh_rows(mesh, self.directory, self._lost_at, self._tails, now)
+            mesh_rows(mesh, self.directory, self._lost_at, self.tails, now)
             if mesh is not None
             else static_rows(self.directory)
         )

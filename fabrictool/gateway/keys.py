@@ -5,7 +5,9 @@ Keys are random and long, so a plain SHA-256 is enough: there is nothing to gues
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import hmac
 import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 SCRYPT_COST = 2**14
 """Memory and time of the digest (scrypt's N, RFC 7914): it stands in plans, which others read, and keys that people
 made up can be guessed."""
+PSEUDONYMS_KEPT = 4096
 
 
 class KeyRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -73,8 +76,12 @@ def encode_keys(rows: Iterable[KeyRow]) -> bytes:
 class Keyring:
     """The keys that a gateway accepts."""
 
-    def __init__(self, rows: Iterable[KeyRow]) -> None:
+    def __init__(self, rows: Iterable[KeyRow], fabric: str = "") -> None:
+        """`fabric`: whose tenants they are, so that a tenant's pseudonyms of two fabrics differ."""
+        rows = sorted(rows, key=lambda row: row.sha256, reverse=True)
         self._consumers = {row.sha256: Consumer(row.tenant, row.group) for row in rows}
+        self._fabric = fabric
+        self._first_key = {row.tenant: row.sha256 for row in rows}
 
     def __len__(self) -> int:
         return len(self._consumers)
@@ -83,6 +90,26 @@ class Keyring:
         """Who presents this ``Authorization`` header; None when nobody we know."""
         scheme, _, key = authorization.partition(" ")
         return self._consumers.get(hash_key(key.strip())) if scheme.lower() == "bearer" else None
+
+    @property
+    def tenants(self) -> tuple[str, ...]:
+        """By name, whoever has a key."""
+        return tuple(sorted(self._first_key))
+
+    def pseudonym(self, tenant: str) -> str:
+        """What the replicas' providers may know of a tenant; the same at all gateways of the fabric."""
+        key = self._first_key.get(tenant)
+        return pseudonym_of(self._fabric, tenant, key) if key is not None else ""
+
+
+@functools.lru_cache(maxsize=PSEUDONYMS_KEPT)
+def pseudonym_of(fabric: str, tenant: str, key_hash: str) -> str:
+    """Keyed by the tenant's own API key, which gateways alone hold the hash of: nobody else can go from names to
+    pseudonyms. It lasts as long as that key. Slow at its first use, for the reason of `SCRYPT_COST`.
+    """
+    salt = f"fabrictool pseudonyms of {fabric}".encode()
+    key = hashlib.scrypt(key_hash.encode(), salt=salt, n=SCRYPT_COST, r=8, p=1, dklen=32)
+    return hmac.digest(key, tenant.encode(), "sha256")[:16].hex()
 
 
 def read_keys(path: Path) -> Keyring:

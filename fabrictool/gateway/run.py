@@ -53,7 +53,8 @@ async def run_on_mesh(spec: GatewaySpec, folder: RunFolder, clock: Clock) -> str
     FabrictoolError
         FT8005 when the fabric has tenants and their keys are not here: a gateway never opens itself.
     """
-    gateway = GatewayServer(clock, fabric=spec.fabric, rules=_rules_of(spec), keyring=keyring_of(spec, folder))
+    keyring = keyring_of(spec, folder)
+    gateway = GatewayServer(clock, fabric=spec.fabric, rules=_rules_of(spec), keyring=keyring)
     trace = None if isinstance(spec.trace, msgspec.UnsetType) else TraceFile(folder.path / TRACE, spec.trace).write
     mesh = MeshNode(IdentityFiles(folder.identity), gateway, clock, hub=True, trace=trace)
     gateway.join(mesh)
@@ -80,6 +81,7 @@ async def run_on_mesh(spec: GatewaySpec, folder: RunFolder, clock: Clock) -> str
 
         def take_over(new: GatewaySpec, keyring: Keyring | None) -> None:
             gateway.reload(_rules_of(new), keyring)
+            _learn(keyring, stack)
             gateway.plan_for(new.planned)
             _take_revocations(mesh, new)
 
@@ -92,6 +94,7 @@ async def run_on_mesh(spec: GatewaySpec, folder: RunFolder, clock: Clock) -> str
             return msgspec.structs.replace(seen, spec=reloading.mark, text=seen.text or reloading.refusal[:300])
 
         signs = SignsOfLife(folder, health, gateway.status, BEAT_S)
+        _learn(keyring, stack)
         for loop in (signs.run(), settling.run(signs.touch), reloading.run(signs.touch)):
             stack.callback(asyncio.create_task(loop).cancel)
         reason = await stop()
@@ -134,6 +137,17 @@ async def run_on_list(
     finally:
         await pages.cleanup()
     return reason
+
+
+def _learn(keyring: Keyring | None, stack: AsyncExitStack) -> None:
+    if keyring is not None:
+        stack.callback(asyncio.create_task(_make_pseudonyms(keyring)).cancel)
+
+
+async def _make_pseudonyms(keyring: Keyring) -> None:
+    """Before the tenants ask: each takes longer than the loop may stand still."""
+    for tenant in keyring.tenants:
+        await asyncio.to_thread(keyring.pseudonym, tenant)
 
 
 def _take_revocations(mesh: MeshNode, spec: GatewaySpec) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, cast
 
 import httptools
@@ -18,6 +19,15 @@ CONNECT_SECONDS = 5.0
 Headers = tuple[tuple[str, str], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """For whom a request is sent, as far as its replica's provider may know."""
+
+    group: str = ""
+    tenant: str = ""
+    """Pseudonym; see `keys.pseudonym_of`."""
+
+
 class Connector(Protocol):
     """One way to a server."""
 
@@ -25,7 +35,7 @@ class Connector(Protocol):
     def ready(self) -> bool:
         """Whether it is worth trying."""
 
-    def start(self, method: str, path: str, headers: Headers, body: bytes, response: Response) -> None:
+    def start(self, method: str, path: str, headers: Headers, body: bytes, caller: Caller, response: Response) -> None:
         """Send a request. Everything that follows, failure included, goes to `response`."""
 
 
@@ -156,7 +166,7 @@ class TunnelConnector:
     def ready(self) -> bool:
         return self._mesh.tunnel(self._session) is not None
 
-    def start(self, method: str, path: str, headers: Headers, body: bytes, response: Response) -> None:
+    def start(self, method: str, path: str, headers: Headers, body: bytes, caller: Caller, response: Response) -> None:
         """Open a stream and send the body after its head."""
         tunnel = self._mesh.tunnel(self._session)
         loop = asyncio.get_running_loop()
@@ -164,7 +174,8 @@ class TunnelConnector:
             loop.call_soon(response.fail, "the agent's tunnel is gone")
             return
         try:
-            stream = tunnel.open_stream(StreamHead(self._service, method, path, headers, len(body)), response)
+            head = StreamHead(self._service, method, path, headers, len(body), caller.group, caller.tenant)
+            stream = tunnel.open_stream(head, response)
         except FabrictoolError as error:
             loop.call_soon(response.fail, str(error))
             return
@@ -182,7 +193,7 @@ class TcpConnector:
         self.ready = True
         """Static nodes are always worth a try; a refused connection costs one retry."""
 
-    def start(self, method: str, path: str, headers: Headers, body: bytes, response: Response) -> None:
+    def start(self, method: str, path: str, headers: Headers, body: bytes, caller: Caller, response: Response) -> None:
         lines = [f"{method} {self._prefix}{path} HTTP/1.1", f"host: {self._host}:{self._port}", "connection: close"]
         lines += [f"{name}: {value}" for name, value in headers]
         lines.append(f"content-length: {len(body)}")

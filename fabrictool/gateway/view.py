@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from fabrictool.gateway.directory import Directory
+    from fabrictool.gateway.tails import Tails
     from fabrictool.mesh.transport.node import MeshNode
 
 GONE_SHOWN_S = 60.0
@@ -68,12 +69,9 @@ def as_tenant(status: GatewayStatus, may_use: Callable[[str, str], bool]) -> Gat
 
 
 def mesh_rows(
-    mesh: MeshNode, directory: Directory, lost_at: Mapping[bytes, float], tails: Mapping[bytes, str], now: float
+    mesh: MeshNode, directory: Directory, lost_at: Mapping[bytes, float], tails: Tails, now: float
 ) -> list[NodeRow]:
-    """The registry's nodes: those that are linked, and for a while those that were (`lost_at`, wall seconds).
-
-    `tails` by session and service: how an engine's log ended.
-    """
+    """The registry's nodes: those that are linked, and for a while those that were (`lost_at`, wall seconds)."""
     services: dict[bytes, list[ServiceBody]] = {}
     nodes: list[NodeBody] = []
     for record in mesh.registry:
@@ -105,7 +103,7 @@ def mesh_rows(
                 certificate_ends_at=identity.not_after if identity is not None else None,
                 release=node.release,
                 services=[
-                    _service_row(service, directory, tails.get(service.session + service.service, ""))
+                    _service_row(service, directory, tails.of(service.session, service.service))
                     for service in services.get(node.session, [])
                 ],
             )

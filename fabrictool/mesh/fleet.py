@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from fabrictool import __version__
 from fabrictool.mesh.records import Lifecycle, NodeBody, RevocationBody, ServiceBody, WitnessBody
 from fabrictool.status.fleet import (
@@ -18,7 +20,7 @@ from fabrictool.status.fleet import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterator
 
     from fabrictool.mesh.member import Member
     from fabrictool.mesh.records import Evidence, Record
@@ -60,9 +62,22 @@ def fleet_of(
     view: View, *, linked: Collection[bytes], links: list[FleetLink], refused_records: int, vain_repairs: int
 ) -> FleetStatus:
     """`linked`: the sessions with which there is a tunnel now."""
+    head = fleet_head(view, links=links, refused_records=refused_records, vain_repairs=vain_repairs)
+    return msgspec.structs.replace(head, members=list(members_of(view, linked)))
+
+
+def members_of(view: View, linked: Collection[bytes]) -> Iterator[FleetMember]:
+    """One by one, for there may be thousands; who joins meanwhile is not among them."""
+    nodes = [record.body for record in view.registry if isinstance(record.body, NodeBody)]
+    there, lost = {view.member.session, *linked}, view.member.detector.lost
+    for body in sorted(nodes, key=lambda n: (n.role != "gateway", n.cluster, n.node, n.session)):
+        here = body.session in there
+        yield _member(view, body, None if here else lost.get(body.session), linked=here)
+
+
+def fleet_head(view: View, *, links: list[FleetLink], refused_records: int, vain_repairs: int) -> FleetStatus:
+    """The document without its members."""
     member, registry, own = view.member, view.registry, view.own
-    nodes = [record.body for record in registry if isinstance(record.body, NodeBody)]
-    there, lost = {member.session, *linked}, member.detector.lost
     return FleetStatus(
         release=__version__,
         at=view.wall,
@@ -75,15 +90,23 @@ def fleet_of(
         refused_records=refused_records,
         vain_repairs=vain_repairs,
         silent_because=member.detector.silent(view.now),
-        members=[
-            _member(view, body, None if body.session in there else lost.get(body.session), linked=body.session in there)
-            for body in sorted(nodes, key=lambda n: (n.role != "gateway", n.cluster, n.node, n.session))
-        ],
+        members=[],
         links=links,
     )
 
 
 def records_of(view: View) -> RecordsStatus:
+    return msgspec.structs.replace(records_head(view), rows=list(rows_of(view)))
+
+
+def rows_of(view: View) -> Iterator[RecordRow]:
+    """One by one, like `members_of`."""
+    for record in sorted(view.registry, key=lambda record: record.key):
+        yield _record_row(view.registry, record)
+
+
+def records_head(view: View) -> RecordsStatus:
+    """The document without its rows."""
     registry, own = view.registry, view.own
     return RecordsStatus(
         release=__version__,
@@ -92,7 +115,7 @@ def records_of(view: View) -> RecordsStatus:
         session=view.member.session.hex(),
         role=view.role,
         root=registry.root().hex(),
-        rows=[_record_row(registry, record) for record in sorted(registry, key=lambda record: record.key)],
+        rows=[],
     )
 
 

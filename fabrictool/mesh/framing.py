@@ -76,6 +76,10 @@ class StreamHead(msgspec.Struct, frozen=True, array_like=True):
     headers: Annotated[tuple[tuple[Text, Text], ...], msgspec.Meta(max_length=64)]
     length: Annotated[int, msgspec.Meta(ge=0)]
     """Octets of body that follow."""
+    group: Text = ""
+    """Consumer group for which a gateway asks. Empty: it asks nobody for a key, or its release says nothing."""
+    tenant: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    """A name of the tenant's that only the fabric's gateways can tell whose it is; empty: like `group`."""
 
 
 Count = Annotated[int, msgspec.Meta(ge=0)]

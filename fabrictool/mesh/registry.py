@@ -147,20 +147,17 @@ class Registry:
         return [record.body for record in records if record is not None and isinstance(record.body, WitnessBody)]
 
     def evicted(self, session: bytes) -> bool:
-        """Whether enough hubs vote against its newest version: two providers', or its own one's, or the only one's.
+        """Whether enough hubs vote against its newest version: two providers', or its own one's, or the only one's
+        that has a hub which nobody voted out.
 
         Its owner may speak again, with a newer version, and is back: whoever loads weights for ten minutes must not
         lose them to a cut of two. Nobody else can.
         """
-        votes, node = self._votes.get(session), self.node(session)
-        if not votes or node is None:
+        if not self._votes.get(session):
             return False
-        hubs = [self._sessions[hub] for hub, seen in votes.items() if seen == node.version and hub in self._sessions]
-        providers = {hub.claims.provider for hub in hubs if not self.revoked(hub)}
-        with_hubs = {
-            self._sessions[hub].claims.provider for hub in self._hub_sessions - {session} if self._votes_count(hub)
-        }
-        return node.provider in providers or len(providers) >= min(2, len(with_hubs)) > 0
+        hubs = {hub for hub in self._hub_sessions if self._votes_count(hub)}
+        dead = {hub for hub in hubs - {session} if self._voted_out(hub, hubs)}
+        return self._voted_out(session, hubs - dead)
 
     def revoked(self, identity: VerifiedSession) -> bool:
         """Whether the root or its own provider revoked this session, or the root its provider's certificate."""
@@ -350,6 +347,18 @@ class Registry:
         """Whether a hub has neither left nor been revoked."""
         node = self.node(hub)
         return node is not None and node.lifecycle < Lifecycle.DOWN and not self._barred(node)
+
+    def _voted_out(self, session: bytes, hubs: set[bytes]) -> bool:
+        """Whether the votes are enough where these hubs could vote. Whether one of those is out itself is not asked
+        again: two that vote against each other would ask for ever.
+        """
+        votes, node = self._votes.get(session), self.node(session)
+        if not votes or node is None:
+            return False
+        voters = [self._sessions[hub] for hub, seen in votes.items() if seen == node.version and hub in self._sessions]
+        providers = {voter.claims.provider for voter in voters if not self.revoked(voter)}
+        with_hubs = {self._sessions[hub].claims.provider for hub in hubs - {session}}
+        return node.provider in providers or len(providers) >= min(2, len(with_hubs)) > 0
 
     def _store(self, record: Record, current: Record | None, owner: VerifiedSession | Authority) -> None:
         if current is not None:

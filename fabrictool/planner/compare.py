@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fabrictool.domain.plan import spec_digest
+import msgspec
+
+from fabrictool.base.canonical import digest
+from fabrictool.domain.specs import without_hubs
 
 if TYPE_CHECKING:
     from fabrictool.domain.plan import Action, Plan
@@ -44,5 +47,5 @@ def _changes(plan: Plan) -> dict[str, list[tuple[str, str, str, bool]]]:
 
 
 def _essence(action: Action) -> tuple[str, str, str, bool]:
-    spec = "" if action.spec is None else spec_digest(action.spec)
+    spec = "" if action.spec is None else digest(msgspec.to_builtins(without_hubs(action.spec)))
     return (action.kind, action.cluster, spec, action.stop_first)

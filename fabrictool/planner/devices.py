@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from fabrictool.catalog import accelerators
-from fabrictool.domain.specs import without_hubs
+from fabrictool.domain.specs import lasting
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping
@@ -86,7 +86,7 @@ def _numbered(partition: Partition, first: int) -> list[list[int]]:
 
 def _alike(now: AgentSpec, spec: AgentSpec) -> bool:
     """Whether an agent would go on as it is, its devices apart."""
-    return without_hubs(msgspec.structs.replace(now, device_indices=())) == without_hubs(spec)
+    return lasting(msgspec.structs.replace(now, device_indices=())) == lasting(spec)
 
 
 def _kept(

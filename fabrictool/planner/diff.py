@@ -41,6 +41,8 @@ IN_WORDS: Mapping[Order, str] = {
 }
 STOPS_FIRST = frozenset({"ports", "queue", "nodes", "devices"})
 TURN = {"create": 0, "update": 1, "replace": 2, "delete": 3, "keep": 4, "unknown": 5}
+TURN_OF_AGENTS = -1
+"""Of those that are told whom they serve: before any gateway sends them what they would refuse until then."""
 IN_PLACE_REASON = "while it serves: its process and its clients stay"
 Units = list[tuple[str, "ObservedUnit"]]
 """(cluster, unit) of those that live at one address, youngest first."""
@@ -187,7 +189,7 @@ def _step(
     same = cluster == want.cluster and unit.spec_digest == spec_digest(_comparable(want.spec, unit, evidence))
     stays = cluster == want.cluster and len(units) == 1 and unit.operation not in expiring
     if stays and unit.in_force and updatable(evidence.specs.get(unit.operation), want.spec):
-        return _updated(want, unit, evidence, same=same)
+        return _updated(want, unit, evidence)
     if same and unit.operation not in expiring:
         return _resumed(want, units, evidence)
     succession = expiring.get(unit.operation) if same else None
@@ -205,11 +207,11 @@ def _step(
     )
 
 
-def _updated(want: WantedUnit, unit: ObservedUnit, evidence: Evidence, *, same: bool) -> _Step:
-    """A gateway takes new keys and rules over while it serves."""
-    if same and unit.in_force == "current":
-        return _Step(want.action("keep", former=unit.operation))
+def _updated(want: WantedUnit, unit: ObservedUnit, evidence: Evidence) -> _Step:
+    """A gateway takes new keys and rules over while it serves, an agent whom it serves."""
     changes = changed_fields(evidence.specs[unit.operation], want.spec)
+    if not changes and unit.in_force == "current":
+        return _Step(want.action("keep", former=unit.operation))
     reason = IN_PLACE_REASON if changes else f"what was written before is not in force: {unit.detail or 'not yet'}"
     action = want.action("update", reason=reason, changes=changes, operation=unit.operation, spec=want.spec)
     return _Step(action)
@@ -286,6 +288,8 @@ def _short(value: object) -> str:
 
 def _turn(action: Action) -> tuple[int, int, str]:
     starts = action.kind in ("create", "replace")
+    if action.kind == "update" and not is_gateway(action):
+        return (TURN_OF_AGENTS, 0, action.address)
     return (TURN[action.kind], 0 if is_gateway(action) == starts else 1, action.address)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from fabrictool.base.errors import Place, Problem
 from fabrictool.domain.plan import spec_digest
+from fabrictool.domain.specs import AgentSpec
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from fabrictool.domain.evidence import Evidence
     from fabrictool.domain.observed import Blocked, ObservedUnit
     from fabrictool.domain.plan import Action
+    from fabrictool.domain.specs import UnitSpec
     from fabrictool.planner.succession import Succession
 
 DriftKind = Literal["missing", "ended", "changed", "degraded", "ending", "stuck", "orphan", "unreachable"]
@@ -61,6 +63,8 @@ def drift_of(evidence: Evidence, expiring: Mapping[str, Succession]) -> tuple[Dr
             drift.append(Drift(kind, address, cluster, f"{address}: {succession.reason}"))
         elif cluster != want.cluster or here.spec_digest != spec_digest(want.spec):
             drift.append(Drift("changed", address, cluster, f"{address} is not what was applied"))
+        elif _told_otherwise(here, evidence.specs.get(here.operation), want.spec):
+            drift.append(Drift("changed", address, cluster, f"{address} was not told yet whom it serves now"))
         elif here.in_force == "former":
             text = f"{address} runs by a former spec: {here.detail}".rstrip(": ")
             drift.append(Drift("changed", address, cluster, text))
@@ -69,6 +73,13 @@ def drift_of(evidence: Evidence, expiring: Mapping[str, Succession]) -> tuple[Dr
         elif here.state == "running" and not here.ready:
             drift.append(Drift("degraded", address, cluster, f"{address} does not serve: {here.detail}"))
     return tuple(drift)
+
+
+def _told_otherwise(here: ObservedUnit, told: UnitSpec | None, wanted: UnitSpec) -> bool:
+    """Whether an agent that can be told was not, such as one that waited in a queue at the time."""
+    if not here.in_force or not isinstance(told, AgentSpec) or not isinstance(wanted, AgentSpec):
+        return False
+    return told.trust != wanted.trust
 
 
 def out_of_reach(evidence: Evidence) -> list[Problem]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from fabrictool.base.canonical import digest
+from fabrictool.domain.address import Address
 
 if TYPE_CHECKING:
     from fabrictool.domain.observed import Observed, ObservedUnit
@@ -37,7 +38,11 @@ def healing_facts(state: State, observed: Observed) -> dict[str, str]:
 
 
 def unit_facts(observed: Observed) -> dict[str, str]:
-    """``unit/ADDRESS`` → ``OPERATION on CLUSTER``, of all that live; ``as DIGEST`` of what can be updated."""
+    """``unit/ADDRESS`` → ``OPERATION on CLUSTER``, of all that live; ``as DIGEST`` of a gateway that can be updated.
+
+    Not of an agent: what can be changed of that is no part of the digest, and a job that leaves its queue after the
+    plan was made must not make it stale.
+    """
     return {
         f"unit/{address}": ", ".join(sorted(_unit_fact(name, unit) for name, unit in units))
         for address, units in observed.living().items()
@@ -46,4 +51,5 @@ def unit_facts(observed: Observed) -> dict[str, str]:
 
 def _unit_fact(cluster: str, unit: ObservedUnit) -> str:
     fact = f"{unit.operation} on {cluster}"
-    return f"{fact}{AS}{unit.spec_digest}" if unit.in_force else fact
+    gateway = Address.parse(unit.address).kind == "gateway"
+    return f"{fact}{AS}{unit.spec_digest}" if unit.in_force and gateway else fact

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from fabrictool.base.units import as_float
 from fabrictool.catalog import accelerators, engines
 from fabrictool.catalog import model as architecture_of
 from fabrictool.domain.address import Address
-from fabrictool.domain.specs import AgentSpec
+from fabrictool.domain.specs import AgentSpec, AgentTrust
 from fabrictool.planner.devices import visibility_variable, with_devices
 from fabrictool.planner.diff import WantedUnit
 from fabrictool.planner.egress import egress_of
@@ -79,7 +81,21 @@ def _agent(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement
         walltime_s=None if partition.walltime is None else float(partition.walltime),
         job=_job(partition),
         egress=egress_of(inventory.clusters[replica.cluster].egress),
+        trust=_trust(blueprint, inventory, replica),
     )
+
+
+def _trust(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement) -> AgentTrust | msgspec.UnsetType:
+    """Whom it serves. One that could not be told of a change is told nothing: it would have to be replaced for it."""
+    if not inventory.clusters[replica.cluster].tells_anew:
+        return msgspec.UNSET
+    provider, model = replica.provider, blueprint.models[replica.model]
+    allowing = tuple(sorted(name for name, group in blueprint.trust.groups.items() if provider in group.allow))
+    groups = allowing if blueprint.tenants else None
+    if model.trust is not None and provider not in model.trust:
+        groups = ()
+    asking = {inventory.provider_of(gateway.cluster) for gateway in blueprint.every_gateway.values()}
+    return AgentTrust(groups=groups, gateways=tuple(sorted(asking)))
 
 
 def _job(partition: Partition) -> dict[str, str]:

@@ -11,9 +11,10 @@ import asyncio
 import logging
 import ssl
 import tempfile
+import threading
 from collections import OrderedDict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
@@ -33,32 +34,57 @@ _log = logging.getLogger("fabrictool.issuer")
 
 MAX_HEAD_OCTETS = 4096
 MAX_BODY_OCTETS = 16_384
+HANDSHAKE_S = 5.0
 REQUEST_S = 10.0
-"""From a connection's first octet to its answer's last."""
+"""From the end of the handshake to its answer's last octet."""
 MAX_CONNECTIONS = 64
+"""Those whose handshake is not over among them: who has shown nothing yet costs the most."""
 BURST, PER_SECOND = 20, 1.0
-"""Requests of one address at once, and after them. A node's jobs come from one address."""
-ADDRESSES_KEPT = 4096
+"""Requests with one token at once beyond its uses, and after them. Not by address: behind a NAT a site has only one."""
+TOKENS_KEPT = 4096
 RENEW_S = 12 * 3600.0
 """The server's certificate is good for 26 hours; a new one is taken long before."""
 _PHRASES = {200: "OK", 400: "Bad Request", 403: "Forbidden", 404: "Not Found", 429: "Too Many", 500: "Failed"}
 
 
 class RequestRate:
-    """How many requests each address has left; the clock is monotonic seconds."""
+    """How many requests each token has left; the clock is monotonic seconds. Threads may share it."""
 
     def __init__(self) -> None:
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._lock = threading.Lock()
 
-    def take(self, address: str, now: float) -> bool:
-        """Whether `address` may send one more request now."""
-        left, at = self._left.pop(address, (float(BURST), now))
-        left = min(float(BURST), left + (now - at) * PER_SECOND)
-        allowed = left >= 1
-        self._left[address] = (left - 1 if allowed else left, now)
-        if len(self._left) > ADDRESSES_KEPT:
-            self._left.popitem(last=False)
+    def take(self, token: str, now: float, *, uses: int = 1) -> bool:
+        """Whether one more request with this token may be answered now; all its uses may come at once."""
+        burst = float(BURST + uses)
+        with self._lock:
+            left, at = self._left.pop(token, (burst, now))
+            left = min(burst, left + max(0.0, now - at) * PER_SECOND)
+            allowed = left >= 1
+            self._left[token] = (left - 1 if allowed else left, now)
+            if len(self._left) > TOKENS_KEPT:
+                self._left.popitem(last=False)
         return allowed
+
+
+class _Door(asyncio.Protocol):
+    """A connection before its handshake; it reads nothing itself."""
+
+    def __init__(self, enter: Callable[[asyncio.Transport], None]) -> None:
+        self._enter = enter
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        plain = cast("asyncio.Transport", transport)
+        plain.pause_reading()  # what comes is for the handshake
+        self._enter(plain)
+
+
+class _Inside(asyncio.StreamReaderProtocol):
+    """A connection after its handshake; TLS knows no half-closed ones."""
+
+    def eof_received(self) -> bool:
+        super().eof_received()
+        return False
 
 
 class Issuer:
@@ -67,7 +93,8 @@ class Issuer:
     def __init__(self, provider: Credential, uses: TokenUses, clock: Clock) -> None:
         self._provider, self._uses, self._clock = provider, uses, clock
         self._rate = RequestRate()
-        self._open = 0
+        self._visits: set[asyncio.Task[None]] = set()
+        """One for each connection, from its first octet on."""
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._context.minimum_version = ssl.TLSVersion.TLSv1_3
         self._context.num_tickets = 0
@@ -75,9 +102,8 @@ class Issuer:
 
     async def serve(self, host: str, port: int, ready: Callable[[str], None]) -> None:
         """Answer until cancelled; `ready` gets the address, for port 0 is any free one."""
-        server = await asyncio.start_server(
-            self._connection, host, port, ssl=self._context, ssl_handshake_timeout=REQUEST_S, limit=MAX_HEAD_OCTETS
-        )
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(lambda: _Door(self._enter), host, port)
         async with server:
             address = server.sockets[0].getsockname()
             ready(f"{address[0]}:{address[1]}")
@@ -94,7 +120,7 @@ class Issuer:
             _log.warning("refused %s: %s %s", address, problem.code, problem.message)
             if not isinstance(error, JoinTokenError):  # ours to mend; our paths are none of the other side's business
                 return 500, _refusal("FT6411", "the issuer cannot sign now; its log says why")
-            return 403, _refusal(problem.code, problem.message, problem.hint or "")
+            return 429 if problem.transient else 403, _refusal(problem.code, problem.message, problem.hint or "")
 
     def _sign(self, body: bytes, address: str) -> JoinAnswer:
         try:
@@ -104,6 +130,8 @@ class Issuer:
         now = self._clock.wall()
         approved = judge(request, self._provider, now=now)
         token = approved.token
+        if not self._rate.take(token.id, self._clock.monotonic(), uses=token.uses):
+            raise JoinTokenError.of("FT6409", "the issuer is asked too often with this token", transient=True)
         sign = lambda: approved.sign(self._provider, now=now)  # noqa: E731 - called at most once, inside the count
         chain, new = self._uses.spend(token, approved.session, sign, now=now)
         _log.info(
@@ -119,25 +147,38 @@ class Issuer:
         )
         return JoinAnswer(chain=(chain[0], chain[1]))
 
-    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        address = str((writer.get_extra_info("peername") or ("?",))[0])
+    def _enter(self, transport: asyncio.Transport) -> None:
+        if len(self._visits) >= MAX_CONNECTIONS:
+            transport.abort()
+            return
+        visit = asyncio.get_running_loop().create_task(self._visit(transport))
+        self._visits.add(visit)
+        visit.add_done_callback(self._visits.discard)
+
+    async def _visit(self, plain: asyncio.Transport) -> None:
+        """One connection: handshake, request, answer."""
+        address = str((plain.get_extra_info("peername") or ("?",))[0])
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader(limit=MAX_HEAD_OCTETS)
+        protocol = _Inside(reader)
+        transport: asyncio.Transport | None = None
         try:
-            if self._open >= MAX_CONNECTIONS:
+            async with asyncio.timeout(HANDSHAKE_S):
+                transport = await loop.start_tls(plain, protocol, self._context, server_side=True)
+            if transport is None:
                 return
-            self._open += 1
-            try:
-                async with asyncio.timeout(REQUEST_S):
-                    status, body = await self._exchange(reader, address)
-                    head = f"HTTP/1.1 {status} {_PHRASES[status]}\r\ncontent-type: application/json\r\n"
-                    head += f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
-                    writer.write(head.encode() + body)
-                    await writer.drain()
-            finally:
-                self._open -= 1
+            reader.set_transport(transport)
+            writer = asyncio.StreamWriter(transport, protocol, reader, loop)
+            async with asyncio.timeout(REQUEST_S):
+                status, body = await self._exchange(reader, address)
+                head = f"HTTP/1.1 {status} {_PHRASES[status]}\r\ncontent-type: application/json\r\n"
+                head += f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+                writer.write(head.encode() + body)
+                await writer.drain()
         except (OSError, EOFError, TimeoutError, asyncio.LimitOverrunError) as error:
             _log.info("%s: no request: %s", address, type(error).__name__)
         finally:
-            writer.close()
+            (transport or plain).close()
 
     async def _exchange(self, reader: asyncio.StreamReader, address: str) -> tuple[int, bytes]:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
@@ -146,8 +187,6 @@ class Issuer:
         lengths = [line.partition(":")[2].strip() for line in head if line.lower().startswith("content-length:")]
         if len(lengths) != 1 or not lengths[0].isdecimal() or int(lengths[0]) > MAX_BODY_OCTETS:
             return 400, _refusal("FT6408", f"the request must have a length of at most {MAX_BODY_OCTETS} octets")
-        if not self._rate.take(address, self._clock.monotonic()):
-            return 429, _refusal("FT6409", "the issuer is asked too often from this address")
         body = await reader.readexactly(int(lengths[0]))
         return await asyncio.to_thread(self.answer, body, address)  # the count of uses waits for the disk
 

@@ -159,6 +159,8 @@ def _unit_row(cluster: str, unit: ObservedUnit) -> dict[str, Any]:
             if isinstance(document, AgentStatus):
                 row["engine"] = document.engine.state
                 row["detail"] = document.engine.progress or f"up {duration_text(document.at - document.started_at)}"
+                if unit.ready and unit.detail:  # it serves, and has something to say all the same
+                    row["detail"] += f"; {unit.detail}"
                 row["in_flight"] = document.in_flight
                 row["links"] = len(document.links)
                 row["ends_at"] = document.ends_at or unit.ends_at

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
-from fabrictool.agent.admission import ask_issuer, token_text
+from fabrictool.agent.admission import ask_issuer, private_text
 from fabrictool.base.errors import FabrictoolError, InvalidInputError
 from fabrictool.base.files import file_error, write_atomic
 from fabrictool.base.ids import is_name
@@ -285,7 +285,7 @@ class TrustStore:
         path = self._token_file(provider, role)
         if (self.folder / f"providers/{provider}.key").exists() or not path.exists():
             return None
-        text = token_text(str(path), path)
+        text = private_text(str(path), "token")
         return read_token(text).token, text
 
     def _write(self, name: str, credential: Credential) -> None:

@@ -72,6 +72,10 @@ class AgentStatus(msgspec.Struct, frozen=True, kw_only=True, tag="agent", tag_fi
     """Sessions that it holds tunnels with."""
     dial_errors: dict[str, str]
     registry_root: str
+    requests_of: dict[str, int] = {}
+    """``GROUP/PSEUDONYM`` → how many requests of this tenant were let through, of the last 256 tenants that asked."""
+    refused: int = 0
+    """Requests that its own trust rules refused."""
     events: list[Event] = []
 
 

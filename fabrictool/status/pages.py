@@ -24,7 +24,7 @@ async def serve_status(
     folder: RunFolder | None = None,
     *,
     metrics: Callable[[], bytes] | None = None,
-    views: Mapping[str, Callable[[], bytes]] = MappingProxyType({}),
+    views: Mapping[str, Callable[[], Awaitable[bytes]]] = MappingProxyType({}),
 ) -> web.AppRunner:
     """Listen on a free loopback port; the port is in ``runner.addresses``. The caller cleans the runner up.
 
@@ -65,9 +65,9 @@ def _log_page(folder: RunFolder) -> Callable[[web.Request], Awaitable[web.Respon
     return log
 
 
-def _view_page(view: Callable[[], bytes]) -> Callable[[web.Request], Awaitable[web.Response]]:
+def _view_page(view: Callable[[], Awaitable[bytes]]) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def page(_: web.Request) -> web.Response:
-        return web.Response(body=view(), content_type="application/json")
+        return web.Response(body=await view(), content_type="application/json")
 
     return page
 

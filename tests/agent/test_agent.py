@@ -3,6 +3,7 @@
 import asyncio
 import os
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,7 @@ from fabrictool.agent import agent as agent_module
 from fabrictool.agent.agent import Agent
 from fabrictool.base.clock import SystemClock
 from fabrictool.base.runfolder import RunFolder
-from fabrictool.domain.specs import AgentSpec
+from fabrictool.domain.specs import AgentSpec, encode_spec
 from fabrictool.engines.protocol import EngineCommand, MetricNames, Readiness
 from fabrictool.mesh.framing import StreamHead
 from fabrictool.mesh.records import ServiceBody
@@ -109,7 +110,7 @@ async def test_every_step_of_leaving_is_taken_whatever_another_raises(agent, ada
 
 async def test_each_gateway_is_told_of_the_others_requests_and_never_of_its_own(agent, adapter):
     def peer(name):
-        return SimpleNamespace(session=name * 16, claims=SimpleNamespace(role="gateway", uri=lambda: "gateway"))
+        return SimpleNamespace(session=name * 16, claims=SimpleNamespace(role="gateway", provider="p"))
 
     adapter.script = SERVE
     running = asyncio.create_task(agent.run())
@@ -124,3 +125,33 @@ async def test_each_gateway_is_told_of_the_others_requests_and_never_of_its_own(
     assert [agent.load(name * 16)[0][4] for name in (b"a", b"b", b"c")] == [1, 0, 1]
     agent.request_stop("enough")
     await asyncio.wait_for(running, 20)
+
+
+def short_lived(folder, certificate_s, walltime_s):
+    Federation(folder).node("run/identity", seconds=certificate_s)
+    about = {"fabric": "f", "provider": "alpha", "site": "s", "cluster": "c", "partition": "n", "replica": "m/0"}
+    spec = AgentSpec(**about, model="m", source="x", engine="fake", drain_s=0.1, walltime_s=walltime_s)
+    run = RunFolder(folder / "run")
+    run.spec.write_bytes(encode_spec(spec))
+    return Agent(spec, run, SystemClock(), python=sys.executable, cache=folder)
+
+
+@pytest.mark.parametrize("walltime", [None, 3600.0])
+async def test_an_agent_warns_of_its_certificates_end_and_leaves_in_order_before_it(tmp_path, adapter, walltime):
+    adapter.script = SERVE
+    agent = short_lived(tmp_path, 21.0, walltime)
+    running = asyncio.create_task(agent.run())
+    await state_of_engine(agent, "ready", running)
+    (warning,) = [event for event in agent.status().events if event.kind == "certificate-ends"]
+    assert "leaves before that" in warning.text
+    assert "certificate ends in" in agent.health().text
+    assert await asyncio.wait_for(running, 20) == "the session's certificate ends soon"
+    assert sorted(r.body.lifecycle.name for r in agent.mesh.registry) == ["DOWN", "LEFT"]
+    assert agent.certificate_ends_at > time.time(), "its neighbours still believe it"
+
+
+async def test_an_allocation_that_ends_first_is_no_matter_of_certificates(tmp_path, adapter):
+    adapter.script = SERVE
+    agent = short_lived(tmp_path, 3600.0, 17.0)
+    assert await asyncio.wait_for(agent.run(), 30) == "the walltime ends soon"
+    assert "certificate-ends" not in {event.kind for event in agent.status().events}

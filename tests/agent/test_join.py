@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 from fabrictool.agent import join
-from fabrictool.agent.admission import kind_of, mounted, private_folder, token_text
+from fabrictool.agent.admission import kind_of, mounted, private_folder, private_text
 from fabrictool.agent.supervisor import Supervisor, only_model
 from fabrictool.base.errors import FabrictoolError
-from fabrictool.domain.specs import BroughtEngine, HostPort
+from fabrictool.domain.specs import AgentTrust, BroughtEngine, HostPort
 from fabrictool.engines.adapter import EngineLaunch, adapter, engine_names
 from fabrictool.mesh.identity import create_root, issue_provider
 from fabrictool.mesh.jointoken import JoinToken, write_token
@@ -74,6 +74,7 @@ def test_the_command_line_is_taken_apart_at_the_dashes():
         (["t", "--url", "http://127.0.0.1:1", "--", "serve", "{port}"], "FT6414"),
         (["t", "--", "serve"], "FT6414"),
         (["t", "--nonsense"], "FT9001"),
+        (["t", "--url", "x", "--bind", "4711", "--bind-file", "f"], "FT9001"),
         (["t", "--devices", "many", "--url", "x"], "FT9001"),
         ([], "FT9001"),
     ],
@@ -123,6 +124,12 @@ def test_a_node_is_called_as_slurm_calls_it(token):
         ({}, ["--model", "other"], "FT6407", 65),
         ({"expires": time.time() - 3600}, [], "FT6404", 65),
         ({"created": time.time() + 3600}, [], "FT6404", 65),
+        ({}, ["--site", "s" * 201], "FT9001", 64),
+        ({"models": ()}, ["--model", "m" * 201], "FT9001", 64),
+        ({}, ["--device", "d" * 201], "FT9001", 64),
+        ({}, ["--devices", "4097"], "FT9001", 64),
+        ({}, [word for name in ("cluster", "site", "device") for word in (f"--{name}", "🙂" * 199)], "FT9001", 64),
+        ({}, ["--bind-file", "/nowhere/at/all"], "FT4302", 1),
     ],
 )
 def test_what_is_wrong_before_the_issuer_is_asked_costs_no_use(token, capsys, changes, words, code, ends_with):
@@ -131,6 +138,36 @@ def test_what_is_wrong_before_the_issuer_is_asked_costs_no_use(token, capsys, ch
     assert join.main(arguments, {}) == ends_with
     assert code in capsys.readouterr().err
     assert [entry.name for entry in path.parent.iterdir()] == ["token"]
+
+
+def test_a_text_that_binds_comes_from_a_file_that_nobody_else_reads(token, monkeypatch, capsys):
+    asked = []
+
+    def refuse(*_, shown, **__):
+        asked.append(shown)
+        raise FabrictoolError.of("FT6406", "not this one")
+
+    monkeypatch.setattr(join, "ask_issuer", refuse)
+    path = token()
+    secret = path.parent / "secret"
+    secret.write_text("four seven eleven\n")
+    arguments = [str(path), "--url", "http://127.0.0.1:8000", "--folder", str(path.parent), "--bind-file", str(secret)]
+    secret.chmod(0o644)
+    join.main(arguments, {})
+    assert "FT6410" in capsys.readouterr().err
+    secret.chmod(0o600)
+    join.main(arguments, {"SLURM_JOB_ID": "7"})
+    assert asked == ["four seven eleven"]
+
+
+def test_a_provider_says_itself_whom_its_job_serves(token):
+    def trust(*words):
+        options = join.read_options(["t", "--url", "http://127.0.0.1:8000", *words])
+        return join.join_spec(options, token.token, "", {}, "host").trust
+
+    assert trust() == AgentTrust(groups=None, gateways=())
+    told = trust("--groups", "staff, clinic", "--gateways-of", "alpha")
+    assert told == AgentTrust(groups=("staff", "clinic"), gateways=("alpha",))
 
 
 def test_an_issuer_that_is_not_there_leaves_no_folder_behind(token, capsys, monkeypatch):
@@ -144,8 +181,8 @@ def test_an_issuer_that_is_not_there_leaves_no_folder_behind(token, capsys, monk
 def test_a_token_that_others_can_read_is_not_taken(token):
     path = token()
     path.chmod(0o640)
-    assert code_of(token_text, str(path), path) == "FT6410"
-    assert code_of(token_text, "nowhere", path.parent / "nowhere") == "FT4302"
+    assert code_of(private_text, str(path), "token") == "FT6410"
+    assert code_of(private_text, str(path.parent / "nowhere"), "token") == "FT4302"
 
 
 def test_the_key_lies_where_no_other_machine_and_no_other_user_sees_it(tmp_path):

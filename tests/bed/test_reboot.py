@@ -16,6 +16,9 @@ class Host:
 
     def __init__(self, fed):
         self.fed, self.bed = fed, fed.bed
+        fed.bed.machine("ing").run(
+            ["pkill", "-KILL", "-f", "fabrictool[.]gateway"], check=False
+        )  # of modules that ended
         self.spool = fed.bed.root / "crontabs"
         self.spool.mkdir()
         self.spool.chmod(0o1730)
@@ -52,7 +55,7 @@ def federation(make_federation):
         "ing": fed.cluster("ing", {"cpu": cpu}, kind="ssh", after_reboot="cron", logs={"keep": "1 h"}),
     }
     model = {"replicas": {"min": 1, "max": 1}, "place": {"pin": [{"cluster": "a", "replicas": 1}]}}
-    fed.write(clusters, {"tiny": model}, client_port=8051, mesh_port=8483)
+    fed.write(clusters, {"tiny": model}, client_port=8071, mesh_port=8493)
     return fed
 
 
@@ -104,7 +107,7 @@ def test_who_came_back_while_reconcile_looked_is_no_second_gateway(federation, h
 
 def test_a_gateway_that_was_replaced_or_stopped_does_not_come_back(federation, host):
     (federation.folder / "blueprint.yaml").write_text(
-        (federation.folder / "blueprint.yaml").read_text().replace(":8483", ":8484")
+        (federation.folder / "blueprint.yaml").read_text().replace(":8493", ":8494")
     )
     federation.run("apply", "--yes")
     host.reboot(in_order=False)

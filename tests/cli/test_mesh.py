@@ -14,7 +14,7 @@ from fabrictool.cli.live import LiveStatus
 from fabrictool.cli.main import main
 from fabrictool.cli.mesh_asking import LiveFleet, ReachedUnit
 from fabrictool.cli.mesh_text import fitting_table, member_lines, path_lines
-from fabrictool.cli.mesh_watching import changes
+from fabrictool.cli.mesh_watching import changes, unheard
 from fabrictool.status.client import StatusUnavailableError
 from fabrictool.status.documents import AgentStatus, EngineStatus, encode
 from fabrictool.status.fleet import FleetStatus, RecordRow, RecordsStatus
@@ -237,6 +237,38 @@ def test_what_changes_between_two_looks_is_told_as_events():
     unlinked = msgspec.structs.replace(hub, linked=False)
     assert events(fleet(members=[hub]), fleet(members=[unlinked])) == [("link-down", "")]
     assert events(fleet(members=[hub]), fleet(session=HUB, members=[unlinked])) == [], "another node's links"
+
+
+def test_who_is_not_known_where_the_next_one_answers_is_neither_forgotten_nor_new():
+    hub, west, *_ = fleet().members
+    lively = msgspec.structs.replace(west, certificate_ends_at=NOW + 3600)
+    ended = msgspec.structs.replace(west, certificate_ends_at=NOW - 3600)
+    other = fleet(session=HUB, members=[hub])
+    assert events(fleet(members=[hub, lively]), other) == []
+    assert [kind for kind, _ in events(fleet(members=[hub, ended]), other)] == ["forgotten"]
+    assert unheard(fleet(members=[hub, lively]), other) == {lively.session: lively}
+    assert unheard(fleet(members=[hub, ended]), other) == {}
+    told = fleet(session=HUB, members=[hub, lively])
+    assert list(changes(other, told, {lively.session: lively})) == []
+    down = msgspec.structs.replace(lively, state="down")
+    (event,) = changes(other, fleet(session=HUB, members=[hub, down]), {lively.session: lively})
+    assert event.kind == "down"
+
+
+def test_observe_goes_on_at_another_node_with_what_the_former_one_knew(capsys, monkeypatch):
+    lively = [msgspec.structs.replace(member, certificate_ends_at=NOW * 2) for member in fleet().members]
+    views = [fleet(members=lively), *[fleet(session=HUB, members=lively[:3])] * 2, fleet(session=HUB, members=lively)]
+    looks = []
+
+    def next_look(_seconds):
+        looks.append(0)
+        if len(looks) == len(views):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("fabrictool.cli.mesh_watching.time.sleep", next_look)
+    with serving({"/fleet": lambda: (200, msgspec.json.encode(views[len(looks)]))}) as url:
+        assert main(["mesh", "observe", "--url", url, "--json"]) == 130
+    assert capsys.readouterr().out == ""
 
 
 def test_observe_prints_events_and_says_once_that_nobody_answers(capsys, monkeypatch):

@@ -127,7 +127,9 @@ def test_a_second_gateway_comes_and_goes_and_restarts_nobody(pair):
     before = pids(pair)
     pair.write(blueprint=BOTH)
     plan = json.loads(pair.run("plan", "--json").stdout)
-    assert [(a["kind"], a["address"]) for a in plan["actions"] if a["kind"] != "keep"] == [("create", "gateway/west")]
+    told = [("update", replica) for replica in REPLICAS]  # beta's gateways may ask, too
+    changes = [(a["kind"], a["address"]) for a in plan["actions"] if a["kind"] != "keep"]
+    assert changes == [*told, ("create", "gateway/west")]
     pair.run("apply", "--yes")
     both = pids(pair)
     assert both == before | {"gateway/west": both["gateway/west"]}
@@ -176,4 +178,36 @@ def test_a_changed_key_reaches_both_gateways_while_they_serve(pair):
     status = json.loads(pair.run("status", "--json").stdout)
     assert [unit["spec"] for unit in status["units"] if unit["address"].startswith("gateway")] == ["current"] * 2
     assert "reloaded" in pair.run("events").stdout
+    assert "No changes" in pair.run("plan").stdout
+
+
+def test_another_provider_for_a_group_restarts_nobody_and_no_request_meets_an_agent_that_does_not_know(pair):
+    pair.up()
+    before = pids(pair)
+    pair.write(blueprint=BOTH.replace("only-alpha: {allow: [alpha]}", "only-alpha: {allow: [alpha, beta]}"))
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        ask(pair.values["listen"], "beta", key=ALPHA_KEY)
+    with refused.value as answer:
+        assert answer.code == 403
+    over, codes = threading.Event(), []
+
+    def watch():
+        while not over.is_set():
+            try:
+                ask(pair.values["listen"], key=ALPHA_KEY)
+            except urllib.error.HTTPError as error:
+                with error:
+                    codes.append(error.read())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        assert "3 update" in pair.run("apply", "--yes").stdout, "beta's agent, and both gateways"
+    finally:
+        over.set()
+        watcher.join()
+    assert codes == []
+    assert pids(pair) == before
+    for port in ports(pair):
+        assert ask(port, "beta", key=ALPHA_KEY)["provider"] == "beta"
     assert "No changes" in pair.run("plan").stdout

@@ -223,7 +223,7 @@ class Silent:
 
     ready = True
 
-    def start(self, method, path, headers, body, response):
+    def start(self, method, path, headers, body, caller, response):
         self.response = response
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import aiohttp
@@ -13,10 +14,13 @@ from fabrictool.base.clock import SystemClock
 from fabrictool.base.errors import InvalidInputError
 from fabrictool.base.runfolder import RunFolder
 from fabrictool.domain.specs import GatewaySpec, HostPort, encode_spec, mark_of
-from fabrictool.gateway.keys import KeyRow, encode_keys, hash_key, keys_digest
+from fabrictool.gateway.gateway import GatewayServer
+from fabrictool.gateway.keys import KeyRow, encode_keys, hash_key, keys_digest, pseudonym_of
 from fabrictool.gateway.reloading import Reloading
-from fabrictool.gateway.run import run_on_mesh
+from fabrictool.gateway.run import _rules, run_on_mesh
+from fabrictool.gateway.tails import OF_A_SESSION_KEPT, SESSIONS_KEPT, Tails
 from fabrictool.gateway.view import as_tenant
+from fabrictool.mesh.records import Lifecycle, NodeBody, ServiceBody
 from fabrictool.mesh.transport.node import MeshNode
 from fabrictool.status.documents import Event, GatewayStatus, ModelRow, NodeRow, ServiceRow, Totals
 from tests.gateway.conftest import until
@@ -232,3 +236,68 @@ async def test_a_spec_that_does_not_load_is_refused_and_the_former_one_stays_in_
     folder.spec.write_bytes(encode_spec(msgspec.structs.replace(spec, retries=5)))
     assert await reloading.look()
     assert (reloading.refusal, taken[0][0].retries) == ("", 5)
+
+
+async def test_a_file_system_that_is_away_for_a_moment_is_no_refusal_for_ever(tmp_path):
+    folder, spec = unit(tmp_path)
+    spec = msgspec.structs.replace(spec, keys=keys_file(folder, "k" * 20))
+    folder.spec.write_bytes(encode_spec(spec))
+    reloading = Reloading(spec, folder, lambda *_: None, lambda *_: None)
+    assert await reloading.look()
+    away = folder.spec.rename(tmp_path / "away")
+    assert await reloading.look()
+    assert "FT4302" in reloading.refusal
+    away.rename(folder.spec)
+    assert await reloading.look()
+    assert (reloading.refusal, reloading.mark) == ("", mark_of(folder.spec.read_bytes()))
+
+
+async def test_the_end_of_a_log_is_taken_from_the_agent_whose_engine_it_was_and_of_our_provider_alone(tmp_path):
+    federation = Federation(tmp_path)
+    hub, _ = federation.node("hub", role="gateway")
+    senders = {name: federation.node(name, provider=name)[0] for name in ("alpha", "beta")}
+    port, records = await hub.listen("127.0.0.1", 0), {}
+    gateway = GatewayServer(SystemClock(), fabric="t", rules=_rules("random", {}, {}, 0), keyring=None)
+    gateway.join(hub)
+    for name, sender in senders.items():
+        sender.dial([("127.0.0.1", port)])
+        about = {"federation": sender.federation, "session": sender.session, "version": 1}
+        where = {"fabric": "t", "provider": name, "site": "s", "cluster": "c", "node": "n"}
+        sender.publish(NodeBody(**about, **where, lifecycle=Lifecycle.SERVING, role="agent"))
+        records[name] = [bytes([number]) * 16 for number in range(OF_A_SESSION_KEPT + 2)]
+        for service in records[name]:
+            what = {"replica": "m/0", "model": "m", "engine": "e"}
+            sender.publish(ServiceBody(**about, **what, service=service, lifecycle=Lifecycle.JOIN))
+    await until(lambda: len(hub.registry) == 2 * (1 + OF_A_SESSION_KEPT + 2))
+    for name, sender in senders.items():
+        for service in records[name]:
+            gateway.tail_heard(sender.session, service, f"of {name}")
+    alpha, beta = senders["alpha"].session, senders["beta"].session
+    kept = [gateway.tails.of(alpha, service) for service in records["alpha"]]
+    assert kept == ["", ""] + ["of alpha"] * OF_A_SESSION_KEPT
+    assert {gateway.tails.of(beta, service) for service in records["beta"]} == {""}
+    gateway.tail_heard(alpha, b"x" * 16, "of nobody's engine")
+    assert gateway.tails.of(alpha, b"x" * 16) == ""
+    for node in (*senders.values(), hub):
+        await node.close()
+
+
+async def test_ends_of_logs_are_kept_of_so_many_sessions():
+    tails, registry = Tails(), SimpleNamespace(services_of=lambda session: [SimpleNamespace(service=b"s")])
+    for number in range(SESSIONS_KEPT + 1):
+        claims = SimpleNamespace(provider="p", role="agent")
+        assert tails.take(SimpleNamespace(session=b"%d" % number, claims=claims), b"s", "x", registry, "p")
+    assert [tails.of(b"%d" % number, b"s") for number in (0, 1, SESSIONS_KEPT)] == ["", "x", "x"]
+
+
+async def test_pseudonyms_are_made_before_a_tenant_asks(tmp_path):
+    folder, spec = unit(tmp_path)
+    spec = msgspec.structs.replace(spec, keys=keys_file(folder, "first" * 4), fabric="t")
+    folder.spec.write_bytes(encode_spec(spec))
+    pseudonym_of.cache_clear()
+    running = asyncio.create_task(run_on_mesh(spec, folder, SystemClock()))
+    await until(lambda: running.done() or pseudonym_of.cache_info().currsize == 1)
+    folder.spec.write_bytes(encode_spec(msgspec.structs.replace(spec, keys=keys_file(folder, "second" * 4))))
+    await until(lambda: running.done() or pseudonym_of.cache_info().currsize == 2)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(running, 10)

@@ -1,5 +1,8 @@
 """What a node tells of the mesh: its registry, its detector and its links, as a document."""
 
+import asyncio
+from types import SimpleNamespace
+
 import msgspec
 import pytest
 
@@ -8,6 +11,7 @@ from fabrictool.mesh.identity import IdentityVerifier, issue_session
 from fabrictool.mesh.member import Member
 from fabrictool.mesh.records import Lifecycle, NodeHardware, WitnessBody
 from fabrictool.mesh.revocation import read_revocation, revoke
+from fabrictool.mesh.transport import views
 from fabrictool.mesh.transport.views import fleet_status, views_of
 from fabrictool.status.fleet import FleetStatus, RecordsStatus
 from tests.mesh.signed_records import NOW, PROVIDERS, ROOT, VERIFIER, node, sealed, service
@@ -154,9 +158,8 @@ async def test_a_gateway_and_an_agent_tell_the_same_of_the_members(federation):
         node_.publish(node_body(node_))
         node_.publish(service_body(node_))
     await until(lambda: hub.registry.root() == agent.registry.root() == other.registry.root() and len(hub.registry) > 4)
-    seen_by_hub, seen_by_agent = (
-        msgspec.json.decode(views_of(seer)["/fleet"](), type=FleetStatus) for seer in (hub, agent)
-    )
+    pages = [await views_of(seer)["/fleet"]() for seer in (hub, agent)]
+    seen_by_hub, seen_by_agent = (msgspec.json.decode(page, type=FleetStatus) for page in pages)
     assert seen_by_hub.root == seen_by_agent.root
     assert [(m.session, m.state, m.services) for m in seen_by_hub.members] == [
         (m.session, m.state, m.services) for m in seen_by_agent.members
@@ -168,7 +171,7 @@ async def test_a_gateway_and_an_agent_tell_the_same_of_the_members(federation):
     assert {(link.peer, link.address, link.path) for link in seen_by_hub.links} == {
         (agent.session.hex(), "", ""), (other.session.hex(), "", "")
     }  # fmt: skip
-    records = msgspec.json.decode(views_of(agent)["/records"](), type=RecordsStatus)
+    records = msgspec.json.decode(await views_of(agent)["/records"](), type=RecordsStatus)
     assert len(records.rows) == seen_by_agent.records == 5
     await other.close()
     await until(lambda: len(fleet_status(hub).links) == 1)
@@ -189,3 +192,31 @@ async def test_an_address_where_nobody_answers_is_shown_with_the_reason(federati
     assert "refused" in link.error
     assert "refused" in link.failures["direct"]
     await agent.close()
+
+
+@pytest.mark.asyncio
+async def test_documents_are_made_in_slices_and_others_get_their_turn_between(member, monkeypatch):
+    monkeypatch.setattr(views, "SLICE", 1)
+    say(member, AGENT, service(AGENT, 1))
+    node_ = SimpleNamespace(
+        view=view(member), neighbours=[id_of(AGENT)], routes={}, refused_records=3, vain_repairs=1,
+        tunnel=lambda _: None,
+    )  # fmt: skip
+    turns = 0
+
+    async def others():
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(others())
+    shown = document(member, tunnels=[id_of(AGENT)])
+    page = await views_of(node_)["/fleet"]()
+    assert msgspec.json.decode(page, type=FleetStatus).members == shown.members
+    assert turns >= len(shown.members) == 3
+    turns = 0
+    page = await views_of(node_)["/records"]()
+    assert msgspec.json.decode(page, type=RecordsStatus) == records_of(view(member))
+    assert turns >= 4
+    task.cancel()

@@ -2,6 +2,7 @@
 
 import contextlib
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -46,6 +47,24 @@ def test_any_cut_of_the_bytes_gives_the_same_stream(pieces, cuts):
         wire += a.take()
     assert received == b"".join(pieces)
     assert ended
+
+
+class FormerHead(msgspec.Struct, frozen=True, array_like=True):
+    """A stream's head as releases wrote it that did not say for whom they ask."""
+
+    service: bytes
+    method: str
+    path: str
+    headers: tuple[tuple[str, str], ...]
+    length: int
+
+
+def test_a_head_is_read_by_who_does_not_know_its_last_fields_and_from_who_does_not_write_them():
+    former = FormerHead(b"s" * 16, "POST", "/v1/x", (("a", "b"),), 3)
+    told = StreamHead(b"s" * 16, "POST", "/v1/x", (("a", "b"),), 3, "all", "0f" * 16)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(told), type=FormerHead) == former
+    heard = msgspec.msgpack.decode(msgspec.msgpack.encode(former), type=StreamHead)
+    assert heard == msgspec.structs.replace(told, group="", tenant="")
 
 
 def test_a_sender_stops_at_the_credit_and_goes_on_when_it_is_granted():

@@ -325,6 +325,24 @@ def test_who_may_evict_a_session_of_alpha(hubs, voters, evicted):
     assert (session in {body.session for body in registry.nodes(wall=NOW)}) is not evicted
 
 
+def test_a_hub_that_was_voted_out_is_not_waited_for_until_its_certificate_ends():
+    suspect, registry = SESSIONS[0], fresh()  # of alpha
+    living, dead = hub_of("beta"), hub_of("gamma")
+    for owner in (suspect, living, dead):
+        registry.merge(sealed(owner, node(owner, role=owner.claims.role)).envelope, wall=NOW)
+    registry.merge(sealed(living, witness(living, suspect)).envelope, wall=NOW)
+    session, gone = (bytes.fromhex(credential.claims.session) for credential in (suspect, dead))
+    assert not registry.evicted(session), "the other hub's provider has a vote, too"
+    registry.merge(sealed(living, witness(living, dead)).envelope, wall=NOW)
+    assert registry.evicted(gone)
+    assert registry.evicted(session)
+    registry.merge(sealed(dead, node(dead, 2, role="gateway")).envelope, wall=NOW)
+    assert not registry.evicted(session), "it spoke again"
+    registry.merge(sealed(living, witness(living, dead, 2, seen=2)).envelope, wall=NOW)
+    registry.merge(sealed(dead, witness(dead, living)).envelope, wall=NOW)
+    assert not registry.evicted(session), "two that accuse each other: nobody is left whose votes could be enough"
+
+
 def test_only_its_owner_brings_an_evicted_session_back():
     suspect, hub, registry = SESSIONS[0], hub_of("beta"), fresh()
     old = sealed(suspect, node(suspect))

@@ -6,9 +6,12 @@ import os
 import pytest
 
 from fabrictool.base.clock import SystemClock
+from fabrictool.domain.specs import EgressSpec, HostPort, SshHostSpec
 from fabrictool.mesh.framing import HEADER, STREAM_CREDIT, TEXT_CHARACTERS, FrameType, FramingError, StreamHead
 from fabrictool.mesh.records import Lifecycle, NodeBody, ServiceBody, WitnessBody
+from fabrictool.mesh.transport import node as node_module
 from fabrictool.mesh.transport.node import MeshNode
+from fabrictool.mesh.transport.reach import Route
 from fabrictool.mesh.transport.tls import IdentityFiles
 from fabrictool.mesh.transport.tunnel import WRITE_OCTETS, Tunnel
 from tests.mesh.conftest import RecordingListener
@@ -428,3 +431,25 @@ async def test_how_a_log_ended_is_told_to_hubs_of_the_own_provider_alone(federat
     assert its_alpha.tails == []
     for member in (agent, alpha, beta):
         await member.close()
+
+
+async def test_who_has_a_tunnel_leaves_other_peoples_hosts_alone_and_who_has_none_does_not_wait(
+    federation, monkeypatch
+):
+    monkeypatch.setattr(node_module, "RETRY_MAX_S", 0.05)
+    hub, _, port = await listening(federation)
+    agent, _ = federation.node("agent")
+    assert await agent._pause(0.04, by_ssh=True) == 0.05, "no tunnel is up"
+    login = SshHostSpec(host="127.0.0.1", user="u", host_keys=("ssh-ed25519 AAAA",))
+    agent.dial([("127.0.0.1", port)], EgressSpec(login=login))
+    assert agent.routes[f"127.0.0.1:{port}"].by_ssh
+    await until(lambda: agent.neighbours)
+    assert await agent._pause(0.04, by_ssh=False) == 0.05
+    assert await agent._pause(0.04, by_ssh=True) == 0.08
+    waiting = asyncio.create_task(agent._pause(50.0, by_ssh=True))
+    await asyncio.sleep(0.2)
+    assert not waiting.done()
+    await hub.close()
+    assert await asyncio.wait_for(waiting, 5) == 0.05
+    await agent.close()
+    assert not Route(HostPort("h", 1), EgressSpec(), {}).by_ssh

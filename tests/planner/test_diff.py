@@ -5,9 +5,10 @@ import pytest
 from fabrictool.domain.evidence import Evidence
 from fabrictool.domain.observed import ClusterFacts, Observed, ObservedUnit
 from fabrictool.domain.plan import spec_digest
-from fabrictool.domain.specs import AgentSpec, GatewaySpec, HostPort
+from fabrictool.domain.specs import AgentSpec, AgentTrust, GatewaySpec, HostPort
 from fabrictool.domain.state import State, operation_id
 from fabrictool.planner.diff import WantedUnit, actions
+from fabrictool.planner.readset import unit_facts
 from fabrictool.planner.succession import Succession
 
 COUNTED = {"replica/m/0": 7}
@@ -134,6 +135,30 @@ def test_what_a_gateway_cannot_take_over_replaces_it(changed, says):
     assert plan(want(gateway(**changed)), observed(a=[serving]), {"g": old})[0] == [("replace", "gateway/main", "g")]
 
 
+def test_whom_it_serves_is_told_to_an_agent_that_serves_and_costs_no_other_its_place():
+    old, new = agent(trust=AgentTrust(groups=("a",))), agent(trust=AgentTrust(groups=("a", "b")))
+    serving = unit(old, "r", in_force="current")
+    kinds, (update,) = plan(want(new), observed(a=[serving]), {"r": old})
+    assert kinds == [("update", "replica/m/0", "")]
+    assert (update.operation, len(update.changes)) == ("r", 1)
+    assert plan(want(old), observed(a=[serving]), {"r": old})[0] == [("keep", "replica/m/0", "r")]
+    for deaf in (unit(old, "r"), unit(old, "r", state="pending", job="7")):  # of an earlier release; in a queue
+        assert plan(want(new), observed(a=[deaf]), {"r": old})[0] == [("keep", "replica/m/0", "r")]
+    untold = unit(agent(), "r", in_force="current")
+    assert plan(want(new), observed(a=[untold]), {"r": agent()})[0] == [("update", "replica/m/0", "")]
+    other = agent(trust=new.trust, max_num_seqs=9)
+    assert plan(want(other), observed(a=[serving]), {"r": old})[0] == [("replace", "replica/m/0", "r")]
+
+
+def test_agents_are_told_before_any_gateway_sends_what_they_would_refuse():
+    old, new = agent(trust=AgentTrust(groups=("a",))), agent(trust=AgentTrust(groups=("a", "b")))
+    was, rules = gateway(groups={"a": ("p",)}), gateway(groups={"a": ("p",), "b": ("p",)})
+    units = observed(a=[unit(old, "r", in_force="current"), unit(was, "g", in_force="current")])
+    told = plan(want(rules, new, agent("m/1")), units, {"r": old, "g": was})[0]
+    order = [("update", "replica/m/0"), ("create", "replica/m/1"), ("update", "gateway/main")]
+    assert [entry[:2] for entry in told] == order
+
+
 def test_a_spec_that_was_written_and_is_not_in_force_is_written_again():
     spec = gateway()
     refusing = unit(spec, "g", in_force="former", detail="the key file is wrong")
@@ -147,3 +172,10 @@ def test_a_certificate_that_ends_soon_needs_another_gateway():
     ending = {"g": Succession("certificate", "its certificate ends soon")}
     serving = observed(a=[unit(old, "g", in_force="current")])
     assert plan(want(new), serving, {"g": old}, ending)[0] == [("replace", "gateway/main", "g")]
+
+
+def test_a_job_that_leaves_its_queue_after_the_plan_was_made_does_not_make_it_stale():
+    waiting = observed(a=[unit(agent(), "r", state="pending"), unit(gateway(), "g", in_force="current")])
+    running = observed(a=[unit(agent(), "r", in_force="current"), unit(gateway(), "g", in_force="current")])
+    assert unit_facts(waiting) == unit_facts(running)
+    assert unit_facts(running)["unit/gateway/main"] == f"g on a as {spec_digest(gateway())}"

@@ -1,8 +1,11 @@
 """What has drifted, and what cannot be seen at all."""
 
+import msgspec
+
 from fabrictool.domain.evidence import Evidence
 from fabrictool.domain.observed import ClusterFacts, ObservedUnit
-from fabrictool.domain.specs import AgentSpec
+from fabrictool.domain.plan import spec_digest
+from fabrictool.domain.specs import AgentSpec, AgentTrust
 from fabrictool.domain.state import Applied, Placed, State
 from fabrictool.planner.drift import drift_of, out_of_reach
 
@@ -42,3 +45,21 @@ def test_drift_and_what_is_out_of_reach():
         "cluster/off": "error",
     }
     assert "replica/m/2" in problems["cluster/off"].message
+
+
+def test_an_agent_that_waited_while_whom_it_serves_changed_has_drifted_until_it_is_told():
+    wanted = msgspec.structs.replace(SPEC, trust=AgentTrust(groups=("a",)))
+
+    def drift(in_force, told):
+        unit = ObservedUnit(
+            address="replica/m/0", operation="o", state="running", ready=True, spec_digest=spec_digest(told),
+            in_force=in_force,
+        )  # fmt: skip
+        state = State(applied_units={"replica/m/0": Applied(cluster="a", spec=wanted)})
+        clusters = {"a": ClusterFacts(cluster="a", known=True, units=(unit,))}
+        evidence = Evidence(fabric="f", lineage="", at=0.0, specs={"o": told}, state=state, clusters=clusters)
+        return [entry.kind for entry in drift_of(evidence, {})]
+
+    assert drift("current", SPEC) == ["changed"]
+    assert drift("current", wanted) == []
+    assert drift("", SPEC) == [], "it cannot be told"

@@ -8,7 +8,7 @@ from fabrictool.domain.address import Address
 from fabrictool.domain.evidence import Evidence
 from fabrictool.domain.observed import ClusterFacts, ObservedUnit
 from fabrictool.domain.plan import Placement, ReplicaPlacement, spec_digest
-from fabrictool.domain.specs import HostPort
+from fabrictool.domain.specs import AgentTrust, HostPort
 from fabrictool.domain.state import Applied, State, operation_id
 from fabrictool.planner.diff import actions
 from fabrictool.planner.gateways import stranded
@@ -34,6 +34,7 @@ class World:
         self.unseen = set()
         self.placement = Placement(replicas=(REPLICA,))
         self.in_force = ""
+        self.rules = self.more = ""
 
     @property
     def evidence(self):
@@ -57,8 +58,8 @@ class World:
         return Evidence(fabric="f", lineage="l", at=0.0, clusters=clusters, specs=dict(self.specs), state=state)
 
     def plan(self, *gateways, expiring=()):
-        path = write_fabric(self.folder)
-        text = path.read_text() + ("gateways:\n" + "\n".join(gateways) + "\n" if gateways else "")
+        path = write_fabric(self.folder, self.rules)
+        text = path.read_text() + self.more + ("gateways:\n" + "\n".join(gateways) + "\n" if gateways else "")
         path.write_text(text)
         loaded = load(path, environment={})
         again = stranded(loaded.blueprint.every_gateway, self.evidence)
@@ -100,6 +101,38 @@ def test_every_gateway_is_a_unit_and_knows_the_others(world):
     assert world.spec("gateway/six").mesh == HostPort("0.0.0.0", 3)  # noqa: S104
     assert world.spec("replica/m/0").hubs == (HUB_OF_ONE, HUB_OF_SIX, HUB_OF_TWO)
     assert world.links() == [("one", "six"), ("one", "two"), ("six", "two")]
+
+
+TRUST = """\
+trust: {groups: {all: {allow: [alpha, beta]}, theirs: {allow: [beta]}, ours: {allow: [alpha]}}}
+tenants: {t: {group: all, key: secret://env/KEY}}
+"""
+
+
+def test_an_agent_is_told_whom_it_serves_and_a_change_restarts_nobody(world):
+    world.in_force = "current"
+    world.apply(ONE)
+    assert world.spec("replica/m/0").trust == AgentTrust(groups=None, gateways=("alpha",)), "there are no tenants"
+    assert world.apply(ONE, TWO) == [("update", "replica/m/0"), ("create", "gateway/two")]
+    assert world.spec("replica/m/0").trust == AgentTrust(groups=None, gateways=("alpha", "beta"))
+    world.more = TRUST
+    assert world.apply(ONE, TWO)[0] == ("update", "replica/m/0")
+    assert world.spec("replica/m/0").trust.groups == ("all", "ours")
+    world.rules = "trust: [beta]"
+    world.apply(ONE, TWO)
+    assert world.spec("replica/m/0").trust.groups == (), "its model is trusted to others alone"
+    assert world.apply(ONE, TWO) == []
+
+
+def test_what_cannot_be_told_anew_is_told_nothing(tmp_path):
+    loaded = load(write_fabric(tmp_path), environment={})
+    clusters = {
+        name: spec.model_copy(update={"kind": "kubernetes"}) for name, spec in loaded.inventory.clusters.items()
+    }
+    inventory = loaded.inventory.model_copy(update={"clusters": clusters})
+    evidence = World(tmp_path).evidence
+    wanted = wanted_units(loaded.blueprint, inventory, Placement(replicas=(REPLICA,)), evidence, ())
+    assert wanted["replica/m/0"].spec.trust is msgspec.UNSET
 
 
 def test_what_nobody_else_is_there_for_is_not_written(world):

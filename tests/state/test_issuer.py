@@ -19,7 +19,7 @@ from fabrictool.mesh.identity import IdentityVerifier, create_root, fingerprint,
 from fabrictool.mesh.issuing import ask_for
 from fabrictool.mesh.jointoken import JoinToken, read_token, write_token
 from fabrictool.state import issuer as issuer_module
-from fabrictool.state.issuer import ADDRESSES_KEPT, BURST, MAX_BODY_OCTETS, MAX_CONNECTIONS, Issuer, RequestRate
+from fabrictool.state.issuer import BURST, MAX_BODY_OCTETS, MAX_CONNECTIONS, TOKENS_KEPT, Issuer, RequestRate
 from fabrictool.state.tokenuses import TokenUses
 from fabrictool.state.truststore import TrustStore
 from tests.manual_clock import ManualClock
@@ -214,7 +214,8 @@ async def test_a_crowd_fills_the_house_and_no_more(door):
     async with door.open():
         crowd = [await door.connect() for _ in range(MAX_CONNECTIONS)]
         try:
-            assert await door.raw(b"GET / HTTP/1.1\r\n\r\n") == b""
+            with pytest.raises(ConnectionError):
+                await door.connect()
         finally:
             for _, writer in crowd:
                 writer.close()
@@ -251,22 +252,45 @@ async def test_a_token_is_not_sent_to_who_is_not_its_issuer(door, tmp_path):
         assert not heard, name
 
 
-def test_an_address_has_a_burst_and_then_one_a_second_and_the_list_of_them_is_bounded():
+def test_a_token_has_its_uses_and_a_burst_and_then_one_a_second_and_the_list_of_them_is_bounded():
     rate = RequestRate()
-    assert [rate.take("a", 0.0) for _ in range(BURST + 1)] == [True] * BURST + [False]
+    assert [rate.take("a", 0.0, uses=5) for _ in range(BURST + 6)] == [True] * (BURST + 5) + [False]
     assert rate.take("b", 0.0)
-    assert [rate.take("a", 1.0), rate.take("a", 1.0)] == [True, False]
-    for number in range(ADDRESSES_KEPT + 10):
+    assert [rate.take("a", 1.0, uses=5), rate.take("a", 1.0, uses=5)] == [True, False]
+    for number in range(TOKENS_KEPT + 10):
         rate.take(f"n{number}", 2.0)
-    assert len(rate._left) == ADDRESSES_KEPT
+    assert len(rate._left) == TOKENS_KEPT
 
 
 @pytest.mark.asyncio
-async def test_too_many_requests_of_one_address_are_told_to_wait(door):
+async def test_too_many_requests_with_one_token_are_told_to_wait_and_the_others_behind_the_same_nat_are_not(door):
     async with door.open():
-        request = b"POST /v1/session HTTP/1.1\r\ncontent-length: 2\r\n\r\n{}"
-        answers = [await door.raw(request) for _ in range(BURST + 1)]
-        assert [answer.split()[1] for answer in answers] == [b"403"] * BURST + [b"429"]
-        assert b"FT6409" in answers[-1]
+
+        async def status(text):
+            body = body_of(text)
+            answer = await door.raw(b"POST /v1/session HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+            return answer.split()[1], answer
+
+        greedy = door.token()
+        answers = [await status(greedy) for _ in range(BURST + 2)]
+        assert [code for code, _ in answers] == [b"200"] + [b"403"] * BURST + [b"429"]
+        assert b"FT6409" in answers[-1][1]
+        assert [(await status(door.token()))[0] for _ in range(BURST + 2)] == [b"200"] * (BURST + 2)
         door.clock.advance(1)
-        assert (await door.raw(request)).split()[1] == b"403"
+        assert (await status(greedy))[0] == b"403"
+
+
+@pytest.mark.asyncio
+async def test_who_has_not_finished_a_handshake_takes_a_place_and_not_for_long(door, monkeypatch):
+    monkeypatch.setattr(issuer_module, "HANDSHAKE_S", 0.5)
+    async with door.open():
+        crowd = [await asyncio.open_connection("127.0.0.1", door.address.port) for _ in range(MAX_CONNECTIONS)]
+        late, writer = await asyncio.open_connection("127.0.0.1", door.address.port)
+        with contextlib.suppress(ConnectionResetError):
+            assert await asyncio.wait_for(late.read(), 0.4) == b"", "there is no room for one more"
+        for reader, shy in crowd:
+            with contextlib.suppress(ConnectionResetError):
+                await asyncio.wait_for(reader.read(), 5)
+            shy.close()
+        writer.close()
+        assert (await door.raw(b"GET / HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 404"), "they were shown out"

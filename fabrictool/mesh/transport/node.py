@@ -7,6 +7,7 @@ those that it learns of from the registry: a gateway that was added, or moved, i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import random
@@ -44,6 +45,8 @@ RETRY_FIRST_S = 0.1
 RETRY_MAX_S = 2.0
 """A gateway that comes back is found within it. With many hubs the attempts would add up."""
 RETRY_MAX_OF_MANY_S = 30.0
+RETRY_MAX_BY_SSH_S = 60.0
+"""Where a failed attempt logs in to somebody's host, while another hub's tunnel is up."""
 MAX_HUBS = 8
 """Hubs that a node dials because it learned of them, beside those that it was told of."""
 LEAVE_SECONDS = 2.0
@@ -109,6 +112,9 @@ class MeshNode:
         self._acknowledged: dict[bytes, bytes] = {}
         self._ack = asyncio.Event()
         self._dialled: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._alone = asyncio.Event()
+        """No tunnel is up: whoever waits before another attempt does not wait long."""
+        self._alone.set()
         self._told: set[tuple[str, int]] = set()
         """Addresses that we were given, as against learned."""
         self._egress: EgressSpec | msgspec.UnsetType = msgspec.UNSET
@@ -262,6 +268,7 @@ class MeshNode:
         peer = _session(tunnel)
         former = self._tunnels.get(peer)
         self._tunnels[peer] = tunnel
+        self._alone.clear()
         if former is not None:
             former.close("replaced by a newer connection")
         self._perform(self._member.link_up(peer, wall=self._clock.wall()))
@@ -272,6 +279,8 @@ class MeshNode:
         if self._tunnels.get(peer) is not tunnel:
             return
         del self._tunnels[peer]
+        if not self._tunnels:
+            self._alone.set()
         self._acknowledged.pop(peer, None)
         self._refusals.pop(peer, None)
         how: Evidence = "silent" if tunnel.fell_silent else "closed"
@@ -419,8 +428,17 @@ class MeshNode:
             except (OSError, ValueError, FabrictoolError) as error:  # ValueError: no name that can be resolved
                 self.dial_errors[address] = spoken(error, "is of another federation")
                 _log.debug("cannot reach %s: %s", address, error)
-            await asyncio.sleep(random.uniform(0.5, 1.0) * delay)
-            delay = min(delay * 2, RETRY_MAX_S if len(self._dialled) <= MAX_HUBS else RETRY_MAX_OF_MANY_S)
+            delay = await self._pause(delay, by_ssh=self.routes[address].by_ssh)
+
+    async def _pause(self, delay: float, *, by_ssh: bool) -> float:
+        """Before another attempt, for about `delay`; returns the next one's. Once no tunnel is up it is cut short."""
+        longest = RETRY_MAX_S if len(self._dialled) <= MAX_HUBS else RETRY_MAX_OF_MANY_S
+        shortest, whole = min(delay, longest), random.uniform(0.5, 1.0) * delay
+        await asyncio.sleep(min(whole, shortest))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, whole - shortest)):
+                await self._alone.wait()
+        return min(delay * 2, RETRY_MAX_BY_SSH_S if by_ssh and not self._alone.is_set() else longest)
 
 
 def _is_last_word(effect: Effect, peer: bytes) -> bool:

@@ -66,6 +66,11 @@ class Route:
         self.failures: dict[PathKind, str] = {}
         """Path → why it was given up, in the order in which they were tried."""
 
+    @property
+    def by_ssh(self) -> bool:
+        """Whether an attempt that fails may have logged in to a host."""
+        return any(isinstance(path, ViaSsh) for path in self._paths)
+
     @asynccontextmanager
     async def connect(self, factory: Callable[[], _P], context: ssl.SSLContext) -> AsyncIterator[_P]:
         """A connection by the first path that works, beginning with the one that worked last.

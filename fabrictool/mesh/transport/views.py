@@ -2,27 +2,50 @@
 
 from __future__ import annotations
 
+import asyncio
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fabrictool.mesh.fleet import fleet_of, records_of
+from fabrictool.mesh.fleet import fleet_head, fleet_of, members_of, records_head, rows_of
 from fabrictool.status.fleet import FleetLink
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
 
     from fabrictool.mesh.transport.node import MeshNode
     from fabrictool.mesh.transport.tunnel import Tunnel
     from fabrictool.status.fleet import FleetStatus
 
+SLICE = 50
+"""Entries that are made in one turn of the loop, about a millisecond: tokens and beats go between."""
 
-def views_of(node: MeshNode) -> Mapping[str, Callable[[], bytes]]:
+
+def views_of(node: MeshNode) -> Mapping[str, Callable[[], Awaitable[bytes]]]:
     """Path → what is to be answered there."""
-    return {
-        "/fleet": lambda: msgspec.json.encode(fleet_status(node)),
-        "/records": lambda: msgspec.json.encode(records_of(node.view)),
-    }
+    return {"/fleet": lambda: _fleet(node), "/records": lambda: _records(node)}
+
+
+async def _fleet(node: MeshNode) -> bytes:
+    view, linked = node.view, node.neighbours
+    head = fleet_head(view, links=links_of(node), refused_records=node.refused_records, vain_repairs=node.vain_repairs)
+    return await _filled(msgspec.json.encode(head), b'"members":', members_of(view, linked))
+
+
+async def _records(node: MeshNode) -> bytes:
+    view = node.view
+    return await _filled(msgspec.json.encode(records_head(view)), b'"rows":', rows_of(view))
+
+
+async def _filled(head: bytes, field: bytes, entries: Iterable[msgspec.Struct]) -> bytes:
+    """`head` with the entries in its empty list `field`, whose name no text in JSON can contain with its quotes."""
+    parts, rest = [], iter(entries)
+    while encoded := [msgspec.json.encode(entry) for entry in islice(rest, SLICE)]:
+        parts.append(b",".join(encoded))
+        await asyncio.sleep(0)
+    before, _, after = head.partition(field + b"[]")
+    return b"".join((before, field, b"[", b",".join(parts), b"]", after))
 
 
 def fleet_status(node: MeshNode) -> FleetStatus:
