@@ -38,10 +38,10 @@ def healing_facts(state: State, observed: Observed) -> dict[str, str]:
 
 
 def unit_facts(observed: Observed) -> dict[str, str]:
-    """``unit/ADDRESS`` → ``OPERATION on CLUSTER``, of all that live; ``as DIGEST`` of a gateway that can be updated.
+    """``unit/ADDRESS`` → ``OPERATION on CLUSTER``, of all that live; ``as DIGEST`` of a gateway, which can be updated.
 
-    Not of an agent: what can be changed of that is no part of the digest, and a job that leaves its queue after the
-    plan was made must not make it stale.
+    Not of an agent: what can be changed of that is no part of the digest. Whether a unit says by now which spec is in
+    force is no fact of a plan either: one that comes up after the plan was made must not make it stale.
     """
     return {
         f"unit/{address}": ", ".join(sorted(_unit_fact(name, unit) for name, unit in units))
@@ -52,4 +52,4 @@ def unit_facts(observed: Observed) -> dict[str, str]:
 def _unit_fact(cluster: str, unit: ObservedUnit) -> str:
     fact = f"{unit.operation} on {cluster}"
     gateway = Address.parse(unit.address).kind == "gateway"
-    return f"{fact}{AS}{unit.spec_digest}" if unit.in_force and gateway else fact
+    return f"{fact}{AS}{unit.spec_digest}" if gateway else fact

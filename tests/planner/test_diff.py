@@ -179,3 +179,5 @@ def test_a_job_that_leaves_its_queue_after_the_plan_was_made_does_not_make_it_st
     running = observed(a=[unit(agent(), "r", in_force="current"), unit(gateway(), "g", in_force="current")])
     assert unit_facts(waiting) == unit_facts(running)
     assert unit_facts(running)["unit/gateway/main"] == f"g on a as {spec_digest(gateway())}"
+    starting = observed(a=[unit(gateway(), "g", in_force="")])
+    assert unit_facts(starting)["unit/gateway/main"] == unit_facts(running)["unit/gateway/main"]
