@@ -213,7 +213,7 @@ def test_the_verdict_is_of_requests_that_come_as_unevenly_as_the_demand_says(tmp
     """Bursts are in no table: the closed form sees no difference, the replay does, and more is planned for them."""
     lines = {}
     for uneven in ("", ", cv: 4"):
-        pinned = "slo: {ttft_p95: 1s}\n    place: {pin: [{cluster: fast, replicas: 1}]}"
+        pinned = "slo: {ttft_p95: 800ms}\n    place: {pin: [{cluster: fast, replicas: 1}]}"
         loaded = fabric(tmp_path, rate=6, most=1, slo=pinned, length=f"800 tok{uneven}")
         lines[uneven] = planned(loaded).forecast.models[0]
     calm, bursty = lines.values()
