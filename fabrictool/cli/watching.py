@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from fabrictool.cli.source import Source
-    from fabrictool.domain.observed import ObservedUnit
+    from fabrictool.domain.observed import Observed, ObservedUnit
     from fabrictool.state.fabric import Fabric
     from fabrictool.status.documents import AgentStatus
     from fabrictool.status.fleet import FleetStatus, LiveDocument
@@ -148,9 +148,10 @@ def _painted(state: str) -> str:
 def show_logs(unit: str, source: Source, lines: int, *, follow: bool) -> None:
     """Print the tail; go on while following."""
     with source.fabric() as fabric:
-        place = _find_unit(fabric, unit)
+        observed = fabric.observe()
+        place = _find_unit(observed, unit)
         if place is None:
-            _show_former_log(fabric, unit, lines)
+            _show_former_log(fabric, observed, unit, lines)
             return
         cluster, operation = place
         tail = fabric.clusters[cluster].log_tail(operation, max(lines, FOLLOWED_LINES))
@@ -173,22 +174,21 @@ def _after(before: list[str], now: list[str]) -> list[str]:
     return now
 
 
-def _find_unit(fabric: Fabric, name: str) -> tuple[str, str] | None:
+def _find_unit(observed: Observed, name: str) -> tuple[str, str] | None:
     from fabrictool.state.overview import latest_units
 
-    for cluster, unit in latest_units(fabric.observe()):
+    for cluster, unit in latest_units(observed):
         if name in (unit.address, Address.parse(unit.address).name, unit.operation):
             return cluster, unit.operation
     return None
 
 
-def _show_former_log(fabric: Fabric, name: str, lines: int) -> None:
+def _show_former_log(fabric: Fabric, observed: Observed, name: str, lines: int) -> None:
     """Of a unit that is gone, where logs are kept."""
     from fabrictool.state.overview import latest_units
 
     flat = name.replace("/", "-")
     starts = [flat] if OPERATION.fullmatch(flat) else [f"{flat}-g", f"replica-{flat}-g", f"gateway-{flat}-g"]
-    observed = fabric.observe()
     silent = [cluster for cluster, facts in observed.clusters.items() if not facts.known]
     for cluster in fabric.clusters.values():
         for start in starts if cluster.name not in silent else ():

@@ -263,7 +263,8 @@ class RemoteCluster:
             )
             if verdict in _REFUSALS:
                 failed[operation] = self._refusal(operation, verdict, why)
-        return failed | self._come_back([unit for unit in units if unit.operation not in failed])
+        started = [unit for unit in units if unit.operation not in failed]
+        return failed | self._come_back([unit for unit in started if _comes_back(unit)])
 
     def _come_back(self, units: Sequence[NewUnit]) -> dict[str, FabrictoolError]:
         """See to it that gateways start again after a reboot, or no longer do; they run either way."""
@@ -272,9 +273,10 @@ class RemoteCluster:
             spec = unit.spec
             if not isinstance(spec, GatewaySpec) or self._described.kind != "ssh":
                 continue
-            nobody = isinstance(spec.after_reboot, msgspec.UnsetType)
-            argv = ["-" if nobody else str(spec.after_reboot), unit.operation]
-            script = b"" if nobody else Processes.on_boot().encode()
+            way, script = (
+                ("-", b"") if not _comes_back(unit) else (str(spec.after_reboot), Processes.on_boot().encode())
+            )
+            argv = [way, unit.operation]
             done = self._run("ft-come-back", shell.come_back_program(), argv, stdin=script, changes=True)
             if done.status != 0:
                 why = done.stderr.decode(errors="replace").strip()[-200:] or f"exit {done.status}"
@@ -424,6 +426,10 @@ class RemoteCluster:
         if not problems:
             raise UnreachableError.of("FT5109", "it has no login node", thing=f"cluster/{self.name}")
         raise UnreachableError(problems)
+
+
+def _comes_back(unit: NewUnit) -> bool:
+    return isinstance(unit.spec, GatewaySpec) and not isinstance(unit.spec.after_reboot, msgspec.UnsetType)
 
 
 def _owner_files(lineage: str) -> dict[str, bytes]:

@@ -139,18 +139,29 @@ def test_the_youngest_that_was_not_stopped_starts_once_however_often_it_is_calle
     assert (second / "starts").read_text() == "x\nx\n"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a folder that root cannot write to")
 def test_a_mark_that_cannot_be_written_keeps_nobody_from_stopping(host):
     folders = [host.unit(f"gateway-{name}-g1-0a1b2c3d", again="x") for name in ("a", "b")]
-    program = shell.signal_program(Processes(), kill=False)
+    (folders[0] / "stopped").symlink_to("/nowhere/stopped")
     words = [word for folder in folders for word in (folder.name, "1")]
-    subprocess.run(["chattr", "+i", str(folders[0])], check=False)
-    try:
-        done = host.run(program, *words)
-    finally:
-        subprocess.run(["chattr", "-i", str(folders[0])], check=False)
-    assert done.returncode == 0
+    assert host.run(shell.signal_program(Processes(), kill=False), *words).returncode == 0
+    assert not (folders[0] / "again").exists(), "it does not come back all the same"
     assert (folders[1] / "stopped").exists()
+
+
+def test_who_asks_for_nothing_leaves_nothing(host):
+    folder = host.unit()
+    assert host.come_back("-", folder.name).returncode == 0
+    assert sorted(path.name for path in host.base.iterdir()) == ["units"]
+
+
+def test_a_log_that_cannot_be_written_keeps_no_gateway_away(host):
+    folder = host.unit(again=os.uname().nodename)
+    host.come_back("site")
+    for name in ("on-boot.log", ".on-boot.lock"):
+        (host.base / name).unlink(missing_ok=True)
+        (host.base / name).symlink_to("/nowhere/x")
+    host.boot()
+    assert (folder / "starts").read_text() == "x\n"
 
 
 def test_logs_are_kept_and_only_ours_are_removed(host, tmp_path):

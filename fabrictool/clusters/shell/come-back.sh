@@ -1,9 +1,12 @@
 # Sees to it that gateways start again after a reboot of their host, or no longer do; stdin: the program that starts them;
 # arguments: who calls it (`cron`, `site`, "-" for nobody), and operations. Says on stderr what is in the way.
-#@crontab@
 way=$1; shift
 if [ "$way" = - ]; then
   for op; do rm -f "$units/$op/again"; done
+  [ -e "$base/on-boot" ] || exit 0
+fi
+#@crontab@
+if [ "$way" = - ]; then
   tidy_boot
   exit
 fi

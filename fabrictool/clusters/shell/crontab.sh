@@ -1,7 +1,7 @@
 line="@reboot /bin/sh $base/on-boot"
 work=
 trap '[ -z "$work" ] || rm -rf "$work"' EXIT
-exec 8>>"$base/.on-boot.lock"
+! touch "$base/.on-boot.lock" 2>/dev/null || exec 8>>"$base/.on-boot.lock" # an `exec` that fails ends the shell
 flock -w 30 8 2>/dev/null
 # Copies the user's crontab to $work/now; fails where it cannot be read, for then nothing may be written over it.
 table() {

@@ -2,8 +2,9 @@
 # fabrictool: starts the gateways of this host again after a reboot. The user's crontab calls it, or the site in a way of
 # its own; gateways that run, that were stopped or that are another host's stay as they are, so it may be called at any time.
 base=$(cd "$(dirname "$0")" && pwd) || exit 66
-exec >>"$base/on-boot.log" 2>&1
-exec 8>>"$base/.on-boot.lock"
+# A redirection of `exec` that fails ends the shell: on a full disk gateways come back all the same.
+! touch "$base/on-boot.log" 2>/dev/null || exec >>"$base/on-boot.log" 2>&1
+! touch "$base/.on-boot.lock" 2>/dev/null || exec 8>>"$base/.on-boot.lock"
 flock 8 2>/dev/null # two calls at once start nothing twice; where there is no flock, one may lose its port to the other
 here=$(hostname)
 say() { echo "$(date -u +%Y-%m-%dT%H:%M:%SZ) ${d#"$base"/units/}: $1"; }
