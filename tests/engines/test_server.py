@@ -44,11 +44,13 @@ class Running:
 
     def hold(self, steps=0):
         """From now on the engine computes `steps` steps and then stands still, so that nothing depends on speed."""
-        self.permits = threading.Semaphore(steps)
+        self.permits, self.still = threading.Semaphore(steps), threading.Event()
         step = self.engine._model.step
 
         def gated(*arguments):
-            self.permits.acquire()
+            if not self.permits.acquire(blocking=False):
+                self.still.set()
+                self.permits.acquire()
             return step(*arguments)
 
         self.engine._model.step = gated
@@ -224,7 +226,8 @@ async def test_a_client_that_leaves_frees_its_blocks(running):
     running.hold(steps=2)
     async with running.http.post(running.url + "/v1/completions", json={**body, "stream": True}) as answer:
         await answer.content.readline()
-        await until(lambda: engine.stats.running == 1)
+        await until(running.still.is_set)  # from here on nobody empties the inbox
+        assert engine.stats.running == 1
         assert engine._allocator.free < engine._allocator.total
         answer.close()
     asked = asyncio.create_task(running.post(body))

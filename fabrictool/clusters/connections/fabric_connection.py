@@ -9,6 +9,7 @@ import base64
 import select
 import shlex
 import socket
+import sys
 import threading
 import time
 from contextlib import contextmanager, suppress
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import fabric
 import invoke
 import paramiko
+from invoke.terminals import character_buffered
 
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.clusters.connections import commands, errors, host_certificates, identities, pins
@@ -55,7 +57,10 @@ class FabricConnection(ShellVerbs):
         with self._lock:
             last = self._connected()
         try:
-            ended = last.run(commands.portable("exec " + shlex.join(argv)), pty=True) if argv else last.shell()
+            # Before the channel opens: invoke's own switch comes after the first output, and it drops what was typed
+            # until then.
+            with character_buffered(sys.stdin):
+                ended = last.run(commands.portable("exec " + shlex.join(argv)), pty=True) if argv else last.shell()
         except invoke.UnexpectedExit as status:
             ended = status.result
         except _BROKEN as error:
