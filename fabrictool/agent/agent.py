@@ -285,7 +285,11 @@ class Agent:
     # -- internals --------------------------------------------------------------------------------------------
 
     def _prepared(self, spec: AgentSpec) -> Callable[[], None]:
-        return lambda: self._guard.take_over(_trust_of(spec), self._clock.monotonic())
+        def take_over() -> None:
+            self._guard.take_over(_trust_of(spec), self._clock.monotonic())
+            self.mesh.dial([(hub.host, hub.port) for hub in spec.hubs], spec.egress)
+
+        return take_over
 
     def _count(self, head: StreamHead) -> None:
         if head.tenant:

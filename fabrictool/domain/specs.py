@@ -197,7 +197,7 @@ IN_PLACE = (
     "after_reboot",
 )  # fmt: skip
 """Fields of a `GatewaySpec` that a gateway takes over while it serves; for any other a new one must start."""
-AGENT_IN_PLACE = ("trust",)
+AGENT_IN_PLACE = ("trust", "hubs")
 """The same of an `AgentSpec`."""
 
 

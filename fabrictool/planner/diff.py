@@ -16,10 +16,10 @@ from fabrictool.domain.observed import generation
 from fabrictool.domain.plan import Action, spec_digest
 from fabrictool.domain.specs import AgentSpec, GatewaySpec, updatable, without_hubs
 from fabrictool.domain.state import operation_id
-from fabrictool.planner.gateways import clash
+from fabrictool.planner.gateways import NO_GATEWAY_LEFT, clash
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Container, Mapping, Sequence
 
     from fabrictool.domain.evidence import Evidence
     from fabrictool.domain.observed import ObservedUnit
@@ -74,14 +74,19 @@ class _Step:
 
 
 def actions(
-    wanted: Mapping[str, WantedUnit], evidence: Evidence, expiring: Mapping[str, Succession] = MappingProxyType({})
+    wanted: Mapping[str, WantedUnit],
+    evidence: Evidence,
+    expiring: Mapping[str, Succession] = MappingProxyType({}),
+    stranded: Container[str] = (),
 ) -> tuple[Action, ...]:
     """The actions, gateways first where something starts and last where something ends.
 
-    `expiring` names operations that need a successor although nothing changed, and why.
+    `expiring` names operations that need a successor although nothing changed, and why; `stranded` agents that no
+    gateway would be left to.
     """
     living = evidence.observed.living()
-    steps, early = _make_room([_step(want, evidence, living, expiring) for want in wanted.values()], living, evidence)
+    steps = [_step(want, evidence, living, expiring, stranded) for want in wanted.values()]
+    steps, early = _make_room(steps, living, evidence)
     planned = [step.worded() for step in steps]
     used = {name for action in planned for name in (action.operation, action.former)} | _awaiting(living)
     untouched = {action.address for action in planned if action.kind == "unknown"}
@@ -175,7 +180,11 @@ def _without_former(step: _Step) -> _Step:
 
 
 def _step(
-    want: WantedUnit, evidence: Evidence, living: Mapping[str, Units], expiring: Mapping[str, Succession]
+    want: WantedUnit,
+    evidence: Evidence,
+    living: Mapping[str, Units],
+    expiring: Mapping[str, Succession],
+    stranded: Container[str],
 ) -> _Step:
     facts = evidence.clusters[want.cluster]
     if not facts.known:
@@ -187,12 +196,13 @@ def _step(
         return _Step(want.action("create", reason=_obituary(dead), operation=operation, spec=want.spec))
     cluster, unit = units[0]
     same = cluster == want.cluster and unit.spec_digest == spec_digest(_comparable(want.spec, unit, evidence))
-    stays = cluster == want.cluster and len(units) == 1 and unit.operation not in expiring
+    again = expiring.get(unit.operation)
+    stays = cluster == want.cluster and len(units) == 1 and again is None
     if stays and unit.in_force and updatable(evidence.specs.get(unit.operation), want.spec):
-        return _updated(want, unit, evidence)
-    if same and unit.operation not in expiring:
+        return _updated(want, unit, evidence, stranded=unit.operation in stranded)
+    if same and again is None:
         return _resumed(want, units, evidence)
-    succession = expiring.get(unit.operation) if same else None
+    succession = again if same else None
     former = evidence.specs.get(unit.operation)
     return _Step(
         want.action(
@@ -203,16 +213,19 @@ def _step(
             former=unit.operation,
             spec=want.spec,
         ),
-        _order(want, unit, expiring.get(unit.operation), former),
+        _order(want, unit, again, former),
     )
 
 
-def _updated(want: WantedUnit, unit: ObservedUnit, evidence: Evidence) -> _Step:
-    """A gateway takes new keys and rules over while it serves, an agent whom it serves."""
+def _updated(want: WantedUnit, unit: ObservedUnit, evidence: Evidence, *, stranded: bool) -> _Step:
+    """A gateway takes new keys and rules over while it serves, an agent whom it serves and where the gateways are."""
     changes = changed_fields(evidence.specs[unit.operation], want.spec)
-    if not changes and unit.in_force == "current":
+    if not changes and not stranded and unit.in_force == "current":
         return _Step(want.action("keep", former=unit.operation))
-    reason = IN_PLACE_REASON if changes else f"what was written before is not in force: {unit.detail or 'not yet'}"
+    if stranded:
+        reason = f"{NO_GATEWAY_LEFT}: it is told of others"
+    else:
+        reason = IN_PLACE_REASON if changes else f"what was written before is not in force: {unit.detail or 'not yet'}"
     action = want.action("update", reason=reason, changes=changes, operation=unit.operation, spec=want.spec)
     return _Step(action)
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fabrictool.domain.evidence import Evidence
     from fabrictool.domain.inventory import Inventory
 
+NO_GATEWAY_LEFT = "no gateway that it knows will be there"
 EVERYWHERE = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, never bound
 Link = tuple[str, str]
 """Two gateways by name: the first dials the second."""
@@ -159,18 +160,18 @@ def _is_address(host: str) -> bool:
     return True
 
 
-def stranded(wanted: Mapping[str, Gateway], evidence: Evidence) -> dict[str, Succession]:
-    """Operation → why an agent needs a successor: none of the gateways that it can hear of will be there.
+def stranded(wanted: Mapping[str, Gateway], evidence: Evidence) -> set[str]:
+    """Operations of the agents to which none of the gateways that they can hear of will be left.
 
-    An agent knows those that it was started with, and while it runs all those that are there. A gateway that moves,
-    and runs beside its successor for a while, leads to it.
+    An agent knows those that it was told of, and while it runs all those that are there. A gateway that moves, and
+    runs beside its successor for a while, leads to it.
     """
     hubs, running = {gateway.hub for gateway in wanted.values()}, running_gateways(evidence)
     if not hubs:
-        return {}
+        return set()
     known = {spec.hub for spec in running.values()}
     beside = any(not any(clash(spec, gateway) for gateway in wanted.values()) for spec in running.values())
-    lost = {}
+    lost = set()
     for _, unit in evidence.observed.running().values():
         spec = evidence.specs.get(unit.operation)
         if not isinstance(spec, AgentSpec):
@@ -178,5 +179,11 @@ def stranded(wanted: Mapping[str, Gateway], evidence: Evidence) -> dict[str, Suc
         told = set(spec.hubs)
         hears = unit.state == "running" and bool(told)
         if not hubs & (told | known if hears else told) and not (hears and beside):
-            lost[unit.operation] = Succession("gateways", "no gateway that it knows will be there")
+            lost.add(unit.operation)
     return lost
+
+
+def untold(lost: set[str], evidence: Evidence) -> dict[str, Succession]:
+    """Of stranded agents those that cannot be told while they run, such as jobs in a queue: they need a successor."""
+    running = [unit for _, unit in evidence.observed.running().values() if unit.operation in lost]
+    return {unit.operation: Succession("gateways", NO_GATEWAY_LEFT) for unit in running if not unit.in_force}

@@ -19,7 +19,7 @@ from fabrictool.planner.drift import clock_warnings, out_of_reach
 from fabrictool.planner.entitled import unserved_groups
 from fabrictool.planner.explaining.explain import explanation, reasons
 from fabrictool.planner.explaining.relaxations import explain_conflict
-from fabrictool.planner.gateways import stranded
+from fabrictool.planner.gateways import stranded, untold
 from fabrictool.planner.judged import learned_sentences
 from fabrictool.planner.readset import ABSENT, read_set
 from fabrictool.planner.situation import placed_option, situation_of
@@ -69,7 +69,8 @@ def plan(
     chosen = _chosen(situation_of(blueprint, inventory, evidence, now), options, evidence.observed)
     situation, problem, solution, placement = chosen.situation, chosen.problem, chosen.solution, chosen.placement
     keys = evidence.keys_of(blueprint)
-    expiring = successions(evidence, now) | stranded(blueprint.every_gateway, evidence)
+    lost = stranded(blueprint.every_gateway, evidence)
+    expiring = untold(lost, evidence) | successions(evidence, now)
     wanted = wanted_units(blueprint, inventory, placement, evidence, expiring)
     currency = currency_of(inventory)
     sentences = explanation(situation, problem, solution, currency, options.seed) if options.explain else ()
@@ -80,7 +81,7 @@ def plan(
         blueprint_digest=inputs_digest(blueprint, inventory),
         read_set={f"unit/{address}": ABSENT for address in wanted}
         | read_set(inputs_digest(blueprint, inventory), evidence.observed, keys),
-        actions=actions(wanted, evidence, expiring),
+        actions=actions(wanted, evidence, expiring, lost),
         placement=placement,
         forecast=forecast_of(chosen, currency),
         certificate=certificate_of(chosen, options.seed),

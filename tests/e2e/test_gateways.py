@@ -141,6 +141,21 @@ def test_a_second_gateway_comes_and_goes_and_restarts_nobody(pair):
     assert pids(pair) == before
 
 
+def test_the_only_gateway_dies_and_another_elsewhere_gets_its_agents(pair):
+    pair.write(blueprint=ONE)
+    pair.up()
+    before = pids(pair)
+    os.kill(before["gateway/east"], signal.SIGKILL)
+    pair.write(blueprint=ONE.replace("  east:", "  west:"), listen=free_port(), mesh=free_port())
+    plan = pair.run("plan").stdout
+    assert "no gateway that it knows will be there: it is told of others" in plan
+    pair.run("apply", "--yes")
+    after = pids(pair)
+    assert {address: after[address] for address in REPLICAS} == {address: before[address] for address in REPLICAS}
+    assert providers(pair.values["listen"]) == {"alpha", "beta"}
+    assert "No changes" in pair.run("plan").stdout
+
+
 def test_both_gateways_are_replaced_under_load_and_nothing_fails(pair):
     pair.up()
     before = pids(pair)

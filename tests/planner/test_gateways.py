@@ -11,7 +11,8 @@ from fabrictool.domain.plan import Placement, ReplicaPlacement, spec_digest
 from fabrictool.domain.specs import AgentTrust, HostPort
 from fabrictool.domain.state import Applied, State, operation_id
 from fabrictool.planner.diff import actions
-from fabrictool.planner.gateways import stranded
+from fabrictool.planner.gateways import stranded, untold
+from fabrictool.planner.succession import Succession
 from fabrictool.planner.units import wanted_units
 from tests.planner.fabrics import write_fabric
 
@@ -62,9 +63,10 @@ class World:
         text = path.read_text() + self.more + ("gateways:\n" + "\n".join(gateways) + "\n" if gateways else "")
         path.write_text(text)
         loaded = load(path, environment={})
-        again = stranded(loaded.blueprint.every_gateway, self.evidence)
+        lost = stranded(loaded.blueprint.every_gateway, self.evidence)
+        again = untold(lost, self.evidence) | dict(expiring)
         wanted = wanted_units(loaded.blueprint, loaded.inventory, self.placement, self.evidence, again)
-        return actions(wanted, self.evidence, again)
+        return actions(wanted, self.evidence, again, lost)
 
     def apply(self, *gateways):
         """Returns what was done, without what was kept."""
@@ -210,10 +212,24 @@ def test_a_gateway_gives_way_to_another_that_gets_its_ports(world):
         ((ONE,), (ONE.replace("10.0.0.1:2", "10.0.0.1:9"),)),  # its port for clients is the same: it must stop first
     ],
 )
-def test_an_agent_that_no_gateway_would_reach_gets_a_successor(world, before, after):
+@pytest.mark.parametrize(("in_force", "kind"), [("", "replace"), ("current", "update")])
+def test_an_agent_that_no_gateway_would_reach_is_told_or_gets_a_successor(world, before, after, in_force, kind):
+    world.in_force = in_force
     world.apply(*before)
-    assert ("replace", "replica/m/0") in world.apply(*after)
+    assert (kind, "replica/m/0") in world.apply(*after)
+    port = 9 if ":9" in after[0] else 2
+    assert world.spec("replica/m/0").hubs == (HostPort("10.0.0.1", port),)
     assert world.apply(*after) == []
+
+
+def test_an_agent_that_no_gateway_would_reach_and_whose_certificate_ends_gets_a_successor(world):
+    world.in_force = "current"
+    world.apply(ONE)
+    (agent,) = [op for op, spec in world.specs.items() if op.startswith("replica")]
+    ends = {agent: Succession("certificate", "its certificate ends")}
+    assert ("replace", "replica/m/0") in [
+        (action.kind, action.address) for action in world.plan(ONE.replace("10.0.0.1:2", "10.0.0.1:9"), expiring=ends)
+    ]
 
 
 def test_gateways_are_told_of_planned_replicas_while_they_serve(world):

@@ -193,10 +193,13 @@ class MeshNode:
     def dial(
         self, addresses: Sequence[tuple[str, int]], egress: EgressSpec | msgspec.UnsetType = msgspec.UNSET
     ) -> None:
-        """Keep a tunnel to each of these hubs, for ever, by whatever path leads there."""
+        """Keep a tunnel to each of these hubs, for ever, by whatever path leads there.
+
+        Called again, it is told others: the former ones are kept only while a hub claims them.
+        """
         self._begin()
         self._egress = egress
-        self._told.update(addresses)
+        self._told = set(addresses)
         self._dial_also(addresses)
 
     def publish(self, body: Body) -> None:
