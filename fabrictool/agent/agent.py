@@ -24,12 +24,14 @@ from fabrictool.agent.guarding import Guard, Refuser
 from fabrictool.agent.specwatch import SpecWatch
 from fabrictool.agent.supervisor import Supervisor
 from fabrictool.base.clock import duration_text
+from fabrictool.base.errors import FabrictoolError
 from fabrictool.domain.specs import AgentTrust, BroughtEngine
 from fabrictool.engines.adapter import EngineLaunch, adapter
 from fabrictool.engines.artifacts import resolve
 from fabrictool.mesh.identity import CLOCK_SKEW_S
 from fabrictool.mesh.records import Lifecycle, with_note
 from fabrictool.mesh.transport.node import Load, MeshNode
+from fabrictool.mesh.transport.sitelinks import own_address
 from fabrictool.mesh.transport.tls import IdentityFiles
 from fabrictool.status.documents import AgentStatus, EngineStatus, Event, Health
 from fabrictool.status.signs import SignsOfLife
@@ -90,6 +92,8 @@ class Agent:
         self._service = b""
         self._service_lifecycle = Lifecycle.JOIN
         self._accepting = True
+        self._addresses: tuple[str, ...] = ()
+        """Where it listens for its site."""
         self._ended = ""
         """Why others hear this session no more."""
         self._in_flight = 0
@@ -150,6 +154,7 @@ class Agent:
         """
         if isinstance(self.spec.brought, msgspec.UnsetType):
             self._model_path = resolve(self.spec.source)
+        await self._link_site()
         self._publish_node(Lifecycle.JOIN)
         self.mesh.dial([(hub.host, hub.port) for hub in self.spec.hubs], self.spec.egress)
         signs = asyncio.create_task(self._signs.run())
@@ -180,8 +185,8 @@ class Agent:
             waits_for, text = "leaving", f"leaving: {self._in_flight} requests are open"
         elif engine.state != "ready":
             waits_for, text = "engine", f"engine {engine.state}: {engine.progress}".rstrip(": ")
-        elif spec.hubs and not self.mesh.neighbours:
-            why = "; ".join(f"{address}: {error}" for address, error in sorted(self.mesh.dial_errors.items()))
+        elif spec.hubs and not self.mesh.hub_tunnels:
+            why = "; ".join(f"{address}: {error}" for address, error in sorted(self.mesh.hub_links.errors.items()))
             waits_for, text = "gateway", f"{NO_GATEWAY}{': ' + why if why else ''}"
         text = text or self._watch.refusal or (self._certificate_text() if self._warned else "")
         return Health(
@@ -225,7 +230,7 @@ class Agent:
                 last_lines=list(engine.lines)[-20:],
             ),
             links=[session.hex() for session in self.mesh.neighbours],
-            dial_errors=dict(self.mesh.dial_errors),
+            dial_errors=dict(self.mesh.hub_links.errors),
             registry_root=self.mesh.registry.root().hex(),
             requests_of=dict(self._requests_of),
             refused=self._refused,
@@ -243,11 +248,13 @@ class Agent:
         self.request_stop(reason)
 
     def tail_heard(self, session: bytes, service: bytes, text: str) -> None:
-        """Agents have no neighbours that are agents."""
+        """How a log ended is told to hubs alone."""
 
     def link_changed(self, session: bytes, *, up: bool, reason: str) -> None:
-        """A gateway's tunnel came or went."""
-        self._note("link-up" if up else "link-down", session.hex()[:8], reason)
+        """A gateway's tunnel came or went, or one of our site's agents."""
+        node = self.mesh.registry.node(session)
+        kind = "site-link" if node is not None and node.role == "agent" else "link"
+        self._note(f"{kind}-{'up' if up else 'down'}", session.hex()[:8], reason)
 
     def load_reported(self, session: bytes, load: Load) -> None:
         """Gateways report no load."""
@@ -290,6 +297,18 @@ class Agent:
             self.mesh.dial([(hub.host, hub.port) for hub in spec.hubs], spec.egress)
 
         return take_over
+
+    async def _link_site(self) -> None:
+        """Listen for the agents of our site; where that cannot be done, gateways are all that there is."""
+        if self.spec.site_links is False or not self.spec.hubs:
+            return
+        try:
+            host = await own_address(self.spec.hubs)
+            self._addresses = (f"{host}:{await self.mesh.listen(host, 0)}",)
+        except (OSError, FabrictoolError) as error:
+            self._note("no-site-links", self.spec.replica, str(error))
+            return
+        self.mesh.link_site()
 
     def _count(self, head: StreamHead) -> None:
         if head.tenant:
@@ -388,7 +407,8 @@ class Agent:
 
     def _publish_node(self, lifecycle: Lifecycle) -> None:
         self._node_lifecycle = lifecycle
-        self.mesh.publish(node_body(self.spec, self.mesh.federation, self.mesh.session, lifecycle, self.ends_at))
+        mesh = self.mesh
+        self.mesh.publish(node_body(self.spec, mesh.federation, mesh.session, lifecycle, self.ends_at, self._addresses))
 
     def _publish_service(self, lifecycle: Lifecycle) -> None:
         if not self._supervisor.model:  # the engine has yet to say what it serves

@@ -13,10 +13,16 @@ if TYPE_CHECKING:
     from fabrictool.domain.specs import AgentSpec
 
 
+# Wide: what the record says that the spec does not.
 def node_body(
-    spec: AgentSpec, federation: str, session: bytes, lifecycle: Lifecycle, ends_at: float | None
+    spec: AgentSpec,
+    federation: str,
+    session: bytes,
+    lifecycle: Lifecycle,
+    ends_at: float | None,
+    addresses: tuple[str, ...] = (),
 ) -> NodeBody:
-    """Its version is the mesh's to choose."""
+    """Its version is the mesh's to choose; `addresses` are where it listens for its site."""
     return NodeBody(
         federation=federation,
         session=session,
@@ -31,6 +37,7 @@ def node_body(
         hardware=NodeHardware(spec.device, spec.devices, spec.memory),
         ends_at=ends_at,
         release=__version__,
+        addresses=addresses,
     )
 
 
@@ -62,7 +69,7 @@ def check_sayable(spec: AgentSpec, federation: str) -> None:
         FT6101, FT6102 as every replica of the registry would refuse it.
     """
     session = bytes(16)
-    node = node_body(spec, federation, session, Lifecycle.LEFT, 0.0)
+    node = node_body(spec, federation, session, Lifecycle.LEFT, 0.0, (f"{'f' * 39}:65535",))
     service = service_body(spec, federation, session, session, Lifecycle.DOWN, spec.model)
     for body in (node, service):
         longest = msgspec.structs.replace(body, version=MAX_VERSION)

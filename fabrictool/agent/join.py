@@ -16,6 +16,8 @@ import time
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+import msgspec
+
 from fabrictool.agent.admission import ask_issuer, private_folder, private_text
 from fabrictool.agent.bodies import check_sayable
 from fabrictool.agent.running import run_agent
@@ -60,6 +62,7 @@ class JoinOptions(argparse.Namespace):
     cluster: str
     device: str
     devices: int
+    no_site_links: bool
     drain: float
     start_timeout: float
 
@@ -82,6 +85,7 @@ def read_options(arguments: Sequence[str]) -> JoinOptions:
     bound = parser.add_mutually_exclusive_group()
     bound.add_argument("--bind")
     bound.add_argument("--bind-file", default="")
+    parser.add_argument("--no-site-links", action="store_true")
     parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--drain", type=float, default=20.0)
     parser.add_argument("--start-timeout", type=float, default=600.0)
@@ -121,6 +125,7 @@ def join_spec(
         start_timeout_s=options.start_timeout,
         brought=BroughtEngine(port=port_of(options.url), command=tuple(options.command), models=token.models),
         trust=AgentTrust(groups=_names(options.groups) or None, gateways=_names(options.gateways_of)),
+        site_links=False if options.no_site_links else msgspec.UNSET,
     )
 
 

@@ -277,6 +277,9 @@ class ClusterSpec(Document):
     """How long the logs of units that are gone are kept; absent: they go with their unit."""
     egress: Egress | None = None
     """How its nodes get out to a gateway that they cannot reach directly."""
+    site_links: bool = True
+    """Its agents listen on a port of their node for the agents of their site, so that these know of each other without
+    any gateway. ``false``: they only dial gateways."""
 
     @property
     def here(self) -> bool:

@@ -119,6 +119,8 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, tag="agent", tag_fiel
     """Unset: the agent starts `engine` by itself. Else `model` may be empty: the one that the server lists."""
     trust: AgentTrust | msgspec.UnsetType = msgspec.UNSET
     """Unset: whoever may speak for a gateway of the federation is served."""
+    site_links: bool | msgspec.UnsetType = msgspec.UNSET
+    """Whether it listens for the agents of its site and dials them; not written where it does."""
 
 
 class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_field="unit"):
@@ -159,6 +161,12 @@ class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_
     """Who starts it again after a reboot of its host; not written where nobody does."""
     trace: int | msgspec.UnsetType = msgspec.UNSET
     """Octets of its trace of the mesh; not written where there is none."""
+    bootstrap: tuple[HostPort, ...] | msgspec.UnsetType = msgspec.UNSET
+    """Agents or gateways that it dials while it is linked with nobody; not written where none is named."""
+
+    @property
+    def seeks(self) -> tuple[HostPort, ...]:
+        return () if isinstance(self.bootstrap, msgspec.UnsetType) else self.bootstrap
 
     @property
     def routing_weights(self) -> dict[str, float]:
@@ -194,7 +202,7 @@ UnitSpec = AgentSpec | GatewaySpec
 
 IN_PLACE = (
     "policy", "retries", "groups", "tenants", "keys", "model_providers", "weights", "revocations", "replicas",
-    "after_reboot",
+    "after_reboot", "bootstrap",
 )  # fmt: skip
 """Fields of a `GatewaySpec` that a gateway takes over while it serves; for any other a new one must start."""
 AGENT_IN_PLACE = ("trust", "hubs")

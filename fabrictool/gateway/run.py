@@ -77,6 +77,7 @@ async def run_on_mesh(spec: GatewaySpec, folder: RunFolder, clock: Clock) -> str
         _log.info("clients on %s, agents on %s", gateway.listen_address, gateway.mesh_address)
         _take_revocations(mesh, spec)
         mesh.dial([(hub.host, hub.port) for hub in spec.dials])
+        mesh.seek(spec.seeks)
         settling = Settling(mesh, clock, others=bool(spec.hubs))
 
         def take_over(new: GatewaySpec, keyring: Keyring | None) -> None:
@@ -84,6 +85,7 @@ async def run_on_mesh(spec: GatewaySpec, folder: RunFolder, clock: Clock) -> str
             _learn(keyring, stack)
             gateway.plan_for(new.planned)
             _take_revocations(mesh, new)
+            mesh.seek(new.seeks)
 
         reloading = Reloading(spec, folder, take_over, gateway.note)
 

@@ -3,8 +3,9 @@
 Routing needs none of this: a gateway stops routing to a session in the turn in which its tunnel is lost. The detector
 ends what that leaves behind: a killed session that stays SERVING on every replica until its certificate ends.
 
-1. A tunnel that was *closed* by its end or fell *silent* (three beats) is the first path. The second and third are
-   other hubs: each is asked whether it holds a tunnel to the session. `alive` from any of them ends the matter.
+1. A tunnel that was *closed* by its end or fell *silent* (three beats) is the first path. The second are the other
+   hubs, the third the agents around it at its site: each is asked whether it holds a tunnel to the session. `alive`
+   from any of them ends the matter; that an agent holds none is no evidence.
 2. A hub that cannot be reached, or does not answer, is *unknown*, and nothing is said: it may hold the tunnel. When it
    has been away for the grace period itself, nobody waits for it any more.
 3. Suspicion is a witness record; its subject refutes it with a newer version of its own record, and a tunnel that comes
@@ -21,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from fabrictool.mesh.gossip import Life
     from fabrictool.mesh.records import Evidence
@@ -57,10 +58,10 @@ class _Lost:
 
 
 @dataclass(frozen=True, slots=True)
-class AskHub:
-    """Effect: ask a hub for its tunnel to a session."""
+class Ask:
+    """Effect: ask a neighbour for its tunnel to a session."""
 
-    hub: bytes
+    neighbour: bytes
     suspect: bytes
 
 
@@ -102,7 +103,7 @@ class Detector:
             return "it stood still, or lost half of its neighbours at once"
         return "its suspicions were refuted again and again" if now < self._muted_until else ""
 
-    def link_up(self, session: bytes) -> list[AskHub | Say]:
+    def link_up(self, session: bytes) -> list[Ask | Say]:
         """A tunnel came, or came back."""
         self._linked.add(session)
         entry = self._lost.pop(session, None)
@@ -141,7 +142,7 @@ class Detector:
         if entry is not None and entry.asked_at is not None:
             entry.answers[hub] = life
 
-    def refuted(self, session: bytes, now: float) -> list[AskHub | Say]:
+    def refuted(self, session: bytes, now: float) -> list[Ask | Say]:
         """The suspect spoke: a newer version of its own record came."""
         entry = self._lost.get(session)
         if entry is None or not entry.suspected:
@@ -158,29 +159,43 @@ class Detector:
         for session in sessions:
             self._lost.pop(session, None)
 
-    def tick(self, now: float, interval: float, hubs: Iterable[bytes]) -> list[AskHub | Say]:
-        """Each beat. `hubs`: the others that have not left, linked or not."""
+    def tick(
+        self,
+        now: float,
+        interval: float,
+        hubs: Iterable[bytes],
+        around: Callable[[bytes], Iterable[bytes]] = lambda _: (),
+    ) -> list[Ask | Say]:
+        """Each beat. `hubs`: the others that have not left, linked or not; `around`: who may be linked to a session."""
         stalled = self._ticked_at is not None and now - self._ticked_at > interval + STALL_S
         self._ticked_at = now
         if stalled:
             self._frozen_until = max(self._frozen_until, now + FROZEN_S)
         if self.silent(now):
             return []
-        effects: list[AskHub | Say] = []
+        effects: list[Ask | Say] = []
         others = set(hubs)
         for session, entry in list(self._lost.items()):
-            effects += self._judge(session, entry, others - {session}, now)
+            effects += self._judge(session, entry, others - {session}, around, now)
         return effects
 
-    def _judge(self, session: bytes, entry: _Lost, hubs: set[bytes], now: float) -> list[AskHub | Say]:
+    # Wide: whom it is about, what is known of it, whom to ask, and when.
+    def _judge(
+        self,
+        session: bytes,
+        entry: _Lost,
+        hubs: set[bytes],
+        around: Callable[[bytes], Iterable[bytes]],
+        now: float,
+    ) -> list[Ask | Say]:
         """Ask, wait for the answers, and say what follows from them."""
-        reached = hubs & self._linked
+        if entry.asked_at is None and (entry.voted or now < entry.ask_at):
+            return []
+        reached = hubs.union(around(session)) & self._linked
         if entry.asked_at is None:
-            if entry.voted or now < entry.ask_at:
-                return []
             entry.asked_at, entry.answers = now, {}
             if reached:
-                return [AskHub(hub, session) for hub in sorted(reached)]
+                return [Ask(neighbour, session) for neighbour in sorted(reached)]
         if now - entry.asked_at < ANSWER_WITHIN_S and not reached <= set(entry.answers):
             return []
         entry.asked_at, entry.ask_at = None, now + ASK_AGAIN_S
@@ -205,7 +220,7 @@ class Detector:
         return lost is None or now - lost.at < GRACE_S
 
     @staticmethod
-    def _withdraw(session: bytes, entry: _Lost) -> list[AskHub | Say]:
+    def _withdraw(session: bytes, entry: _Lost) -> list[Ask | Say]:
         if not entry.suspected:
             return []
         entry.suspected = entry.voted = False

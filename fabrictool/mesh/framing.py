@@ -92,6 +92,8 @@ class Beat(msgspec.Struct, frozen=True, array_like=True):
     root: bytes
     load: Annotated[tuple[tuple[bytes, Count, Count, Share, Count], ...], msgspec.Meta(max_length=256)] = ()
     """Per service: id, running and waiting requests, KV use from 0 to 1, open requests of others than the receiver."""
+    alone: bool = False
+    """Of an agent: it has no gateway."""
 
 
 class Frame(msgspec.Struct, frozen=True, gc=False):

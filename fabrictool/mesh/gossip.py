@@ -3,10 +3,13 @@
 Inputs are method calls with the time as an argument; each returns the effects that the transport carries out, beside
 what waits in the outbox for `flush`, at the end of the turn: what one turn brings goes out in one message a neighbour.
 
-* A local update is pushed to all links (an agent holds some, to different hubs).
-* A *hub* forwards what is new to it to its other links; an agent is a leaf and never forwards, so the cost of an update
-  stays one record a node and link (mesh.md §3, "hub2"). An agent between two hubs that do not know each other carries
-  records across by repair.
+* A local update is pushed to all hubs that a node is linked with.
+* A *hub* forwards what is new to it to its other links; an agent is a leaf, so the cost of an update stays one record a
+  node and hub (mesh.md §3, "hub2"). An agent between two hubs that do not know each other carries records across by
+  repair, and so do the agents of a site among themselves: as long as hubs are there they bring it sooner.
+* An agent that lost its last hub is *alone*, and says so with its beats. To and from such a one agents push and forward
+  like hubs: without any hub the agents of a site keep the map among themselves, and one of them that has a hub left
+  speaks for the others.
 * Every heartbeat carries the root digest. Beats with different roots start a repair: bucket digests, then summaries of
   the differing buckets, then only the records that one side lacks. A repair after which both roots are what they were
   was in vain (one side refuses what the other holds): it is tried ever more seldom, and said.
@@ -134,6 +137,9 @@ Effect = Send | Changed | Refused | Vain
 class _Peer:
     """What is known of one link."""
 
+    hub: bool = True
+    alone: bool = False
+    """It has no hub, by its last beat."""
     differing_beats: int = 0
     roots: tuple[bytes, bytes] | None = None
     """Ours and theirs when the last repair began."""
@@ -154,9 +160,17 @@ class Gossip:
         self._hub = hub
         self._peers: dict[bytes, _Peer] = {}
 
-    def link_up(self, peer: bytes) -> list[Effect]:
+    @property
+    def alone(self) -> bool:
+        """Whether this is an agent without a hub."""
+        return not self._hub and not any(state.hub for state in self._peers.values())
+
+    def linked(self, session: bytes) -> bool:
+        return session in self._peers
+
+    def link_up(self, peer: bytes, *, hub: bool = True) -> list[Effect]:
         """A neighbour is here: compare maps at once."""
-        self._peers[peer] = _Peer()
+        self._peers[peer] = _Peer(hub)
         return [self._compare_all(peer)] if self._me <= peer else []
 
     def link_down(self, peer: bytes) -> None:
@@ -167,20 +181,22 @@ class Gossip:
         return self.take(record.envelope, wall=wall)
 
     def take(self, envelope: Envelope, *, wall: float) -> list[Effect]:
-        """Merge what no neighbour brought, and push it to all of them."""
+        """Merge what no neighbour brought, and push it."""
         merge = self.registry.merge(envelope, wall=wall)
         if merge.verdict is Verdict.REJECTED:
             return [Refused(self._me, merge.reason)]
         if merge.verdict is not Verdict.NEW or merge.record is None:
             return []
-        self._spread([merge.record], self._peers)
+        everybody = self._hub or self.alone
+        self._spread([merge.record], [p for p, state in self._peers.items() if everybody or state.hub or state.alone])
         return [Changed(merge.record)]
 
-    def beat(self, peer: bytes, root: bytes) -> list[Effect]:
+    def beat(self, peer: bytes, root: bytes, *, alone: bool = False) -> list[Effect]:
         """The neighbour's root digest, with its heartbeat."""
         state = self._peers.get(peer)
         if state is None:
             return []
+        state.alone = alone
         mine = self.registry.root()
         if root == mine:
             state.differing_beats, state.roots, state.repairs_in_vain = 0, None, 0
@@ -274,8 +290,10 @@ class Gossip:
                 self._remember_refusal(peer, envelope)
                 if not merge.repeated:
                     effects.append(Refused(peer, merge.reason))
-        if self._hub and fresh:
-            self._spread(fresh, [other for other in self._peers if other != peer])
+        if fresh:
+            source = self._peers.get(peer)
+            everybody = self._hub or self.alone or (source is not None and source.alone)
+            self._spread(fresh, [p for p, state in self._peers.items() if p != peer and (everybody or state.alone)])
         return effects
 
     def _learn(self, peer: bytes, merge: Merge) -> None:

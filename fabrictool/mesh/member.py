@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from fabrictool.mesh.detector import AskHub, Detector, Say
+from fabrictool.mesh.detector import Ask, Detector, Say
 from fabrictool.mesh.gossip import (
     Changed,
     Gossip,
@@ -29,11 +29,13 @@ from fabrictool.mesh.gossip import (
 )
 from fabrictool.mesh.records import Lifecycle, NodeBody, RevocationBody, ServiceBody, WitnessBody, seal
 from fabrictool.mesh.registry import Registry
+from fabrictool.mesh.sites import Sites
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from fabrictool.mesh.gossip import Effect as GossipEffect
+    from fabrictool.mesh.gossip import Life
     from fabrictool.mesh.identity import IdentityVerifier
     from fabrictool.mesh.records import Body, Envelope, Evidence, Record
 
@@ -83,6 +85,7 @@ class Member:
         self.registry = Registry(verifier)
         self.gossip = Gossip(self.registry, me=session, hub=hub)
         self.detector = Detector()
+        self.sites = Sites()
         self._federation = verifier.federation
         self._own: dict[bytes, Body] = {}
         """Key → what we said last."""
@@ -106,14 +109,15 @@ class Member:
         if current is not None:
             body = msgspec.structs.replace(body, version=current.body.version + 1)
         self._own[blank.key] = body
-        record = seal(body, self._sign, self._chain)
-        return [*self.gossip.publish(record, wall=wall)]
+        effects = self.gossip.publish(seal(body, self._sign, self._chain), wall=wall)
+        self._place(effects)
+        return [*effects]
 
     # -- what happens -----------------------------------------------------------------------------------------
 
-    def link_up(self, peer: bytes, *, wall: float) -> list[Effect]:
-        """A neighbour proved who it is."""
-        effects: list[Effect] = [*self.gossip.link_up(peer)]
+    def link_up(self, peer: bytes, *, wall: float, hub: bool = True) -> list[Effect]:
+        """A neighbour proved who it is, and whether it is a hub."""
+        effects: list[Effect] = [*self.gossip.link_up(peer, hub=hub)]
         return effects + (self._carry_out(self.detector.link_up(peer), wall) if self._hub else [])
 
     def link_down(self, peer: bytes, how: Evidence, *, now: float) -> None:
@@ -128,11 +132,7 @@ class Member:
         except (msgspec.DecodeError, ValueError) as error:
             return [Refused(peer, f"malformed message: {error}")]
         if isinstance(message, LifeQuestion):
-            return (
-                [Send(peer, encode(LifeAnswer(message.suspect, self.detector.life(message.suspect))))]
-                if self._hub
-                else []
-            )
+            return [Send(peer, encode(LifeAnswer(message.suspect, self._life(message.suspect))))]
         if isinstance(message, LifeAnswer):
             self.detector.answered(peer, message.suspect, message.life)
             return []
@@ -140,9 +140,9 @@ class Member:
             return [TailHeard(peer, message.service, message.text)]
         return self._follow(self.gossip.received(peer, message, wall=wall), now, wall)
 
-    def beat(self, peer: bytes, root: bytes) -> list[Effect]:
-        """The root digest of a neighbour's map came with its heartbeat."""
-        return [*self.gossip.beat(peer, root)]
+    def beat(self, peer: bytes, root: bytes, *, alone: bool = False) -> list[Effect]:
+        """The root digest of a neighbour's map came with its heartbeat, and whether it is without a hub."""
+        return [*self.gossip.beat(peer, root, alone=alone)]
 
     def tick(self, *, now: float, wall: float) -> list[Effect]:
         """Once a beat: forget who expired, and look into who is gone."""
@@ -152,6 +152,7 @@ class Member:
         repeated = [effect for key in sorted(contested) for effect in self._say_again(key, wall)]
         gone = self.registry.forget_expired(wall=wall)
         self.gossip.forget(gone)
+        self.sites.forget(gone)
         self.detector.forget(gone)
         if not self._hub:
             return repeated
@@ -159,7 +160,7 @@ class Member:
         self.detector.forget(self.detector.lost.keys() - living - self.detector.accused)
         self.detector.expected(living, now)
         hubs = {body.session for body in self.registry.hubs(wall=wall)} - {self.session}
-        return repeated + self._carry_out(self.detector.tick(now, BEAT_SECONDS, hubs), wall)
+        return repeated + self._carry_out(self.detector.tick(now, BEAT_SECONDS, hubs, self.sites.around), wall)
 
     def flush(self) -> Sequence[Send]:
         """What the turn's inputs leave to be sent."""
@@ -169,6 +170,7 @@ class Member:
 
     def _follow(self, effects: list[GossipEffect], now: float, wall: float) -> list[Effect]:
         """Answer to what was said of us, and look into what was said of others."""
+        self._place(effects)
         more: list[Effect] = []
         for effect in effects:
             if not isinstance(effect, Changed):
@@ -185,6 +187,17 @@ class Member:
             elif self._hub and isinstance(body, NodeBody) and body.lifecycle < Lifecycle.DOWN:
                 more += self._carry_out(self.detector.refuted(body.session, now), wall)
         return [*effects, *more]
+
+    def _place(self, effects: list[GossipEffect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Changed) and isinstance(effect.record.body, NodeBody):
+                self.sites.heard(effect.record.body)
+
+    def _life(self, session: bytes) -> Life:
+        """An agent tells only of whom it hears: that it does not is no evidence, for it need not be linked."""
+        if self._hub:
+            return self.detector.life(session)
+        return "alive" if self.gossip.linked(session) else "never"
 
     def _speak_over(self, record: Record, wall: float) -> list[Effect]:
         """A record of ours that we did not just publish: a former run with this session wrote it."""
@@ -219,12 +232,12 @@ class Member:
             self.detector.suspected_elsewhere(witness.suspect, now)
         return []
 
-    def _carry_out(self, effects: list[AskHub | Say], wall: float) -> list[Effect]:
+    def _carry_out(self, effects: list[Ask | Say], wall: float) -> list[Effect]:
         done: list[Effect] = []
         for effect in effects:
             match effect:
-                case AskHub(hub, suspect):
-                    done.append(Send(hub, encode(LifeQuestion(suspect))))
+                case Ask(neighbour, suspect):
+                    done.append(Send(neighbour, encode(LifeQuestion(suspect))))
                 case Say():
                     done += self._say(effect, wall)
         return done

@@ -78,7 +78,7 @@ class NodeBody(msgspec.Struct, frozen=True, tag="n", omit_defaults=True):
     release: Name = ""
     """Version of the tool that the agent runs."""
     addresses: Annotated[tuple[DialAddress, ...], msgspec.Meta(max_length=4)] = ()
-    """Of a hub: ``host:port`` where others can dial it."""
+    """``host:port`` where others can dial it: everybody a hub, the nodes of its site an agent."""
 
 
 class ServiceBody(msgspec.Struct, frozen=True, tag="s", omit_defaults=True):

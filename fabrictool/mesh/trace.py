@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from fabrictool.mesh.records import Evidence
 
 FORMAT = 1
+AGENT = "agent"
+ALONE = "alone"
 InputKind = Literal["take", "publish", "link-up", "link-down", "received", "beat", "tick", "flush"]
 
 
@@ -52,6 +54,7 @@ class TraceInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     data: bytes = b""
     """A payload, a digest, or a body or envelope in MessagePack."""
     how: str = ""
+    """How a link was lost; `AGENT` of one that came, to an agent; `ALONE` of a beat."""
     signed: tuple[bytes, ...] = ()
     """Signatures that the member made of its own."""
     outcome: bytes = b""
@@ -98,9 +101,9 @@ class TracedMember(Member):
         about = TraceInput(kind="publish", wall=wall, data=msgspec.msgpack.encode(body))
         return self._told(about, lambda: Member.publish(self, body, wall=wall))
 
-    def link_up(self, peer: bytes, *, wall: float) -> list[Effect]:
-        about = TraceInput(kind="link-up", wall=wall, peer=peer)
-        return self._told(about, lambda: Member.link_up(self, peer, wall=wall))
+    def link_up(self, peer: bytes, *, wall: float, hub: bool = True) -> list[Effect]:
+        about = TraceInput(kind="link-up", wall=wall, peer=peer, how="" if hub else AGENT)
+        return self._told(about, lambda: Member.link_up(self, peer, wall=wall, hub=hub))
 
     def link_down(self, peer: bytes, how: Evidence, *, now: float) -> None:
         def act() -> list[Effect]:
@@ -113,9 +116,9 @@ class TracedMember(Member):
         about = TraceInput(kind="received", now=now, wall=wall, peer=peer, data=payload)
         return self._told(about, lambda: Member.received(self, peer, payload, now=now, wall=wall))
 
-    def beat(self, peer: bytes, root: bytes) -> list[Effect]:
-        about = TraceInput(kind="beat", peer=peer, data=root)
-        return self._told(about, lambda: Member.beat(self, peer, root))
+    def beat(self, peer: bytes, root: bytes, *, alone: bool = False) -> list[Effect]:
+        about = TraceInput(kind="beat", peer=peer, data=root, how=ALONE if alone else "")
+        return self._told(about, lambda: Member.beat(self, peer, root, alone=alone))
 
     def tick(self, *, now: float, wall: float) -> list[Effect]:
         about = TraceInput(kind="tick", now=now, wall=wall)
@@ -200,14 +203,14 @@ def _played(member: Member, told: TraceInput) -> Sequence[Effect]:
         case "publish":
             return member.publish(_bodies.decode(told.data), wall=told.wall)
         case "link-up":
-            return member.link_up(told.peer, wall=told.wall)
+            return member.link_up(told.peer, wall=told.wall, hub=told.how != AGENT)
         case "link-down":
             member.link_down(told.peer, told.how, now=told.now)  # type: ignore[arg-type]  # written by `link_down`
             return []
         case "received":
             return member.received(told.peer, told.data, now=told.now, wall=told.wall)
         case "beat":
-            return member.beat(told.peer, told.data)
+            return member.beat(told.peer, told.data, alone=told.how == ALONE)
         case "tick":
             return member.tick(now=told.now, wall=told.wall)
         case "flush":

@@ -109,6 +109,7 @@ def _spec(
         advertise=gateway.advertise or msgspec.UNSET,
         replicas=planned or msgspec.UNSET,
         after_reboot=inventory.clusters[gateway.cluster].after_reboot or msgspec.UNSET,
+        bootstrap=gateway.bootstrap or msgspec.UNSET,
         trace=msgspec.UNSET if gateway.trace is None else int(gateway.trace),
     )
 

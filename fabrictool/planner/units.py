@@ -82,6 +82,7 @@ def _agent(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement
         job=_job(partition),
         egress=egress_of(inventory.clusters[replica.cluster].egress),
         trust=_trust(blueprint, inventory, replica),
+        site_links=msgspec.UNSET if inventory.clusters[replica.cluster].site_links else False,
     )
 
 

@@ -60,7 +60,10 @@ def shape(seed):
     rng = random.Random(seed)
     hubs, agents = rng.randint(1, 4), rng.randint(1, 5)
     names = [f"h{i}" for i in range(hubs)] + [f"a{i}" for i in range(agents)]
-    return {"hubs": hubs, "agents": agents, "loss": rng.choice([0.0, 0.001, 0.05])}, faults(rng, names)
+    size = {"hubs": hubs, "agents": agents, "loss": rng.choice([0.0, 0.001, 0.05])}
+    if rng.random() < 0.5:
+        size |= {"site_links": True, "sites": rng.randint(1, 3)}
+    return size, faults(rng, names)
 
 
 def played(seed, size, script):
@@ -84,7 +87,8 @@ def check_now(world):
             for session, other in living.items():
                 if other.now_stalled():
                     continue  # nobody can hear it, for longer than the grace period perhaps
-                if any(world.now - link.since > BELIEVED_AGAIN_S for link in other.links.values()):
+                to_hubs = [link for link in other.links.values() if link.other(other).hub]
+                if any(world.now - link.since > BELIEVED_AGAIN_S for link in to_hubs):
                     assert not node.member.registry.evicted(session), f"{other.name} lives, {node.name} evicted it"
 
 
@@ -93,7 +97,13 @@ def check_end(world):
     living = {node.session: node for node in world.nodes.values() if node.alive}
     hubs = [node for node in living.values() if node.hub]
     if not hubs:
-        return  # nobody can reach anybody
+        sites = {}
+        for node in living.values():
+            if world.site_links and any(node.member.sites.behind(node.session)):  # who came after all hubs met nobody
+                sites.setdefault(node.provider, {})[node.name] = node.member.registry.root()
+        for roots in sites.values():
+            assert len(set(roots.values())) == 1, roots
+        return  # one site cannot reach another
     assert len(set(world.roots().values())) == 1, world.roots()  # 1
     for hub in hubs:
         registry = hub.member.registry

@@ -109,7 +109,7 @@ async def proxy(hub):
 def dialled(agent, hub, egress):
     """By a wrong address, so that the direct path is refused; returns the route."""
     agent.dial([(NOWHERE, hub.port)], egress)
-    return agent.routes[f"{NOWHERE}:{hub.port}"]
+    return agent.hub_links.routes[f"{NOWHERE}:{hub.port}"]
 
 
 async def carries_both_ways(agent, hub):
@@ -133,7 +133,7 @@ async def test_a_proxy_is_used_where_the_direct_path_is_refused(agent, hub, prox
     await joined(agent, hub)
     assert route.used == "proxy"
     assert list(route.failures) == ["direct"]
-    assert agent.dial_errors == {}
+    assert agent.hub_links.errors == {}
     assert proxy.requests == [f"CONNECT {NOWHERE}:{hub.port} HTTP/1.1"]
     await carries_both_ways(agent, hub)
 
@@ -141,7 +141,7 @@ async def test_a_proxy_is_used_where_the_direct_path_is_refused(agent, hub, prox
 async def test_the_direct_path_comes_first(agent, hub, proxy):
     agent.dial([("127.0.0.1", hub.port)], proxy.spec())
     await joined(agent, hub)
-    assert agent.routes[f"127.0.0.1:{hub.port}"].used == "direct"
+    assert agent.hub_links.routes[f"127.0.0.1:{hub.port}"].used == "direct"
     assert proxy.requests == []
 
 
@@ -159,7 +159,7 @@ async def test_a_password_comes_from_a_file_that_nobody_else_reads(agent, hub, p
     egress = proxy.spec(user="me", password=f"secret://file/{file}")
     address = f"{NOWHERE}:{hub.port}"
     dialled(agent, hub, egress)
-    await until(lambda: "can be read by others" in agent.dial_errors.get(address, ""))
+    await until(lambda: "can be read by others" in agent.hub_links.errors.get(address, ""))
     file.chmod(0o600)
     await joined(agent, hub)
 
@@ -197,10 +197,10 @@ async def test_a_proxy_that_lets_nobody_through_is_named_beside_the_other_paths(
     proxy.answer = answer
     dialled(agent, hub, proxy.spec())
     address = f"{NOWHERE}:{hub.port}"
-    await until(lambda: address in agent.dial_errors)
-    error = agent.dial_errors[address]
+    await until(lambda: address in agent.hub_links.errors)
+    error = agent.hub_links.errors[address]
     assert words in error
-    assert words in agent.routes[address].failures["proxy"]
+    assert words in agent.hub_links.routes[address].failures["proxy"]
     assert "direct: connection refused" in error
     assert hub.neighbours == []
 
@@ -217,8 +217,8 @@ async def test_a_proxy_that_leads_elsewhere_gains_nothing(agent, hub, proxy):
     proxy.hub = impostor.sockets[0].getsockname()[1]
     dialled(agent, hub, proxy.spec())
     address = f"{NOWHERE}:{hub.port}"
-    await until(lambda: address in agent.dial_errors)
-    assert "does not speak TLS" in agent.dial_errors[address]
+    await until(lambda: address in agent.hub_links.errors)
+    assert "does not speak TLS" in agent.hub_links.errors[address]
     impostor.close()
 
 
@@ -266,7 +266,7 @@ async def test_a_key_that_may_only_run_the_bridge_leads_to_the_hub(agent, hub, y
     only(server, yard, command(hub))
     agent.dial([("127.0.0.1", hub.port)], EgressSpec(ssh=ssh_to(server, yard)))
     await joined(agent, hub)
-    route = agent.routes[f"127.0.0.1:{hub.port}"]
+    route = agent.hub_links.routes[f"127.0.0.1:{hub.port}"]
     assert (route.used, list(route.failures)) == ("ssh", ["direct"])
     await carries_both_ways(agent, hub)
     server.cut()
@@ -280,7 +280,7 @@ async def test_a_login_node_that_forwards_leads_to_the_hub(agent, hub, yard):  #
     server = yard.server()
     agent.dial([("127.0.0.1", hub.port)], EgressSpec(login=ssh_to(server, yard)))
     await joined(agent, hub)
-    assert agent.routes[f"127.0.0.1:{hub.port}"].used == "login"
+    assert agent.hub_links.routes[f"127.0.0.1:{hub.port}"].used == "login"
     await carries_both_ways(agent, hub)
     await agent.close()
     await until(lambda: not server.sessions(), 10)
@@ -341,8 +341,8 @@ async def test_why_ssh_leads_nowhere_is_said(agent, hub, yard, prepare, words): 
     egress = EgressSpec(**prepare(yard.server(), yard))
     dialled(agent, hub, egress)
     address = f"{NOWHERE}:{hub.port}"
-    await until(lambda: address in agent.dial_errors, 30)
-    assert words in agent.dial_errors[address]
+    await until(lambda: address in agent.hub_links.errors, 30)
+    assert words in agent.hub_links.errors[address]
     assert hub.neighbours == []
 
 
@@ -351,7 +351,7 @@ async def test_a_node_without_ssh_says_so(agent, hub, yard, monkeypatch):  # noq
     monkeypatch.setenv("PATH", "/nowhere")
     dialled(agent, hub, EgressSpec(login=ssh_to(server, yard)))
     address = f"{NOWHERE}:{hub.port}"
-    await until(lambda: "ssh is not installed on this node" in agent.dial_errors.get(address, ""))
+    await until(lambda: "ssh is not installed on this node" in agent.hub_links.errors.get(address, ""))
 
 
 # -- the bridge itself ------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from fabrictool.base.clock import SystemClock
 from fabrictool.domain.specs import EgressSpec, HostPort, SshHostSpec
 from fabrictool.mesh.framing import HEADER, STREAM_CREDIT, TEXT_CHARACTERS, FrameType, FramingError, StreamHead
 from fabrictool.mesh.records import Lifecycle, NodeBody, ServiceBody, WitnessBody
-from fabrictool.mesh.transport import node as node_module
+from fabrictool.mesh.transport import hublinks
 from fabrictool.mesh.transport.node import MeshNode
 from fabrictool.mesh.transport.reach import Route
 from fabrictool.mesh.transport.tls import IdentityFiles
@@ -207,7 +207,7 @@ async def test_another_federation_is_refused(federation, tmp_path):
     hub, _, port = await listening(federation)
     node, _ = stranger.node("intruder")
     node.dial([("127.0.0.1", port)])
-    await until(lambda: node.dial_errors)
+    await until(lambda: node.hub_links.errors)
     assert hub.neighbours == []
     for each in (node, hub):
         await each.close()
@@ -286,8 +286,8 @@ async def test_an_agent_that_listens_is_no_gateway(federation):
     port = await fake.listen("127.0.0.1", 0)
     agent, _ = federation.node("agent")
     agent.dial([("127.0.0.1", port)])
-    await until(lambda: agent.dial_errors)
-    assert "answers where a gateway should" in agent.dial_errors[f"127.0.0.1:{port}"]
+    await until(lambda: agent.hub_links.errors)
+    assert "answers where a gateway should" in agent.hub_links.errors[f"127.0.0.1:{port}"]
     assert agent.neighbours == []
     for node in (agent, fake):
         await node.close()
@@ -306,7 +306,7 @@ async def test_a_hub_that_is_learned_of_is_dialled_and_one_that_left_no_longer(f
     second.publish(node_body(second, lifecycle=Lifecycle.LEFT, addresses=(f"127.0.0.1:{other_port}",)))
     await second.leave()
     await until(lambda: second.session not in agent.neighbours)
-    await until(lambda: list(agent.routes) == [f"127.0.0.1:{port}"])
+    await until(lambda: list(agent.hub_links.routes) == [f"127.0.0.1:{port}"])
     for node in (agent, first):
         await node.close()
 
@@ -398,7 +398,7 @@ class Unread(asyncio.Transport):
 
 async def test_what_a_full_socket_does_not_take_stays_where_its_order_can_change(federation):
     node, _ = federation.node("a")
-    tunnel = Tunnel(node, SystemClock().monotonic, dialler=True)
+    tunnel = Tunnel(node, SystemClock().monotonic, dialler=True, expected="gateway")
     transport = Unread(tunnel, 64 * 1024)
     tunnel.connection_made(transport)
     assert transport.high == 1, "the transport must say at once that it cannot send"
@@ -436,17 +436,17 @@ async def test_how_a_log_ended_is_told_to_hubs_of_the_own_provider_alone(federat
 async def test_who_has_a_tunnel_leaves_other_peoples_hosts_alone_and_who_has_none_does_not_wait(
     federation, monkeypatch
 ):
-    monkeypatch.setattr(node_module, "RETRY_MAX_S", 0.05)
+    monkeypatch.setattr(hublinks, "RETRY_MAX_S", 0.05)
     hub, _, port = await listening(federation)
     agent, _ = federation.node("agent")
-    assert await agent._pause(0.04, by_ssh=True) == 0.05, "no tunnel is up"
+    assert await agent.hub_links._wait(0.04, by_ssh=True) == 0.05, "no tunnel is up"
     login = SshHostSpec(host="127.0.0.1", user="u", host_keys=("ssh-ed25519 AAAA",))
     agent.dial([("127.0.0.1", port)], EgressSpec(login=login))
-    assert agent.routes[f"127.0.0.1:{port}"].by_ssh
+    assert agent.hub_links.routes[f"127.0.0.1:{port}"].by_ssh
     await until(lambda: agent.neighbours)
-    assert await agent._pause(0.04, by_ssh=False) == 0.05
-    assert await agent._pause(0.04, by_ssh=True) == 0.08
-    waiting = asyncio.create_task(agent._pause(50.0, by_ssh=True))
+    assert await agent.hub_links._wait(0.04, by_ssh=False) == 0.05
+    assert await agent.hub_links._wait(0.04, by_ssh=True) == 0.08
+    waiting = asyncio.create_task(agent.hub_links._wait(50.0, by_ssh=True))
     await asyncio.sleep(0.2)
     assert not waiting.done()
     await hub.close()

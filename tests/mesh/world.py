@@ -16,6 +16,7 @@ from fabrictool.mesh.gossip import Changed, Refused, Send, Vain
 from fabrictool.mesh.identity import Claims, IdentityError
 from fabrictool.mesh.member import BEAT_SECONDS, Member, SessionEnded
 from fabrictool.mesh.records import Lifecycle, NodeBody, ServiceBody, WitnessBody, signed_bytes
+from fabrictool.mesh.sites import SITE_LINKS
 
 EPOCH = 1_800_000_000.0
 FEDERATION = "f" * 32
@@ -156,6 +157,7 @@ class VirtualNode:
         self.perform(self.member.publish(NodeBody(
             federation=FEDERATION, session=self.session, lifecycle=lifecycle, version=1, role="gateway" if self.hub else
             "agent", fabric="f", provider=self.provider, site="s", cluster="c", node=self.name,
+            addresses=("h:1",) if self.world.site_links and not self.hub else (),
         ), wall=self.wall()))  # fmt: skip
 
     def publish_service(self, lifecycle, **changes):
@@ -197,13 +199,32 @@ class VirtualNode:
             if now - link.heard[self.name] > BEAT_SECONDS * MISSED_BEATS:
                 self.world.disconnect(link, self.name, "silent")
             else:
-                root = self.member.registry.root()
-                self.world.carry(link, self.name, lambda peer, link=link, root=root: peer.beat(link, root))
+                root, alone = self.member.registry.root(), self.member.gossip.alone
+                self.world.carry(
+                    link, self.name, lambda peer, link=link, root=root, alone=alone: peer.beat(link, root, alone=alone)
+                )
+        self.dial_site()
         self.perform(self.member.tick(now=now, wall=self.wall()))
         self.world.after(BEAT_SECONDS, self.tick, member)
 
-    def beat(self, link, root):
-        self.perform(self.member.beat(link.peer(self), root))
+    def dial_site(self):
+        """The next two of those that can be reached, as `transport/sitelinks.py` does."""
+        if not self.world.site_links or self.hub:
+            return
+        near = []
+        for session in self.member.sites.behind(self.session):
+            other = self.world.running(session)
+            linked = session in self.links
+            if linked or (
+                other is not None and self.world.reachable(self.name, other.name) and not other.now_stalled()
+            ):
+                near.append((session, other))
+        for session, other in near[:SITE_LINKS]:
+            if session not in self.links:
+                self.world.connect(self, other)
+
+    def beat(self, link, root, *, alone):
+        self.perform(self.member.beat(link.peer(self), root, alone=alone))
 
     def received(self, link, payload):
         self.perform(self.member.received(link.peer(self), payload, now=self.world.now, wall=self.wall()))
@@ -234,7 +255,12 @@ class VirtualNode:
 class World:
     """See the module's docstring."""
 
-    def __init__(self, seed, *, hubs=2, agents=4, providers=("alpha", "beta", "gamma"), loss=0.001):
+    # Wide: the shape of the mesh.
+    def __init__(
+        self, seed, *, hubs=2, agents=4, providers=("alpha", "beta", "gamma"), loss=0.001, site_links=False, sites=3
+    ):
+        """`sites`: of how many providers agents there are."""
+        self.site_links = site_links
         self.rng = random.Random(seed)
         self.loss = loss
         self.now = 0.0
@@ -254,13 +280,17 @@ class World:
         self.nodes = {}
         self.hubs = [self.add(f"h{i}", providers[i % len(providers)], hub=True) for i in range(hubs)]
         for i in range(agents):
-            self.add(f"a{i}", providers[i % len(providers)], hub=False)
+            self.add(f"a{i}", providers[i % min(sites, len(providers))], hub=False)
         for node in self.nodes.values():
             node.start()
 
     def add(self, name, provider, *, hub):
         self.nodes[name] = VirtualNode(self, name, provider, hub)
         return self.nodes[name]
+
+    def running(self, session):
+        """The node whose run this is."""
+        return next((node for node in self.nodes.values() if node.alive and node.session == session), None)
 
     def next_service(self):
         self.services += 1
@@ -294,7 +324,7 @@ class World:
                 self.disconnect(former, node.name, "closed")
             node.links[link.peer(node)] = link
         for node in ends:
-            node.perform(node.member.link_up(link.peer(node), wall=node.wall()))
+            node.perform(node.member.link_up(link.peer(node), wall=node.wall(), hub=link.other(node).hub))
 
     def disconnect(self, link, by, how):
         """One end closes: the other hears of it where the network allows."""

@@ -1,15 +1,14 @@
 """A node of the mesh: its registry, its links to others, and the loops that keep them.
 
-An agent dials; a gateway (a *hub*) also listens. Both are this class. An agent dials the hubs that it was told of, and
-those that it learns of from the registry: a gateway that was added, or moved, is found without a restart of anybody.
+An agent dials hubs (`hublinks.py`) and the next agents of its site (`sitelinks.py`), and listens for the latter; a
+gateway (a *hub*) listens for all. Both are this class.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import itertools
 import logging
-import os
 import random
 from collections import Counter
 from typing import TYPE_CHECKING, Protocol
@@ -17,7 +16,6 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from fabrictool.base.errors import FabrictoolError
-from fabrictool.base.tlswords import spoken
 from fabrictool.domain.specs import HostPort
 from fabrictool.mesh.fleet import View
 from fabrictool.mesh.framing import Beat, StreamHead
@@ -26,29 +24,24 @@ from fabrictool.mesh.identity import Credential, IdentityError, IdentityVerifier
 from fabrictool.mesh.member import BEAT_SECONDS, Member, SessionEnded, TailHeard
 from fabrictool.mesh.records import Body, Lifecycle, NodeBody, Record, RevocationBody
 from fabrictool.mesh.trace import TracedMember
+from fabrictool.mesh.transport.hublinks import HubLinks
 from fabrictool.mesh.transport.reach import Route
+from fabrictool.mesh.transport.sitelinks import SiteLinks
 from fabrictool.mesh.transport.tls import IdentityFiles, client_context, server_context
 from fabrictool.mesh.transport.tunnel import Tunnel, TunnelStream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from fabrictool.base.clock import Clock
     from fabrictool.domain.specs import EgressSpec
     from fabrictool.mesh.member import Effect
     from fabrictool.mesh.records import Envelope, Evidence
     from fabrictool.mesh.registry import Registry
+    from fabrictool.mesh.transport.tunnel import Expected
 
 _log = logging.getLogger("fabrictool.mesh")
 
-RETRY_FIRST_S = 0.1
-RETRY_MAX_S = 2.0
-"""A gateway that comes back is found within it. With many hubs the attempts would add up."""
-RETRY_MAX_OF_MANY_S = 30.0
-RETRY_MAX_BY_SSH_S = 60.0
-"""Where a failed attempt logs in to somebody's host, while another hub's tunnel is up."""
-MAX_HUBS = 8
-"""Hubs that a node dials because it learned of them, beside those that it was told of."""
 LEAVE_SECONDS = 2.0
 LAST_WORD_S = 0.2
 """For what was written to reach a neighbour whose tunnel will be closed."""
@@ -111,24 +104,14 @@ class MeshNode:
         self._tunnels: dict[bytes, Tunnel] = {}
         self._acknowledged: dict[bytes, bytes] = {}
         self._ack = asyncio.Event()
-        self._dialled: dict[tuple[str, int], asyncio.Task[None]] = {}
-        self._alone = asyncio.Event()
-        """No tunnel is up: whoever waits before another attempt does not wait long."""
-        self._alone.set()
-        self._told: set[tuple[str, int]] = set()
-        """Addresses that we were given, as against learned."""
-        self._egress: EgressSpec | msgspec.UnsetType = msgspec.UNSET
+        self.hub_links = HubLinks(clock, lambda: client_context(files), self._to_hub, self._tunnels.__contains__)
         self._ticking: asyncio.Task[None] | None = None
         self._flush_soon = False
         self._refusals: Counter[bytes] = Counter()
         """Neighbour → records of its that were refused since it came."""
         self._server: asyncio.Server | None = None
-        self.routes: dict[str, Route] = {}
-        """Address → the paths to it: which is in use, and why others failed."""
-        self.dial_errors: dict[str, str] = {}
-        """Address → why the last attempt to reach it failed; empty while connected."""
-        self.dialled_tunnels: dict[str, Tunnel] = {}
-        """Address → the last connection that we dialled there; it may be over."""
+        self._site_links: SiteLinks | None = None
+        self._seeking: asyncio.Task[None] | None = None
         self.refused_records = 0
         self.vain_repairs = 0
 
@@ -164,10 +147,15 @@ class MeshNode:
         """Sessions that we hold a tunnel with."""
         return sorted(self._tunnels)
 
+    @property
+    def hub_tunnels(self) -> list[Tunnel]:
+        """The live connections to hubs."""
+        return [tunnel for tunnel in self._tunnels.values() if _is_hub(tunnel)]
+
     # -- lifecycle --------------------------------------------------------------------------------------------
 
     async def listen(self, host: str, port: int) -> int:
-        """Accept agents and other hubs; returns the port (for port 0).
+        """Accept agents and other hubs, or, as an agent, our site's agents and hubs; returns the port (for port 0).
 
         Raises
         ------
@@ -177,9 +165,7 @@ class MeshNode:
         loop = asyncio.get_running_loop()
         self._begin()
         try:
-            self._server = await loop.create_server(
-                lambda: Tunnel(self, self._clock.monotonic, dialler=False), host, port, ssl=server_context(self._files)
-            )
+            self._server = await loop.create_server(self._accepted, host, port, ssl=server_context(self._files))
         except OSError as error:
             raise FabrictoolError.of(
                 "FT6204",
@@ -193,24 +179,38 @@ class MeshNode:
     def dial(
         self, addresses: Sequence[tuple[str, int]], egress: EgressSpec | msgspec.UnsetType = msgspec.UNSET
     ) -> None:
-        """Keep a tunnel to each of these hubs, for ever, by whatever path leads there.
-
-        Called again, it is told others: the former ones are kept only while a hub claims them.
-        """
+        """Keep a tunnel to each of these hubs by whatever path leads there. Called again, it is told others."""
         self._begin()
-        self._egress = egress
-        self._told = set(addresses)
-        self._dial_also(addresses)
+        self.hub_links.dial((HostPort(host, port) for host, port in addresses), egress)
+
+    def seek(self, addresses: Sequence[HostPort]) -> None:
+        """Dial these, hubs or agents, whenever we are linked with nobody."""
+        self._begin()
+        if self._seeking is not None:
+            self._seeking.cancel()
+        self._seeking = asyncio.create_task(self._seek(addresses)) if addresses else None
+
+    def link_site(self) -> None:
+        """Keep links with the agents of our site, whose records say where they listen; ours must say so, too."""
+        self._site_links = SiteLinks(
+            self.session,
+            self._member.sites,
+            self._clock,
+            client_context(self._files),
+            address_of=self._address_of,
+            tunnel_to=self.tunnel,
+            new_tunnel=lambda session: Tunnel(self, self._clock.monotonic, dialler=True, expected=session),
+        )
 
     def publish(self, body: Body) -> None:
         """Sign a record of our own and spread it; its version is chosen here."""
         self._perform(self._member.publish(body, wall=self._clock.wall()))
 
     def confide(self, service: bytes, lines: Sequence[str]) -> None:
-        """Tell the neighbours of our provider, and nobody else, how an engine's log ended."""
+        """Tell the hubs of our provider, and nobody else, how an engine's log ended."""
         message = msgspec.msgpack.encode(LogTail(service, "\n".join(lines)[-MAX_TAIL:]))
         for tunnel in list(self._tunnels.values()):
-            if tunnel.peer is not None and tunnel.peer.claims.provider == self.credential.claims.provider:
+            if _is_hub(tunnel) and self._is_own(tunnel.peer):
                 tunnel.gossip(message)
 
     def take(self, envelope: Envelope) -> None:
@@ -218,7 +218,7 @@ class MeshNode:
         self._perform(self._member.take(envelope, now=self._clock.monotonic(), wall=self._clock.wall()))
 
     async def leave(self) -> bool:
-        """Wait until every neighbour acknowledged our last record; then close. Returns whether all did in time."""
+        """Wait until every hub acknowledged our last record; then close. Returns whether all did in time."""
         deadline = self._clock.monotonic() + LEAVE_SECONDS
         complete = True
         self._flush()
@@ -237,10 +237,13 @@ class MeshNode:
 
     async def close(self) -> None:
         """Stop at once, without waiting for acknowledgements."""
-        tasks = [*self._dialled.values(), *([self._ticking] if self._ticking is not None else [])]
+        tasks = [task for task in (self._ticking, self._seeking) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self.hub_links.close()
+        if self._site_links is not None:
+            await self._site_links.close()
         if self._server is not None:
             self._server.close()
         for tunnel in list(self._tunnels.values()):
@@ -249,13 +252,19 @@ class MeshNode:
 
     # -- Host, for tunnels ------------------------------------------------------------------------------------
 
-    def verify(self, chain: tuple[bytes, ...], *, dialled: bool) -> VerifiedSession:
-        """Whom we dialled must be a hub: an agent's certificate is no licence to listen."""
+    def verify(self, chain: tuple[bytes, ...], expected: Expected) -> VerifiedSession:
+        """Where a hub is dialled an agent must not answer: its certificate is no licence to be one."""
         session = self._verifier.verify(chain, now=self._clock.wall())
         if self.registry.revoked(session):
             raise IdentityError.of("FT6007", f"{session.claims.uri()} was revoked")
-        if dialled and session.claims.role != "gateway":
-            raise IdentityError.of("FT6003", f"{session.claims.uri()} answers where a gateway should")
+        claims = session.claims
+        if isinstance(expected, bytes):
+            if session.session != expected:
+                raise IdentityError.of("FT6003", f"{claims.uri()} answers where agent {expected.hex()[:8]} should")
+        elif expected == "gateway" and claims.role != "gateway":
+            raise IdentityError.of("FT6003", f"{claims.uri()} answers where a gateway should")
+        elif expected == "own agent or gateway" and claims.role != "gateway" and not self._is_own(session):
+            raise IdentityError.of("FT6003", f"{claims.uri()} is another provider's agent")
         return session
 
     def expired(self, session: VerifiedSession) -> bool:
@@ -264,17 +273,20 @@ class MeshNode:
 
     def beat(self, session: VerifiedSession) -> Beat:
         """Our root digest and load, as this peer needs it."""
-        return Beat(self.registry.root(), self._listener.load(session.session))
+        load = () if session.claims.role == "agent" else self._listener.load(session.session)
+        return Beat(self.registry.root(), load, self._member.gossip.alone)
 
     def tunnel_up(self, tunnel: Tunnel) -> None:
         """A peer proved itself; a second connection of the same session replaces the first."""
         peer = _session(tunnel)
         former = self._tunnels.get(peer)
         self._tunnels[peer] = tunnel
-        self._alone.clear()
+        hub = _is_hub(tunnel)
+        if self._hub or hub:
+            self.hub_links.alone.clear()
         if former is not None:
             former.close("replaced by a newer connection")
-        self._perform(self._member.link_up(peer, wall=self._clock.wall()))
+        self._perform(self._member.link_up(peer, wall=self._clock.wall(), hub=hub))
         self._listener.link_changed(peer, up=True, reason="connected")
 
     def tunnel_down(self, tunnel: Tunnel, reason: str) -> None:
@@ -282,8 +294,8 @@ class MeshNode:
         if self._tunnels.get(peer) is not tunnel:
             return
         del self._tunnels[peer]
-        if not self._tunnels:
-            self._alone.set()
+        if not (self._tunnels if self._hub else self.hub_tunnels):
+            self.hub_links.alone.set()
         self._acknowledged.pop(peer, None)
         self._refusals.pop(peer, None)
         how: Evidence = "silent" if tunnel.fell_silent else "closed"
@@ -304,7 +316,7 @@ class MeshNode:
         peer = _session(tunnel)
         self._acknowledged[peer] = beat.root
         self._ack.set()
-        self._perform(self._member.beat(peer, beat.root))
+        self._perform(self._member.beat(peer, beat.root, alone=beat.alone))
         if beat.load:
             self._listener.load_reported(peer, beat.load)
 
@@ -317,7 +329,8 @@ class MeshNode:
 
     def _all_agree(self) -> bool:
         root = self.registry.root()
-        return all(self._acknowledged.get(peer) == root for peer in self._tunnels)
+        hubs = {_session(tunnel) for tunnel in self.hub_tunnels}  # where there are any, they tell our site
+        return all(self._acknowledged.get(peer) == root for peer in hubs or self._tunnels)
 
     def _perform(self, effects: Iterable[Effect]) -> None:
         for effect in effects:
@@ -368,6 +381,20 @@ class MeshNode:
             if tunnel is not None:
                 tunnel.gossip(send.message)
 
+    def _is_own(self, peer: VerifiedSession | None) -> bool:
+        return peer is not None and peer.claims.provider == self.credential.claims.provider
+
+    def _accepted(self) -> Tunnel:
+        expected: Expected = "agent or gateway" if self._hub else "own agent or gateway"
+        return Tunnel(self, self._clock.monotonic, dialler=False, expected=expected)
+
+    def _address_of(self, session: bytes) -> HostPort | None:
+        """Where a living agent listens."""
+        node = self.registry.node(session)
+        if node is None or not node.addresses or not self.registry.lives(session, wall=self._clock.wall()):
+            return None
+        return next(_addresses(node), None)
+
     def _begin(self) -> None:
         if self._ticking is None:
             self._ticking = asyncio.create_task(self._tick_forever())
@@ -376,72 +403,46 @@ class MeshNode:
         while True:
             await asyncio.sleep(BEAT_SECONDS)
             self._perform(self._member.tick(now=self._clock.monotonic(), wall=self._clock.wall()))
-            self._forget_hubs()
+            hubs = self.registry.hubs(wall=self._clock.wall())
+            self.hub_links.forget(address for hub in hubs for address in hub.addresses)
+            if self._site_links is not None:
+                self._site_links.look()
+
+    async def _seek(self, addresses: Sequence[HostPort]) -> None:
+        context = client_context(self._files)
+
+        def tunnel() -> Tunnel:
+            return Tunnel(self, self._clock.monotonic, dialler=True, expected="agent or gateway")
+
+        for address in itertools.cycle(addresses):
+            await asyncio.sleep(random.uniform(0.5, 1.0) * BEAT_SECONDS)
+            await self.hub_links.alone.wait()
+            try:
+                async with Route(address, msgspec.UNSET, {}).connect(tunnel, context) as reached:
+                    await reached.closed
+            except (OSError, ValueError, FabrictoolError) as error:
+                _log.debug("cannot reach %s: %s", address, error)
 
     def _learn_hubs(self, record: Record) -> None:
         """Dial hubs that say where they are. Hubs themselves are told who dials whom: two need one tunnel."""
         body = record.body
         if self._hub or not isinstance(body, NodeBody) or body.role != "gateway" or body.lifecycle >= Lifecycle.DOWN:
             return
-        addresses = [(host, int(port)) for host, _, port in (a.rpartition(":") for a in body.addresses)]
-        learned = len(self._dialled.keys() - self._told)
-        self._dial_also([address for address in addresses if address[1] < 65536][: max(0, MAX_HUBS - learned)])
+        self.hub_links.learn(_addresses(body))
 
-    def _forget_hubs(self) -> None:
-        """Those that we learned of, that no living hub claims any more, and that we hold no tunnel to.
+    def _to_hub(self) -> Tunnel:
+        return Tunnel(self, self._clock.monotonic, dialler=True, expected="gateway")
 
-        Others may have voted a hub out that serves us well.
-        """
-        advertised = {address for hub in self.registry.hubs(wall=self._clock.wall()) for address in hub.addresses}
-        for host, port in self._dialled.keys() - self._told:
-            last = self.dialled_tunnels.get(address := f"{host}:{port}")
-            if address not in advertised and (last is None or last.closed.done()):
-                self._dialled.pop((host, port)).cancel()
-                for table in (self.dial_errors, self.routes, self.dialled_tunnels):
-                    table.pop(address, None)
 
-    def _dial_also(self, addresses: Iterable[tuple[str, int]]) -> None:
-        for host, port in addresses:
-            if (host, port) not in self._dialled:
-                hub = HostPort(host, port)
-                self.routes[str(hub)] = Route(hub, self._egress, os.environ)
-                self._dialled[host, port] = asyncio.create_task(self._keep_dialled(host, port))
+def _is_hub(tunnel: Tunnel) -> bool:
+    return tunnel.peer is not None and tunnel.peer.claims.role == "gateway"
 
-    async def _keep_dialled(self, host: str, port: int) -> None:
-        address = f"{host}:{port}"
-        context = client_context(self._files)
-        delay = RETRY_FIRST_S
-        peer: VerifiedSession | None = None
-        while True:
-            if peer is not None and peer.session in self._tunnels:  # it dialled us; ours would only replace its tunnel
-                await asyncio.sleep(BEAT_SECONDS)
-                continue
-            try:
-                route = self.routes[address].connect(lambda: Tunnel(self, self._clock.monotonic, dialler=True), context)
-                async with route as tunnel:
-                    self.dial_errors.pop(address, None)
-                    self.dialled_tunnels[address] = tunnel
-                    began = self._clock.monotonic()
-                    await tunnel.closed
-                peer = tunnel.peer
-                if tunnel.refusal is not None:
-                    self.dial_errors[address] = str(tunnel.refusal)
-                elif self._clock.monotonic() - began > RETRY_FIRST_S * 10:
-                    delay = RETRY_FIRST_S
-            except (OSError, ValueError, FabrictoolError) as error:  # ValueError: no name that can be resolved
-                self.dial_errors[address] = spoken(error, "is of another federation")
-                _log.debug("cannot reach %s: %s", address, error)
-            delay = await self._pause(delay, by_ssh=self.routes[address].by_ssh)
 
-    async def _pause(self, delay: float, *, by_ssh: bool) -> float:
-        """Before another attempt, for about `delay`; returns the next one's. Once no tunnel is up it is cut short."""
-        longest = RETRY_MAX_S if len(self._dialled) <= MAX_HUBS else RETRY_MAX_OF_MANY_S
-        shortest, whole = min(delay, longest), random.uniform(0.5, 1.0) * delay
-        await asyncio.sleep(min(whole, shortest))
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, whole - shortest)):
-                await self._alone.wait()
-        return min(delay * 2, RETRY_MAX_BY_SSH_S if by_ssh and not self._alone.is_set() else longest)
+def _addresses(node: NodeBody) -> Iterator[HostPort]:
+    """Where it says that it can be dialled."""
+    for host, _, port in (address.rpartition(":") for address in node.addresses):
+        if int(port) < 65536:
+            yield HostPort(host, int(port))
 
 
 def _is_last_word(effect: Effect, peer: bytes) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
 
 import msgspec
 
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _log = logging.getLogger("fabrictool.mesh")
 
+Expected = bytes | Literal["gateway", "agent or gateway", "own agent or gateway"]
+"""At the other end: a session, or what its certificate must say; an own agent is one of our provider."""
+
 MISSED_BEATS = 3
 WRITE_OCTETS = 16 * 1024
 """Handed to the socket at a time. Larger: fewer TLS records and calls a body; all of it is ahead of the next beat."""
@@ -45,8 +48,8 @@ class Host(Protocol):
     def chain(self) -> tuple[bytes, ...]:
         """Our certificates, leaf first."""
 
-    def verify(self, chain: tuple[bytes, ...], *, dialled: bool) -> VerifiedSession:
-        """Check the peer's chain and, where we dialled it, its role; raises IdentityError."""
+    def verify(self, chain: tuple[bytes, ...], expected: Expected) -> VerifiedSession:
+        """Check the peer's chain, and that it is somebody whom we expect there; raises IdentityError."""
 
     def expired(self, session: VerifiedSession) -> bool:
         """Whether the peer's certificate has ended meanwhile."""
@@ -183,10 +186,10 @@ class TunnelStream(asyncio.Transport):
 class Tunnel(asyncio.Protocol):
     """One connection, either side."""
 
-    def __init__(self, host: Host, clock: Callable[[], float], *, dialler: bool) -> None:
+    def __init__(self, host: Host, clock: Callable[[], float], *, dialler: bool, expected: Expected) -> None:
         self._host = host
         self._clock = clock
-        self._dialler = dialler
+        self._expected: Expected = expected
         self.mux = Mux(dialler=dialler)
         self.peer: VerifiedSession | None = None
         self.refusal: FabrictoolError | None = None
@@ -338,7 +341,7 @@ class Tunnel(asyncio.Protocol):
         hello = _decoded(payload, Hello)
         if hello.protocol != PROTOCOL:
             raise FramingError.of("FT6203", f"the peer speaks protocol {hello.protocol}, this node {PROTOCOL}")
-        session = self._host.verify(hello.chain, dialled=self._dialler)
+        session = self._host.verify(hello.chain, self._expected)
         ssl_object: ssl.SSLObject | None = None
         if self._transport is not None:
             ssl_object = self._transport.get_extra_info("ssl_object")

@@ -62,8 +62,8 @@ def fleet_status(node: MeshNode) -> FleetStatus:
 def links_of(node: MeshNode) -> list[FleetLink]:
     """What it dials, connected or not, and then who dialled it."""
     rows = []
-    for address, route in sorted(node.routes.items()):
-        last = node.dialled_tunnels.get(address)
+    for address, route in sorted(node.hub_links.routes.items()):
+        last = node.hub_links.tunnels.get(address)
         peer = last.peer.session if last is not None and last.peer is not None else b""
         tunnel = node.tunnel(peer)
         rows.append(
@@ -73,7 +73,7 @@ def links_of(node: MeshNode) -> list[FleetLink]:
                 up=tunnel is not None,
                 path=route.used or "",
                 failures={str(kind): why for kind, why in route.failures.items()},
-                error=node.dial_errors.get(address, ""),
+                error=node.hub_links.errors.get(address, ""),
                 **_figures(tunnel),
             )
         )
