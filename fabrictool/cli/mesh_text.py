@@ -145,7 +145,7 @@ def _member_rows(view: FleetStatus, member: FleetMember) -> list[list[str]]:
 
 
 def link_text(view: FleetStatus, member: FleetMember) -> str:
-    """Between the node whose view it is and the member; an agent links to gateways alone, and lacks none to another."""
+    """Between the node whose view it is and the member; an agent needs none to just any other agent."""
     if member.session == view.session:
         return "itself"
     if member.linked:

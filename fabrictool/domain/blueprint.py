@@ -256,8 +256,8 @@ class Gateway(Document):
     advertise: Endpoint | None = None
     """Where agents and other gateways reach ``mesh``, where that is another address, as behind a forwarded port."""
     bootstrap: tuple[Endpoint, ...] = ()
-    """Agents or gateways that it dials while nobody has found it, as ``mesh members`` shows their addresses: a gateway
-    that comes up where nobody expects it is known to the whole mesh by one that it reaches."""
+    """Agents or gateways that it dials while nobody has found it; ``mesh members --json`` shows their addresses. One
+    that it reaches makes it known to the whole mesh."""
     trace: Memory | None = None
     """Keep what happens in the mesh in the gateway's run folder, up to this size, for ``mesh replay``: records and
     addresses, no request and no key."""

@@ -75,17 +75,15 @@ async def run_on_mesh(spec: GatewaySpec, folder: RunFolder, clock: Clock) -> str
         )
         gateway.publish_node(node_body(mesh, spec, Lifecycle.SERVING, version=1))
         _log.info("clients on %s, agents on %s", gateway.listen_address, gateway.mesh_address)
-        _take_revocations(mesh, spec)
+        _tell_mesh(mesh, spec)
         mesh.dial([(hub.host, hub.port) for hub in spec.dials])
-        mesh.seek(spec.seeks)
         settling = Settling(mesh, clock, others=bool(spec.hubs))
 
         def take_over(new: GatewaySpec, keyring: Keyring | None) -> None:
             gateway.reload(_rules_of(new), keyring)
             _learn(keyring, stack)
             gateway.plan_for(new.planned)
-            _take_revocations(mesh, new)
-            mesh.seek(new.seeks)
+            _tell_mesh(mesh, new)
 
         reloading = Reloading(spec, folder, take_over, gateway.note)
 
@@ -152,9 +150,11 @@ async def _make_pseudonyms(keyring: Keyring) -> None:
         await asyncio.to_thread(keyring.pseudonym, tenant)
 
 
-def _take_revocations(mesh: MeshNode, spec: GatewaySpec) -> None:
+def _tell_mesh(mesh: MeshNode, spec: GatewaySpec) -> None:
+    """Who was revoked, and whom to dial while nobody is linked."""
     for text in spec.revoked:
         mesh.take(read_revocation(text)[0])
+    mesh.seek(spec.seeks)
 
 
 def _rules_of(spec: GatewaySpec) -> RoutingRules:

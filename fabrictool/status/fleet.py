@@ -72,6 +72,8 @@ class FleetMember(msgspec.Struct, frozen=True, kw_only=True):
     ends_at: float | None = None
     """Wall time at which its allocation ends."""
     release: str = ""
+    addresses: list[str] = []
+    """``host:port`` where it listens: a gateway for all, an agent for its site."""
     device: str = ""
     devices: int = 0
     memory: int = 0

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from fabrictool.status.fleet import FleetStatus
+from tests.conftest import BLUEPRINT, INVENTORY
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -63,3 +64,31 @@ def test_a_gateway_and_an_agent_agree_and_tell_how_an_agent_was_lost(fabric_bed)
     assert (survivor.session, survivor.role) == (by_agent.session, "agent"), "without a gateway an agent is asked"
     links = until(lambda: members(fabric_bed).links, lambda links: links[0].error)
     assert (links[0].up, "refused" in links[0].error) == (False, True)
+
+
+def test_agents_of_one_site_keep_the_map_without_any_gateway(fabric_bed):
+    fabric_bed.write(
+        inventory=INVENTORY.replace("site: b", "site: a"), blueprint=BLUEPRINT.replace("{spread: site}", "{}")
+    )
+    fabric_bed.up()
+    units = {address: unit for (address, state), unit in fabric_bed.units().items() if state == "running"}
+    agents = [units[f"replica/tiny/{number}"].status_url for number in (0, 1)]
+    os.kill(units["gateway/main"].pid, signal.SIGKILL)
+
+    def site_links(url):
+        printed = json.loads(fabric_bed.run("mesh", "paths", "--json", "--url", url).stdout)
+        view = msgspec.convert(printed["document"], FleetStatus)
+        agents_ = {member.session for member in view.members if member.role == "agent"}
+        return [link for link in view.links if link.up and link.peer in agents_]
+
+    links = [until(lambda url=url: site_links(url), bool) for url in agents]
+    assert sorted(len([link for link in its if link.address]) for its in links) == [0, 1], "one of the two dials"
+    same = until(
+        lambda: fabric_bed.run("mesh", "convergence", "--url", agents[0], "--url", agents[1]).stdout,
+        lambda text: "All 2 that answer hold the same records" in text,
+    )
+    assert "agent" in same
+    shown = fabric_bed.run("mesh", "paths", "--url", agents[0]).stdout
+    assert f"127.0.0.1:{fabric_bed.values['mesh']}" in shown
+    os.kill(units["replica/tiny/1"].pid, signal.SIGKILL)
+    until(lambda: site_links(agents[0]), lambda left: not left)

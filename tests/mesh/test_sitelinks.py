@@ -11,6 +11,7 @@ from fabrictool.mesh.records import Lifecycle
 from fabrictool.mesh.sites import SITE_LINKS, Sites
 from fabrictool.mesh.transport import sitelinks
 from fabrictool.mesh.transport.sitelinks import own_address
+from fabrictool.mesh.transport.views import links_of
 from tests.mesh.signed_records import SESSIONS, node
 from tests.mesh.test_transport import listening, node_body, service_body, until
 from tests.mesh.world import Op, World
@@ -56,6 +57,9 @@ async def test_agents_of_a_site_are_linked_and_of_another_site_or_provider_not(f
     await until(lambda: all(len(site_neighbours(agent)) >= SITE_LINKS for agent in here))
     await until(lambda: all(len(site_neighbours(agent)) == 1 for agent in elsewhere))
     assert all(site_neighbours(agent) <= sessions for agent in here)
+    links = [link for agent in here for link in links_of(agent) if bytes.fromhex(link.peer) in sessions]
+    assert {link.address for link in links if link.address} <= {str(address_of(agent)) for agent in here}
+    assert sum(bool(link.address) for link in links) * 2 == len(links), "of two one dials"
     assert site_neighbours(other) == set()
     await until(lambda: agree([hub, *everybody]))
     for agent in [hub, *everybody]:

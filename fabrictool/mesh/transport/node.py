@@ -31,7 +31,7 @@ from fabrictool.mesh.transport.tls import IdentityFiles, client_context, server_
 from fabrictool.mesh.transport.tunnel import Tunnel, TunnelStream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from fabrictool.base.clock import Clock
     from fabrictool.domain.specs import EgressSpec
@@ -151,6 +151,11 @@ class MeshNode:
     def hub_tunnels(self) -> list[Tunnel]:
         """The live connections to hubs."""
         return [tunnel for tunnel in self._tunnels.values() if _is_hub(tunnel)]
+
+    @property
+    def site_addresses(self) -> Mapping[bytes, HostPort]:
+        """The agents of our site that we dial, and where."""
+        return {} if self._site_links is None else self._site_links.addresses
 
     # -- lifecycle --------------------------------------------------------------------------------------------
 

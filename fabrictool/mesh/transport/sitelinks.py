@@ -79,6 +79,8 @@ class SiteLinks:
         self._tunnel_to = tunnel_to
         self._new_tunnel = new_tunnel
         self._dialling: dict[bytes, asyncio.Task[None]] = {}
+        self.addresses: dict[bytes, HostPort] = {}
+        """Whom we dial, and where."""
         self._missed_since: dict[bytes, float] = {}
         """Whom the other one should dial → since when there is no link."""
         self._rest_until: dict[bytes, float] = {}
@@ -97,9 +99,11 @@ class SiteLinks:
             ours = self._session < session or now - self._missed_since[session] >= SECOND_DIALLER_S
             address = self._address_of(session)
             if ours and address is not None and now >= self._next_at:
+                self.addresses[session] = address
                 self._dialling[session] = asyncio.create_task(self._dial(session, address))
         if len(linked) == len(wanted):
             for session in self._dialling.keys() - set(wanted):
+                del self.addresses[session]
                 self._dialling.pop(session).cancel()
 
     async def close(self) -> None:
@@ -129,7 +133,7 @@ class SiteLinks:
             self._failed(session, str(error))
         finally:
             if self._dialling.get(session) is asyncio.current_task():
-                del self._dialling[session]
+                del self._dialling[session], self.addresses[session]
 
     def _failed(self, session: bytes, why: str) -> None:
         now = self._clock.monotonic()

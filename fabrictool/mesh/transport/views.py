@@ -60,7 +60,7 @@ def fleet_status(node: MeshNode) -> FleetStatus:
 
 
 def links_of(node: MeshNode) -> list[FleetLink]:
-    """What it dials, connected or not, and then who dialled it."""
+    """The hubs that it dials, connected or not, then its links with its site, and then who dialled it."""
     rows = []
     for address, route in sorted(node.hub_links.routes.items()):
         last = node.hub_links.tunnels.get(address)
@@ -77,6 +77,11 @@ def links_of(node: MeshNode) -> list[FleetLink]:
                 **_figures(tunnel),
             )
         )
+    rows += [
+        FleetLink(peer=peer.hex(), address=str(address), up=True, path="direct", **_figures(node.tunnel(peer)))
+        for peer, address in sorted(node.site_addresses.items())
+        if node.tunnel(peer) is not None
+    ]
     dialled = {row.peer for row in rows}
     tunnels = {peer.hex(): node.tunnel(peer) for peer in node.neighbours}
     return rows + [
