@@ -50,6 +50,13 @@ def join(
     cluster: Annotated[str, typer.Option(help="Name of the cluster; default: Slurm's, or the machine's.")] = "",
     device: Annotated[str, typer.Option(help="Accelerator, by its id in the catalogue.")] = "",
     devices: Annotated[int, typer.Option(min=1, max=4096, help="How many accelerators the server uses.")] = 1,
+    site_links: Annotated[
+        bool,
+        typer.Option(
+            "--site-links/--no-site-links",
+            help="Listen on a port of this node for agents of the same site, which then need no gateway to agree.",
+        ),
+    ] = True,
     drain: Annotated[
         float,
         typer.Option(
@@ -87,6 +94,7 @@ def join(
     }
     words = [word for name, value in named.items() if value for word in (name, value)]
     words += ["--bind", bind] if bind is not None else []
+    words += [] if site_links else ["--no-site-links"]
     words += ["--devices", str(devices), "--drain", str(drain), "--start-timeout", str(start_timeout), token]
     words += ["--", *command] if command else []
     # The agent's own program, so that what runs for days on a node has loaded nothing of the command line.

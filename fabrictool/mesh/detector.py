@@ -58,7 +58,7 @@ class _Lost:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class AskNeighbour:
     """Effect: ask a neighbour for its tunnel to a session."""
 
     neighbour: bytes
@@ -103,7 +103,7 @@ class Detector:
             return "it stood still, or lost half of its neighbours at once"
         return "its suspicions were refuted again and again" if now < self._muted_until else ""
 
-    def link_up(self, session: bytes) -> list[Ask | Say]:
+    def link_up(self, session: bytes) -> list[AskNeighbour | Say]:
         """A tunnel came, or came back."""
         self._linked.add(session)
         entry = self._lost.pop(session, None)
@@ -142,7 +142,7 @@ class Detector:
         if entry is not None and entry.asked_at is not None:
             entry.answers[hub] = life
 
-    def refuted(self, session: bytes, now: float) -> list[Ask | Say]:
+    def refuted(self, session: bytes, now: float) -> list[AskNeighbour | Say]:
         """The suspect spoke: a newer version of its own record came."""
         entry = self._lost.get(session)
         if entry is None or not entry.suspected:
@@ -165,7 +165,7 @@ class Detector:
         interval: float,
         hubs: Iterable[bytes],
         around: Callable[[bytes], Iterable[bytes]] = lambda _: (),
-    ) -> list[Ask | Say]:
+    ) -> list[AskNeighbour | Say]:
         """Each beat. `hubs`: the others that have not left, linked or not; `around`: who may be linked to a session."""
         stalled = self._ticked_at is not None and now - self._ticked_at > interval + STALL_S
         self._ticked_at = now
@@ -173,7 +173,7 @@ class Detector:
             self._frozen_until = max(self._frozen_until, now + FROZEN_S)
         if self.silent(now):
             return []
-        effects: list[Ask | Say] = []
+        effects: list[AskNeighbour | Say] = []
         others = set(hubs)
         for session, entry in list(self._lost.items()):
             effects += self._judge(session, entry, others - {session}, around, now)
@@ -187,7 +187,7 @@ class Detector:
         hubs: set[bytes],
         around: Callable[[bytes], Iterable[bytes]],
         now: float,
-    ) -> list[Ask | Say]:
+    ) -> list[AskNeighbour | Say]:
         """Ask, wait for the answers, and say what follows from them."""
         if entry.asked_at is None and (entry.voted or now < entry.ask_at):
             return []
@@ -195,7 +195,7 @@ class Detector:
         if entry.asked_at is None:
             entry.asked_at, entry.answers = now, {}
             if reached:
-                return [Ask(neighbour, session) for neighbour in sorted(reached)]
+                return [AskNeighbour(neighbour, session) for neighbour in sorted(reached)]
         if now - entry.asked_at < ANSWER_WITHIN_S and not reached <= set(entry.answers):
             return []
         entry.asked_at, entry.ask_at = None, now + ASK_AGAIN_S
@@ -220,7 +220,7 @@ class Detector:
         return lost is None or now - lost.at < GRACE_S
 
     @staticmethod
-    def _withdraw(session: bytes, entry: _Lost) -> list[Ask | Say]:
+    def _withdraw(session: bytes, entry: _Lost) -> list[AskNeighbour | Say]:
         if not entry.suspected:
             return []
         entry.suspected = entry.voted = False

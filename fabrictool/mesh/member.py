@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from fabrictool.mesh.detector import Ask, Detector, Say
+from fabrictool.mesh.detector import AskNeighbour, Detector, Say
 from fabrictool.mesh.gossip import (
     Changed,
     Gossip,
@@ -232,11 +232,11 @@ class Member:
             self.detector.suspected_elsewhere(witness.suspect, now)
         return []
 
-    def _carry_out(self, effects: list[Ask | Say], wall: float) -> list[Effect]:
+    def _carry_out(self, effects: list[AskNeighbour | Say], wall: float) -> list[Effect]:
         done: list[Effect] = []
         for effect in effects:
             match effect:
-                case Ask(neighbour, suspect):
+                case AskNeighbour(neighbour, suspect):
                     done.append(Send(neighbour, encode(LifeQuestion(suspect))))
                 case Say():
                     done += self._say(effect, wall)

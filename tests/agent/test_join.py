@@ -111,7 +111,10 @@ def test_a_node_is_called_as_slurm_calls_it(token):
     spec = join.join_spec(options, token.token, "ab" * 16, slurm, "host")
     assert (spec.provider, spec.site, spec.cluster, spec.partition) == ("beta", "beta", "blue", "n7")
     assert (spec.replica, spec.brought.port, spec.brought.models) == ("joined/abababab", 8000, ("m",))
+    assert spec.site_links is msgspec.UNSET
     bare = join.join_spec(options, token.token, "ab" * 16, {}, "host")
+    alone = join.read_options(["t", "--no-site-links", "--url", "http://127.0.0.1:8000"])
+    assert join.join_spec(alone, token.token, "ab" * 16, slurm, "host").site_links is False
     assert (bare.cluster, bare.partition) == ("host", "host")
     options.model = "other"
     assert code_of(join.join_spec, options, token.token, "", {}, "host") == "FT6407"
