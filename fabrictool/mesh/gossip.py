@@ -144,8 +144,8 @@ class _Peer:
     roots: tuple[bytes, bytes] | None = None
     """Ours and theirs when the last repair began."""
     repairs_in_vain: int = 0
-    has_chain: set[bytes] = field(default_factory=set)
-    """Sessions whose chain has crossed this link, either way."""
+    has_chain: set[tuple[bytes, bytes]] = field(default_factory=set)
+    """Sessions, and which certificate of theirs, whose chain has crossed this link, either way."""
     outbox: dict[bytes, Envelope] = field(default_factory=dict)
     refused: dict[bytes, None] = field(default_factory=dict)
     """Hashes of bodies that came over this link and were refused: not asked for again here."""
@@ -233,8 +233,9 @@ class Gossip:
 
     def forget(self, sessions: Iterable[bytes]) -> None:
         """They are no longer in the map."""
-        for state in self._peers.values():
-            state.has_chain.difference_update(sessions)
+        gone = set(sessions)
+        for state in self._peers.values() if gone else ():
+            state.has_chain = {chain for chain in state.has_chain if chain[0] not in gone}
 
     def flush(self) -> list[Send]:
         """Everything that the turn brought, in as few messages as it fits."""
@@ -299,7 +300,7 @@ class Gossip:
     def _learn(self, peer: bytes, merge: Merge) -> None:
         """Who sends a node record that we could place has its chain."""
         if merge.record is not None and isinstance(merge.record.body, NodeBody) and peer in self._peers:
-            self._peers[peer].has_chain.add(merge.record.body.session)
+            self._peers[peer].has_chain.add(_chain_of(merge.record.body))
 
     def _remember_refusal(self, peer: bytes, envelope: Envelope) -> None:
         state = self._peers.get(peer)
@@ -327,7 +328,7 @@ class Gossip:
                 if record is not None:
                     state.outbox[key] = record.envelope
                     if isinstance(record.body, NodeBody):
-                        state.has_chain.add(key)
+                        state.has_chain.add(_chain_of(record.body))
 
     @staticmethod
     def _without_known_chain(state: _Peer, record: Record) -> Envelope:
@@ -335,10 +336,15 @@ class Gossip:
         if not isinstance(record.body, NodeBody):
             return envelope
         waiting = state.outbox.get(record.key)
-        if record.key in state.has_chain and (waiting is None or not waiting.chain):
+        chain = _chain_of(record.body)
+        if chain in state.has_chain and (waiting is None or not waiting.chain):
             return Envelope(envelope.body, envelope.signature)
-        state.has_chain.add(record.key)
+        state.has_chain.add(chain)
         return envelope
+
+
+def _chain_of(body: NodeBody) -> tuple[bytes, bytes]:
+    return body.session, body.certificate
 
 
 def _batches(envelopes: list[Envelope]) -> Iterator[list[Envelope]]:

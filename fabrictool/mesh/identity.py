@@ -184,6 +184,7 @@ def issue_session(
     return Credential(key, certify(provider, key.public_key(), role, now=now, seconds=seconds, models=models))
 
 
+# Wide: what a certificate says.
 def certify(
     provider: Credential,
     key: Ed25519PublicKey,
@@ -192,10 +193,12 @@ def certify(
     now: float,
     seconds: float,
     models: tuple[str, ...] = (),
+    began_at: float | None = None,
 ) -> tuple[bytes, ...]:
     """The chain for one run of one agent or gateway, signed by its provider and valid no longer than that one's.
 
-    With `models` the session may serve these and no others.
+    With `models` the session may serve these and no others. A certificate that is renewed says when the session
+    `began_at`: by that its key's age is known.
 
     Raises
     ------
@@ -207,7 +210,9 @@ def certify(
     claims = Claims(signer.federation, signer.provider, role, session)
     issuer = _load(provider.chain[0])
     name = f"{role} {session[:8]}"
-    certificate = _build(name, claims, key, provider.key, issuer, now, seconds, path_length=None, models=models)
+    certificate = _build(
+        name, claims, key, provider.key, issuer, now, seconds, path_length=None, models=models, began_at=began_at
+    )
     return certificate, provider.chain[0]
 
 
@@ -228,6 +233,8 @@ class VerifiedSession:
     """Fingerprint of the provider's certificate that signed it."""
     models: tuple[str, ...] = ()
     """What it may serve; empty: anything."""
+    certificate: bytes = b""
+    """Fingerprint of its own."""
 
     @property
     def session(self) -> bytes:
@@ -314,7 +321,7 @@ class IdentityVerifier:
         if not isinstance(key, Ed25519PublicKey) or session_id(key).hex() != leaf_claims.session:
             raise IdentityError.of("FT6004", "the session's id is not the hash of its key")
         end, issuer = leaf.not_valid_after_utc.timestamp(), fingerprint(chain[1])
-        session = VerifiedSession(leaf_claims, key, end, issuer, _models(leaf))
+        session = VerifiedSession(leaf_claims, key, end, issuer, _models(leaf), fingerprint(chain[0]))
         return session, [_validity(leaf, leaf_claims), _validity(provider, provider_claims)]
 
     def authority(self, chain: tuple[bytes, ...], provider: str, *, now: float) -> Authority:
@@ -413,6 +420,7 @@ def _build(
     *,
     path_length: int | None,
     models: tuple[str, ...] = (),
+    began_at: float | None = None,
 ) -> bytes:
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name[:64])])
     begin = dt.datetime.fromtimestamp(now - 60, dt.UTC)
@@ -425,6 +433,8 @@ def _build(
                 hint="`fabrictool trust issue PROVIDER` renews a provider's certificate",
             )
         end = min(end, issuer.not_valid_after_utc)
+    if began_at is not None:
+        begin = dt.datetime.fromtimestamp(began_at, dt.UTC)
     authority = path_length is not None
     builder = (
         x509.CertificateBuilder()

@@ -27,6 +27,7 @@ from fabrictool.mesh.gossip import (
     decode_message,
     encode,
 )
+from fabrictool.mesh.identity import fingerprint
 from fabrictool.mesh.records import Lifecycle, NodeBody, RevocationBody, ServiceBody, WitnessBody, seal
 from fabrictool.mesh.registry import Registry
 from fabrictool.mesh.sites import Sites
@@ -104,6 +105,8 @@ class Member:
 
     def publish(self, body: Body, *, wall: float) -> list[Effect]:
         """Sign a record of our own and spread it; its version is ours to choose, whatever `body` has."""
+        if isinstance(body, NodeBody):
+            body = msgspec.structs.replace(body, certificate=fingerprint(self._chain[0]))
         blank = seal(body, self._sign)
         current = self.registry.get(blank.key)
         if current is not None:
@@ -112,6 +115,12 @@ class Member:
         effects = self.gossip.publish(seal(body, self._sign, self._chain), wall=wall)
         self._place(effects)
         return [*effects]
+
+    def renew(self, chain: tuple[bytes, ...], *, wall: float) -> list[Effect]:
+        """Our session got another certificate for its key: tell it with our next record, which is due now."""
+        self._chain = chain
+        node = self._own.get(self.session)
+        return self.publish(node, wall=wall) if node is not None else []
 
     # -- what happens -----------------------------------------------------------------------------------------
 

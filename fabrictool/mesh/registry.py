@@ -283,6 +283,8 @@ class Registry:
         if not isinstance(body, NodeBody) or not record.envelope.chain:
             if known is not None and self._expired(body.session, wall):
                 raise IdentityError.of("FT6005", "the session of this record has expired")
+            if isinstance(body, NodeBody) and known is not None and body.certificate not in (b"", known.certificate):
+                return None  # it was renewed, and its chain comes with a repair
             return known
         return self._verifier.verify(record.envelope.chain, now=wall)
 
@@ -302,6 +304,8 @@ class Registry:
             return "only the owner may write its record"
         if isinstance(body, NodeBody) and (body.provider, body.role) != (owner.claims.provider, owner.claims.role):
             return "record claims a provider or role that its certificate does not"
+        if isinstance(body, NodeBody) and body.certificate not in (b"", owner.certificate):
+            return "record does not go with this certificate"
         if isinstance(body, ServiceBody) and owner.models and body.model not in owner.models:
             return "its certificate does not name this model"
         if isinstance(body, WitnessBody) and owner.claims.role != "gateway":

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 FORMAT = 1
 AGENT = "agent"
 ALONE = "alone"
-InputKind = Literal["take", "publish", "link-up", "link-down", "received", "beat", "tick", "flush"]
+InputKind = Literal["take", "publish", "renew", "link-up", "link-down", "received", "beat", "tick", "flush"]
 
 
 class TraceHead(msgspec.Struct, frozen=True, kw_only=True, tag="head", tag_field="line"):
@@ -100,6 +100,10 @@ class TracedMember(Member):
     def publish(self, body: Body, *, wall: float) -> list[Effect]:
         about = TraceInput(kind="publish", wall=wall, data=msgspec.msgpack.encode(body))
         return self._told(about, lambda: Member.publish(self, body, wall=wall))
+
+    def renew(self, chain: tuple[bytes, ...], *, wall: float) -> list[Effect]:
+        about = TraceInput(kind="renew", wall=wall, data=msgspec.msgpack.encode(chain))
+        return self._told(about, lambda: Member.renew(self, chain, wall=wall))
 
     def link_up(self, peer: bytes, *, wall: float, hub: bool = True) -> list[Effect]:
         about = TraceInput(kind="link-up", wall=wall, peer=peer, how="" if hub else AGENT)
@@ -202,6 +206,8 @@ def _played(member: Member, told: TraceInput) -> Sequence[Effect]:
             return member.take(_envelopes.decode(told.data), now=told.now, wall=told.wall)
         case "publish":
             return member.publish(_bodies.decode(told.data), wall=told.wall)
+        case "renew":
+            return member.renew(msgspec.msgpack.decode(told.data, type=tuple[bytes, ...]), wall=told.wall)
         case "link-up":
             return member.link_up(told.peer, wall=told.wall, hub=told.how != AGENT)
         case "link-down":

@@ -26,7 +26,7 @@ QUIET_S = 5 * GRACE_S
 """To find out who is gone takes one grace period; whom only they had seen, another; who may vote, a third."""
 BELIEVED_AGAIN_S = 5.0
 """Whoever was away for longer than the grace period is heard by then."""
-NODE_FAULTS = ("kill", "power", "start", "restart", "leave", "stall", "clock", "engine", "drain")
+NODE_FAULTS = ("kill", "power", "start", "restart", "leave", "stall", "clock", "engine", "drain", "renew")
 
 
 @pytest.fixture(autouse=True)

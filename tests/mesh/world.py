@@ -10,10 +10,10 @@ same core with real certificates and sockets is in `test_transport.py` and `test
 import hashlib
 import heapq
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fabrictool.mesh.gossip import Changed, Refused, Send, Vain
-from fabrictool.mesh.identity import Claims, IdentityError
+from fabrictool.mesh.identity import Claims, IdentityError, fingerprint
 from fabrictool.mesh.member import BEAT_SECONDS, Member, SessionEnded
 from fabrictool.mesh.records import Lifecycle, NodeBody, ServiceBody, WitnessBody, signed_bytes
 from fabrictool.mesh.sites import SITE_LINKS
@@ -31,6 +31,7 @@ class FakeSession:
     secret: bytes
     issuer: bytes = b""
     models: tuple[str, ...] = ()
+    certificate: bytes = b""
 
     @property
     def session(self):
@@ -57,7 +58,16 @@ class FakeIdentity:
     def issue(self, provider, role, not_after):
         number = len(self.issued)
         session = hashlib.blake2b(number.to_bytes(4, "big"), digest_size=16).hexdigest()
-        issued = FakeSession(Claims(FEDERATION, provider, role, session), not_after, bytes([7]) * 8 + session.encode())
+        secret = bytes([7]) * 8 + session.encode()
+        return self._keep(FakeSession(Claims(FEDERATION, provider, role, session), not_after, secret))
+
+    def renew(self, number, not_after):
+        """Another certificate for the same key."""
+        return self._keep(replace(self.issued[number], not_after=not_after))
+
+    def _keep(self, issued):
+        number = len(self.issued)
+        issued = replace(issued, certificate=fingerprint(self.chain(number)[0]))
         self.issued.append(issued)
         self.of[issued.session] = issued
         return number
@@ -415,6 +425,14 @@ class World:
 
     def op_clock(self, op):
         self.nodes[op.node].skew += op.value
+
+    def op_renew(self, op):
+        node = self.nodes[op.node]
+        if node.alive and not node.now_stalled():
+            left = node.number in self.left
+            node.number = self.identity.renew(node.number, EPOCH + self.now + DAY)
+            self.left |= {node.number} if left else set()
+            node.perform(node.member.renew(self.identity.chain(node.number), wall=node.wall()))
 
     def op_engine(self, op):
         """The engine dies and comes back as another service."""

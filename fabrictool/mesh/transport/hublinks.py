@@ -103,7 +103,6 @@ class HubLinks:
                 self._dialled[hub] = asyncio.create_task(self._keep(str(hub)))
 
     async def _keep(self, address: str) -> None:
-        context = self._context()
         delay = RETRY_FIRST_S
         peer = b""
         while True:
@@ -111,7 +110,7 @@ class HubLinks:
                 await asyncio.sleep(BEAT_SECONDS)
                 continue
             try:
-                async with self.routes[address].connect(self._new_tunnel, context) as tunnel:
+                async with self.routes[address].connect(self._new_tunnel, self._context()) as tunnel:
                     self.errors.pop(address, None)
                     self.tunnels[address] = tunnel
                     began = self._clock.monotonic()

@@ -31,6 +31,7 @@ from fabrictool.mesh.transport.tls import IdentityFiles, client_context, server_
 from fabrictool.mesh.transport.tunnel import Tunnel, TunnelStream
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from fabrictool.base.clock import Clock
@@ -110,6 +111,7 @@ class MeshNode:
         self._refusals: Counter[bytes] = Counter()
         """Neighbour → records of its that were refused since it came."""
         self._server: asyncio.Server | None = None
+        self._server_tls: ssl.SSLContext | None = None
         self._site_links: SiteLinks | None = None
         self._seeking: asyncio.Task[None] | None = None
         self.refused_records = 0
@@ -169,8 +171,9 @@ class MeshNode:
         """
         loop = asyncio.get_running_loop()
         self._begin()
+        self._server_tls = server_context(self._files)
         try:
-            self._server = await loop.create_server(self._accepted, host, port, ssl=server_context(self._files))
+            self._server = await loop.create_server(self._accepted, host, port, ssl=self._server_tls)
         except OSError as error:
             raise FabrictoolError.of(
                 "FT6204",
@@ -210,6 +213,24 @@ class MeshNode:
     def publish(self, body: Body) -> None:
         """Sign a record of our own and spread it; its version is chosen here."""
         self._perform(self._member.publish(body, wall=self._clock.wall()))
+
+    def renew(self) -> None:
+        """Read our certificate again, which was renewed for the same key, and tell the others.
+
+        Raises
+        ------
+        IdentityError
+            FT6001, FT6002 it cannot be read, FT6003 to FT6005 it does not prove itself, or is another session's.
+        """
+        credential, _ = self._files.read()
+        if self._verifier.verify(credential.chain, now=self._clock.wall()).session != self.session:
+            raise IdentityError.of("FT6003", "the new certificate is another session's")
+        self.credential = credential
+        if self._server_tls is not None:
+            self._server_tls.load_cert_chain(self._files.chain, self._files.key)
+        if self._site_links is not None:
+            self._site_links.context = client_context(self._files)
+        self._perform(self._member.renew(credential.chain, wall=self._clock.wall()))
 
     def confide(self, service: bytes, lines: Sequence[str]) -> None:
         """Tell the hubs of our provider, and nobody else, how an engine's log ended."""
@@ -273,8 +294,10 @@ class MeshNode:
         return session
 
     def expired(self, session: VerifiedSession) -> bool:
-        """Whether a session that was valid when it connected has ended."""
-        return session.not_after < self._clock.wall()
+        """Whether a session that was valid when it connected has ended, and was not renewed since."""
+        renewed = self.registry.session(session.session)
+        ends = session.not_after if renewed is None else max(session.not_after, renewed.not_after)
+        return ends < self._clock.wall()
 
     def beat(self, session: VerifiedSession) -> Beat:
         """Our root digest and load, as this peer needs it."""
@@ -414,8 +437,6 @@ class MeshNode:
                 self._site_links.look()
 
     async def _seek(self, addresses: Sequence[HostPort]) -> None:
-        context = client_context(self._files)
-
         def tunnel() -> Tunnel:
             return Tunnel(self, self._clock.monotonic, dialler=True, expected="agent or gateway")
 
@@ -423,7 +444,7 @@ class MeshNode:
             await asyncio.sleep(random.uniform(0.5, 1.0) * BEAT_SECONDS)
             await self.hub_links.alone.wait()
             try:
-                async with Route(address, msgspec.UNSET, {}).connect(tunnel, context) as reached:
+                async with Route(address, msgspec.UNSET, {}).connect(tunnel, client_context(self._files)) as reached:
                     await reached.closed
             except (OSError, ValueError, FabrictoolError) as error:
                 _log.debug("cannot reach %s: %s", address, error)
