@@ -106,7 +106,12 @@ class Agent:
         self._model_path = ""
         self._guard = Guard(spec.provider, _trust_of(spec))
         self._watch = SpecWatch(
-            spec, folder, self._prepared, lambda kind, text: self._note(kind, self.spec.replica, text), LOOK_S
+            spec,
+            folder,
+            self._prepared,
+            lambda kind, text: self._note(kind, self.spec.replica, text),
+            self.mesh.renew,
+            LOOK_S,
         )
         self._refused = 0
         self._refusals_noted: set[str] = set()
@@ -134,8 +139,7 @@ class Agent:
     @property
     def certificate_ends_at(self) -> float:
         """Wall time from which no gateway hears this session; 0.0 before it has said who it is."""
-        identity = self.mesh.registry.session(self.mesh.session)
-        return identity.not_after if identity is not None else 0.0
+        return self.mesh.certificate_ends_at or 0.0
 
     def request_stop(self, reason: str) -> None:
         """Begin to leave; safe to call from a signal handler and more than once."""
@@ -196,6 +200,7 @@ class Agent:
             text=text[:300],
             ends_at=self.ends_at,
             spec=self._watch.mark,
+            certificate_ends_at=self.certificate_ends_at or None,
         )
 
     def status(self) -> AgentStatus:
@@ -319,17 +324,18 @@ class Agent:
 
     async def _until_end(self) -> str:
         """Until it is time to leave, of the allocation or of the certificate, whichever ends first; returns why."""
-        begun, ends = self._clock.wall(), self.certificate_ends_at
-        margin = min(CLOCK_SKEW_S, max(0.0, ends - begun) / 10)  # a gateway's clock may be ahead of ours
+        begun = self._clock.wall()
         while True:
-            now, allocation = self._clock.wall(), self.ends_at
+            now, allocation, ends = self._clock.wall(), self.ends_at, self.certificate_ends_at
+            margin = min(CLOCK_SKEW_S, max(0.0, ends - begun) / 10)  # a gateway's clock may be ahead of ours
             leaves = ends - margin if ends else math.inf  # without a time it is not valid, and nobody links to it
             by_certificate = leaves < (math.inf if allocation is None else allocation)
             end = leaves if by_certificate or allocation is None else allocation
             left = end - self.spec.drain_s - LEAVE_S - now
-            if by_certificate and not self._warned and ends - now < CERTIFICATE_WARNING_S:
-                self._warned = True
+            soon = by_certificate and ends - now < CERTIFICATE_WARNING_S
+            if soon and not self._warned:
                 self._note("certificate-ends", self.mesh.session.hex()[:8], self._certificate_text())
+            self._warned = soon
             if left <= 0 and by_certificate:
                 return "the session's certificate ends soon"
             if left <= 0:
@@ -340,7 +346,7 @@ class Agent:
     def _certificate_text(self) -> str:
         left = duration_text(max(0.0, self.certificate_ends_at - self._clock.wall()))
         joined = not isinstance(self.spec.brought, msgspec.UnsetType)
-        what = "join again with a new session" if joined else "`fabrictool reconcile` starts a successor"
+        what = "join again with a new session" if joined else "`fabrictool reconcile` gives it another one"
         return f"the session's certificate ends in {left}, and this agent leaves before that: {what}"
 
     def _command(self, port: int) -> EngineCommand:

@@ -30,8 +30,11 @@ LOOK_S = 1.0
 class SpecWatch(Generic[S]):
     """Looks at the spec now and then; `spec` is the one in force.
 
-    `prepare` loads what belongs to a new spec, in a thread, and returns what puts it in force, in the loop.
+    `prepare` loads what belongs to a new spec, in a thread, and returns what puts it in force, in the loop. `renew`
+    looks whether there is another certificate, too: with such a one the spec is written again.
     """
+
+    # Wide: what it watches, what it does with it, and whom it tells.
 
     def __init__(
         self,
@@ -39,6 +42,7 @@ class SpecWatch(Generic[S]):
         folder: RunFolder,
         prepare: Callable[[S], Callable[[], None]],
         note: Callable[[str, str], None],
+        renew: Callable[[], bool],
         look_s: float = LOOK_S,
     ) -> None:
         self.spec: S = spec
@@ -48,6 +52,7 @@ class SpecWatch(Generic[S]):
         self._folder = folder
         self._prepare: Callable[[S], Callable[[], None]] = prepare
         self._note = note
+        self._renew = renew
         self._look_s = look_s
         self._seen: tuple[int, int, int] | None = None
 
@@ -64,6 +69,8 @@ class SpecWatch(Generic[S]):
             if seen == self._seen:
                 return False
             spec, mark, take_over = await asyncio.to_thread(self._load)
+            if self._renew():
+                self._note("renewed", "its certificate")
             self._seen = seen  # not before: a file system that failed for a moment is asked again
         except FabrictoolError as error:
             self._seen = None

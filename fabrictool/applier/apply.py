@@ -128,7 +128,9 @@ class Applier:
             check_owned(plan, observed, state.lineage or plan.lineage or lineage)
             check_fresh(plan, observed, self.read_set(state, observed), journal.entries(), state, lineage)
             for action in plan.changes:
-                if action.spec is not None and action.kind != "update":
+                if action.spec is not None and action.renewal is not msgspec.UNSET:
+                    fabric.trust.signer(action.spec.provider)
+                elif action.spec is not None and action.kind != "update":
                     role = role_of(action.spec)  # what is missing or has expired is said before anything starts
                     model = action.spec.model if isinstance(action.spec, AgentSpec) else ""
                     fabric.trust.check_sessions(action.spec.provider, role, model, now=self.clock.wall())
@@ -145,6 +147,14 @@ class Applier:
         walltime = spec.walltime_s if isinstance(spec, AgentSpec) else None
         seconds = SESSION_SECONDS if walltime is None else walltime + QUEUED_SECONDS
         return self.fabric.trust.session_files(spec.provider, role_of(spec), now=self.clock.wall(), seconds=seconds)
+
+    def renewed(self, action: Action) -> dict[str, bytes]:
+        """Of who runs: it keeps its session, and gets another certificate where the plan says so."""
+        spec, renewal = action.spec, action.renewal
+        if spec is None or isinstance(renewal, msgspec.UnsetType):
+            return {}
+        trust, now = self.fabric.trust, self.clock.wall()
+        return trust.renewed_files(spec.provider, role_of(spec), renewal, now=now, seconds=SESSION_SECONDS)
 
     def _wanted(self, plan: Plan, state: State) -> dict[str, Applied]:
         """What runs when the plan is carried out; what it says nothing of, on clusters out of sight, stays wanted."""
@@ -277,7 +287,7 @@ class _Run:
         spec, keys = action.spec, self._applier.keys
         if spec is None:  # the plan was found sound
             raise FabrictoolError.of("FT4006", f"{action.address} has no spec", thing=action.address)
-        files = {} if action.kind == "update" else self._applier.identity(spec)  # who runs keeps its session
+        files = self._applier.renewed(action) if action.kind == "update" else self._applier.identity(spec)
         if isinstance(spec, GatewaySpec) and keys is not None:
             files["keys.json"] = keys.file
             spec = msgspec.structs.replace(spec, keys=keys.digest)

@@ -113,8 +113,15 @@ def meta_of(unit: NewUnit) -> bytes:
         "serial": unit.serial,
         "certificate_begins_at": described.begin if described is not None else 0.0,
         "certificate_ends_at": described.end if described is not None else None,
+        "session_key": described.key if described is not None else "",
     }
     return msgspec.json.encode(meta)
+
+
+def told_files(unit: NewUnit) -> dict[str, bytes]:
+    """The same of a unit that runs; what says when its certificate ends changes with that."""
+    meta = {"meta.json": meta_of(unit) + b"\n"} if "identity/session.crt" in unit.files else {}
+    return {**unit.files, **meta, "spec.json": encode_spec(unit.spec) + b"\n"}
 
 
 def run_folder(unit: NewUnit, job: Job, scheduler: Scheduler, survey: Survey) -> dict[str, bytes]:

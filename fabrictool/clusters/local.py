@@ -25,7 +25,7 @@ from fabrictool.base.runfolder import RunFolder
 from fabrictool.base.settings import Settings
 from fabrictool.clusters.schedulers.protocol import STOPPED
 from fabrictool.domain.address import Address
-from fabrictool.domain.observed import ClusterFacts, ObservedUnit, UnitState, awaited, standing
+from fabrictool.domain.observed import ClusterFacts, ObservedUnit, UnitState, awaited, renewable, standing
 from fabrictool.domain.plan import spec_digest
 from fabrictool.domain.specs import AgentSpec, UnitSpec, decode_spec, encode_spec
 from fabrictool.mesh.identity import describe_chain
@@ -246,17 +246,19 @@ def _read_spec(folder: RunFolder) -> UnitSpec:
         raise FabrictoolError.of("FT5104", f"{folder.spec} is damaged: {error}", file=str(folder.spec)) from error
 
 
-def _certificate(folder: RunFolder) -> tuple[float, float | None]:
-    """Wall time of the session certificate's begin and of its chain's end; None for the end when it has none."""
+def _certificate(folder: RunFolder) -> tuple[float, float | None, str]:
+    """Wall time of the session certificate's begin and of its chain's end, and its public key; None for the end when it
+    has none.
+    """
     try:
         described = describe_chain((folder.identity / "session.crt").read_bytes())
     except FileNotFoundError:
-        return 0.0, None
+        return 0.0, None, ""
     except OSError as error:
         raise file_error(error, folder.identity) from error
     except FabrictoolError:
-        return 0.0, 0.0  # damaged: no time is left on it, so the next apply gives the unit another
-    return described.begin, described.end
+        return 0.0, 0.0, ""  # damaged: no time is left on it, so the next apply gives the unit another
+    return described.begin, described.end, described.key
 
 
 def _observe_unit(folder: RunFolder) -> ObservedUnit | None:
@@ -277,7 +279,7 @@ def _observe_unit(folder: RunFolder) -> ObservedUnit | None:
             reason=str(error),
         )
     process = folder.process()
-    begins, ends = _certificate(folder)
+    begins, ends, key = _certificate(folder)
     walltime = spec.walltime_s if isinstance(spec, AgentSpec) else None
     started = process.get("started_at")
     state = _state(folder)
@@ -288,12 +290,13 @@ def _observe_unit(folder: RunFolder) -> ObservedUnit | None:
         operation=folder.path.name,
         state=state,
         spec_digest=spec_digest(spec),
-        in_force=standing(health.get("spec"), folder.spec.read_bytes()),
+        in_force=standing(health, folder.spec.read_bytes(), ends),
         pid=folder.holder(),
         reason=str(folder.exit().get("reason", "")),
         status_url=str(process.get("status", "")),
         certificate_begins_at=begins,
         certificate_ends_at=ends,
+        session_key=renewable(health, key),
         ends_at=started + walltime if walltime is not None and isinstance(started, int | float) else None,
         waits_for=awaited(health.get("waits_for")),
         ready=health.get("ready") is True and not stopped,

@@ -24,13 +24,13 @@ import msgspec
 from fabrictool.base.clock import SystemClock, minute_text
 from fabrictool.base.errors import FabrictoolError, UnreachableError
 from fabrictool.clusters.heartbeats import LOOK_AGAIN_S, Heartbeats
-from fabrictool.clusters.jobs import away, job_of, run_folder, tar
+from fabrictool.clusters.jobs import away, job_of, run_folder, tar, told_files
 from fabrictool.clusters.schedulers import shell
 from fabrictool.clusters.schedulers.processes import Processes
 from fabrictool.clusters.survey import Looker, read_survey
 from fabrictool.domain.observed import ClusterFacts, Queue
 from fabrictool.domain.plan import Outlook
-from fabrictool.domain.specs import GatewaySpec, encode_spec
+from fabrictool.domain.specs import GatewaySpec
 from fabrictool.status.documents import decode
 
 if TYPE_CHECKING:
@@ -286,7 +286,7 @@ class RemoteCluster:
         return failed
 
     def update(self, units: Sequence[NewUnit]) -> dict[str, FabrictoolError]:
-        folders = {unit.operation: {**unit.files, "spec.json": encode_spec(unit.spec) + b"\n"} for unit in units}
+        folders = {unit.operation: told_files(unit) for unit in units}
         done = self._run("ft-update", shell.program("update"), sorted(folders), stdin=tar(folders), changes=True)
         placed = set(done.stdout.decode(errors="replace").split())
         why = done.stderr.decode(errors="replace").strip()[-200:] or "its run folder is missing"

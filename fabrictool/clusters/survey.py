@@ -13,7 +13,7 @@ from fabrictool.base.errors import FabrictoolError
 from fabrictool.clusters.heartbeats import ALIVE, Heartbeats
 from fabrictool.clusters.schedulers.protocol import JobFacts, SchedulerFacts, parse_comment
 from fabrictool.domain.address import Address
-from fabrictool.domain.observed import LIVING, Blocked, ObservedUnit, UnitState, awaited, standing
+from fabrictool.domain.observed import LIVING, Blocked, ObservedUnit, UnitState, awaited, renewable, standing
 from fabrictool.domain.plan import spec_digest
 from fabrictool.domain.specs import GatewaySpec, UnitSpec, decode_spec
 
@@ -186,7 +186,9 @@ def _unit(
             detail = f"the scheduler does not list it, but it lives; {detail}".rstrip("; ")
     elif state == "pending":
         detail = "the scheduler may or may not have taken its job" if job is None else _queued(job)
-    in_force = standing(health.get("spec"), files["spec.json"].encode()) if spec and state == "running" else ""
+    certificate_ends_at = _number(meta.get("certificate_ends_at"), None)
+    tells = health if spec and state == "running" else {}
+    in_force = standing(tells, files.get("spec.json", "").encode(), certificate_ends_at)
     if in_force == "current" and isinstance(spec, GatewaySpec):
         wanted = not isinstance(spec.after_reboot, msgspec.UnsetType)
         if wanted != ("again" in files):  # `apply` was cut off, or could not write a crontab
@@ -205,7 +207,8 @@ def _unit(
         reason=reason,
         holds=holds,
         certificate_begins_at=_number(meta.get("certificate_begins_at"), 0.0) or 0.0,
-        certificate_ends_at=_number(meta.get("certificate_ends_at"), None),
+        certificate_ends_at=certificate_ends_at,
+        session_key=renewable(tells, meta.get("session_key")),
         ends_at=told_end if state == "running" else None,
         waits_for="leaving" if ending else awaited(health.get("waits_for")) if state == "running" else "",
         ready=state == "running"

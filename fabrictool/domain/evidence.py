@@ -44,6 +44,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """None where the keys could not be had."""
     revocations: tuple[str, ...] = ()
     """Signed; what was revoked and has not ended by itself."""
+    signs: tuple[str, ...] = ()
+    """Providers whose signing key was there."""
 
     @property
     def observed(self) -> Observed:

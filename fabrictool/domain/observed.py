@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import msgspec
 
 from fabrictool.domain.specs import mark_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 UnitState = Literal["running", "pending", "ended", "killed", "prepared", "damaged"]
 """running: its process lives; pending: its job waits in a scheduler's queue; ended: it said goodbye; killed: it died
@@ -40,6 +43,8 @@ class ObservedUnit(msgspec.Struct, frozen=True, kw_only=True):
     certificate_begins_at: float = 0.0
     certificate_ends_at: float | None = None
     """Wall seconds until which every certificate of its chain is valid."""
+    session_key: str = ""
+    """Of a running unit that takes another certificate for its key: the public one, hex."""
     ends_at: float | None = None
     """Wall seconds at which its walltime ends; None when it has none or was not started."""
     holds: bool = False
@@ -72,11 +77,19 @@ def awaited(word: object) -> Awaited:
     return next((known for known in get_args(Awaited) if known == word), "")
 
 
-def standing(told: object, written: bytes) -> InForce:
-    """From the mark that a unit tells of the spec that is in force, and the spec as it is written."""
+def standing(health: Mapping[str, object], written: bytes, certificate_ends_at: float | None) -> InForce:
+    """From what a unit tells of the spec and the certificate that are in force, and those that are written."""
+    told, ends = health.get("spec"), health.get("certificate_ends_at")
     if not isinstance(told, str) or not told:
         return ""
+    if isinstance(ends, int | float) and certificate_ends_at is not None and ends < certificate_ends_at - 1.0:
+        return "former"
     return "current" if told == mark_of(written) else "former"
+
+
+def renewable(health: Mapping[str, object], key: object) -> str:
+    """Its public key, of a unit that tells until when its certificate is good: it takes another one as it runs."""
+    return key if isinstance(key, str) and isinstance(health.get("certificate_ends_at"), int | float) else ""
 
 
 def lives(unit: ObservedUnit) -> bool:

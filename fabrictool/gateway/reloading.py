@@ -52,10 +52,11 @@ class Reloading(SpecWatch[GatewaySpec]):
         folder: RunFolder,
         take_over: Callable[[GatewaySpec, Keyring | None], None],
         note: Callable[[str, str, str], None],
+        renew: Callable[[], bool],
     ) -> None:
         def prepare(new: GatewaySpec) -> Callable[[], None]:
             for text in new.revoked:
                 read_revocation(text)  # one that cannot be read is refused with the rest
             return functools.partial(take_over, new, keyring_of(new, folder))
 
-        super().__init__(spec, folder, prepare, lambda kind, text: note(kind, spec.name, text))
+        super().__init__(spec, folder, prepare, lambda kind, text: note(kind, spec.name, text), renew)

@@ -85,13 +85,14 @@ async def run_on_mesh(spec: GatewaySpec, folder: RunFolder, clock: Clock) -> str
             gateway.plan_for(new.planned)
             _tell_mesh(mesh, new)
 
-        reloading = Reloading(spec, folder, take_over, gateway.note)
+        reloading = Reloading(spec, folder, take_over, gateway.note, mesh.renew)
 
         def health() -> Health:
             """Also which spec is in force."""
             gateway.spec_mark = reloading.mark
             seen = settling.health()
-            return msgspec.structs.replace(seen, spec=reloading.mark, text=seen.text or reloading.refusal[:300])
+            text, ends = seen.text or reloading.refusal[:300], mesh.certificate_ends_at
+            return msgspec.structs.replace(seen, spec=reloading.mark, text=text, certificate_ends_at=ends)
 
         signs = SignsOfLife(folder, health, gateway.status, BEAT_S)
         _learn(keyring, stack)

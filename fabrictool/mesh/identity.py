@@ -99,9 +99,7 @@ class Credential:
 
     def chain_pem(self) -> bytes:
         """The chain as concatenated PEM, leaf first."""
-        return b"".join(
-            x509.load_der_x509_certificate(der).public_bytes(serialization.Encoding.PEM) for der in self.chain
-        )
+        return chain_pem(self.chain)
 
     @classmethod
     def from_pem(cls, key: bytes, chain: bytes) -> Credential:
@@ -114,6 +112,11 @@ class Credential:
         if not isinstance(private, Ed25519PrivateKey):
             raise IdentityError.of("FT6002", "the private key is not Ed25519")
         return cls(private, tuple(c.public_bytes(serialization.Encoding.DER) for c in certificates))
+
+
+def chain_pem(chain: tuple[bytes, ...]) -> bytes:
+    """Concatenated PEM of DER certificates."""
+    return b"".join(x509.load_der_x509_certificate(der).public_bytes(serialization.Encoding.PEM) for der in chain)
 
 
 def session_id(public_key: Ed25519PublicKey) -> bytes:
@@ -136,6 +139,8 @@ class UnverifiedChain:
     """Wall seconds from which the first certificate is valid."""
     end: float
     """Wall seconds after which one of them is no longer valid."""
+    key: str = ""
+    """Public key of the first certificate, hex; "" when it is none that a session has."""
 
 
 def describe_chain(pem: bytes) -> UnverifiedChain:
@@ -145,7 +150,9 @@ def describe_chain(pem: bytes) -> UnverifiedChain:
     except ValueError as error:
         raise IdentityError.of("FT6002", f"not a certificate: {error}") from error
     end = min(certificate.not_valid_after_utc.timestamp() for certificate in chain)
-    return UnverifiedChain(_claims(chain[0]), chain[0].not_valid_before_utc.timestamp(), end)
+    key = chain[0].public_key()
+    shown = raw_key(key).hex() if isinstance(key, Ed25519PublicKey) else ""
+    return UnverifiedChain(_claims(chain[0]), chain[0].not_valid_before_utc.timestamp(), end, shown)
 
 
 def create_root(fabric: str, *, now: float, days: int = 3650) -> Credential:

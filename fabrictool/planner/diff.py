@@ -16,10 +16,10 @@ from fabrictool.domain.observed import generation
 from fabrictool.domain.plan import Action, spec_digest
 from fabrictool.domain.specs import AgentSpec, GatewaySpec, updatable, without_hubs
 from fabrictool.domain.state import operation_id
-from fabrictool.planner.gateways import NO_GATEWAY_LEFT, clash
+from fabrictool.planner.gateways import clash
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from fabrictool.domain.evidence import Evidence
     from fabrictool.domain.observed import ObservedUnit
@@ -74,19 +74,14 @@ class _Step:
 
 
 def actions(
-    wanted: Mapping[str, WantedUnit],
-    evidence: Evidence,
-    expiring: Mapping[str, Succession] = MappingProxyType({}),
-    stranded: Container[str] = (),
+    wanted: Mapping[str, WantedUnit], evidence: Evidence, expiring: Mapping[str, Succession] = MappingProxyType({})
 ) -> tuple[Action, ...]:
     """The actions, gateways first where something starts and last where something ends.
 
-    `expiring` names operations that need a successor although nothing changed, and why; `stranded` agents that no
-    gateway would be left to.
+    `expiring` names operations that cannot stay as they are although nothing changed, and why.
     """
     living = evidence.observed.living()
-    steps = [_step(want, evidence, living, expiring, stranded) for want in wanted.values()]
-    steps, early = _make_room(steps, living, evidence)
+    steps, early = _make_room([_step(want, evidence, living, expiring) for want in wanted.values()], living, evidence)
     planned = [step.worded() for step in steps]
     used = {name for action in planned for name in (action.operation, action.former)} | _awaiting(living)
     untouched = {action.address for action in planned if action.kind == "unknown"}
@@ -180,11 +175,7 @@ def _without_former(step: _Step) -> _Step:
 
 
 def _step(
-    want: WantedUnit,
-    evidence: Evidence,
-    living: Mapping[str, Units],
-    expiring: Mapping[str, Succession],
-    stranded: Container[str],
+    want: WantedUnit, evidence: Evidence, living: Mapping[str, Units], expiring: Mapping[str, Succession]
 ) -> _Step:
     facts = evidence.clusters[want.cluster]
     if not facts.known:
@@ -197,9 +188,9 @@ def _step(
     cluster, unit = units[0]
     same = cluster == want.cluster and unit.spec_digest == spec_digest(_comparable(want.spec, unit, evidence))
     again = expiring.get(unit.operation)
-    stays = cluster == want.cluster and len(units) == 1 and again is None
+    stays = cluster == want.cluster and len(units) == 1 and (again is None or again.in_place)
     if stays and unit.in_force and updatable(evidence.specs.get(unit.operation), want.spec):
-        return _updated(want, unit, evidence, stranded=unit.operation in stranded)
+        return _updated(want, unit, evidence, again)
     if same and again is None:
         return _resumed(want, units, evidence)
     succession = again if same else None
@@ -217,16 +208,20 @@ def _step(
     )
 
 
-def _updated(want: WantedUnit, unit: ObservedUnit, evidence: Evidence, *, stranded: bool) -> _Step:
-    """A gateway takes new keys and rules over while it serves, an agent whom it serves and where the gateways are."""
+def _updated(want: WantedUnit, unit: ObservedUnit, evidence: Evidence, lack: Succession | None) -> _Step:
+    """It takes over while it serves: a gateway keys and rules, an agent whom it serves and where the gateways are, both
+    another certificate.
+    """
     changes = changed_fields(evidence.specs[unit.operation], want.spec)
-    if not changes and not stranded and unit.in_force == "current":
+    if not changes and lack is None and unit.in_force == "current":
         return _Step(want.action("keep", former=unit.operation))
-    if stranded:
-        reason = f"{NO_GATEWAY_LEFT}: it is told of others"
+    if lack is not None:
+        reason = lack.reason
     else:
         reason = IN_PLACE_REASON if changes else f"what was written before is not in force: {unit.detail or 'not yet'}"
     action = want.action("update", reason=reason, changes=changes, operation=unit.operation, spec=want.spec)
+    if lack is not None and lack.renewal is not None:
+        action = msgspec.structs.replace(action, renewal=lack.renewal)
     return _Step(action)
 
 

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from fabrictool.domain.evidence import Evidence
     from fabrictool.domain.inventory import Inventory
 
-NO_GATEWAY_LEFT = "no gateway that it knows will be there"
 EVERYWHERE = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, never bound
 Link = tuple[str, str]
 """Two gateways by name: the first dials the second."""
@@ -161,18 +160,19 @@ def _is_address(host: str) -> bool:
     return True
 
 
-def stranded(wanted: Mapping[str, Gateway], evidence: Evidence) -> set[str]:
-    """Operations of the agents to which none of the gateways that they can hear of will be left.
+def stranded(wanted: Mapping[str, Gateway], evidence: Evidence) -> dict[str, Succession]:
+    """Agents to which none of the gateways that they can hear of will be left, by operation.
 
     An agent knows those that it was told of, and while it runs all those that are there. A gateway that moves, and
-    runs beside its successor for a while, leads to it.
+    runs beside its successor for a while, leads to it. Only who cannot be told, such as a job in a queue, needs a
+    successor.
     """
     hubs, running = {gateway.hub for gateway in wanted.values()}, running_gateways(evidence)
     if not hubs:
-        return set()
+        return {}
     known = {spec.hub for spec in running.values()}
     beside = any(not any(clash(spec, gateway) for gateway in wanted.values()) for spec in running.values())
-    lost = set()
+    lost = {}
     for _, unit in evidence.observed.running().values():
         spec = evidence.specs.get(unit.operation)
         if not isinstance(spec, AgentSpec):
@@ -180,11 +180,9 @@ def stranded(wanted: Mapping[str, Gateway], evidence: Evidence) -> set[str]:
         told = set(spec.hubs)
         hears = unit.state == "running" and bool(told)
         if not hubs & (told | known if hears else told) and not (hears and beside):
-            lost.add(unit.operation)
+            reason = "no gateway that it knows will be there"
+            if unit.in_force:
+                lost[unit.operation] = Succession("gateways", f"{reason}: it is told of others", in_place=True)
+            else:
+                lost[unit.operation] = Succession("gateways", reason)
     return lost
-
-
-def untold(lost: set[str], evidence: Evidence) -> dict[str, Succession]:
-    """Of stranded agents those that cannot be told while they run, such as jobs in a queue: they need a successor."""
-    running = [unit for _, unit in evidence.observed.running().values() if unit.operation in lost]
-    return {unit.operation: Succession("gateways", NO_GATEWAY_LEFT) for unit in running if not unit.in_force}

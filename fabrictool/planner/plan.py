@@ -19,11 +19,11 @@ from fabrictool.planner.drift import clock_warnings, out_of_reach
 from fabrictool.planner.entitled import unserved_groups
 from fabrictool.planner.explaining.explain import explanation, reasons
 from fabrictool.planner.explaining.relaxations import explain_conflict
-from fabrictool.planner.gateways import stranded, untold
+from fabrictool.planner.gateways import stranded
 from fabrictool.planner.judged import learned_sentences
 from fabrictool.planner.readset import ABSENT, read_set
 from fabrictool.planner.situation import placed_option, situation_of
-from fabrictool.planner.succession import successions
+from fabrictool.planner.succession import successions, successors
 from fabrictool.planner.units import wanted_units
 
 if TYPE_CHECKING:
@@ -69,9 +69,8 @@ def plan(
     chosen = _chosen(situation_of(blueprint, inventory, evidence, now), options, evidence.observed)
     situation, problem, solution, placement = chosen.situation, chosen.problem, chosen.solution, chosen.placement
     keys = evidence.keys_of(blueprint)
-    lost = stranded(blueprint.every_gateway, evidence)
-    expiring = untold(lost, evidence) | successions(evidence, now)
-    wanted = wanted_units(blueprint, inventory, placement, evidence, expiring)
+    expiring = stranded(blueprint.every_gateway, evidence) | successions(evidence, now)
+    wanted = wanted_units(blueprint, inventory, placement, evidence, successors(expiring))
     currency = currency_of(inventory)
     sentences = explanation(situation, problem, solution, currency, options.seed) if options.explain else ()
     why, cut = _until_interrupted(sentences, patient=options.progress is None)
@@ -81,7 +80,7 @@ def plan(
         blueprint_digest=inputs_digest(blueprint, inventory),
         read_set={f"unit/{address}": ABSENT for address in wanted}
         | read_set(inputs_digest(blueprint, inventory), evidence.observed, keys),
-        actions=actions(wanted, evidence, expiring, lost),
+        actions=actions(wanted, evidence, expiring),
         placement=placement,
         forecast=forecast_of(chosen, currency),
         certificate=certificate_of(chosen, options.seed),

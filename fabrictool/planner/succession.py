@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+from fabrictool.base.clock import duration_text
+from fabrictool.domain.plan import Renewal
 from fabrictool.domain.specs import AgentSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from fabrictool.domain.evidence import Evidence
     from fabrictool.domain.observed import Away, ClusterFacts, ObservedUnit
@@ -34,6 +36,8 @@ RENEW_BEFORE_S = 4 * 3600.0
 RENEW_SHARE = 1 / 6
 """A unit is replaced when less than this is left of its certificate: four hours, or a sixth of its life when that is
 shorter. One that outlives the unit's own walltime is never renewed."""
+KEY_LIFE_S = 7 * 86400.0
+"""A key that was stolen is good for as long as its certificates are renewed."""
 LONGEST_LEAD = 2 / 3
 """Of an allocation: of a short one no more is spent on two at once."""
 KEPT = 20
@@ -49,6 +53,10 @@ class Succession:
     """The same for people."""
     stop_first: bool = False
     """It must be gone by then, and its successor can only start later: its nodes are taken away."""
+    in_place: bool = False
+    """It needs none if it can be told what it lacks while it runs."""
+    renewal: Renewal | None = None
+    """What it lacks is another certificate."""
 
 
 def successions(evidence: Evidence, now: float) -> dict[str, Succession]:
@@ -56,10 +64,32 @@ def successions(evidence: Evidence, now: float) -> dict[str, Succession]:
     expiring = {}
     for cluster, unit in evidence.observed.running().values():
         facts = evidence.clusters[cluster]
-        succession = _succession(unit, evidence.specs.get(unit.operation), facts, evidence.state, now)
+        spec = evidence.specs.get(unit.operation)
+        succession = _succession(unit, spec, facts, evidence.state, now)
+        if succession is not None and succession.cause == "certificate":
+            succession = _renewed(succession, unit, spec, evidence, now)
         if succession is not None:
             expiring[unit.operation] = succession
     return expiring
+
+
+def successors(expiring: Mapping[str, Succession]) -> set[str]:
+    """Operations that another unit follows."""
+    return {operation for operation, succession in expiring.items() if not succession.in_place}
+
+
+def _renewed(
+    succession: Succession, unit: ObservedUnit, spec: UnitSpec | None, evidence: Evidence, now: float
+) -> Succession:
+    """Where its provider's key is here, a unit gets another certificate for its key, until the key is too old."""
+    able = unit.state == "running" and unit.in_force and unit.session_key
+    if not able or spec is None or spec.provider not in evidence.signs:
+        return succession
+    if now - unit.certificate_begins_at > KEY_LIFE_S:
+        return replace(succession, reason=f"its key is {duration_text(now - unit.certificate_begins_at)} old")
+    renewal = Renewal(key=unit.session_key, began_at=unit.certificate_begins_at)
+    reason = "its certificate ends soon: it gets another one for its key"
+    return replace(succession, reason=reason, in_place=True, renewal=renewal)
 
 
 def _succession(

@@ -103,6 +103,7 @@ class Fabric:
             state=state,
             keys=keys,
             revocations=self.trust.revocations(now=now),
+            signs=self.trust.signs(),
         )
 
     def observe(self, *, patient: bool = False) -> Observed:

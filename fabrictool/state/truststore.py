@@ -12,6 +12,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
 from fabrictool.agent.admission import ask_issuer, private_text
 from fabrictool.base.errors import FabrictoolError, InvalidInputError
 from fabrictool.base.files import file_error, write_atomic
@@ -19,6 +21,8 @@ from fabrictool.base.ids import is_name
 from fabrictool.mesh.identity import (
     SESSION_ID_OCTETS,
     Credential,
+    certify,
+    chain_pem,
     create_root,
     describe_chain,
     fingerprint,
@@ -32,6 +36,7 @@ from fabrictool.mesh.revocation import read_revocation, revoke
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from fabrictool.domain.plan import Renewal
     from fabrictool.mesh.identity import UnverifiedChain
     from fabrictool.mesh.jointoken import JoinToken
 
@@ -163,6 +168,10 @@ class TrustStore:
             self._token_file(name, role).exists() for role in get_args(SessionRole)
         )
 
+    def signs(self) -> tuple[str, ...]:
+        """Providers whose key is here."""
+        return tuple(sorted(path.stem for path in (self.folder / "providers").glob("*.key")))
+
     def may_start(self, name: str) -> bool:
         return self.has_provider(name) or self.others(name)
 
@@ -275,6 +284,15 @@ class TrustStore:
             "identity/session.crt": session.chain_pem(),
             "identity/root.crt": root,
         }
+
+    def renewed_files(
+        self, provider: str, role: SessionRole, renewal: Renewal, *, now: float, seconds: float
+    ) -> dict[str, bytes]:
+        """Another certificate for a session's key, as the file of its run folder; raises as `signer` does."""
+        signer = self.signer(provider)
+        key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(renewal.key))
+        chain = certify(signer, key, role, now=now, seconds=seconds, began_at=renewal.began_at)
+        return {"identity/session.crt": chain_pem(chain)}
 
     def _token_file(self, provider: str, role: SessionRole) -> Path:
         _check_name(provider)

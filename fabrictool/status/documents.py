@@ -202,6 +202,8 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     """Wall time at which its allocation ends."""
     spec: str = ""
     """Mark of the spec that is in force, of a unit that takes over another one while it runs."""
+    certificate_ends_at: float | None = None
+    """Wall time, of the certificate that is in force, of a unit that takes another one for its key while it runs."""
 
 
 StatusDocument = AgentStatus | GatewayStatus

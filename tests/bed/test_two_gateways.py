@@ -1,12 +1,18 @@
 """Two gateways at two sites of two providers, replicas on both Slurm clusters: neither gateway is needed, each can be
 replaced under load, and a job script contributes a replica while the operator is away."""
 
+import json
+import os
 import shutil
 import sys
 import textwrap
+import time
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+from fabrictool.mesh.identity import certify, chain_pem, describe_chain
+from fabrictool.state.truststore import TrustStore
 from tests.bed.load import Load
 from tests.testbed.files import accounts_folder
 
@@ -91,6 +97,39 @@ def test_both_are_replaced_under_load_and_nothing_fails(pair):
     assert replicas(pair) == before
     for place in pair.places:
         assert answers_from_both(pair, place)
+    assert {action["kind"] for action in pair.plan()["actions"]} == {"keep"}
+
+
+def nearly_over(fed, machine, user, unit):
+    """As if it had been started a day ago: its certificate ends in five minutes."""
+    home = accounts_folder(fed.bed.root, fed.bed.machine(machine).spec) / f"home/{user}"
+    folder = home / ".fabrictool/units/pair" / unit["operation"]
+    path = folder / "identity/session.crt"
+    key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(describe_chain(path.read_bytes()).key))
+    claims, now = describe_chain(path.read_bytes()).claims, time.time()
+    signer = TrustStore(fed.folder / "state/pair/trust").signer(claims.provider)
+    chain = chain_pem(certify(signer, key, claims.role, now=now, seconds=300.0, began_at=now - 86400.0))
+    path.write_bytes(chain)
+    ends = {"certificate_begins_at": now - 86400.0, "certificate_ends_at": describe_chain(chain).end}
+    meta = json.loads((folder / "meta.json").read_bytes()) | ends
+    (folder / "meta.json").write_text(json.dumps(meta) + "\n")
+    os.utime(folder / "spec.json")
+    return path
+
+
+def test_certificates_of_a_gateway_and_of_a_job_are_renewed_under_load(pair):
+    before = {name: unit["operation"] for name, unit in pair.units().items()}
+    places = {"replica/tiny/0": ("a-login", "alice"), "gateway/east": ("ing", "web")}
+    old = {name: nearly_over(pair, *where, pair.units()[name]) for name, where in places.items()}
+    pair.wait("they do not end", lambda: sum("certificate" in text for text in pair.status()["drift"]) == 2)
+    with Load(pair.bed, *pair.places, model="tiny", streams=3, plain=2) as load:
+        pair.wait("there is no load", lambda: len(load.outcomes) > 20)
+        assert pair.run("reconcile").stdout.count("gets another one for its key\n  ") >= 2
+        count = len(load.outcomes)
+        pair.wait("there is no load", lambda: len(load.outcomes) > count + 20)
+    assert load.bad() == []
+    assert {name: unit["operation"] for name, unit in pair.units().items()} == before
+    assert all(describe_chain(path.read_bytes()).end > time.time() + 20 * 3600 for path in old.values())
     assert {action["kind"] for action in pair.plan()["actions"]} == {"keep"}
 
 

@@ -1,5 +1,6 @@
 """A cluster behind a login node that says what it is told to: every trouble ends in a code, a hint and a transience."""
 
+import json
 import subprocess
 
 import pytest
@@ -11,9 +12,11 @@ from fabrictool.clusters.remote import RemoteCluster
 from fabrictool.clusters.schedulers.slurm import Slurm
 from fabrictool.domain.inventory import ClusterSpec
 from fabrictool.domain.specs import AgentSpec, decode_spec
+from fabrictool.mesh.identity import describe_chain
 from tests.clusters.test_cases import LOGIN
 from tests.clusters.test_survey import NOW, OPERATION, files, health, job, text
 from tests.manual_clock import ManualClock
+from tests.mesh.signed_records import SESSIONS
 
 DESCRIBED = ClusterSpec.model_validate(
     {"site": "s", "kind": "slurm", "partitions": {"gpu": {"device": "cpu", "nodes": 1, "memory_per_node": "1 GiB"}}}
@@ -233,10 +236,15 @@ def test_another_spec_is_placed_by_one_program_and_what_was_not_is_said(tmp_path
     (units / OPERATION).mkdir(parents=True)
     (units / OPERATION / "spec.json").write_bytes(b"{}")
     lost = NewUnit("gateway-x-g1-00000000", "gateway/x", SPEC, {})
-    given = NewUnit(OPERATION, "gateway/g", SPEC, {"keys.json": b"k"})
+    (units / OPERATION / "identity").mkdir()
+    renewed = SESSIONS[0].chain_pem()
+    given = NewUnit(OPERATION, "gateway/g", SPEC, {"keys.json": b"k", "identity/session.crt": renewed})
     failed = cluster(Here()).update([given, lost])
     assert {name: error.problems[0].code for name, error in failed.items()} == {lost.operation: "FT5406"}
     assert decode_spec((units / OPERATION / "spec.json").read_bytes()) == SPEC
     keys = units / OPERATION / "keys.json"
     assert (keys.read_bytes(), keys.stat().st_mode & 0o777) == (b"k", 0o600)
+    assert (units / OPERATION / "identity/session.crt").read_bytes() == renewed
+    meta = json.loads((units / OPERATION / "meta.json").read_bytes())
+    assert meta["certificate_ends_at"] == describe_chain(renewed).end
     assert sorted(path.name for path in units.iterdir()) == [OPERATION]

@@ -11,8 +11,8 @@ from fabrictool.domain.plan import Placement, ReplicaPlacement, spec_digest
 from fabrictool.domain.specs import AgentTrust, HostPort
 from fabrictool.domain.state import Applied, State, operation_id
 from fabrictool.planner.diff import actions
-from fabrictool.planner.gateways import stranded, untold
-from fabrictool.planner.succession import Succession
+from fabrictool.planner.gateways import stranded
+from fabrictool.planner.succession import Succession, successors
 from fabrictool.planner.units import wanted_units
 from tests.planner.fabrics import write_fabric
 
@@ -63,10 +63,9 @@ class World:
         text = path.read_text() + self.more + ("gateways:\n" + "\n".join(gateways) + "\n" if gateways else "")
         path.write_text(text)
         loaded = load(path, environment={})
-        lost = stranded(loaded.blueprint.every_gateway, self.evidence)
-        again = untold(lost, self.evidence) | dict(expiring)
-        wanted = wanted_units(loaded.blueprint, loaded.inventory, self.placement, self.evidence, again)
-        return actions(wanted, self.evidence, again, lost)
+        again = stranded(loaded.blueprint.every_gateway, self.evidence) | dict(expiring)
+        wanted = wanted_units(loaded.blueprint, loaded.inventory, self.placement, self.evidence, successors(again))
+        return actions(wanted, self.evidence, again)
 
     def apply(self, *gateways):
         """Returns what was done, without what was kept."""

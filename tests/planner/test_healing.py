@@ -6,7 +6,7 @@ import pytest
 from fabrictool.applier.journal import Entry, failures
 from fabrictool.domain.evidence import Evidence
 from fabrictool.domain.observed import Away, ClusterFacts, ObservedUnit, Queue
-from fabrictool.domain.plan import spec_digest
+from fabrictool.domain.plan import Renewal, spec_digest
 from fabrictool.domain.specs import AgentSpec
 from fabrictool.domain.state import Applied, State, operation_id
 from fabrictool.planner.drift import stuck
@@ -167,3 +167,33 @@ def test_the_clusters_clock_ends_no_certificate_and_ours_no_allocation():
 
 def without_end(unit):
     return msgspec.structs.replace(unit, ends_at=None)
+
+
+ENDING = {
+    "ends_at": None, "certificate_begins_at": NOW - 22.5 * 3600, "certificate_ends_at": NOW + 3.5 * 3600,
+    "in_force": "current", "session_key": "ab" * 32,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "signs", "kind"),
+    [
+        ({}, ("p",), "update"),
+        ({}, ("q",), "replace"),
+        ({"session_key": ""}, ("p",), "replace"),
+        ({"in_force": ""}, ("p",), "replace"),
+        ({"certificate_begins_at": NOW - 6.9 * 86400}, ("p",), "update"),
+        ({"certificate_begins_at": NOW - 7.1 * 86400}, ("p",), "replace"),
+        ({"certificate_ends_at": NOW + 5 * 3600}, ("p",), None),
+    ],
+)
+def test_a_certificate_is_renewed_where_that_can_be_done_and_a_successor_started_elsewhere(changes, signs, kind):
+    evidence = msgspec.structs.replace(seen(unit(**(ENDING | changes))), signs=signs)
+    found = heal(evidence, {}, now=NOW).plan.changes
+    assert [action.kind for action in found] == ([] if kind is None else [kind])
+    for action in found:
+        if kind == "update":
+            began = changes.get("certificate_begins_at", ENDING["certificate_begins_at"])
+            assert action.renewal == Renewal(key="ab" * 32, began_at=began)
+        else:
+            assert action.renewal is msgspec.UNSET

@@ -5,8 +5,9 @@ trap '[ -z "$in" ] || rm -rf "$in"' EXIT
 in=$(mktemp -d "$units/.in.XXXXXXXX") && tar -x -f - -C "$in" || exit 75
 for op; do
   [ -s "$units/$op/spec.json" ] || continue
-  for file in "$in/$op"/*; do
-    [ "${file##*/}" = spec.json ] || mv -f "$file" "$units/$op/" || continue 2
+  for file in "$in/$op"/* "$in/$op"/identity/*; do
+    name=${file#"$in/$op/"}
+    [ ! -f "$file" ] || [ "$name" = spec.json ] || mv -f "$file" "$units/$op/$name" || continue 2
   done
   mv -f "$in/$op/spec.json" "$units/$op/spec.json" && echo "$op"
 done

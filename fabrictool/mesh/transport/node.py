@@ -140,6 +140,12 @@ class MeshNode:
     def session(self) -> bytes:
         return bytes.fromhex(self.credential.claims.session)
 
+    @property
+    def certificate_ends_at(self) -> float | None:
+        """Wall time from which nobody hears this session; None before it has said who it is."""
+        identity = self.registry.session(self.session)
+        return None if identity is None else identity.not_after
+
     def tunnel(self, session: bytes) -> Tunnel | None:
         """The live connection to a neighbour."""
         return self._tunnels.get(session)
@@ -214,8 +220,8 @@ class MeshNode:
         """Sign a record of our own and spread it; its version is chosen here."""
         self._perform(self._member.publish(body, wall=self._clock.wall()))
 
-    def renew(self) -> None:
-        """Read our certificate again, which was renewed for the same key, and tell the others.
+    def renew(self) -> bool:
+        """Look whether our certificate was renewed for the same key, and if so tell the others; returns whether it was.
 
         Raises
         ------
@@ -223,6 +229,8 @@ class MeshNode:
             FT6001, FT6002 it cannot be read, FT6003 to FT6005 it does not prove itself, or is another session's.
         """
         credential, _ = self._files.read()
+        if credential.chain == self.chain:
+            return False
         if self._verifier.verify(credential.chain, now=self._clock.wall()).session != self.session:
             raise IdentityError.of("FT6003", "the new certificate is another session's")
         self.credential = credential
@@ -231,6 +239,7 @@ class MeshNode:
         if self._site_links is not None:
             self._site_links.context = client_context(self._files)
         self._perform(self._member.renew(credential.chain, wall=self._clock.wall()))
+        return True
 
     def confide(self, service: bytes, lines: Sequence[str]) -> None:
         """Tell the hubs of our provider, and nobody else, how an engine's log ended."""
