@@ -164,6 +164,14 @@ def _units(
     return tuple(units)
 
 
+def _after_reboot(spec: UnitSpec | None, files: Mapping[str, str]) -> str:
+    """What it would do against its spec, because `apply` was cut off or could not write a crontab."""
+    if not isinstance(spec, GatewaySpec):
+        return ""
+    wanted = not isinstance(spec.after_reboot, msgspec.UnsetType)
+    return "" if wanted == ("again" in files) else f"it would {'not' if wanted else 'still'} start again after a reboot"
+
+
 def _unit(
     operation: str,
     files: Mapping[str, str],
@@ -189,10 +197,8 @@ def _unit(
     certificate_ends_at = _number(meta.get("certificate_ends_at"), None)
     tells = health if spec and state == "running" else {}
     in_force = standing(tells, files.get("spec.json", "").encode(), certificate_ends_at)
-    if in_force == "current" and isinstance(spec, GatewaySpec):
-        wanted = not isinstance(spec.after_reboot, msgspec.UnsetType)
-        if wanted != ("again" in files):  # `apply` was cut off, or could not write a crontab
-            in_force, detail = "former", f"it would {'not' if wanted else 'still'} start again after a reboot"
+    if in_force == "current" and (otherwise := _after_reboot(spec, files)):
+        in_force, detail = "former", otherwise
     holds = spec is None and state in LIVING
     if spec is None:
         state, reason = "damaged", reason or "its spec.json cannot be read"
