@@ -52,7 +52,7 @@ def ends_at(bed, session):
     return next(member.certificate_ends_at for member in view.members if member.session == session)
 
 
-@pytest.mark.parametrize("verb", [("apply", "--yes"), ("reconcile",)])
+@pytest.mark.parametrize("verb", [("apply", "--yes"), pytest.param(("reconcile",), marks=pytest.mark.long)])
 def test_a_certificate_that_ends_is_renewed_and_nothing_restarts(fabric_bed, verb):
     fabric_bed.up()
     before = pids(fabric_bed)
