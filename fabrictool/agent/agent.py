@@ -21,6 +21,7 @@ from fabrictool import __version__
 from fabrictool.agent.bodies import node_body, service_body
 from fabrictool.agent.forwarder import Forwarder, allowed
 from fabrictool.agent.guarding import Guard, Refuser
+from fabrictool.agent.measured import package_folder, signed_build
 from fabrictool.agent.specwatch import SpecWatch
 from fabrictool.agent.supervisor import Supervisor
 from fabrictool.base.clock import duration_text
@@ -92,6 +93,8 @@ class Agent:
         self._service = b""
         self._service_lifecycle = Lifecycle.JOIN
         self._accepting = True
+        self._build = b""
+        """Evidence of the software that this process runs."""
         self._addresses: tuple[str, ...] = ()
         """Where it listens for its site."""
         self._ended = ""
@@ -158,6 +161,7 @@ class Agent:
         """
         if isinstance(self.spec.brought, msgspec.UnsetType):
             self._model_path = resolve(self.spec.source)
+        await self._measure()
         await self._link_site()
         self._publish_node(Lifecycle.JOIN)
         self.mesh.dial([(hub.host, hub.port) for hub in self.spec.hubs], self.spec.egress)
@@ -303,6 +307,13 @@ class Agent:
 
         return take_over
 
+    async def _measure(self) -> None:
+        """In a thread: all files of the package are read, from a shared file system perhaps."""
+        try:
+            self._build = await asyncio.to_thread(signed_build, package_folder())
+        except FabrictoolError as error:
+            self._note("unsigned-build", self.spec.replica, str(error))
+
     async def _link_site(self) -> None:
         """Listen for the agents of our site; where that cannot be done, gateways are all that there is."""
         if self.spec.site_links is False or not self.spec.hubs:
@@ -414,7 +425,8 @@ class Agent:
     def _publish_node(self, lifecycle: Lifecycle) -> None:
         self._node_lifecycle = lifecycle
         mesh = self.mesh
-        self.mesh.publish(node_body(self.spec, mesh.federation, mesh.session, lifecycle, self.ends_at, self._addresses))
+        body = node_body(self.spec, mesh.federation, mesh.session, lifecycle, self.ends_at, self._addresses)
+        mesh.publish(msgspec.structs.replace(body, build=self._build))
 
     def _publish_service(self, lifecycle: Lifecycle) -> None:
         if not self._supervisor.model:  # the engine has yet to say what it serves

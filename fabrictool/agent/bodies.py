@@ -12,6 +12,9 @@ from fabrictool.mesh.records import MAX_VERSION, Lifecycle, NodeBody, NodeHardwa
 if TYPE_CHECKING:
     from fabrictool.domain.specs import AgentSpec
 
+LONGEST_BUILD = 200
+"""Octets of a signed build: a name, a digest, a key and a signature."""
+
 
 # Wide: what the record says that the spec does not.
 def node_body(
@@ -21,8 +24,11 @@ def node_body(
     lifecycle: Lifecycle,
     ends_at: float | None,
     addresses: tuple[str, ...] = (),
+    build: bytes = b"",
 ) -> NodeBody:
-    """Its version is the mesh's to choose; `addresses` are where it listens for its site."""
+    """Its version is the mesh's to choose; `addresses` are where it listens for its site, `build` is evidence of what
+    it runs.
+    """
     return NodeBody(
         federation=federation,
         session=session,
@@ -38,6 +44,7 @@ def node_body(
         ends_at=ends_at,
         release=__version__,
         addresses=addresses,
+        build=build,
     )
 
 
@@ -69,7 +76,7 @@ def check_sayable(spec: AgentSpec, federation: str) -> None:
         FT6101, FT6102 as every replica of the registry would refuse it.
     """
     session = bytes(16)
-    node = node_body(spec, federation, session, Lifecycle.LEFT, 0.0, (f"{'f' * 39}:65535",))
+    node = node_body(spec, federation, session, Lifecycle.LEFT, 0.0, (f"{'f' * 39}:65535",), bytes(LONGEST_BUILD))
     service = service_body(spec, federation, session, session, Lifecycle.DOWN, spec.model)
     for body in (node, service):
         longest = msgspec.structs.replace(body, version=MAX_VERSION)

@@ -50,6 +50,10 @@ class BlueprintCheck(ReferenceCheck):
             self._model(("models", name), wanted)
         for name, group in self._blueprint.trust.groups.items():
             self._group(("trust", "groups", name), group.allow)
+        builds = self._blueprint.trust.builds
+        for index, provider in enumerate(() if builds is None else builds.providers or ()):
+            steps = ("trust", "builds", "providers", index)
+            self.refer("FT1201", steps, provider, self._inventory.providers, "provider")
         for name, tenant in self._blueprint.tenants.items():
             path = ("tenants", name, "group")
             self.refer("FT1208", path, tenant.group, self._blueprint.trust.groups, "group")

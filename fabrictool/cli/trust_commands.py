@@ -1,4 +1,4 @@
-"""``trust init``, ``issue``, ``revoke``, ``show``, ``token``, ``issuer``, ``accept`` and ``host``."""
+"""``trust init``, ``issue``, ``revoke``, ``show``, ``token``, ``issuer``, ``accept``, ``host`` and ``sign-build``."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ def register(app: typer.Typer) -> None:
     trust.command("issuer")(issuer)
     trust.command("accept")(accept)
     trust.command("host")(host)
+    trust.command("sign-build")(sign_build_command)
     app.add_typer(trust, name="trust")
 
 
@@ -86,6 +87,30 @@ def revoke(
     ask(f"Revoke {kind} {name}? Its nodes are cut off for good.", yes=yes)
     store.revoke(name, now=time.time())
     say(f"revoked {name}; next: `fabrictool apply` tells the gateways while they serve")
+
+
+def sign_build_command(
+    key: Annotated[Path, typer.Option(metavar="FILE", help="Private Ed25519 key, as ssh-keygen writes it.")],
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Default: beside this installation's modules."),
+    ] = None,
+) -> None:
+    """Sign the files of this installation, for gateways whose blueprint wants `trust.builds`."""
+    from fabrictool import __version__
+    from fabrictool.agent.measured import BUILD_FILE, measured_build, package_folder
+    from fabrictool.base.files import file_error, write_atomic
+    from fabrictool.cli.output import say
+    from fabrictool.mesh.attestation import read_signing_key, sign_build
+
+    try:
+        private = read_signing_key(key.read_bytes())
+    except OSError as error:
+        raise file_error(error, key) from error
+    digest = measured_build(package_folder())
+    path = output or package_folder() / BUILD_FILE
+    write_atomic(path, sign_build(__version__, digest, private))
+    say(f"fabrictool {__version__}, files {digest.hex()[:16]}…, signed: {path}")
 
 
 def show(blueprint: BlueprintOption = None, inventory: InventoryOption = None, as_json: JsonOption = False) -> None:

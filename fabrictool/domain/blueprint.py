@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from fabrictool.base import units
 from fabrictool.domain.quantities import (
     Attainment,
+    BuildSigner,
     Document,
     Duration,
     Endpoint,
@@ -228,11 +229,22 @@ class Group(Document):
     """Providers that may see their requests."""
 
 
+class Builds(Document):
+    """Which software nodes must run to get requests."""
+
+    signers: Annotated[tuple[BuildSigner, ...], Field(min_length=1)]
+    """Public keys of who signs builds, as ``ssh-keygen -t ed25519`` writes them: ``ssh-ed25519 AAAA...``."""
+    providers: tuple[Name, ...] | None = None
+    """Whose nodes are judged; absent: all."""
+
+
 class Trust(Document):
     """Who may serve whom."""
 
     groups: dict[Name, Group] = Field(default_factory=dict)
     """Consumer groups, by name."""
+    builds: Builds | None = None
+    """Gateways send requests only to nodes whose build one of these keys signed; absent: to all."""
 
 
 class Tenant(Document):

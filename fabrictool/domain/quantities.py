@@ -182,6 +182,25 @@ def _host_key(value: Any) -> str:
     return f"{authority}{kind} {rest.split(' ')[0]}"
 
 
+def _build_signer(value: Any) -> str:
+    if not isinstance(value, str) or not value.startswith("ssh-ed25519 "):
+        hint = "`ssh-keygen -t ed25519 -N '' -f build-key` makes a pair; give the line in build-key.pub"
+        raise problem("FT1116", "expected a public Ed25519 key: ssh-ed25519 AAAA…", hint)
+    return _host_key(value)
+
+
+BuildSigner = Annotated[
+    str,
+    PlainValidator(_build_signer),
+    WithJsonSchema(
+        {
+            "type": "string",
+            "pattern": r"^ssh-ed25519 [A-Za-z0-9+\/]+=*( .*)?$",
+            "examples": ["ssh-ed25519 AAAA…"],
+            "title": "public key",
+        }
+    ),
+]
 HostKey = Annotated[
     str,
     PlainValidator(_host_key),

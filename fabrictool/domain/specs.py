@@ -123,6 +123,15 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, tag="agent", tag_fiel
     """Whether it listens for the agents of its site and dials them; not written where it does."""
 
 
+class BuildRules(msgspec.Struct, frozen=True):
+    """Whose software must be signed, and by whom."""
+
+    signers: tuple[str, ...]
+    """Public keys in OpenSSH's form."""
+    providers: tuple[str, ...] | None = None
+    """None: all."""
+
+
 class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_field="unit"):
     """One gateway: a listener for clients, one for agents."""
 
@@ -163,6 +172,8 @@ class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_
     """Octets of its trace of the mesh; not written where there is none."""
     bootstrap: tuple[HostPort, ...] | msgspec.UnsetType = msgspec.UNSET
     """Agents or gateways that it dials while it is linked with nobody; not written where none is named."""
+    builds: BuildRules | msgspec.UnsetType = msgspec.UNSET
+    """It sends nothing to nodes that break these; not written where there are none."""
 
     @property
     def seeks(self) -> tuple[HostPort, ...]:
@@ -202,7 +213,7 @@ UnitSpec = AgentSpec | GatewaySpec
 
 IN_PLACE = (
     "policy", "retries", "groups", "tenants", "keys", "model_providers", "weights", "revocations", "replicas",
-    "after_reboot", "bootstrap",
+    "after_reboot", "bootstrap", "builds",
 )  # fmt: skip
 """Fields of a `GatewaySpec` that a gateway takes over while it serves; for any other a new one must start."""
 AGENT_IN_PLACE = ("trust", "hubs")

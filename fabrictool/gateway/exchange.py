@@ -18,6 +18,7 @@ import msgspec
 
 from fabrictool.gateway.openai import GatewayResponse, error_event, error_response, no_such_model
 from fabrictool.gateway.upstream import Caller, Response
+from fabrictool.mesh.attestation import NoAttestation
 from fabrictool.routing.candidates import select
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from fabrictool.gateway.directory import Directory, RoutingTarget
     from fabrictool.gateway.metrics import GatewayMetrics
     from fabrictool.gateway.upstream import Headers
+    from fabrictool.mesh.attestation import Attestation
     from fabrictool.routing.candidates import Refusal, Selection, TrustPolicy
     from fabrictool.routing.policies import RoutingPolicy
 
@@ -70,6 +72,7 @@ class RoutingRules:
     """Attempts after the first."""
     weights: Mapping[str, float] = field(default_factory=dict)
     """By `weight_key`; what is not there has 1."""
+    attestation: Attestation = field(default_factory=NoAttestation)
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,7 @@ TICK_S = 1.0
 FILL_S = 30.0
 """After its start a gateway answers 503 for models that it does not know: by then its agents have dialled again."""
 EVENTS_KEPT = 200
+UNATTESTED_KEPT = 1000
 _PASSED_REQUEST_HEADERS = frozenset({"content-type", "accept", "x-request-id", "user-agent"})
 CERTIFICATE_WARNING_S = 4 * 3600.0
 """A session lives for about a day; an operator who looks in twice a shift sees this in time."""
@@ -84,6 +85,8 @@ class GatewayServer:
         self._events: deque[Event] = deque(maxlen=EVENTS_KEPT)
         self._lost_at: dict[bytes, float] = {}
         self.tails = Tails()
+        self._unattested: dict[bytes, str] = {}
+        """Node to which nothing is sent → why; said once."""
         self._known: set[str] = set(self.directory.models())
         self._mesh: MeshNode | None = None
         self._started = clock.wall()
@@ -113,6 +116,7 @@ class GatewayServer:
         """Go on by other rules and keys; requests that are open end by those that they began with."""
         self._rules, self._keyring = rules, keyring
         self.directory.weigh(rules.weights)
+        self._follow_all()
 
     async def listen(self, host: str, port: int) -> None:
         """Accept clients; raises FT8004 when the address cannot be used."""
@@ -356,8 +360,18 @@ class GatewayServer:
         if self._mesh is not None:
             linked = self._mesh.tunnel(session) is not None
             serving = self._mesh.registry.serving_of(session, wall=self._clock.wall(), linked=linked)
+            if serving and (refusal := self._rules.attestation.refusal(serving[0].node)):
+                self._refuse_node(serving[0].node, refusal)
+                serving = []
             self.directory.follow(session, serving, self._mesh, self._clock.monotonic())
             self._known.update(entry.service.model for entry in serving)
+
+    def _refuse_node(self, node: NodeBody, why: str) -> None:
+        if self._unattested.get(node.session) != why:
+            self._unattested[node.session] = why
+            self.note("not-attested", f"{node.provider} {node.cluster}/{node.node}", f"nothing is sent there: {why}")
+            if len(self._unattested) > UNATTESTED_KEPT:
+                del self._unattested[next(iter(self._unattested))]
 
     async def _tick_forever(self) -> None:
         while True:

@@ -7,6 +7,7 @@ import logging
 import random
 import signal
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from fabrictool.gateway.exchange import RoutingRules
 from fabrictool.gateway.gateway import GatewayServer, node_body
 from fabrictool.gateway.reloading import Reloading, keyring_of
 from fabrictool.gateway.settling import Settling
+from fabrictool.mesh.attestation import SignedBuilds, read_signer
 from fabrictool.mesh.records import Lifecycle
 from fabrictool.mesh.revocation import read_revocation
 from fabrictool.mesh.transport.node import MeshNode
@@ -159,7 +161,10 @@ def _tell_mesh(mesh: MeshNode, spec: GatewaySpec) -> None:
 
 
 def _rules_of(spec: GatewaySpec) -> RoutingRules:
-    return _rules(spec.policy, spec.groups, spec.model_providers, spec.retries, spec.routing_weights)
+    rules = _rules(spec.policy, spec.groups, spec.model_providers, spec.retries, spec.routing_weights)
+    if isinstance(spec.builds, msgspec.UnsetType):
+        return rules
+    return replace(rules, attestation=SignedBuilds(map(read_signer, spec.builds.signers), spec.builds.providers))
 
 
 def _rules(

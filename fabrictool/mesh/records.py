@@ -79,6 +79,8 @@ class NodeBody(msgspec.Struct, frozen=True, tag="n", omit_defaults=True):
     """Version of the tool that the agent runs."""
     addresses: Annotated[tuple[DialAddress, ...], msgspec.Meta(max_length=4)] = ()
     """``host:port`` where others can dial it: everybody a hub, the nodes of its site an agent."""
+    build: Annotated[bytes, msgspec.Meta(max_length=400)] = b""
+    """Evidence of the software that it runs (`mesh.attestation`); empty: it shows none."""
     certificate: Annotated[bytes, msgspec.Meta(max_length=16)] = b""
     """Fingerprint of the session's certificate that goes with this version: it is renewed for the same key, and who
     knows an earlier one needs the chain again. Empty: written by an earlier release."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from fabrictool.domain.address import Address
-from fabrictool.domain.specs import AgentSpec, GatewaySpec, HostPort, updatable
+from fabrictool.domain.specs import AgentSpec, BuildRules, GatewaySpec, HostPort, updatable
 from fabrictool.planner.succession import Succession
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def _spec(
     planned: dict[str, tuple[int, ...]],
     revocations: tuple[str, ...],
 ) -> GatewaySpec:
-    site = inventory.clusters[gateway.cluster].site
+    site, builds = inventory.clusters[gateway.cluster].site, blueprint.trust.builds
     return GatewaySpec(
         fabric=blueprint.fabric,
         provider=inventory.sites[site].provider,
@@ -109,6 +109,7 @@ def _spec(
         replicas=planned or msgspec.UNSET,
         after_reboot=inventory.clusters[gateway.cluster].after_reboot or msgspec.UNSET,
         bootstrap=gateway.bootstrap or msgspec.UNSET,
+        builds=msgspec.UNSET if builds is None else BuildRules(builds.signers, builds.providers),
         trace=msgspec.UNSET if gateway.trace is None else int(gateway.trace),
     )
 

@@ -7,14 +7,19 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from fabrictool import __version__
 from fabrictool.agent import agent as agent_module
 from fabrictool.agent.agent import Agent
+from fabrictool.agent.measured import BUILD_FILE, measured_build
 from fabrictool.base.clock import SystemClock
 from fabrictool.base.runfolder import RunFolder
 from fabrictool.domain.specs import AgentSpec, encode_spec
 from fabrictool.engines.protocol import EngineCommand, MetricNames, Readiness
+from fabrictool.mesh.attestation import SignedBuilds, sign_build
 from fabrictool.mesh.framing import StreamHead
+from fabrictool.mesh.identity import raw_key
 from fabrictool.mesh.records import ServiceBody
 from tests.mesh.conftest import Federation
 
@@ -155,3 +160,32 @@ async def test_an_allocation_that_ends_first_is_no_matter_of_certificates(tmp_pa
     agent = short_lived(tmp_path, 3600.0, 17.0)
     assert await asyncio.wait_for(agent.run(), 30) == "the walltime ends soon"
     assert "certificate-ends" not in {event.kind for event in agent.status().events}
+
+
+async def test_an_agent_shows_the_build_that_was_signed_for_what_it_runs(agent, adapter, monkeypatch, tmp_path):
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "module.py").write_text("x = 1\n")
+    key = Ed25519PrivateKey.generate()
+    (package / BUILD_FILE).write_bytes(sign_build(__version__, measured_build(package), key))
+    monkeypatch.setattr(agent_module, "package_folder", lambda: package)
+    adapter.script = SERVE
+    running = asyncio.create_task(agent.run())
+    await state_of_engine(agent, "ready", running)
+    shown = agent.mesh.registry.node(agent.mesh.session)
+    assert SignedBuilds([raw_key(key.public_key())], None).refusal(shown) == ""
+    agent.request_stop("enough")
+    await asyncio.wait_for(running, 20)
+
+
+async def test_an_agent_whose_files_were_changed_serves_and_shows_no_build(agent, adapter, monkeypatch, tmp_path):
+    (tmp_path / BUILD_FILE).write_bytes(sign_build(__version__, b"d" * 32, Ed25519PrivateKey.generate()))
+    monkeypatch.setattr(agent_module, "package_folder", lambda: tmp_path)
+    adapter.script = SERVE
+    running = asyncio.create_task(agent.run())
+    await state_of_engine(agent, "ready", running)
+    assert agent.mesh.registry.node(agent.mesh.session).build == b""
+    (event,) = [event for event in agent.status().events if event.kind == "unsigned-build"]
+    assert "FT6008" in event.text
+    agent.request_stop("enough")
+    await asyncio.wait_for(running, 20)
