@@ -133,7 +133,7 @@ def _member_rows(view: FleetStatus, member: FleetMember) -> list[list[str]]:
             member.role,
             member.provider,
             where(member),
-            state_text(member.state),
+            "idle" if member.idle else state_text(member.state),
             link_text(view, member),
             service.replica if service is not None else "–",
             engine_text(service) if service is not None else "–",
@@ -154,11 +154,17 @@ def link_text(view: FleetStatus, member: FleetMember) -> str:
 
 
 def devices_text(member: FleetMember) -> str:
-    """With their memory together, free or not: who uses it is not on record."""
+    """With their memory together, and what is free of it where the node says that."""
     if not member.device:
         return "–"
-    memory = f" {Memory(member.memory)}" if member.memory else ""
-    return f"{member.devices}×{member.device}{memory}"
+    memory = f" {mib_text(member.memory)}" if member.memory else ""
+    free = f", {mib_text(sum(member.free))} free" if member.free else ""
+    return f"{member.devices}×{member.device}{memory}{free}"
+
+
+def mib_text(octets: int) -> str:
+    """Rounded down, to what a person can read: a machine has 515,891,404 KiB."""
+    return str(Memory(octets // 2**30 * 2**30 if octets >= 2**34 else octets // 2**20 * 2**20))
 
 
 def path_lines(view: FleetStatus, now: float) -> list[str]:

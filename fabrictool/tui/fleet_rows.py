@@ -100,7 +100,8 @@ def _node_cells(view: FleetStatus, member: FleetMember, service: FleetService | 
     walltime = "–" if member.ends_at is None else until_text(member.ends_at, view.at)
     engine = (service.replica, engine_text(service)) if service is not None else ("–", "–")
     figures = [UNKNOWN if service is not None else "–"] * 4
-    return (member.node or "–", member.state, link, *engine, *figures, walltime, member.cluster or "–", member.role)
+    state = "idle" if member.idle else member.state
+    return (member.node or "–", state, link, *engine, *figures, walltime, member.cluster or "–", member.role)
 
 
 def _serves(member: FleetMember, service: FleetService) -> bool:

@@ -158,7 +158,7 @@ async def test_a_gateway_and_an_agent_tell_the_same_of_the_members(federation):
         node_.publish(node_body(node_))
         node_.publish(service_body(node_))
     await until(lambda: hub.registry.root() == agent.registry.root() == other.registry.root() and len(hub.registry) > 4)
-    pages = [await views_of(seer)["/fleet"]() for seer in (hub, agent)]
+    pages = [await views_of(seer)["/fleet"]({}) for seer in (hub, agent)]
     seen_by_hub, seen_by_agent = (msgspec.json.decode(page, type=FleetStatus) for page in pages)
     assert seen_by_hub.root == seen_by_agent.root
     assert [(m.session, m.state, m.services) for m in seen_by_hub.members] == [
@@ -171,7 +171,7 @@ async def test_a_gateway_and_an_agent_tell_the_same_of_the_members(federation):
     assert {(link.peer, link.address, link.path) for link in seen_by_hub.links} == {
         (agent.session.hex(), "", ""), (other.session.hex(), "", "")
     }  # fmt: skip
-    records = msgspec.json.decode(await views_of(agent)["/records"](), type=RecordsStatus)
+    records = msgspec.json.decode(await views_of(agent)["/records"]({}), type=RecordsStatus)
     assert len(records.rows) == seen_by_agent.records == 5
     await other.close()
     await until(lambda: len(fleet_status(hub).links) == 1)
@@ -212,11 +212,11 @@ async def test_documents_are_made_in_slices_and_others_get_their_turn_between(me
 
     task = asyncio.create_task(others())
     shown = document(member, tunnels=[id_of(AGENT)])
-    page = await views_of(node_)["/fleet"]()
+    page = await views_of(node_)["/fleet"]({})
     assert msgspec.json.decode(page, type=FleetStatus).members == shown.members
     assert turns >= len(shown.members) == 3
     turns = 0
-    page = await views_of(node_)["/records"]()
+    page = await views_of(node_)["/records"]({})
     assert msgspec.json.decode(page, type=RecordsStatus) == records_of(view(member))
     assert turns >= 4
     task.cancel()

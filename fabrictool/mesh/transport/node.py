@@ -164,6 +164,11 @@ class MeshNode:
         """Sessions that we hold a tunnel with."""
         return sorted(self._tunnels)
 
+    @property
+    def in_step(self) -> bool:
+        """Whether it has neighbours, and all of them say that they hold what we hold."""
+        return bool(self._tunnels) and self._all_agree()
+
     # -- lifecycle --------------------------------------------------------------------------------------------
 
     async def listen(self, host: str, port: int) -> int:
