@@ -14,9 +14,14 @@ if TYPE_CHECKING:
 
 
 def node_body(
-    spec: AgentSpec, federation: str, session: bytes, lifecycle: Lifecycle, ends_at: float | None
+    spec: AgentSpec,
+    federation: str,
+    session: bytes,
+    lifecycle: Lifecycle,
+    ends_at: float | None,
+    hardware: NodeHardware | None = None,
 ) -> NodeBody:
-    """Its version is the mesh's to choose."""
+    """Its version is the mesh's to choose; `hardware` as it was found, else as the spec says."""
     return NodeBody(
         federation=federation,
         session=session,
@@ -28,9 +33,10 @@ def node_body(
         site=spec.site,
         cluster=spec.cluster,
         node=spec.partition,
-        hardware=NodeHardware(spec.device, spec.devices, spec.memory),
+        hardware=hardware or NodeHardware(spec.device, spec.devices, spec.memory),
         ends_at=ends_at,
         release=__version__,
+        assignable=not isinstance(spec.idle, msgspec.UnsetType),
     )
 
 
@@ -53,7 +59,7 @@ def service_body(
     )
 
 
-def check_sayable(spec: AgentSpec, federation: str) -> None:
+def check_sayable(spec: AgentSpec, federation: str, hardware: NodeHardware | None = None) -> None:
     """Whether such an agent could speak at all: names have a longest length, and records a size.
 
     Raises
@@ -62,7 +68,7 @@ def check_sayable(spec: AgentSpec, federation: str) -> None:
         FT6101, FT6102 as every replica of the registry would refuse it.
     """
     session = bytes(16)
-    node = node_body(spec, federation, session, Lifecycle.LEFT, 0.0)
+    node = node_body(spec, federation, session, Lifecycle.LEFT, 0.0, hardware)
     service = service_body(spec, federation, session, session, Lifecycle.DOWN, spec.model)
     for body in (node, service):
         longest = msgspec.structs.replace(body, version=MAX_VERSION)
