@@ -17,6 +17,7 @@ from fabrictool.agent.bodies import node_body
 from fabrictool.agent.hardware import read_hardware
 from fabrictool.agent.supervisor import Supervisor
 from fabrictool.base.errors import FabrictoolError, InvalidInputError
+from fabrictool.base.ids import is_name
 from fabrictool.catalog import engines
 from fabrictool.domain.specs import AgentSpec, IdleOffer
 from fabrictool.engines.adapter import adapter, engine_names
@@ -164,22 +165,22 @@ class IdleAgent(Agent):
         self._publish_service(Lifecycle.DOWN)
 
     async def _put_down(self, wanted: AssignmentBody, engine: asyncio.Task[None] | None) -> None:
-        """Drain, withdraw, stop: as an agent leaves, but that it stays."""
+        """Drain, stop, withdraw: who is idle by the records has its devices free again, and says so."""
         if self._running:
             await self._drain()
-            if self._service and self._service_lifecycle < Lifecycle.DOWN:
-                self._supervisor.progress = "it was assigned something else"
-                self._publish_service(Lifecycle.DOWN)
         if engine is not None:
             await cancelled(engine)  # it would start again what is stopped
         await self._supervisor.stop()
+        await self._look_at_hardware()
         if self._leaving:  # meanwhile
             return
+        if self._service and self._service_lifecycle < Lifecycle.DOWN:
+            self._supervisor.progress = "it was assigned something else"
+            self._publish_service(Lifecycle.DOWN)
         self._accepting, self._running, self._given_up = True, False, False
         self._service, self._service_lifecycle, self._assigned = b"", Lifecycle.JOIN, 0
         self.spec, self._supervisor, self._adapter = self._bare, self._bare_supervisor, self._bare_adapter
         self._note("unassigned", wanted.model, f"version {wanted.version} is over")
-        await self._look_at_hardware()
 
     async def _keep_looking(self) -> None:
         while True:
@@ -216,6 +217,8 @@ def check_offer(wanted: AssignmentBody, spec: AgentSpec, hardware: NodeHardware 
     offer = IdleOffer() if isinstance(spec.idle, msgspec.UnsetType) else spec.idle
     allowed = [name for name in engine_names() if not offer.engines or name in offer.engines]
     devices = hardware.devices if hardware is not None else spec.devices
+    if not is_name(wanted.model):  # it stands in a command line, where a dash would begin an option
+        raise _refused(f"{wanted.model[:40]!r} cannot be the name of a model", "lower-case letters, digits, . _ -")
     if wanted.engine not in allowed:
         raise _refused(f"engine {wanted.engine[:40]!r} may not be started here", f"allowed: {', '.join(allowed)}")
     if offer.sources and not any(_admits(entry, wanted.source) for entry in offer.sources):
