@@ -79,9 +79,8 @@ class IdleAgent(Agent):
         status = super().status()
         if self._running:
             return status
-        return msgspec.structs.replace(
-            status, engine=msgspec.structs.replace(status.engine, engine="", state="stopped", progress="")
-        )
+        engine = msgspec.structs.replace(status.engine, engine="", state="stopped", progress="")
+        return msgspec.structs.replace(status, engine=engine, idle=True)
 
     # -- internals --------------------------------------------------------------------------------------------
 

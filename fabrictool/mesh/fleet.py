@@ -148,9 +148,7 @@ def _member(view: View, body: NodeBody, lost: tuple[float, Evidence] | None, *, 
     suspected = any(accusation.stands for accusation in accusations)
     state = _state(view, body, suspected=suspected, lost=lost is not None and lost[1] in _LOSSES)
     lost = None if state in OVER else lost
-    services, hardware = registry.services_of(body.session), body.hardware or NodeHardware("", 0)
-    assignment = registry.assignment(body.session)
-    busy = any(service.lifecycle < Lifecycle.DOWN for service in services)
+    hardware, assignment = body.hardware or NodeHardware("", 0), registry.assignment(body.session)
     return FleetMember(
         session=body.session.hex(),
         role=body.role,
@@ -176,8 +174,8 @@ def _member(view: View, body: NodeBody, lost: tuple[float, Evidence] | None, *, 
         node_links=[FleetNodeLink(kind=link.kind, mbit_s=link.mbit_s, count=link.count) for link in hardware.links],
         assignable=body.assignable,
         assignment=_assignment(assignment) if assignment is not None else None,
-        idle=body.assignable and state == "serving" and not busy and (assignment is None or not assignment.model),
-        services=[_service(service) for service in services],
+        idle=state == "serving" and is_idle(registry, body),
+        services=[_service(service) for service in registry.services_of(body.session)],
     )
 
 
@@ -198,6 +196,17 @@ def _state(view: View, body: NodeBody, *, suspected: bool, lost: bool) -> Member
     if lost:
         return "lost"
     return "joining" if body.lifecycle is Lifecycle.JOIN else "serving"
+
+
+def is_idle(registry: Registry, body: NodeBody) -> bool:
+    """Whether it could be assigned a model, and has none."""
+    assignment = registry.assignment(body.session)
+    return (
+        body.assignable
+        and body.lifecycle is Lifecycle.SERVING
+        and (assignment is None or not assignment.model)
+        and all(service.lifecycle is Lifecycle.DOWN for service in registry.services_of(body.session))
+    )
 
 
 def _assignment(body: AssignmentBody) -> FleetAssignment:

@@ -20,7 +20,8 @@ def fleet_headline(view: FleetStatus, age: str) -> str:
     """Whose view, how old, who is there."""
     own = next((member for member in view.members if member.session == view.session), None)
     place = f" on {own.cluster}/{own.node}" if own is not None else ""
-    counts = Counter(member.state for member in view.members if member.role == "agent" and member.state not in OVER)
+    agents = [member for member in view.members if member.role == "agent" and member.state not in OVER]
+    counts = Counter("idle" if member.idle else member.state for member in agents)
     nodes = ", ".join(f"{count} {state}" for state, count in sorted(counts.items())) or "none"
     hubs = [member for member in shown(view) if member.role == "gateway"]
     return (

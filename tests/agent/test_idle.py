@@ -104,7 +104,11 @@ async def test_it_says_what_it_has_and_when_that_changes(scene, monkeypatch):
     assert (member.device, member.devices, member.driver) == ("a100-80g", 2, "550")
     assert (member.free, member.state, member.assignable) == ([60 << 30, 10 << 30], "serving", True)
     assert scene.agent.health().ready
-    assert (scene.agent.status().engine.state, scene.agent.status().model) == ("stopped", "")
+    assert (scene.agent.status().engine.state, scene.agent.status().model, scene.agent.status().idle) == (
+        "stopped",
+        "",
+        True,
+    )
     monkeypatch.setattr(idle, "LOOK_S", 0.05)
     version = member.version
     scene.looks.append(msgspec.structs.replace(HARDWARE, free=(59 << 30, 10 << 30)))

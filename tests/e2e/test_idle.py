@@ -41,6 +41,8 @@ def test_an_idle_node_is_assigned_a_model_serves_it_and_is_idle_again(side):
     assert (member.provider, member.state, member.services) == ("beta", "serving", [])
     assert 0 < member.free[0] <= member.memory
     assert idle_members(bed, "--device", "a100") == idle_members(bed, "--free", "900TiB") == []
+    (row,) = [r for r in json.loads(bed.run("status", "--json").stdout)["gateway"]["nodes"] if r["idle"]]
+    assert (row["session"], row["device"], row["memory"]) == (member.session, "cpu", member.memory)
     listed = bed.run("mesh", "members").stdout
     assert any(member.session[:8] in line and "idle" in line for line in listed.splitlines())
 
