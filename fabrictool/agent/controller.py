@@ -6,13 +6,12 @@ A controller is no node: it has no record of its own and serves nobody. It runs 
 from __future__ import annotations
 
 import asyncio
-import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from fabrictool.base.errors import InvalidInputError, UnreachableError
+from fabrictool.base.errors import FabrictoolError, InvalidInputError, UnreachableError
 from fabrictool.mesh.assignments import check_assignment, sign_assignment
 from fabrictool.mesh.fleet import members_of
 from fabrictool.mesh.records import AssignmentBody, Lifecycle, assignment_key
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
     from fabrictool.mesh.transport.tls import IdentityFiles
     from fabrictool.mesh.transport.tunnel import TunnelStream
     from fabrictool.status.fleet import FleetMember, FleetQuery
-
-_log = logging.getLogger("fabrictool.agent")
 
 LINK_S = 15.0
 """To reach a gateway and to have the whole map."""
@@ -60,6 +57,8 @@ class ControllerVisit:
     """To be used as a context; it holds the whole map inside."""
 
     def __init__(self, identity: IdentityFiles, gateways: Sequence[HostPort], clock: Clock) -> None:
+        self.ended = ""
+        """Why nobody hears it any more."""
         self._clock = clock
         self._gateways = gateways
         self.mesh = MeshNode(identity, self, clock, hub=False)
@@ -78,32 +77,52 @@ class ControllerVisit:
     async def __aexit__(self, *_: object) -> None:
         await self.mesh.close()
 
-    def pick(self, prefix: str, query: FleetQuery) -> FleetMember:
-        """The session of our provider that begins with `prefix` and is meant by `query`; of several idle ones that are
-        alike, the one with most free memory.
+    def members(self) -> list[FleetMember]:
+        """Living sessions of our provider's agents."""
+        provider, gone = self.mesh.credential.claims.provider, (*OVER, "evicted", "down")
+        rows = members_of(self.mesh.view, ())
+        return [row for row in rows if row.provider == provider and row.role == "agent" and row.state not in gone]
+
+    def session(self, prefix: str) -> FleetMember:
+        """The one that begins with `prefix`.
 
         Raises
         ------
         InvalidInputError
-            FT6106 when there is none, or `prefix` is of several, FT6104 when it takes no assignments.
+            FT6106 when there is none, or there are several, FT6104 when it takes no assignments.
         """
-        provider = self.mesh.credential.claims.provider
-        members = [m for m in members_of(self.mesh.view, ()) if m.provider == provider and m.role == "agent"]
-        fitting = [member for member in members if member.state not in (*OVER, "evicted", "down")]
-        fitting = [member for member in fitting if member.session.startswith(prefix.lower()) and query.wants(member)]
-        if not fitting or (prefix and len(fitting) > 1):
-            what = (
-                f"{len(fitting)} sessions of {provider} begin with {prefix!r}"
-                if prefix
-                else f"no session of {provider}"
-            )
-            message = what if prefix else f"{what} is idle and has what is asked for"
+        fitting = [member for member in self.members() if member.session.startswith(prefix.lower())]
+        if len(fitting) != 1:
+            provider = self.mesh.credential.claims.provider
+            message = f"{len(fitting)} sessions of {provider} begin with {prefix!r}"
             raise InvalidInputError.of("FT6106", message, hint="`fabrictool mesh members --idle` lists them")
-        chosen = max(fitting, key=lambda member: (max(member.free, default=0), member.session))
-        if not chosen.assignable:
-            message = f"{chosen.session[:8]} did not join with --idle: it serves what its own job gave it"
+        if not fitting[0].assignable:
+            message = f"{fitting[0].session[:8]} did not join with --idle: it serves what its own job gave it"
             raise InvalidInputError.of("FT6104", message)
-        return chosen
+        return fitting[0]
+
+    def assigned(self, model: str) -> int:
+        """How many are assigned `model`, whether they serve it yet or not."""
+        return sum(member.assignment is not None and member.assignment.model == model for member in self.members())
+
+    def missing(self, wanted: AssignmentBody, query: FleetQuery, count: int) -> list[FleetMember]:
+        """Idle ones to be assigned `wanted`, that `count` may serve it. Those where it was given up count, too: a model
+        that cannot be started must not try one node after the other.
+        """
+        fitting = [m for m in self.members() if m.idle and query.wants(m) and self.refusal(m, wanted) is None]
+        fitting.sort(key=lambda member: (-max(member.free, default=0), member.session))
+        return fitting[: max(0, count - self.assigned(wanted.model))]
+
+    def refusal(self, member: FleetMember, wanted: AssignmentBody) -> FabrictoolError | None:
+        """Why every node would refuse it, FT6103 to FT6105; None: they would not."""
+        subject = self.mesh.registry.session(bytes.fromhex(member.session))
+        body = msgspec.structs.replace(wanted, by=self.mesh.session)
+        try:
+            if subject is not None:
+                check_assignment(body, self.mesh.verify(self.mesh.chain, dialled=False), subject)
+        except FabrictoolError as error:
+            return error
+        return None
 
     async def say(self, member: FleetMember, wanted: AssignmentBody) -> AssignmentOutcome:
         """Sign `wanted` for `member` with the next version, and see that the gateways hold it.
@@ -119,9 +138,8 @@ class ControllerVisit:
         body = msgspec.structs.replace(
             wanted, federation=self.mesh.federation, session=session, by=self.mesh.session, version=version
         )
-        subject = registry.session(session)
-        if subject is not None:
-            check_assignment(body, self.mesh.verify(credential.chain, dialled=False), subject)
+        if (refusal := self.refusal(member, body)) is not None:
+            raise refusal
         self.mesh.take(sign_assignment(credential, body).envelope)
         if not await self._until(lambda: self.mesh.in_step, SPREAD_S):
             message = (
@@ -169,7 +187,7 @@ class ControllerVisit:
     def record_changed(self, record: Record) -> None: ...
 
     def session_ended(self, reason: str) -> None:
-        _log.warning("this controller is not heard any more: %s", reason)
+        self.ended = reason
 
     def tail_heard(self, session: bytes, service: bytes, text: str) -> None: ...
 

