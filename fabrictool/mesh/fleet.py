@@ -226,6 +226,8 @@ def _service(body: ServiceBody) -> FleetService:
         lifecycle=body.lifecycle.name,
         accepting=body.accepting,
         note=next(iter(body.note.splitlines()), ""),
+        assigned=body.assigned,
+        given_up=body.given_up,
     )
 
 

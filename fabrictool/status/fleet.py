@@ -52,6 +52,10 @@ class FleetService(msgspec.Struct, frozen=True, kw_only=True):
     accepting: bool
     note: str = ""
     """Why it is DOWN, without its log: that is its provider's."""
+    assigned: int = 0
+    """Version of the assignment that it follows; 0: of none."""
+    given_up: bool = False
+    """No other one is started in its place."""
 
 
 class FleetNodeLink(msgspec.Struct, frozen=True, kw_only=True):
@@ -243,7 +247,16 @@ OVER: tuple[MemberState, ...] = ("left", "revoked", "expired")
 def engines_shown(member: FleetMember) -> list[FleetService]:
     """Those that live, or the last that died."""
     living = [service for service in member.services if service.lifecycle in ("JOIN", "SERVING")]
-    return living or [service for service in member.services if service.lifecycle == "DOWN"][-1:]
+    return living or dead_engines(member)[-1:]
+
+
+def dead_engines(member: FleetMember) -> list[FleetService]:
+    """Those that are DOWN, of what the member is to serve now; what it was assigned before is over. Last comes the one
+    that was given up.
+    """
+    assigned = member.assignment.version if member.assignment is not None else 0
+    dead = [service for service in member.services if service.lifecycle == "DOWN" and service.assigned == assigned]
+    return sorted(dead, key=lambda service: service.given_up)
 
 
 def engine_text(service: FleetService) -> str:

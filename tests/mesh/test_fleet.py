@@ -15,7 +15,7 @@ from fabrictool.mesh.records import AssignmentBody, Lifecycle, NodeHardware, Nod
 from fabrictool.mesh.revocation import read_revocation, revoke
 from fabrictool.mesh.transport import views
 from fabrictool.mesh.transport.views import fleet_status, views_of
-from fabrictool.status.fleet import FleetStatus, RecordsStatus, read_query
+from fabrictool.status.fleet import FleetStatus, RecordsStatus, engines_shown, read_query
 from fabrictool.status.pages import serve_status
 from tests.mesh.signed_records import NOW, PROVIDERS, ROOT, VERIFIER, node, sealed, service
 from tests.mesh.test_transport import linked, node_body, service_body, until
@@ -249,6 +249,11 @@ def test_a_member_is_idle_while_nothing_is_assigned_to_it_and_nothing_runs(membe
     assert not row(document(member), AGENT).idle, "its engine still runs"
     say(member, AGENT, service(AGENT, 1, version=2, lifecycle=Lifecycle.DOWN))
     assert row(document(member), AGENT).idle
+    assert engines_shown(row(document(member), AGENT)) == [], "what it was assigned before is over"
+    member.registry.merge(assigned("m", 3), wall=NOW)
+    say(member, AGENT, service(AGENT, 3, lifecycle=Lifecycle.DOWN, assigned=3, given_up=True, note="no"))
+    say(member, AGENT, service(AGENT, 9, lifecycle=Lifecycle.DOWN, assigned=3, note="restart"))
+    assert [s.note for s in engines_shown(row(document(member), AGENT))] == ["no"], "the last word, not the last key"
     say(member, AGENT, node(AGENT, version=3, lifecycle=Lifecycle.LEFT, assignable=True))
     assert not row(document(member), AGENT).idle
 
