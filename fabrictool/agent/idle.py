@@ -22,7 +22,7 @@ from fabrictool.catalog import engines
 from fabrictool.domain.specs import AgentSpec, IdleOffer
 from fabrictool.engines.adapter import adapter, engine_names
 from fabrictool.engines.artifacts import resolve
-from fabrictool.mesh.records import AssignmentBody, Lifecycle, NodeHardware, RevocationBody
+from fabrictool.mesh.records import AssignmentBody, Lifecycle, NodeHardware, RevocationBody, assignment_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,6 +64,7 @@ class IdleAgent(Agent):
         """What is assigned to us may be another now."""
         self._running = False
         """Whether there is an engine, or will be in a moment."""
+        self._last_told: AssignmentBody | None = None
         self._leaving = False
         self._assigned = 0
         """Version of the assignment that is followed."""
@@ -112,8 +113,11 @@ class IdleAgent(Agent):
 
     def _told(self) -> AssignmentBody | None:
         """What we are to serve; None: nothing."""
-        told = self.mesh.registry.assignment(self.mesh.session)
-        return told if told is not None and told.model else None
+        registry, session = self.mesh.registry, self.mesh.session
+        # A renewed session may outlive its controller, and then the record is gone: nothing else was said.
+        if registry.get(assignment_key(session)) is not None:
+            self._last_told = registry.assignment(session)
+        return self._last_told if self._last_told is not None and self._last_told.model else None
 
     async def _follow(self, wanted: AssignmentBody | None) -> None:
         """Serve it until something else is wanted. One that failed is tried again when it is assigned again."""

@@ -192,6 +192,23 @@ async def test_a_revoked_controllers_word_ends_and_its_session_may_be_assigned_a
 
 
 @pytest.mark.asyncio
+async def test_who_is_assigned_nothing_any_more_goes_on_until_it_is_told_to_stop(scene):
+    """As after a renewal beyond its controller's time, when the record is gone everywhere."""
+    await scene.assign()
+    engine = scene.agent.status().engine.pid
+    for mesh in (scene.hub, scene.agent.mesh):
+        mesh.registry._unassign(scene.session)
+    text = revoke(scene.federation.providers["alpha"], b"s" * 16, now=time.time(), until=time.time() + 3600)
+    scene.hub.take(read_revocation(text)[0])
+    await until(lambda: scene.agent.mesh.registry.root() == scene.hub.registry.root())
+    await asyncio.sleep(0.1)
+    assert (scene.agent.status().engine.pid, scene.agent.status().engine.state) == (engine, "ready")
+    assert (scene.member.assignment, scene.member.idle) == (None, False)
+    assert (await scene.assign(model="")).version == 1
+    assert scene.agent.status().engine.pid is None
+
+
+@pytest.mark.asyncio
 @pytest.mark.parametrize("signer", ["controller-of-another-provider", "agent-of-its-own"])
 async def test_a_gateway_and_the_agent_refuse_what_somebody_else_signed(scene, signer):
     """It is put on the wire as it is, past the sender's own check."""
