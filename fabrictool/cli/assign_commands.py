@@ -57,7 +57,7 @@ def register(agent: typer.Typer) -> None:
 # Wide: what is served, by whom, and who says so.
 def assign(
     session: Annotated[
-        str, typer.Argument(metavar="[SESSION]", help="First characters of a session; default: an idle one that fits.")
+        str, typer.Argument(metavar="SESSION", help="First characters of a session; default: an idle one that fits.")
     ] = "",
     *,
     model: ModelOption,

@@ -82,6 +82,8 @@ def write_controller(store: TrustStore, provider: str, folder: Path, *, days: in
 
 
 def new_controller(store: TrustStore, provider: str, folder: Path, days: int) -> None:
+    """In a folder that it makes; raises FT4302 when that is there already, and what the trust store does."""
+    store.signer(provider)  # else an empty folder would stay behind
     try:
         folder.mkdir(mode=0o700, parents=True)
     except OSError as error:
