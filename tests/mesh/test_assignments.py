@@ -1,6 +1,7 @@
 """Who may tell a session what to serve, for how long that counts, and what a node of an earlier release makes of it."""
 
 import itertools
+import random
 
 import msgspec
 import pytest
@@ -24,6 +25,7 @@ from fabrictool.mesh.records import (
 from fabrictool.mesh.registry import FORGET_MARGIN_S, Verdict
 from fabrictool.mesh.revocation import read_revocation, revoke
 from tests.mesh.signed_records import NOW, PROVIDERS, ROOT, SESSIONS, VERIFIER, fresh, node, sealed, service
+from tests.seeds import seeds
 
 AGENT, STRANGER, _ = SESSIONS
 DAY = 86400.0
@@ -160,6 +162,39 @@ def test_a_session_that_is_renewed_beyond_its_controller_is_in_one_state_everywh
     assert [registry.assignment(id_of(AGENT)) for registry in maps] == [None, None]
     assert maps[0].root() == maps[1].root()
     assert [registry.merge(envelope(version=2), wall=NOW).verdict for registry in maps] == [Verdict.NEW] * 2
+
+
+def exchange(maps):
+    """As repairs do it, until nothing is new."""
+    moved = True
+    while moved:
+        moved = False
+        for giver, taker in itertools.permutations(maps, 2):
+            for record in sorted(giver, key=lambda record: len(record.key)):
+                moved |= taker.merge(record.envelope, wall=NOW).verdict is Verdict.NEW
+
+
+@seeds(20, drawn=20, long=1000)
+def test_three_maps_agree_in_the_end_whatever_came_first_and_where(seed):
+    rng = random.Random(seed)
+    chains = [certify(PROVIDERS["alpha"], AGENT.key.public_key(), "agent", now=NOW, seconds=d * DAY) for d in (1, 3)]
+    said = [seal(node(AGENT, version=n), AGENT.sign, chains[n // 3]).envelope for n in range(1, 5)]
+    speakers = [controller(seconds=2 * DAY), controller(), controller("beta"), controller()]
+    for version in range(1, 6):
+        by = rng.choice(speakers)
+        said.append(envelope(by, version=version, model=rng.choice(["a", "b", ""])))
+    said.append(read_revocation(revoke(ROOT, id_of(speakers[1]), now=NOW, until=NOW + 9))[0])
+    maps = [fresh() for _ in range(3)]
+    for registry in maps:
+        for one in rng.sample(said, rng.randint(0, len(said))):
+            registry.merge(one, wall=NOW)
+    for one in said:
+        rng.choice(maps).merge(one, wall=NOW)
+    exchange(maps)
+    assert len({registry.root() for registry in maps}) == 1
+    shown = [registry.assignment(id_of(AGENT)) for registry in maps]
+    assert shown[0] == shown[1] == shown[2]
+    assert shown[0] is None or shown[0].by not in (id_of(speakers[1]), id_of(speakers[2]))
 
 
 def test_the_longest_fits_into_a_record():
