@@ -156,6 +156,8 @@ class ControllerVisit:
         ------
         UnreachableError
             FT6107 when nothing of that happened in time; it may still.
+        FabrictoolError
+            FT6108 when the session is no more.
         """
         session = bytes.fromhex(outcome.session)
 
@@ -168,7 +170,16 @@ class ControllerVisit:
             services = self.mesh.registry.services_of(session)
             return all(service.lifecycle is Lifecycle.DOWN for service in services)
 
-        if not await self._until(lambda: settled() is not None if outcome.model else over(), timeout_s):
+        def left() -> bool:
+            return not self.mesh.registry.lives(session, wall=self._clock.wall())
+
+        def followed() -> bool:
+            return settled() is not None if outcome.model else over()
+
+        await self._until(lambda: followed() or left(), timeout_s)
+        if not followed() and left():
+            raise FabrictoolError.of("FT6108", f"{outcome.session[:8]} left the mesh, or was lost, before it followed")
+        if not followed():
             message = f"{outcome.session[:8]} was told, and has not followed after {timeout_s:.0f} s"
             hint = f"`fabrictool mesh records {outcome.session[:8]}` says what it does"
             raise UnreachableError.of("FT6107", message, hint=hint, transient=True)

@@ -158,6 +158,16 @@ async def test_an_engine_that_keeps_failing_is_given_up_and_the_next_assignment_
 
 
 @pytest.mark.asyncio
+async def test_nobody_waits_for_a_session_that_leaves(scene, adapter):
+    adapter.script = CRASH
+    assigning = asyncio.create_task(scene.assign(wait_s=60.0))
+    await until(lambda: scene.agent.status().engine.restarts)
+    scene.agent.request_stop("enough")
+    with pytest.raises(FabrictoolError, match="FT6108"):
+        await asyncio.wait_for(assigning, 20)
+
+
+@pytest.mark.asyncio
 async def test_a_request_that_is_open_is_finished_first_and_who_is_told_to_leave_meanwhile_leaves(scene):
     await scene.assign()
     agent = scene.agent

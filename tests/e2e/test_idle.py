@@ -1,12 +1,13 @@
 """A node joins without a model, says what it has, is assigned one, serves it, and is idle again."""
 
 import json
+import re
 import signal
 
 import msgspec
 import pytest
 
-from fabrictool.status.fleet import FleetStatus
+from fabrictool.status.fleet import FleetStatus, engines_shown
 from tests.e2e.test_join import Contributor, answers, wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -62,6 +63,10 @@ def test_an_idle_node_is_assigned_a_model_serves_it_and_is_idle_again(side):
     assert answers(bed) == ""
     assert [m.session for m in idle_members(bed)] == [member.session], "it is the same session, and still there"
 
+    events = bed.run("events").stdout
+    assert re.search(rf"assigned +{short} +borrowed, by [0-9a-f]{{8}}", events)
+    assert re.search(rf"assigned +{short} +nothing, by [0-9a-f]{{8}}", events)
+
     # Each of these is refused by its code, and the node stays as it is.
     foreign = ["--trust", str(bed.folder / "state/t/trust"), "--provider", "alpha", *ours[2:]]
     assert "FT6106" in bed.run("agent", "assign", short, *what, *foreign, code=65).stderr
@@ -71,7 +76,8 @@ def test_an_idle_node_is_assigned_a_model_serves_it_and_is_idle_again(side):
     refused = bed.run("agent", "assign", short, *elsewhere, *ours, code=1).stderr
     assert "FT6108" in refused
     assert "FT7106" in refused
-    assert of_mesh(bed, member.session).services[-1].note.startswith("FT7106")
+    (dead,) = engines_shown(of_mesh(bed, member.session))
+    assert (dead.given_up, dead.note[:6]) == (True, "FT7106")
     assert job.poll() is None
 
     assert "serves other" in bed.run("agent", "assign", short, *_renamed(what, "other"), *ours).stdout
@@ -86,6 +92,10 @@ def _renamed(words, model):
     return [word if word != "borrowed" else model for word in words]
 
 
+def told(side, count):
+    return lambda: side.log("keeper").count("is told to serve borrowed (assignment 1)") == count
+
+
 def test_a_model_is_kept_on_idle_nodes_that_come_and_go(side):
     bed, model = side.bed, side.bed.values["model"]
     side.start_issuer()
@@ -97,12 +107,12 @@ def test_a_model_is_kept_on_idle_nodes_that_come_and_go(side):
     assert none.wait(60) == 1, side.log("none")
     keeper = side.start("keeper", "agent", "keep", *what, *ours)
     wait_for(lambda: "borrowed shall be served by 1" in side.log("keeper"), keeper)
-    for name in ("first", "second"):
+    for count, name in enumerate(("first", "second"), 1):
         job = side.join(name, "token", "--idle")
         wait_for(lambda: answers(bed) == "beta", job)
+        wait_for(told(side, count), keeper)
         job.send_signal(signal.SIGTERM)
         assert job.wait(60) == 0
         assert answers(bed) == ""
-    assert side.log("keeper").count("is told to serve borrowed (assignment 1)") == 2
     keeper.send_signal(signal.SIGINT)
     assert keeper.wait(30) == 130
