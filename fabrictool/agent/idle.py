@@ -126,10 +126,7 @@ class IdleAgent(Agent):
         try:
             while self._told() == wanted and not self._leaving:
                 self._heard.clear()
-                heard = asyncio.create_task(self._heard.wait())
-                waits = {heard} if engine is None else {heard, engine}
-                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-                await cancelled(heard)
+                await self._until_heard(engine)
                 if engine is not None and wanted is not None and engine.done():
                     try:
                         await engine
@@ -141,6 +138,14 @@ class IdleAgent(Agent):
         finally:
             if engine is not None:
                 await cancelled(engine)
+
+    async def _until_heard(self, engine: asyncio.Task[None] | None) -> None:
+        """Or until the engine is over."""
+        heard = asyncio.create_task(self._heard.wait())
+        try:
+            await asyncio.wait({heard, engine or heard}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            heard.cancel()
 
     async def _run(self, wanted: AssignmentBody) -> None:
         """Until cancelled; raises when it may not, or cannot, be served."""
