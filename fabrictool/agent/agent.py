@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from fabrictool.engines.adapter import EngineCommand
     from fabrictool.mesh.framing import StreamHead
     from fabrictool.mesh.identity import VerifiedSession
-    from fabrictool.mesh.records import Record
+    from fabrictool.mesh.records import NodeBody, Record, ServiceBody
     from fabrictool.mesh.transport.tunnel import TunnelStream
 
 _log = logging.getLogger("fabrictool.agent")
@@ -166,7 +166,7 @@ class Agent:
         self._publish_node(Lifecycle.JOIN)
         self.mesh.dial([(hub.host, hub.port) for hub in self.spec.hubs], self.spec.egress)
         signs = asyncio.create_task(self._signs.run())
-        engine = asyncio.create_task(self._supervisor.run())
+        engine = asyncio.create_task(self._serve())
         stop = asyncio.create_task(self._stop.wait())
         watch = asyncio.create_task(self._watch.run(self._signs.touch))
         end = asyncio.create_task(self._until_end())
@@ -181,7 +181,7 @@ class Agent:
             async with AsyncExitStack() as leaving:  # last in, first out; each step is taken whatever another raises
                 leaving.push_async_callback(self._supervisor.stop)
                 leaving.push_async_callback(self._signs.write)
-                leaving.push_async_callback(_cancelled, engine, stop, signs, watch, end)
+                leaving.push_async_callback(cancelled, engine, stop, signs, watch, end)
                 leaving.push_async_callback(self._leave)
         return self._ended or reason
 
@@ -191,7 +191,7 @@ class Agent:
         text = ""
         if not self._accepting:
             waits_for, text = "leaving", f"leaving: {self._in_flight} requests are open"
-        elif engine.state != "ready":
+        elif self._has_engine and engine.state != "ready":
             waits_for, text = "engine", f"engine {engine.state}: {engine.progress}".rstrip(": ")
         elif spec.hubs and not self.mesh.hub_tunnels:
             why = "; ".join(f"{address}: {error}" for address, error in sorted(self.mesh.hub_links.errors.items()))
@@ -300,6 +300,15 @@ class Agent:
 
     # -- internals --------------------------------------------------------------------------------------------
 
+    @property
+    def _has_engine(self) -> bool:
+        """Whether there is one to wait for."""
+        return True
+
+    async def _serve(self) -> None:
+        """Until cancelled; raises what `run` does."""
+        await self._supervisor.run()
+
     def _prepared(self, spec: AgentSpec) -> Callable[[], None]:
         def take_over() -> None:
             self._guard.take_over(_trust_of(spec), self._clock.monotonic())
@@ -392,8 +401,7 @@ class Agent:
         state = self._supervisor.state
         self._note(f"engine-{state}", self.spec.engine, self._supervisor.progress)
         if state == "loading":
-            seed = self.mesh.session + secrets.token_bytes(8)
-            self._service = hashlib.sha256(seed).digest()[:16]
+            self._begin_service()
             self._publish_service(Lifecycle.JOIN)
         elif state == "ready":
             self._publish_service(Lifecycle.SERVING)
@@ -402,7 +410,12 @@ class Agent:
         elif state in ("unhealthy", "failed") and self._service:
             self._publish_service(Lifecycle.DOWN)
 
-    async def _leave(self) -> None:
+    def _begin_service(self) -> None:
+        seed = self.mesh.session + secrets.token_bytes(8)
+        self._service = hashlib.sha256(seed).digest()[:16]
+
+    async def _drain(self) -> None:
+        """Accept nothing more, and let open requests finish."""
         self._accepting = False
         self._signs.touch()
         if self._service and self._service_lifecycle is Lifecycle.SERVING:
@@ -414,6 +427,9 @@ class Agent:
                 self._note(
                     "drain", self.spec.replica, f"{self._in_flight} requests cut after {self.spec.drain_s:.0f} s"
                 )
+
+    async def _leave(self) -> None:
+        await self._drain()
         try:
             if self._service and self._service_lifecycle < Lifecycle.DOWN:
                 self._publish_service(Lifecycle.DOWN)
@@ -424,21 +440,27 @@ class Agent:
 
     def _publish_node(self, lifecycle: Lifecycle) -> None:
         self._node_lifecycle = lifecycle
+        self.mesh.publish(self._node_body(lifecycle))
+
+    def _node_body(self, lifecycle: Lifecycle) -> NodeBody:
         mesh = self.mesh
-        body = node_body(self.spec, mesh.federation, mesh.session, lifecycle, self.ends_at, self._addresses)
-        mesh.publish(msgspec.structs.replace(body, build=self._build))
+        body = node_body(self.spec, mesh.federation, mesh.session, lifecycle, self.ends_at)
+        return msgspec.structs.replace(body, addresses=self._addresses, build=self._build)
 
     def _publish_service(self, lifecycle: Lifecycle) -> None:
         if not self._supervisor.model:  # the engine has yet to say what it serves
             return
         self._service_lifecycle = lifecycle
-        mesh, model = self.mesh, self._supervisor.model
-        body = service_body(self.spec, mesh.federation, mesh.session, self._service, lifecycle, model)
-        body = msgspec.structs.replace(body, accepting=self._accepting)
+        body = self._service_body(lifecycle, self._supervisor.model)
         if lifecycle is Lifecycle.DOWN:
             body = with_note(body, self._supervisor.progress)
             self.mesh.confide(self._service, list(self._supervisor.lines)[-TAIL_LINES:])
         self.mesh.publish(body)
+
+    def _service_body(self, lifecycle: Lifecycle, model: str) -> ServiceBody:
+        mesh = self.mesh
+        body = service_body(self.spec, mesh.federation, mesh.session, self._service, lifecycle, model)
+        return msgspec.structs.replace(body, accepting=self._accepting)
 
     def _note(self, kind: str, subject: str, text: str) -> None:
         self._events.append(Event(at=self._clock.wall(), kind=kind, subject=subject, text=text))
@@ -450,7 +472,8 @@ def _trust_of(spec: AgentSpec) -> AgentTrust:
     return AgentTrust() if isinstance(spec.trust, msgspec.UnsetType) else spec.trust
 
 
-async def _cancelled(*tasks: asyncio.Task[Any]) -> None:
+async def cancelled(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel them, and wait until they are over, however they end."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

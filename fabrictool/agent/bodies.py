@@ -23,12 +23,9 @@ def node_body(
     session: bytes,
     lifecycle: Lifecycle,
     ends_at: float | None,
-    addresses: tuple[str, ...] = (),
-    build: bytes = b"",
+    hardware: NodeHardware | None = None,
 ) -> NodeBody:
-    """Its version is the mesh's to choose; `addresses` are where it listens for its site, `build` is evidence of what
-    it runs.
-    """
+    """Its version is the mesh's to choose; `hardware` as it was found, else as the spec says."""
     return NodeBody(
         federation=federation,
         session=session,
@@ -40,11 +37,10 @@ def node_body(
         site=spec.site,
         cluster=spec.cluster,
         node=spec.partition,
-        hardware=NodeHardware(spec.device, spec.devices, spec.memory),
+        hardware=hardware or NodeHardware(spec.device, spec.devices, spec.memory),
         ends_at=ends_at,
         release=__version__,
-        addresses=addresses,
-        build=build,
+        assignable=not isinstance(spec.idle, msgspec.UnsetType),
     )
 
 
@@ -67,7 +63,7 @@ def service_body(
     )
 
 
-def check_sayable(spec: AgentSpec, federation: str) -> None:
+def check_sayable(spec: AgentSpec, federation: str, hardware: NodeHardware | None = None) -> None:
     """Whether such an agent could speak at all: names have a longest length, and records a size.
 
     Raises
@@ -76,7 +72,8 @@ def check_sayable(spec: AgentSpec, federation: str) -> None:
         FT6101, FT6102 as every replica of the registry would refuse it.
     """
     session = bytes(16)
-    node = node_body(spec, federation, session, Lifecycle.LEFT, 0.0, (f"{'f' * 39}:65535",), bytes(LONGEST_BUILD))
+    node = node_body(spec, federation, session, Lifecycle.LEFT, 0.0, hardware)
+    node = msgspec.structs.replace(node, addresses=(f"{'f' * 39}:65535",), build=bytes(LONGEST_BUILD))
     service = service_body(spec, federation, session, session, Lifecycle.DOWN, spec.model)
     for body in (node, service):
         longest = msgspec.structs.replace(body, version=MAX_VERSION)

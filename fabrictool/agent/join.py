@@ -1,6 +1,7 @@
 """``python -m fabrictool.agent.join TOKENFILE …``: an agent that a job starts by itself; 0 when it left in order.
 
-It offers one OpenAI-compatible server, which runs already or is started here, to the federation that the token names.
+It offers one OpenAI-compatible server, which runs already or is started here, to the federation that the token names;
+or the node itself, idle, to be assigned a model later.
 No machine of an operator takes part: the token's issuer signs its key, the token says where the gateways are.
 """
 
@@ -20,6 +21,7 @@ import msgspec
 
 from fabrictool.agent.admission import ask_issuer, private_folder, private_text
 from fabrictool.agent.bodies import check_sayable
+from fabrictool.agent.hardware import read_hardware
 from fabrictool.agent.running import run_agent
 from fabrictool.agent.unit import run_unit
 from fabrictool.base.clock import SystemClock
@@ -27,7 +29,8 @@ from fabrictool.base.errors import FabrictoolError, UsageError
 from fabrictool.base.files import write_atomic
 from fabrictool.base.runfolder import RunFolder
 from fabrictool.base.settings import Settings
-from fabrictool.domain.specs import AgentSpec, AgentTrust, BroughtEngine, encode_spec
+from fabrictool.domain.specs import AgentSpec, AgentTrust, BroughtEngine, IdleOffer, encode_spec
+from fabrictool.engines.adapter import adapter
 from fabrictool.mesh.identity import Credential
 from fabrictool.mesh.jointoken import JoinTokenError, check_time, read_token
 from fabrictool.mesh.records import RecordError
@@ -38,11 +41,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fabrictool.mesh.jointoken import JoinToken
+    from fabrictool.mesh.records import NodeHardware
 
 ENGINE = "external"
 LOOPBACK = ("127.0.0.1", "localhost")
 """Where a server that is offered may listen: agents forward to 127.0.0.1 alone."""
 _NAMES = ("SLURM_ARRAY_JOB_ID", "SLURM_JOB_ID")
+
+
+_TEXTS = (
+    "model", "url", "provider", "folder", "site", "cluster", "device", "groups", "gateways-of", "engines", "allow",
+)  # fmt: skip
 
 
 class JoinOptions(argparse.Namespace):
@@ -65,6 +74,9 @@ class JoinOptions(argparse.Namespace):
     no_site_links: bool
     drain: float
     start_timeout: float
+    idle: bool
+    engines: str
+    allow: str
 
 
 class _Parser(argparse.ArgumentParser):
@@ -80,8 +92,9 @@ def read_options(arguments: Sequence[str]) -> JoinOptions:
         own, command = own[:cut], own[cut + 1 :]
     parser = _Parser(prog="fabrictool agent join", allow_abbrev=False)
     parser.add_argument("token")
-    for name in ("model", "url", "provider", "folder", "site", "cluster", "device", "groups", "gateways-of"):
+    for name in _TEXTS:
         parser.add_argument(f"--{name}", default="")
+    parser.add_argument("--idle", action="store_true")
     bound = parser.add_mutually_exclusive_group()
     bound.add_argument("--bind")
     bound.add_argument("--bind-file", default="")
@@ -91,8 +104,17 @@ def read_options(arguments: Sequence[str]) -> JoinOptions:
     parser.add_argument("--start-timeout", type=float, default=600.0)
     options = parser.parse_args(own, JoinOptions())
     options.command = command
+    if options.idle:
+        if options.url or command or options.model:
+            message = "an idle node has no server and no model yet: `--idle` goes with none of these"
+            raise JoinTokenError.of("FT6414", message)
+        return options
+    if options.engines or options.allow:
+        raise JoinTokenError.of(
+            "FT6414", "`--engines` and `--allow` say what an idle node may be assigned: add `--idle`"
+        )
     if bool(options.url) == bool(command):
-        message = "name one server: `--url` of a running one, or `-- COMMAND` that starts one"
+        message = "name one server: `--url` of a running one, or `-- COMMAND` that starts one, or none with `--idle`"
         raise JoinTokenError.of("FT6414", message)
     if command and not any("{port}" in word for word in command):
         message = "the command does not say where the port goes"
@@ -118,7 +140,7 @@ def join_spec(
         model=options.model,
         source="",
         engine=ENGINE,
-        device=options.device or "unknown",
+        device=options.device or ("" if options.idle else "unknown"),
         devices=options.devices,
         hubs=token.gateways,
         drain_s=options.drain,
@@ -126,18 +148,27 @@ def join_spec(
         brought=BroughtEngine(port=port_of(options.url), command=tuple(options.command), models=token.models),
         trust=AgentTrust(groups=_names(options.groups) or None, gateways=_names(options.gateways_of)),
         site_links=False if options.no_site_links else msgspec.UNSET,
+        idle=_offer(options) if options.idle else msgspec.UNSET,
     )
+
+
+def _offer(options: JoinOptions) -> IdleOffer:
+    """Raises FT7001 for an engine that there is not, FT6414 for one that cannot be assigned."""
+    for name in _names(options.engines):
+        if adapter(name).capabilities.brought:
+            raise JoinTokenError.of("FT6414", f"engine {name} starts a command of the job: nobody can assign it")
+    return IdleOffer(engines=_names(options.engines), sources=_names(options.allow))
 
 
 def _names(listed: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in listed.split(",") if name.strip())
 
 
-def check_names(spec: AgentSpec, federation: str) -> None:
+def check_names(spec: AgentSpec, federation: str, hardware: NodeHardware | None = None) -> None:
     """Raises FT9001 when the federation would refuse what the agent says of itself: before a use is spent on it."""
     longest = max((spec.model, spec.site, spec.cluster, spec.partition, spec.device), key=len)
     try:
-        check_sayable(spec, federation)
+        check_sayable(spec, federation, hardware)
     except RecordError as error:
         message = f"the names are too long for the registry, such as {longest[:40]!r}: {error.problems[0].message}"
         hint = "give shorter ones with --model, --site, --cluster and --device"
@@ -187,7 +218,8 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
         ends_at = job_end(environment)
         host = socket.gethostname()
         # What is wrong with it is said before a use is spent.
-        check_names(join_spec(options, token, "0" * 32, environment, host), token.claims.federation)
+        wanted = join_spec(options, token, "0" * 32, environment, host)
+        check_names(wanted, token.claims.federation, read_hardware(environment) if options.idle else None)
         bind = private_text(options.bind_file, "text") if options.bind_file else options.bind
         folder = private_folder(options.folder, environment)
         session = ask_issuer(token, text, ends_at=ends_at, shown=shown_text(bind, environment))

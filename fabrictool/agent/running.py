@@ -7,7 +7,10 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from fabrictool.agent.agent import Agent
+from fabrictool.agent.idle import IdleAgent
 from fabrictool.mesh.transport.views import views_of
 from fabrictool.status.pages import serve_status
 
@@ -21,7 +24,8 @@ if TYPE_CHECKING:
 
 async def run_agent(spec: AgentSpec, folder: RunFolder, clock: Clock, cache: Path, ends_at: float | None) -> str:
     """The agent's whole life; returns why it ended."""
-    agent = Agent(spec, folder, clock, python=sys.executable, cache=cache, ends_at=ends_at)
+    kind = Agent if isinstance(spec.idle, msgspec.UnsetType) else IdleAgent
+    agent = kind(spec, folder, clock, python=sys.executable, cache=cache, ends_at=ends_at)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, agent.request_stop, f"signal {number.name}")

@@ -1,4 +1,4 @@
-"""``agent join``."""
+"""``agent join``; its siblings are in `assign_commands`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ from typing import Annotated
 
 import typer
 
+from fabrictool.cli.assign_commands import register as register_assigning
 from fabrictool.cli.options import seconds
 
 
 def register(app: typer.Typer) -> None:
-    agent = typer.Typer(help="Contribute a node yourself, from a job script.", no_args_is_help=True)
+    agent = typer.Typer(
+        help="Contribute a node yourself, from a job script; assign models to idle nodes.", no_args_is_help=True
+    )
     agent.command("join", context_settings={"ignore_unknown_options": False})(join)
+    register_assigning(agent)
     app.add_typer(agent, name="agent")
 
 
@@ -45,6 +49,20 @@ def join(
     gateways_of: Annotated[
         str, typer.Option(metavar="PROVIDERS", help="Whose gateways may ask, comma-separated; default: anybody's.")
     ] = "",
+    idle: Annotated[
+        bool, typer.Option("--idle", help="Offer the node without a model; its provider's controller assigns one.")
+    ] = False,
+    engines: Annotated[
+        str,
+        typer.Option(metavar="NAMES", help="With --idle: engines that may be started, comma-separated; default: any."),
+    ] = "",
+    allow: Annotated[
+        str,
+        typer.Option(
+            metavar="SOURCES",
+            help="With --idle: sources of models that may be served, such as hf://Qwen/*; default: any.",
+        ),
+    ] = "",
     folder: Annotated[str, typer.Option(help="Folder for the key while it is in use; default: in memory.")] = "",
     site: Annotated[str, typer.Option(help="Name of the site; default: the provider's.")] = "",
     cluster: Annotated[str, typer.Option(help="Name of the cluster; default: Slurm's, or the machine's.")] = "",
@@ -76,7 +94,7 @@ def join(
         ),
     ] = 600.0,
 ) -> None:
-    """Offer a server on this machine to a federation, by a join token; SIGTERM leaves in order."""
+    """Offer a server on this machine, or the machine itself, to a federation; SIGTERM leaves in order."""
     import os
     import sys
 
@@ -91,8 +109,11 @@ def join(
         "--bind-file": bind_file,
         "--groups": groups,
         "--gateways-of": gateways_of,
+        "--engines": engines,
+        "--allow": allow,
     }
     words = [word for name, value in named.items() if value for word in (name, value)]
+    words += ["--idle"] if idle else []
     words += ["--bind", bind] if bind is not None else []
     words += [] if site_links else ["--no-site-links"]
     words += ["--devices", str(devices), "--drain", str(drain), "--start-timeout", str(start_timeout), token]

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fabrictool.cli.options import BlueprintOption, InventoryOption, JsonOption, seconds
+from fabrictool.cli.options import BlueprintOption, InventoryOption, JsonOption, memory, seconds
 from fabrictool.cli.source import Source
 
 UrlOption = Annotated[
@@ -29,16 +29,27 @@ def members(
     url: UrlOption = "",
     model: Annotated[str, typer.Option(help="Only those that serve or load this model.")] = "",
     provider: Annotated[str, typer.Option(help="Only those of this provider.")] = "",
+    device: Annotated[str, typer.Option(help="Only those whose device's id begins so, such as a100.")] = "",
+    free: Annotated[
+        int,
+        typer.Option(
+            parser=memory, metavar="MEMORY", show_default="any", help="Only those with so much free on a device."
+        ),
+    ] = 0,
+    devices: Annotated[int, typer.Option(min=1, max=4096, help="On so many devices at once.")] = 1,
+    idle: Annotated[bool, typer.Option("--idle", help="Only those that wait to be assigned a model.")] = False,
     everybody: Annotated[bool, typer.Option("--all", help="Also those whose session is over.")] = False,
     blueprint: BlueprintOption = None,
     inventory: InventoryOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Who is in the mesh, with what, and who is suspected, lost or evicted, by whom and why."""
-    from fabrictool.cli.mesh_showing import MemberFilter, show_members
+    from fabrictool.cli.mesh_showing import show_members
+    from fabrictool.status.fleet import FleetQuery
 
     source = Source(blueprint, inventory, lenient=True)
-    show_members(source, url, MemberFilter(model, provider, everybody), as_json=as_json)
+    wanted = FleetQuery(model=model, provider=provider, device=device, free=free, devices=devices, idle=idle)
+    show_members(source, url, wanted, everybody=everybody, as_json=as_json)
 
 
 def paths(

@@ -13,7 +13,7 @@ from fabrictool.cli.output import data, json_data, say
 from fabrictool.mesh.gossip import Changed, Refused, Vain
 from fabrictool.mesh.identity import IdentityVerifier
 from fabrictool.mesh.member import SessionEnded
-from fabrictool.mesh.records import NodeBody, RevocationBody, ServiceBody, WitnessBody
+from fabrictool.mesh.records import AssignmentBody, NodeBody, RevocationBody, ServiceBody, WitnessBody
 from fabrictool.mesh.trace import read_head, replay
 
 if TYPE_CHECKING:
@@ -95,5 +95,7 @@ def _words(body: Body) -> tuple[str, str]:
         case WitnessBody():
             verb = "votes against" if body.votes else "suspects" if body.suspects else "believes again"
             return "witness", f"{verb} {body.suspect.hex()[:8]}: {', '.join(body.evidence)}".rstrip(": ")
+        case AssignmentBody():
+            return "assignment", f"{body.session.hex()[:8]}: {body.model or 'nothing'} v{body.version}"
         case RevocationBody():
             return "revocation", f"by {body.provider or 'the federation'}"

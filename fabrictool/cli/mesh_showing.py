@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -13,33 +12,18 @@ from fabrictool.cli.mesh_asking import ASK_S, LiveFleet
 from fabrictool.cli.mesh_text import member_lines, path_lines, record_lines
 from fabrictool.cli.output import data, json_data
 from fabrictool.status.client import fetch_records
-from fabrictool.status.fleet import OVER, engines_shown
+from fabrictool.status.fleet import OVER
 
 if TYPE_CHECKING:
     from fabrictool.cli.source import Source
-    from fabrictool.status.fleet import FleetMember, FleetStatus, RecordsStatus
+    from fabrictool.status.fleet import FleetQuery, FleetStatus, RecordsStatus
 
 
-@dataclass(frozen=True, slots=True)
-class MemberFilter:
-    """Which members are wanted; an empty word lets all pass."""
-
-    model: str = ""
-    provider: str = ""
-    everybody: bool = False
-    """Also those whose session is over."""
-
-    def wants(self, member: FleetMember) -> bool:
-        """Whether it passes, whatever its state is."""
-        if self.provider and member.provider != self.provider:
-            return False
-        return not self.model or any(service.model == self.model for service in engines_shown(member))
-
-
-def show_members(source: Source, url: str, wanted: MemberFilter, *, as_json: bool) -> None:
+def show_members(source: Source, url: str, wanted: FleetQuery, *, everybody: bool, as_json: bool) -> None:
+    """`everybody`: also those whose session is over."""
     view = _fleet(source, url)
     matching = [member for member in view.members if wanted.wants(member)]
-    shown = [member for member in matching if wanted.everybody or member.state not in OVER]
+    shown = [member for member in matching if everybody or member.state not in OVER]
     if as_json:
         _print("fleet", msgspec.structs.replace(view, members=shown))
     else:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from fabrictool.base.clock import duration_text, minute_text
 from fabrictool.base.units import Memory
 from fabrictool.cli.output import paint, table, terminal_columns, text_width
-from fabrictool.status.fleet import NEEDS_SOMEBODY, OVER, FleetStatus, engine_text, engines_shown
+from fabrictool.status.fleet import NEEDS_SOMEBODY, OVER, FleetStatus, dead_engines, engine_text, engines_shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,7 +80,7 @@ def troubles(view: FleetStatus, member: FleetMember) -> list[str]:
     lines += [f"{name}: {_accusation_text(member, accusation)}" for accusation in member.accusations]
     if member.state == "evicted":
         lines.append(f"{name}: evicted, no request goes there; its owner comes back by speaking again")
-    down = [service for service in member.services if service.lifecycle == "DOWN" and service.note]
+    down = [service for service in dead_engines(member) if service.note]
     if member.state not in OVER:
         lines += [f"{name}: {service.replica} is DOWN: {service.note}" for service in down[-1:]]
     return lines
@@ -133,7 +133,7 @@ def _member_rows(view: FleetStatus, member: FleetMember) -> list[list[str]]:
             member.role,
             member.provider,
             where(member),
-            state_text(member.state),
+            "idle" if member.idle else state_text(member.state),
             link_text(view, member),
             service.replica if service is not None else "–",
             engine_text(service) if service is not None else "–",
@@ -154,11 +154,17 @@ def link_text(view: FleetStatus, member: FleetMember) -> str:
 
 
 def devices_text(member: FleetMember) -> str:
-    """With their memory together, free or not: who uses it is not on record."""
+    """With their memory together, and what is free of it where the node says that."""
     if not member.device:
         return "–"
-    memory = f" {Memory(member.memory)}" if member.memory else ""
-    return f"{member.devices}×{member.device}{memory}"
+    memory = f" {mib_text(member.memory)}" if member.memory else ""
+    free = f", {mib_text(sum(member.free))} free" if member.free else ""
+    return f"{member.devices}×{member.device}{memory}{free}"
+
+
+def mib_text(octets: int) -> str:
+    """Rounded down, to what a person can read: a machine has 515,891,404 KiB."""
+    return str(Memory(octets // 2**30 * 2**30 if octets >= 2**34 else octets // 2**20 * 2**20))
 
 
 def path_lines(view: FleetStatus, now: float) -> list[str]:
@@ -221,7 +227,7 @@ def _record_row(row: RecordRow) -> list[str]:
         short(row.owner),
         row.provider,
         short(row.about) if row.record == "witness" else row.about,
-        "–" if row.record == "witness" else row.lifecycle,  # a witness record has no life: it can be taken back
+        "–" if row.record in ("witness", "assignment") else row.lifecycle,  # these have no life: they are taken back
         str(row.version),
         "–" if row.not_after is None else minute_text(row.not_after),
         str(row.octets),

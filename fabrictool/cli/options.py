@@ -31,6 +31,16 @@ def seconds(least: float, most: float) -> Callable[[Any], float]:
     return parse
 
 
+def memory(value: Any) -> int:
+    """Reads an amount of memory as blueprints write it, ``40GiB``; 0 is none."""
+    from fabrictool.base.units import Memory, UnitError
+
+    try:
+        return int(Memory.parse(str(value))) if str(value) != "0" else 0
+    except UnitError as error:
+        raise typer.BadParameter(f"{error.message}: {error.hint}") from error
+
+
 BlueprintOption = Annotated[
     Path | None,
     typer.Option("--blueprint", "-b", help="Blueprint file; default: blueprint.yaml, or the only one in blueprints/."),

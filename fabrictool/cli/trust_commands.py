@@ -1,4 +1,6 @@
-"""``trust init``, ``issue``, ``revoke``, ``show``, ``token``, ``issuer``, ``accept``, ``host`` and ``sign-build``."""
+"""``trust init``, ``issue``, ``revoke``, ``show``, ``token``, ``issuer``, ``accept``, ``controller``, ``host`` and
+``sign-build``.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +33,7 @@ def register(app: typer.Typer) -> None:
     trust.command("token")(token)
     trust.command("issuer")(issuer)
     trust.command("accept")(accept)
+    trust.command("controller")(controller)
     trust.command("host")(host)
     trust.command("sign-build")(sign_build_command)
     app.add_typer(trust, name="trust")
@@ -217,6 +220,21 @@ def accept(
     kept = source.fabric().trust.accept(private_text(token, "token"), source.blueprint.fabric, now=now)
     say(f"token {kept.id[:8]} of {kept.claims.provider}: {kept.uses} {kept.role} sessions, asked for at {kept.issuer}")
     say(f"valid for {duration_text(kept.expires - now)}; next: `fabrictool apply`")
+
+
+def controller(
+    provider: Annotated[str, typer.Argument(help="Name of the provider whose key is here.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", help="Folder to make, mode 700.")],
+    days: Annotated[int, typer.Option(min=1, max=3650, help="How long it is valid, within its provider's time.")] = 30,
+    trust: TrustOption = None,
+    blueprint: BlueprintOption = None,
+    inventory: InventoryOption = None,
+) -> None:
+    """Make an identity that may assign models to the provider's idle sessions, for `agent assign`, and nothing else."""
+    from fabrictool.cli.assigning import new_controller
+    from fabrictool.cli.joining import trust_store
+
+    new_controller(trust_store(trust, Source(blueprint, inventory)), provider, out.absolute(), days)
 
 
 def host(

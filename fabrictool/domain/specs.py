@@ -64,6 +64,15 @@ class BroughtEngine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """What it may serve, where no model is named; empty: anything."""
 
 
+class IdleOffer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What an agent without a model lets its provider's controller assign to it: its node's owner says so."""
+
+    engines: tuple[str, ...] = ()
+    """Empty: any that blueprints may name."""
+    sources: tuple[str, ...] = ()
+    """Models' sources, or how they begin, with a ``*`` behind that; empty: any."""
+
+
 class AgentTrust(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Whom an agent serves, whichever gateway asks it."""
 
@@ -117,6 +126,8 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, tag="agent", tag_fiel
     """Ways out of its site; unset: none but straight to the gateways."""
     brought: BroughtEngine | msgspec.UnsetType = msgspec.UNSET
     """Unset: the agent starts `engine` by itself. Else `model` may be empty: the one that the server lists."""
+    idle: IdleOffer | msgspec.UnsetType = msgspec.UNSET
+    """It begins without a model, and serves what it is assigned. Unset: it serves what stands here."""
     trust: AgentTrust | msgspec.UnsetType = msgspec.UNSET
     """Unset: whoever may speak for a gateway of the federation is served."""
     site_links: bool | msgspec.UnsetType = msgspec.UNSET

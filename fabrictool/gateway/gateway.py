@@ -30,7 +30,7 @@ from fabrictool.gateway.openai import (
 from fabrictool.gateway.tails import Tails
 from fabrictool.gateway.view import as_tenant, mesh_rows, model_row, static_rows
 from fabrictool.mesh.framing import TEXT_CHARACTERS
-from fabrictool.mesh.records import Lifecycle, NodeBody, RevocationBody, ServiceBody, WitnessBody
+from fabrictool.mesh.records import AssignmentBody, Lifecycle, NodeBody, RevocationBody, ServiceBody, WitnessBody
 from fabrictool.status.documents import Event, GatewayStatus, Totals, encode
 from fabrictool.status.pages import METRICS_TYPE
 
@@ -209,6 +209,9 @@ class GatewayServer:
         elif isinstance(body, RevocationBody):
             self.note("revoked", body.session.hex()[:8], f"by {body.provider or 'the federation'}")
             self._follow_all()
+            return
+        elif isinstance(body, AssignmentBody):
+            self.note("assigned", body.session.hex()[:8], f"{body.model or 'nothing'}, by {body.by.hex()[:8]}")
             return
         elif body.role == "agent":
             self.note(f"node-{body.lifecycle.name.lower()}", f"{body.cluster}/{body.node}", body.session.hex()[:8])

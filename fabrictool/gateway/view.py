@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from fabrictool.gateway.metrics import GatewayMetrics, ModelFigures, percentile
+from fabrictool.mesh.fleet import is_idle
 from fabrictool.mesh.records import NodeBody, ServiceBody
 from fabrictool.status.documents import GatewayStatus, ModelRow, NodeRow, ServiceRow, Totals
 
@@ -99,6 +100,9 @@ def mesh_rows(
                 disconnected_at=None if connected else gone_at,
                 device=node.hardware.device if node.hardware else "",
                 devices=node.hardware.devices if node.hardware else 0,
+                memory=node.hardware.memory if node.hardware else 0,
+                free=list(node.hardware.free) if node.hardware else [],
+                idle=is_idle(mesh.registry, node),
                 ends_at=node.ends_at,
                 certificate_ends_at=identity.not_after if identity is not None else None,
                 release=node.release,

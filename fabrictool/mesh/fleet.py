@@ -8,11 +8,21 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from fabrictool import __version__
-from fabrictool.mesh.records import Lifecycle, NodeBody, RevocationBody, ServiceBody, WitnessBody
+from fabrictool.mesh.records import (
+    AssignmentBody,
+    Lifecycle,
+    NodeBody,
+    NodeHardware,
+    RevocationBody,
+    ServiceBody,
+    WitnessBody,
+)
 from fabrictool.status.fleet import (
     OVER,
     Accusation,
+    FleetAssignment,
     FleetMember,
+    FleetNodeLink,
     FleetService,
     FleetStatus,
     RecordRow,
@@ -23,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
     from fabrictool.mesh.member import Member
-    from fabrictool.mesh.records import Evidence, Record
+    from fabrictool.mesh.records import Body, Evidence, Record
     from fabrictool.mesh.registry import Registry
     from fabrictool.status.fleet import FleetLink, MemberState, RecordKind
 
@@ -138,6 +148,7 @@ def _member(view: View, body: NodeBody, lost: tuple[float, Evidence] | None, *, 
     suspected = any(accusation.stands for accusation in accusations)
     state = _state(view, body, suspected=suspected, lost=lost is not None and lost[1] in _LOSSES)
     lost = None if state in OVER else lost
+    hardware, assignment = body.hardware or NodeHardware("", 0), registry.assignment(body.session)
     return FleetMember(
         session=body.session.hex(),
         role=body.role,
@@ -156,9 +167,15 @@ def _member(view: View, body: NodeBody, lost: tuple[float, Evidence] | None, *, 
         ends_at=body.ends_at,
         release=body.release,
         addresses=list(body.addresses),
-        device=body.hardware.device if body.hardware is not None else "",
-        devices=body.hardware.devices if body.hardware is not None else 0,
-        memory=body.hardware.memory if body.hardware is not None else 0,
+        device=hardware.device,
+        devices=hardware.devices,
+        memory=hardware.memory,
+        driver=hardware.driver,
+        free=list(hardware.free),
+        node_links=[FleetNodeLink(kind=link.kind, mbit_s=link.mbit_s, count=link.count) for link in hardware.links],
+        assignable=body.assignable,
+        assignment=_assignment(assignment) if assignment is not None else None,
+        idle=state == "serving" and is_idle(registry, body),
         services=[_service(service) for service in registry.services_of(body.session)],
     )
 
@@ -182,6 +199,21 @@ def _state(view: View, body: NodeBody, *, suspected: bool, lost: bool) -> Member
     return "joining" if body.lifecycle is Lifecycle.JOIN else "serving"
 
 
+def is_idle(registry: Registry, body: NodeBody) -> bool:
+    """Whether it could be assigned a model, and has none."""
+    assignment = registry.assignment(body.session)
+    return (
+        body.assignable
+        and body.lifecycle is Lifecycle.SERVING
+        and (assignment is None or not assignment.model)
+        and all(service.lifecycle is Lifecycle.DOWN for service in registry.services_of(body.session))
+    )
+
+
+def _assignment(body: AssignmentBody) -> FleetAssignment:
+    return FleetAssignment(by=body.by.hex(), version=body.version, model=body.model, engine=body.engine)
+
+
 def _service(body: ServiceBody) -> FleetService:
     """The log's tail stays out: this document is read at other institutions, too."""
     return FleetService(
@@ -195,7 +227,19 @@ def _service(body: ServiceBody) -> FleetService:
         lifecycle=body.lifecycle.name,
         accepting=body.accepting,
         note=next(iter(body.note.splitlines()), ""),
+        assigned=body.assigned,
+        given_up=body.given_up,
     )
+
+
+def _owner(body: Body) -> str:
+    match body:
+        case RevocationBody():
+            return ""
+        case AssignmentBody():
+            return body.by.hex()
+        case _:
+            return body.session.hex()
 
 
 def _record_row(registry: Registry, record: Record) -> RecordRow:
@@ -211,12 +255,14 @@ def _record_row(registry: Registry, record: Record) -> RecordRow:
         case WitnessBody():
             kind, about = "witness", body.suspect.hex()
             not_after = body.until if not_after is None else min(body.until, not_after)
+        case AssignmentBody():
+            kind, about = "assignment", body.model or "nothing"
         case RevocationBody():
             kind, about, not_after = "revocation", body.session.hex(), body.until
     return RecordRow(
         key=record.key.hex(),
         record=kind,
-        owner="" if isinstance(body, RevocationBody) else body.session.hex(),
+        owner=_owner(body),
         provider=body.provider if isinstance(body, RevocationBody) else identity.claims.provider if identity else "",
         about=about,
         lifecycle=body.lifecycle.name,

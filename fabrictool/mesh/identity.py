@@ -30,10 +30,12 @@ _K = TypeVar("_K")
 _V = TypeVar("_V")
 _Validity = tuple[str, float, float]
 """Whose certificate, and the wall seconds from and to which it is valid."""
-Role = Literal["root", "provider", "agent", "gateway", "issuer"]
-SessionRole = Literal["agent", "gateway", "issuer"]
-MEMBERS: tuple[SessionRole, ...] = ("agent", "gateway")
-"""Roles that may join the mesh; an issuer only answers those who want to."""
+Role = Literal["root", "provider", "agent", "gateway", "issuer", "controller"]
+SessionRole = Literal["agent", "gateway", "issuer", "controller"]
+MEMBERS: tuple[SessionRole, ...] = ("agent", "gateway", "controller")
+"""Roles that may link to the mesh; an issuer only answers those who want to. A controller speaks for no node of its
+own: its certificate is good for assignments and nothing else.
+"""
 
 SESSION_ID_OCTETS = 16
 MAX_CERTIFICATE_OCTETS = 1024

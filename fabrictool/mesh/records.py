@@ -1,10 +1,11 @@
 """The registry's records: what an owner says, signed, ordered without clocks.
 
-Four kinds share one lattice. A *node* record speaks for one session of one agent or gateway; a *service* record
+Five kinds share one lattice. A *node* record speaks for one session of one agent or gateway; a *service* record
 speaks for one start of one engine beside it, so that an engine may restart without a new session; a *witness* record
-is what a hub says of a session that it lost; a *revocation* is the root's or a provider's last word on a session or
-on a provider's certificate. All carry (lifecycle, version): the larger pair wins, and the content hash
-decides between two bodies that claim the same pair, which only a cloned key or a bug can produce (mesh.md §5).
+is what a hub says of a session that it lost; an *assignment* is what a provider's controller wants one of the
+provider's sessions to serve; a *revocation* is the root's or a provider's last word on a session or on a provider's
+certificate. All carry (lifecycle, version): the larger pair wins, and the content hash decides between two bodies that
+claim the same pair, which only a cloned key, two controllers at once or a bug can produce (mesh.md §5).
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ MAX_NOTE = 1000
 NOTE_HEAD_OCTETS = 8
 """What the field ``note`` costs in MessagePack beside its text: its name and two length prefixes."""
 MAX_VERSION = 2**32 - 1
+MAX_DEVICES_TOLD = 16
+"""Devices of a node whose free memory is told one by one."""
+MAX_LINKS = 8
 MAX_VERSION_STEP = 2**16
 """A poisoned record cannot jump to the end of the version space and freeze its key."""
 
@@ -50,6 +54,16 @@ class Lifecycle(enum.IntEnum):
     LEFT = 3
 
 
+class NodeLink(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Links of one kind and speed that a node has."""
+
+    kind: Name
+    """``nic``, ``infiniband`` or ``nvlink``."""
+    mbit_s: Annotated[int, msgspec.Meta(ge=0)]
+    """In one direction, of one of them."""
+    count: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 1
+
+
 class NodeHardware(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the node offers, in the catalogue's words."""
 
@@ -57,6 +71,11 @@ class NodeHardware(msgspec.Struct, frozen=True, omit_defaults=True):
     devices: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 1
     memory: Annotated[int, msgspec.Meta(ge=0)] = 0
     """Octets over all devices."""
+    driver: Name = ""
+    """Version of the devices' driver."""
+    free: Annotated[tuple[Annotated[int, msgspec.Meta(ge=0)], ...], msgspec.Meta(max_length=MAX_DEVICES_TOLD)] = ()
+    """Octets that were free on each device when its agent looked last; empty: it does not say."""
+    links: Annotated[tuple[NodeLink, ...], msgspec.Meta(max_length=MAX_LINKS)] = ()
 
 
 class NodeBody(msgspec.Struct, frozen=True, tag="n", omit_defaults=True):
@@ -84,6 +103,8 @@ class NodeBody(msgspec.Struct, frozen=True, tag="n", omit_defaults=True):
     certificate: Annotated[bytes, msgspec.Meta(max_length=16)] = b""
     """Fingerprint of the session's certificate that goes with this version: it is renewed for the same key, and who
     knows an earlier one needs the chain again. Empty: written by an earlier release."""
+    assignable: bool = False
+    """It serves what its provider's controller assigns to it."""
 
 
 class ServiceBody(msgspec.Struct, frozen=True, tag="s", omit_defaults=True):
@@ -105,6 +126,10 @@ class ServiceBody(msgspec.Struct, frozen=True, tag="s", omit_defaults=True):
     """False while draining: no new requests, old ones finish."""
     note: Annotated[str, msgspec.Meta(max_length=MAX_NOTE)] = ""
     """Why it is DOWN, in a line: all institutions read it."""
+    assigned: Version = 0
+    """Version of the assignment that it follows; 0: of none."""
+    given_up: bool = False
+    """Its agent starts no other one in its place until it is assigned something anew."""
 
 
 Evidence = Literal["closed", "silent", "never-came", "other-hub"]
@@ -130,6 +155,35 @@ class WitnessBody(msgspec.Struct, frozen=True, tag="w", omit_defaults=True):
     evidence: Annotated[tuple[Evidence, ...], msgspec.Meta(max_length=8)] = ()
 
 
+class AssignmentBody(msgspec.Struct, frozen=True, tag="a", omit_defaults=True):
+    """What a session shall serve, as its provider's controller says; it is kept as long as its subject.
+
+    It holds no word of a command line: the agent makes that itself, if its node's owner allows all of this.
+    """
+
+    federation: Name
+    session: Id
+    """Who is to serve."""
+    by: Id
+    """The controller's session; its chain is in the envelope."""
+    version: Version
+    model: Name = ""
+    """The name that clients ask for; empty: nothing, be idle."""
+    source: Annotated[str, msgspec.Meta(max_length=500)] = ""
+    engine: Name = ""
+    precision: Name = ""
+    context: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """0: the model's own."""
+    tp: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 1
+    max_num_seqs: Annotated[int, msgspec.Meta(ge=0, le=2**20)] = 0
+    """0: the agent's usual."""
+
+    @property
+    def lifecycle(self) -> Lifecycle:
+        """Always the same: no assignment is the last one."""
+        return Lifecycle.JOIN
+
+
 class RevocationBody(msgspec.Struct, frozen=True, tag="r", omit_defaults=True):
     """Who is no longer to be believed. Signed by the root, or by the provider for its own sessions; final."""
 
@@ -146,14 +200,14 @@ class RevocationBody(msgspec.Struct, frozen=True, tag="r", omit_defaults=True):
     version: Version = 1
 
 
-Body = NodeBody | ServiceBody | WitnessBody | RevocationBody
+Body = NodeBody | ServiceBody | WitnessBody | AssignmentBody | RevocationBody
 
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
 _decoder = msgspec.msgpack.Decoder(Body)
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):
-    """A signed body; a node's also carries the chain that proves its key."""
+    """A signed body; a node's and an assignment's also carry the chain that proves its signer's key."""
 
     body: Annotated[bytes, msgspec.Meta(max_length=MAX_BODY_OCTETS)]
     signature: Annotated[bytes, msgspec.Meta(min_length=64, max_length=64)]
@@ -164,8 +218,8 @@ class Record(msgspec.Struct, frozen=True):
     """An envelope with its decoded body and its place in the order."""
 
     key: bytes
-    """16 octets for a node (the session), 32 for a service (session, service), 33 for a witness (session, 0,
-    suspect), 40 for a revocation (a word, of whom, by whom).
+    """16 octets for a node (the session), 17 for its assignment (session, 1), 32 for a service (session, service), 33
+    for a witness (session, 0, suspect), 40 for a revocation (a word, of whom, by whom).
     """
     body: Body
     envelope: Envelope
@@ -188,7 +242,7 @@ def seal(body: Body, sign: Callable[[bytes], bytes], chain: tuple[bytes, ...] = 
     encoded = _encoder.encode(body)
     if len(encoded) > MAX_BODY_OCTETS:
         raise RecordError.of("FT6101", f"record of {len(encoded)} octets is over the limit of {MAX_BODY_OCTETS}")
-    proved = isinstance(body, NodeBody | RevocationBody)
+    proved = isinstance(body, NodeBody | AssignmentBody | RevocationBody)
     envelope = Envelope(encoded, sign(signed_bytes(encoded)), chain if proved else ())
     return _record(body, envelope)
 
@@ -217,10 +271,17 @@ def _record(body: Body, envelope: Envelope) -> Record:
             key = body.session + body.service
         case WitnessBody():
             key = body.session + b"\0" + body.suspect
+        case AssignmentBody():
+            key = assignment_key(body.session)
         case RevocationBody():
             # Of each who revokes one: whoever may not must not stand in the place of who may.
             key = b"revoked\0" + body.session + hashlib.blake2b(body.provider.encode(), digest_size=16).digest()
     return Record(key, body, envelope, body_hash(envelope))
+
+
+def assignment_key(session: bytes) -> bytes:
+    """Of what a session is assigned: there is one, whichever of its provider's controllers spoke last."""
+    return session + b"\1"
 
 
 def body_hash(envelope: Envelope) -> bytes:

@@ -5,7 +5,8 @@ Invariants (each has a test):
 1. order, repetition and batching of merges never change the result;
 2. a key's rank never decreases;
 3. no record is visible unless its owner's chain and signature were checked;
-4. only the owner writes its records; a record of another federation is refused;
+4. only the owner writes its records, and its provider's controllers what it is assigned; a record of another
+   federation is refused;
 5. the digest is equal exactly when the maps are equal (up to hash collisions);
 6. a session that enough hubs voted to evict is not routable until its owner itself speaks again;
 7. what one owner or one provider may store is bounded;
@@ -20,9 +21,11 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fabrictool.mesh.assignments import check_assignment
 from fabrictool.mesh.identity import CLOCK_SKEW_S, Authority, IdentityError, IdentityVerifier, VerifiedSession
 from fabrictool.mesh.records import (
     MAX_VERSION_STEP,
+    AssignmentBody,
     Envelope,
     Lifecycle,
     NodeBody,
@@ -30,6 +33,7 @@ from fabrictool.mesh.records import (
     RevocationBody,
     ServiceBody,
     WitnessBody,
+    assignment_key,
     decode,
     signed_bytes,
 )
@@ -100,7 +104,9 @@ class Registry:
         self._records: dict[bytes, Record] = {}
         self._sessions: dict[bytes, VerifiedSession] = {}
         self._keys_of: dict[bytes, set[bytes]] = {}
-        """Session → keys of its services and witnesses."""
+        """Session → keys of its services and witnesses, and of what it is assigned."""
+        self._controllers: dict[bytes, VerifiedSession] = {}
+        """Session → who signed what it is assigned."""
         self._sessions_of: dict[str, set[bytes]] = {}
         """Provider → sessions."""
         self._votes: dict[bytes, dict[bytes, int]] = {}
@@ -130,6 +136,13 @@ class Registry:
     def session(self, session: bytes) -> VerifiedSession | None:
         """The checked identity behind a node record."""
         return self._sessions.get(session)
+
+    def assignment(self, session: bytes) -> AssignmentBody | None:
+        """What a session is told to serve; None: nothing that counts."""
+        record, signer = self._records.get(assignment_key(session)), self._controllers.get(session)
+        if record is None or signer is None or self.revoked(signer):
+            return None
+        return record.body if isinstance(record.body, AssignmentBody) else None
 
     def hubs(self, *, wall: float) -> list[NodeBody]:
         """Gateways that have neither left, nor been evicted, nor expired, by session."""
@@ -181,7 +194,7 @@ class Registry:
             return Merge(Verdict.REJECTED, reason=reason, repeated=True)
         try:
             owner = self._owner(record, wall)
-        except IdentityError as error:
+        except (IdentityError, _RecordError) as error:
             return self._refuse(digest, str(error), wall)
         if owner is None:
             return Merge(Verdict.ORPHAN, reason="the node record that it depends on is not here yet")
@@ -241,6 +254,7 @@ class Registry:
                     self._remove(key)
             self._sessions_of[self._sessions.pop(session).claims.provider].discard(session)
             self._votes.pop(session, None)
+            self._controllers.pop(session, None)
             self._hub_sessions.discard(session)
         for record in list(self._records.values()):
             body = record.body
@@ -281,12 +295,16 @@ class Registry:
             return self._verifier.authority(record.envelope.chain, body.provider, now=wall)
         known = self._sessions.get(body.session)
         if not isinstance(body, NodeBody) or not record.envelope.chain:
-            if known is not None and self._expired(body.session, wall):
-                raise IdentityError.of("FT6005", "the session of this record has expired")
             if isinstance(body, NodeBody) and known is not None and body.certificate not in (b"", known.certificate):
                 return None  # it was renewed, and its chain comes with a repair
-            return known
-        return self._verifier.verify(record.envelope.chain, now=wall)
+            if known is not None and self._expired(body.session, wall):
+                raise IdentityError.of("FT6005", "the session of this record has expired")
+            if known is None or not isinstance(body, AssignmentBody):
+                return known
+        signer = self._verifier.verify(record.envelope.chain, now=wall)
+        if isinstance(body, AssignmentBody) and known is not None:
+            check_assignment(body, signer, known)
+        return signer
 
     def _refuse(self, digest: bytes, reason: str, wall: float) -> Merge:
         self._refusals[digest] = reason, wall
@@ -300,7 +318,7 @@ class Registry:
             return "record of another federation"
         if isinstance(owner, Authority):
             return self._revocation_refusal(body, owner)
-        if body.session != owner.session:
+        if body.session != owner.session and not isinstance(body, AssignmentBody):
             return "only the owner may write its record"
         if isinstance(body, NodeBody) and (body.provider, body.role) != (owner.claims.provider, owner.claims.role):
             return "record claims a provider or role that its certificate does not"
@@ -326,6 +344,8 @@ class Registry:
         if isinstance(body, NodeBody):
             full = len(self._sessions_of.get(owner.claims.provider, ())) >= PROVIDER_SESSIONS
             return f"provider {owner.claims.provider} has {PROVIDER_SESSIONS} sessions already" if full else ""
+        if isinstance(body, AssignmentBody):
+            return ""  # a session has one
         kind, most = (
             (ServiceBody, SESSION_SERVICES) if isinstance(body, ServiceBody) else (WitnessBody, SESSION_WITNESSES)
         )
@@ -375,15 +395,25 @@ class Registry:
             return
         if isinstance(body, NodeBody):
             self._sessions[body.session] = owner
+            signer = self._controllers.get(body.session)
+            if signer is not None and signer.not_after < owner.not_after:  # renewed: who comes now would refuse it
+                self._unassign(body.session)
             self._sessions_of.setdefault(owner.claims.provider, set()).add(body.session)
         else:
             self._keys_of.setdefault(body.session, set()).add(record.key)
+        if isinstance(body, AssignmentBody):
+            self._controllers[body.session] = owner
         if isinstance(body, NodeBody) and body.role == "gateway":
             self._hub_sessions.add(body.session)
         elif isinstance(body, WitnessBody) and body.votes:
             self._votes.setdefault(body.suspect, {})[body.session] = body.seen
         elif isinstance(body, WitnessBody):
             self._votes.get(body.suspect, {}).pop(body.session, None)
+
+    def _unassign(self, session: bytes) -> None:
+        del self._controllers[session]
+        self._keys_of[session].discard(assignment_key(session))
+        self._remove(assignment_key(session))
 
     def _remove(self, key: bytes) -> None:
         record = self._records.pop(key)

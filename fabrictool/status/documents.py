@@ -74,6 +74,8 @@ class AgentStatus(msgspec.Struct, frozen=True, kw_only=True, tag="agent", tag_fi
     registry_root: str
     requests_of: dict[str, int] = {}
     """``GROUP/PSEUDONYM`` → how many requests of this tenant were let through, of the last 256 tenants that asked."""
+    idle: bool = False
+    """It waits to be assigned a model: there is no engine to speak of."""
     refused: int = 0
     """Requests that its own trust rules refused."""
     events: list[Event] = []
@@ -116,6 +118,12 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     disconnected_at: float | None = None
     device: str = ""
     devices: int = 0
+    memory: int = 0
+    """Octets over all devices; 0: it did not say."""
+    free: list[int] = []
+    """Octets that were free on each device when its agent looked last; empty: it does not say."""
+    idle: bool = False
+    """It could be assigned a model, and has none."""
     ends_at: float | None = None
     certificate_ends_at: float | None = None
     """Wall time at which its tunnel will be closed."""

@@ -1,4 +1,5 @@
-"""What ``/fleet`` and ``/records`` answer: the mesh as one of its nodes sees it. Any of them can be asked.
+"""What ``/fleet`` and ``/records`` answer: the mesh as one of its nodes sees it. Any of them can be asked, for all
+members or for those that a `FleetQuery` means.
 
 A node tells only what it knows. Requests and loads are a gateway's own (`GatewayStatus`); since when a session is lost
 is known to hubs, agents know what hubs say of it. What a node does not know is None, never 0.
@@ -6,13 +7,18 @@ is known to hubs, agents know what hubs say of it. What a node does not know is 
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from fabrictool.base.errors import UsageError
+from fabrictool.base.units import Memory, UnitError
 from fabrictool.status.documents import API, LifecycleName, StatusDocument
 
-RecordKind = Literal["node", "service", "witness", "revocation"]
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+RecordKind = Literal["node", "service", "witness", "assignment", "revocation"]
 MemberState = Literal["serving", "joining", "suspected", "lost", "down", "evicted", "revoked", "left", "expired"]
 """Of a member, by this view; what needs somebody is `suspected`, `lost`, `down` and `evicted`."""
 
@@ -46,6 +52,31 @@ class FleetService(msgspec.Struct, frozen=True, kw_only=True):
     accepting: bool
     note: str = ""
     """Why it is DOWN, without its log: that is its provider's."""
+    assigned: int = 0
+    """Version of the assignment that it follows; 0: of none."""
+    given_up: bool = False
+    """No other one is started in its place."""
+
+
+class FleetNodeLink(msgspec.Struct, frozen=True, kw_only=True):
+    """Links of one kind and speed that a node has."""
+
+    kind: str
+    """``nic``, ``infiniband``, ``nvlink`` or what a later release knows."""
+    mbit_s: int
+    """In one direction, of one of them."""
+    count: int = 1
+
+
+class FleetAssignment(msgspec.Struct, frozen=True, kw_only=True):
+    """What a member is told to serve."""
+
+    by: str
+    """The controller's session."""
+    version: int
+    model: str
+    """Empty: nothing."""
+    engine: str = ""
 
 
 class FleetMember(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +109,15 @@ class FleetMember(msgspec.Struct, frozen=True, kw_only=True):
     devices: int = 0
     memory: int = 0
     """Octets over all devices; 0: it did not say."""
+    driver: str = ""
+    free: list[int] = []
+    """Octets that were free on each device when its agent looked last; empty: it does not say."""
+    node_links: list[FleetNodeLink] = []
+    assignable: bool = False
+    """It serves what its provider's controller assigns to it."""
+    assignment: FleetAssignment | None = None
+    idle: bool = False
+    """It lives, could be assigned a model, and has none."""
     services: list[FleetService] = []
 
 
@@ -155,6 +195,49 @@ class RecordsStatus(msgspec.Struct, frozen=True, kw_only=True, tag="records", ta
     rows: list[RecordRow]
 
 
+class FleetQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which members are meant; what is empty lets all pass."""
+
+    model: str = ""
+    """They serve or load it."""
+    provider: str = ""
+    device: str = ""
+    """How its id in the catalogue begins, such as ``a100``."""
+    free: int = 0
+    """Octets that are free on each of `devices` devices. Who does not say is not meant."""
+    devices: int = 1
+    idle: bool = False
+
+    def wants(self, member: FleetMember) -> bool:
+        """Whether it passes, whatever its state is."""
+        return (
+            self.provider in ("", member.provider)
+            and (not self.model or any(service.model == self.model for service in engines_shown(member)))
+            and member.device.startswith(self.device.lower())
+            and (self.devices < 2 or member.devices >= self.devices)
+            and (not self.free or sum(octets >= self.free for octets in member.free) >= self.devices)
+            and (member.idle or not self.idle)
+        )
+
+
+def read_query(words: Mapping[str, str]) -> FleetQuery:
+    """From the words behind the question mark of ``/fleet?device=a100&free=40GiB&idle=true``.
+
+    Raises
+    ------
+    UsageError
+        FT5205 for words that mean nothing here.
+    """
+    given: dict[str, str | int] = {**words}
+    try:
+        if "free" in given:
+            given["free"] = int(Memory.parse(words["free"]))
+        return msgspec.convert(given, FleetQuery, strict=False)
+    except (UnitError, msgspec.ValidationError) as error:
+        hint = f"such as ?device=a100&free=40GiB&idle=true; words: {', '.join(FleetQuery.__struct_fields__)}"
+        raise UsageError.of("FT5205", f"the fleet cannot be asked so: {error}", hint=hint) from error
+
+
 LiveDocument = StatusDocument | FleetStatus
 """What `top` shows: a gateway's own document, or the fleet in the eyes of an agent."""
 
@@ -166,7 +249,16 @@ OVER: tuple[MemberState, ...] = ("left", "revoked", "expired")
 def engines_shown(member: FleetMember) -> list[FleetService]:
     """Those that live, or the last that died."""
     living = [service for service in member.services if service.lifecycle in ("JOIN", "SERVING")]
-    return living or [service for service in member.services if service.lifecycle == "DOWN"][-1:]
+    return living or dead_engines(member)[-1:]
+
+
+def dead_engines(member: FleetMember) -> list[FleetService]:
+    """Those that are DOWN, of what the member is to serve now; what it was assigned before is over. Last comes the one
+    that was given up.
+    """
+    assigned = member.assignment.version if member.assignment is not None else 0
+    dead = [service for service in member.services if service.lifecycle == "DOWN" and service.assigned == assigned]
+    return sorted(dead, key=lambda service: service.given_up)
 
 
 def engine_text(service: FleetService) -> str:

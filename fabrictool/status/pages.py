@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from fabrictool.base.errors import FabrictoolError
+from fabrictool.base.errors import FabrictoolError, UsageError
 from fabrictool.status.documents import StatusDocument, encode
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from fabrictool.base.runfolder import RunFolder
+
+    View = Callable[[Mapping[str, str]], Awaitable[bytes]]
+    """Makes a document; raises UsageError for words that mean nothing to it."""
 
 MAX_LOG_LINES = 5000
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -24,11 +27,12 @@ async def serve_status(
     folder: RunFolder | None = None,
     *,
     metrics: Callable[[], bytes] | None = None,
-    views: Mapping[str, Callable[[], Awaitable[bytes]]] = MappingProxyType({}),
+    views: Mapping[str, View] = MappingProxyType({}),
 ) -> web.AppRunner:
     """Listen on a free loopback port; the port is in ``runner.addresses``. The caller cleans the runner up.
 
-    Without `folder` there is no ``/log``, without `metrics` no ``/metrics``; `views` are further documents, by path.
+    Without `folder` there is no ``/log``, without `metrics` no ``/metrics``; `views` are further documents, by
+    path; they are given the words of the query.
     """
 
     async def status(_: web.Request) -> web.Response:
@@ -65,9 +69,13 @@ def _log_page(folder: RunFolder) -> Callable[[web.Request], Awaitable[web.Respon
     return log
 
 
-def _view_page(view: Callable[[], Awaitable[bytes]]) -> Callable[[web.Request], Awaitable[web.Response]]:
-    async def page(_: web.Request) -> web.Response:
-        return web.Response(body=await view(), content_type="application/json")
+def _view_page(view: View) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def page(request: web.Request) -> web.Response:
+        try:
+            body = await view(request.query)
+        except UsageError as error:
+            raise web.HTTPBadRequest(text=str(error)) from error
+        return web.Response(body=body, content_type="application/json")
 
     return page
 

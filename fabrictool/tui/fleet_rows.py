@@ -20,7 +20,8 @@ def fleet_headline(view: FleetStatus, age: str) -> str:
     """Whose view, how old, who is there."""
     own = next((member for member in view.members if member.session == view.session), None)
     place = f" on {own.cluster}/{own.node}" if own is not None else ""
-    counts = Counter(member.state for member in view.members if member.role == "agent" and member.state not in OVER)
+    agents = [member for member in view.members if member.role == "agent" and member.state not in OVER]
+    counts = Counter("idle" if member.idle else member.state for member in agents)
     nodes = ", ".join(f"{count} {state}" for state, count in sorted(counts.items())) or "none"
     hubs = [member for member in shown(view) if member.role == "gateway"]
     return (
@@ -100,7 +101,8 @@ def _node_cells(view: FleetStatus, member: FleetMember, service: FleetService | 
     walltime = "–" if member.ends_at is None else until_text(member.ends_at, view.at)
     engine = (service.replica, engine_text(service)) if service is not None else ("–", "–")
     figures = [UNKNOWN if service is not None else "–"] * 4
-    return (member.node or "–", member.state, link, *engine, *figures, walltime, member.cluster or "–", member.role)
+    state = "idle" if member.idle else member.state
+    return (member.node or "–", state, link, *engine, *figures, walltime, member.cluster or "–", member.role)
 
 
 def _serves(member: FleetMember, service: FleetService) -> bool:

@@ -81,7 +81,7 @@ def headline(document: GatewayStatus | AgentStatus, age: str) -> str:
         )
     return (
         f"{document.fabric} ── view from the agent of {document.replica} · {age} ── read-only\n"
-        f"engine {document.engine.engine} {document.engine.state}   open {document.in_flight}"
+        f"engine {_engine_text(document)}   open {document.in_flight}"
         f"   gateways {len(document.links)}"
     )
 
@@ -142,7 +142,7 @@ def agent_rows(document: AgentStatus) -> list[TableRow]:
         document.lifecycle,
         f"{len(document.links)} up" if document.links else "none",
         document.replica,
-        f"{engine.engine} {engine.state}",
+        _engine_text(document),
         str(engine.running),
         str(engine.waiting),
         f"{engine.kv_use:.0%}",
@@ -151,7 +151,15 @@ def agent_rows(document: AgentStatus) -> list[TableRow]:
         document.cluster,
         "agent",
     )
-    return [table_row(document.session, cells, "well" if document.links and engine.state == "ready" else "bad")]
+    return [
+        table_row(
+            document.session, cells, "well" if document.links and (document.idle or engine.state == "ready") else "bad"
+        )
+    ]
+
+
+def _engine_text(document: AgentStatus) -> str:
+    return "idle" if document.idle else f"{document.engine.engine} {document.engine.state}"
 
 
 def matches(cells: tuple[str, ...], wanted: str) -> bool:
@@ -186,7 +194,7 @@ def _model_row(model: ModelRow) -> TableRow:
 def _node_cells(node: NodeRow, service: ServiceRow | None, now: float) -> tuple[str, ...]:
     link = "up" if node.connected else "lost" + (f" {now - node.disconnected_at:.0f} s" if node.disconnected_at else "")
     walltime = "–" if node.ends_at is None else until_text(node.ends_at, now)
-    head = (node.node or "–", node.lifecycle, link)
+    head = (node.node or "–", "idle" if node.idle else node.lifecycle, link)
     where = (walltime, node.cluster or "–", node.role)
     if service is None:
         return (*head, "–", "–", "–", "–", "–", "–", *where)

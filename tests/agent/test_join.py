@@ -14,7 +14,7 @@ from fabrictool.agent import join
 from fabrictool.agent.admission import kind_of, mounted, private_folder, private_text
 from fabrictool.agent.supervisor import Supervisor, only_model
 from fabrictool.base.errors import FabrictoolError
-from fabrictool.domain.specs import AgentTrust, BroughtEngine, HostPort
+from fabrictool.domain.specs import AgentTrust, BroughtEngine, HostPort, IdleOffer
 from fabrictool.engines.adapter import EngineLaunch, adapter, engine_names
 from fabrictool.mesh.identity import create_root, issue_provider
 from fabrictool.mesh.jointoken import JoinToken, write_token
@@ -73,6 +73,11 @@ def test_the_command_line_is_taken_apart_at_the_dashes():
         (["t"], "FT6414"),
         (["t", "--url", "http://127.0.0.1:1", "--", "serve", "{port}"], "FT6414"),
         (["t", "--", "serve"], "FT6414"),
+        (["t", "--idle", "--url", "http://127.0.0.1:1"], "FT6414"),
+        (["t", "--idle", "--", "serve", "{port}"], "FT6414"),
+        (["t", "--idle", "--model", "m"], "FT6414"),
+        (["t", "--url", "http://127.0.0.1:1", "--engines", "vllm"], "FT6414"),
+        (["t", "--url", "http://127.0.0.1:1", "--allow", "hf://*"], "FT6414"),
         (["t", "--nonsense"], "FT9001"),
         (["t", "--url", "x", "--bind", "4711", "--bind-file", "f"], "FT9001"),
         (["t", "--devices", "many", "--url", "x"], "FT9001"),
@@ -171,6 +176,17 @@ def test_a_provider_says_itself_whom_its_job_serves(token):
     assert trust() == AgentTrust(groups=None, gateways=())
     told = trust("--groups", "staff, clinic", "--gateways-of", "alpha")
     assert told == AgentTrust(groups=("staff", "clinic"), gateways=("alpha",))
+
+
+def test_an_idle_nodes_owner_says_what_may_be_assigned(token):
+    def offer(*words):
+        return join.join_spec(join.read_options(["t", "--idle", *words]), token.token, "", {}, "host").idle
+
+    assert offer() == IdleOffer()
+    told = offer("--engines", "vllm, sglang", "--allow", "hf://Qwen/*,file:///models/*")
+    assert told == IdleOffer(engines=("vllm", "sglang"), sources=("hf://Qwen/*", "file:///models/*"))
+    assert code_of(offer, "--engines", "external") == "FT6414"
+    assert code_of(offer, "--engines", "nonsense") == "FT7001"
 
 
 def test_an_issuer_that_is_not_there_leaves_no_folder_behind(token, capsys, monkeypatch):

@@ -3,22 +3,26 @@
 import asyncio
 from types import SimpleNamespace
 
+import aiohttp
 import msgspec
 import pytest
 
+from fabrictool.mesh.assignments import sign_assignment
 from fabrictool.mesh.fleet import View, fleet_of, records_of
 from fabrictool.mesh.identity import IdentityVerifier, issue_session
 from fabrictool.mesh.member import Member
-from fabrictool.mesh.records import Lifecycle, NodeHardware, WitnessBody
+from fabrictool.mesh.records import AssignmentBody, Lifecycle, NodeHardware, NodeLink, WitnessBody
 from fabrictool.mesh.revocation import read_revocation, revoke
 from fabrictool.mesh.transport import views
 from fabrictool.mesh.transport.views import fleet_status, views_of
-from fabrictool.status.fleet import FleetStatus, RecordsStatus
+from fabrictool.status.fleet import FleetStatus, RecordsStatus, engines_shown, read_query
+from fabrictool.status.pages import serve_status
 from tests.mesh.signed_records import NOW, PROVIDERS, ROOT, VERIFIER, node, sealed, service
 from tests.mesh.test_transport import linked, node_body, service_body, until
 
 HUBS = [issue_session(PROVIDERS[name], "gateway", now=NOW) for name in ("alpha", "beta")]
 AGENT = issue_session(PROVIDERS["gamma"], "agent", now=NOW)
+CONTROLLER = issue_session(PROVIDERS["gamma"], "controller", now=NOW, seconds=30 * 86400.0)
 
 
 def id_of(owner):
@@ -158,7 +162,7 @@ async def test_a_gateway_and_an_agent_tell_the_same_of_the_members(federation):
         node_.publish(node_body(node_))
         node_.publish(service_body(node_))
     await until(lambda: hub.registry.root() == agent.registry.root() == other.registry.root() and len(hub.registry) > 4)
-    pages = [await views_of(seer)["/fleet"]() for seer in (hub, agent)]
+    pages = [await views_of(seer)["/fleet"]({}) for seer in (hub, agent)]
     seen_by_hub, seen_by_agent = (msgspec.json.decode(page, type=FleetStatus) for page in pages)
     assert seen_by_hub.root == seen_by_agent.root
     assert [(m.session, m.state, m.services) for m in seen_by_hub.members] == [
@@ -171,7 +175,7 @@ async def test_a_gateway_and_an_agent_tell_the_same_of_the_members(federation):
     assert {(link.peer, link.address, link.path) for link in seen_by_hub.links} == {
         (agent.session.hex(), "", ""), (other.session.hex(), "", "")
     }  # fmt: skip
-    records = msgspec.json.decode(await views_of(agent)["/records"](), type=RecordsStatus)
+    records = msgspec.json.decode(await views_of(agent)["/records"]({}), type=RecordsStatus)
     assert len(records.rows) == seen_by_agent.records == 5
     await other.close()
     await until(lambda: len(fleet_status(hub).links) == 1)
@@ -212,11 +216,90 @@ async def test_documents_are_made_in_slices_and_others_get_their_turn_between(me
 
     task = asyncio.create_task(others())
     shown = document(member, tunnels=[id_of(AGENT)])
-    page = await views_of(node_)["/fleet"]()
+    page = await views_of(node_)["/fleet"]({})
     assert msgspec.json.decode(page, type=FleetStatus).members == shown.members
     assert turns >= len(shown.members) == 3
     turns = 0
-    page = await views_of(node_)["/records"]()
+    page = await views_of(node_)["/records"]({})
     assert msgspec.json.decode(page, type=RecordsStatus) == records_of(view(member))
     assert turns >= 4
     task.cancel()
+
+
+HARDWARE = NodeHardware("a100-80g", 2, 160 << 30, "550", (70 << 30, 30 << 30), (NodeLink("nvlink", 200_000, 12),))
+
+
+def assigned(model, version=1):
+    body = AssignmentBody(VERIFIER.federation, id_of(AGENT), id_of(CONTROLLER), version, model, engine="reference")
+    return sign_assignment(CONTROLLER, body).envelope
+
+
+def test_a_member_is_idle_while_nothing_is_assigned_to_it_and_nothing_runs(member):
+    say(member, AGENT, node(AGENT, version=2, hardware=HARDWARE, assignable=True))
+    shown = row(document(member), AGENT)
+    assert (shown.idle, shown.assignable, shown.assignment, shown.driver) == (True, True, None, "550")
+    assert (shown.free, shown.node_links[0].kind, shown.node_links[0].count) == ([70 << 30, 30 << 30], "nvlink", 12)
+    member.registry.merge(assigned("m"), wall=NOW)
+    told = row(document(member), AGENT)
+    assert (told.idle, told.assignment.model, told.assignment.by) == (False, "m", CONTROLLER.claims.session)
+    by_kind = {r.record: r for r in records_of(view(member)).rows}
+    assert (by_kind["assignment"].owner, by_kind["assignment"].about) == (CONTROLLER.claims.session, "m")
+    say(member, AGENT, service(AGENT, 1, assigned=1))
+    member.registry.merge(assigned("", 2), wall=NOW)
+    assert not row(document(member), AGENT).idle, "its engine still runs"
+    say(member, AGENT, service(AGENT, 1, version=2, lifecycle=Lifecycle.DOWN))
+    assert row(document(member), AGENT).idle
+    assert engines_shown(row(document(member), AGENT)) == [], "what it was assigned before is over"
+    member.registry.merge(assigned("m", 3), wall=NOW)
+    say(member, AGENT, service(AGENT, 3, lifecycle=Lifecycle.DOWN, assigned=3, given_up=True, note="no"))
+    say(member, AGENT, service(AGENT, 9, lifecycle=Lifecycle.DOWN, assigned=3, note="restart"))
+    assert [s.note for s in engines_shown(row(document(member), AGENT))] == ["no"], "the last word, not the last key"
+    say(member, AGENT, node(AGENT, version=3, lifecycle=Lifecycle.LEFT, assignable=True))
+    assert not row(document(member), AGENT).idle
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ({}, True),
+        ({"device": "A100"}, True),
+        ({"device": "h100"}, False),
+        ({"free": "70GiB"}, True),
+        ({"free": "71GiB"}, False),
+        ({"free": "30GiB", "devices": "2"}, True),
+        ({"free": "31GiB", "devices": "2"}, False),
+        ({"devices": "3"}, False),
+        ({"model": "m"}, True),
+        ({"model": "other"}, False),
+        ({"provider": "gamma", "device": "a100"}, True),
+        ({"provider": "alpha"}, False),
+        ({"idle": "true"}, False),
+    ],
+)
+def test_the_fleet_is_asked_for_models_and_for_devices_with_so_much_free(member, words, meant):
+    say(member, AGENT, node(AGENT, version=2, hardware=HARDWARE, assignable=True))
+    say(member, AGENT, service(AGENT, 1))
+    assert read_query(words).wants(row(document(member), AGENT)) is meant
+
+
+def test_who_does_not_say_what_is_free_is_not_meant(member):
+    assert not read_query({"free": "1B"}).wants(row(document(member), AGENT))
+    assert read_query({"device": "gh200", "devices": "4"}).wants(row(document(member), AGENT))
+
+
+@pytest.mark.asyncio
+async def test_the_page_answers_for_some_and_says_what_it_does_not_understand(federation):
+    node_, _ = federation.node("a")
+    node_.publish(node_body(node_, hardware=HARDWARE))
+    own = SimpleNamespace()
+    pages = await serve_status(lambda: own, views=views_of(node_))
+    url = f"http://127.0.0.1:{pages.addresses[0][1]}/fleet"
+    async with aiohttp.ClientSession() as http:
+        for words, count in (("?device=a100&free=40GiB", 1), ("?device=a100&free=80GiB", 0), ("", 1)):
+            async with http.get(url + words) as answer:
+                assert len(msgspec.json.decode(await answer.read(), type=FleetStatus).members) == count, words
+        for words in ("?free=lots", "?colour=blue", "?devices=many"):
+            async with http.get(url + words) as answer:
+                assert (answer.status, "FT5205" in await answer.text()) == (400, True)
+    await pages.cleanup()
+    await node_.close()

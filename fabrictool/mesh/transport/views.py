@@ -9,28 +9,31 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fabrictool.mesh.fleet import fleet_head, fleet_of, members_of, records_head, rows_of
-from fabrictool.status.fleet import FleetLink
+from fabrictool.status.fleet import FleetLink, read_query
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
     from fabrictool.mesh.transport.node import MeshNode
     from fabrictool.mesh.transport.tunnel import Tunnel
-    from fabrictool.status.fleet import FleetStatus
+    from fabrictool.status.fleet import FleetQuery, FleetStatus
+    from fabrictool.status.pages import View
 
 SLICE = 50
 """Entries that are made in one turn of the loop, about a millisecond: tokens and beats go between."""
 
 
-def views_of(node: MeshNode) -> Mapping[str, Callable[[], Awaitable[bytes]]]:
-    """Path → what is to be answered there."""
-    return {"/fleet": lambda: _fleet(node), "/records": lambda: _records(node)}
+def views_of(node: MeshNode) -> Mapping[str, View]:
+    """Path → what is to be answered there; ``/fleet`` may be asked for some of the members."""
+    return {"/fleet": lambda words: _fleet(node, read_query(words)), "/records": lambda _: _records(node)}
 
 
-async def _fleet(node: MeshNode) -> bytes:
+async def _fleet(node: MeshNode, query: FleetQuery) -> bytes:
     view, linked = node.view, node.neighbours
     head = fleet_head(view, links=links_of(node), refused_records=node.refused_records, vain_repairs=node.vain_repairs)
-    return await _filled(msgspec.json.encode(head), b'"members":', members_of(view, linked))
+    return await _filled(
+        msgspec.json.encode(head), b'"members":', (row for row in members_of(view, linked) if query.wants(row))
+    )
 
 
 async def _records(node: MeshNode) -> bytes:

@@ -1,0 +1,213 @@
+"""A controller's visit to the mesh: it links, looks, says what one session shall serve, sees that it spread, and goes.
+
+A controller is no node: it has no record of its own and serves nobody. It runs where its identity lies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from fabrictool.base.errors import FabrictoolError, InvalidInputError, UnreachableError
+from fabrictool.mesh.assignments import check_assignment, sign_assignment
+from fabrictool.mesh.fleet import members_of
+from fabrictool.mesh.records import AssignmentBody, Lifecycle, assignment_key
+from fabrictool.mesh.transport.node import MeshNode
+from fabrictool.status.fleet import OVER
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Self
+
+    from fabrictool.base.clock import Clock
+    from fabrictool.domain.specs import HostPort
+    from fabrictool.mesh.framing import StreamHead
+    from fabrictool.mesh.identity import VerifiedSession
+    from fabrictool.mesh.records import Record, ServiceBody
+    from fabrictool.mesh.transport.node import Load
+    from fabrictool.mesh.transport.tls import IdentityFiles
+    from fabrictool.mesh.transport.tunnel import TunnelStream
+    from fabrictool.status.fleet import FleetMember, FleetQuery
+
+LINK_S = 15.0
+"""To reach a gateway and to have the whole map."""
+SPREAD_S = 10.0
+"""For the gateways to say that they hold what was said; a beat comes every second."""
+POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class AssignmentOutcome:
+    """What became of an assignment."""
+
+    session: str
+    version: int
+    model: str
+    """Empty: it shall be idle."""
+    former: str
+    """The model that it was assigned before; "": none."""
+    service: ServiceBody | None = None
+    """The engine start that followed it, SERVING or given up; None: there is none, or nobody waited for it."""
+
+
+class ControllerVisit:
+    """To be used as a context; it holds the whole map inside."""
+
+    def __init__(self, identity: IdentityFiles, gateways: Sequence[HostPort], clock: Clock) -> None:
+        self.ended = ""
+        """Why nobody hears it any more."""
+        self._clock = clock
+        self._gateways = gateways
+        self.mesh = MeshNode(identity, self, clock, hub=False)
+
+    async def __aenter__(self) -> Self:
+        """Raises FT6107 when no gateway lets it in, or shows it the map, in time."""
+        self.mesh.dial([(gateway.host, gateway.port) for gateway in self._gateways])
+        if not await self._until(lambda: self.mesh.in_step, LINK_S):
+            why = "; ".join(f"{address}: {error}" for address, error in sorted(self.mesh.hub_links.errors.items()))
+            await self.mesh.close()
+            message = f"no gateway lets this controller in{': ' + why if why else ' in time'}"
+            hint = "name one with --gateway HOST:PORT; gateways of an earlier release know no controllers"
+            raise UnreachableError.of("FT6107", message, hint=hint, transient=True)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.mesh.close()
+
+    def members(self) -> list[FleetMember]:
+        """Living sessions of our provider's agents."""
+        provider, gone = self.mesh.credential.claims.provider, (*OVER, "evicted", "down")
+        rows = members_of(self.mesh.view, ())
+        return [row for row in rows if row.provider == provider and row.role == "agent" and row.state not in gone]
+
+    def session(self, prefix: str) -> FleetMember:
+        """The one that begins with `prefix`.
+
+        Raises
+        ------
+        InvalidInputError
+            FT6106 when there is none, or there are several, FT6104 when it takes no assignments.
+        """
+        fitting = [member for member in self.members() if member.session.startswith(prefix.lower())]
+        if len(fitting) != 1:
+            provider = self.mesh.credential.claims.provider
+            message = f"{len(fitting)} sessions of {provider} begin with {prefix!r}"
+            raise InvalidInputError.of("FT6106", message, hint="`fabrictool mesh members --idle` lists them")
+        if not fitting[0].assignable:
+            message = f"{fitting[0].session[:8]} did not join with --idle: it serves what its own job gave it"
+            raise InvalidInputError.of("FT6104", message)
+        return fitting[0]
+
+    def assigned(self, model: str) -> int:
+        """How many are assigned `model`, whether they serve it yet or not."""
+        return sum(member.assignment is not None and member.assignment.model == model for member in self.members())
+
+    def missing(self, wanted: AssignmentBody, query: FleetQuery, count: int) -> list[FleetMember]:
+        """Idle ones to be assigned `wanted`, that `count` may serve it. Those where it was given up count, too: a model
+        that cannot be started must not try one node after the other.
+        """
+        fitting = [m for m in self.members() if m.idle and query.wants(m) and self.refusal(m, wanted) is None]
+        fitting.sort(key=lambda member: (-max(member.free, default=0), member.session))
+        return fitting[: max(0, count - self.assigned(wanted.model))]
+
+    def refusal(self, member: FleetMember, wanted: AssignmentBody) -> FabrictoolError | None:
+        """Why every node would refuse it, FT6103 to FT6105; None: they would not."""
+        subject = self.mesh.registry.session(bytes.fromhex(member.session))
+        body = msgspec.structs.replace(wanted, by=self.mesh.session)
+        try:
+            if subject is not None:
+                check_assignment(body, self.mesh.verify(self.mesh.chain, "agent or gateway"), subject)
+        except FabrictoolError as error:
+            return error
+        return None
+
+    async def say(self, member: FleetMember, wanted: AssignmentBody) -> AssignmentOutcome:
+        """Sign `wanted` for `member` with the next version, and see that the gateways hold it.
+
+        Raises
+        ------
+        FabrictoolError
+            FT6103 to FT6105 as every node would refuse it, FT6107 when that took too long.
+        """
+        registry, credential = self.mesh.registry, self.mesh.credential
+        session, former = bytes.fromhex(member.session), registry.get(assignment_key(bytes.fromhex(member.session)))
+        version = 1 + (former.body.version if former is not None else 0)
+        body = msgspec.structs.replace(
+            wanted, federation=self.mesh.federation, session=session, by=self.mesh.session, version=version
+        )
+        if (refusal := self.refusal(member, body)) is not None:
+            raise refusal
+        self.mesh.take(sign_assignment(credential, body).envelope)
+        if not await self._until(lambda: self.mesh.in_step, SPREAD_S):
+            message = (
+                f"the gateways did not say in time that {member.session[:8]} is assigned {wanted.model or 'nothing'}"
+            )
+            raise UnreachableError.of("FT6107", message, transient=True)
+        before = member.assignment.model if member.assignment is not None else ""
+        return AssignmentOutcome(member.session, version, wanted.model, before)
+
+    async def wait_for(self, outcome: AssignmentOutcome, timeout_s: float) -> AssignmentOutcome:
+        """With what came of it: the engine start that serves, or was given up; of being idle, that nothing runs.
+
+        Raises
+        ------
+        UnreachableError
+            FT6107 when nothing of that happened in time; it may still.
+        FabrictoolError
+            FT6108 when the session is no more.
+        """
+        session = bytes.fromhex(outcome.session)
+
+        def settled() -> ServiceBody | None:
+            services = self.mesh.registry.services_of(session)
+            ours = [service for service in services if service.assigned == outcome.version]
+            return next((s for s in ours if s.lifecycle is Lifecycle.SERVING or s.given_up), None)
+
+        def over() -> bool:
+            services = self.mesh.registry.services_of(session)
+            return all(service.lifecycle is Lifecycle.DOWN for service in services)
+
+        def left() -> bool:
+            return not self.mesh.registry.lives(session, wall=self._clock.wall())
+
+        def followed() -> bool:
+            return settled() is not None if outcome.model else over()
+
+        await self._until(lambda: followed() or left(), timeout_s)
+        if not followed() and left():
+            raise FabrictoolError.of("FT6108", f"{outcome.session[:8]} left the mesh, or was lost, before it followed")
+        if not followed():
+            message = f"{outcome.session[:8]} was told, and has not followed after {timeout_s:.0f} s"
+            hint = f"`fabrictool mesh records {outcome.session[:8]}` says what it does"
+            raise UnreachableError.of("FT6107", message, hint=hint, transient=True)
+        return replace(outcome, service=settled())
+
+    async def _until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        deadline = self._clock.monotonic() + timeout_s
+        while not condition():
+            if self._clock.monotonic() > deadline:
+                return False
+            await asyncio.sleep(POLL_S)
+        return True
+
+    # -- Listener, for the mesh: whoever visits looks by itself, and serves nobody --------------------------------
+
+    def record_changed(self, record: Record) -> None: ...
+
+    def session_ended(self, reason: str) -> None:
+        self.ended = reason
+
+    def tail_heard(self, session: bytes, service: bytes, text: str) -> None: ...
+
+    def link_changed(self, session: bytes, *, up: bool, reason: str) -> None: ...
+
+    def load_reported(self, session: bytes, load: Load) -> None: ...
+
+    def load(self, peer: bytes) -> Load:
+        return ()
+
+    def stream_opened(self, stream: TunnelStream, head: StreamHead, peer: VerifiedSession) -> None:
+        """Nobody may ask it for anything."""
