@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
+from fabrictool.mesh.digests import BUCKETS
 from fabrictool.mesh.records import Envelope, Id, NodeBody, Record, body_hash
-from fabrictool.mesh.registry import BUCKETS, Merge, Registry, Verdict
+from fabrictool.mesh.registry import Merge, Registry, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -138,8 +139,8 @@ class _Peer:
     roots: tuple[bytes, bytes] | None = None
     """Ours and theirs when the last repair began."""
     repairs_in_vain: int = 0
-    has_chain: set[bytes] = field(default_factory=set)
-    """Sessions whose chain has crossed this link, either way."""
+    has_chain: int = 0
+    """A bit for each session whose chain has crossed this link, either way; `Gossip._bit` says which one."""
     outbox: dict[bytes, Envelope] = field(default_factory=dict)
     refused: dict[bytes, None] = field(default_factory=dict)
     """Hashes of bodies that came over this link and were refused: not asked for again here."""
@@ -153,6 +154,11 @@ class Gossip:
         self._me = me
         self._hub = hub
         self._peers: dict[bytes, _Peer] = {}
+        self._due: dict[bytes, None] = {}
+        """Neighbours in whose outbox something waits, in the order in which it came to be so."""
+        self._places: dict[bytes, int] = {}
+        """Session → its bit in `has_chain`: a set of ten thousand ids for each of a thousand links is half a GB."""
+        self._free_places: list[int] = []
 
     def link_up(self, peer: bytes) -> list[Effect]:
         """A neighbour is here: compare maps at once."""
@@ -217,19 +223,29 @@ class Gossip:
 
     def forget(self, sessions: Iterable[bytes]) -> None:
         """They are no longer in the map."""
-        for state in self._peers.values():
-            state.has_chain.difference_update(sessions)
+        places = [self._places.pop(session) for session in sessions if session in self._places]
+        if places:
+            self._free_places += places
+            rest = ~sum(1 << place for place in places)
+            for state in self._peers.values():
+                state.has_chain &= rest
 
     def flush(self) -> list[Send]:
-        """Everything that the turn brought, in as few messages as it fits."""
+        """Everything that the turn brought, in as few messages as it fits; what all are told is written once."""
         sends = []
-        for peer, state in self._peers.items():
-            if not state.outbox:
+        written: dict[tuple[int, ...], tuple[list[Envelope], list[bytes]]] = {}
+        for peer in self._due:
+            state = self._peers.get(peer)
+            if state is None or not state.outbox:
                 continue
             keys = sorted(state.outbox, key=lambda key: (len(key), key))  # nodes before what leans on them
             envelopes = [state.outbox[key] for key in keys]
             state.outbox = {}
-            sends += [Send(peer, encode(Push(batch))) for batch in _batches(envelopes)]
+            same = tuple(map(id, envelopes))  # the objects live as long as `written`
+            if same not in written:
+                written[same] = envelopes, [encode(Push(batch)) for batch in _batches(envelopes)]
+            sends += [Send(peer, message) for message in written[same][1]]
+        self._due = {}
         return sends
 
     # -- internals --------------------------------------------------------------------------------------------
@@ -281,7 +297,13 @@ class Gossip:
     def _learn(self, peer: bytes, merge: Merge) -> None:
         """Who sends a node record that we could place has its chain."""
         if merge.record is not None and isinstance(merge.record.body, NodeBody) and peer in self._peers:
-            self._peers[peer].has_chain.add(merge.record.body.session)
+            self._peers[peer].has_chain |= self._bit(merge.record.body.session)
+
+    def _bit(self, session: bytes) -> int:
+        place = self._places.get(session)
+        if place is None:
+            place = self._places[session] = self._free_places.pop() if self._free_places else len(self._places)
+        return 1 << place
 
     def _remember_refusal(self, peer: bytes, envelope: Envelope) -> None:
         state = self._peers.get(peer)
@@ -292,13 +314,20 @@ class Gossip:
 
     def _spread(self, records: Iterable[Record], peers: Iterable[bytes]) -> None:
         """Into the outboxes; the newest of a key replaces an older one that waits there."""
-        records = list(records)
-        for peer in peers:
-            state = self._peers.get(peer)
-            if state is None:
+        states = [(peer, self._peers[peer]) for peer in peers if peer in self._peers]
+        self._due.update((peer, None) for peer, _ in states)
+        for record in records:
+            whole = record.envelope
+            if not isinstance(record.body, NodeBody):
+                for _, state in states:
+                    state.outbox[record.key] = whole
                 continue
-            for record in records:
-                state.outbox[record.key] = self._without_known_chain(state, record)
+            bare, bit = Envelope(whole.body, whole.signature), self._bit(record.key)
+            for _, state in states:
+                waiting = state.outbox.get(record.key)
+                known = state.has_chain & bit and (waiting is None or not waiting.chain)
+                state.has_chain |= bit
+                state.outbox[record.key] = bare if known else whole
 
     def _send_whole(self, peer: bytes, keys: Iterable[bytes]) -> None:
         """With chains: who asks has nothing to go by."""
@@ -308,19 +337,9 @@ class Gossip:
                 record = self.registry.get(key)
                 if record is not None:
                     state.outbox[key] = record.envelope
+                    self._due[peer] = None
                     if isinstance(record.body, NodeBody):
-                        state.has_chain.add(key)
-
-    @staticmethod
-    def _without_known_chain(state: _Peer, record: Record) -> Envelope:
-        envelope = record.envelope
-        if not isinstance(record.body, NodeBody):
-            return envelope
-        waiting = state.outbox.get(record.key)
-        if record.key in state.has_chain and (waiting is None or not waiting.chain):
-            return Envelope(envelope.body, envelope.signature)
-        state.has_chain.add(record.key)
-        return envelope
+                        state.has_chain |= self._bit(key)
 
 
 def _batches(envelopes: list[Envelope]) -> Iterator[list[Envelope]]:

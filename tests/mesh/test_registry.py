@@ -343,6 +343,22 @@ def test_a_hub_that_was_voted_out_is_not_waited_for_until_its_certificate_ends()
     assert not registry.evicted(session), "two that accuse each other: nobody is left whose votes could be enough"
 
 
+def test_a_hub_that_was_voted_out_has_no_vote_where_fewer_are_needed_for_its_being_out():
+    """Cut off alone it voted against all others, and they against it: when it is heard again, its votes are old."""
+    registry, agent = fresh(), SESSIONS[1]  # of beta
+    hubs = [alone, *others] = [hub_of("beta"), hub_of("alpha"), hub_of("gamma")]
+    for owner in (agent, *hubs):
+        registry.merge(sealed(owner, node(owner, role=owner.claims.role)).envelope, wall=NOW)
+    for other in (agent, *others):
+        registry.merge(sealed(alone, witness(alone, other)).envelope, wall=NOW)
+    assert registry.evicted(bytes.fromhex(agent.claims.session)), "by a hub of its own provider"
+    for other in others:
+        registry.merge(sealed(other, witness(other, alone)).envelope, wall=NOW)
+    assert registry.evicted(bytes.fromhex(alone.claims.session))
+    for credential in (agent, *others):
+        assert not registry.evicted(bytes.fromhex(credential.claims.session))
+
+
 def test_only_its_owner_brings_an_evicted_session_back():
     suspect, hub, registry = SESSIONS[0], hub_of("beta"), fresh()
     old = sealed(suspect, node(suspect))
