@@ -151,8 +151,7 @@ class Registry:
 
     def evicted(self, session: bytes) -> bool:
         """Whether enough hubs vote against its newest version: two providers', or its own one's, or the only one's
-        that has a hub which nobody voted out. A hub that is voted out has no vote itself: cut off alone, it votes against
-        everybody.
+        that has a hub which nobody voted out. A hub that is voted out has no vote: cut off alone it votes against all.
 
         Its owner may speak again, with a newer version, and is back: whoever loads weights for ten minutes must not
         lose them to a cut of two. Nobody else can.

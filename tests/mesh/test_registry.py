@@ -1,6 +1,7 @@
 """The G-Map's invariants (registry.py's docstring), on signed records."""
 
 import itertools
+import math
 import time
 
 import msgspec
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fabrictool.mesh.identity import Credential, IdentityError, create_root, issue_provider, issue_session
+from fabrictool.mesh.identity import Credential, IdentityError, certify, create_root, issue_provider, issue_session
 from fabrictool.mesh.records import (
     Envelope,
     Lifecycle,
@@ -292,6 +293,31 @@ def witness(hub, suspect, version=1, **changes):
         "votes": True,
     }
     return WitnessBody(**(fields | changes))
+
+
+def test_a_word_without_an_end_does_not_keep_the_map_from_forgetting():
+    """What has no place in an order would stand at the head of those that wait for their end."""
+    registry, hub = fresh(), hub_of("alpha")
+    registry.merge(sealed(hub, node(hub, role="gateway")).envelope, wall=NOW)
+    brief = [issue_session(PROVIDERS["beta"], "agent", now=NOW, seconds=3600.0 + n) for n in range(8)]
+    for owner, until in zip(brief, [math.nan, math.nan, -math.inf, math.inf, NOW, *[math.nan] * 3], strict=True):
+        registry.merge(sealed(owner, node(owner)).envelope, wall=NOW)
+        word = witness(hub, issue_session(PROVIDERS["beta"], "agent", now=NOW), until=until, votes=False)
+        assert registry.merge(sealed(hub, word).envelope, wall=NOW).verdict is Verdict.NEW
+    gone = {bytes.fromhex(owner.claims.session) for owner in brief}
+    assert set(registry.forget_expired(wall=NOW + 14400.0, margin=3600.0)) == gone
+    kept = [str(record.body.until) for record in registry if isinstance(record.body, WitnessBody)]
+    assert sorted(kept) == ["inf", *["nan"] * 5]
+
+
+def test_a_session_whose_certificate_was_renewed_is_kept_until_the_new_one_ends():
+    registry, brief = fresh(), issue_session(PROVIDERS["beta"], "agent", now=NOW, seconds=3600.0)
+    registry.merge(sealed(brief, node(brief)).envelope, wall=NOW)
+    chain = certify(PROVIDERS["beta"], brief.key.public_key(), "agent", now=NOW, seconds=86400.0)
+    renewed = Credential(brief.key, chain)
+    registry.merge(sealed(renewed, node(renewed, 2)).envelope, wall=NOW)
+    assert registry.forget_expired(wall=NOW + 2 * 3600.0, margin=600.0) == []
+    assert registry.forget_expired(wall=NOW + 10 * 86400.0, margin=600.0) == [bytes.fromhex(brief.claims.session)]
 
 
 def hub_of(provider):
