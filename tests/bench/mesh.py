@@ -260,6 +260,26 @@ def told_kinship(rows):
         )
 
 
+COMPARED = {
+    "p50": ("p50_ms", "p50_ms"), "p95": ("p95_ms", "p95_ms"), "max": ("max_ms", "max_ms"),
+    "all joined": ("join_s", "join_s"), "idle wire": ("idle_wire_s", "idle_octets_s"), "10 writers wire": ("churn_wire_s", "churn_octets_s"),
+}  # fmt: skip
+"""Ours and kinship's name for the same; less is better in all of them."""
+
+
+def told_who_loses(ours, theirs):
+    """Against the better of its settings in each figure."""
+    for row in ours:
+        rivals = [rival for rival in theirs.get("spread", ()) if rival["members"] == row["agents"]]
+        lost = []
+        for what, (mine, its) in COMPARED.items():
+            best = min((rival[its] for rival in rivals if its in rival), default=None)
+            if best is not None and row[mine] > best:
+                lost.append(f"{what} {row[mine]} against {best}")
+        if rivals:
+            print(f"  {row['agents']} agents: {'WE LOSE ' + ', '.join(lost) if lost else 'we lose in nothing'}")
+
+
 def told_wan(rows):
     print("\nsimulated WAN, 4-15 ms one way, 0.1 % of segments lost, 16 hubs, agents on two, with measured CPU costs:")
     print("ms until a node has a write; late: of all nodes and writes, those that waited for a retransmission")
@@ -282,6 +302,7 @@ def main(argv=None):
     told_loopback(loopback, alone)
     others = kinship()
     told_kinship(others)
+    told_who_loses(loopback, others)
     wan = [on_a_wan(size) for size in ((1_000, 10_000) if large else (1_000,))]
     told_wan(wan)
     faults = {
