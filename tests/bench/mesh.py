@@ -262,7 +262,8 @@ def told_kinship(rows):
 
 COMPARED = {
     "p50": ("p50_ms", "p50_ms"), "p95": ("p95_ms", "p95_ms"), "max": ("max_ms", "max_ms"),
-    "all joined": ("join_s", "join_s"), "idle wire": ("idle_wire_s", "idle_octets_s"), "10 writers wire": ("churn_wire_s", "churn_octets_s"),
+    "all joined": ("join_s", "join_s"), "idle wire": ("idle_wire_s", "idle_octets_s"),
+    "10 writers wire": ("churn_wire_s", "churn_octets_s"),
 }  # fmt: skip
 """Ours and kinship's name for the same; less is better in all of them."""
 
