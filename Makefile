@@ -47,8 +47,9 @@ check: .venv/.ready ## lint, format, types, contracts
 bench: .venv/.ready ## print the benchmark tables
 	$(BIN)/python tests/bench/run.py $(ARGS)
 
-bench-mesh: .venv/.ready ## convergence and traffic of the mesh; JSON=FILE keeps the figures
-	@$(BIN)/python tests/bench/mesh.py $(JSON)
+bench-mesh: .venv/.ready ## convergence, traffic and faults of the mesh; LARGE=1 adds what takes long, JSON=FILE keeps the figures
+	@bash tests/bench/peers/install
+	@$(BIN)/python tests/bench/mesh.py $(if $(LARGE),--large) $(JSON)
 
 validate-simulator: .venv/.ready ## score the simulator on real measurements and write the page of its errors (minutes)
 	$(BIN)/python tests/bench/simulator/validate.py --refit --write docs/reference/simulator-accuracy.md

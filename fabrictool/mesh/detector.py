@@ -41,6 +41,10 @@ EVIDENCE_KEPT = 8
 ASK_AGAIN_S = 30.0
 """After answers that prove nothing."""
 REFUTATIONS_BEFORE_MUTED = 3
+HELD_FOR_S = 600.0
+"""How long another hub's word that it holds a session is good, while there is a tunnel to that hub."""
+ASKED_IN_A_BEAT = 64
+"""Sessions: each costs a question to every hub, and five hundred may vanish, or thousands be elsewhere, at once."""
 
 
 @dataclass(slots=True)
@@ -81,6 +85,8 @@ class Detector:
     def __init__(self) -> None:
         self._linked: set[bytes] = set()
         self._lost: dict[bytes, _Lost] = {}
+        self._held: dict[bytes, tuple[bytes, float]] = {}
+        """Session that never came to us → the hub that holds it, and until when its word is good; oldest first."""
         self._ticked_at: float | None = None
         self._frozen_until = 0.0
         self._muted_until = 0.0
@@ -93,9 +99,14 @@ class Detector:
         return {session: (entry.at, entry.how) for session, entry in self._lost.items()}
 
     @property
-    def accused(self) -> set[bytes]:
-        """Of whom we said something that stands."""
-        return {session for session, entry in self._lost.items() if entry.suspected}
+    def known(self) -> set[bytes]:
+        """Sessions with a tunnel to us or, by its word, to another hub, and those whose tunnel is looked for."""
+        return self._linked | self._lost.keys() | self._held.keys()
+
+    @property
+    def unaccused(self) -> list[bytes]:
+        """The lost of whom nothing was said that stands."""
+        return [session for session, entry in self._lost.items() if not entry.suspected]
 
     def silent(self, now: float) -> str:
         """Why this hub says nothing of others now; empty when it may."""
@@ -106,6 +117,7 @@ class Detector:
     def link_up(self, session: bytes) -> list[AskNeighbour | Say]:
         """A tunnel came, or came back."""
         self._linked.add(session)
+        self._held.pop(session, None)
         entry = self._lost.pop(session, None)
         return self._withdraw(session, entry) if entry is not None else []
 
@@ -113,6 +125,7 @@ class Detector:
         before = len(self._linked)
         self._linked.discard(session)
         self._lost[session] = _Lost(now, how, now + SUSPECT_AFTER_S)
+        self._held = {held: word for held, word in self._held.items() if word[0] != session}
         self._recent_losses.append(now)
         while self._recent_losses and now - self._recent_losses[0] > SUSPECT_AFTER_S:
             self._recent_losses.popleft()
@@ -129,12 +142,13 @@ class Detector:
     def suspected_elsewhere(self, session: bytes, now: float) -> None:
         """Another hub suspects it: look into it too, for one provider's vote is not enough."""
         if session not in self._linked and session not in self._lost:
+            self._held.pop(session, None)
             self._lost[session] = _Lost(now, "other-hub", now + SUSPECT_AFTER_S)
 
     def expected(self, sessions: Iterable[bytes], now: float) -> None:
         """They live, by the registry, and so they dial us; who never comes is looked into after the grace period."""
         for session in sorted(sessions):  # the order of a set differs between processes, and an incident must replay
-            if session not in self._linked and session not in self._lost:
+            if session not in self._linked and session not in self._lost and session not in self._held:
                 self._lost[session] = _Lost(now, "never-came", now + GRACE_S)
 
     def answered(self, hub: bytes, suspect: bytes, life: Life) -> None:
@@ -158,6 +172,7 @@ class Detector:
         """They left, expired or were evicted: there is nothing more to find out."""
         for session in sessions:
             self._lost.pop(session, None)
+            self._held.pop(session, None)
 
     def tick(
         self,
@@ -174,8 +189,15 @@ class Detector:
         if self.silent(now):
             return []
         effects: list[AskNeighbour | Say] = []
+        while self._held and (oldest := next(iter(self._held.items())))[1][1] <= now:
+            del self._held[oldest[0]]
         others = set(hubs)
+        asked = 0
         for session, entry in list(self._lost.items()):
+            if entry.asked_at is None:
+                if entry.voted or now < entry.ask_at or asked == ASKED_IN_A_BEAT:
+                    continue
+                asked += 1
             effects += self._judge(session, entry, others - {session}, around, now)
         return effects
 
@@ -189,8 +211,6 @@ class Detector:
         now: float,
     ) -> list[AskNeighbour | Say]:
         """Ask, wait for the answers, and say what follows from them."""
-        if entry.asked_at is None and (entry.voted or now < entry.ask_at):
-            return []
         reached = hubs.union(around(session)) & self._linked
         if entry.asked_at is None:
             entry.asked_at, entry.answers = now, {}
@@ -199,7 +219,11 @@ class Detector:
         if now - entry.asked_at < ANSWER_WITHIN_S and not reached <= set(entry.answers):
             return []
         entry.asked_at, entry.ask_at = None, now + ASK_AGAIN_S
-        if "alive" in entry.answers.values():
+        holder = next((hub for hub, life in sorted(entry.answers.items()) if life == "alive"), None)
+        if holder is not None:
+            if entry.how in ("never-came", "other-hub") and holder in self._linked:
+                del self._lost[session]
+                self._held[session] = holder, now + HELD_FOR_S
             return self._withdraw(session, entry)
         if any(self._may_know(hub, now) for hub in hubs - set(entry.answers)):
             return []

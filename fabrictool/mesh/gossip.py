@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
+from fabrictool.mesh.digests import BUCKETS
 from fabrictool.mesh.records import Envelope, Id, NodeBody, Record, body_hash
-from fabrictool.mesh.registry import BUCKETS, Merge, Registry, Verdict
+from fabrictool.mesh.registry import Merge, Registry, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -144,8 +145,8 @@ class _Peer:
     roots: tuple[bytes, bytes] | None = None
     """Ours and theirs when the last repair began."""
     repairs_in_vain: int = 0
-    has_chain: set[tuple[bytes, bytes]] = field(default_factory=set)
-    """Sessions, and which certificate of theirs, whose chain has crossed this link, either way."""
+    has_chain: int = 0
+    """A bit for each session whose newest chain has crossed this link, either way; `Gossip._bit` says which one."""
     outbox: dict[bytes, Envelope] = field(default_factory=dict)
     refused: dict[bytes, None] = field(default_factory=dict)
     """Hashes of bodies that came over this link and were refused: not asked for again here."""
@@ -159,6 +160,12 @@ class Gossip:
         self._me = me
         self._hub = hub
         self._peers: dict[bytes, _Peer] = {}
+        self._due: dict[bytes, None] = {}
+        """Neighbours in whose outbox something waits, in the order in which it came to be so."""
+        self._places: dict[bytes, tuple[int, bytes]] = {}
+        """Session → its bit in `has_chain`, and of which certificate. A set of ten thousand ids for each of a thousand
+        links would be half a GB."""
+        self._free_places: list[int] = []
 
     @property
     def alone(self) -> bool:
@@ -233,20 +240,29 @@ class Gossip:
 
     def forget(self, sessions: Iterable[bytes]) -> None:
         """They are no longer in the map."""
-        gone = set(sessions)
-        for state in self._peers.values() if gone else ():
-            state.has_chain = {chain for chain in state.has_chain if chain[0] not in gone}
+        places = [self._places.pop(session)[0] for session in sessions if session in self._places]
+        if places:
+            self._free_places += places
+            rest = ~sum(1 << place for place in places)
+            for state in self._peers.values():
+                state.has_chain &= rest
 
     def flush(self) -> list[Send]:
-        """Everything that the turn brought, in as few messages as it fits."""
+        """Everything that the turn brought, in as few messages as it fits; what all are told is written once."""
         sends = []
-        for peer, state in self._peers.items():
-            if not state.outbox:
+        written: dict[tuple[int, ...], tuple[list[Envelope], list[bytes]]] = {}
+        for peer in self._due:
+            state = self._peers.get(peer)
+            if state is None or not state.outbox:
                 continue
             keys = sorted(state.outbox, key=lambda key: (len(key), key))  # nodes before what leans on them
             envelopes = [state.outbox[key] for key in keys]
             state.outbox = {}
-            sends += [Send(peer, encode(Push(batch))) for batch in _batches(envelopes)]
+            same = tuple(map(id, envelopes))  # the objects live as long as `written`
+            if same not in written:
+                written[same] = envelopes, [encode(Push(batch)) for batch in _batches(envelopes)]
+            sends += [Send(peer, message) for message in written[same][1]]
+        self._due = {}
         return sends
 
     # -- internals --------------------------------------------------------------------------------------------
@@ -298,9 +314,21 @@ class Gossip:
         return effects
 
     def _learn(self, peer: bytes, merge: Merge) -> None:
-        """Who sends a node record that we could place has its chain."""
-        if merge.record is not None and isinstance(merge.record.body, NodeBody) and peer in self._peers:
-            self._peers[peer].has_chain.add(_chain_of(merge.record.body))
+        """Who sends the node record that we hold has its chain; who sends an older one may lack a renewed one."""
+        body = merge.record.body if merge.record is not None and merge.verdict is not Verdict.STALE else None
+        if isinstance(body, NodeBody) and peer in self._peers:
+            self._peers[peer].has_chain |= self._bit(body)
+
+    def _bit(self, body: NodeBody) -> int:
+        """Of a session; a certificate that was renewed has crossed no link yet."""
+        place, certificate = self._places.get(body.session, (-1, b""))
+        if place < 0:
+            place = self._free_places.pop() if self._free_places else len(self._places)
+        elif certificate != body.certificate:
+            for state in self._peers.values():
+                state.has_chain &= ~(1 << place)
+        self._places[body.session] = place, body.certificate
+        return 1 << place
 
     def _remember_refusal(self, peer: bytes, envelope: Envelope) -> None:
         state = self._peers.get(peer)
@@ -311,13 +339,20 @@ class Gossip:
 
     def _spread(self, records: Iterable[Record], peers: Iterable[bytes]) -> None:
         """Into the outboxes; the newest of a key replaces an older one that waits there."""
-        records = list(records)
-        for peer in peers:
-            state = self._peers.get(peer)
-            if state is None:
+        states = [(peer, self._peers[peer]) for peer in peers if peer in self._peers]
+        self._due.update((peer, None) for peer, _ in states)
+        for record in records:
+            whole = record.envelope
+            if not isinstance(record.body, NodeBody):
+                for _, state in states:
+                    state.outbox[record.key] = whole
                 continue
-            for record in records:
-                state.outbox[record.key] = self._without_known_chain(state, record)
+            bare, bit = Envelope(whole.body, whole.signature), self._bit(record.body)
+            for _, state in states:
+                waiting = state.outbox.get(record.key)
+                known = state.has_chain & bit and (waiting is None or not waiting.chain)
+                state.has_chain |= bit
+                state.outbox[record.key] = bare if known else whole
 
     def _send_whole(self, peer: bytes, keys: Iterable[bytes]) -> None:
         """With chains: who asks has nothing to go by."""
@@ -327,24 +362,9 @@ class Gossip:
                 record = self.registry.get(key)
                 if record is not None:
                     state.outbox[key] = record.envelope
+                    self._due[peer] = None
                     if isinstance(record.body, NodeBody):
-                        state.has_chain.add(_chain_of(record.body))
-
-    @staticmethod
-    def _without_known_chain(state: _Peer, record: Record) -> Envelope:
-        envelope = record.envelope
-        if not isinstance(record.body, NodeBody):
-            return envelope
-        waiting = state.outbox.get(record.key)
-        chain = _chain_of(record.body)
-        if chain in state.has_chain and (waiting is None or not waiting.chain):
-            return Envelope(envelope.body, envelope.signature)
-        state.has_chain.add(chain)
-        return envelope
-
-
-def _chain_of(body: NodeBody) -> tuple[bytes, bytes]:
-    return body.session, body.certificate
+                        state.has_chain |= self._bit(record.body)
 
 
 def _batches(envelopes: list[Envelope]) -> Iterator[list[Envelope]]:

@@ -165,9 +165,10 @@ class Member:
         self.detector.forget(gone)
         if not self._hub:
             return repeated
-        living = {body.session for body in self.registry.nodes(wall=wall)} - {self.session}
-        self.detector.forget(self.detector.lost.keys() - living - self.detector.accused)
-        self.detector.expected(living, now)
+        ended = [session for session in self.detector.unaccused if not self.registry.lives(session, wall=wall)]
+        self.detector.forget(ended)
+        unknown = self.registry.sessions - self.detector.known - {self.session}
+        self.detector.expected([session for session in unknown if self.registry.lives(session, wall=wall)], now)
         hubs = {body.session for body in self.registry.hubs(wall=wall)} - {self.session}
         return repeated + self._carry_out(self.detector.tick(now, BEAT_SECONDS, hubs, self.sites.around), wall)
 

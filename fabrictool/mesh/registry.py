@@ -17,11 +17,14 @@ from __future__ import annotations
 
 import enum
 import hashlib
+import heapq
+import math
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fabrictool.mesh.assignments import check_assignment
+from fabrictool.mesh.digests import Digests
 from fabrictool.mesh.identity import CLOCK_SKEW_S, Authority, IdentityError, IdentityVerifier, VerifiedSession
 from fabrictool.mesh.records import (
     MAX_VERSION_STEP,
@@ -40,12 +43,10 @@ from fabrictool.mesh.records import (
 from fabrictool.mesh.records import RecordError as _RecordError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator, KeysView
 
     from fabrictool.mesh.records import Body
 
-BUCKETS = 256
-_MODULUS = 1 << 256
 SESSION_SERVICES = 256
 """Engine starts that one session may record. A job of a day whose engine fails every ten minutes stays under it."""
 PROVIDER_SESSIONS = 10_000
@@ -93,11 +94,7 @@ class Serving:
 
 
 class Registry:
-    """One replica of the map.
-
-    Digests are sums modulo 2²⁵⁶ of the records' hashes, one a bucket and one over all: cheap to keep, independent of
-    order, and not forgeable the way an XOR of short hashes is (mesh.md §5).
-    """
+    """One replica of the map."""
 
     def __init__(self, verifier: IdentityVerifier) -> None:
         self._verifier = verifier
@@ -116,8 +113,9 @@ class Registry:
         """Session, or fingerprint of a provider's certificate → who revoked it: providers, and "" for the root."""
         self._refusals: OrderedDict[bytes, tuple[str, float]] = OrderedDict()
         """Digest of an envelope that was refused → why, and when: it is not checked again for a while."""
-        self._bucket_sums = [0] * BUCKETS
-        self._sum = 0
+        self._ends: list[tuple[float, bytes]] = []
+        """A heap of (wall time, key): when what a record hangs on ends. An entry may be out of date."""
+        self._digests = Digests()
 
     def __len__(self) -> int:
         return len(self._records)
@@ -132,6 +130,11 @@ class Registry:
         """What a session says of itself."""
         record = self._records.get(session)
         return record.body if record is not None and isinstance(record.body, NodeBody) else None
+
+    @property
+    def sessions(self) -> KeysView[bytes]:
+        """All that have a node record, whatever it says."""
+        return self._sessions.keys()
 
     def session(self, session: bytes) -> VerifiedSession | None:
         """The checked identity behind a node record."""
@@ -161,7 +164,7 @@ class Registry:
 
     def evicted(self, session: bytes) -> bool:
         """Whether enough hubs vote against its newest version: two providers', or its own one's, or the only one's
-        that has a hub which nobody voted out.
+        that has a hub which nobody voted out. A hub that is voted out has no vote: cut off alone it votes against all.
 
         Its owner may speak again, with a newer version, and is back: whoever loads weights for ten minutes must not
         lose them to a cut of two. Nobody else can.
@@ -170,7 +173,7 @@ class Registry:
             return False
         hubs = {hub for hub in self._hub_sessions if self._votes_count(hub)}
         dead = {hub for hub in hubs - {session} if self._voted_out(hub, hubs)}
-        return self._voted_out(session, hubs - dead)
+        return self._voted_out(session, hubs - dead, dead)
 
     def revoked(self, identity: VerifiedSession) -> bool:
         """Whether the root or its own provider revoked this session, or the root its provider's certificate."""
@@ -247,44 +250,33 @@ class Registry:
         They can never come back, for such a certificate proves nothing. All replicas do this, so that none holds what
         another would refuse.
         """
-        gone = [s for s, identity in self._sessions.items() if identity.not_after + margin < wall]
-        for session in gone:
-            for key in [session, *self._keys_of.pop(session, ())]:
-                if key in self._records:
-                    self._remove(key)
-            self._sessions_of[self._sessions.pop(session).claims.provider].discard(session)
-            self._votes.pop(session, None)
-            self._controllers.pop(session, None)
-            self._hub_sessions.discard(session)
-        for record in list(self._records.values()):
-            body = record.body
-            if isinstance(body, RevocationBody) and body.until + margin < wall:
-                self._remove(record.key)
-                self._revocations[body.session].discard(body.provider)
-            elif isinstance(body, WitnessBody) and body.until + margin < wall:
-                self._remove(record.key)
-                self._keys_of[body.session].discard(record.key)
-                self._votes.pop(body.suspect, None)
+        gone: list[bytes] = []
+        while self._ends and self._ends[0][0] + margin < wall:
+            _, key = heapq.heappop(self._ends)
+            record = self._records.get(key)
+            if record is None or not self._end_of(record) + margin < wall:
+                continue
+            if isinstance(record.body, NodeBody):
+                gone.append(key)
+                self._forget_session(key)
+            else:
+                self._forget_word(record)
         return gone
 
     # -- digests and reconciliation ---------------------------------------------------------------------------
 
     def root(self) -> bytes:
         """8 octets that differ when two maps differ; sent with every heartbeat."""
-        return self._sum.to_bytes(32, "big")[:8]
+        return self._digests.root()
 
     def bucket_digests(self) -> list[bytes]:
         """256 digests of 8 octets."""
-        return [value.to_bytes(32, "big")[:8] for value in self._bucket_sums]
+        return self._digests.buckets()
 
     def summary(self, buckets: Iterable[int]) -> list[tuple[bytes, int, int, bytes]]:
         """(key, lifecycle, version, hash) of each record in those buckets."""
-        wanted = set(buckets)
-        return [
-            (key, int(record.body.lifecycle), record.body.version, record.hash)
-            for key, record in sorted(self._records.items())
-            if key[0] in wanted
-        ]
+        records = (self._records[key] for key in self._digests.keys(buckets))
+        return [(r.key, int(r.body.lifecycle), r.body.version, r.hash) for r in records]
 
     # -- internals --------------------------------------------------------------------------------------------
 
@@ -372,28 +364,29 @@ class Registry:
         node = self.node(hub)
         return node is not None and node.lifecycle < Lifecycle.DOWN and not self._barred(node)
 
-    def _voted_out(self, session: bytes, hubs: set[bytes]) -> bool:
-        """Whether the votes are enough where these hubs could vote. Whether one of those is out itself is not asked
-        again: two that vote against each other would ask for ever.
+    def _voted_out(self, session: bytes, hubs: set[bytes], dead: Collection[bytes] = ()) -> bool:
+        """Whether the votes, but for those of the dead, are enough where these hubs could vote. Whether one of those is
+        out itself is not asked again: two that vote against each other would ask for ever.
         """
         votes, node = self._votes.get(session), self.node(session)
         if not votes or node is None:
             return False
-        voters = [self._sessions[hub] for hub, seen in votes.items() if seen == node.version and hub in self._sessions]
+        newest = {hub for hub, seen in votes.items() if seen == node.version}
+        voters = [self._sessions[hub] for hub in newest.difference(dead) if hub in self._sessions]
         providers = {voter.claims.provider for voter in voters if not self.revoked(voter)}
         with_hubs = {self._sessions[hub].claims.provider for hub in hubs - {session}}
         return node.provider in providers or len(providers) >= min(2, len(with_hubs)) > 0
 
     def _store(self, record: Record, current: Record | None, owner: VerifiedSession | Authority) -> None:
+        ended = None if current is None else self._end_of(current)
         if current is not None:
             self._remove(record.key)
         self._records[record.key] = record
-        self._add(record.key[0], int.from_bytes(record.hash, "big"))
+        self._digests.add(record.key, record.hash)
         body = record.body
         if isinstance(owner, Authority):
             self._revocations.setdefault(body.session, set()).add(owner.provider)
-            return
-        if isinstance(body, NodeBody):
+        elif isinstance(body, NodeBody):
             self._sessions[body.session] = owner
             signer = self._controllers.get(body.session)
             if signer is not None and signer.not_after < owner.not_after:  # renewed: who comes now would refuse it
@@ -401,8 +394,11 @@ class Registry:
             self._sessions_of.setdefault(owner.claims.provider, set()).add(body.session)
         else:
             self._keys_of.setdefault(body.session, set()).add(record.key)
-        if isinstance(body, AssignmentBody):
-            self._controllers[body.session] = owner
+            if isinstance(body, AssignmentBody):
+                self._controllers[body.session] = owner
+        ends = self._end_of(record)
+        if ends not in (ended, math.inf) and not math.isnan(ends):  # what has no place in an order would stop the heap
+            heapq.heappush(self._ends, (ends, record.key))
         if isinstance(body, NodeBody) and body.role == "gateway":
             self._hub_sessions.add(body.session)
         elif isinstance(body, WitnessBody) and body.votes:
@@ -415,13 +411,34 @@ class Registry:
         self._keys_of[session].discard(assignment_key(session))
         self._remove(assignment_key(session))
 
-    def _remove(self, key: bytes) -> None:
-        record = self._records.pop(key)
-        self._add(key[0], -int.from_bytes(record.hash, "big"))
+    def _end_of(self, record: Record) -> float:
+        """Wall time after which it may be forgotten; a service or an assignment goes with its session."""
+        body = record.body
+        if isinstance(body, RevocationBody | WitnessBody):
+            return body.until
+        return self._sessions[body.session].not_after if isinstance(body, NodeBody) else math.inf
 
-    def _add(self, bucket: int, value: int) -> None:
-        self._bucket_sums[bucket] = (self._bucket_sums[bucket] + value) % _MODULUS
-        self._sum = (self._sum + value) % _MODULUS
+    def _forget_session(self, session: bytes) -> None:
+        """With all that it wrote."""
+        for key in [session, *self._keys_of.pop(session, ())]:
+            self._remove(key)
+        self._sessions_of[self._sessions.pop(session).claims.provider].discard(session)
+        self._votes.pop(session, None)
+        self._controllers.pop(session, None)
+        self._hub_sessions.discard(session)
+
+    def _forget_word(self, record: Record) -> None:
+        """A revocation, or what a hub said of a session."""
+        body = record.body
+        self._remove(record.key)
+        if isinstance(body, RevocationBody):
+            self._revocations[body.session].discard(body.provider)
+        elif isinstance(body, WitnessBody):
+            self._keys_of[body.session].discard(record.key)
+            self._votes.pop(body.suspect, None)
+
+    def _remove(self, key: bytes) -> None:
+        self._digests.remove(key, self._records.pop(key).hash)
 
 
 def _digest(envelope: Envelope) -> bytes:

@@ -50,41 +50,6 @@ def not_routed(kind, trials=40):
     return summary(times)
 
 
-def partition_healed(agents, seconds=60.0):
-    """Half of the nodes are cut off from the other half, and all write meanwhile; until all have the same again."""
-    world = World(3, hubs=2, agents=agents)
-    until(world, lambda: len(world.nodes["h0"].member.registry) >= 2 * agents + 2, 300.0, 0.05)
-    names = list(world.nodes)
-    halves = names[::2], names[1::2]
-    for name in halves[0]:
-        world.do(Op(world.now, "cut", name, others=tuple(halves[1])))
-    for turn in range(4):
-        world.run_until(world.now + seconds / 4)
-        for name in names[2 + turn :: 4]:
-            world.do(Op(world.now, "drain", name))
-    for name in halves[0]:
-        world.do(Op(world.now, "heal", name, others=tuple(halves[1])))
-    assert len(set(world.roots().values())) > 1
-    took = until(world, lambda: len(set(world.roots().values())) == 1, step_s=0.05)
-    return {"nodes": len(names), "max_ms": round(took)}
-
-
-def false_evictions(hours, agents=12):
-    """Nobody dies: late messages, stalls of up to 40 s (a minute evicts), clocks that jump; who is evicted even so."""
-    world = World(4, hubs=3, agents=agents, loss=0.001)
-    names, evicted = list(world.nodes), set()
-    end = 3600.0 * hours
-    while world.now < end:
-        world.run_until(world.now + 60.0)
-        world.do(Op(world.now, "stall", world.rng.choice(names), world.rng.uniform(0.5, 40.0)))
-        world.do(Op(world.now, "clock", world.rng.choice(names), world.rng.choice([-200.0, 200.0])))
-        for node in world.nodes.values():
-            node.skew = max(-250.0, min(250.0, node.skew))
-        for hub in world.hubs:
-            evicted |= {s for s in world.identity.of if hub.member.registry.evicted(s)}
-    return {"node_hours": round(hours * len(names)), "evicted": len(evicted)}
-
-
 async def tunnel_ttft(files, requests=400):
     """Milliseconds from opening a stream of 2 kB until the first octet of the answer, through the tunnel and over a new
     connection on loopback without it."""

@@ -1,6 +1,7 @@
 """The G-Map's invariants (registry.py's docstring), on signed records."""
 
 import itertools
+import math
 import time
 
 import msgspec
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fabrictool.mesh.identity import Credential, IdentityError, create_root, issue_provider, issue_session
+from fabrictool.mesh.identity import Credential, IdentityError, certify, create_root, issue_provider, issue_session
 from fabrictool.mesh.records import (
     Envelope,
     Lifecycle,
@@ -294,6 +295,31 @@ def witness(hub, suspect, version=1, **changes):
     return WitnessBody(**(fields | changes))
 
 
+def test_a_word_without_an_end_does_not_keep_the_map_from_forgetting():
+    """What has no place in an order would stand at the head of those that wait for their end."""
+    registry, hub = fresh(), hub_of("alpha")
+    registry.merge(sealed(hub, node(hub, role="gateway")).envelope, wall=NOW)
+    brief = [issue_session(PROVIDERS["beta"], "agent", now=NOW, seconds=3600.0 + n) for n in range(8)]
+    for owner, until in zip(brief, [math.nan, math.nan, -math.inf, math.inf, NOW, *[math.nan] * 3], strict=True):
+        registry.merge(sealed(owner, node(owner)).envelope, wall=NOW)
+        word = witness(hub, issue_session(PROVIDERS["beta"], "agent", now=NOW), until=until, votes=False)
+        assert registry.merge(sealed(hub, word).envelope, wall=NOW).verdict is Verdict.NEW
+    gone = {bytes.fromhex(owner.claims.session) for owner in brief}
+    assert set(registry.forget_expired(wall=NOW + 14400.0, margin=3600.0)) == gone
+    kept = [str(record.body.until) for record in registry if isinstance(record.body, WitnessBody)]
+    assert sorted(kept) == ["inf", *["nan"] * 5]
+
+
+def test_a_session_whose_certificate_was_renewed_is_kept_until_the_new_one_ends():
+    registry, brief = fresh(), issue_session(PROVIDERS["beta"], "agent", now=NOW, seconds=3600.0)
+    registry.merge(sealed(brief, node(brief)).envelope, wall=NOW)
+    chain = certify(PROVIDERS["beta"], brief.key.public_key(), "agent", now=NOW, seconds=86400.0)
+    renewed = Credential(brief.key, chain)
+    registry.merge(sealed(renewed, node(renewed, 2)).envelope, wall=NOW)
+    assert registry.forget_expired(wall=NOW + 2 * 3600.0, margin=600.0) == []
+    assert registry.forget_expired(wall=NOW + 10 * 86400.0, margin=600.0) == [bytes.fromhex(brief.claims.session)]
+
+
 def hub_of(provider):
     return issue_session(PROVIDERS[provider], "gateway", now=NOW)
 
@@ -341,6 +367,22 @@ def test_a_hub_that_was_voted_out_is_not_waited_for_until_its_certificate_ends()
     registry.merge(sealed(living, witness(living, dead, 2, seen=2)).envelope, wall=NOW)
     registry.merge(sealed(dead, witness(dead, living)).envelope, wall=NOW)
     assert not registry.evicted(session), "two that accuse each other: nobody is left whose votes could be enough"
+
+
+def test_a_hub_that_was_voted_out_has_no_vote_where_fewer_are_needed_for_its_being_out():
+    """Cut off alone it voted against all others, and they against it: when it is heard again, its votes are old."""
+    registry, agent = fresh(), SESSIONS[1]  # of beta
+    hubs = [alone, *others] = [hub_of("beta"), hub_of("alpha"), hub_of("gamma")]
+    for owner in (agent, *hubs):
+        registry.merge(sealed(owner, node(owner, role=owner.claims.role)).envelope, wall=NOW)
+    for other in (agent, *others):
+        registry.merge(sealed(alone, witness(alone, other)).envelope, wall=NOW)
+    assert registry.evicted(bytes.fromhex(agent.claims.session)), "by a hub of its own provider"
+    for other in others:
+        registry.merge(sealed(other, witness(other, alone)).envelope, wall=NOW)
+    assert registry.evicted(bytes.fromhex(alone.claims.session))
+    for credential in (agent, *others):
+        assert not registry.evicted(bytes.fromhex(credential.claims.session))
 
 
 def test_only_its_owner_brings_an_evicted_session_back():

@@ -144,7 +144,7 @@ class VirtualNode:
         """A new run; with `number` in the folder of a former one, whose session it has again."""
         role = "gateway" if self.hub else "agent"
         if number is None:
-            number = self.world.identity.issue(self.provider, role, EPOCH + self.world.now + DAY)
+            number = self.world.identity.issue(self.provider, role, self.world.session_ends())
         self.number = number
         issued = self.world.identity.issued[number]
         self.member = Member(
@@ -155,13 +155,8 @@ class VirtualNode:
         self.publish_node(Lifecycle.JOIN)
         self.serve()
         self.world.after(BEAT_SECONDS, self.tick, self.member)
-        if not self.hub:
-            for hub in self.world.hubs:
-                self.world.after(self.world.rng.uniform(0, 0.1), self.dial, self.member, hub.name)
-        else:
-            for hub in self.world.hubs:
-                if hub.name != self.name:
-                    self.world.after(self.world.rng.uniform(0, 0.1), self.dial, self.member, hub.name)
+        for hub in self.world.hubs_of(self):
+            self.world.after(self.world.rng.uniform(0, 0.1), self.dial, self.member, hub.name)
 
     def publish_node(self, lifecycle):
         self.perform(self.member.publish(NodeBody(
@@ -302,6 +297,13 @@ class World:
         """The node whose run this is."""
         return next((node for node in self.nodes.values() if node.alive and node.session == session), None)
 
+    def hubs_of(self, node):
+        """Those that it dials."""
+        return [hub for hub in self.hubs if hub is not node]
+
+    def session_ends(self):
+        return EPOCH + self.now + DAY
+
     def next_service(self):
         self.services += 1
         return self.services
@@ -325,7 +327,7 @@ class World:
         return frozenset((one, other)) not in self.cut
 
     def connect(self, dialler, hub):
-        latency = self.rng.uniform(0.0001, 0.015)
+        latency = self._latency()
         ends = (dialler, hub)
         link = Link(ends, latency, {n.name: self.now for n in ends}, {n.name: n.session for n in ends}, self.now)
         for node in ends:
@@ -335,6 +337,9 @@ class World:
             node.links[link.peer(node)] = link
         for node in ends:
             node.perform(node.member.link_up(link.peer(node), wall=node.wall(), hub=link.other(node).hub))
+
+    def _latency(self):
+        return self.rng.uniform(0.0001, 0.015)
 
     def disconnect(self, link, by, how):
         """One end closes: the other hears of it where the network allows."""
