@@ -80,16 +80,22 @@ def played(seed, size, script):
 
 
 def check_now(world):
-    """4 and 5: who left or was evicted is not routable; who lives and is linked is evicted by nobody."""
+    """4 and 5: who left or was evicted is not routable; who lives and can be heard is evicted by nobody."""
     living = world.check()
     for node in living.values():
         if node.hub:
+            heard = {node.session, *linked_hubs(world, node)}
             for session, other in living.items():
                 if other.now_stalled():
                     continue  # nobody can hear it, for longer than the grace period perhaps
-                to_hubs = [link for link in other.links.values() if link.other(other).hub]
-                if any(world.now - link.since > BELIEVED_AGAIN_S for link in to_hubs):
+                if heard & {session, *linked_hubs(world, other)}:
                     assert not node.member.registry.evicted(session), f"{other.name} lives, {node.name} evicted it"
+
+
+def linked_hubs(world, node):
+    """Hubs that a node has been linked with for long enough to have heard all that they know."""
+    links = [link for link in node.links.values() if link.other(node).hub]
+    return {link.peer(node) for link in links if world.now - link.since > BELIEVED_AGAIN_S}
 
 
 def check_end(world):
