@@ -162,8 +162,8 @@ class Agent:
         if isinstance(self.spec.brought, msgspec.UnsetType):
             self._model_path = resolve(self.spec.source)
         await self._measure()
-        await self._link_site()
         self._publish_node(Lifecycle.JOIN)
+        linking = asyncio.create_task(self._link_site())  # it may wait for names, and nothing else waits for it
         self.mesh.dial([(hub.host, hub.port) for hub in self.spec.hubs], self.spec.egress)
         signs = asyncio.create_task(self._signs.run())
         engine = asyncio.create_task(self._serve())
@@ -181,7 +181,7 @@ class Agent:
             async with AsyncExitStack() as leaving:  # last in, first out; each step is taken whatever another raises
                 leaving.push_async_callback(self._supervisor.stop)
                 leaving.push_async_callback(self._signs.write)
-                leaving.push_async_callback(cancelled, engine, stop, signs, watch, end)
+                leaving.push_async_callback(cancelled, engine, stop, signs, watch, end, linking)
                 leaving.push_async_callback(self._leave)
         return self._ended or reason
 
@@ -333,7 +333,9 @@ class Agent:
         except (OSError, FabrictoolError) as error:
             self._note("no-site-links", self.spec.replica, str(error))
             return
+        self._note("site-links", self.spec.replica, f"listens on {self._addresses[0]} for agents of {self.spec.site}")
         self.mesh.link_site()
+        self._publish_node(self._node_lifecycle)
 
     def _count(self, head: StreamHead) -> None:
         if head.tenant:

@@ -128,7 +128,7 @@ class Applier:
             check_owned(plan, observed, state.lineage or plan.lineage or lineage)
             check_fresh(plan, observed, self.read_set(state, observed), journal.entries(), state, lineage)
             for action in plan.changes:
-                if action.spec is not None and action.renewal is not msgspec.UNSET:
+                if action.spec is not None and action.renews is True:
                     fabric.trust.signer(action.spec.provider)
                 elif action.spec is not None and action.kind != "update":
                     role = role_of(action.spec)  # what is missing or has expired is said before anything starts
@@ -150,11 +150,12 @@ class Applier:
 
     def renewed(self, action: Action) -> dict[str, bytes]:
         """Of who runs: it keeps its session, and gets another certificate where the plan says so."""
-        spec, renewal = action.spec, action.renewal
-        if spec is None or isinstance(renewal, msgspec.UnsetType):
+        spec = action.spec
+        if spec is None or action.renews is not True:
             return {}
+        pem = self.fabric.clusters[action.cluster].certificate(action.operation)
         trust, now = self.fabric.trust, self.clock.wall()
-        return trust.renewed_files(spec.provider, role_of(spec), renewal, now=now, seconds=SESSION_SECONDS)
+        return trust.renewed_files(spec.provider, role_of(spec), pem, now=now, seconds=SESSION_SECONDS)
 
     def _wanted(self, plan: Plan, state: State) -> dict[str, Applied]:
         """What runs when the plan is carried out; what it says nothing of, on clusters out of sight, stays wanted."""

@@ -113,7 +113,6 @@ def meta_of(unit: NewUnit) -> bytes:
         "serial": unit.serial,
         "certificate_begins_at": described.begin if described is not None else 0.0,
         "certificate_ends_at": described.end if described is not None else None,
-        "session_key": described.key if described is not None else "",
     }
     return msgspec.json.encode(meta)
 

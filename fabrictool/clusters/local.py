@@ -87,6 +87,13 @@ class LocalCluster:
     def spec(self, operation: str) -> UnitSpec:
         return _read_spec(self._folder(operation))
 
+    def certificate(self, operation: str) -> bytes:
+        path = self._folder(operation).identity / "session.crt"
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            raise file_error(error, path) from error
+
     def state(self, operation: str) -> UnitState | None:
         """None for an operation that was never prepared here."""
         folder = self._folder(operation)
@@ -246,19 +253,17 @@ def _read_spec(folder: RunFolder) -> UnitSpec:
         raise FabrictoolError.of("FT5104", f"{folder.spec} is damaged: {error}", file=str(folder.spec)) from error
 
 
-def _certificate(folder: RunFolder) -> tuple[float, float | None, str]:
-    """Wall time of the session certificate's begin and of its chain's end, and its public key; None for the end when it
-    has none.
-    """
+def _certificate(folder: RunFolder) -> tuple[float, float | None]:
+    """Wall time of the session certificate's begin and of its chain's end; None for the end when it has none."""
     try:
         described = describe_chain((folder.identity / "session.crt").read_bytes())
     except FileNotFoundError:
-        return 0.0, None, ""
+        return 0.0, None
     except OSError as error:
         raise file_error(error, folder.identity) from error
     except FabrictoolError:
-        return 0.0, 0.0, ""  # damaged: no time is left on it, so the next apply gives the unit another
-    return described.begin, described.end, described.key
+        return 0.0, 0.0  # damaged: no time is left on it, so the next apply gives the unit another
+    return described.begin, described.end
 
 
 def _observe_unit(folder: RunFolder) -> ObservedUnit | None:
@@ -279,7 +284,7 @@ def _observe_unit(folder: RunFolder) -> ObservedUnit | None:
             reason=str(error),
         )
     process = folder.process()
-    begins, ends, key = _certificate(folder)
+    begins, ends = _certificate(folder)
     walltime = spec.walltime_s if isinstance(spec, AgentSpec) else None
     started = process.get("started_at")
     state = _state(folder)
@@ -296,7 +301,7 @@ def _observe_unit(folder: RunFolder) -> ObservedUnit | None:
         status_url=str(process.get("status", "")),
         certificate_begins_at=begins,
         certificate_ends_at=ends,
-        session_key=renewable(health, key),
+        renewable=renewable(health),
         ends_at=started + walltime if walltime is not None and isinstance(started, int | float) else None,
         waits_for=awaited(health.get("waits_for")),
         ready=health.get("ready") is True and not stopped,

@@ -82,6 +82,9 @@ class Cluster(Protocol):
     def spec(self, operation: str) -> UnitSpec:
         """What a unit was told; raises FT5104 when that cannot be read."""
 
+    def certificate(self, operation: str) -> bytes:
+        """The chain of a unit's session, PEM; raises FT5104 when that cannot be read."""
+
     def document(self, operation: str) -> StatusDocument | None:
         """The unit's own status document; None when there is none."""
 

@@ -144,6 +144,13 @@ class RemoteCluster:
             raise FabrictoolError.of("FT5104", message, thing=f"cluster/{self.name}")
         return spec
 
+    def certificate(self, operation: str) -> bytes:
+        written = self._run("ft-certificate", shell.program("certificate"), [operation]).stdout
+        if not written:
+            message = f"the certificate of {operation} cannot be read"
+            raise FabrictoolError.of("FT5104", message, thing=f"cluster/{self.name}")
+        return written
+
     def document(self, operation: str) -> StatusDocument | None:
         """As the unit wrote it last."""
         written = self._run("ft-document", shell.program("document"), [operation]).stdout

@@ -214,7 +214,7 @@ def _unit(
         holds=holds,
         certificate_begins_at=_number(meta.get("certificate_begins_at"), 0.0) or 0.0,
         certificate_ends_at=certificate_ends_at,
-        session_key=renewable(tells, meta.get("session_key")),
+        renewable=renewable(tells),
         ends_at=told_end if state == "running" else None,
         waits_for="leaving" if ending else awaited(health.get("waits_for")) if state == "running" else "",
         ready=state == "running"

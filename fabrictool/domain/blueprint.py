@@ -234,7 +234,7 @@ class Builds(Document):
 
     signers: Annotated[tuple[BuildSigner, ...], Field(min_length=1)]
     """Public keys of who signs builds, as ``ssh-keygen -t ed25519`` writes them: ``ssh-ed25519 AAAA...``."""
-    providers: tuple[Name, ...] | None = None
+    providers: Annotated[tuple[Name, ...], Field(min_length=1)] | None = None
     """Whose nodes are judged; absent: all."""
 
 

@@ -44,8 +44,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """None where the keys could not be had."""
     revocations: tuple[str, ...] = ()
     """Signed; what was revoked and has not ended by itself."""
-    signs: tuple[str, ...] = ()
-    """Providers whose signing key was there."""
+    signs: dict[str, float] = {}
+    """Providers whose signing key was there → wall seconds at which its certificate ends."""
 
     @property
     def observed(self) -> Observed:

@@ -43,8 +43,8 @@ class ObservedUnit(msgspec.Struct, frozen=True, kw_only=True):
     certificate_begins_at: float = 0.0
     certificate_ends_at: float | None = None
     """Wall seconds until which every certificate of its chain is valid."""
-    session_key: str = ""
-    """Of a running unit that takes another certificate for its key: the public one, hex."""
+    renewable: bool = False
+    """It takes another certificate for its key, and other gateways, while it runs."""
     ends_at: float | None = None
     """Wall seconds at which its walltime ends; None when it has none or was not started."""
     holds: bool = False
@@ -87,9 +87,9 @@ def standing(health: Mapping[str, object], written: bytes, certificate_ends_at: 
     return "current" if told == mark_of(written) else "former"
 
 
-def renewable(health: Mapping[str, object], key: object) -> str:
-    """Its public key, of a unit that tells until when its certificate is good: it takes another one as it runs."""
-    return key if isinstance(key, str) and isinstance(health.get("certificate_ends_at"), int | float) else ""
+def renewable(health: Mapping[str, object]) -> bool:
+    """Earlier releases do not tell until when their certificate is good, and take no other one."""
+    return isinstance(health.get("certificate_ends_at"), int | float)
 
 
 def lives(unit: ObservedUnit) -> bool:

@@ -69,15 +69,6 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     replicas: tuple[ReplicaPlacement, ...] = ()
 
 
-class Renewal(msgspec.Struct, frozen=True, kw_only=True):
-    """Another certificate for a session that runs."""
-
-    key: str
-    """The session's public key, hex."""
-    began_at: float
-    """Wall seconds at which the session began: its key is not kept for ever."""
-
-
 class Action(msgspec.Struct, frozen=True, kw_only=True):
     """One step; `operation` names the unit to be started or updated, `former` the one to be stopped."""
 
@@ -94,8 +85,8 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     stop_first: bool = False
     """Of a replacement: the old one must go before the new one can start."""
     spec: AgentSpec | GatewaySpec | None = None
-    renewal: Renewal | msgspec.UnsetType = msgspec.UNSET
-    """Of an update that brings another certificate."""
+    renews: bool | msgspec.UnsetType = msgspec.UNSET
+    """Of an update whether it brings another certificate; not written where it does not."""
 
 
 class Band(msgspec.Struct, frozen=True):

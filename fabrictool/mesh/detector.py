@@ -56,6 +56,8 @@ class _Lost:
     ask_at: float
     asked_at: float | None = None
     """Of the question that is open."""
+    asked: frozenset[bytes] = frozenset()
+    """Nobody else's answer counts."""
     answers: dict[bytes, Life] = field(default_factory=dict)
     suspected: bool = False
     voted: bool = False
@@ -151,10 +153,11 @@ class Detector:
             if session not in self._linked and session not in self._lost and session not in self._held:
                 self._lost[session] = _Lost(now, "never-came", now + GRACE_S)
 
-    def answered(self, hub: bytes, suspect: bytes, life: Life) -> None:
+    def answered(self, neighbour: bytes, suspect: bytes, life: Life, *, hub: bool = True) -> None:
+        """From whoever was asked; of one that is no hub only that it hears the suspect counts."""
         entry = self._lost.get(suspect)
-        if entry is not None and entry.asked_at is not None:
-            entry.answers[hub] = life
+        if entry is not None and entry.asked_at is not None and neighbour in entry.asked:
+            entry.answers[neighbour] = life if hub or life == "alive" else "never"
 
     def refuted(self, session: bytes, now: float) -> list[AskNeighbour | Say]:
         """The suspect spoke: a newer version of its own record came."""
@@ -211,17 +214,18 @@ class Detector:
         now: float,
     ) -> list[AskNeighbour | Say]:
         """Ask, wait for the answers, and say what follows from them."""
-        reached = hubs.union(around(session)) & self._linked
         if entry.asked_at is None:
+            entry.asked = frozenset(hubs.union(around(session)) & self._linked)
             entry.asked_at, entry.answers = now, {}
-            if reached:
-                return [AskNeighbour(neighbour, session) for neighbour in sorted(reached)]
-        if now - entry.asked_at < ANSWER_WITHIN_S and not reached <= set(entry.answers):
+            if entry.asked:
+                return [AskNeighbour(neighbour, session) for neighbour in sorted(entry.asked)]
+        if now - entry.asked_at < ANSWER_WITHIN_S and not entry.asked & self._linked <= set(entry.answers):
             return []
         entry.asked_at, entry.ask_at = None, now + ASK_AGAIN_S
-        holder = next((hub for hub, life in sorted(entry.answers.items()) if life == "alive"), None)
-        if holder is not None:
-            if entry.how in ("never-came", "other-hub") and holder in self._linked:
+        holders = sorted(neighbour for neighbour, life in entry.answers.items() if life == "alive")
+        if holders:
+            holder = next((hub for hub in holders if hub in hubs & self._linked), None)
+            if entry.how in ("never-came", "other-hub") and holder is not None:
                 del self._lost[session]
                 self._held[session] = holder, now + HELD_FOR_S
             return self._withdraw(session, entry)

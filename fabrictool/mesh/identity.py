@@ -121,6 +121,15 @@ def chain_pem(chain: tuple[bytes, ...]) -> bytes:
     return b"".join(x509.load_der_x509_certificate(der).public_bytes(serialization.Encoding.PEM) for der in chain)
 
 
+def chain_of(pem: bytes) -> tuple[bytes, ...]:
+    """The inverse of `chain_pem`; raises FT6002 when the bytes are something else."""
+    try:
+        certificates = x509.load_pem_x509_certificates(pem)
+    except ValueError as error:
+        raise IdentityError.of("FT6002", f"not a certificate: {error}") from error
+    return tuple(certificate.public_bytes(serialization.Encoding.DER) for certificate in certificates)
+
+
 def session_id(public_key: Ed25519PublicKey) -> bytes:
     """16 octets that only the holder of the key can claim."""
     return hashlib.sha256(raw_key(public_key)).digest()[:SESSION_ID_OCTETS]
@@ -141,8 +150,6 @@ class UnverifiedChain:
     """Wall seconds from which the first certificate is valid."""
     end: float
     """Wall seconds after which one of them is no longer valid."""
-    key: str = ""
-    """Public key of the first certificate, hex; "" when it is none that a session has."""
 
 
 def describe_chain(pem: bytes) -> UnverifiedChain:
@@ -152,9 +159,7 @@ def describe_chain(pem: bytes) -> UnverifiedChain:
     except ValueError as error:
         raise IdentityError.of("FT6002", f"not a certificate: {error}") from error
     end = min(certificate.not_valid_after_utc.timestamp() for certificate in chain)
-    key = chain[0].public_key()
-    shown = raw_key(key).hex() if isinstance(key, Ed25519PublicKey) else ""
-    return UnverifiedChain(_claims(chain[0]), chain[0].not_valid_before_utc.timestamp(), end, shown)
+    return UnverifiedChain(_claims(chain[0]), chain[0].not_valid_before_utc.timestamp(), end)
 
 
 def create_root(fabric: str, *, now: float, days: int = 3650) -> Credential:

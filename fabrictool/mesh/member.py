@@ -143,7 +143,9 @@ class Member:
         if isinstance(message, LifeQuestion):
             return [Send(peer, encode(LifeAnswer(message.suspect, self._life(message.suspect))))]
         if isinstance(message, LifeAnswer):
-            self.detector.answered(peer, message.suspect, message.life)
+            node = self.registry.node(peer)
+            hub = node is not None and node.role == "gateway"
+            self.detector.answered(peer, message.suspect, message.life, hub=hub)
             return []
         if isinstance(message, LogTail):
             return [TailHeard(peer, message.service, message.text)]
@@ -170,7 +172,9 @@ class Member:
         unknown = self.registry.sessions - self.detector.known - {self.session}
         self.detector.expected([session for session in unknown if self.registry.lives(session, wall=wall)], now)
         hubs = {body.session for body in self.registry.hubs(wall=wall)} - {self.session}
-        return repeated + self._carry_out(self.detector.tick(now, BEAT_SECONDS, hubs, self.sites.around), wall)
+        return repeated + self._carry_out(
+            self.detector.tick(now, BEAT_SECONDS, hubs, lambda s: self._around(s, wall)), wall
+        )
 
     def flush(self) -> Sequence[Send]:
         """What the turn's inputs leave to be sent."""
@@ -202,6 +206,9 @@ class Member:
         for effect in effects:
             if isinstance(effect, Changed) and isinstance(effect.record.body, NodeBody):
                 self.sites.heard(effect.record.body)
+
+    def _around(self, session: bytes, wall: float) -> set[bytes]:
+        return self.sites.around(session, lambda near: self.registry.lives(near, wall=wall))
 
     def _life(self, session: bytes) -> Life:
         """An agent tells only of whom it hears: that it does not is no evidence, for it need not be linked."""

@@ -7,12 +7,13 @@ holds four links whatever the site's size, and every replica knows whom to ask f
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from fabrictool.mesh.records import Lifecycle
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from fabrictool.mesh.records import NodeBody
 
@@ -53,9 +54,10 @@ class Sites:
         begin = bisect_right(ring, session)
         return (ring[(begin + step) % len(ring)] for step in range(len(ring) - 1))
 
-    def around(self, session: bytes) -> set[bytes]:
-        """Those that hold links with it, if all live."""
+    def around(self, session: bytes, lives: Callable[[bytes], bool]) -> set[bytes]:
+        """Those that hold links with it, if all of them can be reached; who died without a word stays on the ring."""
         ring = self._rings.get(self._site_of.get(session, ("", "")), [])
         at = bisect_left(ring, session)
-        near = range(at - SITE_LINKS, at + SITE_LINKS + 1)
-        return {ring[place % len(ring)] for place in near if ring} - {session}
+        ahead = (ring[(at + step) % len(ring)] for step in range(1, len(ring)))
+        before = (ring[at - step] for step in range(1, len(ring)))
+        return {near for way in (ahead, before) for near in islice(filter(lives, way), SITE_LINKS)}

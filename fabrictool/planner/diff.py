@@ -220,8 +220,8 @@ def _updated(want: WantedUnit, unit: ObservedUnit, evidence: Evidence, lack: Suc
     else:
         reason = IN_PLACE_REASON if changes else f"what was written before is not in force: {unit.detail or 'not yet'}"
     action = want.action("update", reason=reason, changes=changes, operation=unit.operation, spec=want.spec)
-    if lack is not None and lack.renewal is not None:
-        action = msgspec.structs.replace(action, renewal=lack.renewal)
+    if lack is not None and lack.cause == "certificate":
+        action = msgspec.structs.replace(action, renews=True)
     return _Step(action)
 
 

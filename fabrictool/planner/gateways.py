@@ -182,7 +182,7 @@ def stranded(wanted: Mapping[str, Gateway], evidence: Evidence) -> dict[str, Suc
         hears = unit.state == "running" and bool(told)
         if not hubs & (told | known if hears else told) and not (hears and beside):
             reason = "no gateway that it knows will be there"
-            if unit.in_force:
+            if unit.in_force and unit.renewable:  # agents of an earlier release take over whom they serve, and no more
                 lost[unit.operation] = Succession("gateways", f"{reason}: it is told of others", in_place=True)
             else:
                 lost[unit.operation] = Succession("gateways", reason)

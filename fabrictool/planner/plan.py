@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fabrictool.base.clock import duration_text
 from fabrictool.base.errors import FabrictoolError, InfeasibleError, Place, Problem, UnreachableError
 from fabrictool.domain.plan import Action, Certificate, Forecast, Placement, Plan, inputs_digest
 from fabrictool.planner.build import waiting
@@ -92,6 +93,7 @@ def plan(
             *(f"{warning.code} {warning.message}" for warning in warnings),
             *unserved_groups(blueprint, inventory, placement, node_loss=options.node_loss),
             *_without_hours(blueprint),
+            *_ending_providers(evidence, now),
             *_unread_keys(blueprint, keys),
             *clock_warnings(evidence),
             *_waiting_pins(blueprint, situation),
@@ -163,6 +165,17 @@ def _unrepeatable(solution: Solution) -> list[str]:
     if solution.repeatable:
         return []
     return ["the search ran out of time: on another machine the same files may be placed otherwise"]
+
+
+def _ending_providers(evidence: Evidence, now: float) -> list[str]:
+    """No session outlasts its provider's certificate, whatever is renewed or started."""
+    used = {spec.provider for spec in evidence.running_specs().values()}
+    ending = {name: ends - now for name, ends in evidence.signs.items() if name in used and ends - now < 86400.0}
+    return [
+        f"the certificate of provider {name} ends in {duration_text(max(0.0, left))}, and all its sessions with it:"
+        f" `fabrictool trust issue {name}` renews it"
+        for name, left in ending.items()
+    ]
 
 
 def _without_hours(blueprint: Blueprint) -> list[str]:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from fabrictool.base.clock import duration_text
-from fabrictool.domain.plan import Renewal
 from fabrictool.domain.specs import AgentSpec
 
 if TYPE_CHECKING:
@@ -38,6 +37,8 @@ RENEW_SHARE = 1 / 6
 shorter. One that outlives the unit's own walltime is never renewed."""
 KEY_LIFE_S = 7 * 86400.0
 """A key that was stolen is good for as long as its certificates are renewed."""
+WORTH_IT_S = 300.0
+"""What another certificate must last longer than the one that it follows."""
 LONGEST_LEAD = 2 / 3
 """Of an allocation: of a short one no more is spent on two at once."""
 KEPT = 20
@@ -55,8 +56,6 @@ class Succession:
     """It must be gone by then, and its successor can only start later: its nodes are taken away."""
     in_place: bool = False
     """It needs none if it can be told what it lacks while it runs."""
-    renewal: Renewal | None = None
-    """What it lacks is another certificate."""
 
 
 def successions(evidence: Evidence, now: float) -> dict[str, Succession]:
@@ -80,16 +79,21 @@ def successors(expiring: Mapping[str, Succession]) -> set[str]:
 
 def _renewed(
     succession: Succession, unit: ObservedUnit, spec: UnitSpec | None, evidence: Evidence, now: float
-) -> Succession:
-    """Where its provider's key is here, a unit gets another certificate for its key, until the key is too old."""
-    able = unit.state == "running" and unit.in_force and unit.session_key
-    if not able or spec is None or spec.provider not in evidence.signs:
+) -> Succession | None:
+    """Where its provider's key is here, a unit gets another certificate for its key, until the key is too old. None:
+    its provider's own certificate ends by then, and no other session would last longer.
+    """
+    provider_ends = None if spec is None else evidence.signs.get(spec.provider)
+    if provider_ends is None:
+        return succession
+    if unit.certificate_ends_at is not None and provider_ends < unit.certificate_ends_at + WORTH_IT_S:
+        return None
+    over = unit.certificate_ends_at is not None and unit.certificate_ends_at <= now
+    if over or unit.state != "running" or not unit.in_force or not unit.renewable:
         return succession
     if now - unit.certificate_begins_at > KEY_LIFE_S:
         return replace(succession, reason=f"its key is {duration_text(now - unit.certificate_begins_at)} old")
-    renewal = Renewal(key=unit.session_key, began_at=unit.certificate_begins_at)
-    reason = "its certificate ends soon: it gets another one for its key"
-    return replace(succession, reason=reason, in_place=True, renewal=renewal)
+    return replace(succession, reason="its certificate ends soon: it gets another one for its key", in_place=True)
 
 
 def _succession(

@@ -12,8 +12,6 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
 from fabrictool.agent.admission import ask_issuer, private_text
 from fabrictool.base.errors import FabrictoolError, InvalidInputError
 from fabrictool.base.files import file_error, write_atomic
@@ -21,7 +19,10 @@ from fabrictool.base.ids import is_name
 from fabrictool.mesh.identity import (
     SESSION_ID_OCTETS,
     Credential,
+    IdentityError,
+    IdentityVerifier,
     certify,
+    chain_of,
     chain_pem,
     create_root,
     describe_chain,
@@ -32,15 +33,17 @@ from fabrictool.mesh.identity import (
 from fabrictool.mesh.issuing import AFTER_END_S
 from fabrictool.mesh.jointoken import JoinTokenError, check_time, read_token
 from fabrictool.mesh.revocation import read_revocation, revoke
+from fabrictool.planner.succession import KEY_LIFE_S
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from fabrictool.domain.plan import Renewal
     from fabrictool.mesh.identity import UnverifiedChain
     from fabrictool.mesh.jointoken import JoinToken
 
 SessionRole = Literal["agent", "gateway"]
+PLANNED_BEFORE_S = 86400.0
+"""A plan may be carried out so much later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +171,10 @@ class TrustStore:
             self._token_file(name, role).exists() for role in get_args(SessionRole)
         )
 
-    def signs(self) -> tuple[str, ...]:
-        """Providers whose key is here."""
-        return tuple(sorted(path.stem for path in (self.folder / "providers").glob("*.key")))
+    def signs(self) -> dict[str, float]:
+        """Providers whose key is here → wall seconds at which their certificate ends."""
+        names = sorted(path.stem for path in (self.folder / "providers").glob("*.key"))
+        return {name: describe_chain(self.provider(name).chain_pem()).end for name in names}
 
     def may_start(self, name: str) -> bool:
         return self.has_provider(name) or self.others(name)
@@ -286,13 +290,29 @@ class TrustStore:
         }
 
     def renewed_files(
-        self, provider: str, role: SessionRole, renewal: Renewal, *, now: float, seconds: float
+        self, provider: str, role: SessionRole, pem: bytes, *, now: float, seconds: float
     ) -> dict[str, bytes]:
-        """Another certificate for a session's key, as the file of its run folder; raises as `signer` does."""
-        signer = self.signer(provider)
-        key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(renewal.key))
-        chain = certify(signer, key, role, now=now, seconds=seconds, began_at=renewal.began_at)
-        return {"identity/session.crt": chain_pem(chain)}
+        """Another certificate for the session that `pem` proves, as the file of its run folder.
+
+        The key and its age are taken from a certificate that the provider signed, never from what a site says.
+
+        Raises
+        ------
+        IdentityError
+            FT6002 to FT6005 `pem` is not the chain of such a session, or has ended.
+        FabrictoolError
+            FT6007 the session or the signer was revoked, FT6010 the key is too old; FT6301, FT6302 as `provider` does.
+        """
+        signer, described = self.signer(provider), describe_chain(pem)
+        session = IdentityVerifier(self.root_certificate()).verify(chain_of(pem), now=now)
+        if (session.claims.provider, session.claims.role) != (provider, role):
+            raise IdentityError.of("FT6003", f"{session.claims.uri()} is not {provider}'s {role}")
+        if (self.folder / "revoked" / f"{session.claims.session}.txt").exists():
+            raise FabrictoolError.of("FT6007", f"session {session.claims.session[:8]} was revoked")
+        if now - described.begin > KEY_LIFE_S + PLANNED_BEFORE_S:
+            raise FabrictoolError.of("FT6010", f"the key of session {session.claims.session[:8]} is too old")
+        renewed = certify(signer, session.public_key, role, now=now, seconds=seconds, began_at=described.begin)
+        return {"identity/session.crt": chain_pem(renewed)}
 
     def _token_file(self, provider: str, role: SessionRole) -> Path:
         _check_name(provider)

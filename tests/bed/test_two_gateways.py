@@ -9,7 +9,7 @@ import textwrap
 import time
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography import x509
 
 from fabrictool.mesh.identity import certify, chain_pem, describe_chain
 from fabrictool.state.truststore import TrustStore
@@ -105,7 +105,7 @@ def nearly_over(fed, machine, user, unit):
     home = accounts_folder(fed.bed.root, fed.bed.machine(machine).spec) / f"home/{user}"
     folder = home / ".fabrictool/units/pair" / unit["operation"]
     path = folder / "identity/session.crt"
-    key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(describe_chain(path.read_bytes()).key))
+    key = x509.load_pem_x509_certificates(path.read_bytes())[0].public_key()
     claims, now = describe_chain(path.read_bytes()).claims, time.time()
     signer = TrustStore(fed.folder / "state/pair/trust").signer(claims.provider)
     chain = chain_pem(certify(signer, key, claims.role, now=now, seconds=300.0, began_at=now - 86400.0))

@@ -35,6 +35,7 @@ class World:
         self.unseen = set()
         self.placement = Placement(replicas=(REPLICA,))
         self.in_force = ""
+        self.renewable = True
         self.rules = self.more = ""
 
     @property
@@ -49,6 +50,7 @@ class World:
                     state="running",
                     spec_digest=spec_digest(s),
                     in_force=self.in_force,
+                    renewable=bool(self.in_force) and self.renewable,
                 )
                 for op, s in here.items()
             )
@@ -219,6 +221,12 @@ def test_an_agent_that_no_gateway_would_reach_is_told_or_gets_a_successor(world,
     port = 9 if ":9" in after[0] else 2
     assert world.spec("replica/m/0").hubs == (HostPort("10.0.0.1", port),)
     assert world.apply(*after) == []
+
+
+def test_an_agent_of_an_earlier_release_cannot_be_told_of_other_gateways(world):
+    world.in_force, world.renewable = "current", False
+    world.apply(ONE)
+    assert ("replace", "replica/m/0") in world.apply(ONE.replace("10.0.0.1:2", "10.0.0.1:9"))
 
 
 def test_an_agent_that_no_gateway_would_reach_and_whose_certificate_ends_gets_a_successor(world):

@@ -6,7 +6,7 @@ import pytest
 from fabrictool.applier.journal import Entry, failures
 from fabrictool.domain.evidence import Evidence
 from fabrictool.domain.observed import Away, ClusterFacts, ObservedUnit, Queue
-from fabrictool.domain.plan import Renewal, spec_digest
+from fabrictool.domain.plan import spec_digest
 from fabrictool.domain.specs import AgentSpec
 from fabrictool.domain.state import Applied, State, operation_id
 from fabrictool.planner.drift import stuck
@@ -171,29 +171,26 @@ def without_end(unit):
 
 ENDING = {
     "ends_at": None, "certificate_begins_at": NOW - 22.5 * 3600, "certificate_ends_at": NOW + 3.5 * 3600,
-    "in_force": "current", "session_key": "ab" * 32,
+    "in_force": "current", "renewable": True,
 }  # fmt: skip
+LATER = NOW + 30 * 86400
 
 
 @pytest.mark.parametrize(
     ("changes", "signs", "kind"),
     [
-        ({}, ("p",), "update"),
-        ({}, ("q",), "replace"),
-        ({"session_key": ""}, ("p",), "replace"),
-        ({"in_force": ""}, ("p",), "replace"),
-        ({"certificate_begins_at": NOW - 6.9 * 86400}, ("p",), "update"),
-        ({"certificate_begins_at": NOW - 7.1 * 86400}, ("p",), "replace"),
-        ({"certificate_ends_at": NOW + 5 * 3600}, ("p",), None),
+        ({}, {"p": LATER}, "update"),
+        ({}, {"q": LATER}, "replace"),
+        ({"renewable": False}, {"p": LATER}, "replace"),
+        ({"in_force": ""}, {"p": LATER}, "replace"),
+        ({"certificate_begins_at": NOW - 6.9 * 86400}, {"p": LATER}, "update"),
+        ({"certificate_begins_at": NOW - 7.1 * 86400}, {"p": LATER}, "replace"),
+        ({"certificate_ends_at": NOW - 10.0}, {"p": LATER}, "replace"),
+        ({"certificate_ends_at": NOW + 5 * 3600}, {"p": LATER}, None),
+        ({}, {"p": NOW + 3.5 * 3600}, None),
     ],
 )
 def test_a_certificate_is_renewed_where_that_can_be_done_and_a_successor_started_elsewhere(changes, signs, kind):
     evidence = msgspec.structs.replace(seen(unit(**(ENDING | changes))), signs=signs)
     found = heal(evidence, {}, now=NOW).plan.changes
-    assert [action.kind for action in found] == ([] if kind is None else [kind])
-    for action in found:
-        if kind == "update":
-            began = changes.get("certificate_begins_at", ENDING["certificate_begins_at"])
-            assert action.renewal == Renewal(key="ab" * 32, began_at=began)
-        else:
-            assert action.renewal is msgspec.UNSET
+    assert [(action.kind, action.renews is True) for action in found] == ([(kind, kind == "update")] if kind else [])

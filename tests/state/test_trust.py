@@ -56,3 +56,38 @@ def test_what_is_renewed(observed, renewed):
 def test_a_providers_name_never_leaves_the_folder(tmp_path, name):
     with pytest.raises(FabrictoolError, match="FT6303"):
         TrustStore(tmp_path).provider(name)
+
+
+def test_only_a_session_of_the_provider_is_renewed_and_only_for_a_week(tmp_path):
+    store = TrustStore(tmp_path / "trust")
+    store.init("f", now=NOW)
+    for provider in ("alpha", "beta"):
+        store.issue(provider, now=NOW)
+    files = store.session_files("alpha", "agent", now=NOW, seconds=3600.0)
+    pem = files["identity/session.crt"]
+
+    def renewed(text=pem, provider="alpha", role="agent", now=NOW + 60.0, **more):
+        return store.renewed_files(provider, role, text, now=now, **({"seconds": 7200.0} | more))
+
+    def code(*arguments, **more):
+        with pytest.raises(FabrictoolError) as error:
+            renewed(*arguments, **more)
+        return error.value.problems[0].code
+
+    first, second = describe_chain(pem), describe_chain(renewed()["identity/session.crt"])
+    assert (second.claims, second.begin) == (first.claims, first.begin)
+    assert second.end > first.end + 3600
+    assert code(b"rubbish") == "FT6002"
+    assert code(role="gateway") == "FT6003"
+    assert code(provider="beta") == "FT6003"
+    stranger = TrustStore(tmp_path / "other")
+    stranger.init("f", now=NOW)
+    stranger.issue("alpha", now=NOW)
+    foreign = stranger.session_files("alpha", "agent", now=NOW, seconds=3600.0)["identity/session.crt"]
+    assert code(foreign) in ("FT6003", "FT6004")
+    assert code(now=NOW + 5000.0) == "FT6005"
+    week = 7 * 86400.0
+    old = renewed(seconds=week + 3 * 86400.0)["identity/session.crt"]
+    assert code(old, now=NOW + week + 2 * 86400.0) == "FT6010"
+    store.revoke(first.claims.session, now=NOW)
+    assert code() == "FT6007"

@@ -86,6 +86,10 @@ class KubernetesCluster:
             raise FabrictoolError.of("FT5104", message, thing=f"cluster/{self.name}")
         return spec
 
+    def certificate(self, operation: str) -> bytes:
+        """None is renewed: what a pod was given cannot be changed."""
+        raise FabrictoolError.of("FT5408", "nothing reaches into a pod", thing=operation)
+
     def document(self, operation: str) -> StatusDocument | None:
         """None: nothing reaches into a pod."""
         return None

@@ -5,7 +5,8 @@ trap '[ -z "$in" ] || rm -rf "$in"' EXIT
 in=$(mktemp -d "$units/.in.XXXXXXXX") && tar -x -f - -C "$in" || exit 75
 for op; do
   [ -s "$units/$op/spec.json" ] || continue
-  for file in "$in/$op"/* "$in/$op"/identity/*; do
+  # A certificate before meta.json, which says when it ends: cut off between them, the next look renews it again.
+  for file in "$in/$op"/identity/* "$in/$op"/*; do
     name=${file#"$in/$op/"}
     [ ! -f "$file" ] || [ "$name" = spec.json ] || mv -f "$file" "$units/$op/$name" || continue 2
   done

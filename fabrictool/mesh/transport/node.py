@@ -24,6 +24,7 @@ from fabrictool.mesh.identity import Credential, IdentityError, IdentityVerifier
 from fabrictool.mesh.member import BEAT_SECONDS, Member, SessionEnded, TailHeard
 from fabrictool.mesh.records import Body, Lifecycle, NodeBody, Record, RevocationBody
 from fabrictool.mesh.trace import TracedMember
+from fabrictool.mesh.transport.door import HANDSHAKE_S, Door
 from fabrictool.mesh.transport.hublinks import HubLinks
 from fabrictool.mesh.transport.reach import Route
 from fabrictool.mesh.transport.sitelinks import SiteLinks
@@ -114,6 +115,7 @@ class MeshNode:
         self._server_tls: ssl.SSLContext | None = None
         self._site_links: SiteLinks | None = None
         self._seeking: asyncio.Task[None] | None = None
+        self._door = Door()
         self.refused_records = 0
         self.vain_repairs = 0
 
@@ -125,7 +127,6 @@ class MeshNode:
 
     @property
     def registry(self) -> Registry:
-        """Our replica of the map."""
         return self._member.registry
 
     @property
@@ -147,12 +148,10 @@ class MeshNode:
         return None if identity is None else identity.not_after
 
     def tunnel(self, session: bytes) -> Tunnel | None:
-        """The live connection to a neighbour."""
         return self._tunnels.get(session)
 
     @property
     def neighbours(self) -> list[bytes]:
-        """Sessions that we hold a tunnel with."""
         return sorted(self._tunnels)
 
     @property
@@ -184,7 +183,9 @@ class MeshNode:
         self._begin()
         self._server_tls = server_context(self._files)
         try:
-            self._server = await loop.create_server(self._accepted, host, port, ssl=self._server_tls)
+            self._server = await loop.create_server(
+                self._accepted, host, port, ssl=self._server_tls, ssl_handshake_timeout=HANDSHAKE_S
+            )
         except OSError as error:
             raise FabrictoolError.of(
                 "FT6204",
@@ -363,7 +364,6 @@ class MeshNode:
             self._listener.load_reported(peer, beat.load)
 
     def stream_opened(self, stream: TunnelStream, head: StreamHead) -> asyncio.Protocol | None:
-        """Ask the owner who serves this stream."""
         peer = stream.tunnel.peer
         return None if peer is None else self._listener.stream_opened(stream, head, peer)
 
@@ -427,8 +427,11 @@ class MeshNode:
         return peer is not None and peer.claims.provider == self.credential.claims.provider
 
     def _accepted(self) -> Tunnel:
-        expected: Expected = "agent or gateway" if self._hub else "own agent or gateway"
-        return Tunnel(self, self._clock.monotonic, dialler=False, expected=expected)
+        if self._hub:  # it has a host of its own, and all agents may come at once
+            return Tunnel(self, self._clock.monotonic, dialler=False, expected="agent or gateway")
+        tunnel = Tunnel(self, self._clock.monotonic, dialler=False, expected="own agent or gateway")
+        self._door.let_in(tunnel, self._clock.monotonic())
+        return tunnel
 
     def _address_of(self, session: bytes) -> HostPort | None:
         """Where a living agent listens."""

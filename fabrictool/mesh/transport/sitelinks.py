@@ -10,8 +10,9 @@ import asyncio
 import logging
 import random
 import socket
+from contextlib import suppress
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -34,25 +35,38 @@ SECOND_DIALLER_S = 3.0
 PAUSE_FIRST_S = 0.5
 PAUSE_MAX_S = 60.0
 """After dials that failed: a site may forbid what we try."""
+NAMES_S = 2.0
+"""For the gateways' names to be resolved."""
+ELSEWHERE = ("192.0.2.1", 9)
+"""An address that is nobody's (RFC 5737)."""
 REST_S = 60.0
 """Before somebody who could not be reached is tried again; the ones behind it come first."""
 LOOKED_AT = 32
-"""Of a ring, each beat: in a site that allows nothing the pause sets the pace, and not its size."""
+"""Of those on a ring that live, each beat: in a site that allows nothing the pause sets the pace, and not its size."""
 
 
 async def own_address(hubs: Sequence[HostPort]) -> str:
-    """The address of this machine from which the way to the hubs begins; raises OSError where there is none."""
+    """The address of this machine from which the way to the hubs begins, or from which any does.
+
+    Raises
+    ------
+    OSError
+        No way leads out of this node.
+    """
     loop = asyncio.get_running_loop()
-    last: OSError = OSError("no way leads out of this node")
-    for hub in hubs:
-        try:
-            for family, kind, _, _, address in await loop.getaddrinfo(hub.host, hub.port, type=socket.SOCK_DGRAM):
-                with socket.socket(family, kind) as probe:
-                    probe.connect(address)  # of a datagram socket: it asks the routing table, and sends nothing
-                    return str(probe.getsockname()[0])
-        except OSError as error:
-            last = error
-    raise last
+    with suppress(TimeoutError):
+        async with asyncio.timeout(NAMES_S):
+            for hub in hubs:
+                with suppress(OSError):
+                    for family, _, _, _, address in await loop.getaddrinfo(hub.host, hub.port, type=socket.SOCK_DGRAM):
+                        return _source(family, address)
+    return _source(socket.AF_INET, ELSEWHERE)  # where names cannot be resolved, as behind a proxy
+
+
+def _source(family: int, address: tuple[Any, ...]) -> str:
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)  # of a datagram socket: it asks the routing table, and sends nothing
+        return str(probe.getsockname()[0])
 
 
 class SiteLinks:
@@ -113,8 +127,8 @@ class SiteLinks:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _wanted(self) -> list[bytes]:
-        ring = islice(self._sites.behind(self._session), LOOKED_AT)
-        near = (s for s in ring if s not in self._rest_until and self._address_of(s) is not None)
+        living = (s for s in self._sites.behind(self._session) if self._address_of(s) is not None)
+        near = (session for session in islice(living, LOOKED_AT) if session not in self._rest_until)
         return list(islice(near, SITE_LINKS))
 
     async def _dial(self, session: bytes, address: HostPort) -> None:
