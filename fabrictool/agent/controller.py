@@ -14,6 +14,7 @@ import msgspec
 from fabrictool.base.errors import FabrictoolError, InvalidInputError, UnreachableError
 from fabrictool.mesh.assignments import check_assignment, sign_assignment
 from fabrictool.mesh.fleet import members_of
+from fabrictool.mesh.identity import describe_chain
 from fabrictool.mesh.records import AssignmentBody, Lifecycle, assignment_key
 from fabrictool.mesh.transport.node import MeshNode
 from fabrictool.status.fleet import OVER
@@ -77,6 +78,11 @@ class ControllerVisit:
     async def __aexit__(self, *_: object) -> None:
         await self.mesh.close()
 
+    @property
+    def ends_at(self) -> float:
+        """Wall time at which its own certificate ends."""
+        return describe_chain(self.mesh.credential.chain_pem()).end
+
     def members(self) -> list[FleetMember]:
         """Living sessions of our provider's agents."""
         provider, gone = self.mesh.credential.claims.provider, (*OVER, "evicted", "down")
@@ -104,6 +110,12 @@ class ControllerVisit:
     def assigned(self, model: str) -> int:
         """How many are assigned `model`, whether they serve it yet or not."""
         return sum(member.assignment is not None and member.assignment.model == model for member in self.members())
+
+    def refused(self, wanted: AssignmentBody, query: FleetQuery) -> FabrictoolError | None:
+        """Why none of the idle that fit may be assigned `wanted`; None: one may, or none is there."""
+        fitting = [member for member in self.members() if member.idle and query.wants(member)]
+        refusals = [self.refusal(member, wanted) for member in fitting]
+        return refusals[0] if refusals and None not in refusals else None
 
     def missing(self, wanted: AssignmentBody, query: FleetQuery, count: int) -> list[FleetMember]:
         """Idle ones to be assigned `wanted`, that `count` may serve it. Those where it was given up count, too: a model

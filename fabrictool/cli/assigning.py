@@ -149,7 +149,16 @@ def keep(speaker: Speaker, query: FleetQuery, words: ModelWords, count: int, *, 
     async def visit() -> int:
         async with ControllerVisit(files, gateways, SystemClock()) as there:
             say(f"{words.model} shall be served by {count}" + ("" if once else "; Ctrl-C ends"))
+            last_warning = ""
             while not there.ended:
+                if there.ends_at < time.time():
+                    message = "this controller's certificate has ended"
+                    hint = "make another with `fabrictool trust controller PROVIDER`, and start again"
+                    raise FabrictoolError.of("FT6005", message, hint=hint)
+                refusal = there.refused(wanted, query) if there.assigned(words.model) < count else None
+                if refusal is not None and str(refusal) != last_warning:
+                    last_warning = str(refusal)
+                    say(f"warning: nobody who is idle may be told: {last_warning}")
                 try:
                     # Cut off, or in the middle of news, it would act on what is over.
                     for member in there.missing(wanted, query, count) if there.mesh.in_step else ():

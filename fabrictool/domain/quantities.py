@@ -183,10 +183,13 @@ def _host_key(value: Any) -> str:
 
 
 def _build_signer(value: Any) -> str:
+    hint = "`ssh-keygen -t ed25519 -N '' -f build-key` makes a pair; give the line in build-key.pub"
     if not isinstance(value, str) or not value.startswith("ssh-ed25519 "):
-        hint = "`ssh-keygen -t ed25519 -N '' -f build-key` makes a pair; give the line in build-key.pub"
         raise problem("FT1116", "expected a public Ed25519 key: ssh-ed25519 AAAA…", hint)
-    return _host_key(value)
+    try:
+        return _host_key(value)
+    except PydanticCustomError as error:
+        raise problem("FT1116", "the public key is not a whole one: perhaps it was cut", hint) from error
 
 
 BuildSigner = Annotated[
