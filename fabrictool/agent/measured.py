@@ -6,11 +6,8 @@ from pathlib import Path
 
 import fabrictool
 from fabrictool.base.files import file_error
-from fabrictool.mesh.attestation import digest_of, read_build
+from fabrictool.mesh.attestation import BUILD_FILE, digest_of, read_build
 from fabrictool.mesh.identity import IdentityError
-
-BUILD_FILE = "build.signed"
-"""Beside the package's modules."""
 
 
 def package_folder() -> Path:

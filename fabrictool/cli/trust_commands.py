@@ -101,10 +101,10 @@ def sign_build_command(
 ) -> None:
     """Sign the files of this installation, for gateways whose blueprint wants `trust.builds`."""
     from fabrictool import __version__
-    from fabrictool.agent.measured import BUILD_FILE, measured_build, package_folder
+    from fabrictool.agent.measured import measured_build, package_folder
     from fabrictool.base.files import file_error, write_atomic
     from fabrictool.cli.output import say
-    from fabrictool.mesh.attestation import read_signing_key, sign_build
+    from fabrictool.mesh.attestation import BUILD_FILE, read_signing_key, sign_build
 
     try:
         private = read_signing_key(key.read_bytes())

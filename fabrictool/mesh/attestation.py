@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from fabrictool.mesh.records import NodeBody
 
+BUILD_FILE = "build.signed"
+"""Beside the package's modules: a signed build, as `sign_build` makes it."""
 _DOMAIN = b"fabrictool build v1\0"
 
 

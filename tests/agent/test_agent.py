@@ -12,12 +12,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fabrictool import __version__
 from fabrictool.agent import agent as agent_module
 from fabrictool.agent.agent import Agent
-from fabrictool.agent.measured import BUILD_FILE, measured_build
+from fabrictool.agent.measured import measured_build
 from fabrictool.base.clock import SystemClock
 from fabrictool.base.runfolder import RunFolder
 from fabrictool.domain.specs import AgentSpec, encode_spec
 from fabrictool.engines.protocol import EngineCommand, MetricNames, Readiness
-from fabrictool.mesh.attestation import SignedBuilds, sign_build
+from fabrictool.mesh.attestation import BUILD_FILE, SignedBuilds, sign_build
 from fabrictool.mesh.framing import StreamHead
 from fabrictool.mesh.identity import raw_key
 from fabrictool.mesh.records import ServiceBody

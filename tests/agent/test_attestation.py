@@ -8,10 +8,11 @@ import msgspec
 import pytest
 
 from fabrictool import __version__
-from fabrictool.agent.measured import BUILD_FILE, measured_build, package_folder, signed_build
+from fabrictool.agent.measured import measured_build, package_folder, signed_build
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.cli.main import main
 from fabrictool.mesh.attestation import (
+    BUILD_FILE,
     Build,
     NoAttestation,
     SignedBuilds,

@@ -25,6 +25,7 @@ from fabrictool.clusters.environment.requirements import Requirement, TargetPlat
 from fabrictool.clusters.environment.site import EnvironmentFolder, Interpreter, read_look
 from fabrictool.clusters.schedulers.shell import program
 from fabrictool.domain.inventory import ClusterSpec
+from fabrictool.mesh.attestation import BUILD_FILE
 
 HERE = TargetPlatform((3, 11), "x86_64", (2, 36))
 
@@ -635,3 +636,18 @@ def test_another_platform_needs_the_lock(shell, tmp_path):
         lambda: whole.bootstrap("a", described(engines={"vllm": {}}), shell, wishes, said.append)
     ).startswith("FT43")
     assert any(f"the site is {machine}" in line for line in said)
+
+
+def test_a_build_that_was_signed_after_the_installation_travels_with_it(tmp_path, monkeypatch):
+    """It came later than RECORD, which is all that an ordinary installation knows of its files."""
+    (tmp_path / "fabrictool").mkdir()
+    module = tmp_path / "fabrictool/x.py"
+    module.write_bytes(b"x = 1\n")
+    digest = base64.urlsafe_b64encode(hashlib.sha256(module.read_bytes()).digest()).rstrip(b"=").decode()
+    texts = {"RECORD": f"fabrictool/x.py,sha256={digest},6\n"}
+    distribution = types.SimpleNamespace(read_text=texts.get, locate_file=lambda path: tmp_path / path)
+    monkeypatch.setattr(installed, "_distribution", lambda _: distribution)
+    assert installed.files_of(installed.OWN) == {"fabrictool/x.py": b"x = 1\n"}
+    (tmp_path / "fabrictool" / BUILD_FILE).write_bytes(b"signed")
+    assert installed.files_of(installed.OWN) == {"fabrictool/x.py": b"x = 1\n", f"fabrictool/{BUILD_FILE}": b"signed"}
+    assert installed.files_of("another") == {"fabrictool/x.py": b"x = 1\n"}

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError
+from fabrictool.mesh.attestation import BUILD_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -61,10 +62,6 @@ def fits(platform: str, target: TargetPlatform) -> bool:
     return old is not None and old[2] == target.machine and _OLD_NAMES.get(old[1], (99, 0)) <= target.glibc
 
 
-SIGNED_BUILD = f"{OWN}/build.signed"
-"""What `trust sign-build` leaves beside the modules."""
-
-
 def files_of(name: str) -> dict[str, bytes]:
     """Path under ``lib/`` → octets of everything that an importer may read.
 
@@ -97,9 +94,9 @@ def files_of(name: str) -> dict[str, bytes]:
         if not same(data, mode, value):
             raise _different(name, f"{path} differs from RECORD")
         contents[path] = data
-    signed = Path(str(distribution.locate_file(SIGNED_BUILD)))
+    signed = Path(str(distribution.locate_file(f"{OWN}/{BUILD_FILE}")))
     if name == OWN and signed.is_file():  # it came after the installation, so RECORD does not know it
-        contents[SIGNED_BUILD] = signed.read_bytes()
+        contents[f"{OWN}/{BUILD_FILE}"] = signed.read_bytes()
     return contents
 
 

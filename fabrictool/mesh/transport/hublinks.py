@@ -44,7 +44,7 @@ class HubLinks:
     def __init__(
         self,
         clock: Clock,
-        context: Callable[[], ssl.SSLContext],
+        context: ssl.SSLContext,
         new_tunnel: Callable[[], Tunnel],
         linked: Callable[[bytes], bool],
     ) -> None:
@@ -110,7 +110,7 @@ class HubLinks:
                 await asyncio.sleep(BEAT_SECONDS)
                 continue
             try:
-                async with self.routes[address].connect(self._new_tunnel, self._context()) as tunnel:
+                async with self.routes[address].connect(self._new_tunnel, self._context) as tunnel:
                     self.errors.pop(address, None)
                     self.tunnels[address] = tunnel
                     began = self._clock.monotonic()

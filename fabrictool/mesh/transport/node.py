@@ -106,7 +106,8 @@ class MeshNode:
         self._tunnels: dict[bytes, Tunnel] = {}
         self._acknowledged: dict[bytes, bytes] = {}
         self._ack = asyncio.Event()
-        self.hub_links = HubLinks(clock, lambda: client_context(files), self._to_hub, self._tunnels.__contains__)
+        self._client_tls = client_context(files)
+        self.hub_links = HubLinks(clock, self._client_tls, self._to_hub, self._tunnels.__contains__)
         self._ticking: asyncio.Task[None] | None = None
         self._flush_soon = False
         self._refusals: Counter[bytes] = Counter()
@@ -216,7 +217,7 @@ class MeshNode:
             self.session,
             self._member.sites,
             self._clock,
-            client_context(self._files),
+            self._client_tls,
             address_of=self._address_of,
             tunnel_to=self.tunnel,
             new_tunnel=lambda session: Tunnel(self, self._clock.monotonic, dialler=True, expected=session),
@@ -242,8 +243,7 @@ class MeshNode:
         self.credential = credential
         if self._server_tls is not None:
             self._server_tls.load_cert_chain(self._files.chain, self._files.key)
-        if self._site_links is not None:
-            self._site_links.context = client_context(self._files)
+        self._client_tls.load_cert_chain(self._files.chain, self._files.key)
         self._perform(self._member.renew(credential.chain, wall=self._clock.wall()))
         return True
 
@@ -461,7 +461,7 @@ class MeshNode:
             await asyncio.sleep(random.uniform(0.5, 1.0) * BEAT_SECONDS)
             await self.hub_links.alone.wait()
             try:
-                async with Route(address, msgspec.UNSET, {}).connect(tunnel, client_context(self._files)) as reached:
+                async with Route(address, msgspec.UNSET, {}).connect(tunnel, self._client_tls) as reached:
                     await reached.closed
             except (OSError, ValueError, FabrictoolError) as error:
                 _log.debug("cannot reach %s: %s", address, error)

@@ -88,7 +88,7 @@ class SiteLinks:
         self._session = session
         self._sites = sites
         self._clock = clock
-        self.context = context
+        self._context = context
         self._address_of = address_of
         self._tunnel_to = tunnel_to
         self._new_tunnel = new_tunnel
@@ -134,7 +134,7 @@ class SiteLinks:
     async def _dial(self, session: bytes, address: HostPort) -> None:
         try:
             route = Route(address, msgspec.UNSET, {})  # no proxy, whatever the environment says
-            async with route.connect(lambda: self._new_tunnel(session), self.context) as tunnel:
+            async with route.connect(lambda: self._new_tunnel(session), self._context) as tunnel:
                 try:
                     await tunnel.closed
                 finally:
