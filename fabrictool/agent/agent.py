@@ -442,12 +442,11 @@ class Agent:
 
     def _publish_node(self, lifecycle: Lifecycle) -> None:
         self._node_lifecycle = lifecycle
-        self.mesh.publish(self._node_body(lifecycle))
+        body = self._node_body(lifecycle)
+        self.mesh.publish(msgspec.structs.replace(body, addresses=self._addresses, build=self._build))
 
     def _node_body(self, lifecycle: Lifecycle) -> NodeBody:
-        mesh = self.mesh
-        body = node_body(self.spec, mesh.federation, mesh.session, lifecycle, self.ends_at)
-        return msgspec.structs.replace(body, addresses=self._addresses, build=self._build)
+        return node_body(self.spec, self.mesh.federation, self.mesh.session, lifecycle, self.ends_at)
 
     def _publish_service(self, lifecycle: Lifecycle) -> None:
         if not self._supervisor.model:  # the engine has yet to say what it serves

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
+from fabrictool.agent import agent as agent_module
 from fabrictool.agent import idle
 from fabrictool.agent.controller import ControllerVisit
 from fabrictool.agent.idle import IdleAgent, check_offer, worth_telling
@@ -85,13 +86,14 @@ def adapter(monkeypatch):
 
 
 @pytest_asyncio.fixture
-async def scene(tmp_path, adapter):  # noqa: ARG001 - puts the scripted engine in its place
+async def scene(tmp_path, adapter, monkeypatch):  # noqa: ARG001 - puts the scripted engine in its place
+    monkeypatch.setattr(agent_module, "signed_build", lambda _: b"evidence")
     federation = Federation(tmp_path)
     hub, _, port = await listening(federation)
     hub.publish(node_body(hub))
     scene = Scene(federation, hub, port)
     scene.running = asyncio.create_task(scene.agent.run())
-    await until(lambda: scene.hub.registry.node(scene.session) and scene.member.idle)
+    await until(lambda: scene.hub.registry.node(scene.session) and scene.member.idle and scene.member.addresses)
     yield scene
     scene.agent.request_stop("the test is over")
     await asyncio.wait_for(scene.running, 20)
@@ -116,6 +118,30 @@ async def test_it_says_what_it_has_and_when_that_changes(scene, monkeypatch):
     await scene.agent._look_at_hardware()
     await until(lambda: scene.member.free[0] == 40 << 30)
     assert scene.member.version == version + 1
+
+
+@pytest.mark.asyncio
+async def test_it_listens_for_its_site_and_shows_its_build_like_any_agent(scene):
+    for idle_again in (False, True):
+        shown = scene.hub.registry.node(scene.session)
+        assert shown.build == b"evidence"
+        (address,) = shown.addresses
+        neighbour, _ = scene.federation.node(f"neighbour-{idle_again}")
+        neighbour.seek([HostPort("127.0.0.1", int(address.rpartition(":")[2]))])
+        await until(lambda visitor=neighbour: visitor.neighbours == [scene.session])
+        await neighbour.close()
+        await scene.assign()
+        await scene.assign(model="")
+
+
+@pytest.mark.asyncio
+async def test_whoever_keeps_a_count_is_told_why_nobody_may_be_assigned(scene):
+    async with scene.controller() as visit:
+        assert visit.ends_at > time.time() + 86400.0
+        assert visit.refused(WANTED, FleetQuery()) is None
+        assert visit.refused(WANTED, FleetQuery(device="h100-sxm")) is None, "nobody fits: that is no refusal"
+    async with scene.controller(role="agent") as visit:
+        assert "FT6103" in str(visit.refused(WANTED, FleetQuery()))
 
 
 @pytest.mark.asyncio
