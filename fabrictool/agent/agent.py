@@ -31,7 +31,7 @@ from fabrictool.engines.adapter import EngineLaunch, adapter
 from fabrictool.engines.artifacts import resolve
 from fabrictool.mesh.identity import CLOCK_SKEW_S
 from fabrictool.mesh.records import Lifecycle, with_note
-from fabrictool.mesh.transport.node import Load, MeshNode
+from fabrictool.mesh.transport.node import MeshNode
 from fabrictool.mesh.transport.sitelinks import own_address
 from fabrictool.mesh.transport.tls import IdentityFiles
 from fabrictool.status.documents import AgentStatus, EngineStatus, Event, Health
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from fabrictool.mesh.framing import StreamHead
     from fabrictool.mesh.identity import VerifiedSession
     from fabrictool.mesh.records import NodeBody, Record, ServiceBody
+    from fabrictool.mesh.transport.listener import Load
     from fabrictool.mesh.transport.tunnel import TunnelStream
 
 _log = logging.getLogger("fabrictool.agent")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fabrictool.mesh.framing import StreamHead
     from fabrictool.mesh.identity import VerifiedSession
     from fabrictool.mesh.records import Record, ServiceBody
-    from fabrictool.mesh.transport.node import Load
+    from fabrictool.mesh.transport.listener import Load
     from fabrictool.mesh.transport.tls import IdentityFiles
     from fabrictool.mesh.transport.tunnel import TunnelStream
     from fabrictool.status.fleet import FleetMember, FleetQuery

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fabrictool.mesh.registry import Serving
-    from fabrictool.mesh.transport.node import Load, MeshNode
+    from fabrictool.mesh.transport.listener import Load
+    from fabrictool.mesh.transport.node import MeshNode
 
 
 MISSED_S = 600.0

@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     from fabrictool.mesh.framing import StreamHead
     from fabrictool.mesh.identity import VerifiedSession
     from fabrictool.mesh.records import Record
-    from fabrictool.mesh.transport.node import Load, MeshNode
+    from fabrictool.mesh.transport.listener import Load
+    from fabrictool.mesh.transport.node import MeshNode
     from fabrictool.mesh.transport.tunnel import TunnelStream
 
 _log = logging.getLogger("fabrictool.gateway")
@@ -361,7 +362,7 @@ class GatewayServer:
     def _follow(self, session: bytes) -> None:
         """One session's replicas: a record costs what its owner serves, however large the fabric is."""
         if self._mesh is not None:
-            linked = self._mesh.tunnel(session) is not None
+            linked = self._mesh.reaches(session)
             serving = self._mesh.registry.serving_of(session, wall=self._clock.wall(), linked=linked)
             if serving and (refusal := self._rules.attestation.refusal(serving[0].node)):
                 self._refuse_node(serving[0].node, refusal)

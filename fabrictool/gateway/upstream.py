@@ -13,6 +13,7 @@ from fabrictool.mesh.framing import StreamHead
 
 if TYPE_CHECKING:
     from fabrictool.mesh.transport.node import MeshNode
+    from fabrictool.mesh.transport.tunnel import Tunnel
 
 CONNECT_SECONDS = 5.0
 
@@ -155,7 +156,7 @@ class Response(asyncio.Protocol):
 
 
 class TunnelConnector:
-    """Through the tunnel that the agent dialled."""
+    """Through the tunnel that the agent dialled, or by a hub that it dialled."""
 
     def __init__(self, mesh: MeshNode, session: bytes, service: bytes) -> None:
         self._mesh = mesh
@@ -164,20 +165,33 @@ class TunnelConnector:
 
     @property
     def ready(self) -> bool:
-        return self._mesh.tunnel(self._session) is not None
+        return self._mesh.reaches(self._session)
 
     def start(self, method: str, path: str, headers: Headers, body: bytes, caller: Caller, response: Response) -> None:
         """Open a stream and send the body after its head."""
-        tunnel = self._mesh.tunnel(self._session)
-        loop = asyncio.get_running_loop()
-        if tunnel is None:
-            loop.call_soon(response.fail, "the agent's tunnel is gone")
-            return
+        head = StreamHead(self._service, method, path, headers, len(body), caller.group, caller.tenant)
+        tunnel = self._mesh.tunnel(self._session) or self._mesh.relays.tunnel(self._session)
+        if tunnel is not None:
+            self._send(tunnel, head, body, response)
+        elif self._mesh.relays.leads_to(self._session):
+            response.follow(asyncio.get_running_loop().create_task(self._by_relay(head, body, response)))
+        else:
+            asyncio.get_running_loop().call_soon(response.fail, "the agent's tunnel is gone")
+
+    async def _by_relay(self, head: StreamHead, body: bytes, response: Response) -> None:
         try:
-            head = StreamHead(self._service, method, path, headers, len(body), caller.group, caller.tenant)
+            tunnel = await self._mesh.relays.reach(self._session)
+        except FabrictoolError as error:
+            response.fail(error.problems[0].message)
+            return
+        self._send(tunnel, head, body, response)
+
+    @staticmethod
+    def _send(tunnel: Tunnel, head: StreamHead, body: bytes, response: Response) -> None:
+        try:
             stream = tunnel.open_stream(head, response)
         except FabrictoolError as error:
-            loop.call_soon(response.fail, str(error))
+            asyncio.get_running_loop().call_soon(response.fail, str(error))
             return
         stream.write(body)
         stream.write_eof()

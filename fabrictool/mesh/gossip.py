@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 
 from fabrictool.mesh.digests import BUCKETS
+from fabrictool.mesh.holders import Holds
 from fabrictool.mesh.records import Envelope, Id, NodeBody, Record, body_hash
 from fabrictool.mesh.registry import Merge, Registry, Verdict
 
@@ -96,7 +97,7 @@ class LogTail(msgspec.Struct, frozen=True, array_like=True, tag="t"):
     text: Annotated[str, msgspec.Meta(max_length=MAX_TAIL)]
 
 
-Message = Push | Buckets | Summary | Want | LifeQuestion | LifeAnswer | LogTail
+Message = Push | Buckets | Summary | Want | LifeQuestion | LifeAnswer | LogTail | Holds
 _decoder = msgspec.msgpack.Decoder(Message)
 
 

@@ -27,6 +27,7 @@ from fabrictool.mesh.gossip import (
     decode_message,
     encode,
 )
+from fabrictool.mesh.holders import Holders, Holds
 from fabrictool.mesh.identity import fingerprint
 from fabrictool.mesh.records import Lifecycle, NodeBody, RevocationBody, ServiceBody, WitnessBody, seal
 from fabrictool.mesh.registry import Registry
@@ -87,6 +88,7 @@ class Member:
         self.gossip = Gossip(self.registry, me=session, hub=hub)
         self.detector = Detector()
         self.sites = Sites()
+        self.holders = Holders()
         self._federation = verifier.federation
         self._own: dict[bytes, Body] = {}
         """Key → what we said last."""
@@ -127,11 +129,15 @@ class Member:
     def link_up(self, peer: bytes, *, wall: float, hub: bool = True) -> list[Effect]:
         """A neighbour proved who it is, and whether it is a hub."""
         effects: list[Effect] = [*self.gossip.link_up(peer, hub=hub)]
-        return effects + (self._carry_out(self.detector.link_up(peer), wall) if self._hub else [])
+        if not self._hub:
+            return effects
+        self.holders.link_up(peer, hub=hub)
+        return effects + self._carry_out(self.detector.link_up(peer), wall)
 
     def link_down(self, peer: bytes, how: Evidence, *, now: float) -> None:
         self.gossip.link_down(peer)
         if self._hub:
+            self.holders.link_down(peer)
             self.detector.link_down(peer, how, now)
 
     def received(self, peer: bytes, payload: bytes, *, now: float, wall: float) -> list[Effect]:
@@ -149,6 +155,9 @@ class Member:
             return []
         if isinstance(message, LogTail):
             return [TailHeard(peer, message.service, message.text)]
+        if isinstance(message, Holds):
+            self.holders.heard(peer, message)
+            return []
         return self._follow(self.gossip.received(peer, message, wall=wall), now, wall)
 
     def beat(self, peer: bytes, root: bytes, *, alone: bool = False) -> list[Effect]:
@@ -178,7 +187,7 @@ class Member:
 
     def flush(self) -> Sequence[Send]:
         """What the turn's inputs leave to be sent."""
-        return self.gossip.flush()
+        return [*self.gossip.flush(), *(Send(hub, encode(news)) for hub, news in self.holders.news())]
 
     # -- internals --------------------------------------------------------------------------------------------
 

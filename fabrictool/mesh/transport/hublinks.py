@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 import random
@@ -20,7 +21,7 @@ from fabrictool.mesh.transport.reach import Route
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from fabrictool.base.clock import Clock
     from fabrictool.domain.specs import EgressSpec, HostPort
@@ -57,6 +58,7 @@ class HubLinks:
         self._told: set[HostPort] = set()
         """As against learned."""
         self._egress: EgressSpec | msgspec.UnsetType = msgspec.UNSET
+        self._seeking: asyncio.Task[None] | None = None
         self.alone = asyncio.Event()
         """No hub's tunnel is up: whoever waits before another attempt does not wait long."""
         self.alone.set()
@@ -72,6 +74,12 @@ class HubLinks:
         self._egress = egress
         self._told = set(hubs)
         self._dial_also(self._told)
+
+    def seek(self, addresses: Sequence[HostPort], new_tunnel: Callable[[], Tunnel]) -> None:
+        """Dial these, hubs or agents, in turn, whenever no tunnel is up; `new_tunnel` lets in both."""
+        if self._seeking is not None:
+            self._seeking.cancel()
+        self._seeking = asyncio.create_task(self._seek(addresses, new_tunnel)) if addresses else None
 
     def learn(self, hubs: Iterable[HostPort]) -> None:
         """A hub says where it is."""
@@ -91,7 +99,7 @@ class HubLinks:
                     table.pop(address, None)
 
     async def close(self) -> None:
-        tasks = list(self._dialled.values())
+        tasks = [*self._dialled.values(), *([self._seeking] if self._seeking is not None else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -124,6 +132,16 @@ class HubLinks:
                 self.errors[address] = spoken(error, "is of another federation")
                 _log.debug("cannot reach %s: %s", address, error)
             delay = await self._wait(delay, by_ssh=self.routes[address].by_ssh)
+
+    async def _seek(self, addresses: Sequence[HostPort], new_tunnel: Callable[[], Tunnel]) -> None:
+        for address in itertools.cycle(addresses):
+            await asyncio.sleep(random.uniform(0.5, 1.0) * BEAT_SECONDS)
+            await self.alone.wait()
+            try:
+                async with Route(address, msgspec.UNSET, {}).connect(new_tunnel, self._context) as reached:
+                    await reached.closed
+            except (OSError, ValueError, FabrictoolError) as error:
+                _log.debug("cannot reach %s: %s", address, error)
 
     async def _wait(self, delay: float, *, by_ssh: bool) -> float:
         """Before another attempt, for about `delay`; returns the next one's. Once no tunnel is up it is cut short."""

@@ -7,18 +7,16 @@ gateway (a *hub*) listens for all. Both are this class.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
-import random
 from collections import Counter
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.domain.specs import HostPort
 from fabrictool.mesh.fleet import View
-from fabrictool.mesh.framing import Beat, StreamHead
+from fabrictool.mesh.framing import Beat
 from fabrictool.mesh.gossip import MAX_TAIL, Changed, LogTail, Refused, Send, Vain
 from fabrictool.mesh.identity import Credential, IdentityError, IdentityVerifier, VerifiedSession
 from fabrictool.mesh.member import BEAT_SECONDS, Member, SessionEnded, TailHeard
@@ -26,54 +24,28 @@ from fabrictool.mesh.records import Body, Lifecycle, NodeBody, Record, Revocatio
 from fabrictool.mesh.trace import TracedMember
 from fabrictool.mesh.transport.door import HANDSHAKE_S, Door
 from fabrictool.mesh.transport.hublinks import HubLinks
-from fabrictool.mesh.transport.reach import Route
+from fabrictool.mesh.transport.relay import RELAY, Relays
 from fabrictool.mesh.transport.sitelinks import SiteLinks
 from fabrictool.mesh.transport.tls import IdentityFiles, client_context, server_context
-from fabrictool.mesh.transport.tunnel import Tunnel, TunnelStream
+from fabrictool.mesh.transport.tunnel import Tunnel
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from fabrictool.base.clock import Clock
     from fabrictool.domain.specs import EgressSpec
+    from fabrictool.mesh.framing import StreamHead
     from fabrictool.mesh.member import Effect
     from fabrictool.mesh.records import Envelope, Evidence
     from fabrictool.mesh.registry import Registry
-    from fabrictool.mesh.transport.tunnel import Expected
+    from fabrictool.mesh.transport.listener import Listener
+    from fabrictool.mesh.transport.tunnel import Expected, TunnelStream
 
 _log = logging.getLogger("fabrictool.mesh")
 
 LEAVE_SECONDS = 2.0
 LAST_WORD_S = 0.2
 """For what was written to reach a neighbour whose tunnel will be closed."""
-
-Load = tuple[tuple[bytes, int, int, float, int], ...]
-"""As in `Beat.load`."""
-
-
-class Listener(Protocol):
-    """What the owner of a node hears of the mesh; all calls come from the event loop."""
-
-    def record_changed(self, record: Record) -> None:
-        """The registry holds something new."""
-
-    def session_ended(self, reason: str) -> None:
-        """The others will not hear this session any more; only a new one."""
-
-    def tail_heard(self, session: bytes, service: bytes, text: str) -> None:
-        """A neighbour of our provider tells how its engine's log ended."""
-
-    def link_changed(self, session: bytes, *, up: bool, reason: str) -> None:
-        """A neighbour's tunnel came or went: the earliest evidence of life and death."""
-
-    def load_reported(self, session: bytes, load: Load) -> None: ...
-
-    def load(self, peer: bytes) -> Load:
-        """Our own volatile load, for the next beat to this neighbour."""
-
-    def stream_opened(self, stream: TunnelStream, head: StreamHead, peer: VerifiedSession) -> asyncio.Protocol | None:
-        """A neighbour asks for one of our services; None refuses."""
 
 
 class MeshNode:
@@ -107,16 +79,26 @@ class MeshNode:
         self._acknowledged: dict[bytes, bytes] = {}
         self._ack = asyncio.Event()
         self._client_tls = client_context(files)
-        self.hub_links = HubLinks(clock, self._client_tls, self._to_hub, self._tunnels.__contains__)
+        self._server_tls = server_context(files)
+        self.hub_links = HubLinks(clock, self._client_tls, lambda: self._dialled("gateway"), self._tunnels.__contains__)
         self._ticking: asyncio.Task[None] | None = None
         self._flush_soon = False
         self._refusals: Counter[bytes] = Counter()
         """Neighbour → records of its that were refused since it came."""
         self._server: asyncio.Server | None = None
-        self._server_tls: ssl.SSLContext | None = None
         self._site_links: SiteLinks | None = None
-        self._seeking: asyncio.Task[None] | None = None
         self._door = Door()
+        self.relays = Relays(
+            self,
+            session,
+            clock,
+            hub=hub,
+            tunnel_to=self.tunnel,
+            holders_of=self._member.holders.of,
+            client_tls=self._client_tls,
+            server_tls=self._server_tls,
+            door=self._door,
+        )
         self.refused_records = 0
         self.vain_repairs = 0
 
@@ -149,7 +131,12 @@ class MeshNode:
         return None if identity is None else identity.not_after
 
     def tunnel(self, session: bytes) -> Tunnel | None:
+        """Straight to it; see `relays` for others."""
         return self._tunnels.get(session)
+
+    def reaches(self, session: bytes) -> bool:
+        """Whether a stream can be opened to it, by a tunnel or by a hub that says it has one."""
+        return session in self._tunnels or self.relays.leads_to(session)
 
     @property
     def neighbours(self) -> list[bytes]:
@@ -182,7 +169,6 @@ class MeshNode:
         """
         loop = asyncio.get_running_loop()
         self._begin()
-        self._server_tls = server_context(self._files)
         try:
             self._server = await loop.create_server(
                 self._accepted, host, port, ssl=self._server_tls, ssl_handshake_timeout=HANDSHAKE_S
@@ -207,9 +193,9 @@ class MeshNode:
     def seek(self, addresses: Sequence[HostPort]) -> None:
         """Dial these, hubs or agents, whenever we are linked with nobody."""
         self._begin()
-        if self._seeking is not None:
-            self._seeking.cancel()
-        self._seeking = asyncio.create_task(self._seek(addresses)) if addresses else None
+        self.hub_links.seek(
+            addresses, lambda: Tunnel(self, self._clock.monotonic, dialler=True, expected="agent or gateway")
+        )
 
     def link_site(self) -> None:
         """Keep links with the agents of our site, whose records say where they listen; ours must say so, too."""
@@ -220,7 +206,7 @@ class MeshNode:
             self._client_tls,
             address_of=self._address_of,
             tunnel_to=self.tunnel,
-            new_tunnel=lambda session: Tunnel(self, self._clock.monotonic, dialler=True, expected=session),
+            new_tunnel=self._dialled,
         )
 
     def publish(self, body: Body) -> None:
@@ -241,9 +227,8 @@ class MeshNode:
         if self._verifier.verify(credential.chain, now=self._clock.wall()).session != self.session:
             raise IdentityError.of("FT6003", "the new certificate is another session's")
         self.credential = credential
-        if self._server_tls is not None:
-            self._server_tls.load_cert_chain(self._files.chain, self._files.key)
-        self._client_tls.load_cert_chain(self._files.chain, self._files.key)
+        for context in (self._client_tls, self._server_tls):
+            context.load_cert_chain(self._files.chain, self._files.key)
         self._perform(self._member.renew(credential.chain, wall=self._clock.wall()))
         return True
 
@@ -278,11 +263,11 @@ class MeshNode:
 
     async def close(self) -> None:
         """Stop at once, without waiting for acknowledgements."""
-        tasks = [task for task in (self._ticking, self._seeking) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._ticking is not None:
+            self._ticking.cancel()
+            await asyncio.gather(self._ticking, return_exceptions=True)
         await self.hub_links.close()
+        await self.relays.close()
         if self._site_links is not None:
             await self._site_links.close()
         if self._server is not None:
@@ -343,6 +328,7 @@ class MeshNode:
         self._refusals.pop(peer, None)
         how: Evidence = "silent" if tunnel.fell_silent else "closed"
         self._member.link_down(peer, how, now=self._clock.monotonic())
+        self._perform(())
         self._ack.set()
         self._listener.link_changed(peer, up=False, reason=reason)
 
@@ -360,12 +346,19 @@ class MeshNode:
         self._acknowledged[peer] = beat.root
         self._ack.set()
         self._perform(self._member.beat(peer, beat.root, alone=beat.alone))
+        self.load_received(tunnel, beat)
+
+    def load_received(self, tunnel: Tunnel, beat: Beat) -> None:
         if beat.load:
-            self._listener.load_reported(peer, beat.load)
+            self._listener.load_reported(_session(tunnel), beat.load)
 
     def stream_opened(self, stream: TunnelStream, head: StreamHead) -> asyncio.Protocol | None:
         peer = stream.tunnel.peer
-        return None if peer is None else self._listener.stream_opened(stream, head, peer)
+        if peer is None:
+            return None
+        return (
+            self.relays.asked(head, peer) if head.method == RELAY else self._listener.stream_opened(stream, head, peer)
+        )
 
     # -- internals --------------------------------------------------------------------------------------------
 
@@ -407,6 +400,7 @@ class MeshNode:
         for tunnel in list(self._tunnels.values()):
             if tunnel.peer is not None and self.registry.revoked(tunnel.peer):
                 asyncio.get_running_loop().call_later(LAST_WORD_S, tunnel.close, "the peer was revoked")
+        self.relays.cut_off(self.registry.revoked)
 
     def _refused(self, peer: bytes, reason: str) -> None:
         """Say it, ever more seldom: whoever sends rubbish must not fill our log with it."""
@@ -450,21 +444,9 @@ class MeshNode:
             self._perform(self._member.tick(now=self._clock.monotonic(), wall=self._clock.wall()))
             hubs = self.registry.hubs(wall=self._clock.wall())
             self.hub_links.forget(address for hub in hubs for address in hub.addresses)
+            self.relays.look()
             if self._site_links is not None:
                 self._site_links.look()
-
-    async def _seek(self, addresses: Sequence[HostPort]) -> None:
-        def tunnel() -> Tunnel:
-            return Tunnel(self, self._clock.monotonic, dialler=True, expected="agent or gateway")
-
-        for address in itertools.cycle(addresses):
-            await asyncio.sleep(random.uniform(0.5, 1.0) * BEAT_SECONDS)
-            await self.hub_links.alone.wait()
-            try:
-                async with Route(address, msgspec.UNSET, {}).connect(tunnel, self._client_tls) as reached:
-                    await reached.closed
-            except (OSError, ValueError, FabrictoolError) as error:
-                _log.debug("cannot reach %s: %s", address, error)
 
     def _learn_hubs(self, record: Record) -> None:
         """Dial hubs that say where they are. Hubs themselves are told who dials whom: two need one tunnel."""
@@ -473,8 +455,8 @@ class MeshNode:
             return
         self.hub_links.learn(_addresses(body))
 
-    def _to_hub(self) -> Tunnel:
-        return Tunnel(self, self._clock.monotonic, dialler=True, expected="gateway")
+    def _dialled(self, expected: Expected) -> Tunnel:
+        return Tunnel(self, self._clock.monotonic, dialler=True, expected=expected)
 
 
 def _is_hub(tunnel: Tunnel) -> bool:

@@ -1,0 +1,89 @@
+"""Which hubs have a tunnel to which agent: so that a gateway reaches those that dialled others (a relay). Sans I/O.
+
+A hub tells the hubs that it is linked with which agents' tunnels came and went, in the turn in which they did, and all
+of them when two hubs meet. It is no record: it is true for a moment, and only of use to hubs, while their link lasts.
+A hub that lies about it misleads nobody for long: whoever runs through it proves himself end to end.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from fabrictool.mesh.records import Id
+
+HOLDS_SESSIONS = 1000
+"""In one message: 16 KB, which a beat may have to wait behind."""
+
+
+class Holds(msgspec.Struct, frozen=True, array_like=True, tag="h"):
+    """Agents whose tunnels to the sender came and went."""
+
+    whole: bool
+    """What was said before counts no more."""
+    came: Annotated[list[Id], msgspec.Meta(max_length=HOLDS_SESSIONS)]
+    gone: Annotated[list[Id], msgspec.Meta(max_length=HOLDS_SESSIONS)]
+
+
+class Holders:
+    """One hub's: its own agents, and what its neighbours said of theirs."""
+
+    def __init__(self) -> None:
+        self._hubs: dict[bytes, set[bytes]] = {}
+        """Linked hub → the agents that it holds."""
+        self._agents: set[bytes] = set()
+        self._changes: dict[bytes, bool] = {}
+        """Agent → whether it is linked now, where the others do not know yet."""
+        self._untold: list[bytes] = []
+        """Hubs that were told nothing."""
+
+    def of(self, session: bytes) -> list[bytes]:
+        """The linked hubs that say they have a tunnel to this agent, in the order of their ids."""
+        return sorted(hub for hub, agents in self._hubs.items() if session in agents)
+
+    def link_up(self, peer: bytes, *, hub: bool) -> None:
+        if hub:
+            self._hubs[peer] = set()
+            self._untold.append(peer)
+        else:
+            self._agents.add(peer)
+            self._changes[peer] = True
+
+    def link_down(self, peer: bytes) -> None:
+        if self._hubs.pop(peer, None) is not None:
+            self._untold = [hub for hub in self._untold if hub != peer]
+        elif peer in self._agents:
+            self._agents.discard(peer)
+            self._changes[peer] = False
+
+    def heard(self, hub: bytes, message: Holds) -> None:
+        """From a neighbour; one that is no hub holds nobody."""
+        agents = self._hubs.get(hub)
+        if agents is None:
+            return
+        if message.whole:
+            agents.clear()
+        agents.difference_update(message.gone)
+        agents.update(message.came)
+
+    def news(self) -> list[tuple[bytes, Holds]]:
+        """Whom to tell what, since the last call."""
+        told = []
+        if self._hubs and self._changes:
+            for message in _messages(self._changes, whole=False):
+                told += [(hub, message) for hub in sorted(self._hubs) if hub not in self._untold]
+        for hub in self._untold:
+            told += [(hub, message) for message in _messages(dict.fromkeys(self._agents, True), whole=True)]
+        self._changes, self._untold = {}, []
+        return told
+
+
+def _messages(changes: dict[bytes, bool], *, whole: bool) -> list[Holds]:
+    """Few enough sessions in each; the first may say that it begins anew."""
+    sessions = sorted(changes)
+    batches = [sessions[at : at + HOLDS_SESSIONS] for at in range(0, len(sessions), HOLDS_SESSIONS)] or [[]]
+    return [
+        Holds(whole and number == 0, [s for s in batch if changes[s]], [s for s in batch if not changes[s]])
+        for number, batch in enumerate(batches)
+    ]

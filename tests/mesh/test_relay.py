@@ -1,0 +1,302 @@
+"""A gateway and an agent that have no tunnel to each other, and hubs that have one to both; real TLS on loopback."""
+
+import asyncio
+import time
+
+import pytest
+import uvloop
+
+from fabrictool.base.errors import FabrictoolError
+from fabrictool.mesh.framing import STREAM_CREDIT, StreamHead
+from fabrictool.mesh.holders import HOLDS_SESSIONS, Holders, Holds
+from fabrictool.mesh.revocation import read_revocation, revoke
+from fabrictool.mesh.transport import relay
+from fabrictool.mesh.transport.relay import RELAY
+from fabrictool.mesh.transport.splice import Splice
+from tests.mesh.test_transport import Collect, Echo, node_body, until
+
+HEAD = StreamHead(b"s" * 16, "POST", "/v1/chat/completions", (), 0)
+
+
+class Federated:
+    """A gateway of alpha, hubs of beta, and an agent of beta that is linked with the hubs alone."""
+
+    def __init__(self, federation, hubs):
+        self.federation = federation
+        self.number = hubs
+
+    async def __aenter__(self):
+        self.gateway, self.heard = self.federation.node("gateway", role="gateway")
+        self.agent, self.listener = self.federation.node("agent", provider="beta")
+        self.hubs = []
+        for number in range(self.number):
+            hub, _ = self.federation.node(f"hub{number}", role="gateway", provider="beta")
+            port = await hub.listen("127.0.0.1", 0)
+            self.hubs.append(hub)
+            self.gateway.dial([*self.addresses(self.gateway), ("127.0.0.1", port)])
+            self.agent.dial([*self.addresses(self.agent), ("127.0.0.1", port)])
+        self.listener.accept = lambda stream, head, peer: self.served(peer)
+        self.peers = []
+        self.agent.publish(node_body(self.agent))
+        await until(lambda: len(self.gateway.relays_of(self.agent)) == self.number)
+        return self
+
+    @staticmethod
+    def addresses(node):
+        return [(host, int(port)) for host, _, port in (a.rpartition(":") for a in node.hub_links.routes)]
+
+    def served(self, peer):
+        self.peers.append(peer)
+        return Echo()
+
+    async def __aexit__(self, *_):
+        for node in (self.gateway, self.agent, *self.hubs):
+            await node.close()
+
+
+@pytest.fixture
+def relayed(federation, monkeypatch):
+    from fabrictool.mesh.transport.node import MeshNode
+
+    monkeypatch.setattr(
+        MeshNode, "relays_of", lambda self, agent: self._member.holders.of(agent.session), raising=False
+    )
+    return lambda hubs=1: Federated(federation, hubs)
+
+
+async def echoed(bed, data):
+    """What comes back of `data` from the agent, asked by the gateway."""
+    tunnel = await bed.gateway.relays.reach(bed.agent.session)
+    sink = Collect()
+    stream = tunnel.open_stream(HEAD, sink)
+    stream.write(data)
+    stream.write_eof()
+    await until(lambda: len(sink.data) == len(data) or sink.lost.done())
+    return bytes(sink.data)
+
+
+@pytest.mark.asyncio
+async def test_a_request_goes_by_a_hub_that_holds_the_agent(relayed):
+    async with relayed() as bed:
+        assert bed.gateway.tunnel(bed.agent.session) is None
+        assert bed.gateway.reaches(bed.agent.session)
+        data = bytes(range(256)) * 8192  # beyond every credit
+        assert await echoed(bed, data) == data
+        # The agent sees who asks, and not who carries.
+        assert [peer.session for peer in bed.peers] == [bed.gateway.session]
+        # And the mesh itself is not told of a link that hangs on the hub.
+        assert bed.gateway.neighbours == [bed.hubs[0].session]
+        assert bed.agent.neighbours == [bed.hubs[0].session]
+
+
+@pytest.mark.asyncio
+async def test_the_hub_sees_nothing_of_it(relayed, monkeypatch):
+    carried = bytearray()
+    passed_on = Splice.data_received
+
+    def spied(self, data):
+        carried.extend(data)
+        passed_on(self, data)
+
+    monkeypatch.setattr(Splice, "data_received", spied)
+    prompt = b"a prompt that is nobody's business" * 100
+    async with relayed() as bed:
+        assert await echoed(bed, prompt) == prompt
+    assert len(carried) > 2 * len(prompt)
+    assert b"nobody's business" not in carried
+    assert HEAD.path.encode() not in carried
+
+
+@pytest.mark.asyncio
+async def test_who_has_died_is_not_reached(relayed):
+    async with relayed() as bed:
+        assert await echoed(bed, b"x") == b"x"
+        tunnel = bed.gateway.relays.tunnel(bed.agent.session)
+        broken = Collect()
+        tunnel.open_stream(HEAD, broken)
+        await bed.agent.close()
+        await broken.lost
+        await until(lambda: not bed.gateway.reaches(bed.agent.session))
+        with pytest.raises(FabrictoolError) as refused:
+            await bed.gateway.relays.reach(bed.agent.session)
+        assert refused.value.problems[0].code == "FT6210"
+
+
+@pytest.mark.asyncio
+async def test_the_other_hub_takes_over(relayed):
+    async with relayed(2) as bed:
+        assert await echoed(bed, b"x") == b"x"
+        by = bed.gateway.relays.by(bed.agent.session)
+        carrier = next(hub for hub in bed.hubs if hub.session == by)
+        await carrier.close()
+        await until(lambda: bed.gateway.relays.tunnel(bed.agent.session) is None)
+        assert bed.gateway.reaches(bed.agent.session)
+        assert await echoed(bed, b"y") == b"y"
+        assert bed.gateway.relays.by(bed.agent.session) != by
+
+
+@pytest.mark.asyncio
+async def test_a_hub_that_swallows_is_left_alone(relayed, monkeypatch):
+    monkeypatch.setattr(relay, "OPEN_S", 0.5)
+    monkeypatch.setattr(relay.random, "shuffle", lambda hubs: hubs.sort(key=lambda hub: hub != bad))
+    async with relayed(2) as bed:
+        bad = bed.hubs[0].session
+        monkeypatch.setattr(bed.hubs[0].relays, "asked", lambda head, peer: asyncio.Protocol())
+        assert await echoed(bed, b"x") == b"x"
+        assert bed.gateway.relays.by(bed.agent.session) == bed.hubs[1].session
+        assert bed.gateway.relays._trusted(bed.agent.session) == [bed.hubs[1].session]
+
+
+@pytest.mark.asyncio
+async def test_nobody_else_answers_for_the_agent(relayed, federation, monkeypatch):
+    """A hub that leads elsewhere, to an agent of its own, say."""
+    async with relayed() as bed:
+        impostor, _ = federation.node("impostor", provider="beta")
+        impostor.dial([*bed.addresses(bed.agent)])
+        await until(lambda: impostor.session in bed.hubs[0].neighbours)
+        hub, asked = bed.hubs[0].relays, bed.hubs[0].relays.asked
+        monkeypatch.setattr(
+            hub, "asked", lambda head, peer: asked(StreamHead(impostor.session, RELAY, "", (), 0), peer)
+        )
+        with pytest.raises(FabrictoolError, match="answers where agent"):
+            await bed.gateway.relays.reach(bed.agent.session)
+        assert not bed.peers
+        await impostor.close()
+
+
+@pytest.mark.asyncio
+async def test_only_hubs_ask_and_only_for_agents(relayed):
+    async with relayed() as bed:
+        [hub] = bed.hubs
+        agent, gateway = (hub.tunnel(node.session).peer for node in (bed.agent, bed.gateway))
+        for head_of, peer in ((bed.gateway, agent), (bed.agent, agent), (bed.gateway, gateway), (hub, gateway)):
+            assert hub.relays.asked(StreamHead(head_of.session, RELAY, "", (), 0), peer) is None
+        other = StreamHead(bed.gateway.session, RELAY, "", (), 0)
+        assert bed.agent.relays.asked(other, gateway) is None
+        mine = StreamHead(bed.agent.session, RELAY, "", (), 0)
+        assert bed.agent.relays.asked(mine, agent) is None
+
+
+@pytest.mark.asyncio
+async def test_a_revoked_gateway_loses_its_relayed_tunnels(relayed, federation):
+    async with relayed() as bed:
+        assert await echoed(bed, b"x") == b"x"
+        stream = Collect()
+        bed.gateway.relays.tunnel(bed.agent.session).open_stream(HEAD, stream)
+        await until(lambda: len(bed.peers) == 2)
+        bed.gateway.publish(node_body(bed.gateway))
+        await until(lambda: bed.agent.registry.session(bed.gateway.session) is not None)
+        text = revoke(federation.root, bed.gateway.session, now=time.time(), until=time.time() + 3600)
+        bed.agent.take(read_revocation(text)[0])
+        await stream.lost
+
+
+@pytest.mark.asyncio
+async def test_what_nobody_uses_is_closed(relayed, monkeypatch):
+    async with relayed() as bed:
+        assert await echoed(bed, b"x") == b"x"
+        await until(lambda: bed.gateway.relays.tunnel(bed.agent.session).open_streams == 0)
+        tunnel = bed.gateway.relays.tunnel(bed.agent.session)
+        for _ in range(3):  # nobody has used it for long, but not for longer than it is kept
+            bed.gateway.relays.look()
+        assert not tunnel.closed.done()
+        monkeypatch.setattr(relay, "UNUSED_S", -1.0)
+        bed.gateway.relays.look()
+        await until(lambda: bed.gateway.relays.tunnel(bed.agent.session) is None)
+        assert bed.gateway.reaches(bed.agent.session)
+        assert await echoed(bed, b"y") == b"y"
+
+
+class Flood(asyncio.Protocol):
+    """Writes as long as it may."""
+
+    written = 0
+
+    def connection_made(self, transport):
+        self.transport, self.may = transport, True
+        asyncio.get_running_loop().call_soon(self.go_on)
+
+    def go_on(self):
+        if self.may and not self.transport.is_closing():
+            self.transport.write(b"f" * 16384)
+            self.written += 16384
+            asyncio.get_running_loop().call_soon(self.go_on)
+
+    def pause_writing(self):
+        self.may = False
+
+    def resume_writing(self):
+        self.may = True
+        self.go_on()
+
+    def eof_received(self):
+        return True
+
+    def connection_lost(self, exc):
+        self.may = False
+
+
+@pytest.mark.asyncio
+async def test_a_slow_client_fills_nobodys_memory(relayed):
+    async with relayed() as bed:
+        flood = Flood()
+        bed.listener.accept = lambda stream, head, peer: flood
+        tunnel = await bed.gateway.relays.reach(bed.agent.session)
+        sink = Collect()
+        stream = tunnel.open_stream(HEAD, sink)
+        stream.pause_reading()
+        await until(lambda: flood.written and not flood.may)
+        before = flood.written
+        for _ in range(50):
+            await asyncio.sleep(0.01)
+        assert flood.written == before <= 2 * STREAM_CREDIT
+        # Another stream of the same tunnel goes on.
+        bed.listener.accept = lambda stream, head, peer: Echo()
+        assert await echoed(bed, b"beside it") == b"beside it"
+        stream.close()
+
+
+def test_it_runs_on_uvloop(federation, monkeypatch):
+    """As gateways do, where it is installed."""
+    from fabrictool.mesh.transport.node import MeshNode
+
+    monkeypatch.setattr(
+        MeshNode, "relays_of", lambda self, agent: self._member.holders.of(agent.session), raising=False
+    )
+
+    async def run():
+        async with Federated(federation, 2) as bed:
+            data = b"0123456789abcdef" * 65536
+            assert await echoed(bed, data) == data
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(run())
+
+
+# -- who holds whom, sans I/O ---------------------------------------------------------------------------------------
+
+
+def carried(source, name, others):
+    """Deliver what one hub has to tell."""
+    for hub, message in source.news():
+        others[hub].heard(name, message)
+
+
+def test_hubs_tell_each_other_whom_they_hold():
+    first, second = Holders(), Holders()
+    agents = [number.to_bytes(16, "big") for number in range(HOLDS_SESSIONS * 2 + 5)]
+    for agent in agents:
+        first.link_up(agent, hub=False)
+    first.news()
+    first.link_up(b"2" * 16, hub=True)
+    second.link_up(b"1" * 16, hub=True)
+    carried(first, b"1" * 16, {b"2" * 16: second})
+    assert all(second.of(agent) == [b"1" * 16] for agent in agents)
+    first.link_down(agents[7])
+    carried(first, b"1" * 16, {b"2" * 16: second})
+    assert second.of(agents[7]) == []
+    assert second.of(agents[8]) == [b"1" * 16]
+    second.link_down(b"1" * 16)
+    assert second.of(agents[8]) == []
+    second.heard(b"1" * 16, Holds(False, [agents[8]], []))  # on its way when the link went
+    assert second.of(agents[8]) == []
