@@ -150,6 +150,8 @@ def link_text(view: FleetStatus, member: FleetMember) -> str:
         return "itself"
     if member.linked:
         return "up"
+    if member.held_by:
+        return f"by {short(member.held_by[0])}"
     return "–" if "agent" == view.role == member.role else "none"
 
 
@@ -197,7 +199,7 @@ def _link_row(link: FleetLink, member: FleetMember | None) -> list[str]:
         member.provider if member is not None else "?",
         where(member) if member is not None else "?",
         "up" if link.up else paint("none", "error"),
-        link.address or "dialled us",
+        link.address or (f"by hub {short(link.by)}" if link.by else "dialled us"),
         path,
         "–" if link.sent_octets is None else octets_text(link.sent_octets),
         "–" if link.silent_s is None else f"{link.silent_s:.1f} s ago",

@@ -72,7 +72,7 @@ def as_tenant(status: GatewayStatus, may_use: Callable[[str, str], bool]) -> Gat
 def mesh_rows(
     mesh: MeshNode, directory: Directory, lost_at: Mapping[bytes, float], tails: Tails, now: float
 ) -> list[NodeRow]:
-    """The registry's nodes: those that are linked, and for a while those that were (`lost_at`, wall seconds)."""
+    """The registry's nodes: those that are reached, and for a while those that were (`lost_at`, wall seconds)."""
     services: dict[bytes, list[ServiceBody]] = {}
     nodes: list[NodeBody] = []
     for record in mesh.registry:
@@ -82,7 +82,9 @@ def mesh_rows(
             nodes.append(record.body)
     rows = []
     for node in sorted(nodes, key=lambda n: (n.role, n.cluster, n.node, n.session)):
-        connected = node.session == mesh.session or mesh.tunnel(node.session) is not None
+        straight = node.session == mesh.session or mesh.tunnel(node.session) is not None
+        hub = None if straight else mesh.relays.by(node.session)
+        connected = straight or hub is not None
         gone_at = lost_at.get(node.session)
         if not connected and (gone_at is None or now - gone_at > GONE_SHOWN_S):
             continue
@@ -97,6 +99,7 @@ def mesh_rows(
                 node=node.node,
                 lifecycle="EVICTED" if mesh.registry.evicted(node.session) else node.lifecycle.name,
                 connected=connected,
+                by="" if hub is None else hub.hex(),
                 disconnected_at=None if connected else gone_at,
                 device=node.hardware.device if node.hardware else "",
                 devices=node.hardware.devices if node.hardware else 0,

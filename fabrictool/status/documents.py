@@ -114,7 +114,9 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     lifecycle: LifecycleName
     connected: bool
-    """Whether this gateway holds a tunnel with it: requests flow only then."""
+    """Whether this gateway reaches it: requests flow only then."""
+    by: str = ""
+    """Hub that relays, where this gateway holds no tunnel with it itself."""
     disconnected_at: float | None = None
     device: str = ""
     devices: int = 0

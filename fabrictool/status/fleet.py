@@ -94,6 +94,8 @@ class FleetMember(msgspec.Struct, frozen=True, kw_only=True):
     state: MemberState
     linked: bool
     """Whether the node whose view this is holds a tunnel with it, or is it."""
+    held_by: list[str] = []
+    """Hubs that say they hold one with it: any of them can relay. Agents do not know."""
     lost_at: float | None = None
     """Since when the hub whose view this is has no tunnel with it, in wall seconds; agents do not know."""
     lost_how: str = ""
@@ -130,7 +132,10 @@ class FleetLink(msgspec.Struct, frozen=True, kw_only=True):
     """Which this node dials; empty when the peer dialled it."""
     up: bool
     path: str = ""
-    """``direct``, ``proxy``, ``ssh`` or ``login``; empty when the address is not in use, or the peer dialled."""
+    """``direct``, ``proxy``, ``ssh``, ``login`` or ``relay``; empty when the address is not in use, or the peer
+    dialled."""
+    by: str = ""
+    """Of a relayed tunnel: the hub that carries it."""
     failures: dict[str, str] = {}
     """Path → why it was given up at the last attempt."""
     error: str = ""

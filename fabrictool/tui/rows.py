@@ -192,7 +192,10 @@ def _model_row(model: ModelRow) -> TableRow:
 
 
 def _node_cells(node: NodeRow, service: ServiceRow | None, now: float) -> tuple[str, ...]:
-    link = "up" if node.connected else "lost" + (f" {now - node.disconnected_at:.0f} s" if node.disconnected_at else "")
+    if node.connected:
+        link = f"by {node.by[:8]}" if node.by else "up"
+    else:
+        link = "lost" + (f" {now - node.disconnected_at:.0f} s" if node.disconnected_at else "")
     walltime = "–" if node.ends_at is None else until_text(node.ends_at, now)
     head = (node.node or "–", "idle" if node.idle else node.lifecycle, link)
     where = (walltime, node.cluster or "–", node.role)

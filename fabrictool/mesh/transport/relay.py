@@ -103,6 +103,11 @@ class Relays:
         known = self._tunnels.get(session)
         return known[0] if known is not None else None
 
+    @property
+    def opened(self) -> list[tuple[bytes, bytes, Tunnel]]:
+        """The relayed tunnels to agents: to whom, by which hub."""
+        return [(session, hub, tunnel) for session, (tunnel, hub) in sorted(self._tunnels.items())]
+
     def by(self, session: bytes) -> bytes | None:
         """The hub through which an agent is reached now, or would be."""
         known = self._tunnels.get(session)
@@ -131,14 +136,14 @@ class Relays:
         """Each beat: close what nobody needs, or what a straight tunnel has taken the place of."""
         now = self._clock.monotonic()
         self._avoided_until = {key: until for key, until in self._avoided_until.items() if until > now}
-        for session, (tunnel, _) in list(self._tunnels.items()):
+        for session, _, tunnel in self.opened:
             if tunnel.open_streams:
                 self._unused_since.pop(session, None)
             elif now - self._unused_since.setdefault(session, now) > UNUSED_S or self._tunnel_to(session) is not None:
                 tunnel.close("it is not needed any more")
 
     def cut_off(self, revoked: Callable[[VerifiedSession], bool]) -> None:
-        for tunnel in [*self._arrived, *(tunnel for tunnel, _ in self._tunnels.values())]:
+        for tunnel in [*self._arrived, *(tunnel for _, _, tunnel in self.opened)]:
             if tunnel.peer is not None and revoked(tunnel.peer):
                 tunnel.close("the peer was revoked")
 
@@ -147,7 +152,7 @@ class Relays:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for tunnel in [*self._arrived, *(tunnel for tunnel, _ in self._tunnels.values())]:
+        for tunnel in [*self._arrived, *(tunnel for _, _, tunnel in self.opened)]:
             tunnel.close("leaving")
 
     # -- what neighbours ask ----------------------------------------------------------------------------------

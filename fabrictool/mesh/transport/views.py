@@ -63,7 +63,7 @@ def fleet_status(node: MeshNode) -> FleetStatus:
 
 
 def links_of(node: MeshNode) -> list[FleetLink]:
-    """The hubs that it dials, connected or not, then its links with its site, and then who dialled it."""
+    """The hubs that it dials, connected or not; its site; who dialled it; and whom it reaches by a hub."""
     rows = []
     for address, route in sorted(node.hub_links.routes.items()):
         last = node.hub_links.tunnels.get(address)
@@ -86,9 +86,11 @@ def links_of(node: MeshNode) -> list[FleetLink]:
         if node.tunnel(peer) is not None
     ]
     dialled = {row.peer for row in rows}
-    tunnels = {peer.hex(): node.tunnel(peer) for peer in node.neighbours}
+    others = [peer for peer in node.neighbours if peer.hex() not in dialled]
+    rows += [FleetLink(peer=peer.hex(), up=True, **_figures(node.tunnel(peer))) for peer in others]
     return rows + [
-        FleetLink(peer=peer, up=True, **_figures(tunnel)) for peer, tunnel in tunnels.items() if peer not in dialled
+        FleetLink(peer=peer.hex(), up=True, path="relay", by=hub.hex(), **_figures(tunnel))
+        for peer, hub, tunnel in node.relays.opened
     ]
 
 
