@@ -5,7 +5,8 @@ ends what that leaves behind: a killed session that stays SERVING on every repli
 
 1. A tunnel that was *closed* by its end or fell *silent* (three beats) is the first path. The second are the other
    hubs, the third the agents around it at its site: each is asked whether it holds a tunnel to the session. `alive`
-   from any of them ends the matter; that an agent holds none is no evidence.
+   from any of them ends the matter; that an agent holds none is no evidence. Hubs tell unasked whom they hold
+   (`mesh.holders`): as long as one does, nobody is asked.
 2. A hub that cannot be reached, or does not answer, is *unknown*, and nothing is said: it may hold the tunnel. When it
    has been away for the grace period itself, nobody waits for it any more.
 3. Suspicion is a witness record; its subject refutes it with a newer version of its own record, and a tunnel that comes
@@ -22,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
     from fabrictool.mesh.gossip import Life
     from fabrictool.mesh.records import Evidence
@@ -41,10 +42,8 @@ EVIDENCE_KEPT = 8
 ASK_AGAIN_S = 30.0
 """After answers that prove nothing."""
 REFUTATIONS_BEFORE_MUTED = 3
-HELD_FOR_S = 600.0
-"""How long another hub's word that it holds a session is good, while there is a tunnel to that hub."""
 ASKED_IN_A_BEAT = 64
-"""Sessions: each costs a question to every hub, and five hundred may vanish, or thousands be elsewhere, at once."""
+"""Sessions: each costs a question to every hub, and five hundred may vanish at once."""
 
 
 @dataclass(slots=True)
@@ -87,8 +86,6 @@ class Detector:
     def __init__(self) -> None:
         self._linked: set[bytes] = set()
         self._lost: dict[bytes, _Lost] = {}
-        self._held: dict[bytes, tuple[bytes, float]] = {}
-        """Session that never came to us → the hub that holds it, and until when its word is good; oldest first."""
         self._ticked_at: float | None = None
         self._frozen_until = 0.0
         self._muted_until = 0.0
@@ -102,8 +99,8 @@ class Detector:
 
     @property
     def known(self) -> set[bytes]:
-        """Sessions with a tunnel to us or, by its word, to another hub, and those whose tunnel is looked for."""
-        return self._linked | self._lost.keys() | self._held.keys()
+        """Sessions with a tunnel to us, and those whose tunnel is looked for."""
+        return self._linked | self._lost.keys()
 
     @property
     def unaccused(self) -> list[bytes]:
@@ -119,18 +116,16 @@ class Detector:
     def link_up(self, session: bytes) -> list[AskNeighbour | Say]:
         """A tunnel came, or came back."""
         self._linked.add(session)
-        self._held.pop(session, None)
         entry = self._lost.pop(session, None)
         return self._withdraw(session, entry) if entry is not None else []
 
     def link_down(self, session: bytes, how: Evidence, now: float) -> None:
-        before = len(self._linked)
         self._linked.discard(session)
         self._lost[session] = _Lost(now, how, now + SUSPECT_AFTER_S)
-        self._held = {held: word for held, word in self._held.items() if word[0] != session}
         self._recent_losses.append(now)
         while self._recent_losses and now - self._recent_losses[0] > SUSPECT_AFTER_S:
             self._recent_losses.popleft()
+        before = len(self._linked) + len(self._recent_losses)
         if how == "silent" and before >= 4 and len(self._recent_losses) * 2 >= before:
             self._frozen_until = max(self._frozen_until, now + FROZEN_S)
 
@@ -144,13 +139,12 @@ class Detector:
     def suspected_elsewhere(self, session: bytes, now: float) -> None:
         """Another hub suspects it: look into it too, for one provider's vote is not enough."""
         if session not in self._linked and session not in self._lost:
-            self._held.pop(session, None)
             self._lost[session] = _Lost(now, "other-hub", now + SUSPECT_AFTER_S)
 
     def expected(self, sessions: Iterable[bytes], now: float) -> None:
         """They live, by the registry, and so they dial us; who never comes is looked into after the grace period."""
         for session in sorted(sessions):  # the order of a set differs between processes, and an incident must replay
-            if session not in self._linked and session not in self._lost and session not in self._held:
+            if session not in self._linked and session not in self._lost:
                 self._lost[session] = _Lost(now, "never-came", now + GRACE_S)
 
     def answered(self, neighbour: bytes, suspect: bytes, life: Life, *, hub: bool = True) -> None:
@@ -164,6 +158,8 @@ class Detector:
         entry = self._lost.get(session)
         if entry is None or not entry.suspected:
             return []
+        if self._refuted_at and now - self._refuted_at[-1] < SUSPECT_AFTER_S:
+            self._refuted_at.pop()  # of one interruption there may be many, and it is one mistake
         self._refuted_at.append(now)
         if len(self._refuted_at) == REFUTATIONS_BEFORE_MUTED and now - self._refuted_at[0] < MUTED_S:
             self._muted_until = now + MUTED_S
@@ -175,7 +171,6 @@ class Detector:
         """They left, expired or were evicted: there is nothing more to find out."""
         for session in sessions:
             self._lost.pop(session, None)
-            self._held.pop(session, None)
 
     def tick(
         self,
@@ -183,8 +178,11 @@ class Detector:
         interval: float,
         hubs: Iterable[bytes],
         around: Callable[[bytes], Iterable[bytes]] = lambda _: (),
+        held: Collection[bytes] = frozenset(),
     ) -> list[AskNeighbour | Say]:
-        """Each beat. `hubs`: the others that have not left, linked or not; `around`: who may be linked to a session."""
+        """Each beat. `hubs`: the others that have not left, linked or not; `around`: who may be linked to a session;
+        `held`: to whom another hub says it has a tunnel.
+        """
         stalled = self._ticked_at is not None and now - self._ticked_at > interval + STALL_S
         self._ticked_at = now
         if stalled:
@@ -192,11 +190,13 @@ class Detector:
         if self.silent(now):
             return []
         effects: list[AskNeighbour | Say] = []
-        while self._held and (oldest := next(iter(self._held.items())))[1][1] <= now:
-            del self._held[oldest[0]]
         others = set(hubs)
         asked = 0
         for session, entry in list(self._lost.items()):
+            if session in held:  # what was found out counts from when it no longer is
+                effects += self._withdraw(session, entry)
+                entry.at, entry.ask_at, entry.asked_at = now, now + SUSPECT_AFTER_S, None
+                continue
             if entry.asked_at is None:
                 if entry.voted or now < entry.ask_at or asked == ASKED_IN_A_BEAT:
                     continue
@@ -222,12 +222,7 @@ class Detector:
         if now - entry.asked_at < ANSWER_WITHIN_S and not entry.asked & self._linked <= set(entry.answers):
             return []
         entry.asked_at, entry.ask_at = None, now + ASK_AGAIN_S
-        holders = sorted(neighbour for neighbour, life in entry.answers.items() if life == "alive")
-        if holders:
-            holder = next((hub for hub in holders if hub in hubs & self._linked), None)
-            if entry.how in ("never-came", "other-hub") and holder is not None:
-                del self._lost[session]
-                self._held[session] = holder, now + HELD_FOR_S
+        if "alive" in entry.answers.values():
             return self._withdraw(session, entry)
         if any(self._may_know(hub, now) for hub in hubs - set(entry.answers)):
             return []

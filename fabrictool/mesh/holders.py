@@ -33,6 +33,8 @@ class Holders:
         self._hubs: dict[bytes, set[bytes]] = {}
         """Linked hub → the agents that it holds."""
         self._agents: set[bytes] = set()
+        self._held: frozenset[bytes] | None = None
+        """All agents that linked hubs hold; None: to be gathered anew."""
         self._changes: dict[bytes, bool] = {}
         """Agent → whether it is linked now, where the others do not know yet."""
         self._untold: list[bytes] = []
@@ -42,9 +44,16 @@ class Holders:
         """The linked hubs that say they have a tunnel to this agent, in the order of their ids."""
         return sorted(hub for hub, agents in self._hubs.items() if session in agents)
 
+    @property
+    def held(self) -> frozenset[bytes]:
+        """Agents that a linked hub holds."""
+        if self._held is None:
+            self._held = frozenset().union(*self._hubs.values())
+        return self._held
+
     def link_up(self, peer: bytes, *, hub: bool) -> None:
         if hub:
-            self._hubs[peer] = set()
+            self._hubs[peer], self._held = set(), None
             self._untold.append(peer)
         else:
             self._agents.add(peer)
@@ -52,6 +61,7 @@ class Holders:
 
     def link_down(self, peer: bytes) -> None:
         if self._hubs.pop(peer, None) is not None:
+            self._held = None
             self._untold = [hub for hub in self._untold if hub != peer]
         elif peer in self._agents:
             self._agents.discard(peer)
@@ -62,6 +72,7 @@ class Holders:
         agents = self._hubs.get(hub)
         if agents is None:
             return
+        self._held = None
         if message.whole:
             agents.clear()
         agents.difference_update(message.gone)

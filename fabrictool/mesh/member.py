@@ -178,11 +178,12 @@ class Member:
             return repeated
         ended = [session for session in self.detector.unaccused if not self.registry.lives(session, wall=wall)]
         self.detector.forget(ended)
-        unknown = self.registry.sessions - self.detector.known - {self.session}
+        held = self.holders.held
+        unknown = self.registry.sessions - self.detector.known - held - {self.session}
         self.detector.expected([session for session in unknown if self.registry.lives(session, wall=wall)], now)
         hubs = {body.session for body in self.registry.hubs(wall=wall)} - {self.session}
         return repeated + self._carry_out(
-            self.detector.tick(now, BEAT_SECONDS, hubs, lambda s: self._around(s, wall)), wall
+            self.detector.tick(now, BEAT_SECONDS, hubs, lambda s: self._around(s, wall), held), wall
         )
 
     def flush(self) -> Sequence[Send]:

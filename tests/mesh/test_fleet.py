@@ -204,7 +204,7 @@ async def test_documents_are_made_in_slices_and_others_get_their_turn_between(me
     say(member, AGENT, service(AGENT, 1))
     node_ = SimpleNamespace(
         view=view(member), neighbours=[id_of(AGENT)], hub_links=SimpleNamespace(routes={}), refused_records=3,
-        site_addresses={}, vain_repairs=1, tunnel=lambda _: None,
+        site_addresses={}, vain_repairs=1, relays=SimpleNamespace(opened=[]), tunnel=lambda _: None,
     )  # fmt: skip
     turns = 0
 

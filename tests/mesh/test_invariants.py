@@ -63,6 +63,8 @@ def shape(seed):
     size = {"hubs": hubs, "agents": agents, "loss": rng.choice([0.0, 0.001, 0.05])}
     if rng.random() < 0.5:
         size |= {"site_links": True, "sites": rng.randint(1, 3)}
+    if rng.random() < 0.5:
+        size["choose"] = True
     return size, faults(rng, names)
 
 
@@ -72,7 +74,7 @@ def played(seed, size, script):
         world.run_until(op.at)
         world.do(op)
         check_now(world)
-    world.cut.clear()
+    world.heal(set(world.cut))
     for step in range(int(QUIET_S // 10)):
         world.run_until(max(FAULTS_UNTIL_S, script[-1].at if script else 0.0) + 10.0 * (step + 1))
         check_now(world)
@@ -123,6 +125,7 @@ def check_end(world):
                 assert registry.evicted(session), f"{shown.node} is dead, and {hub.name} lists it"
         lost = hub.member.detector.lost  # 9
         assert set(lost) <= set(world.died) | set(registry_sessions(registry))
+    check_links(world, living, hubs)
     before = world.octets  # 8: silence costs beats and nothing else
     world.run_until(world.now + 20.0)
     assert world.octets == before
@@ -130,6 +133,22 @@ def check_end(world):
     for hub in hubs:  # 9 again: it would speak to those that it is linked to, and to nobody else
         hub.member.publish(hub.member.registry.node(hub.session), wall=hub.wall())
         assert {send.peer for send in hub.member.flush()} == set(hub.links)
+
+
+def check_links(world, living, hubs):
+    """Each hub knows by whom it could reach each agent; who chooses among hubs has enough, and no more."""
+    for hub in hubs:
+        for session in {*living, *world.died}:
+            agent = living.get(session)
+            links = () if agent is None or agent.hub else agent.links
+            holding = sorted(other.session for other in hubs if other.session in hub.links and other.session in links)
+            assert hub.member.holders.of(session) == holding
+    for node in living.values():
+        if world.choose and not node.hub:
+            linked = [node.world.running(session) for session in node.links]
+            providers = [other.provider for other in linked if other.hub]
+            assert len(providers) == min(2, len(hubs)), f"{node.name} has links to {len(providers)} hubs"
+            assert len(set(providers)) == min(2, len({hub.provider for hub in hubs}))
 
 
 def may_vote(registry, hubs, dead):

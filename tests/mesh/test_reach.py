@@ -5,6 +5,7 @@ import base64
 import os
 import shlex
 import shutil
+import socket
 import sys
 from pathlib import Path
 
@@ -405,3 +406,33 @@ async def test_a_bridge_that_leads_nowhere_says_why(arguments, asked, code, word
     assert (process.returncode, out) == (code, b"")
     assert words in err.decode()
     assert "Traceback" not in err.decode()
+
+
+async def test_a_dial_that_is_given_up_takes_no_socket_with_it(federation):
+    """The number of the socket that it closed belonged to the next one, which was then never read."""
+    hub, _ = federation.node("hub", role="gateway")
+    port = await hub.listen("127.0.0.1", 0)
+    node, _ = federation.node("a")
+
+    class GivenUp(asyncio.Protocol):
+        """In the moment in which the handshake is over."""
+
+        def connection_made(self, transport):
+            dial.cancel()
+
+    for _ in range(3):
+        ours = await reach._tcp("127.0.0.1", port)
+        dial = asyncio.create_task(reach._tls(ours, GivenUp, node._client_tls))
+        del ours
+        await asyncio.gather(dial, return_exceptions=True)
+        assert dial.cancelled()
+        pairs = [socket.socketpair() for _ in range(3)]
+        for near, far in pairs:
+            reader, writer = await asyncio.open_unix_connection(sock=near)
+            far.send(b"to be read")
+            assert await asyncio.wait_for(reader.readexactly(10), 5) == b"to be read"
+            writer.close()
+            await writer.wait_closed()
+            far.close()
+    await hub.close()
+    await node.close()

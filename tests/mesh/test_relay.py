@@ -300,3 +300,51 @@ def test_hubs_tell_each_other_whom_they_hold():
     assert second.of(agents[8]) == []
     second.heard(b"1" * 16, Holds(False, [agents[8]], []))  # on its way when the link went
     assert second.of(agents[8]) == []
+
+
+# -- with many hubs, an agent keeps two -----------------------------------------------------------------------------
+
+
+@pytest.mark.asyncio
+async def test_an_agent_keeps_two_hubs_of_two_providers_and_all_reach_it(federation):
+    hubs, ports = [], []
+    for number, provider in enumerate(("alpha", "alpha", "beta", "beta")):
+        hub, _ = federation.node(f"hub{number}", role="gateway", provider=provider)
+        ports.append(await hub.listen("127.0.0.1", 0))
+        hub.dial([("127.0.0.1", port) for port in ports[:-1]])
+        hub.publish(node_body(hub, addresses=(f"127.0.0.1:{ports[-1]}",)))
+        hubs.append(hub)
+    agent, listener = federation.node("agent")
+    listener.accept = lambda stream, head, peer: Echo()
+    agent.publish(node_body(agent))
+    agent.dial([("127.0.0.1", ports[0])])  # of the others it hears from the registry
+
+    def providers():
+        return sorted(tunnel.peer.claims.provider for tunnel in agent.hub_tunnels)
+
+    async def settled(hubs):
+        await until(lambda: providers() == ["alpha", "beta"], 20)
+        for hub in hubs:
+            answers = [await answered(hub) for _ in range(5)]  # what is lost with a hub is asked for again
+            assert answers[-1], answers
+
+    async def answered(hub):
+        await until(lambda: hub.reaches(agent.session))
+        try:
+            tunnel = hub.tunnel(agent.session) or await hub.relays.reach(agent.session)
+        except FabrictoolError:
+            return False
+        sink = Collect()
+        stream = tunnel.open_stream(HEAD, sink)
+        stream.write(b"to you")
+        await until(lambda: sink.data == b"to you" or sink.lost.done())
+        stream.close()
+        return sink.data == b"to you"
+
+    await until(lambda: all(len(hub.neighbours) >= 3 for hub in hubs))
+    await settled(hubs)
+    lost = next(hub for hub in hubs if hub.session in agent.neighbours)
+    await lost.close()
+    await settled([hub for hub in hubs if hub is not lost])
+    for node in (agent, *hubs):
+        await node.close()

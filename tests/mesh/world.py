@@ -13,6 +13,7 @@ import random
 from dataclasses import dataclass, field, replace
 
 from fabrictool.mesh.gossip import Changed, Refused, Send, Vain
+from fabrictool.mesh.hubchoice import HubChoice, LinkedHub
 from fabrictool.mesh.identity import Claims, IdentityError, fingerprint
 from fabrictool.mesh.member import BEAT_SECONDS, Member, SessionEnded
 from fabrictool.mesh.records import Lifecycle, NodeBody, ServiceBody, WitnessBody, signed_bytes
@@ -111,6 +112,8 @@ class Link:
     open: bool = True
     arrives: dict = field(default_factory=dict)
     """End → when what was sent to it last arrives: nothing overtakes."""
+    waiting: list = field(default_factory=list)
+    """Who sent what while the network was cut."""
 
     def other(self, node):
         return self.ends[0] if self.ends[1] is node else self.ends[1]
@@ -132,6 +135,7 @@ class VirtualNode:
         self.ended = []
         self.ranks = {}
         self.service = 0
+        self.choice = None
 
     @property
     def session(self):
@@ -152,6 +156,7 @@ class VirtualNode:
             chain=self.world.identity.chain(number), hub=self.hub,
         )  # fmt: skip
         self.alive, self.links, self.ranks, self.ended = True, {}, {}, []
+        self.choice = HubChoice(self.world.rng) if self.world.choose and not self.hub else None
         self.publish_node(Lifecycle.JOIN)
         self.serve()
         self.world.after(BEAT_SECONDS, self.tick, self.member)
@@ -186,12 +191,31 @@ class VirtualNode:
             world.at(self.stalled_until, self.dial, member, hub_name)
             return
         wants = hub.alive and hub.session not in self.links and not (self.hub and hub.session < self.session)
+        wants = wants and (self.choice is None or hub_name in self.wanted_hubs())
         if wants and world.reachable(self.name, hub_name) and not hub.now_stalled():
             world.connect(self, hub)
         world.after(world.rng.uniform(0.5, 1.0) * 1.0, self.dial, member, hub_name)
 
     def now_stalled(self):
         return self.world.now < self.stalled_until
+
+    def wanted_hubs(self, *, beat=False):
+        """Those that an agent dials or stays linked with, as `transport/hublinks.py` asks."""
+        links = sorted(self.links.values(), key=lambda link: link.since)
+        linked = {other.name: LinkedHub(other.provider) for link in links if (other := link.other(self)).hub}
+        providers = {hub.provider for hub in linked.values()}
+        providers |= {body.provider for body in self.member.registry.hubs(wall=self.wall())}
+        return self.choice.wanted(
+            [hub.name for hub in self.world.hubs_of(self)], linked, providers=len(providers), beat=beat
+        )
+
+    def choose_hubs(self):
+        if self.choice is None:
+            return
+        wanted = self.wanted_hubs(beat=True)
+        for link in list(self.links.values()):
+            if link.other(self).hub and link.other(self).name not in wanted:
+                self.world.disconnect(link, self.name, "closed")
 
     def tick(self, member):
         if not self.alive or self.member is not member:
@@ -209,6 +233,7 @@ class VirtualNode:
                     link, self.name, lambda peer, link=link, root=root, alone=alone: peer.beat(link, root, alone=alone)
                 )
         self.dial_site()
+        self.choose_hubs()
         self.perform(self.member.tick(now=now, wall=self.wall()))
         self.world.after(BEAT_SECONDS, self.tick, member)
 
@@ -262,9 +287,19 @@ class World:
 
     # Wide: the shape of the mesh.
     def __init__(
-        self, seed, *, hubs=2, agents=4, providers=("alpha", "beta", "gamma"), loss=0.001, site_links=False, sites=3
+        self,
+        seed,
+        *,
+        hubs=2,
+        agents=4,
+        providers=("alpha", "beta", "gamma"),
+        loss=0.001,
+        site_links=False,
+        sites=3,
+        choose=False,
     ):
-        """`sites`: of how many providers agents there are."""
+        """`sites`: of how many providers agents there are; `choose`: agents keep to two hubs, and do not dial all."""
+        self.choose = choose
         self.site_links = site_links
         self.rng = random.Random(seed)
         self.loss = loss
@@ -362,10 +397,14 @@ class World:
                 return
             del node.links[link.peer(node)]
             node.member.link_down(link.peer(node), how, now=self.now)
+            node.perform(())
 
     def carry(self, link, sender, deliver):
-        """In order, late now and then; nothing where the network is cut."""
-        if not link.open or not self.reachable(*(node.name for node in link.ends)):
+        """In order, late now and then; what the network does not carry waits, as long as both ends hold on to it."""
+        if not link.open:
+            return
+        if not self.reachable(*(node.name for node in link.ends)):
+            link.waiting.append((sender, deliver))
             return
         receiver = link.other(self.nodes[sender])
         delay = link.latency + (0.2 if self.rng.random() < self.loss else 0.0)
@@ -422,8 +461,16 @@ class World:
             self.cut.add(frozenset((op.node, other)))
 
     def op_heal(self, op):
-        for other in op.others:
-            self.cut.discard(frozenset((op.node, other)))
+        self.heal({frozenset((op.node, other)) for other in op.others})
+
+    def heal(self, pairs):
+        self.cut -= pairs
+        for node in self.nodes.values():
+            for link in node.links.values():
+                if link.waiting and self.reachable(*(end.name for end in link.ends)):
+                    waiting, link.waiting = link.waiting, []
+                    for sender, deliver in waiting:
+                        self.carry(link, sender, deliver)
 
     def op_stall(self, op):
         self.nodes[op.node].stalled_until = max(self.nodes[op.node].stalled_until, self.now + op.value)

@@ -1,5 +1,7 @@
-"""Keeps the links to hubs that a node dials: those that it was told of, and those that it learns of from the registry,
-each by whatever path leads there and for ever. A gateway that was added, or moved, is found without anybody's restart.
+"""Keeps the links to hubs that a node dials: of those that it was told of, and those that it learns of from the
+registry, each by whatever path leads there. A gateway that was added, or moved, is found without anybody's restart.
+
+A hub keeps a link to all, an agent to two (`mesh.hubchoice`).
 """
 
 from __future__ import annotations
@@ -16,15 +18,17 @@ import msgspec
 
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.base.tlswords import spoken
+from fabrictool.mesh.hubchoice import LinkedHub
 from fabrictool.mesh.member import BEAT_SECONDS
 from fabrictool.mesh.transport.reach import Route
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from fabrictool.base.clock import Clock
     from fabrictool.domain.specs import EgressSpec, HostPort
+    from fabrictool.mesh.hubchoice import HubChoice
     from fabrictool.mesh.transport.tunnel import Tunnel
 
 _log = logging.getLogger("fabrictool.mesh")
@@ -36,7 +40,7 @@ RETRY_MAX_OF_MANY_S = 30.0
 RETRY_MAX_BY_SSH_S = 60.0
 """Where a failed attempt logs in to somebody's host, while another hub's tunnel is up."""
 MAX_HUBS = 8
-"""Hubs that a node dials because it learned of them, beside those that it was told of."""
+"""Hubs that a node knows because it learned of them, beside those that it was told of."""
 
 
 class HubLinks:
@@ -48,15 +52,24 @@ class HubLinks:
         context: ssl.SSLContext,
         new_tunnel: Callable[[], Tunnel],
         linked: Callable[[bytes], bool],
+        hubs: Callable[[], Mapping[bytes, LinkedHub]],
+        choice: HubChoice[HostPort] | None,
     ) -> None:
-        """`new_tunnel` refuses everybody but a hub; `linked` says whether a session has a tunnel, whoever dialled."""
+        """`new_tunnel` refuses everybody but a hub; `linked` says whether a session has a tunnel, whoever dialled;
+        `hubs`: those that live, by session; without a `choice` it dials all.
+        """
+        self._hubs = hubs
+        self._choice = choice
         self._clock = clock
         self._context = context
         self._new_tunnel = new_tunnel
         self._linked = linked
         self._dialled: dict[HostPort, asyncio.Task[None]] = {}
         self._told: set[HostPort] = set()
-        """As against learned."""
+        self._learned: set[HostPort] = set()
+        self._closed = False
+        self.spare: set[HostPort] = set()
+        """Known and not dialled: there are enough."""
         self._egress: EgressSpec | msgspec.UnsetType = msgspec.UNSET
         self._seeking: asyncio.Task[None] | None = None
         self.alone = asyncio.Event()
@@ -67,13 +80,14 @@ class HubLinks:
         self.errors: dict[str, str] = {}
         """Address → why the last attempt to reach it failed; empty while connected."""
         self.tunnels: dict[str, Tunnel] = {}
-        """Address → the last connection that we dialled there; it may be over."""
+        """Address → the last connection that we dialled there; it may be over. The newest stands last."""
 
     def dial(self, hubs: Iterable[HostPort], egress: EgressSpec | msgspec.UnsetType = msgspec.UNSET) -> None:
-        """Keep a link to each of these. Told others later, the former ones are kept while a hub claims them."""
+        """Keep links to these. Told others later, the former ones are kept while a hub claims them."""
         self._egress = egress
-        self._told = set(hubs)
-        self._dial_also(self._told)
+        former, self._told = self._told, set(hubs)
+        self._learned = (self._learned | former) - self._told
+        self.look()
 
     def seek(self, addresses: Sequence[HostPort], new_tunnel: Callable[[], Tunnel]) -> None:
         """Dial these, hubs or agents, in turn, whenever no tunnel is up; `new_tunnel` lets in both."""
@@ -83,7 +97,9 @@ class HubLinks:
 
     def learn(self, hubs: Iterable[HostPort]) -> None:
         """A hub says where it is."""
-        self._dial_also(list(hubs)[: max(0, MAX_HUBS - len(self._dialled.keys() - self._told))])
+        fresh = [hub for hub in hubs if hub not in self._learned and hub not in self._told]
+        self._learned.update(fresh[: max(0, MAX_HUBS - len(self._learned))])
+        self.look()
 
     def forget(self, advertised: Iterable[str]) -> None:
         """Those that we learned of, that no living hub claims any more, and that we hold no tunnel to.
@@ -91,24 +107,52 @@ class HubLinks:
         Others may have voted a hub out that serves us well.
         """
         claimed = set(advertised)
-        for hub in self._dialled.keys() - self._told:
-            last = self.tunnels.get(address := str(hub))
-            if address not in claimed and (last is None or last.closed.done()):
-                self._dialled.pop(hub).cancel()
-                for table in (self.errors, self.routes, self.tunnels):
-                    table.pop(address, None)
+        self._learned = {hub for hub in self._learned if str(hub) in claimed or self._open(hub) is not None}
+        self.look(beat=True)
+
+    def look(self, *, beat: bool = False) -> None:
+        """Dial who is wanted, and let go of the others when nothing flows there; each `beat`, and at any change."""
+        if self._closed:
+            return
+        known = self._told | self._learned
+        wanted = known
+        if self._choice is not None:
+            hubs = self._hubs()
+            addresses = {str(hub): hub for hub in known}
+            linked = {
+                addresses[address]: hubs.get(tunnel.peer.session, LinkedHub(tunnel.peer.claims.provider))
+                for address, tunnel in self.tunnels.items()
+                if tunnel.peer is not None and not tunnel.closed.done() and address in addresses
+            }
+            providers = {hub.provider for hub in (*hubs.values(), *linked.values())}
+            wanted = self._choice.wanted(sorted(known, key=str), linked, providers=len(providers), beat=beat)
+        for hub in self._dialled.keys() - wanted:
+            tunnel = self._open(hub)
+            if tunnel is None or not tunnel.open_streams or hub not in known:
+                self._let_go(hub, tunnel)
+        self.spare = known - wanted
+        for hub in wanted - self._dialled.keys():
+            self.routes[str(hub)] = Route(hub, self._egress, os.environ)
+            self._dialled[hub] = asyncio.create_task(self._keep(str(hub)))
 
     async def close(self) -> None:
+        self._closed = True
         tasks = [*self._dialled.values(), *([self._seeking] if self._seeking is not None else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _dial_also(self, hubs: Iterable[HostPort]) -> None:
-        for hub in hubs:
-            if hub not in self._dialled:
-                self.routes[str(hub)] = Route(hub, self._egress, os.environ)
-                self._dialled[hub] = asyncio.create_task(self._keep(str(hub)))
+    def _open(self, hub: HostPort) -> Tunnel | None:
+        """Our connection there, if one is up."""
+        tunnel = self.tunnels.get(str(hub))
+        return None if tunnel is None or tunnel.closed.done() else tunnel
+
+    def _let_go(self, hub: HostPort, tunnel: Tunnel | None) -> None:
+        self._dialled.pop(hub).cancel()
+        if tunnel is not None:
+            tunnel.close("other hubs are enough")
+        for table in (self.errors, self.routes, self.tunnels):
+            table.pop(str(hub), None)
 
     async def _keep(self, address: str) -> None:
         delay = RETRY_FIRST_S
@@ -120,6 +164,7 @@ class HubLinks:
             try:
                 async with self.routes[address].connect(self._new_tunnel, self._context) as tunnel:
                     self.errors.pop(address, None)
+                    self.tunnels.pop(address, None)
                     self.tunnels[address] = tunnel
                     began = self._clock.monotonic()
                     await tunnel.closed

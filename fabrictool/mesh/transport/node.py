@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from fabrictool.domain.specs import HostPort
 from fabrictool.mesh.fleet import View
 from fabrictool.mesh.framing import Beat
 from fabrictool.mesh.gossip import MAX_TAIL, Changed, LogTail, Refused, Send, Vain
+from fabrictool.mesh.hubchoice import HubChoice, LinkedHub
 from fabrictool.mesh.identity import Credential, IdentityError, IdentityVerifier, VerifiedSession
 from fabrictool.mesh.member import BEAT_SECONDS, Member, SessionEnded, TailHeard
 from fabrictool.mesh.records import Body, Lifecycle, NodeBody, Record, RevocationBody
@@ -80,7 +82,14 @@ class MeshNode:
         self._ack = asyncio.Event()
         self._client_tls = client_context(files)
         self._server_tls = server_context(files)
-        self.hub_links = HubLinks(clock, self._client_tls, lambda: self._dialled("gateway"), self._tunnels.__contains__)
+        self.hub_links = HubLinks(
+            clock,
+            self._client_tls,
+            lambda: self._dialled("gateway"),
+            self._tunnels.__contains__,
+            self._living_hubs,
+            None if hub else HubChoice(random.Random()),
+        )
         self._ticking: asyncio.Task[None] | None = None
         self._flush_soon = False
         self._refusals: Counter[bytes] = Counter()
@@ -312,6 +321,7 @@ class MeshNode:
         hub = _is_hub(tunnel)
         if self._hub or hub:
             self.hub_links.alone.clear()
+            asyncio.get_running_loop().call_soon(self.hub_links.look)
         if former is not None:
             former.close("replaced by a newer connection")
         self._perform(self._member.link_up(peer, wall=self._clock.wall(), hub=hub))
@@ -324,6 +334,7 @@ class MeshNode:
         del self._tunnels[peer]
         if not (self._tunnels if self._hub else self.hub_tunnels):
             self.hub_links.alone.set()
+        asyncio.get_running_loop().call_soon(self.hub_links.look)  # the tunnel says that it is over when we return
         self._acknowledged.pop(peer, None)
         self._refusals.pop(peer, None)
         how: Evidence = "silent" if tunnel.fell_silent else "closed"
@@ -454,6 +465,9 @@ class MeshNode:
         if self._hub or not isinstance(body, NodeBody) or body.role != "gateway" or body.lifecycle >= Lifecycle.DOWN:
             return
         self.hub_links.learn(_addresses(body))
+
+    def _living_hubs(self) -> dict[bytes, LinkedHub]:
+        return {body.session: LinkedHub(body.provider) for body in self.registry.hubs(wall=self._clock.wall())}
 
     def _dialled(self, expected: Expected) -> Tunnel:
         return Tunnel(self, self._clock.monotonic, dialler=True, expected=expected)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.base.tlswords import spoken
 from fabrictool.domain.secrets import SecretRef
+from fabrictool.mesh.transport.making import made
 from fabrictool.mesh.transport.paths import (
     Direct,
     PathError,
@@ -162,16 +163,11 @@ async def _tcp(host: str, port: int) -> socket.socket:
 
 
 async def _tls(sock: socket.socket, factory: Callable[[], _P], context: ssl.SSLContext) -> _P:
-    """The mesh's own TLS, to the hub itself; the socket is the connection's from here on."""
+    """The mesh's own TLS, to the hub itself; the socket is the connection's from here on, which closes it."""
     loop = asyncio.get_running_loop()
-    try:
-        _, protocol = await loop.create_connection(
-            factory, sock=sock, ssl=context, server_hostname="", ssl_handshake_timeout=TLS_SECONDS
-        )
-    except BaseException:
-        sock.close()
-        raise
-    return protocol
+    return await made(
+        loop.create_connection(factory, sock=sock, ssl=context, server_hostname="", ssl_handshake_timeout=TLS_SECONDS)
+    )
 
 
 async def _through_proxy(sock: socket.socket, path: ViaProxy, hub: HostPort, environment: Mapping[str, str]) -> None:
@@ -218,7 +214,8 @@ async def _through_ssh(
         known = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fabrictool-"))) / "known_hosts"
         known.write_text(path.known_hosts())
         ours, theirs = socket.socketpair()
-        stack.callback(ours.close)
+        unless_connected = stack.enter_context(ExitStack())
+        unless_connected.callback(ours.close)
         with theirs:
             process = await _started(path.argv(hub, str(known)), theirs)
         stack.push_async_callback(_ended, process)
@@ -230,6 +227,7 @@ async def _through_ssh(
         try:
             if path.kind == "ssh":
                 await _bridge_ready(ours, path)
+            unless_connected.pop_all()
             protocol = await _tls(ours, factory, context)
         except (OSError, EOFError) as error:
             await asyncio.wait({reading}, timeout=LAST_WORDS_SECONDS)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.mesh.framing import Beat, StreamHead
+from fabrictool.mesh.transport.making import made
 from fabrictool.mesh.transport.splice import Splice
 from fabrictool.mesh.transport.tunnel import Host, Tunnel, TunnelStream
 
@@ -46,6 +47,9 @@ REFUSED_S = 2.0
 """A hub that did not lead to an agent, whatever it said of it, is not asked for that one again before."""
 SWALLOWED_S = 60.0
 """A hub at whose other end nobody answered is asked for no agent: it may be stuck, or lie."""
+
+
+CLOSING_TURNS = 50
 
 
 class RelayError(FabrictoolError):
@@ -90,6 +94,8 @@ class Relays:
         """Agent → the tunnel that we opened to it, and by which hub."""
         self._opening: dict[bytes, asyncio.Task[Tunnel]] = {}
         self._answering: set[asyncio.Task[None]] = set()
+        self._sockets: set[Splice] = set()
+        """Between a stream and the TLS inside it."""
         self._arrived: set[Tunnel] = set()
         """Gateways' tunnels that lead to us."""
         self._unused_since: dict[bytes, float] = {}
@@ -136,6 +142,7 @@ class Relays:
         """Each beat: close what nobody needs, or what a straight tunnel has taken the place of."""
         now = self._clock.monotonic()
         self._avoided_until = {key: until for key, until in self._avoided_until.items() if until > now}
+        self._sockets = {end for end in self._sockets if not end.lost}
         for session, _, tunnel in self.opened:
             if tunnel.open_streams:
                 self._unused_since.pop(session, None)
@@ -148,12 +155,19 @@ class Relays:
                 tunnel.close("the peer was revoked")
 
     async def close(self) -> None:
+        """Returns when no socket is left, which takes some turns of the loop."""
         tasks = [*self._opening.values(), *self._answering]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for tunnel in [*self._arrived, *(tunnel for _, _, tunnel in self.opened)]:
             tunnel.close("leaving")
+        for end in self._sockets:
+            end.close()
+        for _ in range(CLOSING_TURNS):
+            if all(end.lost for end in self._sockets):
+                break
+            await asyncio.sleep(0)
 
     # -- what neighbours ask ----------------------------------------------------------------------------------
 
@@ -192,9 +206,8 @@ class Relays:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(OPEN_S):
-                outer, inner = _pipe()
-                await loop.create_unix_connection(lambda: near, sock=outer)
-                await loop.connect_accepted_socket(accepted, inner, ssl=self._server_tls)
+                inner = await self._socket_to(near)
+                await made(loop.connect_accepted_socket(accepted, inner, ssl=self._server_tls))
         except (OSError, TimeoutError) as error:
             _log.warning("a relayed gateway did not get through: %s", error)
             near.close()
@@ -246,15 +259,17 @@ class Relays:
             raise ConnectionError("its tunnel is gone")
         near, far = Splice.pair()
         outer_tunnel.open_stream(StreamHead(session, RELAY, "", (), 0), far)
-        outer, inner = _pipe()
         try:
-            await loop.create_unix_connection(lambda: near, sock=outer)
-            _, tunnel = await loop.create_unix_connection(
-                lambda: Tunnel(_Inner(self._host, came, went), self._clock.monotonic, dialler=True, expected=session),
-                sock=inner, ssl=self._client_tls, server_hostname="",
+            inner = await self._socket_to(near)
+            tunnel = await made(
+                loop.create_unix_connection(
+                    lambda: Tunnel(
+                        _Inner(self._host, came, went), self._clock.monotonic, dialler=True, expected=session
+                    ),
+                    sock=inner, ssl=self._client_tls, server_hostname="",
+                )
             )  # fmt: skip
-        except BaseException:
-            inner.close()
+        except BaseException:  # the sockets are closed by their transports
             near.close()
             far.close()
             raise
@@ -264,6 +279,17 @@ class Relays:
         except BaseException:
             tunnel.close("it was not proved in time")
             raise
+
+    async def _socket_to(self, near: Splice) -> socket.socket:
+        """Whose other end is `near`."""
+        outer, inner = _pipe()
+        try:
+            await made(asyncio.get_running_loop().create_unix_connection(lambda: near, sock=outer))
+        except BaseException:
+            inner.close()
+            raise
+        self._sockets.add(near)
+        return inner
 
 
 class _Inner:

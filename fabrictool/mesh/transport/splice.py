@@ -12,6 +12,8 @@ class Splice(asyncio.Protocol):
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
         self.opposite = self
+        self.lost = False
+        """Whether its connection is over."""
         self._over = False
 
     @classmethod
@@ -40,6 +42,7 @@ class Splice(asyncio.Protocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.lost = True
         self.opposite.close()
 
     def pause_writing(self) -> None:
