@@ -106,7 +106,7 @@ class GatewayServer:
     def join(self, mesh: MeshNode) -> None:
         """Follow this mesh node's registry from now on."""
         self._mesh = mesh
-        self.directory.loading = lambda: mesh.registry.loading(mesh.neighbours)
+        self.directory.loading = lambda: mesh.registry.loading(mesh.reached)
         self.directory.filling_until = self._clock.monotonic() + FILL_S
 
     def plan_for(self, replicas: Mapping[str, tuple[int, ...]]) -> None:

@@ -101,7 +101,8 @@ async def run_on_mesh(spec: GatewaySpec, folder: RunFolder, clock: Clock) -> str
         for loop in (signs.run(), settling.run(signs.touch), reloading.run(signs.touch)):
             stack.callback(asyncio.create_task(loop).cancel)
         reason = await stop()
-        await gateway.drain(DRAIN_S)
+        mesh.retire()
+        await asyncio.gather(gateway.drain(DRAIN_S), mesh.relays.carried_out(DRAIN_S))
         if folder.comes_back:
             return f"{reason}; it starts again when its host comes back"
         gateway.publish_node(node_body(mesh, spec, Lifecycle.LEFT, version=2))

@@ -39,6 +39,7 @@ class Holders:
         """Agent → whether it is linked now, where the others do not know yet."""
         self._untold: list[bytes] = []
         """Hubs that were told nothing."""
+        self._retired = False
 
     def of(self, session: bytes) -> list[bytes]:
         """The linked hubs that say they have a tunnel to this agent, in the order of their ids."""
@@ -55,7 +56,7 @@ class Holders:
         if hub:
             self._hubs[peer], self._held = set(), None
             self._untold.append(peer)
-        else:
+        elif not self._retired:
             self._agents.add(peer)
             self._changes[peer] = True
 
@@ -77,6 +78,11 @@ class Holders:
             agents.clear()
         agents.difference_update(message.gone)
         agents.update(message.came)
+
+    def retire(self) -> None:
+        """Say that we hold nobody, for we are about to leave: requests go another way, and what is open may end."""
+        self._retired, self._agents, self._changes = True, set(), {}
+        self._untold = [*self._hubs]
 
     def news(self) -> list[tuple[bytes, Holds]]:
         """Whom to tell what, since the last call."""

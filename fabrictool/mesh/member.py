@@ -186,6 +186,10 @@ class Member:
             self.detector.tick(now, BEAT_SECONDS, hubs, lambda s: self._around(s, wall), held), wall
         )
 
+    def retire(self) -> None:
+        """A hub that will leave holds no agents any more, as far as other hubs are concerned."""
+        self.holders.retire()
+
     def flush(self) -> Sequence[Send]:
         """What the turn's inputs leave to be sent."""
         return [*self.gossip.flush(), *(Send(hub, encode(news)) for hub, news in self.holders.news())]

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 FORMAT = 1
 AGENT = "agent"
 ALONE = "alone"
-InputKind = Literal["take", "publish", "renew", "link-up", "link-down", "received", "beat", "tick", "flush"]
+InputKind = Literal["take", "publish", "renew", "link-up", "link-down", "received", "beat", "tick", "retire", "flush"]
 
 
 class TraceHead(msgspec.Struct, frozen=True, kw_only=True, tag="head", tag_field="line"):
@@ -128,6 +128,10 @@ class TracedMember(Member):
         about = TraceInput(kind="tick", now=now, wall=wall)
         return self._told(about, lambda: Member.tick(self, now=now, wall=wall))
 
+    def retire(self) -> None:
+        Member.retire(self)
+        self._write(msgspec.json.encode(TraceInput(kind="retire", outcome=_outcome(self, []))))
+
     def flush(self) -> Sequence[Send]:
         sends = Member.flush(self)
         if sends:
@@ -219,6 +223,9 @@ def _played(member: Member, told: TraceInput) -> Sequence[Effect]:
             return member.beat(told.peer, told.data, alone=told.how == ALONE)
         case "tick":
             return member.tick(now=told.now, wall=told.wall)
+        case "retire":
+            member.retire()
+            return []
         case "flush":
             return member.flush()
 

@@ -16,9 +16,13 @@ HUB, AGENT, DEAD = b"hub", b"agent", b"dead"
 class FakeMesh:
     """A registry in which `serving` sessions serve, and tunnels to `linked` ones."""
 
-    def __init__(self, serving, linked):
+    def __init__(self, serving, linked, held_by=0):
         self._serving, self.neighbours = serving, linked
-        self.registry = self
+        self.registry = self.relays = self
+        self.held_by = held_by
+
+    def hubs_to(self, session):
+        return [HUB] * self.held_by if session != DEAD else []
 
     def session(self, session):
         return SimpleNamespace(claims=SimpleNamespace(role="gateway" if session == HUB else "agent"))
@@ -38,19 +42,23 @@ async def test_the_only_gateway_serves_at_once():
 
 
 @pytest.mark.parametrize(
-    ("serving", "linked", "settled"),
+    ("serving", "linked", "held_by", "settled"),
     [
-        ([AGENT], [HUB, AGENT], True),
-        ([], [HUB], True),
-        ([AGENT], [HUB], False),  # its requests would end in 503
-        ([AGENT], [AGENT], False),  # what others reach is not known yet
-        ([], [], False),
-        ([AGENT, DEAD], [HUB, AGENT], False),
+        ([AGENT], [HUB, AGENT], 0, True),
+        ([], [HUB], 0, True),
+        ([AGENT], [HUB], 0, False),  # its requests would end in 503
+        ([AGENT], [HUB], 1, False),  # and so they would when that one hub is stopped
+        ([AGENT], [HUB], 2, True),
+        ([AGENT], [AGENT], 2, False),  # what others reach is not known yet
+        ([], [], 0, False),
+        ([AGENT, DEAD], [HUB, AGENT], 2, False),
     ],
 )
-async def test_it_waits_for_another_one_and_for_all_that_serve_there_but_not_for_ever(serving, linked, settled):
+async def test_it_waits_for_another_one_and_for_all_that_serve_there_but_not_for_ever(
+    serving, linked, held_by, settled
+):
     clock, touched = ManualClock(), asyncio.Event()
-    waits = Settling(FakeMesh(serving, linked), clock, others=True)
+    waits = Settling(FakeMesh(serving, linked, held_by), clock, others=True)
     assert (waits.health().ready, waits.health().waits_for) == (False, "replicas")
     running = asyncio.create_task(waits.run(touched.set))
     for _ in range(5):

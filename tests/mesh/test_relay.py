@@ -144,7 +144,7 @@ async def test_a_hub_that_swallows_is_left_alone(relayed, monkeypatch):
         monkeypatch.setattr(bed.hubs[0].relays, "asked", lambda head, peer: asyncio.Protocol())
         assert await echoed(bed, b"x") == b"x"
         assert bed.gateway.relays.by(bed.agent.session) == bed.hubs[1].session
-        assert bed.gateway.relays._trusted(bed.agent.session) == [bed.hubs[1].session]
+        assert bed.gateway.relays.hubs_to(bed.agent.session) == [bed.hubs[1].session]
 
 
 @pytest.mark.asyncio
@@ -348,3 +348,33 @@ async def test_an_agent_keeps_two_hubs_of_two_providers_and_all_reach_it(federat
     await settled([hub for hub in hubs if hub is not lost])
     for node in (agent, *hubs):
         await node.close()
+
+
+@pytest.mark.asyncio
+async def test_a_hub_that_leaves_lets_open_streams_end(relayed):
+    async with relayed(2) as bed:
+        tunnel = await bed.gateway.relays.reach(bed.agent.session)
+        sink = Collect()
+        stream = tunnel.open_stream(HEAD, sink)
+        stream.write(b"begun")
+        await until(lambda: sink.data == b"begun")
+        by = bed.gateway.relays.by(bed.agent.session)
+        leaving = next(hub for hub in bed.hubs if hub.session == by)
+        leaving.retire()
+        await until(
+            lambda: (
+                bed.gateway.relays.hubs_to(bed.agent.session) != [by] and bed.gateway.relays.by(bed.agent.session) != by
+            )
+        )
+        waits = asyncio.create_task(leaving.relays.carried_out(20))
+        assert await echoed(bed, b"new") == b"new"
+        assert bed.gateway.relays.by(bed.agent.session) != by
+        bed.gateway.relays.look()
+        stream.write(b" and ended")
+        await until(lambda: sink.data == b"begun and ended")
+        assert not waits.done()
+        stream.close()
+        await until(lambda: not tunnel.open_streams)
+        bed.gateway.relays.look()
+        await asyncio.wait_for(waits, 10)
+        assert tunnel.closed.done() or tunnel is not bed.gateway.relays.tunnel(bed.agent.session)

@@ -18,17 +18,19 @@ import msgspec
 
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.base.tlswords import spoken
+from fabrictool.domain.specs import HostPort
 from fabrictool.mesh.hubchoice import LinkedHub
 from fabrictool.mesh.member import BEAT_SECONDS
 from fabrictool.mesh.transport.reach import Route
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from fabrictool.base.clock import Clock
-    from fabrictool.domain.specs import EgressSpec, HostPort
+    from fabrictool.domain.specs import EgressSpec
     from fabrictool.mesh.hubchoice import HubChoice
+    from fabrictool.mesh.records import NodeBody
     from fabrictool.mesh.transport.tunnel import Tunnel
 
 _log = logging.getLogger("fabrictool.mesh")
@@ -197,3 +199,10 @@ class HubLinks:
             async with asyncio.timeout(max(0.0, whole - shortest)):
                 await self.alone.wait()
         return min(delay * 2, RETRY_MAX_BY_SSH_S if by_ssh and not self.alone.is_set() else longest)
+
+
+def addresses_of(node: NodeBody) -> Iterator[HostPort]:
+    """Where it says that it can be dialled."""
+    for host, _, port in (address.rpartition(":") for address in node.addresses):
+        if int(port) < 65536:
+            yield HostPort(host, int(port))

@@ -25,14 +25,14 @@ from fabrictool.mesh.member import BEAT_SECONDS, Member, SessionEnded, TailHeard
 from fabrictool.mesh.records import Body, Lifecycle, NodeBody, Record, RevocationBody
 from fabrictool.mesh.trace import TracedMember
 from fabrictool.mesh.transport.door import HANDSHAKE_S, Door
-from fabrictool.mesh.transport.hublinks import HubLinks
+from fabrictool.mesh.transport.hublinks import HubLinks, addresses_of
 from fabrictool.mesh.transport.relay import RELAY, Relays
 from fabrictool.mesh.transport.sitelinks import SiteLinks
 from fabrictool.mesh.transport.tls import IdentityFiles, client_context, server_context
 from fabrictool.mesh.transport.tunnel import Tunnel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from fabrictool.base.clock import Clock
     from fabrictool.domain.specs import EgressSpec
@@ -152,6 +152,11 @@ class MeshNode:
         return sorted(self._tunnels)
 
     @property
+    def reached(self) -> set[bytes]:
+        """To whom a stream can be opened, by a tunnel or by a hub that says it has one."""
+        return self._tunnels.keys() | self._member.holders.held
+
+    @property
     def hub_tunnels(self) -> list[Tunnel]:
         """The live connections to hubs."""
         return [tunnel for tunnel in self._tunnels.values() if _is_hub(tunnel)]
@@ -251,6 +256,11 @@ class MeshNode:
     def take(self, envelope: Envelope) -> None:
         """Spread a signed record that the operator brought; one that does not prove itself is refused and logged."""
         self._perform(self._member.take(envelope, now=self._clock.monotonic(), wall=self._clock.wall()))
+
+    def retire(self) -> None:
+        """As a hub that will leave: carry nothing new for other gateways."""
+        self._member.retire()
+        self._perform(())
 
     async def leave(self) -> bool:
         """Wait until every hub acknowledged our last record; then close. Returns whether all did in time."""
@@ -443,7 +453,7 @@ class MeshNode:
         node = self.registry.node(session)
         if node is None or not node.addresses or not self.registry.lives(session, wall=self._clock.wall()):
             return None
-        return next(_addresses(node), None)
+        return next(addresses_of(node), None)
 
     def _begin(self) -> None:
         if self._ticking is None:
@@ -464,7 +474,7 @@ class MeshNode:
         body = record.body
         if self._hub or not isinstance(body, NodeBody) or body.role != "gateway" or body.lifecycle >= Lifecycle.DOWN:
             return
-        self.hub_links.learn(_addresses(body))
+        self.hub_links.learn(addresses_of(body))
 
     def _living_hubs(self) -> dict[bytes, LinkedHub]:
         return {body.session: LinkedHub(body.provider) for body in self.registry.hubs(wall=self._clock.wall())}
@@ -475,13 +485,6 @@ class MeshNode:
 
 def _is_hub(tunnel: Tunnel) -> bool:
     return tunnel.peer is not None and tunnel.peer.claims.role == "gateway"
-
-
-def _addresses(node: NodeBody) -> Iterator[HostPort]:
-    """Where it says that it can be dialled."""
-    for host, _, port in (address.rpartition(":") for address in node.addresses):
-        if int(port) < 65536:
-            yield HostPort(host, int(port))
 
 
 def _is_last_word(effect: Effect, peer: bytes) -> bool:

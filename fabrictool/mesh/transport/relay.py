@@ -50,6 +50,7 @@ SWALLOWED_S = 60.0
 
 
 CLOSING_TURNS = 50
+CARRIED_LOOK_S = 0.1
 
 
 class RelayError(FabrictoolError):
@@ -92,8 +93,12 @@ class Relays:
         self._door = door
         self._tunnels: dict[bytes, tuple[Tunnel, bytes]] = {}
         """Agent → the tunnel that we opened to it, and by which hub."""
+        self._replaced: set[Tunnel] = set()
+        """Those whose hub is leaving, and whose streams are not over."""
         self._opening: dict[bytes, asyncio.Task[Tunnel]] = {}
         self._answering: set[asyncio.Task[None]] = set()
+        self._carried: list[Splice] = []
+        """On the way to agents, for others."""
         self._sockets: set[Splice] = set()
         """Between a stream and the TLS inside it."""
         self._arrived: set[Tunnel] = set()
@@ -105,9 +110,9 @@ class Relays:
     # -- for gateways -----------------------------------------------------------------------------------------
 
     def tunnel(self, session: bytes) -> Tunnel | None:
-        """The relayed tunnel to an agent, if one is open."""
+        """The relayed tunnel to an agent, if one is open and its hub is not about to leave."""
         known = self._tunnels.get(session)
-        return known[0] if known is not None else None
+        return known[0] if known is not None and known[1] in self._holders_of(session) else None
 
     @property
     def opened(self) -> list[tuple[bytes, bytes, Tunnel]]:
@@ -116,12 +121,22 @@ class Relays:
 
     def by(self, session: bytes) -> bytes | None:
         """The hub through which an agent is reached now, or would be."""
-        known = self._tunnels.get(session)
-        return known[1] if known is not None else next(iter(self._trusted(session)), None)
+        if self.tunnel(session) is not None:
+            return self._tunnels[session][1]
+        return next(iter(self.hubs_to(session)), None)
+
+    def hubs_to(self, session: bytes) -> list[bytes]:
+        """By which an agent can be reached, as far as is known."""
+        now, avoided = self._clock.monotonic(), self._avoided_until
+        return [
+            hub
+            for hub in self._holders_of(session)
+            if max(avoided.get(hub, now), avoided.get(hub + session, now)) <= now and self._tunnel_to(hub) is not None
+        ]
 
     def leads_to(self, session: bytes) -> bool:
         """Whether an agent can be reached so, as far as is known."""
-        return session in self._tunnels or bool(self._trusted(session))
+        return self.tunnel(session) is not None or bool(self.hubs_to(session))
 
     async def reach(self, session: bytes) -> Tunnel:
         """A relayed tunnel to this agent; whoever asks while it is opened waits for the same.
@@ -143,14 +158,19 @@ class Relays:
         now = self._clock.monotonic()
         self._avoided_until = {key: until for key, until in self._avoided_until.items() if until > now}
         self._sockets = {end for end in self._sockets if not end.lost}
+        for tunnel in [*self._replaced]:
+            if not tunnel.open_streams:
+                tunnel.close("another hub has taken over")
         for session, _, tunnel in self.opened:
             if tunnel.open_streams:
                 self._unused_since.pop(session, None)
-            elif now - self._unused_since.setdefault(session, now) > UNUSED_S or self._tunnel_to(session) is not None:
+                continue
+            unused = now - self._unused_since.setdefault(session, now) > UNUSED_S
+            if unused or self._tunnel_to(session) is not None or self.tunnel(session) is None:
                 tunnel.close("it is not needed any more")
 
     def cut_off(self, revoked: Callable[[VerifiedSession], bool]) -> None:
-        for tunnel in [*self._arrived, *(tunnel for _, _, tunnel in self.opened)]:
+        for tunnel in self._all():
             if tunnel.peer is not None and revoked(tunnel.peer):
                 tunnel.close("the peer was revoked")
 
@@ -160,7 +180,7 @@ class Relays:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for tunnel in [*self._arrived, *(tunnel for _, _, tunnel in self.opened)]:
+        for tunnel in self._all():
             tunnel.close("leaving")
         for end in self._sockets:
             end.close()
@@ -181,12 +201,21 @@ class Relays:
         if tunnel is None or tunnel.peer is None or tunnel.peer.claims.role != "agent":
             return None
         near, far = Splice.pair()
+        self._carried = [end for end in self._carried if not end.lost]
         try:
             tunnel.open_stream(head, far)
         except FabrictoolError as error:
             _log.warning("cannot relay to %s: %s", head.service.hex()[:8], error)
             return None
+        self._carried.append(far)
         return near
+
+    async def carried_out(self, seconds: float) -> None:
+        """Wait until nothing is carried for others any more, for so long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not all(end.lost for end in self._carried):  # noqa: ASYNC110 - many may end, and this is rare
+                    await asyncio.sleep(CARRIED_LOOK_S)
 
     def _answer(self) -> asyncio.Protocol:
         """A gateway comes through the hub at the other end of this stream."""
@@ -215,16 +244,11 @@ class Relays:
 
     # -- internals --------------------------------------------------------------------------------------------
 
-    def _trusted(self, session: bytes) -> list[bytes]:
-        now, avoided = self._clock.monotonic(), self._avoided_until
-        return [
-            hub
-            for hub in self._holders_of(session)
-            if max(avoided.get(hub, now), avoided.get(hub + session, now)) <= now and self._tunnel_to(hub) is not None
-        ]
+    def _all(self) -> list[Tunnel]:
+        return [*self._arrived, *self._replaced, *(tunnel for _, _, tunnel in self.opened)]
 
     async def _open(self, session: bytes) -> Tunnel:
-        hubs = self._trusted(session)
+        hubs = self.hubs_to(session)
         random.shuffle(hubs)  # the load of an agent's two hubs
         why = "no hub holds a tunnel to it"
         for hub in hubs:
@@ -245,12 +269,17 @@ class Relays:
         proved: asyncio.Future[Tunnel] = loop.create_future()
 
         def came(tunnel: Tunnel) -> None:
+            former = self._tunnels.get(session)
             self._tunnels[session] = tunnel, hub
+            if former is not None:
+                self._replaced.add(former[0])
             if not proved.done():
                 proved.set_result(tunnel)
 
         def went(tunnel: Tunnel) -> None:
-            if self.tunnel(session) is tunnel:
+            self._replaced.discard(tunnel)
+            known = self._tunnels.get(session)
+            if known is not None and known[0] is tunnel:
                 del self._tunnels[session]
                 self._unused_since.pop(session, None)
 
