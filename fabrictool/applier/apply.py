@@ -289,7 +289,7 @@ class _Run:
         if spec is None:  # the plan was found sound
             raise FabrictoolError.of("FT4006", f"{action.address} has no spec", thing=action.address)
         files = self._applier.renewed(action) if action.kind == "update" else self._applier.identity(spec)
-        if isinstance(spec, GatewaySpec) and keys is not None:
+        if isinstance(spec, GatewaySpec) and spec.tenants and keys is not None:
             files["keys.json"] = keys.file
             spec = msgspec.structs.replace(spec, keys=keys.digest)
         return NewUnit(action.operation, action.address, spec, files, self._state.lineage, self._state.serial)

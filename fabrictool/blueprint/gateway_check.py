@@ -53,6 +53,9 @@ class GatewayCheck(ReferenceCheck):
         for name, gateway in blueprint.every_gateway.items():
             self._gateway(below[name], gateway)
         self._addresses(below)
+        if all(gateway.listen is None for gateway in blueprint.every_gateway.values()):
+            hint = "give one of them `listen`, an address for clients"
+            self.say("FT1246", top, "no gateway listens for clients: nobody can ask for anything", hint)
         if not blueprint.tenants:
             hint = "add `tenants: {me: {group: …, key: secret://env/NAME}}`"
             self.say("FT1232", top, "there is no tenant: nobody has a key for a gateway", hint, "warning")
@@ -98,7 +101,7 @@ class GatewayCheck(ReferenceCheck):
         listeners = [
             _Listener(name, (*below[name], key), self._machine(gateway), address)
             for name, gateway in gateways.items()
-            for key, address in (("listen", gateway.listen), ("mesh", gateway.mesh))
+            for key, address in gateway.listeners
         ]
         for former, latter in combinations(listeners, 2):
             apart = former.gateway == latter.gateway or former.machine != latter.machine

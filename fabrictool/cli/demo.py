@@ -207,12 +207,11 @@ def _key(path: Path) -> str:
 
 
 def _client(loaded: Loaded) -> Client:
-    gateway = next(iter(loaded.blueprint.every_gateway.values()), None)
-    if gateway is None:
+    gateways = loaded.blueprint.every_gateway.values()
+    listen = next((gateway.listen for gateway in gateways if gateway.listen is not None), None)
+    if listen is None:
         raise DemoError.of("FT9101", "the blueprint has no gateway", hint="use blueprints/local.yaml")
-    return Client(
-        gateway.listen.host, gateway.listen.port, os.environ[KEY_VARIABLE], next(iter(loaded.blueprint.models))
-    )
+    return Client(listen.host, listen.port, os.environ[KEY_VARIABLE], next(iter(loaded.blueprint.models)))
 
 
 def _url(client: Client) -> str:

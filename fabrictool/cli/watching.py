@@ -7,6 +7,7 @@ import importlib.util
 import re
 import time
 from dataclasses import replace
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -236,9 +237,9 @@ def show_events(source: Source, lines: int, *, as_json: bool) -> None:
 def gateway_url(source: Source) -> Iterator[str]:
     """Status URL of a running gateway that answers, through SSH where it runs elsewhere; FT5202 when none does."""
     with source.fabric() as fabric:
-        for cluster, unit in _running_gateways(fabric):
+        for hubs_too, (cluster, unit) in product((False, True), _running_gateways(fabric)):
             with fabric.clusters[cluster].page(unit.operation) as url:
-                if url and _answers(url):
+                if url and _answers(url, hubs_too=hubs_too):
                     yield url
                     return
     raise UnreachableError.of("FT5202", "no gateway of this fabric runs here", hint="`fabrictool apply`, or give a URL")
@@ -251,12 +252,12 @@ def _running_gateways(fabric: Fabric) -> list[tuple[str, ObservedUnit]]:
     return [(cluster, unit) for cluster, unit in units if unit.state == "running"]
 
 
-def _answers(url: str) -> bool:
+def _answers(url: str, *, hubs_too: bool) -> bool:
     try:
-        fetch(url, timeout_s=ASK_S)
+        document = fetch(url, timeout_s=ASK_S)
     except StatusUnavailableError:
         return False
-    return True
+    return hubs_too or (isinstance(document, GatewayStatus) and bool(document.listen))
 
 
 def require_tui() -> Callable[[Callable[[], LiveDocument], float], None]:

@@ -257,12 +257,14 @@ class Tenant(Document):
 
 
 class Gateway(Document):
-    """The public face: one listener for clients, one for the agents' tunnels."""
+    """The public face: one listener for clients, one for the agents' tunnels. Without the former it is a hub: it links
+    nodes with each other and relays what it cannot read.
+    """
 
     cluster: Name
     """Where it runs."""
-    listen: Endpoint
-    """For clients."""
+    listen: Endpoint | None = None
+    """For clients; absent: it has none, and is told no keys."""
     mesh: Endpoint
     """For agents and other gateways."""
     advertise: Endpoint | None = None
@@ -273,6 +275,12 @@ class Gateway(Document):
     trace: Memory | None = None
     """Keep what happens in the mesh in the gateway's run folder, up to this size, for ``mesh replay``: records and
     addresses, no request and no key."""
+
+    @property
+    def listeners(self) -> tuple[tuple[str, Endpoint], ...]:
+        """By key."""
+        clients = (("listen", self.listen),) if self.listen is not None else ()
+        return (*clients, ("mesh", self.mesh))
 
     @property
     def hub(self) -> Endpoint:

@@ -144,7 +144,7 @@ class BuildRules(msgspec.Struct, frozen=True):
 
 
 class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_field="unit"):
-    """One gateway: a listener for clients, one for agents."""
+    """One gateway: a listener for clients, one for agents; without the former a hub."""
 
     fabric: str
     provider: str
@@ -153,7 +153,7 @@ class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_
     node: str = ""
     """The cluster again: earlier releases, which may read this, ask for it."""
     name: str
-    listen: HostPort
+    listen: HostPort | msgspec.UnsetType = msgspec.UNSET
     mesh: HostPort
     policy: Literal["random", "round-robin", "least-loaded"] = "least-loaded"
     retries: int = 2
@@ -185,6 +185,12 @@ class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_
     """Agents or gateways that it dials while it is linked with nobody; not written where none is named."""
     builds: BuildRules | msgspec.UnsetType = msgspec.UNSET
     """It sends nothing to nodes that break these; not written where there are none."""
+
+    @property
+    def listeners(self) -> dict[str, HostPort]:
+        """``clients``, where it has such, and ``mesh``."""
+        clients = {} if isinstance(self.listen, msgspec.UnsetType) else {"clients": self.listen}
+        return clients | {"mesh": self.mesh}
 
     @property
     def seeks(self) -> tuple[HostPort, ...]:

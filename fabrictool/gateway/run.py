@@ -66,7 +66,8 @@ async def run_on_mesh(spec: GatewaySpec, folder: RunFolder, clock: Clock) -> str
         port = await mesh.listen(spec.mesh.host, spec.mesh.port)
         stack.push_async_callback(mesh.close)
         gateway.mesh_address = f"{spec.mesh.host}:{port}"
-        await gateway.listen(spec.listen.host, spec.listen.port)
+        if not isinstance(spec.listen, msgspec.UnsetType):
+            await gateway.listen(spec.listen.host, spec.listen.port)
         pages = await serve_status(gateway.status, folder, metrics=gateway.exposition, views=views_of(mesh))
         stack.push_async_callback(pages.cleanup)
         folder.write_process(
@@ -76,7 +77,7 @@ async def run_on_mesh(spec: GatewaySpec, folder: RunFolder, clock: Clock) -> str
             started_at=clock.wall(),
         )
         gateway.publish_node(node_body(mesh, spec, Lifecycle.SERVING, version=1))
-        _log.info("clients on %s, agents on %s", gateway.listen_address, gateway.mesh_address)
+        _log.info("clients on %s, agents on %s", gateway.listen_address or "no address", gateway.mesh_address)
         _tell_mesh(mesh, spec)
         mesh.dial([(hub.host, hub.port) for hub in spec.dials])
         settling = Settling(mesh, clock, others=bool(spec.hubs))

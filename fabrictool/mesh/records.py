@@ -103,6 +103,8 @@ class NodeBody(msgspec.Struct, frozen=True, tag="n", omit_defaults=True):
     certificate: Annotated[bytes, msgspec.Meta(max_length=16)] = b""
     """Fingerprint of the session's certificate that goes with this version: it is renewed for the same key, and who
     knows an earlier one needs the chain again. Empty: written by an earlier release."""
+    ingress: bool = True
+    """Of a gateway: whether clients ask it."""
     assignable: bool = False
     """It serves what its provider's controller assigns to it."""
 

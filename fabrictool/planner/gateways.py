@@ -53,11 +53,12 @@ def wanted_gateways(
     Tenants' keys that cannot be had are taken to be those of the gateway that runs.
     """
     keys, running = evidence.keys_of(blueprint), running_gateways(evidence)
-    usual = next((spec.keys for spec in running.values()), "")
+    usual = next((spec.keys for spec in running.values() if spec.keys), "")
     wanted, planned = {}, _by_model(replicas)
     for name, gateway in blueprint.every_gateway.items():
         theirs = keys if keys is not None else running[name].keys if name in running else usual
-        wanted[name] = _spec(blueprint, inventory, name, gateway, theirs, weights, planned, evidence.revocations)
+        spec = _spec(blueprint, inventory, name, gateway, theirs, weights, planned, evidence.revocations)
+        wanted[name] = spec if gateway.listen is not None else _hub(spec)
     kept = {
         name: running[name]
         for name, spec in wanted.items()
@@ -93,7 +94,7 @@ def _spec(
         cluster=gateway.cluster,
         node=gateway.cluster,
         name=name,
-        listen=gateway.listen,
+        listen=gateway.listen or msgspec.UNSET,
         mesh=gateway.mesh,
         policy=blueprint.routing.policy,
         retries=blueprint.routing.retries,
@@ -112,6 +113,14 @@ def _spec(
         builds=msgspec.UNSET if builds is None else BuildRules(builds.signers, builds.providers),
         trace=msgspec.UNSET if gateway.trace is None else int(gateway.trace),
     )
+
+
+def _hub(spec: GatewaySpec) -> GatewaySpec:
+    """It has no clients: it needs to know neither of tenants nor of what is served for them."""
+    return msgspec.structs.replace(
+        spec, groups={}, tenants={}, keys="", model_providers={}, weights=msgspec.UNSET, replicas=msgspec.UNSET,
+        builds=msgspec.UNSET,
+    )  # fmt: skip
 
 
 def _linked(
@@ -146,7 +155,8 @@ def _link(pair: Link, hubs: Mapping[str, HostPort], kept: Mapping[str, GatewaySp
 
 def clash(former: GatewaySpec, wanted: GatewaySpec | Gateway) -> bool:
     """Whether the two cannot run side by side: both would listen at one address of, perhaps, one machine."""
-    theirs, ours = (former.listen, former.mesh), (wanted.listen, wanted.mesh)
+    theirs = former.listeners.values()
+    ours = wanted.listeners.values() if isinstance(wanted, GatewaySpec) else dict(wanted.listeners).values()
     pairs = [{a.host, b.host} for a in theirs for b in ours if a.port == b.port != 0]
     # Two names may mean one address; two addresses never do.
     near = former.cluster == wanted.cluster

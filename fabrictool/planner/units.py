@@ -95,7 +95,8 @@ def _trust(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement
     groups = allowing if blueprint.tenants else None
     if model.trust is not None and provider not in model.trust:
         groups = ()
-    asking = {inventory.provider_of(gateway.cluster) for gateway in blueprint.every_gateway.values()}
+    ingresses = (gateway for gateway in blueprint.every_gateway.values() if gateway.listen is not None)
+    asking = {inventory.provider_of(gateway.cluster) for gateway in ingresses}
     return AgentTrust(groups=groups, gateways=tuple(sorted(asking)))
 
 
@@ -124,9 +125,9 @@ def _wanted(spec: AgentSpec, replica: ReplicaPlacement) -> WantedUnit:
 def gateway_unit(spec: GatewaySpec) -> WantedUnit:
     """A gateway, with what a table says of it."""
     agents = f"{spec.mesh}" if spec.hub == spec.mesh else f"{spec.mesh} (as {spec.hub})"
-    return WantedUnit(
-        str(Address.of(spec)), spec.cluster, spec, f"{spec.cluster}  clients {spec.listen}, agents {agents}"
-    )
+    clients = spec.listeners.get("clients")
+    faces = f"clients {clients}, agents {agents}" if clients is not None else f"a hub, agents {agents}"
+    return WantedUnit(str(Address.of(spec)), spec.cluster, spec, f"{spec.cluster}  {faces}")
 
 
 def _flag(value: str | float | bool) -> str:

@@ -200,10 +200,10 @@ def _ports(observed: Observed, loaded: Loaded) -> list[Check]:
     """Of gateways on this machine that do not run yet."""
     running = observed.running()
     return [
-        _port(what, address)
+        _port("clients" if what == "listen" else "agents", address)
         for name, gateway in loaded.blueprint.every_gateway.items()
         if loaded.inventory.clusters[gateway.cluster].here and str(Address("gateway", name)) not in running
-        for what, address in (("clients", gateway.listen), ("agents", gateway.mesh))
+        for what, address in gateway.listeners
     ]
 
 

@@ -165,7 +165,8 @@ def _unit_row(cluster: str, unit: ObservedUnit) -> dict[str, Any]:
                 row["links"] = len(document.links)
                 row["ends_at"] = document.ends_at or unit.ends_at
             else:
-                row["detail"] = f"clients {document.listen}, agents {document.mesh}"
+                clients = f"clients {document.listen}" if document.listen else "a hub"
+                row["detail"] = f"{clients}, agents {document.mesh}"
                 if unit.in_force == "former":
                     row["detail"] += f"; goes on by a former spec: {unit.detail}"
     return row
@@ -176,6 +177,6 @@ def _gateway_documents(fabric: Fabric, observed: Observed) -> dict[str, GatewayS
     for address, (cluster, unit) in sorted(observed.running().items()):
         if Address.parse(address).kind == "gateway":
             document = fabric.clusters[cluster].document(unit.operation)
-            if isinstance(document, GatewayStatus):
+            if isinstance(document, GatewayStatus) and document.listen:  # of a hub the table says enough
                 documents[Address.parse(address).name] = document
     return documents

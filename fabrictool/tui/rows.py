@@ -75,7 +75,7 @@ def headline(document: GatewayStatus | AgentStatus, age: str) -> str:
         linked = sum(node.connected for node in agents)
         totals = document.totals
         return (
-            f"{document.fabric} ── view from the gateway {document.listen} · {age} ── read-only\n"
+            f"{document.fabric} ── view from the {_gateway_text(document)} · {age} ── read-only\n"
             f"nodes {linked}/{len(agents)} linked   open {totals.in_flight}   requests {totals.requests}"
             f"   failed {totals.failures}   retried {totals.retries}   tokens {totals.tokens}"
         )
@@ -84,6 +84,10 @@ def headline(document: GatewayStatus | AgentStatus, age: str) -> str:
         f"engine {_engine_text(document)}   open {document.in_flight}"
         f"   gateways {len(document.links)}"
     )
+
+
+def _gateway_text(document: GatewayStatus) -> str:
+    return f"gateway {document.listen}" if document.listen else f"hub {document.mesh}"
 
 
 def cluster_rows(document: GatewayStatus) -> list[TableRow]:

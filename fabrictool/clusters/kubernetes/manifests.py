@@ -121,9 +121,14 @@ def _key(name: str) -> str:
 
 
 def _check_ports(address: str, spec: GatewaySpec) -> None:
-    if not spec.listen.port or not spec.mesh.port or spec.listen.port == spec.mesh.port:
-        message = f"{address} needs two fixed, different ports, not {spec.listen.port} and {spec.mesh.port}"
+    ports = [listener.port for listener in spec.listeners.values()]
+    if not all(ports) or len(set(ports)) < len(ports):
+        message = f"{address} needs fixed ports, each of its own, not {' and '.join(map(str, ports))}"
         raise FabrictoolError.of("FT5408", message, thing=address, hint="name them in `gateway` of the blueprint")
+
+
+def _ports(spec: GatewaySpec) -> list[tuple[str, int]]:
+    return [(name, listener.port) for name, listener in spec.listeners.items()]
 
 
 def _job(meta: Object, pod: Object) -> Object:
@@ -168,8 +173,7 @@ def _service(meta: Object, spec: GatewaySpec, fabric: str) -> Object:
             "type": "ClusterIP",
             "selector": {key: meta["labels"][key] for key in (FABRIC, LINEAGE, UNIT)},
             "ports": [
-                {"name": name, "protocol": "TCP", "port": port, "targetPort": port}
-                for name, port in (("clients", spec.listen.port), ("mesh", spec.mesh.port))
+                {"name": name, "protocol": "TCP", "port": port, "targetPort": port} for name, port in _ports(spec)
             ],
         },
     }
@@ -238,10 +242,7 @@ def _pod(unit: NewUnit, described: ClusterSpec, cluster: str, image: str, meta: 
     if isinstance(spec, AgentSpec):
         _fit(unit.address, spec, described, cluster, inside, container)
     else:
-        container["ports"] = [
-            {"name": "clients", "containerPort": spec.listen.port},
-            {"name": "mesh", "containerPort": spec.mesh.port},
-        ]
+        container["ports"] = [{"name": name, "containerPort": port} for name, port in _ports(spec)]
     return {"spec": inside}
 
 

@@ -477,7 +477,10 @@ class MeshNode:
         self.hub_links.learn(addresses_of(body))
 
     def _living_hubs(self) -> dict[bytes, LinkedHub]:
-        return {body.session: LinkedHub(body.provider) for body in self.registry.hubs(wall=self._clock.wall())}
+        return {
+            body.session: LinkedHub(body.provider, ingress=body.ingress)
+            for body in self.registry.hubs(wall=self._clock.wall())
+        }
 
     def _dialled(self, expected: Expected) -> Tunnel:
         return Tunnel(self, self._clock.monotonic, dialler=True, expected=expected)
