@@ -166,7 +166,7 @@ class Applier:
             if spec is None and action.kind == "keep":
                 spec = self.fabric.clusters[action.cluster].spec(action.former)
             if spec is not None:
-                if isinstance(spec, GatewaySpec) and self.keys is not None:
+                if isinstance(spec, GatewaySpec) and spec.ingress and self.keys is not None:
                     spec = msgspec.structs.replace(spec, keys=self.keys.digest)
                 wanted[action.address] = Applied(cluster=action.cluster, spec=spec, summary=action.summary)
         return wanted
@@ -289,7 +289,7 @@ class _Run:
         if spec is None:  # the plan was found sound
             raise FabrictoolError.of("FT4006", f"{action.address} has no spec", thing=action.address)
         files = self._applier.renewed(action) if action.kind == "update" else self._applier.identity(spec)
-        if isinstance(spec, GatewaySpec) and spec.tenants and keys is not None:
+        if isinstance(spec, GatewaySpec) and spec.ingress and keys is not None:
             files["keys.json"] = keys.file
             spec = msgspec.structs.replace(spec, keys=keys.digest)
         return NewUnit(action.operation, action.address, spec, files, self._state.lineage, self._state.serial)

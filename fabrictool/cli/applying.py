@@ -114,7 +114,7 @@ def carry_out(plan: Plan, source: Source, fabric: Fabric, *, as_json: bool, queu
 
     # A missing secret must be said before anything is started; what only stops needs none.
     needed = KEYS in plan.read_set or any(
-        isinstance(action.spec, GatewaySpec) and bool(action.spec.tenants) for action in plan.changes
+        isinstance(action.spec, GatewaySpec) and action.spec.ingress for action in plan.changes
     )
     keys = tenant_keys(source.blueprint, os.environ) if needed else None
     digest, key_digest = source.identity.digest, keys.digest if keys is not None else ""

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING
 from fabrictool.base.clock import duration_text, minute_text
 from fabrictool.base.units import Memory
 from fabrictool.cli.output import paint, table, terminal_columns, text_width
-from fabrictool.status.fleet import NEEDS_SOMEBODY, OVER, FleetStatus, dead_engines, engine_text, engines_shown
+from fabrictool.status.fleet import (
+    NEEDS_SOMEBODY,
+    OVER,
+    FleetStatus,
+    dead_engines,
+    engine_text,
+    engines_shown,
+    link_text,
+    role_text,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -130,7 +139,7 @@ def _member_rows(view: FleetStatus, member: FleetMember) -> list[list[str]]:
     return [
         [
             short(member.session),
-            member.role,
+            role_text(member),
             member.provider,
             where(member),
             "idle" if member.idle else state_text(member.state),
@@ -142,17 +151,6 @@ def _member_rows(view: FleetStatus, member: FleetMember) -> list[list[str]]:
         ]
         for service in services or [None]
     ]
-
-
-def link_text(view: FleetStatus, member: FleetMember) -> str:
-    """Between the node whose view it is and the member; an agent needs none to just any other agent."""
-    if member.session == view.session:
-        return "itself"
-    if member.linked:
-        return "up"
-    if member.held_by:
-        return f"by {short(member.held_by[0])}"
-    return "–" if "agent" == view.role == member.role else "none"
 
 
 def devices_text(member: FleetMember) -> str:
@@ -195,7 +193,7 @@ def _link_row(link: FleetLink, member: FleetMember | None) -> list[str]:
     path = link.path or ("another connection" if link.up and link.address else "–")
     return [
         short(link.peer) or "?",
-        member.role if member is not None else "?",
+        role_text(member) if member is not None else "?",
         member.provider if member is not None else "?",
         where(member) if member is not None else "?",
         "up" if link.up else paint("none", "error"),

@@ -193,6 +193,11 @@ class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_
         return clients | {"mesh": self.mesh}
 
     @property
+    def ingress(self) -> bool:
+        """Whether it has clients; otherwise it is a hub."""
+        return not isinstance(self.listen, msgspec.UnsetType)
+
+    @property
     def seeks(self) -> tuple[HostPort, ...]:
         return () if isinstance(self.bootstrap, msgspec.UnsetType) else self.bootstrap
 

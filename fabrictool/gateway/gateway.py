@@ -436,7 +436,7 @@ def node_body(mesh: MeshNode, spec: GatewaySpec, lifecycle: Lifecycle, version: 
         node=spec.cluster,
         release=__version__,
         addresses=(str(spec.hub),) if _can_be_dialled(spec.hub) else (),
-        ingress="clients" in spec.listeners,
+        ingress=spec.ingress,
     )
 
 

@@ -94,6 +94,8 @@ class FleetMember(msgspec.Struct, frozen=True, kw_only=True):
     state: MemberState
     linked: bool
     """Whether the node whose view this is holds a tunnel with it, or is it."""
+    ingress: bool = True
+    """Of a gateway: whether clients ask it; otherwise it is a hub."""
     held_by: list[str] = []
     """Hubs that say they hold one with it: any of them can relay. Agents do not know."""
     lost_at: float | None = None
@@ -123,6 +125,11 @@ class FleetMember(msgspec.Struct, frozen=True, kw_only=True):
     services: list[FleetService] = []
 
 
+def role_text(member: FleetMember) -> str:
+    """In a table."""
+    return "hub" if member.role == "gateway" and not member.ingress else member.role
+
+
 class FleetLink(msgspec.Struct, frozen=True, kw_only=True):
     """One connection of the node whose view this is, or an address to which it has none."""
 
@@ -143,6 +150,17 @@ class FleetLink(msgspec.Struct, frozen=True, kw_only=True):
     sent_octets: int | None = None
     silent_s: float | None = None
     """Since the peer was heard last; a beat comes every second."""
+
+
+def link_text(view: FleetStatus, member: FleetMember) -> str:
+    """How the node whose view it is reaches a member, in a table; agents do not reach each other's engines."""
+    if member.session == view.session:
+        return "itself"
+    if member.linked:
+        return "up"
+    if member.held_by:
+        return f"by {member.held_by[0][:8]}"
+    return "–" if "agent" == view.role == member.role else "none"
 
 
 class FleetStatus(msgspec.Struct, frozen=True, kw_only=True, tag="fleet", tag_field="kind"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from fabrictool.status.fleet import NEEDS_SOMEBODY, OVER, engine_text, engines_shown
+from fabrictool.status.fleet import NEEDS_SOMEBODY, OVER, engine_text, engines_shown, link_text, role_text
 from fabrictool.tui.rows import problems_first, table_row, until_text
 
 if TYPE_CHECKING:
@@ -96,13 +96,12 @@ def fleet_node_rows(view: FleetStatus) -> list[TableRow]:
 
 
 def _node_cells(view: FleetStatus, member: FleetMember, service: FleetService | None) -> tuple[str, ...]:
-    itself = member.session == view.session
-    link = "itself" if itself else "up" if member.linked else "–" if view.role == member.role == "agent" else "none"
+    link = link_text(view, member)
     walltime = "–" if member.ends_at is None else until_text(member.ends_at, view.at)
     engine = (service.replica, engine_text(service)) if service is not None else ("–", "–")
     figures = [UNKNOWN if service is not None else "–"] * 4
     state = "idle" if member.idle else member.state
-    return (member.node or "–", state, link, *engine, *figures, walltime, member.cluster or "–", member.role)
+    return (member.node or "–", state, link, *engine, *figures, walltime, member.cluster or "–", role_text(member))
 
 
 def _serves(member: FleetMember, service: FleetService) -> bool:

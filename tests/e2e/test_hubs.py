@@ -81,8 +81,9 @@ def test_a_hub_has_no_clients_and_knows_no_keys(bed):
         until(lambda: len(answers) > enough)
         bed.run("reconcile")
     assert failures == []
-    assert "No changes" in bed.run("plan").stdout
-    assert "core" in bed.run("mesh", "members").stdout
+    plan = bed.run("plan").stdout
+    assert "No changes" in plan, plan
+    assert " hub " in bed.run("mesh", "members").stdout
     # A gateway that no agent dials, for it has two hubs already, asks them by those.
     bed.write(blueprint=gateways(EAST, CORE, WEST))
     bed.run("apply", "--yes")
