@@ -156,7 +156,12 @@ class Directory:
         )
 
     def report(self, session: bytes, load: Load) -> None:
-        """Volatile load from an agent's beat."""
+        """Volatile load from an agent's beat; none: a relayed tunnel was closed for want of requests.
+
+        What it brought last must not stand: a replica that seemed busy then would never be asked again.
+        """
+        if not load:
+            load = tuple((key[len(session) :], 0, 0, 0.0, 0) for key in self._of_session.get(session, ()))
         for service, running, waiting, kv_use, foreign in load:
             target = self._targets.get(session + service)
             if target is not None:

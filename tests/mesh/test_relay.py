@@ -130,6 +130,7 @@ async def test_the_other_hub_takes_over(relayed):
         carrier = next(hub for hub in bed.hubs if hub.session == by)
         await carrier.close()
         await until(lambda: bed.gateway.relays.tunnel(bed.agent.session) is None)
+        assert bed.heard.loads[-1] == (bed.agent.session, ())
         assert bed.gateway.reaches(bed.agent.session)
         assert await echoed(bed, b"y") == b"y"
         assert bed.gateway.relays.by(bed.agent.session) != by

@@ -25,7 +25,7 @@ from fabrictool.mesh.transport.reach import Route
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from fabrictool.base.clock import Clock
     from fabrictool.domain.specs import EgressSpec
@@ -54,11 +54,11 @@ class HubLinks:
         context: ssl.SSLContext,
         new_tunnel: Callable[[], Tunnel],
         linked: Callable[[bytes], bool],
-        hubs: Callable[[], Mapping[bytes, LinkedHub]],
+        hubs: Callable[[], Iterable[NodeBody]],
         choice: HubChoice[HostPort] | None,
     ) -> None:
         """`new_tunnel` refuses everybody but a hub; `linked` says whether a session has a tunnel, whoever dialled;
-        `hubs`: those that live, by session; without a `choice` it dials all.
+        `hubs`: those that live; without a `choice` it dials all.
         """
         self._hubs = hubs
         self._choice = choice
@@ -103,12 +103,12 @@ class HubLinks:
         self._learned.update(fresh[: max(0, MAX_HUBS - len(self._learned))])
         self.look()
 
-    def forget(self, advertised: Iterable[str]) -> None:
-        """Those that we learned of, that no living hub claims any more, and that we hold no tunnel to.
+    def beat(self) -> None:
+        """Forget those that we learned of, that no living hub claims any more, and that we hold no tunnel to.
 
         Others may have voted a hub out that serves us well.
         """
-        claimed = set(advertised)
+        claimed = {address for hub in self._hubs() for address in hub.addresses}
         self._learned = {hub for hub in self._learned if str(hub) in claimed or self._open(hub) is not None}
         self.look(beat=True)
 
@@ -119,7 +119,7 @@ class HubLinks:
         known = self._told | self._learned
         wanted = known
         if self._choice is not None:
-            hubs = self._hubs()
+            hubs = {hub.session: LinkedHub(hub.provider, hub.ingress) for hub in self._hubs()}
             addresses = {str(hub): hub for hub in known}
             linked = {
                 addresses[address]: hubs.get(tunnel.peer.session, LinkedHub(tunnel.peer.claims.provider))

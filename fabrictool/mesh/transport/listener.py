@@ -31,7 +31,8 @@ class Listener(Protocol):
     def link_changed(self, session: bytes, *, up: bool, reason: str) -> None:
         """A neighbour's tunnel came or went: the earliest evidence of life and death."""
 
-    def load_reported(self, session: bytes, load: Load) -> None: ...
+    def load_reported(self, session: bytes, load: Load) -> None:
+        """Nothing in it: it is not known any more."""
 
     def load(self, peer: bytes) -> Load:
         """Our own volatile load, for the next beat to this neighbour."""

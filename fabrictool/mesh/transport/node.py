@@ -19,7 +19,7 @@ from fabrictool.domain.specs import HostPort
 from fabrictool.mesh.fleet import View
 from fabrictool.mesh.framing import Beat
 from fabrictool.mesh.gossip import MAX_TAIL, Changed, LogTail, Refused, Send, Vain
-from fabrictool.mesh.hubchoice import HubChoice, LinkedHub
+from fabrictool.mesh.hubchoice import HubChoice
 from fabrictool.mesh.identity import Credential, IdentityError, IdentityVerifier, VerifiedSession
 from fabrictool.mesh.member import BEAT_SECONDS, Member, SessionEnded, TailHeard
 from fabrictool.mesh.records import Body, Lifecycle, NodeBody, Record, RevocationBody
@@ -87,7 +87,7 @@ class MeshNode:
             self._client_tls,
             lambda: self._dialled("gateway"),
             self._tunnels.__contains__,
-            self._living_hubs,
+            lambda: self.registry.hubs(wall=clock.wall()),
             None if hub else HubChoice(random.Random()),
         )
         self._ticking: asyncio.Task[None] | None = None
@@ -373,6 +373,10 @@ class MeshNode:
         if beat.load:
             self._listener.load_reported(_session(tunnel), beat.load)
 
+    def load_unknown(self, session: bytes) -> None:
+        if session not in self._tunnels:
+            self._listener.load_reported(session, ())
+
     def stream_opened(self, stream: TunnelStream, head: StreamHead) -> asyncio.Protocol | None:
         peer = stream.tunnel.peer
         if peer is None:
@@ -463,8 +467,7 @@ class MeshNode:
         while True:
             await asyncio.sleep(BEAT_SECONDS)
             self._perform(self._member.tick(now=self._clock.monotonic(), wall=self._clock.wall()))
-            hubs = self.registry.hubs(wall=self._clock.wall())
-            self.hub_links.forget(address for hub in hubs for address in hub.addresses)
+            self.hub_links.beat()
             self.relays.look()
             if self._site_links is not None:
                 self._site_links.look()
@@ -475,12 +478,6 @@ class MeshNode:
         if self._hub or not isinstance(body, NodeBody) or body.role != "gateway" or body.lifecycle >= Lifecycle.DOWN:
             return
         self.hub_links.learn(addresses_of(body))
-
-    def _living_hubs(self) -> dict[bytes, LinkedHub]:
-        return {
-            body.session: LinkedHub(body.provider, ingress=body.ingress)
-            for body in self.registry.hubs(wall=self._clock.wall())
-        }
 
     def _dialled(self, expected: Expected) -> Tunnel:
         return Tunnel(self, self._clock.monotonic, dialler=True, expected=expected)

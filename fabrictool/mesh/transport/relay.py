@@ -63,6 +63,9 @@ class RelayHost(Host, Protocol):
     def load_received(self, tunnel: Tunnel, beat: Beat) -> None:
         """The load that such a tunnel's beat brought; its digest counts for nothing."""
 
+    def load_unknown(self, session: bytes) -> None:
+        """There is no tunnel any more that would bring it."""
+
 
 class Relays:
     """The relayed tunnels of one node: those that it opened, those that lead to it, those that it carries."""
@@ -282,6 +285,7 @@ class Relays:
             if known is not None and known[0] is tunnel:
                 del self._tunnels[session]
                 self._unused_since.pop(session, None)
+                self._host.load_unknown(session)
 
         outer_tunnel = self._tunnel_to(hub)
         if outer_tunnel is None:
