@@ -12,7 +12,6 @@ import pytest_asyncio
 
 from fabrictool.agent import agent as agent_module
 from fabrictool.agent import idle
-from fabrictool.agent.controller import ControllerVisit
 from fabrictool.agent.idle import IdleAgent, check_offer, worth_telling
 from fabrictool.base.clock import SystemClock
 from fabrictool.base.errors import FabrictoolError
@@ -24,6 +23,7 @@ from fabrictool.mesh.gossip import Push, encode
 from fabrictool.mesh.identity import issue_session
 from fabrictool.mesh.records import AssignmentBody, Lifecycle, NodeHardware
 from fabrictool.mesh.revocation import read_revocation, revoke
+from fabrictool.mesh.transport.controller import ControllerVisit
 from fabrictool.mesh.transport.tls import IdentityFiles
 from fabrictool.mesh.transport.views import fleet_status
 from fabrictool.status.fleet import FleetQuery
@@ -317,7 +317,7 @@ async def test_who_may_not_be_assigned_a_model_is_not_chosen_for_it(scene):
 @pytest.mark.asyncio
 async def test_where_no_gateway_answers_that_is_said(tmp_path, monkeypatch):
     federation = Federation(tmp_path)
-    monkeypatch.setattr("fabrictool.agent.controller.LINK_S", 0.5)
+    monkeypatch.setattr("fabrictool.mesh.transport.controller.LINK_S", 0.5)
     folder = federation.folder / "c"
     folder.mkdir()
     files = IdentityFiles(folder)
