@@ -115,16 +115,24 @@ def test_a_node_that_leaves_is_followed_by_another_and_one_that_refuses_says_why
 
 def test_without_a_controller_nothing_is_assigned_and_an_accepted_one_is_enough(side):
     bed = side.bed
-    join(side, "job")
+    job = join(side, "job")
     bed.write(INVENTORY + JOINED, WITH_BORROWED)
     key = bed.folder / "state/t/trust/providers/beta.key"
     key.rename(bed.folder / "beta.key")
-    assert "FT6109" in bed.run("plan").stdout
+    assert "FT6109" in bed.run("plan", "-o", "saved.plan").stdout
     refused = bed.run("apply", "--yes", code=None)
     assert refused.returncode != 0
     assert "FT6109" in refused.stderr
     assert len(idle_members(bed)) == 1
     bed.run("trust", "controller", "beta", "--trust", str(bed.folder / "beta" / "trust"), "-o", "controller")
     assert "controller of beta kept" in bed.run("trust", "accept", "controller").stderr
+
+    job.send_signal(signal.SIGTERM)
+    assert job.wait(60) == 0
+    left = bed.run("apply", "saved.plan", "--yes", code=None)
+    assert left.returncode != 0
+    assert "FT5417" in left.stderr, "who was there when it was planned is gone"
+    assert answers(bed, "tiny")
+    join(side, "again")
     bed.run("apply", "--yes")
     assert answers(bed) == "beta"
