@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from fabrictool.base.clock import SystemClock
 from fabrictool.base.errors import FabrictoolError, UnreachableError
@@ -35,14 +35,12 @@ if TYPE_CHECKING:
     Ask = Callable[[], FleetStatus]
     Identity = Callable[[], AbstractContextManager[IdentityFiles]]
 
-T = TypeVar("T")
-
 
 class JoinedCluster:
     """See the module's docstring. `ask` shows the mesh, `identity` is that of a controller of `provider`."""
 
-    poll_s = 1.0
-    """What is looked at belongs to nobody else: the page of a member."""
+    poll_s = 5.0
+    """What is looked at is a page of a member: of a large mesh megabytes, but nobody's login node."""
 
     # Wide: what it is, how the mesh is seen, and who speaks in it.
     def __init__(
@@ -118,7 +116,7 @@ class JoinedCluster:
                         failed[unit.operation] = error
 
         if units:
-            self._visit(speak)
+            self._visit(self._look(), speak)
         return failed
 
     def update(self, units: Sequence[NewUnit]) -> dict[str, FabrictoolError]:
@@ -200,11 +198,10 @@ class JoinedCluster:
                 if (_told(member) and member.state not in OVER) or over:
                     await visit.say(member, _nothing(None if over else self._nodes.unit_told(member)))
 
-        self._visit(speak)
+        self._visit(fleet, speak)
 
-    def _visit(self, speak: Callable[[ControllerVisit], Awaitable[T]]) -> T:
-        """Raises FT6107 when no gateway lets the controller in, FT6109 when there is none."""
-        fleet = self._look()
+    def _visit(self, fleet: FleetStatus, speak: Callable[[ControllerVisit], Awaitable[None]]) -> None:
+        """Past one of the gateways that `fleet` names; raises FT6107 when none lets us in, FT6109 when nobody may speak."""
         gateways = [
             HostPort(host.strip("[]"), int(port))
             for member in fleet.members
@@ -213,12 +210,12 @@ class JoinedCluster:
             for host, _, port in [address.rpartition(":")]
         ]
 
-        async def visit(files: IdentityFiles) -> T:
+        async def visit(files: IdentityFiles) -> None:
             async with ControllerVisit(files, gateways, SystemClock()) as there:
-                return await speak(there)
+                await speak(there)
 
         with self._identity() as files:
-            return asyncio.run(visit(files))
+            asyncio.run(visit(files))
 
 
 def _told(member: FleetMember) -> bool:
