@@ -201,7 +201,7 @@ class JoinedCluster:
         self._visit(fleet, speak)
 
     def _visit(self, fleet: FleetStatus, speak: Callable[[ControllerVisit], Awaitable[None]]) -> None:
-        """Past one of the gateways that `fleet` names; raises FT6107 when none lets us in, FT6109 when nobody may speak."""
+        """By a gateway that `fleet` names. Raises FT6107 when none lets us in, FT6109 when nobody here may speak."""
         gateways = [
             HostPort(host.strip("[]"), int(port))
             for member in fleet.members
