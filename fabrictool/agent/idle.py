@@ -210,6 +210,7 @@ def assigned_spec(bare: AgentSpec, wanted: AssignmentBody) -> AgentSpec:
     usual = engines()[wanted.engine].default_max_num_seqs if wanted.engine in engines() else bare.max_num_seqs
     return msgspec.structs.replace(
         bare,
+        replica=bare.replica if wanted.unit is None else wanted.unit.replica,
         model=wanted.model,
         source=wanted.source,
         engine=wanted.engine,

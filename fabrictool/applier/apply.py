@@ -32,6 +32,7 @@ from fabrictool.domain.specs import AgentSpec, GatewaySpec
 from fabrictool.domain.state import Applied, Placed
 from fabrictool.planner.healing import WINDOW_S
 from fabrictool.planner.succession import KEPT
+from fabrictool.state.controllers import check_controller
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -128,7 +129,9 @@ class Applier:
             check_owned(plan, observed, state.lineage or plan.lineage or lineage)
             check_fresh(plan, observed, self.read_set(state, observed), journal.entries(), state, lineage)
             for action in plan.changes:
-                if action.spec is not None and action.renews is True:
+                if isinstance(action.spec, AgentSpec) and action.spec.assigned:
+                    check_controller(fabric.trust, action.spec.provider, now=self.clock.wall())
+                elif action.spec is not None and action.renews is True:
                     fabric.trust.signer(action.spec.provider)
                 elif action.spec is not None and action.kind != "update":
                     role = role_of(action.spec)  # what is missing or has expired is said before anything starts
@@ -143,7 +146,9 @@ class Applier:
             return True
 
     def identity(self, spec: UnitSpec) -> dict[str, bytes]:
-        """Relative name → bytes of a new session's keys and certificates."""
+        """Relative name → bytes of a new session's keys and certificates; a node that joined has its own."""
+        if isinstance(spec, AgentSpec) and spec.assigned:
+            return {}
         walltime = spec.walltime_s if isinstance(spec, AgentSpec) else None
         seconds = SESSION_SECONDS if walltime is None else walltime + QUEUED_SECONDS
         return self.fabric.trust.session_files(spec.provider, role_of(spec), now=self.clock.wall(), seconds=seconds)

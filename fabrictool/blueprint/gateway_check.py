@@ -74,6 +74,9 @@ class GatewayCheck(ReferenceCheck):
             message = f"a gateway cannot be a job of {gateway.cluster}: its address would change with every start"
             hint = "describe a host that stays, such as the login node, as a cluster of kind `ssh`, and name that"
             self.say("FT1234", (*path, "cluster"), message, hint)
+        elif self._inventory.clusters[gateway.cluster].joined:
+            message = f"a gateway cannot run on {gateway.cluster}: nodes that joined are told what model to serve only"
+            self.say("FT1234", (*path, "cluster"), message, "name a cluster of kind `local` or `ssh`")
         else:
             self._mesh(path, gateway)
 
@@ -83,7 +86,10 @@ class GatewayCheck(ReferenceCheck):
             return
         home = self._inventory.clusters[gateway.cluster]
         # A plain host and this machine have all of their units on one machine; nodes of a scheduler are many.
-        away = sorted(name for name in self._enabled if name != gateway.cluster and not self._both_here(name, home))
+        # Nodes that joined were told by their token where the gateways are.
+        joined = {name for name, cluster in self._inventory.clusters.items() if cluster.joined}
+        others = self._enabled - joined - {gateway.cluster}
+        away = sorted(name for name in others if not self._both_here(name, home))
         if home.kind == "kubernetes":
             away = [gateway.cluster, *away]
         if away:

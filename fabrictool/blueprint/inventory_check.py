@@ -63,13 +63,12 @@ class InventoryCheck(ReferenceCheck):
 
     def _cluster(self, path: Steps, cluster: ClusterSpec) -> None:
         self.refer("FT1202", (*path, "site"), cluster.site, self._inventory.sites, "site")
-        if cluster.kind == "local" and cluster.login:
-            self.say(
-                "FT1216", (*path, "login"), "a local cluster has no login nodes", "remove `login`, or use kind: ssh"
-            )
+        if cluster.kind in ("local", "joined") and cluster.login:
+            message = f"a {cluster.kind} cluster has no login nodes"
+            self.say("FT1216", (*path, "login"), message, "remove `login`, or use kind: ssh")
         if cluster.kind == "kubernetes" or cluster.kubernetes is not None:
             self._kubernetes(path, cluster)
-        elif cluster.kind != "local" and not cluster.login:
+        elif cluster.kind not in ("local", "joined") and not cluster.login:
             hint = "add `login: [{host: …, user: …, host_keys: [ssh-ed25519 …]}]`"
             self.say("FT1217", path, f"a cluster of kind {cluster.kind} needs a login node", hint)
         if cluster.kind == "ssh" and len(cluster.login) > 1:
@@ -85,6 +84,7 @@ class InventoryCheck(ReferenceCheck):
         if cluster.kind == "local" and folder is not None and not folder.startswith(("/", "~/")):
             hint = "write a path that begins with / or ~/"
             self.say("FT1245", (*path, "logs", "folder"), "on a local cluster a relative folder is nobody's", hint)
+        self._joined(path, cluster)
         if cluster.enabled and cluster.kind in UNVERIFIED:
             message = f"support for `{cluster.kind}` follows its documentation and was never tried on a real one"
             hint = "try one replica first, and tell us what differs"
@@ -105,6 +105,16 @@ class InventoryCheck(ReferenceCheck):
                     "only a batch scheduler gives whole nodes",
                     hint,
                 )
+
+    def _joined(self, path: Steps, cluster: ClusterSpec) -> None:
+        """Its nodes are told what model to serve, and nothing else."""
+        if cluster.status is not None and not cluster.joined:
+            message = f"the units of a {cluster.kind} cluster say themselves how they are"
+            self.say("FT1245", (*path, "status"), message, "remove it, or use kind: joined")
+        for key in ("logs", "egress") if cluster.joined else ():
+            if getattr(cluster, key) is not None:
+                message = "that is the affair of whoever lets a node join"
+                self.say("FT1245", (*path, key), message, f"remove `{key}`")
 
     def _kubernetes(self, path: Steps, cluster: ClusterSpec) -> None:
         if cluster.kubernetes is None:

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import shutil
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fabrictool.agent.admission import private_folder
-from fabrictool.agent.controller import AssignmentOutcome, ControllerVisit
 from fabrictool.base.clock import SystemClock
 from fabrictool.base.errors import FabrictoolError, InvalidInputError, UnreachableError, UsageError
 from fabrictool.base.files import file_error
 from fabrictool.cli.joining import gateways_of, trust_store
 from fabrictool.cli.output import data, json_data, say
-from fabrictool.mesh.identity import Credential, issue_session
 from fabrictool.mesh.records import AssignmentBody, Lifecycle
+from fabrictool.mesh.transport.controller import AssignmentOutcome, ControllerVisit
 from fabrictool.mesh.transport.tls import IdentityFiles
+from fabrictool.state.controllers import made_for_once, write_controller
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -29,7 +26,6 @@ if TYPE_CHECKING:
     from fabrictool.state.truststore import TrustStore
     from fabrictool.status.fleet import FleetMember, FleetQuery
 
-MAX_DAYS = 3650
 MAX_COUNT = 10_000
 LOOK_S = 1.0
 """Between two looks at the own copy of the map."""
@@ -53,11 +49,8 @@ class Speaker:
             return
         store = trust_store(self.trust, self.source)
         provider = self.provider or _only_provider(store)
-        folder = private_folder("", os.environ)
-        try:
-            yield write_controller(store, provider, folder, days=MAX_DAYS, now=time.time())
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        with made_for_once(store, provider, now=time.time()) as files:
+            yield files
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +64,6 @@ class ModelWords:
     context: int = 0
     tp: int = 1
     max_num_seqs: int = 0
-
-
-def write_controller(store: TrustStore, provider: str, folder: Path, *, days: int, now: float) -> IdentityFiles:
-    """A new controller of `provider` in `folder`; it ends with the provider's certificate at the latest."""
-    credential = issue_session(store.signer(provider), "controller", now=now, seconds=days * 86400.0)
-    files = IdentityFiles(folder)
-    files.write(credential, Credential(credential.key, (store.root_certificate(),)))
-    return files
 
 
 def new_controller(store: TrustStore, provider: str, folder: Path, days: int) -> None:

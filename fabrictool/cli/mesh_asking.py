@@ -10,29 +10,19 @@ from typing import TYPE_CHECKING, Self
 
 from fabrictool.base.errors import FabrictoolError, UnreachableError
 from fabrictool.cli.output import data, json_data, table
-from fabrictool.domain.address import Address
+from fabrictool.state.fleetpages import ReachedUnit, reached_units
 from fabrictool.status.client import fetch_fleet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from fabrictool.cli.source import Source
-    from fabrictool.state.fabric import Fabric
     from fabrictool.status.fleet import FleetStatus
 
 ASK_S = 3.0
 ASKED_AT_ONCE = 16
 AGAIN_S = 2.0
 """A record crosses a fabric in a fraction of a second: who differs twice is not just late."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReachedUnit:
-    """A unit that runs, and where its pages are."""
-
-    name: str
-    url: str
-    """Empty where it cannot be reached from here, such as on a node that a scheduler gave."""
 
 
 @contextlib.contextmanager
@@ -98,20 +88,7 @@ def _nobody() -> FabrictoolError:
 def _reachable(source: Source) -> Iterator[list[ReachedUnit]]:
     """Units that run, gateways first; ways through login nodes stay open inside."""
     with source.fabric() as fabric, contextlib.ExitStack() as ways:
-        yield _units(fabric, ways)
-
-
-def _units(fabric: Fabric, ways: contextlib.ExitStack) -> list[ReachedUnit]:
-    running = [(a, place) for a, place in fabric.observe().running().items() if place[1].state == "running"]
-    running.sort(key=lambda entry: (Address.parse(entry[0]).kind != "gateway", entry[0]))
-    units = []
-    for address, (cluster, unit) in running:
-        try:
-            page = ways.enter_context(fabric.clusters[cluster].page(unit.operation))
-        except FabrictoolError:
-            page = ""
-        units.append(ReachedUnit(address, page))
-    return units
+        yield list(reached_units(fabric.clusters, fabric.observe(), ways))
 
 
 @dataclass(frozen=True, slots=True)

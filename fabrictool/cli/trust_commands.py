@@ -200,11 +200,19 @@ def issuer(
 
 
 def accept(
-    token: Annotated[str, typer.Argument(metavar="TOKENFILE", help="File with the join token, mode 600; - is stdin.")],
+    token: Annotated[
+        str,
+        typer.Argument(
+            metavar="TOKENFILE|FOLDER",
+            help="File with the join token, mode 600, - is stdin; or what `trust controller` made.",
+        ),
+    ],
     blueprint: BlueprintOption = None,
     inventory: InventoryOption = None,
 ) -> None:
     """Keep another provider's join token: `apply` starts that provider's units with it, and needs no key of theirs.
+
+    Of a folder, keep the controller's identity in it: with that, `apply` assigns models to that provider's idle nodes.
 
     Each start asks the token's issuer and counts as one use, also a start that fails. A newer token takes the place of
     the former one. Make it with `--uses` and `--expires` for as many starts, successors included, as you will need.
@@ -217,6 +225,12 @@ def accept(
 
     now = time.time()
     source = Source(blueprint, inventory)
+    if Path(token).is_dir():
+        from fabrictool.state.controllers import accept_controller
+
+        provider = accept_controller(source.fabric().trust, Path(token), now=now)
+        say(f"controller of {provider} kept; `apply` assigns models to its idle nodes with it")
+        return
     kept = source.fabric().trust.accept(private_text(token, "token"), source.blueprint.fabric, now=now)
     say(f"token {kept.id[:8]} of {kept.claims.provider}: {kept.uses} {kept.role} sessions, asked for at {kept.issuer}")
     say(f"valid for {duration_text(kept.expires - now)}; next: `fabrictool apply`")

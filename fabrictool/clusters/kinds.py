@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 
 def open_cluster(name: str, fabric: str, described: ClusterSpec, root: Path) -> Cluster:
-    """`root` is where a local cluster keeps its run folders; no connection is made yet."""
+    """`root` is where a local cluster keeps its run folders; no connection is made yet. Of a joined one, whose nodes
+    are in the mesh, see `clusters.joined`.
+    """
     if described.here:
         venv = described.software.python.venv
         return LocalCluster(name, root, python=f"{venv}/bin/python" if venv else "", logs=described.logs, fabric=fabric)

@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 Tier = Literal["owned", "scavenger"]
-ClusterKind = Literal["local", "ssh", "slurm", "gridengine", "pbs", "flux", "lsf", "kubernetes"]
+ClusterKind = Literal["local", "ssh", "slurm", "gridengine", "pbs", "flux", "lsf", "kubernetes", "joined"]
 UNVERIFIED = frozenset({"pbs", "flux", "lsf", "kubernetes"})
 """Kinds that were written after documentation alone, and never tried on a real one."""
 
@@ -252,16 +252,20 @@ class ClusterSpec(Document):
     site: Name
     """One of `sites`."""
     kind: ClusterKind
-    """``local`` (processes on this machine), ``ssh`` (hosts), ``slurm`` or ``gridengine`` (batch schedulers); ``pbs``,
-    ``flux``, ``lsf`` and ``kubernetes`` (a namespace, through ``kubectl``) were never tried on a real one."""
+    """``local`` (processes on this machine), ``ssh`` (hosts), ``slurm`` or ``gridengine`` (batch schedulers),
+    ``joined`` (nodes that joined without a model and named this cluster); ``pbs``, ``flux``, ``lsf`` and
+    ``kubernetes`` (a namespace, through ``kubectl``) were never tried on a real one."""
     enabled: bool = True
     """``false``: nothing is placed here and nothing here is touched."""
     login: tuple[Login, ...] = ()
     """Login nodes, tried in order; not for ``local``."""
     kubernetes: Kubernetes | None = None
     """Which namespace; for ``kubernetes``, and needed there."""
+    status: Text | None = None
+    """Of a ``joined`` cluster: status address of a gateway or an agent that shows the mesh, such as
+    ``http://127.0.0.1:40123``. Absent: the fabric's own units are asked."""
     partitions: Annotated[dict[Name, Partition], Field(min_length=1)]
-    """Groups of equal nodes."""
+    """Groups of equal nodes. Of a ``joined`` cluster: what its nodes must have, and how many of them may be used."""
     folder: Text = ".fabrictool"
     """Where units and their environment lie, on a file system that login and compute nodes share; relative: to the
     home."""
@@ -289,12 +293,19 @@ class ClusterSpec(Document):
     @property
     def queues(self) -> bool:
         """Whether its units are jobs of a batch scheduler: they wait, and run on other machines than the login node."""
-        return not self.bare and self.kind != "kubernetes"
+        return not self.bare and self.kind not in ("kubernetes", "joined")
+
+    @property
+    def joined(self) -> bool:
+        """Whether its nodes come by themselves, and are told what to serve: nothing is started on them."""
+        return self.kind == "joined"
 
     @property
     def tells_anew(self) -> bool:
-        """Whether a unit that runs can be given another spec; what a pod was given stays as it is."""
-        return self.kind != "kubernetes"
+        """Whether a unit that runs can be given another spec; what a pod was given stays as it is, and of a node that
+        joined its owner says whom it serves.
+        """
+        return self.kind not in ("kubernetes", "joined")
 
     @property
     def bare(self) -> bool:

@@ -164,6 +164,8 @@ class ClusterFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The folder of the units was there; without it nothing can be said about units that were started."""
     owner: str = ""
     """Who started something there first under the fabric's name: lineage, user and machine; "": nobody, or not told."""
+    idle: dict[str, int] | None = None
+    """Of a cluster whose nodes join by themselves: how many could be assigned a model now, by partition."""
     foreign: tuple[str, ...] = ()
     """Operations of other lineages under the same fabric's name: never touched."""
 

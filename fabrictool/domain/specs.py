@@ -133,6 +133,11 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, tag="agent", tag_fiel
     site_links: bool | msgspec.UnsetType = msgspec.UNSET
     """Whether it listens for the agents of its site and dials them; not written where it does."""
 
+    @property
+    def assigned(self) -> bool:
+        """Whether its node joined by itself, and is told what stands here by a signed assignment."""
+        return not isinstance(self.idle, msgspec.UnsetType)
+
 
 class BuildRules(msgspec.Struct, frozen=True):
     """Whose software must be signed, and by whom."""
@@ -232,6 +237,29 @@ def weight_key(model: str, cluster: str, partition: str, tp: int) -> str:
 
 
 UnitSpec = AgentSpec | GatewaySpec
+
+
+def as_assigned(spec: AgentSpec) -> AgentSpec:
+    """What of it an assignment says; the rest is the affair of the node's owner."""
+    return AgentSpec(
+        fabric=spec.fabric,
+        provider=spec.provider,
+        site=spec.site,
+        cluster=spec.cluster,
+        partition=spec.partition,
+        replica=spec.replica,
+        model=spec.model,
+        source=spec.source,
+        engine=spec.engine,
+        precision=spec.precision,
+        context=spec.context,
+        tp=spec.tp,
+        max_num_seqs=spec.max_num_seqs,
+        device=spec.device,
+        devices=spec.tp,
+        idle=IdleOffer(),
+    )
+
 
 IN_PLACE = (
     "policy", "retries", "groups", "tenants", "keys", "model_providers", "weights", "revocations", "replicas",

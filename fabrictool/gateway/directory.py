@@ -141,7 +141,9 @@ class Directory:
 
     def _target(self, key: bytes, entry: Serving, mesh: MeshNode) -> RoutingTarget:
         node, service = entry.node, entry.service
-        weighed_as = weight_key(service.model, node.cluster, node.node, service.tp)
+        told = mesh.registry.assignment(node.session) if service.assigned else None
+        partition = told.unit.partition if told is not None and told.unit is not None else node.node
+        weighed_as = weight_key(service.model, node.cluster, partition, service.tp)
         return RoutingTarget(
             key,
             service.model,

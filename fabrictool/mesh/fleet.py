@@ -213,7 +213,22 @@ def is_idle(registry: Registry, body: NodeBody) -> bool:
 
 
 def _assignment(body: AssignmentBody) -> FleetAssignment:
-    return FleetAssignment(by=body.by.hex(), version=body.version, model=body.model, engine=body.engine)
+    unit = body.unit
+    return FleetAssignment(
+        by=body.by.hex(),
+        version=body.version,
+        model=body.model,
+        engine=body.engine,
+        source=body.source,
+        precision=body.precision,
+        context=body.context,
+        tp=body.tp,
+        max_num_seqs=body.max_num_seqs,
+        replica=unit.replica if unit is not None else "",
+        operation=unit.operation if unit is not None else "",
+        lineage=unit.lineage if unit is not None else "",
+        partition=unit.partition if unit is not None else "",
+    )
 
 
 def _service(body: ServiceBody) -> FleetService:

@@ -157,6 +157,19 @@ class WitnessBody(msgspec.Struct, frozen=True, tag="w", omit_defaults=True):
     evidence: Annotated[tuple[Evidence, ...], msgspec.Meta(max_length=8)] = ()
 
 
+class AssignedUnit(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The unit of a plan that an assignment is."""
+
+    replica: Name
+    """``MODEL/NUMBER``: the agent's records bear it."""
+    operation: Name
+    """Under which it was started."""
+    lineage: Name
+    """Of the state whose plan that is."""
+    partition: Name
+    """Of the inventory's."""
+
+
 class AssignmentBody(msgspec.Struct, frozen=True, tag="a", omit_defaults=True):
     """What a session shall serve, as its provider's controller says; it is kept as long as its subject.
 
@@ -179,6 +192,8 @@ class AssignmentBody(msgspec.Struct, frozen=True, tag="a", omit_defaults=True):
     tp: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 1
     max_num_seqs: Annotated[int, msgspec.Meta(ge=0, le=2**20)] = 0
     """0: the agent's usual."""
+    unit: AssignedUnit | None = None
+    """Where no model is named, the unit that ends; None: it is no plan's, but somebody's own word."""
 
     @property
     def lifecycle(self) -> Lifecycle:

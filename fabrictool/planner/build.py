@@ -239,4 +239,5 @@ def _pool(inventory: Inventory, cluster: str, name: str, partition: Partition) -
         power_per_node_w=power,
         whole_nodes=partition.whole_nodes,
         stable=partition.tier == "owned",
+        joined=inventory.clusters[cluster].joined,
     )

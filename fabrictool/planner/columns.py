@@ -99,6 +99,8 @@ class Columns:
 
     def option(self, pool: Pool, tp: int, pp: int, phase: Phase) -> Option | None:
         """Replicas of `pp` stages of `tp` devices each, all in one pool."""
+        if pp > 1 and pool.joined:
+            return None  # each node is told for itself what it serves
         place = self._partition(pool)
         arriving = self._arrival(pool) if phase == "decode" else 0.0
         key = (*_kind(place), place.walltime, tp, pp, phase, arriving)
@@ -292,6 +294,8 @@ def forbidden(wanted: Model, pool: Pool, inventory: Inventory) -> list[str]:
         reasons.append("it is scavenger capacity, and `tier` is owned")
     if installed and wanted.engine not in installed:
         reasons.append(f"{wanted.engine} is not installed")
+    if wanted.options and pool.joined:
+        reasons.append("its nodes joined by themselves, and are told no engine `options`")
     return reasons
 
 

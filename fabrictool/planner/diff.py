@@ -5,6 +5,7 @@ Unknown is not absent: a unit on a cluster that did not answer is neither starte
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,7 +20,7 @@ from fabrictool.domain.state import operation_id
 from fabrictool.planner.gateways import clash
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Container, Mapping, Sequence
 
     from fabrictool.domain.evidence import Evidence
     from fabrictool.domain.observed import ObservedUnit
@@ -44,6 +45,8 @@ TURN = {"create": 0, "update": 1, "replace": 2, "delete": 3, "keep": 4, "unknown
 TURN_OF_AGENTS = -1
 """Of those that are told whom they serve: before any gateway sends them what they would refuse until then."""
 IN_PLACE_REASON = "while it serves: its process and its clients stay"
+Place = tuple[str, str]
+"""(cluster, partition)."""
 Units = list[tuple[str, "ObservedUnit"]]
 """(cluster, unit) of those that live at one address, youngest first."""
 
@@ -89,7 +92,7 @@ def actions(
         left = "a replacement that was cut off left it" if address in wanted else "the blueprint no longer asks for it"
         needed = f"another one needs its {'ports' if Address.parse(address).kind == 'gateway' else 'devices'}"
         planned += [
-            delete(cluster, unit, needed if unit.operation in early else left)
+            delete(cluster, unit, (needed if unit.operation in early else left) + _and_its_node(unit, evidence))
             for cluster, unit in units
             if unit.operation not in used and address not in untouched
         ]
@@ -119,6 +122,11 @@ def delete(cluster: str, unit: ObservedUnit, reason: str) -> Action:
     )
 
 
+def _and_its_node(unit: ObservedUnit, evidence: Evidence) -> str:
+    spec = evidence.specs.get(unit.operation)
+    return "; its node is idle again then" if isinstance(spec, AgentSpec) and spec.assigned else ""
+
+
 def _awaiting(living: Mapping[str, Units]) -> set[str]:
     """Units that serve while their successor waits in a queue: a slot given up may not come back for days."""
     return {unit.operation for units in living.values() if units[0][1].state == "pending" for _, unit in units[1:]}
@@ -135,6 +143,8 @@ def _make_room(steps: Sequence[_Step], living: Mapping[str, Units], evidence: Ev
             for index in _devices(evidence.specs.get(unit.operation)):
                 holders.setdefault((cluster, index), set()).add(unit.operation)
     early = _in_the_way_of_others(steps, living, evidence)
+    scarce = _scarce_places(steps, evidence)
+    early |= _in_scarce_places(steps, living, evidence, scarce)
     moved = []
     for step in steps:
         action = step.action
@@ -142,8 +152,36 @@ def _make_room(steps: Sequence[_Step], living: Mapping[str, Units], evidence: Ev
         there = {name for index in indices for name in holders.get((action.cluster, index), ())} - {action.operation}
         early |= there - {action.former}
         in_place = action.former in there and step.order in ("start-first", "resumed")
+        in_place |= step.order == "start-first" and _assigned_place(action) in scarce
         moved.append(replace(step, order="devices") if in_place else step)
     return [_without_former(step) if step.action.former in early else step for step in moved], early
+
+
+def _scarce_places(steps: Sequence[_Step], evidence: Evidence) -> set[Place]:
+    """Where more is to be assigned than nodes are idle: something must end before something else can start."""
+    starting = Counter(_assigned_place(step.action) for step in steps if step.action.kind in ("create", "replace"))
+    idle = {(name, label): n for name, f in evidence.clusters.items() for label, n in (f.idle or {}).items()}
+    return {place for place, count in starting.items() if place is not None and count > idle.get(place, 0)}
+
+
+def _in_scarce_places(
+    steps: Sequence[_Step], living: Mapping[str, Units], evidence: Evidence, scarce: Container[Place]
+) -> set[str]:
+    """Operations in such places that end whatever happens."""
+    wanted = {step.action.address for step in steps}
+    return {
+        unit.operation
+        for address, units in living.items()
+        if address not in wanted
+        for cluster, unit in units
+        if isinstance(spec := evidence.specs.get(unit.operation), AgentSpec) and (cluster, spec.partition) in scarce
+    }
+
+
+def _assigned_place(action: Action) -> Place | None:
+    """Of a replica on a node that joined by itself."""
+    spec = action.spec
+    return (spec.cluster, spec.partition) if isinstance(spec, AgentSpec) and spec.assigned else None
 
 
 def _in_the_way_of_others(steps: Sequence[_Step], living: Mapping[str, Units], evidence: Evidence) -> set[str]:

@@ -186,7 +186,7 @@ def stranded(wanted: Mapping[str, Gateway], evidence: Evidence) -> dict[str, Suc
     lost = {}
     for _, unit in evidence.observed.running().values():
         spec = evidence.specs.get(unit.operation)
-        if not isinstance(spec, AgentSpec):
+        if not isinstance(spec, AgentSpec) or spec.assigned:  # a node that joined knows gateways by itself
             continue
         told = set(spec.hubs)
         hears = unit.state == "running" and bool(told)

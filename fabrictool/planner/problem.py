@@ -42,6 +42,8 @@ class Pool:
     """Whether the scheduler gives only whole nodes."""
     stable: bool = True
     """False for scavenger capacity, which never counts towards a minimum."""
+    joined: bool = False
+    """Whether its nodes come by themselves: the inventory cannot add any."""
 
     @property
     def key(self) -> PoolKey:

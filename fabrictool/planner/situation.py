@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fabrictool.domain.address import Address, model_of
 from fabrictool.domain.plan import ReplicaPlacement
 from fabrictool.planner.build import build_problem
+from fabrictool.planner.joined import as_there
 from fabrictool.planner.judged import taught
 from fabrictool.planner.problem import unit_key
 from fabrictool.planner.units import running_weights
@@ -87,6 +88,7 @@ def with_model(situation: Situation, problem: PlacementProblem, name: str, chang
 
 
 def situation_of(blueprint: Blueprint, inventory: Inventory, evidence: Evidence, now: float) -> Situation:
+    inventory = as_there(inventory, evidence)
     return Situation(
         blueprint,
         inventory,

@@ -10,7 +10,7 @@ from fabrictool.base.units import as_float
 from fabrictool.catalog import accelerators, engines
 from fabrictool.catalog import model as architecture_of
 from fabrictool.domain.address import Address
-from fabrictool.domain.specs import AgentSpec, AgentTrust
+from fabrictool.domain.specs import AgentSpec, AgentTrust, as_assigned
 from fabrictool.planner.devices import visibility_variable, with_devices
 from fabrictool.planner.diff import WantedUnit
 from fabrictool.planner.egress import egress_of
@@ -56,7 +56,7 @@ def _agent(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement
     architecture = architecture_of(model.architecture_id)
     partition = inventory.clusters[replica.cluster].partitions[replica.partition]
     memory = as_float(partition.memory_per_node, accelerators()[replica.device].memory * partition.devices_per_node)
-    return AgentSpec(
+    spec = AgentSpec(
         fabric=blueprint.fabric,
         provider=replica.provider,
         site=replica.site,
@@ -84,6 +84,7 @@ def _agent(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement
         trust=_trust(blueprint, inventory, replica),
         site_links=msgspec.UNSET if inventory.clusters[replica.cluster].site_links else False,
     )
+    return as_assigned(spec) if inventory.clusters[replica.cluster].joined else spec
 
 
 def _trust(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement) -> AgentTrust | msgspec.UnsetType:
@@ -118,7 +119,8 @@ def _wanted(spec: AgentSpec, replica: ReplicaPlacement) -> WantedUnit:
     if replica.stages:
         where = " → ".join(f"{stage.cluster}/{stage.partition} {stage.tp}×{stage.device}" for stage in replica.stages)
     part = f", {spec.phase}" if spec.phase != "unified" else ""
-    summary = f"{where}  {spec.engine}, {spec.precision}{part}"
+    how = "; assigned to a node that joined idle" if spec.assigned else ""
+    summary = f"{where}  {spec.engine}, {spec.precision}{part}{how}"
     return WantedUnit(str(Address.of(spec)), spec.cluster, spec, summary)
 
 

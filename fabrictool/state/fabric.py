@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import hashlib
 import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
 import msgspec
 
+from fabrictool.clusters.joined import JoinedCluster
 from fabrictool.clusters.kinds import open_cluster
 from fabrictool.domain.evidence import Evidence
 from fabrictool.domain.observed import ClusterFacts, Observed
 from fabrictool.domain.state import same_lineage
 from fabrictool.state.backends.factory import store_elsewhere
+from fabrictool.state.controllers import controller_identity
+from fabrictool.state.fleetpages import FleetPages
 from fabrictool.state.folder import FabricFolder
 from fabrictool.state.truststore import TrustStore
+from fabrictool.status.client import fetch_fleet
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from contextlib import AbstractContextManager
     from types import TracebackType
 
     from fabrictool.base.settings import Settings
@@ -29,6 +36,7 @@ if TYPE_CHECKING:
     from fabrictool.domain.inventory import Inventory
     from fabrictool.domain.state import State
     from fabrictool.domain.statebackend import StateBackend
+    from fabrictool.mesh.transport.tls import IdentityFiles
 
 OBSERVERS = 8
 
@@ -41,6 +49,8 @@ class Fabric:
     folder: FabricFolder
     trust: TrustStore
     clusters: Mapping[str, Cluster]
+    pages: FleetPages | None = None
+    """How nodes are seen that joined by themselves; None: the inventory has no cluster of such."""
 
     @classmethod
     def open(
@@ -57,12 +67,24 @@ class Fabric:
         """
         path = settings.state_path / name
         folder = FabricFolder(path, store_elsewhere(state, path, environment))
-        clusters = {
+        trust = TrustStore(folder.trust)
+        enabled = {cluster: described for cluster, described in inventory.clusters.items() if described.enabled}
+        placing = {
             cluster: open_cluster(cluster, name, described, folder.cluster(cluster))
-            for cluster, described in inventory.clusters.items()
-            if described.enabled
+            for cluster, described in enabled.items()
+            if not described.joined
         }
-        return cls(name, folder, TrustStore(folder.trust), clusters)
+        pages = FleetPages(placing) if len(placing) < len(enabled) else None
+        clusters: dict[str, Cluster] = {}
+        for cluster, described in enabled.items():
+            if pages is None or not described.joined:
+                clusters[cluster] = placing[cluster]
+                continue
+            provider = inventory.provider_of(cluster)
+            ask = partial(fetch_fleet, described.status) if described.status is not None else pages
+            identity = partial(_controller, trust, provider)
+            clusters[cluster] = JoinedCluster(cluster, name, provider, described, ask, identity)
+        return cls(name, folder, trust, clusters, pages)
 
     def __enter__(self) -> Self:
         return self
@@ -73,6 +95,8 @@ class Fabric:
         with ExitStack() as stack:
             for cluster in self.clusters.values():
                 stack.callback(cluster.close)
+            if self.pages is not None:
+                stack.callback(self.pages.close)
 
     def gather(self, *, now: float, keys: KeysSeen | None = None, patient: bool = True) -> Evidence:
         """All that a plan is a function of; `now` in wall seconds, `keys` None where they cannot be had.
@@ -124,14 +148,23 @@ class Fabric:
         return hashlib.sha256(self.trust.root_pem()).hexdigest()[:16] if self.trust.exists else ""
 
     def ask_clusters(self, *, patient: bool = False) -> list[ClusterFacts]:
-        """Every cluster's own answer, with the units of all lineages."""
+        """Every cluster's own answer, with the units of all lineages; nodes that joined are seen through the others."""
+        joined = [cluster for cluster in self.clusters.values() if isinstance(cluster, JoinedCluster)]
+        placing = [cluster for cluster in self.clusters.values() if not isinstance(cluster, JoinedCluster)]
         with ThreadPoolExecutor(OBSERVERS) as pool:
-            return list(pool.map(lambda cluster: cluster.observe(patient=patient), self.clusters.values()))
+            facts = list(pool.map(lambda cluster: cluster.observe(patient=patient), placing))
+        if self.pages is not None:
+            self.pages.hear(facts)
+        return facts + [cluster.observe() for cluster in joined]
 
     def _observe(self, state: State, lineage: str, *, patient: bool) -> Observed:
         started = {placed.cluster for placed in state.units.values()} & set(state.served_on)
         ours = [without_foreign(facts, lineage) for facts in self.ask_clusters(patient=patient)]
         return Observed(clusters={facts.cluster: believed(facts, facts.cluster in started) for facts in ours})
+
+
+def _controller(trust: TrustStore, provider: str) -> AbstractContextManager[IdentityFiles]:
+    return controller_identity(trust, provider, now=time.time())
 
 
 def believed(facts: ClusterFacts, started: bool) -> ClusterFacts:

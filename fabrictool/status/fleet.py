@@ -77,6 +77,16 @@ class FleetAssignment(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     """Empty: nothing."""
     engine: str = ""
+    source: str = ""
+    precision: str = ""
+    context: int = 0
+    tp: int = 1
+    max_num_seqs: int = 0
+    replica: str = ""
+    """Of the plan whose word it is; empty: of none."""
+    operation: str = ""
+    lineage: str = ""
+    partition: str = ""
 
 
 class FleetMember(msgspec.Struct, frozen=True, kw_only=True):

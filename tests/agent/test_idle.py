@@ -12,7 +12,6 @@ import pytest_asyncio
 
 from fabrictool.agent import agent as agent_module
 from fabrictool.agent import idle
-from fabrictool.agent.controller import ControllerVisit
 from fabrictool.agent.idle import IdleAgent, check_offer, worth_telling
 from fabrictool.base.clock import SystemClock
 from fabrictool.base.errors import FabrictoolError
@@ -22,8 +21,9 @@ from fabrictool.mesh.assignments import sign_assignment
 from fabrictool.mesh.framing import StreamHead
 from fabrictool.mesh.gossip import Push, encode
 from fabrictool.mesh.identity import issue_session
-from fabrictool.mesh.records import AssignmentBody, Lifecycle, NodeHardware
+from fabrictool.mesh.records import AssignedUnit, AssignmentBody, Lifecycle, NodeHardware
 from fabrictool.mesh.revocation import read_revocation, revoke
+from fabrictool.mesh.transport.controller import ControllerVisit
 from fabrictool.mesh.transport.tls import IdentityFiles
 from fabrictool.mesh.transport.views import fleet_status
 from fabrictool.status.fleet import FleetQuery
@@ -153,10 +153,14 @@ async def test_it_serves_what_it_is_assigned_then_something_else_then_nothing(sc
     again = await scene.assign(context=64)
     assert (again.version, again.former, again.service.context) == (2, "m", 64)
     assert scene.agent.status().engine.pid != engine
+    planned = await scene.assign(unit=AssignedUnit("m/7", "replica-m-7-g1-00000000", "abcdef01", "p"))
+    assert (planned.version, planned.service.replica) == (3, "m/7"), "its records bear the plan's name"
+    assert (scene.member.assignment.operation, scene.member.assignment.partition) == ("replica-m-7-g1-00000000", "p")
     over = await scene.assign(model="")
-    assert (over.version, over.service, scene.agent.status().engine.pid) == (3, None, None)
+    assert (over.version, over.service, scene.agent.status().engine.pid) == (4, None, None)
+    assert scene.agent.spec.replica == "joined/1"
     await until(lambda: scene.member.idle)
-    assert [s.lifecycle for s in scene.member.services] == ["DOWN", "DOWN"]
+    assert [s.lifecycle for s in scene.member.services] == ["DOWN"] * 3
     assert scene.agent.status().session == scene.member.session, "it never left"
 
 
@@ -317,7 +321,7 @@ async def test_who_may_not_be_assigned_a_model_is_not_chosen_for_it(scene):
 @pytest.mark.asyncio
 async def test_where_no_gateway_answers_that_is_said(tmp_path, monkeypatch):
     federation = Federation(tmp_path)
-    monkeypatch.setattr("fabrictool.agent.controller.LINK_S", 0.5)
+    monkeypatch.setattr("fabrictool.mesh.transport.controller.LINK_S", 0.5)
     folder = federation.folder / "c"
     folder.mkdir()
     files = IdentityFiles(folder)

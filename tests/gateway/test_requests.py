@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+from types import SimpleNamespace
 
 import aiohttp
+import msgspec
 import openai
 import pytest
 
@@ -11,7 +13,7 @@ from fabrictool.domain.specs import weight_key
 from fabrictool.gateway.directory import Directory, RoutingTarget, StaticNode
 from fabrictool.gateway.exchange import CompletionRequest, Exchange, RoutingRules
 from fabrictool.gateway.metrics import GatewayMetrics
-from fabrictool.mesh.records import Lifecycle, NodeBody, ServiceBody
+from fabrictool.mesh.records import AssignedUnit, Lifecycle, NodeBody, ServiceBody
 from fabrictool.mesh.registry import Serving
 from fabrictool.routing.candidates import TrustPolicy
 from fabrictool.routing.policies import RoundRobinPolicy
@@ -366,4 +368,10 @@ async def test_the_plans_weights_reach_the_directory():
     directory = Directory({weight_key("m", "c", "old", 2): 0.25})
     for entry in (serving(0, "old", 2), serving(1, "old", 1), serving(2, "new", 2)):
         directory.follow(entry.node.session, [entry], None, 0.0)
-    assert {target.replica: target.weight for target in directory} == {"m/0": 0.25, "m/1": 1.0, "m/2": 1.0}
+    joined = serving(3, "host", 2)
+    joined = Serving(joined.node, msgspec.structs.replace(joined.service, assigned=1))
+    said = SimpleNamespace(unit=AssignedUnit("m/3", "o", "l", "old"))
+    mesh = SimpleNamespace(registry=SimpleNamespace(assignment=lambda _: said))
+    directory.follow(joined.node.session, [joined], mesh, 0.0)
+    weights = {target.replica: target.weight for target in directory}
+    assert weights == {"m/0": 0.25, "m/1": 1.0, "m/2": 1.0, "m/3": 0.25}, "a node that joined is as its plan says"

@@ -113,5 +113,5 @@ def login_of(inventory: Inventory, cluster: str) -> Login:
         raise UsageError.of("FT5341", message, hint=f"clusters with login nodes: {names}")
     if not described.login:
         message = f"the cluster `{cluster}` has no login node: it is of kind {described.kind}"
-        raise UsageError.of("FT5342", message, hint="its units run on this machine")
+        raise UsageError.of("FT5342", message, hint="its units run on this machine" if described.here else None)
     return described.login[0]

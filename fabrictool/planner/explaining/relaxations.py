@@ -73,7 +73,9 @@ def _alone(rules: Constraints, rule: Constraint) -> Iterator[Relaxation]:
             changed = _with_pool(problem, replace(pool, nodes=pool.nodes + more))
             devices = more * pool.devices_per_node
             words = f"{devices} more {pool.device} in {name}"
-            yield Relaxation((rule,), words, f"nodes: {pool.nodes + more}", changed, devices)
+            join = f"{more} more by `fabrictool agent join TOKENFILE --idle --cluster {pool.cluster}`"
+            hint = join if pool.joined else f"nodes: {pool.nodes + more}"
+            yield Relaxation((rule,), words, hint, changed, devices)
     elif need is not None:
         yield from _of_need(rules, problem, rule, need)
 

@@ -85,9 +85,13 @@ class ControllerVisit:
 
     def members(self) -> list[FleetMember]:
         """Living sessions of our provider's agents."""
-        provider, gone = self.mesh.credential.claims.provider, (*OVER, "evicted", "down")
-        rows = members_of(self.mesh.view, ())
-        return [row for row in rows if row.provider == provider and row.role == "agent" and row.state not in gone]
+        gone = (*OVER, "evicted", "down")
+        return [row for row in self.every_agent() if row.state not in gone]
+
+    def every_agent(self) -> list[FleetMember]:
+        """Sessions of our provider's agents that are on record, whatever became of them."""
+        provider, rows = self.mesh.credential.claims.provider, members_of(self.mesh.view, ())
+        return [row for row in rows if row.provider == provider and row.role == "agent"]
 
     def session(self, prefix: str) -> FleetMember:
         """The one that begins with `prefix`.
