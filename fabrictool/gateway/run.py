@@ -21,6 +21,7 @@ from fabrictool.gateway.settling import Settling
 from fabrictool.mesh.attestation import SignedBuilds, read_signer
 from fabrictool.mesh.records import Lifecycle
 from fabrictool.mesh.revocation import read_revocation
+from fabrictool.mesh.transport.clocks import ClockWatch
 from fabrictool.mesh.transport.node import MeshNode
 from fabrictool.mesh.transport.tls import IdentityFiles
 from fabrictool.mesh.transport.tracefile import TraceFile
@@ -90,7 +91,6 @@ async def run_on_mesh(spec: GatewaySpec, folder: RunFolder, clock: Clock) -> str
         reloading = Reloading(spec, folder, take_over, gateway.note, mesh.renew)
 
         def health() -> Health:
-            """Also which spec is in force."""
             gateway.spec_mark = reloading.mark
             seen = settling.health()
             text, ends = seen.text or reloading.refusal[:300], mesh.certificate_ends_at
@@ -98,7 +98,8 @@ async def run_on_mesh(spec: GatewaySpec, folder: RunFolder, clock: Clock) -> str
 
         signs = SignsOfLife(folder, health, gateway.status, BEAT_S)
         _learn(keyring, stack)
-        for loop in (signs.run(), settling.run(signs.touch), reloading.run(signs.touch)):
+        clocks = ClockWatch(mesh, clock, gateway.note).run()
+        for loop in (signs.run(), settling.run(signs.touch), reloading.run(signs.touch), clocks):
             stack.callback(asyncio.create_task(loop).cancel)
         reason = await stop()
         await gateway.drain(DRAIN_S)

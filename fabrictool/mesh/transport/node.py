@@ -317,7 +317,7 @@ class MeshNode:
     def beat(self, session: VerifiedSession) -> Beat:
         """Our root digest and load, as this peer needs it."""
         load = () if session.claims.role == "agent" else self._listener.load(session.session)
-        return Beat(self.registry.root(), load, self._member.gossip.alone)
+        return Beat(self.registry.root(), load, self._member.gossip.alone, max(0, int(self._clock.wall())))
 
     def tunnel_up(self, tunnel: Tunnel) -> None:
         """A peer proved itself; a second connection of the same session replaces the first."""
