@@ -277,6 +277,8 @@ class World:
         self.messages = 0
         self.refusals, self.vain, self.changes = [], [], []
         self.cut = set()
+        self.muted = set()
+        """(sender, receiver): what the one says the other does not hear, while it hears what that says."""
         self.left = set()
         """Sessions that left of their own accord."""
         self.died = {}
@@ -324,7 +326,11 @@ class World:
         self.now = end
 
     def reachable(self, one, other):
-        return frozenset((one, other)) not in self.cut
+        """For a connection to come about; one that stands may carry what goes one way."""
+        return self.hears(one, other) and self.hears(other, one)
+
+    def hears(self, receiver, sender):
+        return frozenset((sender, receiver)) not in self.cut and (sender, receiver) not in self.muted
 
     def connect(self, dialler, hub):
         latency = self._latency()
@@ -349,7 +355,7 @@ class World:
         closing = self.nodes[by]
         other = link.other(closing)
         self._lose(closing, link, how)
-        if self.reachable(by, other.name):
+        if self.hears(other.name, by):
             self.after(link.latency, self._lose, other, link, "closed")
         else:
             wait = MISSED_BEATS * BEAT_SECONDS + BEAT_SECONDS - (self.now - link.heard[other.name])
@@ -365,9 +371,9 @@ class World:
 
     def carry(self, link, sender, deliver):
         """In order, late now and then; nothing where the network is cut."""
-        if not link.open or not self.reachable(*(node.name for node in link.ends)):
-            return
         receiver = link.other(self.nodes[sender])
+        if not link.open or not self.hears(receiver.name, sender):
+            return
         delay = link.latency + (0.2 if self.rng.random() < self.loss else 0.0)
         when = max(self.now + delay, link.arrives.get(receiver.name, 0.0))
         link.arrives[receiver.name] = when
@@ -424,6 +430,18 @@ class World:
     def op_heal(self, op):
         for other in op.others:
             self.cut.discard(frozenset((op.node, other)))
+
+    def op_mute(self, op):
+        """What it says to these is lost."""
+        self.muted |= {(op.node, other) for other in op.others}
+
+    def op_deafen(self, op):
+        """What these say to it is lost."""
+        self.muted |= {(other, op.node) for other in op.others}
+
+    def op_clear(self, op):
+        for other in op.others:
+            self.muted -= {(op.node, other), (other, op.node)}
 
     def op_stall(self, op):
         self.nodes[op.node].stalled_until = max(self.nodes[op.node].stalled_until, self.now + op.value)
