@@ -6,6 +6,20 @@ from pathlib import Path
 
 LIBRARIES = ("/usr/lib", "/usr/lib64", "/usr/local/lib")
 HOUR = 3600
+SETTINGS = {"FAKETIME_NO_CACHE": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1", "NO_FAKE_STAT": "1"}
+
+
+def set_clock(file, ahead):
+    """Seconds; at once."""
+    beside = file.with_suffix(".new")
+    beside.write_text(f"{ahead:+d}\n")
+    beside.replace(file)
+
+
+def clock_of(file):
+    """The environment of a process that reads its clock from `file`."""
+    set_clock(file, 0)
+    return SETTINGS | {"FAKETIME_TIMESTAMP_FILE": str(file), "LD_PRELOAD": str(library())}
 
 
 def library():
@@ -26,7 +40,7 @@ class Clocks:
 # Called as: python -P -m fabrictool.KIND .../CLUSTER/OPERATION
 case "$3" in fabrictool.agent|fabrictool.gateway)
   FAKETIME_TIMESTAMP_FILE={shlex.quote(str(folder))}/$(basename "$(dirname "$4")")-${{3#fabrictool.}}
-  export FAKETIME_TIMESTAMP_FILE FAKETIME_NO_CACHE=1 FAKETIME_DONT_FAKE_MONOTONIC=1 NO_FAKE_STAT=1
+  export FAKETIME_TIMESTAMP_FILE {" ".join(f"{name}={value}" for name, value in SETTINGS.items())}
   export LD_PRELOAD={shlex.quote(str(library()))};;
 esac
 exec {shlex.quote(sys.executable)} "$@"
@@ -39,7 +53,4 @@ exec {shlex.quote(sys.executable)} "$@"
 
     def set(self, cluster, kind, ahead):
         """Seconds; at once."""
-        file = self.folder / f"{cluster}-{kind}"
-        beside = file.with_suffix(".new")
-        beside.write_text(f"{ahead:+d}\n")
-        beside.replace(file)
+        set_clock(self.folder / f"{cluster}-{kind}", ahead)

@@ -141,6 +141,11 @@ def claims_of(certificate: bytes) -> Claims:
     return _claims(_load(certificate))
 
 
+def validity_of(certificate: bytes) -> tuple[float, float]:
+    """Wall seconds from and to which a DER certificate is valid, unverified."""
+    return _validity(_load(certificate), claims_of(certificate))[1:]
+
+
 @dataclass(frozen=True, slots=True)
 class UnverifiedChain:
     """What a chain says, unverified."""

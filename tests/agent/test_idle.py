@@ -156,6 +156,7 @@ async def test_it_serves_what_it_is_assigned_then_something_else_then_nothing(sc
     over = await scene.assign(model="")
     assert (over.version, over.service, scene.agent.status().engine.pid) == (3, None, None)
     await until(lambda: scene.member.idle)
+    assert scene.agent.mesh.registry.node(scene.session).heard == 3, "no earlier one counts any more"
     assert [s.lifecycle for s in scene.member.services] == ["DOWN", "DOWN"]
     assert scene.agent.status().session == scene.member.session, "it never left"
 
