@@ -20,14 +20,15 @@ from fabrictool.base.errors import FabrictoolError, InvalidInputError, Unreachab
 from fabrictool.base.files import file_error
 from fabrictool.base.text import visible
 from fabrictool.base.tlswords import spoken
-from fabrictool.mesh.identity import Credential, IdentityError, IdentityVerifier, raw_key
-from fabrictool.mesh.issuing import PATH, JoinAnswer, JoinRefusal, JoinRequest, ask_for
+from fabrictool.mesh.identity import Credential, IdentityError, IdentityVerifier, claims_of, raw_key
+from fabrictool.mesh.issuing import PATH, RENEWAL_PATH, JoinAnswer, JoinRefusal, JoinRequest, RenewalRequest, ask_for
 from fabrictool.mesh.jointoken import MAX_TOKEN_OCTETS, JoinTokenError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from fabrictool.mesh.jointoken import JoinToken
+    from fabrictool.mesh.transport.tls import IdentityFiles
 
 ANSWER_S = 15.0
 ATTEMPTS = 6
@@ -131,16 +132,42 @@ def ask_issuer(token: JoinToken, text: str, *, ends_at: float | None, shown: str
     return session
 
 
+def ask_renewal(token: JoinToken, files: IdentityFiles, *, ends_at: float | None) -> tuple[bytes, ...]:
+    """Another chain for the key in `files`, of the issuer that signed the present one. One attempt.
+
+    Raises
+    ------
+    JoinTokenError
+        FT64xx, FT6007 or FT6010 as the issuer said.
+    UnreachableError
+        FT6411 no answer, FT6412 a stranger's.
+    """
+    context = _context(token)
+    context.load_cert_chain(files.chain, files.key)
+    chain = _exchange(token, RENEWAL_PATH, RenewalRequest(ends_at=ends_at), context)
+    try:
+        renewed = IdentityVerifier(token.root).verify(chain, now=time.time())
+    except IdentityError as error:
+        raise _strange(error) from error
+    if renewed.claims != claims_of(files.read()[0].chain[0]):
+        raise JoinTokenError.of("FT6416", "the issuer's certificate is for another session")
+    return chain
+
+
 def _once(token: JoinToken, request: JoinRequest) -> tuple[bytes, ...]:
+    return _exchange(token, PATH, request, _context(token))
+
+
+def _exchange(
+    token: JoinToken, path: str, request: JoinRequest | RenewalRequest, context: ssl.SSLContext
+) -> tuple[bytes, ...]:
     address = str(token.issuer)
-    connection = http.client.HTTPSConnection(
-        token.issuer.host, token.issuer.port, timeout=ANSWER_S, context=_context(token)
-    )
+    connection = http.client.HTTPSConnection(token.issuer.host, token.issuer.port, timeout=ANSWER_S, context=context)
     with closing(connection):
         try:
             connection.connect()
             _check_issuer(connection.sock.getpeercert(binary_form=True), token)
-            connection.request("POST", PATH, msgspec.json.encode(request), {"content-type": "application/json"})
+            connection.request("POST", path, msgspec.json.encode(request), {"content-type": "application/json"})
             answer = connection.getresponse()
             status, body = answer.status, answer.read(MAX_ANSWER_OCTETS)
         except ssl.SSLCertVerificationError as error:

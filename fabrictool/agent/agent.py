@@ -31,6 +31,7 @@ from fabrictool.engines.adapter import EngineLaunch, adapter
 from fabrictool.engines.artifacts import resolve
 from fabrictool.mesh.identity import CLOCK_SKEW_S
 from fabrictool.mesh.records import Lifecycle, with_note
+from fabrictool.mesh.transport.clocks import ClockWatch
 from fabrictool.mesh.transport.node import MeshNode
 from fabrictool.mesh.transport.sitelinks import own_address
 from fabrictool.mesh.transport.tls import IdentityFiles
@@ -83,13 +84,13 @@ class Agent:
         ends_at: float | None = None,
     ) -> None:
         self.spec = spec
-        self._told_end = ends_at
         self._clock = clock
         self._python = python
         self._cache = cache
         self._adapter = adapter(spec.engine)
         self.mesh = MeshNode(IdentityFiles(folder.identity), self, clock, hub=False)
-        self._started = clock.wall()
+        self._started = clock.monotonic()
+        self._leaves_at = None if ends_at is None else self._started + ends_at - clock.wall()
         self._node_lifecycle = Lifecycle.JOIN
         self._service = b""
         self._service_lifecycle = Lifecycle.JOIN
@@ -135,10 +136,10 @@ class Agent:
 
     @property
     def ends_at(self) -> float | None:
-        """Wall time at which the allocation ends."""
+        """Wall time at which the allocation ends, by what is left of it: it gets no shorter when the clock is set."""
         own = None if self.spec.walltime_s is None else self._started + self.spec.walltime_s
-        told = self._told_end
-        return own if told is None else told if own is None else min(own, told)
+        ends = min((end for end in (own, self._leaves_at) if end is not None), default=None)
+        return None if ends is None else self._clock.wall() + ends - self._clock.monotonic()
 
     @property
     def certificate_ends_at(self) -> float:
@@ -171,6 +172,7 @@ class Agent:
         stop = asyncio.create_task(self._stop.wait())
         watch = asyncio.create_task(self._watch.run(self._signs.touch))
         end = asyncio.create_task(self._until_end())
+        clocks = asyncio.create_task(ClockWatch(self.mesh, self._clock, self._note).run())
         reason = "told to stop"
         try:
             done, _ = await asyncio.wait({engine, stop, end}, return_when=asyncio.FIRST_COMPLETED)
@@ -182,7 +184,7 @@ class Agent:
             async with AsyncExitStack() as leaving:  # last in, first out; each step is taken whatever another raises
                 leaving.push_async_callback(self._supervisor.stop)
                 leaving.push_async_callback(self._signs.write)
-                leaving.push_async_callback(cancelled, engine, stop, signs, watch, end, linking)
+                leaving.push_async_callback(cancelled, engine, stop, signs, watch, end, linking, clocks)
                 leaving.push_async_callback(self._leave)
         return self._ended or reason
 
@@ -213,7 +215,7 @@ class Agent:
         return AgentStatus(
             release=__version__,
             at=self._clock.wall(),
-            started_at=self._started,
+            started_at=self._clock.wall() - (self._clock.monotonic() - self._started),
             fabric=self.spec.fabric,
             provider=self.spec.provider,
             site=self.spec.site,

@@ -65,6 +65,8 @@ class IdleAgent(Agent):
         self._running = False
         """Whether there is an engine, or will be in a moment."""
         self._last_told: AssignmentBody | None = None
+        self._newest = 0
+        """Version of the newest assignment that was heard."""
         self._leaving = False
         self._assigned = 0
         """Version of the assignment that is followed."""
@@ -91,7 +93,8 @@ class IdleAgent(Agent):
 
     def _node_body(self, lifecycle: Lifecycle) -> NodeBody:
         spec, hardware = self._bare, self._hardware
-        return node_body(spec, self.mesh.federation, self.mesh.session, lifecycle, self.ends_at, hardware)
+        body = node_body(spec, self.mesh.federation, self.mesh.session, lifecycle, self.ends_at, hardware)
+        return msgspec.structs.replace(body, heard=self._newest)
 
     def _service_body(self, lifecycle: Lifecycle, model: str) -> ServiceBody:
         body = super()._service_body(lifecycle, model)
@@ -117,6 +120,9 @@ class IdleAgent(Agent):
         # A renewed session may outlive its controller, and then the record is gone: nothing else was said.
         if registry.get(assignment_key(session)) is not None:
             self._last_told = registry.assignment(session)
+        if self._last_told is not None and self._last_told.version > self._newest and not self._leaving:
+            self._newest = self._last_told.version
+            self._publish_node(self._node_lifecycle)  # so that none that came before counts any more
         return self._last_told if self._last_told is not None and self._last_told.model else None
 
     async def _follow(self, wanted: AssignmentBody | None) -> None:

@@ -8,6 +8,7 @@ No machine of an operator takes part: the token's issuer signs its key, the toke
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import shutil
 import signal
@@ -22,6 +23,7 @@ import msgspec
 from fabrictool.agent.admission import ask_issuer, private_folder, private_text
 from fabrictool.agent.bodies import check_sayable
 from fabrictool.agent.hardware import read_hardware
+from fabrictool.agent.renewing import RenewalWatch
 from fabrictool.agent.running import run_agent
 from fabrictool.agent.unit import run_unit
 from fabrictool.base.clock import SystemClock
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from fabrictool.base.clock import Clock
     from fabrictool.mesh.jointoken import JoinToken
     from fabrictool.mesh.records import NodeHardware
 
@@ -230,7 +233,7 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
         return run_unit(
             RunFolder(folder),
             AgentSpec,
-            lambda wanted, here: run_agent(wanted, here, clock, cache, ends_at),
+            lambda wanted, here: _run(wanted, here, RenewalWatch(token, here, clock, ends_at), clock, cache, ends_at),
             stays=True,
         )
     except FabrictoolError as error:
@@ -240,6 +243,18 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     finally:
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+# Wide: as `run_agent`, and what renews its certificate meanwhile.
+async def _run(
+    spec: AgentSpec, folder: RunFolder, renewal: RenewalWatch, clock: Clock, cache: Path, ends_at: float | None
+) -> str:
+    renewing = asyncio.create_task(renewal.run())
+    try:
+        return await run_agent(spec, folder, clock, cache, ends_at)
+    finally:
+        renewing.cancel()
+        await asyncio.gather(renewing, return_exceptions=True)
 
 
 def _write(folder: Path, spec: AgentSpec, session: Credential, token: JoinToken) -> None:

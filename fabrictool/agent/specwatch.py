@@ -17,7 +17,7 @@ from fabrictool.domain.address import Address
 from fabrictool.domain.specs import AgentSpec, GatewaySpec, decode_spec, in_place, mark_of, updatable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from fabrictool.base.runfolder import RunFolder
 
@@ -42,7 +42,7 @@ class SpecWatch(Generic[S]):
         folder: RunFolder,
         prepare: Callable[[S], Callable[[], None]],
         note: Callable[[str, str], None],
-        renew: Callable[[], bool],
+        renew: Callable[[], Awaitable[bool]],
         look_s: float = LOOK_S,
     ) -> None:
         self.spec: S = spec
@@ -69,7 +69,7 @@ class SpecWatch(Generic[S]):
             if seen == self._seen:
                 return False
             spec, mark, take_over = await asyncio.to_thread(self._load)
-            if self._renew():
+            if await self._renew():
                 self._note("renewed", "its certificate")
             self._seen = seen  # not before: a file system that failed for a moment is asked again
         except FabrictoolError as error:

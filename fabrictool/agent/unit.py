@@ -56,7 +56,10 @@ def run_unit(
     except Exception as error:  # noqa: BLE001 - the last line of defence: exit.json must say that it ended
         _log.exception("this is a bug in fabrictool: report it with the log")
         reason, code = f"defect: {error!r}", 70
-    folder.write_exit(code, reason, SystemClock().wall())
+    try:
+        folder.write_exit(code, reason, SystemClock().wall())
+    except FabrictoolError as error:  # the disk is full: the lock and the code say that it is over, too
+        _report(error)
     _log.info("ended: %s", reason)
     return code
 

@@ -64,7 +64,7 @@ class RunFolder:
         Raises
         ------
         FabrictoolError
-            FT7101 when another process lives here already.
+            FT7101 when another process lives here already, FT4301 when nothing can be written here.
         """
         try:
             descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -77,8 +77,11 @@ class RunFolder:
                 return descriptor  # a shared file system without locks: the job's claim has to do
             os.close(descriptor)
             raise FabrictoolError.of("FT7101", f"another process runs in {self.path}", file=str(self.path)) from error
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps({"host": socket.gethostname(), "boot": boot_id()}).encode(), 0)
+        try:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, json.dumps({"host": socket.gethostname(), "boot": boot_id()}).encode(), 0)
+        except OSError as error:
+            raise file_error(error, self.path / "lock") from error
         return descriptor
 
     def holder(self) -> int | None:

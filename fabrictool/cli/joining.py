@@ -6,6 +6,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+import msgspec
+
 from fabrictool.base.errors import UsageError
 from fabrictool.cli.gateway_commands import split_address
 from fabrictool.cli.output import say
@@ -36,6 +38,7 @@ def new_token(
     gateways: Sequence[HostPort],
     uses: int,
     lasts: float,
+    renewable: float,
     role: Literal["agent", "gateway"],
     models: str,
     bind: str,
@@ -56,6 +59,7 @@ def new_token(
         uses=uses,
         created=now,
         expires=now + lasts,
+        renewable_until=now + lasts + renewable if renewable else msgspec.UNSET,
         role=role,
         models=tuple(model.strip() for model in models.split(",") if model.strip()),
         bound=binding(name, bind) if bind else "",
@@ -91,7 +95,7 @@ def run_issuer(store: TrustStore, provider: str, listen: str) -> None:
     IdentityVerifier(store.root_certificate()).provider_key(credential.chain[0])  # else nobody would believe it
     uses = TokenUses(store.folder / f"providers/{provider}.uses.sqlite")
     configure_logging("info")
-    issuer = Issuer(credential, uses, SystemClock())
+    issuer = Issuer(credential, uses, SystemClock(), store.root_certificate(), store.session_revoked)
 
     async def serve() -> None:
         task = asyncio.current_task()

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fabrictool.base.errors import FabrictoolError, UsageError
+from fabrictool.base.errors import FabrictoolError, Problem, UsageError
 from fabrictool.base.settings import Settings
 from fabrictool.cli.output import print_problems, say
 
@@ -100,6 +100,7 @@ def load_with_traces(path: Path, inventory: Path | None, overlay: str | None, sc
     from fabrictool.blueprint import load
 
     loaded = load(path, inventory_path=inventory, overlay=overlay, scenario=scenario, environment=os.environ)
+    loaded = replace(loaded, warnings=(*loaded.warnings, *_builds(loaded)))
     if all(model.demand is None or model.demand.trace is None for model in loaded.blueprint.models.values()):
         return loaded
     from fabrictool.workload.recorded import with_traces
@@ -109,6 +110,26 @@ def load_with_traces(path: Path, inventory: Path | None, overlay: str | None, sc
         return node.place(f"models.{model}.demand.trace")
 
     return replace(loaded, blueprint=with_traces(loaded.blueprint, path.parent, place))
+
+
+def _builds(loaded: Loaded) -> Iterator[Problem]:
+    """What is said when gateways would send nothing to nodes that run this installation."""
+    builds = loaded.blueprint.trust.builds
+    if builds is None:
+        return
+    from fabrictool.agent.measured import package_folder
+    from fabrictool.mesh.attestation import BUILD_FILE, read_build, read_signer
+
+    place = loaded.blueprint_tree.nearest(("trust", "builds"))[0].place("trust.builds")
+    hint = "`fabrictool trust sign-build --key FILE` signs it, before it is installed on the nodes"
+    try:
+        signer = read_build((package_folder() / BUILD_FILE).read_bytes()).signer
+        if signer in map(read_signer, builds.signers):
+            return
+        message = "none of these keys signed this installation: its nodes get no requests"
+    except (OSError, FabrictoolError):
+        message = "nobody signed this installation: its nodes get no requests"
+    yield Problem("FT1235", message, place, hint, severity="warning")
 
 
 def find_blueprint(given: Path | None) -> Path:

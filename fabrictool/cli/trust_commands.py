@@ -107,7 +107,7 @@ def sign_build_command(
     from fabrictool.mesh.attestation import BUILD_FILE, read_signing_key, sign_build
 
     try:
-        private = read_signing_key(key.read_bytes())
+        private = read_signing_key(key.read_bytes(), str(key))
     except OSError as error:
         raise file_error(error, key) from error
     digest = measured_build(package_folder())
@@ -144,6 +144,15 @@ def token(
             parser=seconds(60, 30 * 86400), metavar="DURATION", show_default="1h", help="How long it is valid."
         ),
     ] = 3600.0,
+    renewable: Annotated[
+        float,
+        typer.Option(
+            parser=seconds(0, 30 * 86400),
+            metavar="DURATION",
+            show_default="7d",
+            help="How long after its end its sessions' certificates are renewed, none beyond a week of age; 0s: never.",
+        ),
+    ] = 7 * 86400.0,
     role: Annotated[TokenRole, typer.Option(help="What they are; `gateway`: for `trust accept`.")] = "agent",
     models: Annotated[str, typer.Option(metavar="NAME,…", help="Models that they may serve; default: any.")] = "",
     bind: Annotated[str, typer.Option(metavar="TEXT", help="What its bearer must show, such as a job's id.")] = "",
@@ -174,6 +183,7 @@ def token(
         gateways=gateways_of(source, gateway or ()),
         uses=uses,
         lasts=expires,
+        renewable=renewable,
         role=role,
         models=models,
         bind=bind,

@@ -278,7 +278,7 @@ class Gateway(Document):
 
     @property
     def listeners(self) -> tuple[tuple[str, Endpoint], ...]:
-        """By key."""
+        """Key of the blueprint → address."""
         clients = (("listen", self.listen),) if self.listen is not None else ()
         return (*clients, ("mesh", self.mesh))
 

@@ -90,7 +90,8 @@ class GatewayServer:
         """Node to which nothing is sent → why; said once."""
         self._known: set[str] = set(self.directory.models())
         self._mesh: MeshNode | None = None
-        self._started = clock.wall()
+        self._started = clock.monotonic()
+        self._born = int(clock.wall())
         self._server: asyncio.Server | None = None
         self._tick: asyncio.Task[None] | None = None
         self.draining = False
@@ -278,7 +279,7 @@ class GatewayServer:
         """The entry of a model, if somebody who may serve this group serves it."""
         providers = {t.provider for t in self.directory.of_model(name)}
         allowed = sorted(p for p in providers if self._rules.trust.permits(p, name, group, None))
-        return model_object(name, allowed, int(self._started)) if allowed else None
+        return model_object(name, allowed, self._born) if allowed else None
 
     def _complete(self, request: ClientRequest, connection: ClientConnection) -> GatewayResponse | Exchange:
         body = bytes(request.body)
@@ -322,7 +323,7 @@ class GatewayServer:
         return GatewayStatus(
             release=__version__,
             at=now,
-            started_at=self._started,
+            started_at=now - (self._clock.monotonic() - self._started),
             fabric=self._fabric,
             session=mesh.session.hex() if mesh is not None else "",
             listen=self.listen_address,

@@ -12,7 +12,7 @@ from fabrictool.gateway.keys import Keyring, keys_digest, read_rows
 from fabrictool.mesh.revocation import read_revocation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from fabrictool.base.runfolder import RunFolder
 
@@ -52,7 +52,7 @@ class Reloading(SpecWatch[GatewaySpec]):
         folder: RunFolder,
         take_over: Callable[[GatewaySpec, Keyring | None], None],
         note: Callable[[str, str, str], None],
-        renew: Callable[[], bool],
+        renew: Callable[[], Awaitable[bool]],
     ) -> None:
         def prepare(new: GatewaySpec) -> Callable[[], None]:
             for text in new.revoked:

@@ -21,6 +21,7 @@ from fabrictool.gateway.settling import Settling
 from fabrictool.mesh.attestation import SignedBuilds, read_signer
 from fabrictool.mesh.records import Lifecycle
 from fabrictool.mesh.revocation import read_revocation
+from fabrictool.mesh.transport.clocks import ClockWatch
 from fabrictool.mesh.transport.node import MeshNode
 from fabrictool.mesh.transport.tls import IdentityFiles
 from fabrictool.mesh.transport.tracefile import TraceFile
@@ -66,8 +67,7 @@ async def run_on_mesh(spec: GatewaySpec, folder: RunFolder, clock: Clock) -> str
         port = await mesh.listen(spec.mesh.host, spec.mesh.port)
         stack.push_async_callback(mesh.close)
         gateway.mesh_address = f"{spec.mesh.host}:{port}"
-        if not isinstance(spec.listen, msgspec.UnsetType):
-            await gateway.listen(spec.listen.host, spec.listen.port)
+        await _listen(gateway, spec)
         pages = await serve_status(gateway.status, folder, metrics=gateway.exposition, views=views_of(mesh))
         stack.push_async_callback(pages.cleanup)
         folder.write_process(
@@ -91,7 +91,6 @@ async def run_on_mesh(spec: GatewaySpec, folder: RunFolder, clock: Clock) -> str
         reloading = Reloading(spec, folder, take_over, gateway.note, mesh.renew)
 
         def health() -> Health:
-            """Also which spec is in force."""
             gateway.spec_mark = reloading.mark
             seen = settling.health()
             text, ends = seen.text or reloading.refusal[:300], mesh.certificate_ends_at
@@ -99,16 +98,28 @@ async def run_on_mesh(spec: GatewaySpec, folder: RunFolder, clock: Clock) -> str
 
         signs = SignsOfLife(folder, health, gateway.status, BEAT_S)
         _learn(keyring, stack)
-        for loop in (signs.run(), settling.run(signs.touch), reloading.run(signs.touch)):
+        clocks = ClockWatch(mesh, clock, gateway.note).run()
+        for loop in (signs.run(), settling.run(signs.touch), reloading.run(signs.touch), clocks):
             stack.callback(asyncio.create_task(loop).cancel)
         reason = await stop()
-        mesh.retire()
-        await asyncio.gather(gateway.drain(DRAIN_S), mesh.relays.carried_out(DRAIN_S))
+        await _drain(gateway, mesh)
         if folder.comes_back:
             return f"{reason}; it starts again when its host comes back"
         gateway.publish_node(node_body(mesh, spec, Lifecycle.LEFT, version=2))
         await mesh.leave()
     return reason
+
+
+async def _listen(gateway: GatewayServer, spec: GatewaySpec) -> None:
+    """For clients; a hub has none."""
+    if not isinstance(spec.listen, msgspec.UnsetType):
+        await gateway.listen(spec.listen.host, spec.listen.port)
+
+
+async def _drain(gateway: GatewayServer, mesh: MeshNode) -> None:
+    """Let clients' requests end, and those that it carries for other gateways."""
+    mesh.retire()
+    await asyncio.gather(gateway.drain(DRAIN_S), mesh.relays.carried_out(DRAIN_S))
 
 
 # Wide: the options of ``gateway run``, as its command passes them.

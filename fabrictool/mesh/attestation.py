@@ -120,17 +120,17 @@ def read_signer(text: str) -> bytes:
     return raw_key(key)
 
 
-def read_signing_key(data: bytes) -> Ed25519PrivateKey:
-    """From OpenSSH's form, without a passphrase; raises FT6009."""
+def read_signing_key(data: bytes, file: str | None = None) -> Ed25519PrivateKey:
+    """From OpenSSH's form, without a passphrase, as it lay in `file`; raises FT6009."""
     try:
         key = load_ssh_private_key(data, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         message = f"not a private key in OpenSSH's form, or one with a passphrase: {error}"
         hint = "give the private half of the pair; `ssh-keygen -p -f FILE` takes a passphrase off"
-        raise IdentityError.of("FT6009", message, hint=hint) from error
+        raise IdentityError.of("FT6009", message, file=file, hint=hint) from error
     if not isinstance(key, Ed25519PrivateKey):
         hint = "ssh-keygen -t ed25519 -f build-key"
-        raise IdentityError.of("FT6009", "builds are signed with Ed25519 keys", hint=hint)
+        raise IdentityError.of("FT6009", "builds are signed with Ed25519 keys", file=file, hint=hint)
     return key
 
 

@@ -82,6 +82,7 @@ class StreamHead(msgspec.Struct, frozen=True, array_like=True):
     """A name of the tenant's that only the fabric's gateways can tell whose it is; empty: like `group`."""
 
 
+MAX_WALL_S = 2**40
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 
@@ -94,6 +95,8 @@ class Beat(msgspec.Struct, frozen=True, array_like=True):
     """Per service: id, running and waiting requests, KV use from 0 to 1, open requests of others than the receiver."""
     alone: bool = False
     """Of an agent: it has no gateway."""
+    at: Annotated[int, msgspec.Meta(ge=0, le=MAX_WALL_S)] = 0
+    """Wall seconds of the sender, by which wrong clocks are told; 0: its release does not say."""
 
 
 class Frame(msgspec.Struct, frozen=True, gc=False):

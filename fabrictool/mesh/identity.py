@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from fabrictool.base.clock import duration_text
 from fabrictool.base.errors import FabrictoolError
 
 _K = TypeVar("_K")
@@ -138,6 +139,11 @@ def session_id(public_key: Ed25519PublicKey) -> bytes:
 def claims_of(certificate: bytes) -> Claims:
     """The claims in a DER certificate, unverified."""
     return _claims(_load(certificate))
+
+
+def validity_of(certificate: bytes) -> tuple[float, float]:
+    """Wall seconds from and to which a DER certificate is valid, unverified."""
+    return _validity(_load(certificate), claims_of(certificate))[1:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,7 +321,7 @@ class IdentityVerifier:
         session, validities = entry
         for uri, begin, end in validities:
             if not begin - CLOCK_SKEW_S <= now <= end + CLOCK_SKEW_S:
-                raise IdentityError.of("FT6005", f"the certificate of {uri} is not valid now")
+                raise IdentityError.of("FT6005", f"the certificate of {uri} {_out_of_time(begin, end, now)}")
         return session
 
     def _check(self, chain: tuple[bytes, ...]) -> tuple[VerifiedSession, list[_Validity]]:
@@ -353,7 +359,7 @@ class IdentityVerifier:
         _, begin, end = _validity(certificate, claims)
         key = certificate.public_key()
         if not begin - CLOCK_SKEW_S <= now <= end + CLOCK_SKEW_S or not isinstance(key, Ed25519PublicKey):
-            raise IdentityError.of("FT6005", f"the certificate of {claims.uri()} is not valid now")
+            raise IdentityError.of("FT6005", f"the certificate of {claims.uri()} {_out_of_time(begin, end, now)}")
         return Authority(provider, key, end)
 
     def provider_key(self, der: bytes) -> Ed25519PublicKey:
@@ -390,6 +396,12 @@ def _check_issued(certificate: x509.Certificate, issuer: x509.Certificate) -> No
 
 def _validity(certificate: x509.Certificate, claims: Claims) -> _Validity:
     return claims.uri(), certificate.not_valid_before_utc.timestamp(), certificate.not_valid_after_utc.timestamp()
+
+
+def _out_of_time(begin: float, end: float, now: float) -> str:
+    if now < begin:
+        return f"is valid in {duration_text(begin - now)} only, or our clock is behind"
+    return f"ended {duration_text(now - end)} ago, or our clock is ahead"
 
 
 def _load(der: bytes) -> x509.Certificate:

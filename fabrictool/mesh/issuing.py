@@ -16,20 +16,25 @@ import msgspec
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from fabrictool.mesh.identity import certify, raw_key, session_id
+from fabrictool.mesh.identity import IdentityError, certify, raw_key, session_id, validity_of
 from fabrictool.mesh.jointoken import MAX_TOKEN_OCTETS, JoinTokenError, binding, check_time, read_token
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-    from fabrictool.mesh.identity import Credential
+    from fabrictool.mesh.identity import Credential, IdentityVerifier, VerifiedSession
     from fabrictool.mesh.jointoken import JoinToken
 
 PATH = "/v1/session"
 """Where an issuer is asked, by POST."""
+RENEWAL_PATH = "/v1/renewal"
+"""Where it is asked for another certificate, by POST, over a connection that shows the present one."""
 SESSION_S = 26 * 3600.0
 """A session's certificate of a job that does not say when it ends."""
 MAX_SESSION_S = 7 * 86400.0
+"""Of one key, renewed or not: a key that was stolen is good for as long as its certificates are renewed."""
+WORTH_IT_S = 60.0
+"""What another certificate must last longer than the one that it follows."""
 AFTER_END_S = 2 * 3600.0
 """A certificate outlives its job a little: it still has to drain and to say goodbye."""
 _DOMAIN = b"fabrictool join request v1\0"
@@ -46,6 +51,13 @@ class JoinRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Wall seconds at which its job ends."""
     shown: Annotated[str, msgspec.Meta(max_length=200)] = ""
     """The text that the token is bound to, such as a job's number."""
+
+
+class RenewalRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a joined agent sends, as JSON. No token and no key: who it is, the connection has shown."""
+
+    ends_at: float | None = None
+    """As in `JoinRequest`."""
 
 
 class JoinAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +90,60 @@ class Approved:
         """The chain; raises FT6006 when the provider's own certificate has expired."""
         role, models = self.token.role, self.token.models
         return certify(provider, self.key, role, now=now, seconds=self.seconds, models=models)
+
+
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """Another certificate for the key of a session, that may be signed."""
+
+    session: VerifiedSession
+    seconds: float
+    began_at: float
+
+    def sign(self, provider: Credential, *, now: float) -> tuple[bytes, ...]:
+        """The chain; raises FT6006 when the provider's own certificate has expired."""
+        key, models, began = self.session.public_key, self.session.models, self.began_at
+        return certify(provider, key, "agent", now=now, seconds=self.seconds, models=models, began_at=began)
+
+
+# Wide: what it shows, what is known of it, who signs, when.
+def judge_renewal(
+    request: RenewalRequest,
+    leaf: bytes,
+    provider: Credential,
+    verifier: IdentityVerifier,
+    renewable_until: float | None,
+    *,
+    now: float,
+) -> Renewal:
+    """Whether `provider` may sign for the key of `leaf` again; the connection proved that its other side holds it.
+
+    `renewable_until` is what the issuer wrote down when it signed the first one; None: it never did.
+
+    Raises
+    ------
+    JoinTokenError
+        FT6417 it may not, or not any longer, FT6010 the key is a week old.
+    """
+    try:
+        session = verifier.verify((leaf, provider.chain[0]), now=now)
+        began_at = validity_of(leaf)[0]
+    except IdentityError as error:
+        message = f"this is no session of {provider.claims.provider}'s present certificate: {error.problems[0].message}"
+        raise JoinTokenError.of("FT6417", message, hint="join again with a new token") from error
+    name = session.claims.session[:8]
+    if session.claims.role != "agent":  # the keys of others are the operator's, who asks for new ones
+        raise JoinTokenError.of("FT6417", f"a {session.claims.role}'s certificate is not renewed by its issuer")
+    if renewable_until is None:
+        raise JoinTokenError.of("FT6417", f"this issuer did not sign session {name}", hint="ask the one that did")
+    if now - began_at >= MAX_SESSION_S:
+        raise JoinTokenError.of("FT6010", f"the key of session {name} is too old")
+    lasts = SESSION_S if request.ends_at is None else request.ends_at - now + AFTER_END_S
+    seconds = min(lasts, MAX_SESSION_S, began_at + MAX_SESSION_S - now, renewable_until - now)
+    if now + seconds < session.not_after + WORTH_IT_S:
+        message = f"the certificate of session {name} lasts as long as its token allows"
+        raise JoinTokenError.of("FT6417", message, hint="`fabrictool trust token --renewable` says how long that is")
+    return Renewal(session, seconds, began_at)
 
 
 def ask_for(token: str, key: Ed25519PrivateKey, *, ends_at: float | None, shown: str) -> JoinRequest:

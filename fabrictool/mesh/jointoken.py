@@ -59,6 +59,9 @@ class JoinToken(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     expires: float
     models: tuple[_Name, ...] = ()
     """What its sessions may serve; empty: anything."""
+    renewable_until: float | msgspec.UnsetType = msgspec.UNSET
+    """Wall seconds until which the issuer renews certificates of its sessions; unset, as in tokens of earlier releases:
+    it renews none."""
     bound: str = ""
     """`binding` of the text that its bearer must show; empty: none."""
 

@@ -107,6 +107,9 @@ class NodeBody(msgspec.Struct, frozen=True, tag="n", omit_defaults=True):
     """Of a gateway: whether clients ask it."""
     assignable: bool = False
     """It serves what its provider's controller assigns to it."""
+    heard: Version = 0
+    """Version of the newest assignment that it has heard: no earlier one counts any more, whatever becomes of this
+    one. 0: of none."""
 
 
 class ServiceBody(msgspec.Struct, frozen=True, tag="s", omit_defaults=True):

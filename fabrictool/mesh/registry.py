@@ -318,6 +318,9 @@ class Registry:
             return "record does not go with this certificate"
         if isinstance(body, ServiceBody) and owner.models and body.model not in owner.models:
             return "its certificate does not name this model"
+        subject = self.node(body.session) if isinstance(body, AssignmentBody) and current is None else None
+        if subject is not None and body.version < subject.heard:
+            return "the session has heard a newer assignment"
         if isinstance(body, WitnessBody) and owner.claims.role != "gateway":
             return "only a hub may say that another is gone"
         if body.version > (current.body.version if current is not None else 0) + MAX_VERSION_STEP:
@@ -389,8 +392,8 @@ class Registry:
         elif isinstance(body, NodeBody):
             self._sessions[body.session] = owner
             signer = self._controllers.get(body.session)
-            if signer is not None and signer.not_after < owner.not_after:  # renewed: who comes now would refuse it
-                self._unassign(body.session)
+            if signer is not None and (signer.not_after < owner.not_after or self._is_past(body)):
+                self._unassign(body.session)  # it was renewed, or heard another one: who comes now would refuse this
             self._sessions_of.setdefault(owner.claims.provider, set()).add(body.session)
         else:
             self._keys_of.setdefault(body.session, set()).add(record.key)
@@ -405,6 +408,10 @@ class Registry:
             self._votes.setdefault(body.suspect, {})[body.session] = body.seen
         elif isinstance(body, WitnessBody):
             self._votes.get(body.suspect, {}).pop(body.session, None)
+
+    def _is_past(self, node: NodeBody) -> bool:
+        """Whether its assignment is older than one that it has heard."""
+        return self._records[assignment_key(node.session)].body.version < node.heard
 
     def _unassign(self, session: bytes) -> None:
         del self._controllers[session]

@@ -19,8 +19,17 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 
 from fabrictool.base.errors import FabrictoolError
-from fabrictool.mesh.identity import issue_session
-from fabrictool.mesh.issuing import PATH, JoinAnswer, JoinRefusal, JoinRequest, judge
+from fabrictool.mesh.identity import IdentityVerifier, claims_of, issue_session
+from fabrictool.mesh.issuing import (
+    PATH,
+    RENEWAL_PATH,
+    JoinAnswer,
+    JoinRefusal,
+    JoinRequest,
+    RenewalRequest,
+    judge,
+    judge_renewal,
+)
 from fabrictool.mesh.jointoken import JoinTokenError
 
 if TYPE_CHECKING:
@@ -88,16 +97,28 @@ class _Inside(asyncio.StreamReaderProtocol):
 
 
 class Issuer:
-    """Signs sessions of one provider for who brings a token."""
+    """Signs sessions of one provider for who brings a token, and signs for them again while it lasts."""
 
-    def __init__(self, provider: Credential, uses: TokenUses, clock: Clock) -> None:
+    # Wide: who signs, by what it counts, whom it does not sign for, its time.
+    def __init__(
+        self,
+        provider: Credential,
+        uses: TokenUses,
+        clock: Clock,
+        root: bytes,
+        revoked: Callable[[str], bool] = lambda _: False,
+    ) -> None:
+        """`root`: the federation's certificate, DER. `revoked` is asked for a session, by its id in hexadecimal."""
         self._provider, self._uses, self._clock = provider, uses, clock
+        self._verifier, self._revoked = IdentityVerifier(root), revoked
         self._rate = RequestRate()
         self._visits: set[asyncio.Task[None]] = set()
         """One for each connection, from its first octet on."""
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._context.minimum_version = ssl.TLSVersion.TLSv1_3
         self._context.num_tickets = 0
+        self._context.verify_mode = ssl.CERT_OPTIONAL  # who has a session already shows it, to have it renewed
+        self._context.load_verify_locations(cadata=root)
         self._renew()
 
     async def serve(self, host: str, port: int, ready: Callable[[str], None]) -> None:
@@ -111,10 +132,13 @@ class Issuer:
                 await asyncio.sleep(RENEW_S)
                 self._renew()
 
-    def answer(self, body: bytes, address: str) -> tuple[int, bytes]:
-        """HTTP status and body of what is said to one request."""
+    def answer(self, body: bytes, address: str, renews: bytes | None = None) -> tuple[int, bytes]:
+        """HTTP status and body of what is said to one request; `renews` is the certificate that the other side showed,
+        if that is what it asks for.
+        """
         try:
-            return 200, msgspec.json.encode(self._sign(body, address))
+            signed = self._sign(body, address) if renews is None else self._sign_again(body, address, renews)
+            return 200, msgspec.json.encode(signed)
         except FabrictoolError as error:
             problem = error.problems[0]
             _log.warning("refused %s: %s %s", address, problem.code, problem.message)
@@ -147,6 +171,25 @@ class Issuer:
         )
         return JoinAnswer(chain=(chain[0], chain[1]))
 
+    def _sign_again(self, body: bytes, address: str, leaf: bytes) -> JoinAnswer:
+        """No use of a token: the session is the same."""
+        if not leaf:
+            raise JoinTokenError.of("FT6408", "the request shows no certificate that could be renewed")
+        try:
+            request = msgspec.json.decode(body, type=RenewalRequest)
+        except (msgspec.DecodeError, ValueError) as error:
+            raise JoinTokenError.of("FT6408", "the request is not what agents of this release send") from error
+        session, now = claims_of(leaf).session, self._clock.wall()
+        if not self._rate.take(session, self._clock.monotonic()):
+            raise JoinTokenError.of("FT6409", "the issuer is asked too often for this session", transient=True)
+        if self._revoked(session):
+            raise JoinTokenError.of("FT6007", f"session {session[:8]} was revoked")
+        until = self._uses.renewable_until(session)
+        renewal = judge_renewal(request, leaf, self._provider, self._verifier, until, now=now)
+        chain = renewal.sign(self._provider, now=now)
+        _log.info("renewed session %s for %s, %.0f s", session[:8], address, renewal.seconds)
+        return JoinAnswer(chain=(chain[0], chain[1]))
+
     def _enter(self, transport: asyncio.Transport) -> None:
         if len(self._visits) >= MAX_CONNECTIONS:
             transport.abort()
@@ -170,7 +213,8 @@ class Issuer:
             reader.set_transport(transport)
             writer = asyncio.StreamWriter(transport, protocol, reader, loop)
             async with asyncio.timeout(REQUEST_S):
-                status, body = await self._exchange(reader, address)
+                shown = transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
+                status, body = await self._exchange(reader, address, shown or b"")
                 head = f"HTTP/1.1 {status} {_PHRASES[status]}\r\ncontent-type: application/json\r\n"
                 head += f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
                 writer.write(head.encode() + body)
@@ -180,15 +224,17 @@ class Issuer:
         finally:
             (transport or plain).close()
 
-    async def _exchange(self, reader: asyncio.StreamReader, address: str) -> tuple[int, bytes]:
+    async def _exchange(self, reader: asyncio.StreamReader, address: str, shown: bytes) -> tuple[int, bytes]:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-        if head[0] != f"POST {PATH} HTTP/1.1":
+        renews = head[0] == f"POST {RENEWAL_PATH} HTTP/1.1"
+        if not renews and head[0] != f"POST {PATH} HTTP/1.1":
             return 404, _refusal("FT6408", "this is an issuer of sessions; there is nothing else here")
         lengths = [line.partition(":")[2].strip() for line in head if line.lower().startswith("content-length:")]
         if len(lengths) != 1 or not lengths[0].isdecimal() or int(lengths[0]) > MAX_BODY_OCTETS:
             return 400, _refusal("FT6408", f"the request must have a length of at most {MAX_BODY_OCTETS} octets")
         body = await reader.readexactly(int(lengths[0]))
-        return await asyncio.to_thread(self.answer, body, address)  # the count of uses waits for the disk
+        certificate = shown if renews else None
+        return await asyncio.to_thread(self.answer, body, address, certificate)  # the count of uses waits for the disk
 
     def _renew(self) -> None:
         """Take a new certificate; connections that stand keep theirs."""

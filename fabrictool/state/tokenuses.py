@@ -7,8 +7,11 @@ import sqlite3
 from contextlib import closing
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.mesh.identity import CLOCK_SKEW_S
+from fabrictool.mesh.issuing import MAX_SESSION_S
 from fabrictool.mesh.jointoken import JoinTokenError
 
 if TYPE_CHECKING:
@@ -23,7 +26,10 @@ _SCHEMA = """
 CREATE TABLE IF NOT EXISTS uses (
     token TEXT NOT NULL, session TEXT NOT NULL, at REAL NOT NULL, expires REAL NOT NULL,
     leaf BLOB NOT NULL, PRIMARY KEY (token, session)
-) WITHOUT ROWID
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS sessions (
+    session TEXT PRIMARY KEY, renewable_until REAL NOT NULL, forget REAL NOT NULL
+) WITHOUT ROWID;
 """
 
 
@@ -35,7 +41,7 @@ class TokenUses:
         try:
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             with closing(self._open()) as base:
-                base.execute(_SCHEMA)
+                base.executescript(_SCHEMA)
         except (OSError, sqlite3.Error) as error:
             raise self._failed(error) from error
 
@@ -67,10 +73,29 @@ class TokenUses:
                 chain = sign()
                 row = (token.id, session, now, token.expires, chain[0])
                 base.execute("INSERT INTO uses (token, session, at, expires, leaf) VALUES (?, ?, ?, ?, ?)", row)
+                if not isinstance(token.renewable_until, msgspec.UnsetType):
+                    base.execute("DELETE FROM sessions WHERE forget < ?", (now,))
+                    kept = (session, token.renewable_until, now + MAX_SESSION_S)
+                    base.execute("INSERT INTO sessions (session, renewable_until, forget) VALUES (?, ?, ?)", kept)
                 base.execute("COMMIT")
         except sqlite3.Error as error:
             raise self._failed(error) from error
         return chain, True
+
+    def renewable_until(self, session: str) -> float | None:
+        """Wall seconds, by the token that started it; None for a session that is renewed by nobody, or not by us.
+
+        Raises
+        ------
+        FabrictoolError
+            FT4302 when the database cannot be used.
+        """
+        try:
+            with closing(self._open()) as base:
+                row = base.execute("SELECT renewable_until FROM sessions WHERE session = ?", (session,)).fetchone()
+        except sqlite3.Error as error:
+            raise self._failed(error) from error
+        return None if row is None else float(row[0])
 
     def _open(self) -> sqlite3.Connection:
         base = sqlite3.connect(self._path, timeout=BUSY_S, isolation_level=None)

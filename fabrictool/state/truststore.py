@@ -140,6 +140,10 @@ class TrustStore:
             certificates[fingerprint(ssl.PEM_cert_to_DER_cert(pem))] = (chain.claims.provider, chain.end)
         return certificates
 
+    def session_revoked(self, session: str) -> bool:
+        """Whether it was revoked here; `session` in hexadecimal."""
+        return (self.folder / "revoked" / f"{session}.txt").exists()
+
     def revocations(self, *, now: float) -> tuple[str, ...]:
         """Those that still count, as text, by their id."""
         texts = []
@@ -311,7 +315,7 @@ class TrustStore:
         session = IdentityVerifier(self.root_certificate()).verify(chain_of(pem), now=now)
         if (session.claims.provider, session.claims.role) != (provider, role):
             raise IdentityError.of("FT6003", f"{session.claims.uri()} is not {provider}'s {role}")
-        if (self.folder / "revoked" / f"{session.claims.session}.txt").exists():
+        if self.session_revoked(session.claims.session):
             raise FabrictoolError.of("FT6007", f"session {session.claims.session[:8]} was revoked")
         if now - described.begin > KEY_LIFE_S + PLANNED_BEFORE_S:
             raise FabrictoolError.of("FT6010", f"the key of session {session.claims.session[:8]} is too old")

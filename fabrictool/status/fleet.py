@@ -136,7 +136,7 @@ class FleetMember(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def role_text(member: FleetMember) -> str:
-    """In a table."""
+    """What a table calls it: a gateway without clients is a hub."""
     return "hub" if member.role == "gateway" and not member.ingress else member.role
 
 

@@ -43,6 +43,8 @@ class SignsOfLife:
         self._health = health
         self._document = document
         self._changed = asyncio.Event()
+        self._failure = ""
+        """Why the last one could not be written: said once, not every few seconds."""
 
     def touch(self) -> None:
         self._changed.set()
@@ -61,4 +63,11 @@ class SignsOfLife:
         try:
             await asyncio.to_thread(self._folder.write_health, health, document)
         except FabrictoolError as error:
-            _log.warning("no sign of life can be written: %s", error)
+            why = "; ".join(f"{problem.code} {problem.message}" for problem in error.problems)
+            if why != self._failure:
+                _log.warning("no sign of life can be written, until further notice: %s", why)
+            self._failure = why
+        else:
+            if self._failure:
+                _log.info("signs of life can be written again")
+            self._failure = ""

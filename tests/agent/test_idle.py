@@ -160,6 +160,7 @@ async def test_it_serves_what_it_is_assigned_then_something_else_then_nothing(sc
     assert (over.version, over.service, scene.agent.status().engine.pid) == (4, None, None)
     assert scene.agent.spec.replica == "joined/1"
     await until(lambda: scene.member.idle)
+    assert scene.agent.mesh.registry.node(scene.session).heard == 4, "no earlier one counts any more"
     assert [s.lifecycle for s in scene.member.services] == ["DOWN"] * 3
     assert scene.agent.status().session == scene.member.session, "it never left"
 

@@ -14,7 +14,7 @@ from fabrictool.cli.main import main
 from fabrictool.cli.watching import _gateway_lines
 from fabrictool.domain.observed import ClusterFacts, Observed, ObservedUnit
 from fabrictool.status.client import StatusUnavailableError
-from fabrictool.status.documents import encode
+from fabrictool.status.documents import GatewayStatus, Totals, encode
 from tests.tui.test_top import gateway
 
 KEY = "ftk_a-key-that-opens"
@@ -86,6 +86,18 @@ def test_a_gateway_that_does_not_answer_is_no_reason_to_ask_no_other(monkeypatch
         asked.append(url)
         if url == "http://east":
             raise StatusUnavailableError.of("FT5201", "no answer")
+        nothing = {"nodes": [], "models": [], "totals": Totals(), "registry_records": 0, "registry_root": ""}
+        return GatewayStatus(
+            release="",
+            at=0.0,
+            started_at=0.0,
+            fabric="t",
+            session="",
+            listen=listen[url],
+            mesh="",
+            policy="",
+            **nothing,
+        )
 
     monkeypatch.setattr(watching, "fetch", fetch)
     units = [
@@ -96,6 +108,12 @@ def test_a_gateway_that_does_not_answer_is_no_reason_to_ask_no_other(monkeypatch
     cluster = SimpleNamespace(page=lambda operation: nullcontext(f"http://{operation}"))
     fabric = SimpleNamespace(observe=lambda: seen, clusters={"c": cluster})
     source = SimpleNamespace(fabric=lambda: nullcontext(fabric))
+    listen = {"http://west": "127.0.0.1:1"}
     with watching.gateway_url(source) as url:
         assert url == "http://west"
     assert asked == ["http://east", "http://west"]
+    asked.clear()
+    listen = {"http://west": ""}
+    with watching.gateway_url(source) as url:
+        assert url == "http://west", "a hub, where there is nothing better"
+    assert asked == ["http://east", "http://west"] * 2

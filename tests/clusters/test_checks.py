@@ -54,6 +54,23 @@ def test_a_clock_says_which_way():
     assert "ahead of" in login.clock(40, 0).text
 
 
+@pytest.mark.parametrize(
+    ("lines", "mark", "text"),
+    [
+        ("/usr/bin/crontab\nruns cron", "ok", "cron runs"),
+        ("/usr/bin/crontab\nruns crond", "ok", "crond runs"),
+        ("/usr/bin/crontab", "FAIL", "no daemon runs"),
+        ("/usr/bin/crontab\nunseen", "note", "cannot be seen"),
+        ("", "FAIL", "no program crontab"),
+        ("runs cron", "FAIL", "no program crontab"),
+    ],
+)
+def test_whether_cron_would_start_a_gateway_again(lines, mark, text):
+    check = login.cron_check(f"@programs\n@cron\n{lines}\n@accounting\n@end\n")
+    assert marks([check])["cron"] == mark
+    assert text in check.text
+
+
 def test_noise():
     assert marks([login.noise(b" \n")])["login noise"] == "ok"
     assert marks([login.noise(b"Welcome\nto us\n")])["login noise"] == "note"

@@ -54,3 +54,17 @@ def test_a_key_that_is_none_is_shown_with_its_place(fabric_bed):
     assert "FT1116" in said
     assert "blueprint.yaml:" in said
     assert "ssh-keygen -t ed25519" in said
+
+
+def test_an_installation_that_the_gateways_would_refuse_is_said_before_it_serves(fabric_bed):
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", fabric_bed.folder / "key"], check=True)
+    signer = (fabric_bed.folder / "key.pub").read_text().strip()
+    fabric_bed.write(
+        blueprint=BLUEPRINT.replace("trust: {groups:", f"trust: {{builds: {{signers: ['{signer}']}}, groups:")
+    )
+    said = fabric_bed.run("validate").stderr
+    assert "warning[FT1235]: nobody signed this installation" in said
+    assert "blueprint.yaml:" in said
+    (fabric_bed.folder / "rubbish").write_text("no key")
+    wrong = fabric_bed.run("trust", "sign-build", "--key", "rubbish", "-o", "out", code=None).stderr
+    assert "rubbish: error[FT6009]" in wrong

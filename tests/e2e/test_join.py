@@ -11,8 +11,11 @@ import time
 import urllib.error
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from fabrictool.status.fleet import FleetStatus
+from tests.clocks import HOUR, clock_of, library, set_clock
 from tests.conftest import free_port
 from tests.e2e.test_apply import ask
 
@@ -48,8 +51,9 @@ class Contributor:
     def log(self, name):
         return (self.folder / f"{name}.log").read_text()
 
-    def start_issuer(self, name="issuer"):
-        process = self.start(name, "trust", "issuer", "--provider", "beta", "--listen", self.issuer, "--trust", "trust")
+    def start_issuer(self, name="issuer", **environment):
+        arguments = ("trust", "issuer", "--provider", "beta", "--listen", self.issuer, "--trust", "trust")
+        process = self.start(name, *arguments, **environment)
         wait_for(lambda: "issuer of beta at" in self.log(name), process)
         return process
 
@@ -193,3 +197,31 @@ def test_an_operator_applies_for_another_provider_with_its_token_and_no_key_of_i
             assert ("FT6405" in said) == last, "the token's uses are the provider's to give"
     finally:
         side.clean_up()
+
+
+@pytest.mark.skipif(library() is None, reason="Debian's package faketime is not installed")
+def test_a_joined_agent_is_renewed_by_its_issuer_and_serves_on(contributor):
+    """Both clocks are set twenty hours on: a certificate of twenty-six ends soon, by them."""
+    bed, clock = contributor.bed, contributor.folder / "clock"
+    contributor.start_issuer(**clock_of(clock))
+    contributor.token("token")
+    command = [*ENGINE, "--model", bed.values["model"], "--host", "127.0.0.1", "--port", "{port}"]
+    agent = contributor.join("agent", "token", "--", *command, **clock_of(clock))
+    wait_for(lambda: answers(bed) == "beta", agent, seconds=120)
+    (before,) = joined_members(bed)
+    set_clock(clock, 20 * HOUR)
+    wait_for(
+        lambda: re.search("renewed joined/[0-9a-f]+ its certificate", contributor.log("agent")), agent, seconds=120
+    )
+    set_clock(clock, 0)
+    wait_for(lambda: joined_members(bed)[0].certificate_ends_at > before.certificate_ends_at + 1, agent)
+    (after,) = joined_members(bed)
+    assert after.session == before.session
+    assert answers(bed) == "beta"
+    assert f"renewed session {after.session[:8]}" in contributor.log("issuer")
+
+
+def joined_members(bed):
+    printed = json.loads(bed.run("mesh", "members", "--json").stdout)
+    view = msgspec.convert(printed["document"], FleetStatus)
+    return [m for m in view.members if m.services and m.services[0].replica.startswith("joined/")]

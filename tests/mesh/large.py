@@ -205,9 +205,12 @@ class LargeWorld(World):
         return self.rng.uniform(*self.latency)
 
     def carry(self, link, sender, deliver):
-        if not link.open or (self.cut and not self.reachable(*(node.name for node in link.ends))):
-            return
         node = self.nodes[sender]
+        if not link.open:
+            return
+        if (self.cut or self.muted) and not self.hears(link.other(node).name, sender):
+            link.waiting.append((sender, deliver))
+            return
         node.busy = max(node.busy, self.now) + self.costs.send
         receiver = link.other(node)
         delay, rto = link.latency + node.slow + receiver.slow, RTO_S + 2 * link.latency

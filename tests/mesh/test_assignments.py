@@ -164,6 +164,24 @@ def test_a_session_that_is_renewed_beyond_its_controller_is_in_one_state_everywh
     assert [registry.merge(envelope(version=2), wall=NOW).verdict for registry in maps] == [Verdict.NEW] * 2
 
 
+def test_a_word_that_was_taken_back_does_not_come_back_when_the_session_is_renewed():
+    """The controller that took it back ends before the renewed session; the one that had said it does not."""
+    brief = controller(seconds=2 * DAY)
+    longer = certify(PROVIDERS["alpha"], AGENT.key.public_key(), "agent", now=NOW, seconds=3 * DAY)
+    said, taken_back = envelope(version=1), envelope(brief, version=2, model="")
+    renewed = seal(node(AGENT, version=2, heard=2), AGENT.sign, longer).envelope
+    first = sealed(AGENT, node(AGENT)).envelope
+    roots = set()
+    for order in itertools.permutations((said, taken_back, renewed)):
+        registry = fresh()
+        for one in (first, *order, said, taken_back, said):
+            registry.merge(one, wall=NOW)
+        assert registry.assignment(id_of(AGENT)) is None
+        roots.add(registry.root())
+        assert registry.merge(envelope(version=3), wall=NOW).verdict is Verdict.NEW
+    assert len(roots) == 1
+
+
 def exchange(maps):
     """As repairs do it, until nothing is new."""
     moved = True

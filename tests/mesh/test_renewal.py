@@ -45,7 +45,7 @@ async def test_links_records_and_open_requests_outlast_the_first_certificate(fed
     tunnel = hub.tunnel(renews.session)
     stream = tunnel.open_stream(StreamHead(b"s" * 16, "POST", "/v1/x", (), 0), open_request)
     renewed(federation, renews, "renews")
-    renews.renew()
+    await renews.renew()
     await until(lambda: hub.registry.session(renews.session).not_after > first + 1000)
     await until(lambda: ends.registry.session(renews.session).not_after > first + 1000)
     await until(lambda: hub.neighbours == [renews.session], 15.0)
@@ -74,7 +74,7 @@ async def test_a_gateway_that_listens_shows_its_new_certificate_to_whoever_comes
     hub.publish(node_body(hub))
     first = hub.registry.session(hub.session).not_after
     path = renewed(federation, hub, "hub")
-    hub.renew()
+    await hub.renew()
     await asyncio.sleep(max(0.0, first - time.time()) + 0.5)
     agent, _ = federation.node("agent")
     agent.dial([("127.0.0.1", port)])
@@ -93,10 +93,10 @@ async def test_what_is_no_certificate_of_this_session_is_not_taken(federation):
     for text in (other.chain_pem(), b"rubbish"):
         path.write_bytes(text)
         with pytest.raises(IdentityError, match=r"FT600[23]"):
-            agent.renew()
+            await agent.renew()
         assert agent.chain == before
     path.write_bytes(kept)
-    agent.renew()
+    await agent.renew()
 
 
 def test_a_record_counts_with_the_certificate_that_it_names_and_with_no_other():

@@ -53,7 +53,7 @@ def rested(world):
 def test_calm_time_changes_nothing_in_any_member(kind):
     world = Weather(5, hubs=3, agents=4)
     world.run_until(5.0)
-    targets = {"site": "beta", "paths": "a1", "stall": "a2", "agent-crash": "a3", "clock": "a0"}
+    targets = {"site": "beta", "paths": "a1", "one-way": "a3", "stall": "a2", "agent-crash": "a3", "clock": "a0"}
     world.strike(kind, targets.get(kind, "h1"))
     rested(world)
     world.loss = 0.0

@@ -36,6 +36,7 @@ class Rate:
 
 RATES = {
     "paths": Rate(14 * 24.0, 0.5, 600.0),
+    "one-way": Rate(14 * 24.0, 0.5, 600.0),
     "stall": Rate(7 * 24.0, 0.5, 120.0),
     "site": Rate(14 * 24.0, 1.0, 600.0),
     "hub-crash": Rate(14 * 24.0, 0.5, 600.0),
@@ -43,8 +44,8 @@ RATES = {
     "slow-hub": Rate(7 * 24.0, 10.0, 300.0),
     "clock": Rate(30 * 24.0, 1.0, 1.0),
 }
-"""Of a node some or all paths; of a node its process; of a site all that leads out; of hubs and agents the process; of
-a hub its speed; of a node its clock.
+"""Of a node some or all paths, or one direction of these; of a node its process; of a site all that leads out; of hubs
+and agents the process; of a hub its speed; of a node its clock.
 """
 NEXT_SOON = 0.5
 """How often a fault is followed by another within two minutes: troubles come in company."""
@@ -65,6 +66,8 @@ class Weather(LargeWorld):
         """When the last fault ends that has begun."""
         self.cuts = {}
         """Pair → how many faults cut it."""
+        self.silenced = {}
+        """(sender, receiver) → how many faults keep the one from being heard by the other."""
         self.skipped = 0.0
         self.apart_at = {}
         """(hub, session) → when the one could not be reached from the other, or was not alive, the last time."""
@@ -86,7 +89,8 @@ class Weather(LargeWorld):
         names = list(self.nodes)
         hubs = [hub.name for hub in self.hubs]
         targets = {
-            "paths": names, "stall": names, "site": sorted({node.provider for node in self.nodes.values()}),
+            "paths": names, "one-way": names, "stall": names,
+            "site": sorted({node.provider for node in self.nodes.values()}),
             "hub-crash": hubs, "agent-crash": [name for name in names if name not in hubs], "slow-hub": hubs,
             "clock": names,
         }  # fmt: skip
@@ -107,6 +111,12 @@ class Weather(LargeWorld):
             case "paths":
                 pairs = [pair for pair in self.pairs() if target in pair]
                 self._cut_for(self.rng.sample(pairs, self.rng.randint(1, len(pairs))), lasts)
+            case "one-way":
+                pairs = [pair for pair in self.pairs() if target in pair]
+                chosen = self.rng.sample(pairs, self.rng.randint(1, len(pairs)))
+                others = [one if other == target else other for one, other in chosen]
+                says = self.rng.random() < 0.5
+                self._mute_for([(target, other) if says else (other, target) for other in others], lasts)
             case "site":
                 inside = [node.name for node in self.nodes.values() if node.provider == target]
                 pairs = [pair for pair in self.pairs() if (pair[0] in inside) != (pair[1] in inside)]
@@ -133,7 +143,19 @@ class Weather(LargeWorld):
         for pair in pairs:
             self.cuts[pair] -= 1
             if not self.cuts[pair]:
-                self.cut.discard(frozenset(pair))
+                self.heal({frozenset(pair)})
+
+    def _mute_for(self, ways, lasts):
+        for way in ways:
+            self.silenced[way] = self.silenced.get(way, 0) + 1
+            self.muted.add(way)
+        self.after(lasts, self._unmute, ways)
+
+    def _unmute(self, ways):
+        for way in ways:
+            self.silenced[way] -= 1
+            if not self.silenced[way]:
+                self.hear_again({way})
 
     def _slow(self, name, seconds):
         self.nodes[name].slow += seconds
@@ -235,7 +257,7 @@ class Weather(LargeWorld):
         """Nobody is away, suspected or behind, and nothing but beats was said for a while."""
         if self.octets != getattr(self, "_octets_then", -1):
             self._octets_then, self._quiet_since = self.octets, self.now
-        if self.now - self._quiet_since < SETTLED_S or self.now < self.ends or self.cut:
+        if self.now - self._quiet_since < SETTLED_S or self.now < self.ends or self.cut or self.muted:
             return False
         for node in self.nodes.values():
             if not node.alive or node.now_stalled() or node.slow:

@@ -312,6 +312,8 @@ class World:
         self.messages = 0
         self.refusals, self.vain, self.changes = [], [], []
         self.cut = set()
+        self.muted = set()
+        """(sender, receiver): what the one says the other does not hear, while it hears what that says."""
         self.left = set()
         """Sessions that left of their own accord."""
         self.died = {}
@@ -359,7 +361,11 @@ class World:
         self.now = end
 
     def reachable(self, one, other):
-        return frozenset((one, other)) not in self.cut
+        """For a connection to come about; one that stands may carry what goes one way."""
+        return self.hears(one, other) and self.hears(other, one)
+
+    def hears(self, receiver, sender):
+        return frozenset((sender, receiver)) not in self.cut and (sender, receiver) not in self.muted
 
     def connect(self, dialler, hub):
         latency = self._latency()
@@ -384,7 +390,7 @@ class World:
         closing = self.nodes[by]
         other = link.other(closing)
         self._lose(closing, link, how)
-        if self.reachable(by, other.name):
+        if self.hears(other.name, by):
             self.after(link.latency, self._lose, other, link, "closed")
         else:
             wait = MISSED_BEATS * BEAT_SECONDS + BEAT_SECONDS - (self.now - link.heard[other.name])
@@ -401,12 +407,12 @@ class World:
 
     def carry(self, link, sender, deliver):
         """In order, late now and then; what the network does not carry waits, as long as both ends hold on to it."""
+        receiver = link.other(self.nodes[sender])
         if not link.open:
             return
-        if not self.reachable(*(node.name for node in link.ends)):
+        if not self.hears(receiver.name, sender):
             link.waiting.append((sender, deliver))
             return
-        receiver = link.other(self.nodes[sender])
         delay = link.latency + (0.2 if self.rng.random() < self.loss else 0.0)
         when = max(self.now + delay, link.arrives.get(receiver.name, 0.0))
         link.arrives[receiver.name] = when
@@ -465,12 +471,30 @@ class World:
 
     def heal(self, pairs):
         self.cut -= pairs
+        self._carry_on()
+
+    def hear_again(self, pairs):
+        self.muted -= pairs
+        self._carry_on()
+
+    def _carry_on(self):
+        """What waited comes in the order in which it was sent; what still cannot come goes on waiting."""
         for node in self.nodes.values():
             for link in node.links.values():
-                if link.waiting and self.reachable(*(end.name for end in link.ends)):
-                    waiting, link.waiting = link.waiting, []
-                    for sender, deliver in waiting:
-                        self.carry(link, sender, deliver)
+                waiting, link.waiting = link.waiting, []
+                for sender, deliver in waiting:
+                    self.carry(link, sender, deliver)
+
+    def op_mute(self, op):
+        """What it says to these is lost."""
+        self.muted |= {(op.node, other) for other in op.others}
+
+    def op_deafen(self, op):
+        """What these say to it is lost."""
+        self.muted |= {(other, op.node) for other in op.others}
+
+    def op_clear(self, op):
+        self.hear_again({pair for other in op.others for pair in ((op.node, other), (other, op.node))})
 
     def op_stall(self, op):
         self.nodes[op.node].stalled_until = max(self.nodes[op.node].stalled_until, self.now + op.value)

@@ -35,7 +35,8 @@ class Door:
         self.root = create_root("t", now=self.clock.wall())
         self.beta = issue_provider(self.root, "beta", now=self.clock.wall())
         self.uses = TokenUses(folder / "uses.sqlite")
-        self.issuer = Issuer(self.beta, self.uses, self.clock)
+        self.revoked = set()
+        self.issuer = Issuer(self.beta, self.uses, self.clock, self.root.chain[0], self.revoked.__contains__)
         self.address = HostPort("127.0.0.1", 0)
         self.count = 0
 
@@ -141,11 +142,11 @@ async def test_a_key_that_never_travels_is_signed_and_the_token_is_spent(door, c
 def test_of_many_at_once_as_many_get_a_session_as_the_token_allows_and_a_restart_forgets_none(door, tmp_path):
     text = door.token(uses=3)
     bodies = [body_of(text) for _ in range(12)]
-    others = Issuer(door.beta, TokenUses(tmp_path / "uses.sqlite"), door.clock)
+    others = Issuer(door.beta, TokenUses(tmp_path / "uses.sqlite"), door.clock, door.root.chain[0])
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda n: code_of((door.issuer, others)[n % 2].answer(bodies[n], "a")), range(12)))
     assert sorted(answers) == [(200, "")] * 3 + [(403, "FT6405")] * 9
-    again = Issuer(door.beta, TokenUses(tmp_path / "uses.sqlite"), door.clock)
+    again = Issuer(door.beta, TokenUses(tmp_path / "uses.sqlite"), door.clock, door.root.chain[0])
     assert [again.answer(body, "a")[0] for body in bodies] == [status for status, _ in answers]
     assert stat.S_IMODE((tmp_path / "uses.sqlite").stat().st_mode) == 0o600
 

@@ -114,6 +114,21 @@ def quota_checks(lines: Sequence[str]) -> list[Check]:
     return checks or [Check("quota", True, "none shown")]
 
 
+def cron_check(text: str) -> Check:
+    """Whether `after_reboot: cron` would start anything again, by the answer of ``doctor-login.sh``."""
+    lines = sections_of(text).get("cron", ())
+    daemon = next((line.removeprefix("runs ") for line in lines if line.startswith("runs ")), "")
+    crontab = any(line.endswith("crontab") for line in lines)
+    hint = "have cron installed and started there, or choose `after_reboot: site`"
+    if not crontab:
+        return Check("cron", False, "there is no program crontab", hint)
+    if daemon:
+        return Check("cron", True, f"{daemon} runs")
+    if "unseen" in lines:  # the machine hides others' processes
+        return Check("cron", True, "whether its daemon runs cannot be seen", hint, warning=True)
+    return Check("cron", False, "no daemon runs that would start anything after a reboot", hint)
+
+
 def _locks(lines: Sequence[str]) -> list[Check]:
     hint = "agents' files need a file system with hard links; choose another `folder`"
     links = Check("hard links", "links work" in lines, "work" if "links work" in lines else "fail", hint)

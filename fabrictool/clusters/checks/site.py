@@ -15,6 +15,7 @@ from fabrictool.clusters.checks.certificates import NEEDED_S
 from fabrictool.clusters.checks.login import (
     SLOW_SHELL_S,
     clock,
+    cron_check,
     folder_checks,
     noise,
     partition_checks,
@@ -97,7 +98,7 @@ def _cluster(name: str, described: ClusterSpec, wanted: SiteCheckup, add: Callab
         try:
             text = _run(connection, "doctor-login", described, token, *scheduler.commands)
             checks, folder = folder_checks(text, thing=f"cluster/{name}")
-            add(checks)
+            add([*checks, cron_check(text)] if described.after_reboot == "cron" else checks)
             survey = _survey(name, described, connection, scheduler, text, add)
             if survey is None:
                 return

@@ -227,7 +227,7 @@ class MeshNode:
         """Sign a record of our own and spread it; its version is chosen here."""
         self._perform(self._member.publish(body, wall=self._clock.wall()))
 
-    def renew(self) -> bool:
+    async def renew(self) -> bool:
         """Look whether our certificate was renewed for the same key, and if so tell the others; returns whether it was.
 
         Raises
@@ -235,7 +235,7 @@ class MeshNode:
         IdentityError
             FT6001, FT6002 it cannot be read, FT6003 to FT6005 it does not prove itself, or is another session's.
         """
-        credential, _ = self._files.read()
+        credential, _ = await asyncio.to_thread(self._files.read)
         if credential.chain == self.chain:
             return False
         if self._verifier.verify(credential.chain, now=self._clock.wall()).session != self.session:
@@ -321,7 +321,7 @@ class MeshNode:
     def beat(self, session: VerifiedSession) -> Beat:
         """Our root digest and load, as this peer needs it."""
         load = () if session.claims.role == "agent" else self._listener.load(session.session)
-        return Beat(self.registry.root(), load, self._member.gossip.alone)
+        return Beat(self.registry.root(), load, self._member.gossip.alone, max(0, int(self._clock.wall())))
 
     def tunnel_up(self, tunnel: Tunnel) -> None:
         """A peer proved itself; a second connection of the same session replaces the first."""

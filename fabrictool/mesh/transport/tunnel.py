@@ -203,6 +203,8 @@ class Tunnel(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._last_heard = self._beat_due = clock()
         self._socket_full = False
+        self._told_wall = 0, 0.0
+        """What the peer's clock showed in its last beat, and when that came."""
 
     # -- for the owner ----------------------------------------------------------------------------------------
 
@@ -229,6 +231,11 @@ class Tunnel(asyncio.Protocol):
     def silent_s(self) -> float:
         """Seconds since the peer was heard last."""
         return max(0.0, self._clock() - self._last_heard)
+
+    def peer_wall(self) -> float | None:
+        """Wall seconds that the peer's clock should show now; None where it never said."""
+        told, heard = self._told_wall
+        return told + self._clock() - heard if told else None
 
     @property
     def open_streams(self) -> int:
@@ -335,7 +342,9 @@ class Tunnel(asyncio.Protocol):
         elif frame.type is F.GOSSIP:
             self._host.gossip_received(self, frame.payload)
         elif frame.type is F.BEAT:
-            self._host.beat_received(self, _decoded(frame.payload, Beat))
+            beat = _decoded(frame.payload, Beat)
+            self._told_wall = beat.at, self._clock()
+            self._host.beat_received(self, beat)
 
     def _hello(self, payload: bytes) -> None:
         hello = _decoded(payload, Hello)
