@@ -184,6 +184,9 @@ class TunnelConnector:
         except FabrictoolError as error:
             response.fail(error.problems[0].message)
             return
+        if tunnel.closed.done():  # in the turn of the loop between
+            response.fail("the agent's tunnel is gone")
+            return
         self._send(tunnel, head, body, response)
 
     @staticmethod

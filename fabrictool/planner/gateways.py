@@ -117,10 +117,9 @@ def _spec(
 
 def _hub(spec: GatewaySpec) -> GatewaySpec:
     """It has no clients: it needs to know neither of tenants nor of what is served for them."""
-    return msgspec.structs.replace(
-        spec, groups={}, tenants={}, keys="", model_providers={}, weights=msgspec.UNSET, replicas=msgspec.UNSET,
-        builds=msgspec.UNSET,
-    )  # fmt: skip
+    kept = ("fabric", "provider", "site", "cluster", "node", "name", "mesh")
+    optional = ("revocations", "advertise", "after_reboot", "trace", "bootstrap")
+    return GatewaySpec(**{field: getattr(spec, field) for field in (*kept, *optional)})
 
 
 def _linked(

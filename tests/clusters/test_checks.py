@@ -248,10 +248,14 @@ def test_the_way_to_each_gateway():
     assert both.command[4] == "192.0.2.1:8443,192.0.2.2:8443"
     second = RESULT.replace("@end", "192.0.2.2:8443 failed timed out\n@end")
     ways = [check for check in node.node_checks(second, both, described()) if check.name == "way to the gateway"]
-    assert [(check.good, check.text) for check in ways] == [
-        (True, "a node connects to 192.0.2.1:8443"),
-        (False, "192.0.2.2:8443: timed out"),
+    assert [(check.good, check.warning, check.text) for check in ways] == [
+        (True, False, "a node connects to 192.0.2.1:8443"),
+        (True, True, "192.0.2.2:8443: timed out"),
     ]
+    assert "192.0.2.1:8443 relays for it" in ways[1].hint
+    neither = second.replace("192.0.2.1:8443 connected", "192.0.2.1:8443 failed timed out")
+    ways = [check for check in node.node_checks(neither, both, described()) if check.name == "way to the gateway"]
+    assert [check.good for check in ways] == [False, False]
 
 
 def test_a_mark_that_a_site_strips():

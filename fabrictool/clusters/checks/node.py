@@ -193,10 +193,12 @@ def _egress(sections: dict[str, list[str]], visit: Visit) -> list[Check]:
         text = "not tried: no blueprint with a gateway"
         return [Check(WAY, True, text, "give a blueprint with -b FILE", warning=True)]
     answers = dict(line.partition(" ")[::2] for line in sections.get("egress", ()))
-    return [_way(hub, visit, answers.get(str(hub), "failed")) for hub in visit.hubs]
+    reached = [hub for hub in visit.hubs if answers.get(str(hub)) == "connected"]
+    return [_way(hub, visit, answers.get(str(hub), "failed"), reached) for hub in visit.hubs]
 
 
-def _way(hub: HostPort, visit: Visit, answer: str) -> Check:
+def _way(hub: HostPort, visit: Visit, answer: str, reached: list[HostPort]) -> Check:
+    """One that is not reached is no fault where another is: that one relays."""
     if not _dialable(hub):
         hint = "a gateway's `mesh` or `advertise` must be an address that compute nodes can connect to"
         loops = hub.host.startswith(_LOOPBACK)
@@ -209,7 +211,11 @@ def _way(hub: HostPort, visit: Visit, answer: str) -> Check:
         hint = "nobody listens there; run the gateway (`fabrictool apply`) and check again to be sure"
         return Check(WAY, True, f"{hub} is reachable, but refuses the connection", hint, warning=True)
     hint = f"ask the site to let nodes connect to {hub} (TCP); the gateway must run for this check"
-    return Check(WAY, False, f"{hub}: {answer.removeprefix('failed').strip()}", hint)
+    why = f"{hub}: {answer.removeprefix('failed').strip()}"
+    if reached:
+        hint = f"{reached[0]} relays for it; with a way to a second one the end of the first is no interruption"
+        return Check(WAY, True, why, hint if len(reached) == 1 else "", warning=len(reached) == 1)
+    return Check(WAY, False, why, hint)
 
 
 def _dialable(hub: HostPort) -> bool:

@@ -70,8 +70,6 @@ class HubLinks:
         self._told: set[HostPort] = set()
         self._learned: set[HostPort] = set()
         self._closed = False
-        self.spare: set[HostPort] = set()
-        """Known and not dialled: there are enough."""
         self._egress: EgressSpec | msgspec.UnsetType = msgspec.UNSET
         self._seeking: asyncio.Task[None] | None = None
         self.alone = asyncio.Event()
@@ -132,7 +130,6 @@ class HubLinks:
             tunnel = self._open(hub)
             if tunnel is None or not tunnel.open_streams or hub not in known:
                 self._let_go(hub, tunnel)
-        self.spare = known - wanted
         for hub in wanted - self._dialled.keys():
             self.routes[str(hub)] = Route(hub, self._egress, os.environ)
             self._dialled[hub] = asyncio.create_task(self._keep(str(hub)))
