@@ -13,7 +13,8 @@ ends what that leaves behind: a killed session that stays SERVING on every repli
    back withdraws it. A hub whose suspicions were refuted three times in ten minutes keeps silent for ten more.
 4. After the grace period the paths are asked once more, and then the hub votes. Who counts the votes is the registry
    (`Registry.evicted`).
-5. A hub that was stalled itself, or lost half of its neighbours at once, takes the fault for its own and says nothing.
+5. A hub that was stalled itself, or lost half of its neighbours at once, takes the fault for its own and says nothing;
+   nor does one that is linked with nobody while there should be other hubs.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ class Detector:
     def silent(self, now: float) -> str:
         """Why this hub says nothing of others now; empty when it may."""
         if now < self._frozen_until:
-            return "it stood still, or lost half of its neighbours at once"
+            return "it stood still, is linked with nobody, or lost half of its neighbours at once"
         return "its suspicions were refuted again and again" if now < self._muted_until else ""
 
     def link_up(self, session: bytes) -> list[AskNeighbour | Say]:
@@ -185,12 +186,12 @@ class Detector:
         """
         stalled = self._ticked_at is not None and now - self._ticked_at > interval + STALL_S
         self._ticked_at = now
-        if stalled:
+        others = set(hubs)
+        if stalled or (others and not self._linked):
             self._frozen_until = max(self._frozen_until, now + FROZEN_S)
         if self.silent(now):
             return []
         effects: list[AskNeighbour | Say] = []
-        others = set(hubs)
         asked = 0
         for session, entry in list(self._lost.items()):
             if session in held:  # what was found out counts from when it no longer is

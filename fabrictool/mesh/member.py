@@ -225,9 +225,11 @@ class Member:
         return self.sites.around(session, lambda near: self.registry.lives(near, wall=wall))
 
     def _life(self, session: bytes) -> Life:
-        """An agent tells only of whom it hears: that it does not is no evidence, for it need not be linked."""
+        """A hub tells for those that it is linked with, too: the one that asks may be cut off from them. An agent tells
+        only of whom it hears: that it does not is no evidence, for it need not be linked.
+        """
         if self._hub:
-            return self.detector.life(session)
+            return "alive" if session in self.holders.held else self.detector.life(session)
         return "alive" if self.gossip.linked(session) else "never"
 
     def _speak_over(self, record: Record, wall: float) -> list[Effect]:

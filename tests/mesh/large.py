@@ -93,7 +93,7 @@ class LargeNode(VirtualNode):
         world, hub = self.world, self.world.nodes[hub_name]
         if self.now_stalled():
             world.at(self.stalled_until, self.dial, member, hub_name)
-        elif hub.alive and (hub.session in self.links or (self.hub and hub.session < self.session)):
+        elif self._leaves_out(hub):
             world.after(BEAT_SECONDS, self.dial, member, hub_name)
         elif world.reachable(self.name, hub_name) and not hub.now_stalled():
             if hub.alive:
@@ -105,6 +105,11 @@ class LargeNode(VirtualNode):
             world.after(2.0, self.dial, member, hub_name, 3.0)
         else:
             world.after(CONNECT_SECONDS - 3.0 + world.rng.uniform(0.5, 1.0) * RETRY_MAX_S, self.dial, member, hub_name)
+
+    def _leaves_out(self, hub):
+        if self.choice is not None and hub.name not in self.wanted_hubs():
+            return True
+        return hub.alive and (hub.session in self.links or (self.hub and hub.session < self.session))
 
     def _connected(self, member, hub, hubs_member):
         """After the handshakes, if both are still there and nobody was faster."""

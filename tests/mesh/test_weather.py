@@ -100,7 +100,7 @@ def test_a_false_eviction_is_found():
 
 def lived(seed):
     rng = random.Random(seed)
-    world = Weather(seed, hubs=rng.randint(2, 4), agents=rng.randint(3, 8))
+    world = Weather(seed, hubs=rng.randint(2, 4), agents=rng.randint(3, 8), choose=rng.random() < 0.5)
     world.live(HOURS)
     return world
 

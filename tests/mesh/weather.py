@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass
 
 from fabrictool.mesh import detector
+from fabrictool.mesh.hubchoice import HubChoice
 from fabrictool.mesh.records import WitnessBody
 from tests.mesh.large import LargeWorld
 from tests.mesh.world import Op
@@ -52,12 +53,15 @@ NEXT_SOON = 0.5
 
 
 class Weather(LargeWorld):
-    """A mesh of hubs of three sites, one provider each, and agents that dial all of them."""
+    """A mesh of hubs of three sites, one provider each, and agents that dial all; with `choose` they keep two."""
 
-    def __init__(self, seed, *, hubs=3, agents=5, rates=RATES):
+    def __init__(self, seed, *, hubs=3, agents=5, rates=RATES, choose=False):
         super().__init__(
             seed, hubs=hubs, agents=agents, dials=None, providers=("alpha", "beta", "gamma"), services=True
         )
+        self.choose = choose
+        for node in self.nodes.values():
+            node.choice = HubChoice(self.rng) if choose and not node.hub else None
         self.rates = rates
         self.script = []
         """What was done, for whoever looks into a finding."""
@@ -262,9 +266,11 @@ class Weather(LargeWorld):
         for node in self.nodes.values():
             if not node.alive or node.now_stalled() or node.slow:
                 return False
-            if any(hub.session not in node.links for hub in self.hubs_of(node)):
+            missing = [hub for hub in self.hubs_of(node) if hub.session not in node.links]
+            if missing and (node.choice is None or {hub.name for hub in missing} & node.wanted_hubs()):
                 return False
-            if any(not entry.voted for entry in node.member.detector._lost.values()):
+            lost, held = node.member.detector._lost, node.member.holders.held
+            if any(not entry.voted for session, entry in lost.items() if session not in held):
                 return False
         return len(set(self.roots().values())) == 1
 
