@@ -8,7 +8,8 @@ ends what that leaves behind: a killed session that stays SERVING on every repli
    from any of them ends the matter; that an agent holds none is no evidence. Hubs tell unasked whom they hold
    (`mesh.holders`): as long as one does, nobody is asked.
 2. A hub that cannot be reached, or does not answer, is *unknown*, and nothing is said: it may hold the tunnel. When it
-   has been away for the grace period itself, nobody waits for it any more.
+   has been away for the grace period itself, nobody waits for it any more; unless somebody still hears it, for then we
+   are cut off from the hubs, and it is not they who are gone.
 3. Suspicion is a witness record; its subject refutes it with a newer version of its own record, and a tunnel that comes
    back withdraws it. A hub whose suspicions were refuted three times in ten minutes keeps silent for ten more.
 4. After the grace period the paths are asked once more, and then the hub votes. Who counts the votes is the registry
@@ -19,6 +20,7 @@ ends what that leaves behind: a killed session that stays SERVING on every repli
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -59,6 +61,8 @@ class _Lost:
     asked: frozenset[bytes] = frozenset()
     """Nobody else's answer counts."""
     answers: dict[bytes, Life] = field(default_factory=dict)
+    heard_at: float = -math.inf
+    """When somebody said last that he hears it."""
     suspected: bool = False
     voted: bool = False
 
@@ -224,6 +228,7 @@ class Detector:
             return []
         entry.asked_at, entry.ask_at = None, now + ASK_AGAIN_S
         if "alive" in entry.answers.values():
+            entry.heard_at = now
             return self._withdraw(session, entry)
         if any(self._may_know(hub, now) for hub in hubs - set(entry.answers)):
             return []
@@ -241,7 +246,7 @@ class Detector:
     def _may_know(self, hub: bytes, now: float) -> bool:
         """Whether a hub that did not answer is still waited for."""
         lost = self._lost.get(hub)
-        return lost is None or now - lost.at < GRACE_S
+        return lost is None or now - max(lost.at, lost.heard_at) < GRACE_S
 
     @staticmethod
     def _withdraw(session: bytes, entry: _Lost) -> list[AskNeighbour | Say]:

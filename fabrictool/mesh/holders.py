@@ -52,6 +52,11 @@ class Holders:
             self._held = frozenset().union(*self._hubs.values())
         return self._held
 
+    @property
+    def own(self) -> list[bytes]:
+        """Agents that are linked with us, in the order of their ids."""
+        return sorted(self._agents)
+
     def link_up(self, peer: bytes, *, hub: bool) -> None:
         if hub:
             self._hubs[peer], self._held = set(), None

@@ -45,6 +45,8 @@ BEAT_SECONDS = 1.0
 """Three missed ones close a tunnel: halving it doubles the idle traffic and finds a dead node in half the time."""
 
 
+HUB_ASKED_OF = 32
+"""Agents that are asked for a lost hub: each has another hub, of sixteen perhaps."""
 REPEATS_MAX = 60
 """Beats on end in which somebody spoke over us: two processes with one key never stop."""
 
@@ -222,6 +224,10 @@ class Member:
                 self.sites.heard(effect.record.body)
 
     def _around(self, session: bytes, wall: float) -> set[bytes]:
+        """Who may be linked with a session that we lost: of an agent those around it at its site, of a hub agents."""
+        node = self.registry.node(session)
+        if node is not None and node.role == "gateway":
+            return set(self.holders.own[:HUB_ASKED_OF])
         return self.sites.around(session, lambda near: self.registry.lives(near, wall=wall))
 
     def _life(self, session: bytes) -> Life:
