@@ -209,6 +209,11 @@ async def test_new_keys_and_rules_are_taken_over_by_the_process_that_serves(tmp_
     assert await asyncio.wait_for(running, 10) == "signal SIGTERM"
 
 
+async def unchanged():
+    """The certificate."""
+    return False
+
+
 @pytest.mark.parametrize(
     ("change", "word"),
     [
@@ -222,7 +227,7 @@ async def test_a_spec_that_does_not_load_is_refused_and_the_former_one_stays_in_
     spec = msgspec.structs.replace(spec, keys=keys_file(folder, "k" * 20))
     folder.spec.write_bytes(encode_spec(spec))
     told, taken = [], []
-    reloading = Reloading(spec, folder, lambda *new: taken.append(new), lambda *it: told.append(it), lambda: False)
+    reloading = Reloading(spec, folder, lambda *new: taken.append(new), lambda *it: told.append(it), unchanged)
     assert await reloading.look()
     former = reloading.mark
     assert former == mark_of(folder.spec.read_bytes())
@@ -242,7 +247,7 @@ async def test_a_file_system_that_is_away_for_a_moment_is_no_refusal_for_ever(tm
     folder, spec = unit(tmp_path)
     spec = msgspec.structs.replace(spec, keys=keys_file(folder, "k" * 20))
     folder.spec.write_bytes(encode_spec(spec))
-    reloading = Reloading(spec, folder, lambda *_: None, lambda *_: None, lambda: False)
+    reloading = Reloading(spec, folder, lambda *_: None, lambda *_: None, unchanged)
     assert await reloading.look()
     away = folder.spec.rename(tmp_path / "away")
     assert await reloading.look()
