@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from fabrictool.agent.admission import ask_renewal
 from fabrictool.base.errors import FabrictoolError
-from fabrictool.base.files import write_atomic
+from fabrictool.base.files import file_error, write_atomic
 from fabrictool.mesh.identity import chain_pem, describe_chain
 from fabrictool.mesh.transport.tls import IdentityFiles
 
@@ -51,8 +51,9 @@ class RenewalWatch:
         """Ask if it is time; returns the seconds until the next look, None when no other is needed."""
         try:
             return await asyncio.to_thread(self._look)
-        except FabrictoolError as error:
-            why = f"{error.problems[0].code} {error.problems[0].message}"
+        except (FabrictoolError, OSError) as error:
+            told = error if isinstance(error, FabrictoolError) else file_error(error, self._folder.spec)
+            why = f"{told.problems[0].code} {told.problems[0].message}"
             if why != self._trouble:
                 _log.warning("the certificate was not renewed, and is asked for again: %s", why)
             self._trouble = why

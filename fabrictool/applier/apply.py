@@ -26,6 +26,7 @@ from fabrictool.base.errors import (
     Problem,
     StaleError,
 )
+from fabrictool.clusters.joined import JoinedCluster
 from fabrictool.clusters.protocol import NewUnit
 from fabrictool.domain.observed import LIVING, generation
 from fabrictool.domain.specs import AgentSpec, GatewaySpec
@@ -129,8 +130,8 @@ class Applier:
             check_owned(plan, observed, state.lineage or plan.lineage or lineage)
             check_fresh(plan, observed, self.read_set(state, observed), journal.entries(), state, lineage)
             for action in plan.changes:
-                if isinstance(action.spec, AgentSpec) and action.spec.assigned:
-                    check_controller(fabric.trust, action.spec.provider, now=self.clock.wall())
+                if (provider := self._assigned_by(action)) is not None:
+                    check_controller(fabric.trust, provider, now=self.clock.wall())
                 elif action.spec is not None and action.renews is True:
                     fabric.trust.signer(action.spec.provider)
                 elif action.spec is not None and action.kind != "update":
@@ -161,6 +162,11 @@ class Applier:
         pem = self.fabric.clusters[action.cluster].certificate(action.operation)
         trust, now = self.fabric.trust, self.clock.wall()
         return trust.renewed_files(spec.provider, role_of(spec), pem, now=now, seconds=SESSION_SECONDS)
+
+    def _assigned_by(self, action: Action) -> str | None:
+        """Whose controller has to speak for an action, if one has to."""
+        cluster = self.fabric.clusters.get(action.cluster)
+        return cluster.provider if isinstance(cluster, JoinedCluster) and action.kind != "keep" else None
 
     def _wanted(self, plan: Plan, state: State) -> dict[str, Applied]:
         """What runs when the plan is carried out; what it says nothing of, on clusters out of sight, stays wanted."""

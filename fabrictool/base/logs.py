@@ -41,7 +41,11 @@ class _Lines(logging.StreamHandler[TextIO]):
         """Whether a line ends in its middle."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        line = self.format(record)
+        try:
+            line = self.format(record)
+        except Exception:  # noqa: BLE001 - whatever is wrong with a line, its caller must not suffer
+            self.handleError(record)
+            return
         text = f"{line}\n"
         if self._lost:
             head = f"{line.partition(': ')[0]}: {self._why}: {self._lost} lines are missing here, but for warnings\n"

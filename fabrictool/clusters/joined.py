@@ -47,6 +47,7 @@ class JoinedCluster:
         self, name: str, fabric: str, provider: str, described: ClusterSpec, ask: Ask, identity: Identity
     ) -> None:
         self.name = name
+        self.provider = provider
         self._fabric = fabric
         self._nodes = JoinedNodes(name, fabric, provider, described)
         self._ask = ask
@@ -138,6 +139,8 @@ class JoinedCluster:
         Where the mesh cannot be reached any more, such as after the last gateway, that ends with the nodes' sessions.
         """
         named = frozenset(operations)
+        if not named:
+            return
         living = sorted(u.operation for u in self.observe().units if u.operation in named and u.state in LIVING)
         if living:
             raise FabrictoolError.of("FT5102", f"still serving: {', '.join(living)}", thing=f"cluster/{self.name}")

@@ -363,7 +363,7 @@ class GatewayServer:
     def _follow(self, session: bytes) -> None:
         """One session's replicas: a record costs what its owner serves, however large the fabric is."""
         if self._mesh is not None:
-            linked = self._mesh.reaches(session)
+            linked = self._mesh.tunnel(session) is not None or self._mesh.relays.tunnel(session) is not None
             serving = self._mesh.registry.serving_of(session, wall=self._clock.wall(), linked=linked)
             if serving and (refusal := self._rules.attestation.refusal(serving[0].node)):
                 self._refuse_node(serving[0].node, refusal)
@@ -397,7 +397,7 @@ class GatewayServer:
                 self.note(
                     "certificate-ends",
                     session.hex()[:8],
-                    f"in {duration_text(max(0.0, left))}: `fabrictool apply` renews it",
+                    f"in {duration_text(max(0.0, left))}: `fabrictool apply` renews it, unless it joined by itself",
                 )
 
     def note(self, kind: str, subject: str, text: str) -> None:

@@ -94,7 +94,7 @@ class Detector:
         self._ticked_at: float | None = None
         self._frozen_until = 0.0
         self._muted_until = 0.0
-        self._recent_losses: deque[float] = deque()
+        self._recent_losses: dict[bytes, float] = {}
         self._refuted_at: deque[float] = deque(maxlen=REFUTATIONS_BEFORE_MUTED)
 
     @property
@@ -127,9 +127,8 @@ class Detector:
     def link_down(self, session: bytes, how: Evidence, now: float) -> None:
         self._linked.discard(session)
         self._lost[session] = _Lost(now, how, now + SUSPECT_AFTER_S)
-        self._recent_losses.append(now)
-        while self._recent_losses and now - self._recent_losses[0] > SUSPECT_AFTER_S:
-            self._recent_losses.popleft()
+        self._recent_losses = {lost: at for lost, at in self._recent_losses.items() if now - at <= SUSPECT_AFTER_S}
+        self._recent_losses[session] = now
         before = len(self._linked) + len(self._recent_losses)
         if how == "silent" and before >= 4 and len(self._recent_losses) * 2 >= before:
             self._frozen_until = max(self._frozen_until, now + FROZEN_S)
@@ -163,9 +162,8 @@ class Detector:
         entry = self._lost.get(session)
         if entry is None or not entry.suspected:
             return []
-        if self._refuted_at and now - self._refuted_at[-1] < SUSPECT_AFTER_S:
-            self._refuted_at.pop()  # of one interruption there may be many, and it is one mistake
-        self._refuted_at.append(now)
+        if not self._refuted_at or now - self._refuted_at[-1] >= SUSPECT_AFTER_S:
+            self._refuted_at.append(now)  # of one interruption there may be many, and it is one mistake
         if len(self._refuted_at) == REFUTATIONS_BEFORE_MUTED and now - self._refuted_at[0] < MUTED_S:
             self._muted_until = now + MUTED_S
             self._refuted_at.clear()

@@ -80,9 +80,11 @@ def members_of(view: View, linked: Collection[bytes]) -> Iterator[FleetMember]:
     """One by one, for there may be thousands; who joins meanwhile is not among them."""
     nodes = [record.body for record in view.registry if isinstance(record.body, NodeBody)]
     there, lost = {view.member.session, *linked}, view.member.detector.lost
+    held = view.member.holders.held
     for body in sorted(nodes, key=lambda n: (n.role != "gateway", n.cluster, n.node, n.session)):
         here = body.session in there
-        yield _member(view, body, None if here else lost.get(body.session), linked=here)
+        elsewhere = here or body.session in held  # it let go of us, for it keeps to other hubs
+        yield _member(view, body, None if elsewhere else lost.get(body.session), linked=here)
 
 
 def fleet_head(view: View, *, links: list[FleetLink], refused_records: int, vain_repairs: int) -> FleetStatus:

@@ -2,7 +2,8 @@
 
 A hub tells the hubs that it is linked with which agents' tunnels came and went, in the turn in which they did, and all
 of them when two hubs meet. It is no record: it is true for a moment, and only of use to hubs, while their link lasts.
-A hub that lies about it misleads nobody for long: whoever runs through it proves himself end to end.
+A hub that lies about it can have a dead agent taken for one that lives, as by its answers (`detector.py`); it has
+nothing sent anywhere, for whoever is reached by it proves himself end to end.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import msgspec
 
 from fabrictool.mesh.records import Id
 
+HELD_MAX = 20_000
+"""Agents of one hub, as far as others believe it."""
 HOLDS_SESSIONS = 1000
 """In one message: 16 KB, which a beat may have to wait behind."""
 
@@ -82,7 +85,7 @@ class Holders:
         if message.whole:
             agents.clear()
         agents.difference_update(message.gone)
-        agents.update(message.came)
+        agents.update(message.came[: max(0, HELD_MAX - len(agents))])
 
     def retire(self) -> None:
         """Say that we hold nobody, for we are about to leave: requests go another way, and what is open may end."""

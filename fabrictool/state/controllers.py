@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from fabrictool.state.truststore import TrustStore
 
-MAX_DAYS = 3650
+ONCE_DAYS = 8
+"""A day more than a session's certificate may last, which a controller must outlive."""
 
 
 def write_controller(store: TrustStore, provider: str, folder: Path, *, days: int, now: float) -> IdentityFiles:
@@ -87,7 +88,7 @@ def made_for_once(store: TrustStore, provider: str, *, now: float) -> Iterator[I
     """A controller that the provider's key makes, gone afterwards."""
     folder = private_folder("", os.environ)
     try:
-        yield write_controller(store, provider, folder, days=MAX_DAYS, now=now)
+        yield write_controller(store, provider, folder, days=ONCE_DAYS, now=now)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

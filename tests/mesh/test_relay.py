@@ -8,11 +8,12 @@ import uvloop
 
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.mesh.framing import STREAM_CREDIT, StreamHead
-from fabrictool.mesh.holders import HOLDS_SESSIONS, Holders, Holds
+from fabrictool.mesh.holders import HELD_MAX, HOLDS_SESSIONS, Holders, Holds
 from fabrictool.mesh.revocation import read_revocation, revoke
 from fabrictool.mesh.transport import relay
 from fabrictool.mesh.transport.relay import RELAY
 from fabrictool.mesh.transport.splice import Splice
+from fabrictool.mesh.transport.views import fleet_status
 from tests.mesh.test_transport import Collect, Echo, node_body, until
 
 HEAD = StreamHead(b"s" * 16, "POST", "/v1/chat/completions", (), 0)
@@ -146,6 +147,7 @@ async def test_a_hub_that_swallows_is_left_alone(relayed, monkeypatch):
         assert await echoed(bed, b"x") == b"x"
         assert bed.gateway.relays.by(bed.agent.session) == bed.hubs[1].session
         assert bed.gateway.relays.hubs_to(bed.agent.session) == [bed.hubs[1].session]
+        assert bad in bed.gateway.relays._slow_until, "for other agents it comes last, and is not forgotten"
 
 
 @pytest.mark.asyncio
@@ -283,6 +285,14 @@ def carried(source, name, others):
         others[hub].heard(name, message)
 
 
+def test_what_a_hub_claims_is_bounded():
+    hub, claimed = Holders(), [number.to_bytes(16, "big") for number in range(HELD_MAX + HOLDS_SESSIONS)]
+    hub.link_up(b"1" * 16, hub=True)
+    for at in range(0, len(claimed), HOLDS_SESSIONS):
+        hub.heard(b"1" * 16, Holds(False, claimed[at : at + HOLDS_SESSIONS], []))
+    assert len(hub.held) == HELD_MAX
+
+
 def test_hubs_tell_each_other_whom_they_hold():
     first, second = Holders(), Holders()
     agents = [number.to_bytes(16, "big") for number in range(HOLDS_SESSIONS * 2 + 5)]
@@ -323,11 +333,16 @@ async def test_an_agent_keeps_two_hubs_of_two_providers_and_all_reach_it(federat
     def providers():
         return sorted(tunnel.peer.claims.provider for tunnel in agent.hub_tunnels)
 
+    def state_at(hub):
+        [row] = [row for row in fleet_status(hub).members if row.session == agent.session.hex()]
+        return row.state, row.lost_at
+
     async def settled(hubs):
         await until(lambda: providers() == ["alpha", "beta"], 20)
         for hub in hubs:
             answers = [await answered(hub) for _ in range(5)]  # what is lost with a hub is asked for again
             assert answers[-1], answers
+            await until(lambda hub=hub: state_at(hub) == ("serving", None))  # and lost nowhere
 
     async def answered(hub):
         await until(lambda: hub.reaches(agent.session))
@@ -379,3 +394,28 @@ async def test_a_hub_that_leaves_lets_open_streams_end(relayed):
         bed.gateway.relays.look()
         await asyncio.wait_for(waits, 10)
         assert tunnel.closed.done() or tunnel is not bed.gateway.relays.tunnel(bed.agent.session)
+
+
+@pytest.mark.asyncio
+async def test_a_hub_with_two_names_keeps_its_tunnel_when_another_one_ends(federation):
+    """Its second name is no second hub: to dial it would end the tunnel that carries the requests."""
+    hubs = [federation.node(f"hub{number}", role="gateway", provider="beta")[0] for number in range(2)]
+    ports = [await hub.listen("127.0.0.1", 0) for hub in hubs]
+    agent, listener = federation.node("agent")
+    listener.accept = lambda stream, head, peer: Echo()
+    agent.dial([("127.0.0.1", ports[0]), ("localhost", ports[0])])
+    await until(lambda: len(agent.neighbours) == 1)
+    await asyncio.sleep(0.5)
+    agent.dial([("127.0.0.1", ports[0]), ("localhost", ports[0]), ("127.0.0.1", ports[1])])
+    await until(lambda: len(agent.neighbours) == 2)
+    sink = Collect()
+    stream = hubs[0].tunnel(agent.session).open_stream(HEAD, sink)
+    stream.write(b"begun")
+    await until(lambda: sink.data == b"begun")
+    await hubs[1].close()
+    for _ in range(30):
+        await asyncio.sleep(0.1)
+        assert not sink.lost.done()
+    stream.close()
+    for node in (agent, hubs[0]):
+        await node.close()

@@ -150,7 +150,8 @@ class ControllerVisit:
         """
         registry, credential = self.mesh.registry, self.mesh.credential
         session, former = bytes.fromhex(member.session), registry.get(assignment_key(bytes.fromhex(member.session)))
-        version = 1 + (former.body.version if former is not None else 0)
+        node = registry.node(session)
+        version = 1 + max(former.body.version if former is not None else 0, node.heard if node is not None else 0)
         body = msgspec.structs.replace(
             wanted, federation=self.mesh.federation, session=session, by=self.mesh.session, version=version
         )

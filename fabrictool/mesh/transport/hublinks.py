@@ -69,6 +69,8 @@ class HubLinks:
         self._dialled: dict[HostPort, asyncio.Task[None]] = {}
         self._told: set[HostPort] = set()
         self._learned: set[HostPort] = set()
+        self._sessions: dict[str, bytes] = {}
+        """Address → who answered there last: a hub may have several, and needs one tunnel."""
         self._closed = False
         self._egress: EgressSpec | msgspec.UnsetType = msgspec.UNSET
         self._seeking: asyncio.Task[None] | None = None
@@ -126,6 +128,10 @@ class HubLinks:
             }
             providers = {hub.provider for hub in (*hubs.values(), *linked.values())}
             wanted = self._choice.wanted(sorted(known, key=str), linked, providers=len(providers), beat=beat)
+        self._sessions |= {
+            address: last.peer.session for address, last in self.tunnels.items() if last.peer is not None
+        }
+        self._sessions = {str(hub): self._sessions[str(hub)] for hub in known if str(hub) in self._sessions}
         for hub in self._dialled.keys() - wanted:
             tunnel = self._open(hub)
             if tunnel is None or not tunnel.open_streams or hub not in known:
@@ -155,9 +161,8 @@ class HubLinks:
 
     async def _keep(self, address: str) -> None:
         delay = RETRY_FIRST_S
-        peer = b""
         while True:
-            if self._linked(peer):  # it dialled us; ours would only replace its tunnel
+            if self._linked(self._sessions.get(address, b"")):  # or it dialled us; ours would only replace that tunnel
                 await asyncio.sleep(BEAT_SECONDS)
                 continue
             try:
@@ -167,7 +172,7 @@ class HubLinks:
                     self.tunnels[address] = tunnel
                     began = self._clock.monotonic()
                     await tunnel.closed
-                peer = b"" if tunnel.peer is None else tunnel.peer.session
+                self._sessions[address] = b"" if tunnel.peer is None else tunnel.peer.session
                 if tunnel.refusal is not None:
                     self.errors[address] = str(tunnel.refusal)
                 elif self._clock.monotonic() - began > RETRY_FIRST_S * 10:

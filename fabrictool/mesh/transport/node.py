@@ -106,7 +106,6 @@ class MeshNode:
             holders_of=self._member.holders.of,
             client_tls=self._client_tls,
             server_tls=self._server_tls,
-            door=self._door,
         )
         self.refused_records = 0
         self.vain_repairs = 0

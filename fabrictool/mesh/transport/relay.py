@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.mesh.framing import Beat, StreamHead
+from fabrictool.mesh.transport.door import Door
 from fabrictool.mesh.transport.making import made
 from fabrictool.mesh.transport.splice import Splice
 from fabrictool.mesh.transport.tunnel import Host, Tunnel, TunnelStream
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
     from fabrictool.base.clock import Clock
     from fabrictool.mesh.identity import VerifiedSession
-    from fabrictool.mesh.transport.door import Door
     from fabrictool.mesh.transport.tunnel import Expected
 
 _log = logging.getLogger("fabrictool.mesh")
@@ -46,7 +46,8 @@ short."""
 REFUSED_S = 2.0
 """A hub that did not lead to an agent, whatever it said of it, is not asked for that one again before."""
 SWALLOWED_S = 60.0
-"""A hub at whose other end nobody answered is asked for no agent: it may be stuck, or lie."""
+"""A hub behind which nobody answered is not asked for that agent, and after others for the rest: one of the two is
+stuck or lies, and nobody can say which."""
 
 
 CLOSING_TURNS = 50
@@ -82,7 +83,6 @@ class Relays:
         holders_of: Callable[[bytes], Iterable[bytes]],
         client_tls: ssl.SSLContext,
         server_tls: ssl.SSLContext,
-        door: Door,
     ) -> None:
         """`tunnel_to` a session, straight; `holders_of` it, the hubs that say they have such a one."""
         self._host = host
@@ -93,7 +93,8 @@ class Relays:
         self._holders_of = holders_of
         self._client_tls = client_tls
         self._server_tls = server_tls
-        self._door = door
+        self._door = Door()
+        """Of its own: who crowds it keeps nobody of our site out."""
         self._tunnels: dict[bytes, tuple[Tunnel, bytes]] = {}
         """Agent → the tunnel that we opened to it, and by which hub."""
         self._replaced: set[Tunnel] = set()
@@ -108,7 +109,9 @@ class Relays:
         """Gateways' tunnels that lead to us."""
         self._unused_since: dict[bytes, float] = {}
         self._avoided_until: dict[bytes, float] = {}
-        """Hub, or hub and agent → when to ask it again."""
+        """Hub and agent → when to ask again."""
+        self._slow_until: dict[bytes, float] = {}
+        """Hub → until when others come first."""
 
     # -- for gateways -----------------------------------------------------------------------------------------
 
@@ -134,7 +137,7 @@ class Relays:
         return [
             hub
             for hub in self._holders_of(session)
-            if max(avoided.get(hub, now), avoided.get(hub + session, now)) <= now and self._tunnel_to(hub) is not None
+            if avoided.get(hub + session, now) <= now and self._tunnel_to(hub) is not None
         ]
 
     def leads_to(self, session: bytes) -> bool:
@@ -160,6 +163,7 @@ class Relays:
         """Each beat: close what nobody needs, or what a straight tunnel has taken the place of."""
         now = self._clock.monotonic()
         self._avoided_until = {key: until for key, until in self._avoided_until.items() if until > now}
+        self._slow_until = {hub: until for hub, until in self._slow_until.items() if until > now}
         self._sockets = {end for end in self._sockets if not end.lost}
         for tunnel in [*self._replaced]:
             if not tunnel.open_streams:
@@ -239,7 +243,12 @@ class Relays:
         try:
             async with asyncio.timeout(OPEN_S):
                 inner = await self._socket_to(near)
-                await made(loop.connect_accepted_socket(accepted, inner, ssl=self._server_tls))
+                try:
+                    tunnel = accepted()
+                except OSError:
+                    inner.close()
+                    raise
+                await made(loop.connect_accepted_socket(lambda: tunnel, inner, ssl=self._server_tls))
         except (OSError, TimeoutError) as error:
             _log.warning("a relayed gateway did not get through: %s", error)
             near.close()
@@ -253,6 +262,7 @@ class Relays:
     async def _open(self, session: bytes) -> Tunnel:
         hubs = self.hubs_to(session)
         random.shuffle(hubs)  # the load of an agent's two hubs
+        hubs.sort(key=self._slow_until.__contains__)
         why = "no hub holds a tunnel to it"
         for hub in hubs:
             try:
@@ -260,7 +270,8 @@ class Relays:
                     return await self._through(hub, session)
             except TimeoutError:
                 why = f"nobody answered by hub {hub.hex()[:8]} within {OPEN_S:.0f} s"
-                self._avoided_until[hub] = self._clock.monotonic() + SWALLOWED_S
+                until = self._clock.monotonic() + SWALLOWED_S
+                self._avoided_until[hub + session] = self._slow_until[hub] = until
             except (OSError, FabrictoolError) as error:
                 why = f"by hub {hub.hex()[:8]}: {error}"
                 self._avoided_until[hub + session] = self._clock.monotonic() + REFUSED_S
@@ -302,11 +313,13 @@ class Relays:
                     sock=inner, ssl=self._client_tls, server_hostname="",
                 )
             )  # fmt: skip
-        except BaseException:  # the sockets are closed by their transports
+        except BaseException as error:  # the sockets are closed by their transports
             near.close()
             far.close()
+            if isinstance(error, OSError):
+                raise ConnectionError(far.reason or str(error) or "it broke off") from error
             raise
-        tunnel.closed.add_done_callback(lambda _: _broken(proved, tunnel))
+        tunnel.closed.add_done_callback(lambda _: _broken(proved, str(tunnel.refusal or far.reason or "it broke off")))
         try:
             return await proved
         except BaseException:
@@ -371,6 +384,6 @@ def _pipe() -> tuple[socket.socket, socket.socket]:
     return ends
 
 
-def _broken(proved: asyncio.Future[Tunnel], tunnel: Tunnel) -> None:
+def _broken(proved: asyncio.Future[Tunnel], why: str) -> None:
     if not proved.done():
-        proved.set_exception(ConnectionError(str(tunnel.refusal or "the connection broke off")))
+        proved.set_exception(ConnectionError(why))

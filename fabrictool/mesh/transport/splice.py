@@ -14,6 +14,8 @@ class Splice(asyncio.Protocol):
         self.opposite = self
         self.lost = False
         """Whether its connection is over."""
+        self.reason = ""
+        """Why, if its end said."""
         self._over = False
 
     @classmethod
@@ -42,7 +44,7 @@ class Splice(asyncio.Protocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.lost = True
+        self.lost, self.reason = True, "" if exc is None else str(exc)
         self.opposite.close()
 
     def pause_writing(self) -> None:
