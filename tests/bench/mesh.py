@@ -2,9 +2,9 @@
 
     make bench-mesh [LARGE=1] [JSON=FILE]
 
-On loopback two hubs share this process with the agents, so CPU time is shared too: a real mesh has a core a node, and
-round trips. `LARGE=1` adds what takes minutes: 10,000 nodes, and a million node-hours. What others publish, and what
-kinship does in the same run, stands beside ours; where we lose, the table says so.
+On loopback two hubs and half of the agents are in this process, the other half in another, so all share two cores: a
+real mesh has a core a node, and round trips. `LARGE=1` adds what takes minutes: 10,000 nodes, and a million node-hours.
+What others publish, and what kinship does in the same run, stands beside ours; where we lose, the table says so.
 """
 
 import asyncio
@@ -81,24 +81,43 @@ class Listener:
         return None
 
 
-class Mesh:
-    """Hubs of two providers and agents on both, in this process."""
+def node_in(folder, role, record_changed):
+    return MeshNode(IdentityFiles(folder), Listener(record_changed), SystemClock(), hub=role == "gateway")
 
-    def __init__(self, folder, agents):
+
+class Mesh:
+    """Hubs of two providers and agents on both, in this process and, with `apart`, a half of these in another."""
+
+    def __init__(self, folder, agents, *, apart=False):
         now = time.time()
         self.root = create_root("bench", now=now)
         self.providers = [issue_provider(self.root, name, now=now) for name in ("alpha", "beta")]
         self.folder, self.arrivals = folder, {}
         self.hubs = [self._node(f"h{i}", "gateway", self.providers[i]) for i in range(2)]
-        self.agents = [self._node(f"a{i}", "agent", self.providers[i % 2]) for i in range(agents)]
+        near = agents // 2 if apart else agents
+        self.agents = [self._node(f"a{i}", "agent", self.providers[i % 2]) for i in range(near)]
         self.everyone = [*self.hubs, *self.agents]
+        self.far, self.half = [f"a{i}" for i in range(near, agents)], None
+        far = [self._issued(name, "agent", self.providers[i % 2]) for i, name in enumerate(self.far)]
+        self.sessions = {node.session for node in self.agents} | {bytes.fromhex(one.claims.session) for one in far}
 
-    def _node(self, name, role, provider):
+    def _issued(self, name, role, provider):
         files = IdentityFiles(self.folder / name)
         files.folder.mkdir()
-        files.write(issue_session(provider, role, now=time.time()), self.root)
-        listener = Listener(lambda record: self._arrived(name, record))
-        return MeshNode(files, listener, SystemClock(), hub=role == "gateway")
+        credential = issue_session(provider, role, now=time.time())
+        files.write(credential, self.root)
+        return credential
+
+    def _node(self, name, role, provider):
+        self._issued(name, role, provider)
+        return node_in(self.folder / name, role, lambda record: self._arrived(name, record))
+
+    async def told(self, *words):
+        """What the other process answers; nothing without one."""
+        if self.half is None:
+            return None
+        self.half.stdin.write((" ".join(map(str, words)) + "\n").encode())
+        return json.loads(await self.half.stdout.readline())
 
     def _arrived(self, name, record):
         self.arrivals.setdefault((record.key, record.body.version), {})[name] = time.perf_counter()
@@ -110,8 +129,14 @@ class Mesh:
             agent.dial([("127.0.0.1", port) for port in ports])
         for node in self.everyone:
             node.publish(body_of(node))
-        await until(lambda: len(self.hubs[0].registry) == len(self.everyone))
+        if self.far:
+            self.half = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "tests.bench.mesh_half", self.folder, ",".join(map(str, ports)), *self.far,
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[2],
+            )  # fmt: skip
+        await until(lambda: len(self.hubs[0].registry) == len(self.everyone) + len(self.far))
         await until(lambda: len({node.registry.root() for node in self.everyone}) == 1)
+        await self.told("root", self.hubs[0].registry.root().hex())
 
     async def spread(self, node):
         """Seconds until each node has a write of `node`, its own first."""
@@ -120,11 +145,13 @@ class Mesh:
         begin = time.perf_counter()
         node.publish(body_of(node))
         await until(lambda: len(self.arrivals.get((key, version), ())) == len(self.everyone))
-        return sorted(at - begin for at in self.arrivals.pop((key, version)).values())
+        far = await self.told("seen", key.hex(), version) or ()
+        return sorted(at - begin for at in (*self.arrivals.pop((key, version)).values(), *far))
 
-    def octets(self):
+    async def octets(self):
         """Written to all sockets, in frames: without TLS and TCP/IP."""
-        return sum(node.tunnel(peer).sent_octets for node in self.everyone for peer in node.neighbours)
+        near = sum(node.tunnel(peer).sent_octets for node in self.everyone for peer in node.neighbours)
+        return near + (await self.told("octets") or 0)
 
     async def first_hub_again(self):
         """In the folder of its former run."""
@@ -134,6 +161,9 @@ class Mesh:
         return hub
 
     async def down(self):
+        if self.half is not None:
+            self.half.stdin.close()
+            await self.half.wait()
         for node in reversed(self.everyone):
             await node.close()
 
@@ -155,31 +185,29 @@ def body_of(node):
 async def on_loopback(agents):
     """One row of measured values."""
     with tempfile.TemporaryDirectory() as folder:
-        mesh = Mesh(Path(folder), agents)
+        mesh = Mesh(Path(folder), agents, apart=agents >= 2 * WRITERS)
         begin = time.perf_counter()
         await mesh.up()
         joined = time.perf_counter() - begin
         times, lasts = [], []
         for number in range(WRITES):
-            spread = [1000 * delay for delay in await mesh.spread(mesh.agents[number % agents])]
+            spread = [1000 * delay for delay in await mesh.spread(mesh.agents[number % len(mesh.agents)])]
             times += spread[1:]
             lasts.append(spread[-1])
             await asyncio.sleep(0.02)
         await asyncio.sleep(2.0)
-        before, on_wire = mesh.octets(), carried()
+        before, on_wire = await mesh.octets(), carried()
         await asyncio.sleep(IDLE_S)
-        idle, idle_wire = ((now - then) / IDLE_S / len(mesh.everyone) for now, then in (
-            (mesh.octets(), before), (carried(), on_wire),
-        ))  # fmt: skip
-        before, on_wire, begin = mesh.octets(), carried(), time.perf_counter()
+        nodes, after = agents + len(mesh.hubs), await mesh.octets()
+        idle, idle_wire = ((now - then) / IDLE_S / nodes for now, then in ((after, before), (carried(), on_wire)))
+        before, on_wire, begin = after, carried(), time.perf_counter()
         for _ in range(ROUNDS):
             for agent in mesh.agents[:WRITERS]:
                 agent.publish(body_of(agent))
             await asyncio.sleep(EVERY_S)
         took = time.perf_counter() - begin
-        churn, churn_wire = ((now - then) / took / len(mesh.everyone) for now, then in (
-            (mesh.octets(), before), (carried(), on_wire),
-        ))  # fmt: skip
+        after = await mesh.octets()
+        churn, churn_wire = ((now - then) / took / nodes for now, then in ((after, before), (carried(), on_wire)))
         back = await hub_returns(mesh, mesh.first_hub_again)
         await mesh.down()
     return summary(times) | {
@@ -205,8 +233,12 @@ def table(heads, rows):
 
 
 def told_loopback(rows, alone):
-    print("loopback, TLS, two hubs, all in one process; ms until a node has a write (p50, p95, max of all nodes and")
-    print("writes; last: p50 of the last node); octets/s a node in frames, and with TLS and TCP/IP (wire)")
+    print(
+        "loopback, TLS, two hubs; 8 agents in one process, more in two; ms until a node has a write (p50, p95, max of"
+    )
+    print(
+        "all nodes and writes; last: p50 of the last node); octets/s a node in frames, and with TLS and TCP/IP (wire)"
+    )
     print("hub back: both hubs die and one starts again, until it has a tunnel with every agent")
     heads = (
         "agents",

@@ -136,7 +136,7 @@ async def hub_returns(mesh, restarted):
 
     `restarted` starts a hub with the identity and at the port of the first.
     """
-    agents = {agent.session for agent in mesh.agents}
+    agents = mesh.sessions
     for hub in mesh.hubs:
         await hub.close()
     begin = time.perf_counter()

@@ -63,7 +63,7 @@ def stamps(disks):
 
 def test_a_full_disk_stops_no_unit_and_is_said_once(fabric_bed, disks):
     bed = fabric_bed
-    bed.write(blueprint=BLUEPRINT.rstrip().removesuffix("}") + ", trace: 64KiB}\n")
+    bed.write(blueprint=BLUEPRINT.rstrip().removesuffix("}") + ", trace: 16MiB}\n")
     bed.up()
     with Asking(bed) as asking:
         until(lambda: {"alpha", "beta"} <= set(asking.answers), 30.0)
