@@ -107,7 +107,7 @@ class GatewayCheck(ReferenceCheck):
         listeners = [
             _Listener(name, (*below[name], key), self._machine(gateway), address)
             for name, gateway in gateways.items()
-            for key, address in gateway.listeners
+            for key, address in gateway.listeners.items()
         ]
         for former, latter in combinations(listeners, 2):
             apart = former.gateway == latter.gateway or former.machine != latter.machine

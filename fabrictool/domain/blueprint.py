@@ -277,10 +277,10 @@ class Gateway(Document):
     addresses, no request and no key."""
 
     @property
-    def listeners(self) -> tuple[tuple[str, Endpoint], ...]:
+    def listeners(self) -> dict[str, Endpoint]:
         """Key of the blueprint → address."""
-        clients = (("listen", self.listen),) if self.listen is not None else ()
-        return (*clients, ("mesh", self.mesh))
+        clients = {} if self.listen is None else {"listen": self.listen}
+        return clients | {"mesh": self.mesh}
 
     @property
     def hub(self) -> Endpoint:

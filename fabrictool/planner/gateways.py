@@ -154,8 +154,7 @@ def _link(pair: Link, hubs: Mapping[str, HostPort], kept: Mapping[str, GatewaySp
 
 def clash(former: GatewaySpec, wanted: GatewaySpec | Gateway) -> bool:
     """Whether the two cannot run side by side: both would listen at one address of, perhaps, one machine."""
-    theirs = former.listeners.values()
-    ours = wanted.listeners.values() if isinstance(wanted, GatewaySpec) else dict(wanted.listeners).values()
+    theirs, ours = former.listeners.values(), wanted.listeners.values()
     pairs = [{a.host, b.host} for a in theirs for b in ours if a.port == b.port != 0]
     # Two names may mean one address; two addresses never do.
     near = former.cluster == wanted.cluster

@@ -203,7 +203,7 @@ def _ports(observed: Observed, loaded: Loaded) -> list[Check]:
         _port("clients" if what == "listen" else "agents", address)
         for name, gateway in loaded.blueprint.every_gateway.items()
         if loaded.inventory.clusters[gateway.cluster].here and str(Address("gateway", name)) not in running
-        for what, address in gateway.listeners
+        for what, address in gateway.listeners.items()
     ]
 
 

@@ -99,7 +99,9 @@ class Mesh:
         self.everyone = [*self.hubs, *self.agents]
         self.far, self.half = [f"a{i}" for i in range(near, agents)], None
         far = [self._issued(name, "agent", self.providers[i % 2]) for i, name in enumerate(self.far)]
-        self.sessions = {node.session for node in self.agents} | {bytes.fromhex(one.claims.session) for one in far}
+        self.sessions = {node.session for node in self.agents} | {
+            bytes.fromhex(issued.claims.session) for issued in far
+        }
 
     def _issued(self, name, role, provider):
         files = IdentityFiles(self.folder / name)

@@ -128,13 +128,12 @@ class HubLinks:
             }
             providers = {hub.provider for hub in (*hubs.values(), *linked.values())}
             wanted = self._choice.wanted(sorted(known, key=str), linked, providers=len(providers), beat=beat)
-        self._sessions |= {
-            address: last.peer.session for address, last in self.tunnels.items() if last.peer is not None
-        }
-        self._sessions = {str(hub): self._sessions[str(hub)] for hub in known if str(hub) in self._sessions}
+        answered = {address: last.peer.session for address, last in self.tunnels.items() if last.peer is not None}
+        names = {str(hub) for hub in known}
+        self._sessions = {a: session for a, session in (self._sessions | answered).items() if a in names}
         for hub in self._dialled.keys() - wanted:
             tunnel = self._open(hub)
-            if tunnel is None or not tunnel.open_streams or hub not in known:
+            if tunnel is None or not tunnel.open_streams:
                 self._let_go(hub, tunnel)
         for hub in wanted - self._dialled.keys():
             self.routes[str(hub)] = Route(hub, self._egress, os.environ)
@@ -172,7 +171,6 @@ class HubLinks:
                     self.tunnels[address] = tunnel
                     began = self._clock.monotonic()
                     await tunnel.closed
-                self._sessions[address] = b"" if tunnel.peer is None else tunnel.peer.session
                 if tunnel.refusal is not None:
                     self.errors[address] = str(tunnel.refusal)
                 elif self._clock.monotonic() - began > RETRY_FIRST_S * 10:
