@@ -306,3 +306,17 @@ async def test_pseudonyms_are_made_before_a_tenant_asks(tmp_path):
     await until(lambda: running.done() or pseudonym_of.cache_info().currsize == 2)
     os.kill(os.getpid(), signal.SIGTERM)
     await asyncio.wait_for(running, 10)
+
+
+async def test_what_another_hub_claims_to_hold_is_not_routed_to_against_the_votes():
+    """Only a tunnel proves that a session lives which was voted out."""
+    asked, session = [], b"s" * 16
+    gateway = GatewayServer(SystemClock(), fabric="t", rules=_rules("random", {}, {}, 0), keyring=None)
+    registry = SimpleNamespace(serving_of=lambda _, *, wall, linked: asked.append((bool(wall), linked)) or [])
+    for straight, relayed in ((None, None), ("a tunnel", None), (None, "a relayed one")):
+        relays = SimpleNamespace(tunnel=lambda _, it=relayed: it, hubs_to=lambda _: [b"h" * 16])
+        gateway._mesh = SimpleNamespace(
+            registry=registry, tunnel=lambda _, it=straight: it, relays=relays, reaches=lambda _: True
+        )
+        gateway._follow(session)
+    assert asked == [(True, False), (True, True), (True, True)]

@@ -83,3 +83,17 @@ def test_of_many_that_vanish_at_once_a_hub_asks_for_some_in_each_beat():
         for suspect in asks:
             looked.answered(hub, suspect, "alive")
     assert sorted(asked) == vanished
+
+
+@pytest.mark.parametrize(("apart_s", "muted"), [(0.5, False), (2.9, True)])
+def test_many_refutations_at_once_are_one_mistake_and_a_steady_stream_is_many(apart_s, muted):
+    """Six at once are one interruption; six that follow each other for seconds are a bad accuser."""
+    accuser, suspects = Detector(), [number.to_bytes(16, "big") for number in range(6)]
+    for suspect in suspects:
+        accuser.link_up(suspect)
+        accuser.link_down(suspect, "closed", 0.0)
+    accuser.tick(4.0, 1.0, ())
+    assert not accuser.unaccused
+    for number, suspect in enumerate(suspects):
+        accuser.refuted(suspect, 5.0 + number * apart_s)
+    assert bool(accuser.silent(20.0)) is muted
