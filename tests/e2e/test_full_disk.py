@@ -47,9 +47,10 @@ def stuff(disk):
     with filler.open("ab", buffering=0) as file, contextlib.suppress(OSError):
         while file.write(b"x" * 4096):
             pass
-    for path in disk.glob("*/log"):  # a file that ends within a page has room in it, however full the disk is
-        with path.open("ab", buffering=0) as file, contextlib.suppress(OSError):
-            file.write(b"." * (-path.stat().st_size % 4096))
+    for name, filling in (("log", b"."), ("mesh.trace", b"\n")):
+        for path in disk.glob(f"*/{name}"):  # a file that ends within a page has room in it, however full the disk is
+            with path.open("ab", buffering=0) as file, contextlib.suppress(OSError):
+                file.write(filling * (-path.stat().st_size % 4096))
     return filler
 
 
@@ -72,7 +73,7 @@ def test_a_full_disk_stops_no_unit_and_is_said_once(fabric_bed, disks):
         os.kill(bed.units()["replica/tiny/1", "running"].pid, signal.SIGSTOP)  # so that there is something to write
         until(lambda: [stuff(disk) for disk in disks] and not members(bed)["tiny/1"].linked, 30.0)
         os.kill(bed.units()["replica/tiny/1", "running"].pid, signal.SIGCONT)
-        until(lambda: members(bed)["tiny/1"].linked, 30.0)
+        until(lambda: [stuff(disk) for disk in disks] and members(bed)["tiny/1"].linked, 30.0)
         count = len(asking.answers)
         until(lambda: {"alpha", "beta"} <= set(asking.answers[count:]), 60.0)
         assert {name: member.session for name, member in members(bed).items()} == before

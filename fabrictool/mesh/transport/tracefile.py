@@ -22,7 +22,8 @@ class TraceFile:
         self._left = most_octets
         self._path = path
         try:  # each run has a trace of its own: a member's state begins empty
-            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+            self._descriptor = os.open(path, flags, 0o600)
         except OSError as error:
             self._end(_coded(error, path))
 
