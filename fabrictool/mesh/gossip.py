@@ -29,7 +29,7 @@ from fabrictool.mesh.records import Envelope, Id, NodeBody, Record, body_hash
 from fabrictool.mesh.registry import Merge, Registry, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
 PUSH_RECORDS = 32
 """Records in one message: 32 × 4.2 KiB (body and chain at their limits) stays under the frame limit."""
@@ -248,14 +248,15 @@ class Gossip:
             for state in self._peers.values():
                 state.has_chain &= rest
 
-    def flush(self) -> list[Send]:
-        """Everything that the turn brought, in as few messages as it fits; what all are told is written once."""
+    def flush(self, last: Collection[bytes] = ()) -> list[Send]:
+        """Everything that the turn brought, in as few messages as it fits; what all are told is written once.
+
+        Hubs come first, for they tell others; those in `last` hear it from somebody else, most likely sooner.
+        """
         sends = []
         written: dict[tuple[int, ...], tuple[list[Envelope], list[bytes]]] = {}
-        for peer in self._due:
-            state = self._peers.get(peer)
-            if state is None or not state.outbox:
-                continue
+        due = [(peer, state) for peer in self._due if (state := self._peers.get(peer)) is not None and state.outbox]
+        for peer, state in sorted(due, key=lambda item: (not item[1].hub, item[0] in last)):
             keys = sorted(state.outbox, key=lambda key: (len(key), key))  # nodes before what leans on them
             envelopes = [state.outbox[key] for key in keys]
             state.outbox = {}

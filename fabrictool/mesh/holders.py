@@ -32,12 +32,15 @@ class Holds(msgspec.Struct, frozen=True, array_like=True, tag="h"):
 class Holders:
     """One hub's: its own agents, and what its neighbours said of theirs."""
 
-    def __init__(self) -> None:
+    def __init__(self, me: bytes) -> None:
+        self._me = me
         self._hubs: dict[bytes, set[bytes]] = {}
         """Linked hub → the agents that it holds."""
         self._agents: set[bytes] = set()
         self._held: frozenset[bytes] | None = None
         """All agents that linked hubs hold; None: to be gathered anew."""
+        self._others_first: frozenset[bytes] | None = None
+        """See `others_first`; None: to be gathered anew."""
         self._changes: dict[bytes, bool] = {}
         """Agent → whether it is linked now, where the others do not know yet."""
         self._untold: list[bytes] = []
@@ -60,7 +63,21 @@ class Holders:
         """Agents that are linked with us, in the order of their ids."""
         return sorted(self._agents)
 
+    @property
+    def others_first(self) -> frozenset[bytes]:
+        """Our agents that another hub holds, too, and tells news before we do: whoever has two hubs gets two copies,
+        and waits for the first one only. It is the hub whose id is nearest to the agent's, so each has its share.
+        """
+        if self._others_first is None:
+            self._others_first = frozenset(
+                agent
+                for agent in self._agents & self.held
+                if min((self._me, *self.of(agent)), key=lambda hub: _distance(hub, agent)) != self._me
+            )
+        return self._others_first
+
     def link_up(self, peer: bytes, *, hub: bool) -> None:
+        self._others_first = None
         if hub:
             self._hubs[peer], self._held = set(), None
             self._untold.append(peer)
@@ -69,6 +86,7 @@ class Holders:
             self._changes[peer] = True
 
     def link_down(self, peer: bytes) -> None:
+        self._others_first = None
         if self._hubs.pop(peer, None) is not None:
             self._held = None
             self._untold = [hub for hub in self._untold if hub != peer]
@@ -81,7 +99,7 @@ class Holders:
         agents = self._hubs.get(hub)
         if agents is None:
             return
-        self._held = None
+        self._held = self._others_first = None
         if message.whole:
             agents.clear()
         agents.difference_update(message.gone)
@@ -102,6 +120,10 @@ class Holders:
             told += [(hub, message) for message in _messages(dict.fromkeys(self._agents, True), whole=True)]
         self._changes, self._untold = {}, []
         return told
+
+
+def _distance(hub: bytes, agent: bytes) -> int:
+    return int.from_bytes(hub) ^ int.from_bytes(agent)
 
 
 def _messages(changes: dict[bytes, bool], *, whole: bool) -> list[Holds]:

@@ -90,7 +90,7 @@ class Member:
         self.gossip = Gossip(self.registry, me=session, hub=hub)
         self.detector = Detector()
         self.sites = Sites()
-        self.holders = Holders()
+        self.holders = Holders(session)
         self._federation = verifier.federation
         self._own: dict[bytes, Body] = {}
         """Key → what we said last."""
@@ -194,7 +194,8 @@ class Member:
 
     def flush(self) -> Sequence[Send]:
         """What the turn's inputs leave to be sent."""
-        return [*self.gossip.flush(), *(Send(hub, encode(news)) for hub, news in self.holders.news())]
+        news = [Send(hub, encode(message)) for hub, message in self.holders.news()]
+        return [*self.gossip.flush(self.holders.others_first), *news]
 
     # -- internals --------------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from fabrictool.base.clock import SystemClock
+from fabrictool.gateway.loop import run_loop
 from fabrictool.mesh.identity import create_root, issue_provider, issue_session
 from fabrictool.mesh.records import Lifecycle, NodeBody
 from fabrictool.mesh.transport.node import MeshNode
@@ -335,7 +336,7 @@ def main(argv=None):
     large = len(arguments) < len(argv or [])
     alone = own_network()
     logging.disable(logging.WARNING)
-    loopback = [asyncio.run(on_loopback(size)) for size in SIZES]
+    loopback = [run_loop(on_loopback(size)) for size in SIZES]  # hubs' processes run on this loop
     told_loopback(loopback, alone)
     others = kinship()
     told_kinship(others)

@@ -192,6 +192,18 @@ def test_what_one_turn_brings_goes_out_in_one_message():
     assert hub.flush() == []
 
 
+def test_hubs_are_told_first_and_last_those_who_hear_it_elsewhere():
+    hub = Gossip(Registry(VERIFIER), me=b"h0", hub=True)
+    for name in (b"a0", b"a1", b"a2", b"a3", b"h1"):
+        hub.link_up(name, hub=name.startswith(b"h"))
+    (owner,) = owners(1)
+    hub.publish(sealed(owner, node(owner)), wall=NOW)
+    sends = hub.flush({b"a0", b"a2"})
+    assert sends[0].peer == b"h1"
+    assert {send.peer for send in sends[1:3]} == {b"a1", b"a3"}
+    assert {send.peer for send in sends[3:]} == {b"a0", b"a2"}
+
+
 def test_repairs_in_vain_become_seldom_and_are_said():
     """One side refuses what the other holds: its clock is a day ahead, say."""
     network = Network(hubs=1, agents=1, seed=10)

@@ -1,6 +1,7 @@
 """A gateway and an agent that have no tunnel to each other, and hubs that have one to both; real TLS on loopback."""
 
 import asyncio
+import random
 import time
 
 import pytest
@@ -289,7 +290,7 @@ def carried(source, name, others):
 
 
 def test_what_a_hub_claims_is_bounded():
-    hub, claimed = Holders(), [number.to_bytes(16, "big") for number in range(HELD_MAX + HOLDS_SESSIONS)]
+    hub, claimed = Holders(b"2" * 16), [number.to_bytes(16, "big") for number in range(HELD_MAX + HOLDS_SESSIONS)]
     hub.link_up(b"1" * 16, hub=True)
     for at in range(0, len(claimed), HOLDS_SESSIONS):
         hub.heard(b"1" * 16, Holds(False, claimed[at : at + HOLDS_SESSIONS], []))
@@ -297,7 +298,7 @@ def test_what_a_hub_claims_is_bounded():
 
 
 def test_hubs_tell_each_other_whom_they_hold():
-    first, second = Holders(), Holders()
+    first, second = Holders(b"1" * 16), Holders(b"2" * 16)
     agents = [number.to_bytes(16, "big") for number in range(HOLDS_SESSIONS * 2 + 5)]
     for agent in agents:
         first.link_up(agent, hub=False)
@@ -314,6 +315,28 @@ def test_hubs_tell_each_other_whom_they_hold():
     assert second.of(agents[8]) == []
     second.heard(b"1" * 16, Holds(False, [agents[8]], []))  # on its way when the link went
     assert second.of(agents[8]) == []
+
+
+def test_of_the_hubs_that_hold_an_agent_just_one_tells_it_first():
+    names = [number * 16 for number in (b"1", b"5", b"9")]
+    hubs = {name: Holders(name) for name in names}
+    agents = [random.randbytes(16) for _ in range(300)]
+    for name, hub in hubs.items():
+        for other in names:
+            if other != name:
+                hub.link_up(other, hub=True)
+        for agent in agents[:200] if name == names[2] else agents:  # a third of them has two hubs alone
+            hub.link_up(agent, hub=False)
+    for name, hub in hubs.items():
+        carried(hub, name, hubs)
+    first = [
+        [name for name, hub in hubs.items() if agent in hub.own and agent not in hub.others_first] for agent in agents
+    ]
+    assert {len(tellers) for tellers in first} == {1}
+    assert {name for (name,) in first} == set(names)  # all have a share
+    hubs[names[0]].link_down(names[1])
+    hubs[names[0]].link_down(names[2])
+    assert hubs[names[0]].others_first == set()
 
 
 # -- with many hubs, an agent keeps two -----------------------------------------------------------------------------
