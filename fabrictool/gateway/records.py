@@ -1,0 +1,44 @@
+"""What the gateway keeps of one request: counts and times, never a word of what was said."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+End = Literal["answered", "broken", "cancelled", "refused"]
+"""The client had a whole answer; its stream was cut after the head; it went away; the gateway itself said no."""
+
+
+class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One request, whatever became of it. Times in seconds."""
+
+    id: str
+    """The gateway's own, unique; the client's ``x-request-id`` need not be."""
+    at: float
+    """Wall time at which its head was whole."""
+    path: str
+    """Of the API, such as ``/v1/chat/completions``, without a query."""
+    status: int
+    """As the client got it; 499 where it went away before the head of an answer."""
+    end: End
+    e2e_s: float
+    tenant: str = ""
+    key: str = ""
+    """The first 12 hexadecimal digits of the key's hash."""
+    model: str = ""
+    """Empty where the gateway knows no such model, so that a client cannot fill the books with names."""
+    provider: str = ""
+    replica: str = ""
+    retries: int = 0
+    stream: bool = False
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Of the prompt, what the engine had in its cache."""
+    completion_tokens: int = 0
+    counted: bool = False
+    """The engine said how many tokens there were; otherwise the completion's are the events that passed."""
+    ttft_s: float | None = None
+    """From the request's head to the first octet of the answer's body."""
+    tpot_s: float | None = None
+    """Between tokens, of a stream with more than one."""
