@@ -17,6 +17,7 @@ from fabrictool.base.errors import InvalidInputError, Place, Problem
 from fabrictool.base.files import file_error
 from fabrictool.domain.specs import weight_key
 from fabrictool.gateway.upstream import Connector, TcpConnector, TunnelConnector
+from fabrictool.routing.ejection import Ejection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -54,6 +55,8 @@ class RoutingTarget:
     """Open requests of other gateways, counted by its agent: the engine's own figures are older than ours."""
     requests: int = 0
     failures: int = 0
+    ejection: Ejection = field(default_factory=Ejection)
+    """One for all targets of a server."""
     shares: list[RoutingTarget] = field(default_factory=list)
     """The same server's targets for its other models: their requests load it too."""
 
@@ -240,6 +243,7 @@ def static_targets(registry: StaticRegistry) -> list[RoutingTarget]:
         ]
         for target in group:
             target.shares = [other for other in group if other is not target]
+            target.ejection = group[0].ejection
         targets += group
     return targets
 

@@ -8,18 +8,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import itertools
 import logging
+import secrets
 from collections import deque
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 from fabrictool import __version__
 from fabrictool.base.clock import duration_text
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.gateway.directory import Directory, RoutingTarget
-from fabrictool.gateway.exchange import CompletionRequest, Exchange, RoutingRules
+from fabrictool.gateway.exchange import Exchange, ModelRequest, RoutingRules
 from fabrictool.gateway.http import ClientConnection, ClientRequest
 from fabrictool.gateway.metrics import GatewayMetrics
 from fabrictool.gateway.openai import (
+    CHAT_PATHS,
+    MODEL_PATHS,
     GatewayResponse,
     error_response,
     json_response,
@@ -27,7 +32,10 @@ from fabrictool.gateway.openai import (
     no_such_model,
     peek,
 )
+from fabrictool.gateway.records import RequestRecord
 from fabrictool.gateway.tails import Tails
+from fabrictool.gateway.upstream import Caller
+from fabrictool.gateway.usage import with_usage
 from fabrictool.gateway.view import as_tenant, mesh_rows, model_row, static_rows
 from fabrictool.mesh.framing import TEXT_CHARACTERS
 from fabrictool.mesh.records import AssignmentBody, Lifecycle, NodeBody, RevocationBody, ServiceBody, WitnessBody
@@ -35,11 +43,12 @@ from fabrictool.status.documents import Event, GatewayStatus, Totals, encode
 from fabrictool.status.pages import METRICS_TYPE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from fabrictool.base.clock import Clock
     from fabrictool.domain.specs import GatewaySpec, HostPort
     from fabrictool.gateway.keys import Consumer, Keyring
+    from fabrictool.gateway.upstream import Headers
     from fabrictool.mesh.framing import StreamHead
     from fabrictool.mesh.identity import VerifiedSession
     from fabrictool.mesh.records import Record
@@ -49,7 +58,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("fabrictool.gateway")
 
-COMPLETION_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
 PROVIDERS_HEADER = "x-fabric-providers"
 """A client's own allowlist: comma-separated providers; it narrows its group's list and never widens it."""
 TICK_S = 1.0
@@ -57,7 +65,9 @@ FILL_S = 30.0
 """After its start a gateway answers 503 for models that it does not know: by then its agents have dialled again."""
 EVENTS_KEPT = 200
 UNATTESTED_KEPT = 1000
-_PASSED_REQUEST_HEADERS = frozenset({"content-type", "accept", "x-request-id", "user-agent"})
+_PASSED_REQUEST_HEADERS = frozenset(
+    {"content-type", "accept", "x-request-id", "user-agent", "anthropic-version", "anthropic-beta"}
+)
 CERTIFICATE_WARNING_S = 4 * 3600.0
 """A session lives for about a day; an operator who looks in twice a shift sees this in time."""
 
@@ -81,6 +91,7 @@ class GatewayServer:
         self.directory = Directory(rules.weights)
         self.directory.replace(targets)
         self._metrics = GatewayMetrics()
+        self._sinks: tuple[Callable[[RequestRecord], None], ...] = ()
         self.connections: set[ClientConnection] = set()
         """Of the clients that are here now."""
         self._events: deque[Event] = deque(maxlen=EVENTS_KEPT)
@@ -101,6 +112,9 @@ class GatewayServer:
         self.mesh_address = ""
         self.spec_mark = ""
         """Of the spec that is in force."""
+        self._ids = f"req-{secrets.token_hex(8)}-"
+        self._next_id = itertools.count()
+        self._no_caller = Caller()
 
     # -- lifecycle --------------------------------------------------------------------------------------------
 
@@ -152,7 +166,7 @@ class GatewayServer:
         if self._tick is not None:
             self._tick.cancel()
         for connection in list(self.connections):
-            connection.abort()
+            connection.stop()
 
     # -- Handler, for connections -----------------------------------------------------------------------------
 
@@ -172,27 +186,31 @@ class GatewayServer:
         if path == "/health" and reads:
             return None
         if self._keyring is not None:
-            authorization = request.header("authorization")
+            authorization = request.header("authorization") or _bearer(request.header("x-api-key"))
             request.consumer = self._keyring.consumer(authorization)
             if request.consumer is None:
                 text = "the API key is not valid" if authorization else "an API key is needed"
                 header = (("www-authenticate", 'Bearer realm="fabrictool"'),)
-                return error_response(401, "FT8102", f"{text}: send Authorization: Bearer KEY", headers=header)
-        known = path in COMPLETION_PATHS or path.startswith(("/v1/models", "/status", "/metrics", "/health"))
-        if not reads and not (request.method == "POST" and path in COMPLETION_PATHS):
-            if known:
+                text = f"{text}: send Authorization: Bearer KEY"
+                return error_response(401, "FT8102", text, headers=header, path=path)
+        if not reads and not (request.method == "POST" and path in MODEL_PATHS):
+            if path in MODEL_PATHS or path.startswith(("/v1/models", "/status", "/metrics", "/health")):
                 return error_response(405, "FT8107", f"{request.method} is not allowed on {path}")
             return error_response(404, "FT8107", f"there is nothing at {path}")
         for name, value in request.headers:
-            if name in _PASSED_REQUEST_HEADERS and len(value) > TEXT_CHARACTERS:
-                return error_response(431, "FT8108", f"the header {name} is over {TEXT_CHARACTERS} octets")
+            if len(value) > TEXT_CHARACTERS and name in _PASSED_REQUEST_HEADERS:
+                return error_response(431, "FT8108", f"the header {name} is over {TEXT_CHARACTERS} octets", path=path)
         return None
+
+    def new_id(self) -> str:
+        """Unique among all gateways."""
+        return f"{self._ids}{next(self._next_id):x}"
 
     def handle(self, request: ClientRequest, connection: ClientConnection) -> GatewayResponse | Exchange:
         """The answer to a request, or the exchange that will make it."""
         if request.method in ("GET", "HEAD"):
             return self._get(request.path, request.consumer)
-        return self._complete(request, connection)
+        return self._ask(request, connection)
 
     # -- Listener, for the mesh -------------------------------------------------------------------------------
 
@@ -254,7 +272,7 @@ class GatewayServer:
         if path == "/health":
             return GatewayResponse(200, b'{"status":"ok"}')
         group = consumer.group if consumer is not None else None
-        tenant = self._mesh is not None and consumer is not None
+        tenant = consumer is not None
         if path == "/metrics" and not tenant:
             return GatewayResponse(200, self.exposition(), METRICS_TYPE)
         if path == "/status":
@@ -266,12 +284,12 @@ class GatewayServer:
         if path == "/v1/models":
             return json_response({"object": "list", "data": models})
         if path.startswith("/v1/models/"):
-            name = path.removeprefix("/v1/models/")
+            name = unquote(path.removeprefix("/v1/models/"))  # SDKs send %2F for the slash in a name
             for entry in models:
                 if entry["id"] == name:
                     return json_response(entry)
             return no_such_model(name, may_come=self.directory.may_come(name, self._clock.monotonic()))
-        if path in COMPLETION_PATHS:
+        if path in MODEL_PATHS:
             return error_response(405, "FT8107", f"GET is not allowed on {path}", headers=(("allow", "POST"),))
         return error_response(404, "FT8107", f"there is nothing at {path}")
 
@@ -281,30 +299,45 @@ class GatewayServer:
         allowed = sorted(p for p in providers if self._rules.trust.permits(p, name, group, None))
         return model_object(name, allowed, self._born) if allowed else None
 
-    def _complete(self, request: ClientRequest, connection: ClientConnection) -> GatewayResponse | Exchange:
-        body = bytes(request.body)
-        peeked = peek(body)
+    def _ask(self, request: ClientRequest, connection: ClientConnection) -> GatewayResponse | Exchange:
+        """Of a replica of the model that the body names."""
+        body, path, began = bytes(request.body), request.path, self._clock.wall()
+        consumer, record_id = request.consumer, self.new_id()
+        peeked = peek(body, path)
         if isinstance(peeked, GatewayResponse):
+            tenant = consumer.tenant if consumer is not None else ""
+            self._record(RequestRecord(record_id, began, path, peeked.status, "refused", 0.0, tenant), open_=False)
             return peeked
-        passed = {name: request.header(name) for name, _ in request.headers if name in _PASSED_REQUEST_HEADERS}
-        passed["x-request-id"] = connection.request_id
-        asked = CompletionRequest(
+        added_usage = bool(peeked.stream) and peeked.stream_options is None and path in CHAT_PATHS
+        asked = ModelRequest(
             model=peeked.model,
             method=request.method,
             path=request.target,
-            headers=tuple(passed.items()),
-            body=body,
-            group=request.consumer.group if request.consumer is not None else None,
+            headers=_passed_on(request.headers, connection.request_id),
+            body=with_usage(body) if added_usage else body,
+            group=consumer.group if consumer is not None else None,
             requested=_requested(request.values(PROVIDERS_HEADER)),
-            tenant=self._pseudonym(request.consumer),
+            caller=self._caller(consumer),
+            stream=bool(peeked.stream),
+            added_usage=added_usage,
+            id=record_id,
+            tenant=consumer.tenant if consumer is not None else "",
+            at=began,
         )
-        return Exchange(connection, asked, self._rules, self.directory, self._metrics)
+        return Exchange(connection, asked, self._rules, self.directory, self._metrics, self._record)
 
-    def _pseudonym(self, consumer: Consumer | None) -> str:
-        """For agents; servers of a static list are told nothing."""
+    def _caller(self, consumer: Consumer | None) -> Caller:
+        """As agents may know it; servers of a static list are told nothing."""
         if self._mesh is None or self._keyring is None or consumer is None:
-            return ""
-        return self._keyring.pseudonym(consumer.tenant)
+            return self._no_caller
+        return Caller(consumer.group or "", self._keyring.pseudonym(consumer.tenant))
+
+    def _record(self, record: RequestRecord, *, open_: bool = True) -> None:
+        """What became of a request."""
+        if not open_:
+            self._metrics.count(record)
+        for sink in self._sinks:
+            sink(record)
 
     # -- status -----------------------------------------------------------------------------------------------
 
@@ -414,6 +447,20 @@ def _testimony(witness: WitnessBody, evicted: bool) -> tuple[str, str, str]:
     if not witness.votes:
         return "suspected", suspect, text
     return "evicted" if evicted else "eviction-vote", suspect, text
+
+
+def _bearer(key: str) -> str:
+    """The header of Anthropic's SDKs, as one of OpenAI's."""
+    return f"Bearer {key}" if key else ""
+
+
+def _passed_on(headers: Iterable[tuple[str, str]], request_id: str) -> Headers:
+    """What an engine may see, the first of each name."""
+    passed = {"x-request-id": request_id}
+    for name, value in headers:
+        if name in _PASSED_REQUEST_HEADERS:
+            passed.setdefault(name, value)
+    return tuple(passed.items())
 
 
 def _requested(lists: list[str]) -> frozenset[str] | None:

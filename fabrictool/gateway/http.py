@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Protocol, cast
@@ -23,13 +22,12 @@ MAX_HEAD_OCTETS = 64 * 1024
 HIGH_WATER = 64 * 1024
 """Octets that may wait for a slow client before its replica is paused."""
 PIPELINE = 16
-IDLE_UPSTREAM_S = 600.0
-"""A replica may think this long between two bytes (paper 001's reasoning requests have a P95 of 174 s)."""
 IDLE_CLIENT_S = 75.0
 """A client may be silent between requests, or take nothing of its answer, for this long."""
 HEAD_S = 30.0
 REQUEST_S = 300.0
 """A whole request must have come by then: 32 MiB at 1 Mbit/s take 268 s."""
+_FIRST_LINES = {int(status): f"HTTP/1.1 {int(status)} {status.phrase}\r\n" for status in HTTPStatus}
 
 
 @dataclass(slots=True)
@@ -58,7 +56,7 @@ class ClientRequest:
 
     @property
     def path(self) -> str:
-        return self.target.split("?", 1)[0]
+        return self.target.partition("?")[0]
 
 
 class Handler(Protocol):
@@ -67,6 +65,9 @@ class Handler(Protocol):
     @property
     def draining(self) -> bool:
         """Whether connections are to be closed after the answer that they are waiting for."""
+
+    def new_id(self) -> str:
+        """Of a request whose client gave it none."""
 
     def admit(self, request: ClientRequest) -> GatewayResponse | None:
         """Called when a head is whole, before the body: the refusal, or None; notes the consumer in the request."""
@@ -102,6 +103,8 @@ class ClientConnection(asyncio.Protocol):
         self._progress = self._last_activity = clock.monotonic()
         self.exchange: Exchange | None = None
         self.request_id = ""
+        self._begun = b""
+        """The head of a streamed answer, which goes out with its first chunk."""
 
     def close_when_answered(self) -> None:
         """Close now if no request is being answered, else after its answer; what was written is still sent."""
@@ -113,9 +116,11 @@ class ClientConnection(asyncio.Protocol):
         """Octets that are written and that the client has not taken."""
         return self._transport.get_write_buffer_size()
 
-    def abort(self) -> None:
-        """Close at once, whatever is lost."""
-        self._transport.abort()
+    def stop(self) -> None:
+        """Close now; a request that is being answered is told why."""
+        if self.exchange is not None:
+            self.exchange.stop()
+        self._transport.close()
 
     def expire(self) -> None:
         """Called every second: give up a client or a replica that has been silent for too long."""
@@ -125,8 +130,8 @@ class ClientConnection(asyncio.Protocol):
         if now - self._progress > IDLE_CLIENT_S:
             self._transport.abort()
         elif self.exchange is not None:
-            if not self.writing_paused and now - self.exchange.last_activity > IDLE_UPSTREAM_S:
-                self.exchange.time_out()
+            if not self.writing_paused:
+                self.exchange.expire(now)
         elif self._current is None and not unread:
             if self._request_began is None:
                 late = now - self._last_activity > IDLE_CLIENT_S
@@ -142,28 +147,33 @@ class ClientConnection(asyncio.Protocol):
 
     def answer(self, answer: GatewayResponse) -> None:
         headers = (("content-type", answer.content_type), ("content-length", str(len(answer.body))), *answer.headers)
-        self._write_head(answer.status, headers)
-        if self._current is None or self._current.method != "HEAD":
-            self._transport.write(answer.body)
+        head = self._head(answer.status, headers)
+        bare = self._current is not None and self._current.method == "HEAD"
+        self._transport.write(head if bare else head + answer.body)
         self._done()
 
     def begin(self, status: int, headers: Headers) -> None:
         """The head of a streamed response; to HTTP/1.0 only the end of the connection can end it."""
         if self._current is not None and self._current.http10:
             self._current.keep_alive = False
-            self._write_head(status, headers)
+            self._begun = self._head(status, headers)
         else:
-            self._write_head(status, (*headers, ("transfer-encoding", "chunked")))
+            self._begun = self._head(status, (*headers, ("transfer-encoding", "chunked")))
 
     def chunk(self, data: bytes) -> None:
-        if self._current is not None and self._current.http10:
-            self._transport.write(data)
-        elif data:
-            self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        if self._current is None or not self._current.http10:
+            if not data:
+                return
+            data = b"%x\r\n%b\r\n" % (len(data), data)
+        head, self._begun = self._begun, b""
+        self._transport.write(head + data if head else data)
 
     def finish(self) -> None:
         if self._current is not None and not self._current.http10:
-            self._transport.write(b"0\r\n\r\n")
+            self._transport.write(self._begun + b"0\r\n\r\n")
+        elif self._begun:
+            self._transport.write(self._begun)
+        self._begun = b""
         self._done()
 
     def break_off(self) -> None:
@@ -237,14 +247,21 @@ class ClientConnection(asyncio.Protocol):
         request.method = self._parser.get_method().decode()
         request.http10 = self._parser.get_http_version() == "1.0"
         request.keep_alive = self._parser.should_keep_alive()
-        if self._parser.should_upgrade():
-            self._refuse(400, "FT8110", "upgrades are not supported")
+        wrong = _wrong_head(request, upgrade=self._parser.should_upgrade())
+        if wrong:
+            self._refuse(400, "FT8110", wrong)
         if self._broken:
             return
+        if request.target.startswith("http"):  # absolute form (RFC 9112 §3.2.2)
+            request.target = "/" + request.target.partition("://")[2].partition("/")[2]
         request.refusal = self._handler.admit(request)
-        expects = request.header("expect").lower() == "100-continue"
-        if expects and request.refusal is None and self._current is None:
-            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        if request.header("expect").lower() == "100-continue" and self._current is None:
+            if request.refusal is None:
+                self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            else:  # the body will not come, or nobody can tell whether it does
+                self._broken, self._current = True, request
+                self.request_id = self._handler.new_id()
+                self.answer(request.refusal)
 
     def on_body(self, data: bytes) -> None:
         """Body bytes; kept only where somebody will read them."""
@@ -276,7 +293,8 @@ class ClientConnection(asyncio.Protocol):
             request = self._waiting.pop(0)
             self._waiting_octets -= len(request.body)
             self._current = request
-            self.request_id = _request_id(request.header("x-request-id"))
+            given = request.header("x-request-id")
+            self.request_id = given if _usable_id(given) else self._handler.new_id()
             outcome = request.refusal or self._handler.handle(request, self)
             if isinstance(outcome, GatewayResponse):
                 self.answer(outcome)
@@ -307,16 +325,14 @@ class ClientConnection(asyncio.Protocol):
         else:
             self._transport.resume_reading()
 
-    def _write_head(self, status: int, headers: Headers) -> None:
+    def _head(self, status: int, headers: Headers) -> bytes:
         request = self._current
         if request is not None and self._handler.draining:
             request.keep_alive = False
-        phrase = HTTPStatus(status).phrase if status in HTTPStatus._value2member_map_ else "Status"
-        lines = [f"HTTP/1.1 {status} {phrase}", f"x-request-id: {self.request_id}"]
-        lines += [f"{name}: {value}" for name, value in headers]
-        if self._broken or request is None or not request.keep_alive:
-            lines.append("connection: close")
-        self._transport.write(("\r\n".join(lines) + "\r\n\r\n").encode("latin-1", "replace"))
+        last = "connection: close\r\n\r\n" if self._broken or request is None or not request.keep_alive else "\r\n"
+        lines = "".join([f"{name}: {value}\r\n" for name, value in headers])
+        first = _FIRST_LINES.get(status) or f"HTTP/1.1 {status} Status\r\n"
+        return f"{first}x-request-id: {self.request_id}\r\n{lines}{last}".encode("latin-1", "replace")
 
     def _refuse(self, status: int, code: str, message: str) -> None:
         """Answer a request that cannot be parsed, then close: what follows it cannot be trusted either."""
@@ -325,11 +341,21 @@ class ClientConnection(asyncio.Protocol):
         self._broken = True
         self._waiting.clear()
         if self._current is None:
-            self.request_id = self.request_id or _request_id("")
+            self.request_id = self.request_id or self._handler.new_id()
             self.answer(error_response(status, code, message))
 
 
-def _request_id(given: str) -> str:
-    """The client's own id when it is harmless, else a new one."""
-    usable = 0 < len(given) <= 128 and all(33 <= ord(c) < 127 for c in given)
-    return given if usable else f"req-{secrets.token_hex(12)}"
+def _wrong_head(request: ClientRequest, *, upgrade: bool) -> str:
+    """What llhttp lets pass, and we do not."""
+    if upgrade:
+        return "upgrades are not supported"
+    hosts = len(request.values("host"))
+    if hosts > 1 or (not hosts and not request.http10):
+        return "a request has one Host header"
+    codings = [coding.lower() for coding in request.values("transfer-encoding")]
+    return "" if codings in ([], ["chunked"]) else "no transfer coding but chunked is supported"
+
+
+def _usable_id(given: str) -> bool:
+    """Whether the client's own id is harmless."""
+    return 0 < len(given) <= 128 and given.isascii() and given.isprintable() and " " not in given

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from fabrictool.gateway.patience import Patience
+
+if TYPE_CHECKING:
+    from fabrictool.gateway.records import RequestRecord
+
+WAITING_MAX = 1024
+"""Requests that are counted in the series together."""
 KEPT = 512
 """Latencies kept per model for the status page's percentiles."""
 _TTFT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -46,24 +54,50 @@ class GatewayMetrics:
         self._tpot = Histogram(
             "fabric_tpot_seconds", "Per output token after the first", ["model"], buckets=_TPOT_BUCKETS, registry=own
         )
-        self.in_flight = Gauge("fabric_inflight", "Open requests", registry=own)
+        self._in_flight = Gauge("fabric_inflight", "Open requests", registry=own)
         self.candidates = Gauge("fabric_candidates", "Replicas that are ready", ["model"], registry=own)
         self.models: dict[str, ModelFigures] = {}
+        self.patience = Patience()
+        self.in_flight = 0
         self.requests = 0
         self.failures = 0
         self.retries = 0
         self.tokens = 0
+        self._waiting: list[RequestRecord] = []
+        """Not in the series yet: a series costs more than all else that a request is counted by."""
 
-    def answered(self, model: str, provider: str, status: int, *, broken: bool = False) -> None:
-        """A request ended with this status; `broken`: its stream was cut after the head; model "" when unknown."""
-        self._requests.labels(model, provider, str(status)).inc()
-        self.requests += 1
-        failed = broken or status >= 500
+    def begun(self) -> None:
+        self.in_flight += 1
+
+    def ended(self, record: RequestRecord) -> None:
+        """A request that was `begun` is over."""
+        self.in_flight -= 1
+        self.count(record)
+
+    def count(self, record: RequestRecord) -> None:
+        """Whatever became of a request, and one that was refused at once."""
+        self._waiting.append(record)
+        if len(self._waiting) >= WAITING_MAX:
+            self._fold()
+        failed = record.end == "broken" or (record.status >= 500 and record.end != "cancelled")
+        self.requests += record.end != "cancelled"
         self.failures += failed
-        if model:
-            figures = self.models.setdefault(model, ModelFigures())
-            figures.requests += 1
-            figures.failures += failed
+        if not record.model:
+            return
+        figures = self.models.get(record.model)
+        if figures is None:
+            figures = self.models[record.model] = ModelFigures()
+        figures.requests += record.end != "cancelled"
+        figures.failures += failed
+        if record.counted:
+            self.tokens += record.completion_tokens
+            figures.tokens += record.completion_tokens
+        if record.end == "answered" and record.status == 200 and record.ttft_s is not None:
+            self.patience.learn(record.model, stream=record.stream, seconds=record.ttft_s)
+            if record.stream:
+                figures.ttft.append(record.ttft_s)
+                if record.tpot_s is not None:
+                    figures.tpot.append(record.tpot_s)
 
     def retried(self, reason: str) -> None:
         self._retries.labels(reason).inc()
@@ -72,20 +106,20 @@ class GatewayMetrics:
     def cancelled(self, phase: str) -> None:
         self._cancelled.labels(phase).inc()
 
-    def timed(self, model: str, ttft_s: float, tpot_s: float | None) -> None:
-        """Latencies of a request that ended well."""
-        figures = self.models.setdefault(model, ModelFigures())
-        self._ttft.labels(model).observe(ttft_s)
-        figures.ttft.append(ttft_s)
-        if tpot_s is not None:
-            self._tpot.labels(model).observe(tpot_s)
-            figures.tpot.append(tpot_s)
-
-    def used(self, model: str, prompt: int, completion: int) -> None:
-        self._tokens.labels(model, "prompt").inc(prompt)
-        self._tokens.labels(model, "completion").inc(completion)
-        self.tokens += completion
-        self.models.setdefault(model, ModelFigures()).tokens += completion
-
     def exposition(self) -> bytes:
+        self._fold()
+        self._in_flight.set(self.in_flight)
         return generate_latest(self._registry)
+
+    def _fold(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for record in waiting:
+            if record.end != "cancelled":
+                self._requests.labels(record.model, record.provider, str(record.status)).inc()
+            if record.counted:
+                self._tokens.labels(record.model, "prompt").inc(record.prompt_tokens)
+                self._tokens.labels(record.model, "completion").inc(record.completion_tokens)
+            if record.stream and record.end == "answered" and record.status == 200 and record.ttft_s is not None:
+                self._ttft.labels(record.model).observe(record.ttft_s)
+                if record.tpot_s is not None:
+                    self._tpot.labels(record.model).observe(record.tpot_s)

@@ -9,10 +9,36 @@ import msgspec
 MAX_BODY_OCTETS = 32 * 1024 * 1024
 
 
+class StreamOptions(msgspec.Struct, frozen=True):
+    """Whether the stream's last event is to hold the figures of usage."""
+
+    include_usage: bool | None = None
+
+
 class Peek(msgspec.Struct, frozen=True):
-    """The field of a request that routing needs; the body itself is passed on byte for byte."""
+    """The fields of a request that the gateway needs; the body itself is passed on byte for byte."""
 
     model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    max_output_tokens: int | None = None
+
+    @property
+    def most_tokens(self) -> int | None:
+        """How long the answer may be, if the request says."""
+        named = (self.max_completion_tokens, self.max_tokens, self.max_output_tokens)
+        return next((limit for limit in named if limit is not None), None)
+
+
+CHAT_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
+"""Those whose streams end with figures of usage if one asks for them."""
+MODEL_PATHS = CHAT_PATHS | {
+    "/v1/embeddings", "/v1/responses", "/v1/rerank", "/v1/score", "/v1/messages", "/v1/messages/count_tokens",
+    "/tokenize", "/detokenize",
+}  # fmt: skip
+"""What is passed on to a replica of the model that the body names."""
 
 
 class GatewayResponse(msgspec.Struct, frozen=True):
@@ -27,15 +53,17 @@ class GatewayResponse(msgspec.Struct, frozen=True):
 _peek = msgspec.json.Decoder(Peek)
 
 
-def peek(body: bytes) -> Peek | GatewayResponse:
+def peek(body: bytes, path: str) -> Peek | GatewayResponse:
     """The routing fields of a request body, or the 400 that it deserves."""
     try:
         return _peek.decode(body)
     except msgspec.ValidationError as error:
         where = "model" if "`model`" in str(error) or "$.model" in str(error) else None
-        return error_response(400, "FT8101", f"the request is not valid: {error}", param=where)
+        return error_response(400, "FT8101", f"the request is not valid: {error}", param=where, path=path)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        return error_response(400, "FT8101", f"the body is not valid JSON: {error}")
+        return error_response(400, "FT8101", f"the body is not valid JSON: {error}", path=path)
+    except RecursionError:
+        return error_response(400, "FT8101", "the body is nested too deeply", path=path)
 
 
 _TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
@@ -50,15 +78,22 @@ _CODES = {
     "FT8108": "request_too_large",
     "FT8109": "upstream_timeout",
     "FT8110": "invalid_http",
+    "FT8113": "stopping",
 }
 
 
-def error_object(status: int, code: str, message: str, *, param: str | None = None) -> dict[str, Any]:
+def _kind(status: int) -> str:
+    return _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+
+
+def error_object(status: int, code: str, message: str, *, param: str | None = None, path: str = "") -> dict[str, Any]:
     """OpenAI's error envelope; `code` is ours in ``fabric_code``, and the field's usual word in ``code``."""
+    if path.startswith("/v1/messages"):  # Anthropic's
+        return {"type": "error", "error": {"type": _kind(status), "message": f"{message} ({code})"}}
     return {
         "error": {
             "message": message,
-            "type": _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error"),
+            "type": _kind(status),
             "param": param,
             "code": _CODES[code],
             "fabric_code": code,
@@ -66,26 +101,33 @@ def error_object(status: int, code: str, message: str, *, param: str | None = No
     }
 
 
+# Wide: what an error says, and in whose words.
 def error_response(
-    status: int, code: str, message: str, *, param: str | None = None, headers: tuple[tuple[str, str], ...] = ()
+    status: int,
+    code: str,
+    message: str,
+    *,
+    param: str | None = None,
+    headers: tuple[tuple[str, str], ...] = (),
+    path: str = "",
 ) -> GatewayResponse:
-    """An error as a whole response."""
-    return GatewayResponse(
-        status, msgspec.json.encode(error_object(status, code, message, param=param)), headers=headers
-    )
+    """An error as a whole response, in the words of the API that `path` belongs to."""
+    body = msgspec.json.encode(error_object(status, code, message, param=param, path=path))
+    return GatewayResponse(status, body, headers=headers)
 
 
-def no_such_model(name: str, *, may_come: bool) -> GatewayResponse:
+def no_such_model(name: str, *, may_come: bool, path: str = "") -> GatewayResponse:
     """404; 503 with a time to try again where a replica of it may come."""
     if may_come:
         text = f"no replica of {name!r} serves yet; one may be loading"
-        return error_response(503, "FT8105", text, param="model", headers=(("retry-after", "5"),))
-    return error_response(404, "FT8103", f"the model {name!r} does not exist", param="model")
+        return error_response(503, "FT8105", text, param="model", headers=(("retry-after", "5"),), path=path)
+    return error_response(404, "FT8103", f"the model {name!r} does not exist", param="model", path=path)
 
 
-def error_event(code: str, message: str) -> bytes:
+def error_event(code: str, message: str, *, path: str = "") -> bytes:
     """An error inside a stream that has begun; no ``[DONE]`` follows it."""
-    return b"data: " + msgspec.json.encode(error_object(502, code, message)) + b"\n\n"
+    event = b"data: " + msgspec.json.encode(error_object(502, code, message, path=path)) + b"\n\n"
+    return b"event: error\n" + event if path in ("/v1/messages", "/v1/responses") else event
 
 
 def model_object(name: str, providers: list[str], created: int) -> dict[str, Any]:

@@ -12,10 +12,17 @@ from fabrictool.base.errors import FabrictoolError
 from fabrictool.mesh.framing import StreamHead
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from fabrictool.mesh.transport.node import MeshNode
     from fabrictool.mesh.transport.tunnel import Tunnel
 
 CONNECT_SECONDS = 5.0
+IDLE_S = 4.0
+"""A connection that has been idle for longer is not used again: uvicorn, below vLLM and SGLang, closes it after 5 s."""
+IDLE_KEPT = 256
+"""Connections to one server that wait for a request."""
+ANSWER_HEAD_OCTETS = 64 * 1024
 
 Headers = tuple[tuple[str, str], ...]
 
@@ -36,52 +43,99 @@ class Connector(Protocol):
     def ready(self) -> bool:
         """Whether it is worth trying."""
 
-    def start(self, method: str, path: str, headers: Headers, body: bytes, caller: Caller, response: Response) -> None:
-        """Send a request. Everything that follows, failure included, goes to `response`."""
+    # Wide: a request, whose it is, and who hears of the answer.
+    def start(
+        self,
+        method: str,
+        path: str,
+        headers: Headers,
+        body: bytes,
+        caller: Caller,
+        listener: AnswerListener,
+        *,
+        anew: bool = False,
+    ) -> Upstream:
+        """Send a request. Everything that follows, failure included, goes to `listener`, after this has returned.
+
+        `anew`: by a connection that carried nothing before.
+        """
 
 
-class ResponseListener(Protocol):
-    """What an exchange hears of its upstream; after `failed` or `complete` nothing more comes."""
+class AnswerListener(Protocol):
+    """What an exchange hears of its upstream; after `failed`, `stale` or `complete` nothing more comes."""
 
     def head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None: ...
 
     def body(self, data: bytes) -> None:
         """Body bytes, transfer coding removed."""
 
-    def complete(self) -> None: ...
+    def complete(self, *, sized: bool) -> None:
+        """`sized`: the answer said where it ends; otherwise the connection's end is its end, and so is a crash."""
 
-    def failed(self, reason: str) -> None:
-        """The upstream broke off, before or after its head."""
+    def failed(self, reason: str, *, refused: bool) -> None:
+        """The upstream broke off, before or after its head; `refused`: it was never reached."""
+
+    def stale(self) -> None:
+        """A kept connection was closed before anything came: the server closed it while the request was on its way."""
 
 
-class Response(asyncio.Protocol):
-    """Parses one HTTP/1.1 response."""
+class Upstream(asyncio.Protocol):
+    """A connection to a server, with one request after another, or a tunnel's stream, with one."""
 
-    def __init__(self, listener: ResponseListener) -> None:
-        self._listener: ResponseListener | None = listener
+    __slots__ = (
+        "_bodies", "_connecting", "_done", "_head_octets", "_head_seen", "_headers", "_heard", "_keep", "_listener",
+        "_parser", "_sized", "_transport", "idle_since", "used",
+    )  # fmt: skip
+
+    def __init__(self, listener: AnswerListener, keep: Callable[[Upstream], None] | None = None) -> None:
+        """`keep` takes it back when it may carry another request."""
+        self._listener: AnswerListener | None = listener
+        self._keep = keep
         self._parser = httptools.HttpResponseParser(self)
         self._headers: list[tuple[bytes, bytes]] = []
+        self._bodies: list[bytes] = []
         self._transport: asyncio.Transport | None = None
         self._connecting: asyncio.Task[None] | None = None
-        self._head_seen = False
-        self.sized = False
-        """Whether the answer says where it ends; otherwise the connection's end is its end, and so is a crash."""
+        self._head_octets = 0
+        self._head_seen = self._sized = self._done = self._heard = False
+        self.used = False
+        """Whether it carried a request before."""
+        self.idle_since = 0.0
 
     def follow(self, connecting: asyncio.Task[None]) -> None:
         """The task that is still connecting, to be cancelled by `abort`."""
         self._connecting = connecting
 
-    def abort(self) -> None:
-        """Forget the upstream; the engine sees a closed connection and frees its slot."""
-        self._listener = None
-        self._close()
+    def again(self, listener: AnswerListener) -> None:
+        """Another request goes by this connection."""
+        self._listener, self.used = listener, True
+        self._headers = []
+        self._head_octets = 0
+        self._head_seen = self._sized = self._done = self._heard = False
 
-    def fail(self, reason: str) -> None:
+    def send(self, request: bytes) -> None:
+        if self._transport is not None:
+            self._transport.write(request)
+
+    @property
+    def usable(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    def abort(self) -> None:
+        """Forget the answer; the engine sees a closed connection and frees its slot."""
+        self._listener = None
+        self.close()
+
+    def fail(self, reason: str, *, refused: bool = False) -> None:
         """End with a failure, once."""
         listener, self._listener = self._listener, None
-        self._close()
-        if listener is not None:
-            listener.failed(reason)
+        self.close()
+        if listener is None:
+            return
+        if self.used and not self._heard:
+            listener.stale()
+        else:
+            listener.failed(reason, refused=refused)
 
     def pause_reading(self) -> None:
         if self._transport is not None and not self._transport.is_closing():
@@ -90,6 +144,12 @@ class Response(asyncio.Protocol):
     def resume_reading(self) -> None:
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
+
+    def close(self) -> None:
+        if self._connecting is not None:
+            self._connecting.cancel()
+        if self._transport is not None:
+            self._transport.abort()
 
     # -- asyncio.Protocol -------------------------------------------------------------------------------------
 
@@ -100,34 +160,49 @@ class Response(asyncio.Protocol):
             self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
+        """Parse; what came of a body at once is passed on at once, however many chunks it came in."""
+        self._heard = True
+        if not self._head_seen:
+            self._head_octets += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
             self.fail(f"the engine's answer is not HTTP: {error}")
+            return
+        if self._listener is None:
+            self.close()  # it speaks without being asked
+        elif not self._head_seen and self._head_octets > ANSWER_HEAD_OCTETS:
+            self.fail(f"the head of the engine's answer is over {ANSWER_HEAD_OCTETS >> 10} KiB")
+        elif self._bodies or self._done:
+            self._pass_on()
 
     def eof_received(self) -> None:
         """A body without a length ends here; any other was cut off."""
-        if self._head_seen and not self.sized:
-            self.on_message_complete()
-        else:
-            self.fail("the engine closed the connection early")
+        self._ended("the engine closed the connection early")
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Too early, or we would not be listening any more."""
-        if exc is None and self._head_seen and not self.sized:
-            self.on_message_complete()
+        if exc is None:
+            self._ended("the engine closed the connection early")
         else:
-            self.fail(str(exc) if exc else "the engine closed the connection early")
+            self.fail(str(exc))
 
     # -- httptools callbacks ----------------------------------------------------------------------------------
 
+    def on_message_begin(self) -> None:
+        if self._done:
+            self._keep = None  # there is more than was asked for: it is dropped, and nothing goes here any more
+
     def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
         self._headers.append((name, value))
-        if name.lower() in (b"content-length", b"transfer-encoding"):
-            self.sized = True
+        if name in (b"content-length", b"transfer-encoding"):
+            self._sized = True
 
     def on_headers_complete(self) -> None:
         """The head is whole; an interim 1xx head is skipped."""
+        if self._done:
+            return
         status = self._parser.get_status_code()
         if status < 200:
             self._headers.clear()
@@ -137,22 +212,36 @@ class Response(asyncio.Protocol):
             self._listener.head(status, self._headers)
 
     def on_body(self, data: bytes) -> None:
-        if self._listener is not None:
-            self._listener.body(data)
+        if not self._done:
+            self._bodies.append(data)
 
     def on_message_complete(self) -> None:
-        if not self._head_seen:
-            return
-        listener, self._listener = self._listener, None
-        if listener is not None:
-            asyncio.get_running_loop().call_soon(self._close)
-            listener.complete()
+        self._done = self._head_seen
 
-    def _close(self) -> None:
-        if self._connecting is not None:
-            self._connecting.cancel()
-        if self._transport is not None:
-            self._transport.abort()
+    # -- internals --------------------------------------------------------------------------------------------
+
+    def _ended(self, reason: str) -> None:
+        if self._head_seen and not self._sized and self._listener is not None:
+            self._done = True
+            self._pass_on()
+        else:
+            self.fail(reason)
+
+    def _pass_on(self) -> None:
+        listener, bodies = self._listener, self._bodies
+        if listener is None:
+            return
+        if bodies:
+            self._bodies = []
+            listener.body(bodies[0] if len(bodies) == 1 else b"".join(bodies))
+        if not self._done or self._listener is None:
+            return
+        self._listener = None
+        if self._keep is not None and self._sized and self._parser.should_keep_alive() and self.usable:
+            self._keep(self)
+        else:
+            asyncio.get_running_loop().call_soon(self.close)
+        listener.complete(sized=self._sized)
 
 
 class TunnelConnector:
@@ -167,64 +256,126 @@ class TunnelConnector:
     def ready(self) -> bool:
         return self._mesh.reaches(self._session)
 
-    def start(self, method: str, path: str, headers: Headers, body: bytes, caller: Caller, response: Response) -> None:
+    # Wide: see `Connector`.
+    def start(
+        self,
+        method: str,
+        path: str,
+        headers: Headers,
+        body: bytes,
+        caller: Caller,
+        listener: AnswerListener,
+        *,
+        anew: bool = False,
+    ) -> Upstream:
         """Open a stream and send the body after its head."""
+        upstream = Upstream(listener)
         head = StreamHead(self._service, method, path, headers, len(body), caller.group, caller.tenant)
         tunnel = self._mesh.tunnel(self._session) or self._mesh.relays.tunnel(self._session)
         if tunnel is not None:
-            self._send(tunnel, head, body, response)
+            self._send(tunnel, head, body, upstream)
         elif self._mesh.relays.leads_to(self._session):
-            response.follow(asyncio.get_running_loop().create_task(self._by_relay(head, body, response)))
+            upstream.follow(asyncio.get_running_loop().create_task(self._by_relay(head, body, upstream)))
         else:
-            asyncio.get_running_loop().call_soon(response.fail, "the agent's tunnel is gone")
+            _refuse_soon(upstream, "the agent's tunnel is gone")
+        return upstream
 
-    async def _by_relay(self, head: StreamHead, body: bytes, response: Response) -> None:
+    async def _by_relay(self, head: StreamHead, body: bytes, upstream: Upstream) -> None:
         try:
             tunnel = await self._mesh.relays.reach(self._session)
         except FabrictoolError as error:
-            response.fail(error.problems[0].message)
+            upstream.fail(error.problems[0].message, refused=True)
             return
         if tunnel.closed.done():  # in the turn of the loop between
-            response.fail("the agent's tunnel is gone")
+            upstream.fail("the agent's tunnel is gone", refused=True)
             return
-        self._send(tunnel, head, body, response)
+        self._send(tunnel, head, body, upstream)
 
     @staticmethod
-    def _send(tunnel: Tunnel, head: StreamHead, body: bytes, response: Response) -> None:
+    def _send(tunnel: Tunnel, head: StreamHead, body: bytes, upstream: Upstream) -> None:
         try:
-            stream = tunnel.open_stream(head, response)
+            stream = tunnel.open_stream(head, upstream)
         except FabrictoolError as error:
-            asyncio.get_running_loop().call_soon(response.fail, str(error))
+            _refuse_soon(upstream, str(error))
             return
         stream.write(body)
         stream.write_eof()
 
 
+def _refuse_soon(upstream: Upstream, reason: str) -> None:
+    """Not while the exchange is still starting."""
+    asyncio.get_running_loop().call_soon(lambda: upstream.fail(reason, refused=True))
+
+
 class TcpConnector:
-    """Straight to a server's address."""
+    """Straight to a server's address, by connections that are kept for the next request."""
 
     def __init__(self, host: str, port: int, prefix: str) -> None:
         self._host = host
         self._port = port
         self._prefix = prefix
+        self._host_line = f"HTTP/1.1\r\nhost: {host}:{port}\r\n"
+        self._idle: list[Upstream] = []
+        """The one that was used last is used first, so that the others grow old and are dropped."""
         self.ready = True
-        """Static nodes are always worth a try; a refused connection costs one retry."""
+        """Static nodes are always worth a try: who refuses is out for a while (`routing.ejection`)."""
 
-    def start(self, method: str, path: str, headers: Headers, body: bytes, caller: Caller, response: Response) -> None:
-        lines = [f"{method} {self._prefix}{path} HTTP/1.1", f"host: {self._host}:{self._port}", "connection: close"]
-        lines += [f"{name}: {value}" for name, value in headers]
-        lines.append(f"content-length: {len(body)}")
-        head = ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
-        response.follow(asyncio.get_running_loop().create_task(self._send(head + body, response)))
+    # Wide: see `Connector`.
+    def start(
+        self,
+        method: str,
+        path: str,
+        headers: Headers,
+        body: bytes,
+        caller: Caller,
+        listener: AnswerListener,
+        *,
+        anew: bool = False,
+    ) -> Upstream:
+        lines = "".join([f"{name}: {value}\r\n" for name, value in headers])
+        head = f"{method} {self._prefix}{path} {self._host_line}{lines}content-length: {len(body)}\r\n\r\n"
+        request = head.encode("latin-1") + body
+        upstream = None if anew else self._kept()
+        if upstream is not None:
+            upstream.again(listener)
+            upstream.send(request)
+            return upstream
+        upstream = Upstream(listener, self._keep)
+        upstream.follow(asyncio.get_running_loop().create_task(self._connect(request, upstream)))
+        return upstream
 
-    async def _send(self, request: bytes, response: Response) -> None:
+    def close(self) -> None:
+        """Drop the connections that are kept."""
+        for upstream in self._idle:
+            upstream.close()
+        self._idle = []
+
+    def _kept(self) -> Upstream | None:
+        now = asyncio.get_running_loop().time()
+        while self._idle:
+            upstream = self._idle.pop()
+            if now - upstream.idle_since > IDLE_S:
+                upstream.close()
+                self.close()  # all others are older
+            elif upstream.usable:
+                return upstream
+        return None
+
+    def _keep(self, upstream: Upstream) -> None:
+        if len(self._idle) >= IDLE_KEPT:
+            self._idle.pop(0).close()
+        upstream.idle_since = asyncio.get_running_loop().time()
+        self._idle.append(upstream)
+
+    async def _connect(self, request: bytes, upstream: Upstream) -> None:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                transport, _ = await loop.create_connection(lambda: response, self._host, self._port)
+                transport, _ = await loop.create_connection(lambda: upstream, self._host, self._port)
         except TimeoutError:
-            response.fail(f"{self._host}:{self._port} did not accept a connection within {CONNECT_SECONDS:.0f} s")
+            text = f"{self._host}:{self._port} did not accept a connection within {CONNECT_SECONDS:.0f} s"
+            upstream.fail(text, refused=True)
         except OSError as error:
-            response.fail(f"{self._host}:{self._port}: {error.strerror or error}")
+            upstream.fail(f"{self._host}:{self._port}: {error.strerror or error}", refused=True)
         else:
             transport.write(request)

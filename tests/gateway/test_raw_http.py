@@ -5,7 +5,8 @@ import json
 
 import pytest
 
-from fabrictool.gateway.http import HEAD_S, HIGH_WATER, IDLE_CLIENT_S, IDLE_UPSTREAM_S, REQUEST_S
+from fabrictool.gateway.http import HEAD_S, HIGH_WATER, IDLE_CLIENT_S, REQUEST_S
+from fabrictool.gateway.patience import IDLE_UPSTREAM_S
 from tests.gateway.conftest import until
 
 pytestmark = pytest.mark.asyncio

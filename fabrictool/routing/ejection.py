@@ -1,0 +1,74 @@
+"""Which servers to leave alone for a while: passive outlier detection, from the requests themselves. Pure.
+
+A server that refuses connections has no load, so whoever looks for the least loaded one would send it everything. So it
+is *out* at once when it refuses, and after two failures on end when it breaks off or answers 5xx before its head: for a
+second, doubled each time up to 30. Then one request may try it (half-open); if that is answered, it is back. An answer
+of 4xx is the client's fault and no failure (sglang #25811: a client's 400s took a whole fleet out).
+
+If everybody is out, nobody is: a wrong verdict must not refuse what somebody might have served.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+FAILURES = 2
+"""On end, that take a server out which does accept connections."""
+OUT_S = 1.0
+OUT_MAX_S = 30.0
+
+
+class Ejection:
+    """Of one server. All times in monotonic seconds."""
+
+    __slots__ = ("_failures", "_lasts", "_probed", "out_until")
+
+    def __init__(self) -> None:
+        self.out_until = 0.0
+        """0: it is not out."""
+        self._lasts = 0.0
+        self._failures = 0
+        self._probed = False
+
+    def available(self, now: float) -> bool:
+        """Whether a request may go there: it is not out, or it is time to try it and nobody does yet."""
+        return not self.out_until or (now >= self.out_until and not self._probed)
+
+    def began(self, now: float) -> None:
+        """A request goes there."""
+        if self.out_until and now >= self.out_until:
+            self._probed = True
+
+    def answered(self) -> None:
+        """It answered, whatever it said of the request."""
+        self.out_until, self._lasts, self._failures, self._probed = 0.0, 0.0, 0, False
+
+    def given_up(self) -> None:
+        """The client went away before there was an answer: nothing is known."""
+        self._probed = False
+
+    def failed(self, now: float, *, refused: bool = False) -> None:
+        """It broke off or answered 5xx before its head or, `refused`, did not let us connect."""
+        self._failures += 1
+        if refused or self._probed or self._failures >= FAILURES:
+            self._lasts = min(OUT_MAX_S, max(OUT_S, 2.0 * self._lasts))
+            self.out_until = now + self._lasts
+        self._probed = False
+
+
+class Ejectable(Protocol):
+    """What can be out."""
+
+    @property
+    def ejection(self) -> Ejection: ...
+
+
+E = TypeVar("E", bound=Ejectable)
+
+
+def available(candidates: Sequence[E], now: float) -> Sequence[E]:
+    """Those that are not out; all, if everybody is."""
+    return [c for c in candidates if c.ejection.available(now)] or candidates
