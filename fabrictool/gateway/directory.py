@@ -17,6 +17,7 @@ from fabrictool.base.errors import InvalidInputError, Place, Problem
 from fabrictool.base.files import file_error
 from fabrictool.domain.specs import weight_key
 from fabrictool.gateway.upstream import Connector, TcpConnector, TunnelConnector
+from fabrictool.routing.candidates import TrustPolicy, entitled
 from fabrictool.routing.ejection import Ejection
 
 if TYPE_CHECKING:
@@ -26,8 +27,11 @@ if TYPE_CHECKING:
     from fabrictool.mesh.registry import Serving
     from fabrictool.mesh.transport.listener import Load
     from fabrictool.mesh.transport.node import MeshNode
+    from fabrictool.routing.candidates import Refusal
 
 
+Entitlement = tuple[str, TrustPolicy, str | None, frozenset[str] | None]
+ENTITLED_KEPT = 4096
 MISSED_S = 600.0
 """After its last replica was lost a model that is not planned is missed for so long; then it counts as not there."""
 
@@ -68,6 +72,8 @@ class RoutingTarget:
     @property
     def load(self) -> float:
         """Our own open requests, exactly, and those of others, as of the last report."""
+        if not self.shares:
+            return self.in_flight + self.foreign
         return self.in_flight + sum(other.in_flight for other in self.shares) + self.foreign
 
 
@@ -88,6 +94,8 @@ class Directory:
         """Model → when it lost a replica last."""
         self.planned: Mapping[str, tuple[int, ...]] = {}
         """Model → numbers of the replicas that it should have."""
+        self._entitled: dict[Entitlement, tuple[RoutingTarget, ...] | Refusal] = {}
+        """Model, rules, group and the client's own list → who may serve that; emptied whenever a replica changes."""
 
     def __iter__(self) -> Iterator[RoutingTarget]:
         return iter(list(self._targets.values()))
@@ -95,6 +103,20 @@ class Directory:
     def of_model(self, model: str) -> list[RoutingTarget]:
         """The replicas of a model, ready or not."""
         return self._by_model.get(model, [])
+
+    def entitled(
+        self, model: str, trust: TrustPolicy, group: str | None, requested: frozenset[str] | None
+    ) -> tuple[RoutingTarget, ...] | Refusal:
+        """Who may serve such a request, ready or not."""
+        key = (model, trust, group, requested)
+        known = self._entitled.get(key)
+        if known is None:
+            if len(self._entitled) >= ENTITLED_KEPT:
+                self._entitled.clear()
+            known = entitled(self.of_model(model), model=model, trust=trust, group=group, requested=requested)
+            if known != "unknown-model":
+                self._entitled[key] = known
+        return known
 
     def may_come(self, model: str, now: float) -> bool:
         """Whether a model that nobody serves now may be served soon; `now` in monotonic seconds."""
@@ -111,6 +133,7 @@ class Directory:
 
     def replace(self, targets: Iterable[RoutingTarget]) -> None:
         """Install a new set; counters of targets that stay are kept by keeping the objects."""
+        self._entitled.clear()
         self._targets = {target.key: target for target in targets}
         self._by_model = {}
         for target in self._targets.values():
@@ -119,6 +142,7 @@ class Directory:
     def weigh(self, weights: Mapping[str, float]) -> None:
         """Deal out by other weights from now on."""
         self.weights = weights
+        self._entitled.clear()  # the rules are others, too
         for target in self._targets.values():
             if target.weighed_as:
                 target.weight = weights.get(target.weighed_as, 1.0)
@@ -126,6 +150,8 @@ class Directory:
     def follow(self, session: bytes, serving: Iterable[Serving], mesh: MeshNode, now: float) -> None:
         """Make a session's targets those that serve now; who is known already keeps its counters."""
         keys = {entry.service.session + entry.service.service: entry for entry in serving}
+        if keys.keys() != self._of_session.get(session, set()):
+            self._entitled.clear()
         for key in self._of_session.get(session, set()) - keys.keys():
             target = self._targets.pop(key)
             self._served_at[target.model] = now

@@ -22,21 +22,21 @@ import msgspec
 from fabrictool.gateway.openai import GatewayResponse, error_event, error_response, no_such_model
 from fabrictool.gateway.patience import IDLE_UPSTREAM_S
 from fabrictool.gateway.records import RequestRecord
-from fabrictool.gateway.upstream import Caller
+from fabrictool.gateway.upstream import NOBODY, Caller, Headers
 from fabrictool.gateway.usage import Usage, tokens_in
 from fabrictool.mesh.attestation import NoAttestation
-from fabrictool.routing.candidates import select
+from fabrictool.routing.candidates import ready
 from fabrictool.routing.ejection import available
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from fabrictool.gateway.directory import Directory, RoutingTarget
     from fabrictool.gateway.metrics import GatewayMetrics
     from fabrictool.gateway.records import End
-    from fabrictool.gateway.upstream import Headers, Upstream
+    from fabrictool.gateway.upstream import Upstream
     from fabrictool.mesh.attestation import Attestation
-    from fabrictool.routing.candidates import Refusal, Selection, TrustPolicy
+    from fabrictool.routing.candidates import Refusal, TrustPolicy
     from fabrictool.routing.policies import RoutingPolicy
 
 HOLD_OCTETS = 8 * 1024 * 1024
@@ -86,8 +86,7 @@ class RoutingRules:
     attestation: Attestation = field(default_factory=NoAttestation)
 
 
-@dataclass(frozen=True, slots=True)
-class ModelRequest:
+class ModelRequest(msgspec.Struct, frozen=True):
     """What a client wants of a model, and from whom."""
 
     model: str
@@ -99,9 +98,9 @@ class ModelRequest:
     body: bytes
     group: str | None
     """The client's consumer group; None where keys are not asked for, or the key names none."""
-    requested: Collection[str] | None
+    requested: frozenset[str] | None
     """The client's own allowlist of providers."""
-    caller: Caller = field(default_factory=Caller)
+    caller: Caller = NOBODY
     stream: bool = False
     added_usage: bool = False
     """It was us who asked for the figures at the end of the stream: the client does not want that event."""
@@ -271,16 +270,16 @@ class Exchange:
     # -- internals --------------------------------------------------------------------------------------------
 
     def _attempt(self, retry_reason: str | None) -> None:
-        selection = self._select()
-        if selection.refusal is not None:
-            self._refuse(selection.refusal)
+        candidates = self._candidates()
+        if isinstance(candidates, str):
+            self._refuse(candidates)
             return
         now = self._client.now()
         if retry_reason is not None:
             self._retries += 1
             self._retries_left -= now - self._attempt_began > SLOW_S
             self._metrics.retried(retry_reason)
-        target = self._rules.routing_policy.pick(available(selection.candidates, now))
+        target = self._rules.routing_policy.pick(available(candidates, now))
         self._tried.append(target)
         self._target = target
         target.in_flight += 1
@@ -298,22 +297,17 @@ class Exchange:
             asked.method, asked.path, asked.headers, asked.body, asked.caller, self, anew=anew
         )
 
-    def _select(self) -> Selection[RoutingTarget]:
+    def _candidates(self) -> Sequence[RoutingTarget] | Refusal:
         """The replicas that may answer and have not been tried."""
-        return select(
-            self._directory.of_model(self._request.model),
-            model=self._request.model,
-            trust=self._rules.trust,
-            group=self._request.group,
-            requested=self._request.requested,
-            exclude=self._tried,
-        )
+        asked = self._request
+        entitled = self._directory.entitled(asked.model, self._rules.trust, asked.group, asked.requested)
+        return entitled if isinstance(entitled, str) else ready(entitled, self._tried) or "not-ready"
 
     def _may_retry(self, now: float) -> bool:
         if self._passing or now - self._began > DEADLINE_S:
             return False
         fast = now - self._attempt_began <= SLOW_S
-        return (fast or self._retries_left > 0) and bool(self._select().candidates)
+        return (fast or self._retries_left > 0) and not isinstance(self._candidates(), str)
 
     def _lost(self, code: str, word: str, reason: str, *, status: int) -> None:
         now = self._client.now()

@@ -34,7 +34,7 @@ from fabrictool.gateway.openai import (
 )
 from fabrictool.gateway.records import RequestRecord
 from fabrictool.gateway.tails import Tails
-from fabrictool.gateway.upstream import Caller
+from fabrictool.gateway.upstream import NOBODY, Caller
 from fabrictool.gateway.usage import with_usage
 from fabrictool.gateway.view import as_tenant, mesh_rows, model_row, static_rows
 from fabrictool.mesh.framing import TEXT_CHARACTERS
@@ -65,9 +65,8 @@ FILL_S = 30.0
 """After its start a gateway answers 503 for models that it does not know: by then its agents have dialled again."""
 EVENTS_KEPT = 200
 UNATTESTED_KEPT = 1000
-_PASSED_REQUEST_HEADERS = frozenset(
-    {"content-type", "accept", "x-request-id", "user-agent", "anthropic-version", "anthropic-beta"}
-)
+_PASSED_REQUEST_HEADERS = ("content-type", "accept", "user-agent", "anthropic-version", "anthropic-beta")
+"""Beside the request's id."""
 CERTIFICATE_WARNING_S = 4 * 3600.0
 """A session lives for about a day; an operator who looks in twice a shift sees this in time."""
 
@@ -114,7 +113,6 @@ class GatewayServer:
         """Of the spec that is in force."""
         self._ids = f"req-{secrets.token_hex(8)}-"
         self._next_id = itertools.count()
-        self._no_caller = Caller()
 
     # -- lifecycle --------------------------------------------------------------------------------------------
 
@@ -183,7 +181,7 @@ class GatewayServer:
     def admit(self, request: ClientRequest) -> GatewayResponse | None:
         """Key, method, path and the headers that would be passed on: all that a head alone decides."""
         path, reads = request.path, request.method in ("GET", "HEAD")
-        if path == "/health" and reads:
+        if reads and path == "/health":
             return None
         if self._keyring is not None:
             authorization = request.header("authorization") or _bearer(request.header("x-api-key"))
@@ -197,9 +195,11 @@ class GatewayServer:
             if path in MODEL_PATHS or path.startswith(("/v1/models", "/status", "/metrics", "/health")):
                 return error_response(405, "FT8107", f"{request.method} is not allowed on {path}")
             return error_response(404, "FT8107", f"there is nothing at {path}")
-        for name, value in request.headers:
-            if len(value) > TEXT_CHARACTERS and name in _PASSED_REQUEST_HEADERS:
-                return error_response(431, "FT8108", f"the header {name} is over {TEXT_CHARACTERS} octets", path=path)
+        if request.head_octets > TEXT_CHARACTERS:
+            for name, value in request.fields.items():
+                if len(value) > TEXT_CHARACTERS and name in _PASSED_REQUEST_HEADERS:
+                    text = f"the header {name} is over {TEXT_CHARACTERS} octets"
+                    return error_response(431, "FT8108", text, path=path)
         return None
 
     def new_id(self) -> str:
@@ -301,7 +301,7 @@ class GatewayServer:
 
     def _ask(self, request: ClientRequest, connection: ClientConnection) -> GatewayResponse | Exchange:
         """Of a replica of the model that the body names."""
-        body, path, began = bytes(request.body), request.path, self._clock.wall()
+        body, path, began = request.body, request.path, self._clock.wall()
         consumer, record_id = request.consumer, self.new_id()
         peeked = peek(body, path)
         if isinstance(peeked, GatewayResponse):
@@ -313,7 +313,7 @@ class GatewayServer:
             model=peeked.model,
             method=request.method,
             path=request.target,
-            headers=_passed_on(request.headers, connection.request_id),
+            headers=_passed_on(request.fields, connection.request_id),
             body=with_usage(body) if added_usage else body,
             group=consumer.group if consumer is not None else None,
             requested=_requested(request.values(PROVIDERS_HEADER)),
@@ -329,7 +329,7 @@ class GatewayServer:
     def _caller(self, consumer: Consumer | None) -> Caller:
         """As agents may know it; servers of a static list are told nothing."""
         if self._mesh is None or self._keyring is None or consumer is None:
-            return self._no_caller
+            return NOBODY
         return Caller(consumer.group or "", self._keyring.pseudonym(consumer.tenant))
 
     def _record(self, record: RequestRecord, *, open_: bool = True) -> None:
@@ -454,13 +454,14 @@ def _bearer(key: str) -> str:
     return f"Bearer {key}" if key else ""
 
 
-def _passed_on(headers: Iterable[tuple[str, str]], request_id: str) -> Headers:
+def _passed_on(fields: Mapping[str, str], request_id: str) -> Headers:
     """What an engine may see, the first of each name."""
-    passed = {"x-request-id": request_id}
-    for name, value in headers:
-        if name in _PASSED_REQUEST_HEADERS:
-            passed.setdefault(name, value)
-    return tuple(passed.items())
+    passed = [("x-request-id", request_id)]
+    for name in _PASSED_REQUEST_HEADERS:
+        value = fields.get(name)
+        if value is not None:
+            passed.append((name, value))
+    return tuple(passed)
 
 
 def _requested(lists: list[str]) -> frozenset[str] | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -30,33 +29,47 @@ REQUEST_S = 300.0
 _FIRST_LINES = {int(status): f"HTTP/1.1 {int(status)} {status.phrase}\r\n" for status in HTTPStatus}
 
 
-@dataclass(slots=True)
 class ClientRequest:
     """A request, as far as it has come."""
 
-    method: str = ""
-    target: str = ""
-    headers: list[tuple[str, str]] = field(default_factory=list)
-    body: bytearray = field(default_factory=bytearray)
-    keep_alive: bool = True
-    http10: bool = False
-    head_octets: int = 0
-    body_octets: int = 0
-    refusal: GatewayResponse | None = None
-    """Decided when the head was whole; the body is then read past and not kept."""
-    consumer: Consumer | None = None
+    __slots__ = (
+        "body_octets", "consumer", "fields", "head_octets", "http10", "keep_alive", "method", "parts", "path",
+        "refusal", "repeated", "target",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.method = ""
+        self.target = ""
+        self.path = ""
+        """The target without its query."""
+        self.fields: dict[str, str] = {}
+        """Lower-case name → the first header of that name."""
+        self.repeated: list[tuple[str, str]] = []
+        """The headers whose name had come before."""
+        self.parts: list[bytes] = []
+        """Of the body."""
+        self.keep_alive = True
+        self.http10 = False
+        self.head_octets = 0
+        self.body_octets = 0
+        self.refusal: GatewayResponse | None = None
+        """Decided when the head was whole; the body is then read past and not kept."""
+        self.consumer: Consumer | None = None
 
     def header(self, name: str) -> str:
         """The first header of that lower-case name, or nothing."""
-        return next(iter(self.values(name)), "")
+        return self.fields.get(name, "")
 
     def values(self, name: str) -> list[str]:
         """All headers of that lower-case name."""
-        return [value for key, value in self.headers if key == name]
+        first = self.fields.get(name)
+        if first is None:
+            return []
+        return [first, *(value for key, value in self.repeated if key == name)] if self.repeated else [first]
 
     @property
-    def path(self) -> str:
-        return self.target.partition("?")[0]
+    def body(self) -> bytes:
+        return self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
 
 
 class Handler(Protocol):
@@ -236,10 +249,13 @@ class ClientConnection(asyncio.Protocol):
             self._refuse(414, "FT8108", f"the request's target is over {TEXT_CHARACTERS} octets")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.receiving.head_octets += len(name) + len(value)
-        if self.receiving.head_octets > MAX_HEAD_OCTETS:
+        request = self.receiving
+        request.head_octets += len(name) + len(value)
+        if request.head_octets > MAX_HEAD_OCTETS:
             self._refuse(431, "FT8108", "the request's head is too large")
-        self.receiving.headers.append((name.decode("latin-1").lower(), value.decode("latin-1")))
+        key, text = name.decode("latin-1").lower(), value.decode("latin-1")
+        if request.fields.setdefault(key, text) is not text:
+            request.repeated.append((key, text))
 
     def on_headers_complete(self) -> None:
         self._in_head, self._head_octets = False, 0
@@ -254,8 +270,9 @@ class ClientConnection(asyncio.Protocol):
             return
         if request.target.startswith("http"):  # absolute form (RFC 9112 §3.2.2)
             request.target = "/" + request.target.partition("://")[2].partition("/")[2]
+        request.path = request.target.partition("?")[0]
         request.refusal = self._handler.admit(request)
-        if request.header("expect").lower() == "100-continue" and self._current is None:
+        if "expect" in request.fields and self._current is None and request.fields["expect"].lower() == "100-continue":
             if request.refusal is None:
                 self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             else:  # the body will not come, or nobody can tell whether it does
@@ -268,7 +285,7 @@ class ClientConnection(asyncio.Protocol):
         request = self.receiving
         request.body_octets += len(data)
         if request.refusal is None and request.method == "POST" and not self._broken:
-            request.body += data
+            request.parts.append(data)
         if request.body_octets > MAX_BODY_OCTETS:
             self._refuse(413, "FT8108", f"the request's body is over {MAX_BODY_OCTETS >> 20} MiB")
 
@@ -279,7 +296,7 @@ class ClientConnection(asyncio.Protocol):
         if self._broken:
             return
         self._waiting.append(self.receiving)
-        self._waiting_octets += len(self.receiving.body)
+        self._waiting_octets += self.receiving.body_octets
         self.receiving = ClientRequest()
         self._next()
         self._regulate()
@@ -291,7 +308,7 @@ class ClientConnection(asyncio.Protocol):
             if self._transport.is_closing():
                 return
             request = self._waiting.pop(0)
-            self._waiting_octets -= len(request.body)
+            self._waiting_octets -= request.body_octets
             self._current = request
             given = request.header("x-request-id")
             self.request_id = given if _usable_id(given) else self._handler.new_id()
@@ -349,11 +366,12 @@ def _wrong_head(request: ClientRequest, *, upgrade: bool) -> str:
     """What llhttp lets pass, and we do not."""
     if upgrade:
         return "upgrades are not supported"
-    hosts = len(request.values("host"))
-    if hosts > 1 or (not hosts and not request.http10):
+    if ("host" not in request.fields and not request.http10) or any(name == "host" for name, _ in request.repeated):
         return "a request has one Host header"
-    codings = [coding.lower() for coding in request.values("transfer-encoding")]
-    return "" if codings in ([], ["chunked"]) else "no transfer coding but chunked is supported"
+    codings = request.values("transfer-encoding")
+    if codings and [coding.lower() for coding in codings] != ["chunked"]:
+        return "no transfer coding but chunked is supported"
+    return ""
 
 
 def _usable_id(given: str) -> bool:

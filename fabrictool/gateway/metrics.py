@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter as Counting
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -113,13 +114,19 @@ class GatewayMetrics:
 
     def _fold(self) -> None:
         waiting, self._waiting = self._waiting, []
+        answered: Counting[tuple[str, str, int]] = Counting()
+        tokens: Counting[tuple[str, str]] = Counting()
         for record in waiting:
             if record.end != "cancelled":
-                self._requests.labels(record.model, record.provider, str(record.status)).inc()
+                answered[record.model, record.provider, record.status] += 1
             if record.counted:
-                self._tokens.labels(record.model, "prompt").inc(record.prompt_tokens)
-                self._tokens.labels(record.model, "completion").inc(record.completion_tokens)
+                tokens[record.model, "prompt"] += record.prompt_tokens
+                tokens[record.model, "completion"] += record.completion_tokens
             if record.stream and record.end == "answered" and record.status == 200 and record.ttft_s is not None:
                 self._ttft.labels(record.model).observe(record.ttft_s)
                 if record.tpot_s is not None:
                     self._tpot.labels(record.model).observe(record.tpot_s)
+        for (model, provider, status), number in answered.items():
+            self._requests.labels(model, provider, str(status)).inc(number)
+        for labels, number in tokens.items():
+            self._tokens.labels(*labels).inc(number)

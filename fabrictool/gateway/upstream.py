@@ -36,6 +36,9 @@ class Caller:
     """Pseudonym; see `keys.pseudonym_of`."""
 
 
+NOBODY = Caller()
+
+
 class Connector(Protocol):
     """One way to a server."""
 
@@ -216,7 +219,10 @@ class Upstream(asyncio.Protocol):
             self._bodies.append(data)
 
     def on_message_complete(self) -> None:
-        self._done = self._head_seen
+        if self._head_seen and not self._done:
+            self._done = True
+            if not self._parser.should_keep_alive():  # llhttp forgets it with the message
+                self._keep = None
 
     # -- internals --------------------------------------------------------------------------------------------
 
@@ -237,7 +243,7 @@ class Upstream(asyncio.Protocol):
         if not self._done or self._listener is None:
             return
         self._listener = None
-        if self._keep is not None and self._sized and self._parser.should_keep_alive() and self.usable:
+        if self._keep is not None and self._sized and self.usable:
             self._keep(self)
         else:
             asyncio.get_running_loop().call_soon(self.close)

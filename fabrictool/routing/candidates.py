@@ -38,9 +38,9 @@ class RoutableReplica(Protocol):
 Refusal = Literal["unknown-model", "not-allowed", "not-ready"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class TrustPolicy:
-    """Which providers may serve whose requests.
+    """Which providers may serve whose requests; each is its own key in a dictionary.
 
     `groups` maps a consumer group to its allowlist; `models` maps a model to the providers that may serve it at
     all. A group that is not in the map may use nobody; None as the group means an open gateway.
@@ -69,6 +69,31 @@ class Selection(Generic[R]):
     refusal: Refusal | None = None
 
 
+def entitled(
+    replicas: Iterable[R],
+    *,
+    model: str,
+    trust: TrustPolicy,
+    group: str | None = None,
+    requested: Collection[str] | None = None,
+) -> tuple[R, ...] | Refusal:
+    """The replicas of `model` that may see such a request, ready or not: the same until a replica or a rule changes.
+
+    `requested` is the client's own allowlist.
+    """
+    serving: Sequence[R] = [replica for replica in replicas if replica.model == model]
+    if not serving:
+        return "unknown-model"
+    return tuple(r for r in serving if trust.permits(r.provider, model, group, requested)) or "not-allowed"
+
+
+def ready(replicas: Iterable[R], exclude: Collection[R] = ()) -> list[R]:
+    """Those that a request can be sent to now; `exclude` were tried already."""
+    if exclude:
+        return [replica for replica in replicas if replica.ready and replica not in exclude]
+    return [replica for replica in replicas if replica.ready]
+
+
 def select(
     replicas: Iterable[R],
     *,
@@ -78,15 +103,9 @@ def select(
     requested: Collection[str] | None = None,
     exclude: Collection[R] = (),
 ) -> Selection[R]:
-    """The replicas that may serve a request for `model`.
-
-    `requested` is the client's own allowlist, `exclude` the replicas that were tried already.
-    """
-    serving: Sequence[R] = [replica for replica in replicas if replica.model == model]
-    if not serving:
-        return Selection((), "unknown-model")
-    allowed = [r for r in serving if trust.permits(r.provider, model, group, requested)]
-    if not allowed:
-        return Selection((), "not-allowed")
-    ready = tuple(r for r in allowed if r.ready and r not in exclude)
-    return Selection(ready, None if ready else "not-ready")
+    """The replicas that may serve a request for `model` now: `entitled` and `ready`."""
+    allowed = entitled(replicas, model=model, trust=trust, group=group, requested=requested)
+    if isinstance(allowed, str):
+        return Selection((), allowed)
+    candidates = tuple(ready(allowed, exclude))
+    return Selection(candidates, None if candidates else "not-ready")
