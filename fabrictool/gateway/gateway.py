@@ -90,7 +90,8 @@ class GatewayServer:
         self.directory = Directory(rules.weights)
         self.directory.replace(targets)
         self._metrics = GatewayMetrics()
-        self._sinks: tuple[Callable[[RequestRecord], None], ...] = ()
+        self.sinks: list[Callable[[RequestRecord], None]] = []
+        """Who is told what became of each request."""
         self.connections: set[ClientConnection] = set()
         """Of the clients that are here now."""
         self._events: deque[Event] = deque(maxlen=EVENTS_KEPT)
@@ -165,6 +166,8 @@ class GatewayServer:
             self._tick.cancel()
         for connection in list(self.connections):
             connection.stop()
+        for target in self.directory:
+            target.connector.close()
 
     # -- Handler, for connections -----------------------------------------------------------------------------
 
@@ -336,7 +339,7 @@ class GatewayServer:
         """What became of a request."""
         if not open_:
             self._metrics.count(record)
-        for sink in self._sinks:
+        for sink in self.sinks:
             sink(record)
 
     # -- status -----------------------------------------------------------------------------------------------

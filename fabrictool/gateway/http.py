@@ -98,7 +98,7 @@ class ClientConnection(asyncio.Protocol):
 
     def __init__(self, handler: Handler, clock: Clock) -> None:
         self._handler = handler
-        self._clock = clock
+        self.now = clock.monotonic
         self._parser = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport
         self.receiving = ClientRequest()
@@ -113,7 +113,8 @@ class ClientConnection(asyncio.Protocol):
         """The client does not take what is written."""
         self._request_began: float | None = None
         self._last_unread = 0
-        self._progress = self._last_activity = clock.monotonic()
+        self._progress = self._last_activity = self.now()
+        self._reading = True
         self.exchange: Exchange | None = None
         self.request_id = ""
         self._begun = b""
@@ -154,9 +155,6 @@ class ClientConnection(asyncio.Protocol):
                 self._transport.close()
 
     # -- Client, for exchanges --------------------------------------------------------------------------------
-
-    def now(self) -> float:
-        return self._clock.monotonic()
 
     def answer(self, answer: GatewayResponse) -> None:
         headers = (("content-type", answer.content_type), ("content-length", str(len(answer.body))), *answer.headers)
@@ -251,8 +249,6 @@ class ClientConnection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         request = self.receiving
         request.head_octets += len(name) + len(value)
-        if request.head_octets > MAX_HEAD_OCTETS:
-            self._refuse(431, "FT8108", "the request's head is too large")
         key, text = name.decode("latin-1").lower(), value.decode("latin-1")
         if request.fields.setdefault(key, text) is not text:
             request.repeated.append((key, text))
@@ -263,8 +259,9 @@ class ClientConnection(asyncio.Protocol):
         request.method = self._parser.get_method().decode()
         request.http10 = self._parser.get_http_version() == "1.0"
         request.keep_alive = self._parser.should_keep_alive()
-        wrong = _wrong_head(request, upgrade=self._parser.should_upgrade())
-        if wrong:
+        if request.head_octets > MAX_HEAD_OCTETS:
+            self._refuse(431, "FT8108", "the request's head is too large")
+        elif wrong := _wrong_head(request, upgrade=self._parser.should_upgrade()):
             self._refuse(400, "FT8110", wrong)
         if self._broken:
             return
@@ -297,7 +294,6 @@ class ClientConnection(asyncio.Protocol):
             return
         self._waiting.append(self.receiving)
         self._waiting_octets += self.receiving.body_octets
-        self.receiving = ClientRequest()
         self._next()
         self._regulate()
 
@@ -335,8 +331,9 @@ class ClientConnection(asyncio.Protocol):
     def _regulate(self) -> None:
         """Read no more than can be kept: a client that does not take its answers sends no more requests."""
         full = len(self._waiting) >= PIPELINE or self._waiting_octets > MAX_BODY_OCTETS or self.writing_paused
-        if self._transport.is_closing() or full != self._transport.is_reading():
+        if full != self._reading or self._transport.is_closing():
             return
+        self._reading = not full
         if full:
             self._transport.pause_reading()
         else:
@@ -368,8 +365,9 @@ def _wrong_head(request: ClientRequest, *, upgrade: bool) -> str:
         return "upgrades are not supported"
     if ("host" not in request.fields and not request.http10) or any(name == "host" for name, _ in request.repeated):
         return "a request has one Host header"
-    codings = request.values("transfer-encoding")
-    if codings and [coding.lower() for coding in codings] != ["chunked"]:
+    if "transfer-encoding" in request.fields and [coding.lower() for coding in request.values("transfer-encoding")] != [
+        "chunked"
+    ]:
         return "no transfer coding but chunked is supported"
     return ""
 

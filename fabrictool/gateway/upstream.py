@@ -63,6 +63,9 @@ class Connector(Protocol):
         `anew`: by a connection that carried nothing before.
         """
 
+    def close(self) -> None:
+        """Drop the connections that wait for a request."""
+
 
 class AnswerListener(Protocol):
     """What an exchange hears of its upstream; after `failed`, `stale` or `complete` nothing more comes."""
@@ -286,6 +289,9 @@ class TunnelConnector:
             _refuse_soon(upstream, "the agent's tunnel is gone")
         return upstream
 
+    def close(self) -> None:
+        """Tunnels are the mesh's."""
+
     async def _by_relay(self, head: StreamHead, body: bytes, upstream: Upstream) -> None:
         try:
             tunnel = await self._mesh.relays.reach(self._session)
@@ -351,7 +357,6 @@ class TcpConnector:
         return upstream
 
     def close(self) -> None:
-        """Drop the connections that are kept."""
         for upstream in self._idle:
             upstream.close()
         self._idle = []

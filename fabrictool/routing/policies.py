@@ -73,6 +73,8 @@ class LeastLoadedPolicy:
         self._rng = rng
 
     def pick(self, candidates: Sequence[R]) -> R:
+        if len(candidates) == 1:
+            return candidates[0]
         loads = [(candidate.load + 1.0) / candidate.weight for candidate in candidates]
         least = min(loads)
         return self._rng.choice([c for c, load in zip(candidates, loads, strict=True) if load == least])

@@ -233,6 +233,8 @@ class Silent:
     def abort(self):
         pass
 
+    close = abort
+
 
 @pytest.mark.parametrize("usage", [b"", b'data: {"choices": [], "usage": {"completion_tokens": 5}}\n\n'])
 async def test_time_per_token_counts_tokens_and_no_other_events(usage):

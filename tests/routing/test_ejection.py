@@ -1,0 +1,73 @@
+"""When a server is left alone, and for how long."""
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fabrictool.routing.ejection import OUT_MAX_S, OUT_S, Ejection, available
+
+
+class Server:
+    def __init__(self):
+        self.ejection = Ejection()
+
+
+def test_who_refuses_is_out_at_once_and_for_longer_each_time():
+    ejection, now, lasts = Ejection(), 0.0, []
+    for _ in range(7):
+        ejection.began(now)
+        ejection.failed(now, refused=True)
+        assert not ejection.available(now)
+        lasts.append(ejection.out_until - now)
+        now = ejection.out_until
+        assert ejection.available(now)
+    assert lasts == [OUT_S, 2, 4, 8, 16, OUT_MAX_S, OUT_MAX_S]
+    ejection.answered()
+    ejection.failed(now, refused=True)
+    assert ejection.out_until - now == OUT_S, "who answered begins anew"
+
+
+def test_who_breaks_off_is_out_after_two_on_end():
+    ejection = Ejection()
+    ejection.failed(0.0)
+    assert ejection.available(0.0)
+    ejection.answered()
+    ejection.failed(1.0)
+    assert ejection.available(1.0)
+    ejection.failed(2.0)
+    assert not ejection.available(2.0)
+
+
+def test_one_request_alone_tries_who_was_out():
+    ejection = Ejection()
+    ejection.failed(0.0, refused=True)
+    now = ejection.out_until
+    ejection.began(now)
+    assert not ejection.available(now), "one is under way"
+    ejection.given_up()
+    assert ejection.available(now), "its client went away: the next one tries"
+    ejection.began(now)
+    ejection.failed(now)
+    assert ejection.out_until == now + 2 * OUT_S, "one failure is enough for who was out"
+
+
+def test_if_all_are_out_all_may_be_asked():
+    servers = [Server() for _ in range(3)]
+    for server in servers[:2]:
+        server.ejection.failed(0.0, refused=True)
+    assert available(servers, 0.5) == [servers[2]]
+    servers[2].ejection.failed(0.5, refused=True)
+    assert available(servers, 0.5) == servers
+
+
+@given(st.integers(0, 2**32))
+def test_a_server_that_works_again_is_back_within_the_longest_time(seed):
+    rng, ejection, now = random.Random(seed), Ejection(), 0.0
+    for _ in range(rng.randrange(40)):
+        now += rng.random() * 40
+        if ejection.available(now):
+            ejection.began(now)
+            rng.choice((ejection.answered, ejection.given_up, lambda now=now: ejection.failed(now)))()
+    end = now + OUT_MAX_S + 0.001
+    assert ejection.available(end)
