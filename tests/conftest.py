@@ -54,6 +54,7 @@ trust: {groups: {all: {allow: [alpha, beta]}, only-alpha: {allow: [alpha]}}}
 tenants:
   tester: {group: all, key: secret://env/FT_TEST_KEY}
   alphie: {group: only-alpha, key: secret://env/FT_ALPHA_KEY}
+routing: {affinity: false}
 gateway: {cluster: one, listen: 127.0.0.1:%(listen)s, mesh: 127.0.0.1:%(mesh)s}
 """
 KEY = "ftk_a-planted-key-that-must-not-leak"

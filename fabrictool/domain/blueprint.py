@@ -294,7 +294,9 @@ class Routing(Document):
     policy: RoutingPolicy = "least-loaded"
     """Pick among the candidates."""
     retries: Annotated[int, Field(ge=0, le=10)] = 2
-    """Other replicas to try before the first byte."""
+    """Other replicas to try after slow failures, before the first byte; what fails fast is tried everywhere."""
+    affinity: bool = True
+    """Whether a conversation stays with the replica that has its beginning cached, while that is not much busier."""
 
 
 class Blueprint(Document):

@@ -162,6 +162,8 @@ class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_
     mesh: HostPort
     policy: Literal["random", "round-robin", "least-loaded"] = "least-loaded"
     retries: int = 2
+    affinity: bool | msgspec.UnsetType = msgspec.UNSET
+    """Whether conversations stay with a replica; not written where they do."""
     groups: dict[str, tuple[str, ...]] = {}
     """Consumer group → providers that may serve it; a group that is not named here may use none."""
     tenants: dict[str, str] = {}
@@ -263,7 +265,7 @@ def as_assigned(spec: AgentSpec) -> AgentSpec:
 
 IN_PLACE = (
     "policy", "retries", "groups", "tenants", "keys", "model_providers", "weights", "revocations", "replicas",
-    "after_reboot", "bootstrap", "builds",
+    "after_reboot", "bootstrap", "builds", "affinity",
 )  # fmt: skip
 """Fields of a `GatewaySpec` that a gateway takes over while it serves; for any other a new one must start."""
 AGENT_IN_PLACE = ("trust", "hubs")

@@ -19,6 +19,7 @@ from fabrictool.domain.specs import weight_key
 from fabrictool.gateway.upstream import Connector, TcpConnector, TunnelConnector
 from fabrictool.routing.candidates import TrustPolicy, entitled
 from fabrictool.routing.ejection import Ejection
+from fabrictool.routing.requirements import ANYTHING, Requirements
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -30,10 +31,17 @@ if TYPE_CHECKING:
     from fabrictool.routing.candidates import Refusal
 
 
-Entitlement = tuple[str, TrustPolicy, str | None, frozenset[str] | None]
+Entitlement = tuple[str, TrustPolicy, str | None, frozenset[str] | None, Requirements]
 ENTITLED_KEPT = 4096
 MISSED_S = 600.0
 """After its last replica was lost a model that is not planned is missed for so long; then it counts as not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unmet:
+    """What a request asks for and no replica that may serve it is."""
+
+    words: str
 
 
 @dataclass(slots=True, eq=False)
@@ -51,6 +59,8 @@ class RoutingTarget:
     """Its `weight_key`; "" of one whose weight its list says."""
     device: str = ""
     precision: str = ""
+    engine: str = ""
+    site: str = ""
     in_flight: int = 0
     running: int = 0
     waiting: int = 0
@@ -94,8 +104,9 @@ class Directory:
         """Model → when it lost a replica last."""
         self.planned: Mapping[str, tuple[int, ...]] = {}
         """Model → numbers of the replicas that it should have."""
-        self._entitled: dict[Entitlement, tuple[RoutingTarget, ...] | Refusal] = {}
-        """Model, rules, group and the client's own list → who may serve that; emptied whenever a replica changes."""
+        self._entitled: dict[Entitlement, tuple[RoutingTarget, ...] | Refusal | Unmet] = {}
+        """Model, rules, group, the client's own list and what it asks for → who may serve that; emptied whenever a
+        replica changes."""
 
     def __iter__(self) -> Iterator[RoutingTarget]:
         return iter(list(self._targets.values()))
@@ -105,17 +116,26 @@ class Directory:
         return self._by_model.get(model, [])
 
     def entitled(
-        self, model: str, trust: TrustPolicy, group: str | None, requested: frozenset[str] | None
-    ) -> tuple[RoutingTarget, ...] | Refusal:
-        """Who may serve such a request, ready or not."""
-        key = (model, trust, group, requested)
+        self,
+        model: str,
+        trust: TrustPolicy,
+        group: str | None,
+        requested: frozenset[str] | None,
+        required: Requirements = ANYTHING,
+    ) -> tuple[RoutingTarget, ...] | Refusal | Unmet:
+        """Who may serve such a request and is what it asks for, ready or not."""
+        key = (model, trust, group, requested, required)
         known = self._entitled.get(key)
         if known is None:
             if len(self._entitled) >= ENTITLED_KEPT:
                 self._entitled.clear()
             known = entitled(self.of_model(model), model=model, trust=trust, group=group, requested=requested)
-            if known != "unknown-model":
-                self._entitled[key] = known
+            if known == "unknown-model":
+                return known
+            if required != ANYTHING and not isinstance(known, str):
+                narrowed = required.narrow(known)
+                known = Unmet(narrowed) if isinstance(narrowed, str) else narrowed
+            self._entitled[key] = known
         return known
 
     def may_come(self, model: str, now: float) -> bool:
@@ -184,6 +204,8 @@ class Directory:
             weighed_as=weighed_as,
             device=node.hardware.device if node.hardware else "",
             precision=service.precision,
+            engine=service.engine,
+            site=node.site,
         )
 
     def report(self, session: bytes, load: Load) -> None:
@@ -214,6 +236,8 @@ class StaticNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     variant: str = ""
     context: int = 0
     weight: float = 1.0
+    engine: str = ""
+    site: str = ""
 
 
 class StaticRegistry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -264,6 +288,8 @@ def static_targets(registry: StaticRegistry) -> list[RoutingTarget]:
                 weight=node.weight,
                 device=node.device,
                 precision=node.variant,
+                engine=node.engine,
+                site=node.site,
             )
             for model in node.models
         ]

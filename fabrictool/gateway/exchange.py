@@ -19,14 +19,17 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from fabrictool.gateway.directory import Unmet
 from fabrictool.gateway.openai import GatewayResponse, error_event, error_response, no_such_model
 from fabrictool.gateway.patience import IDLE_UPSTREAM_S
 from fabrictool.gateway.records import RequestRecord
 from fabrictool.gateway.upstream import NOBODY, Caller, Headers
 from fabrictool.gateway.usage import Usage, tokens_in
 from fabrictool.mesh.attestation import NoAttestation
+from fabrictool.routing.affinity import preferred
 from fabrictool.routing.candidates import ready
 from fabrictool.routing.ejection import available
+from fabrictool.routing.requirements import ANYTHING, Requirements
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -84,6 +87,8 @@ class RoutingRules:
     weights: Mapping[str, float] = field(default_factory=dict)
     """By `weight_key`; what is not there has 1."""
     attestation: Attestation = field(default_factory=NoAttestation)
+    affinity: bool = False
+    """Whether conversations stay with a replica (`routing.affinity`)."""
 
 
 class ModelRequest(msgspec.Struct, frozen=True):
@@ -100,6 +105,9 @@ class ModelRequest(msgspec.Struct, frozen=True):
     """The client's consumer group; None where keys are not asked for, or the key names none."""
     requested: frozenset[str] | None
     """The client's own allowlist of providers."""
+    required: Requirements = ANYTHING
+    conversation: int | None = None
+    """See `routing.affinity`."""
     caller: Caller = NOBODY
     stream: bool = False
     added_usage: bool = False
@@ -271,7 +279,7 @@ class Exchange:
 
     def _attempt(self, retry_reason: str | None) -> None:
         candidates = self._candidates()
-        if isinstance(candidates, str):
+        if isinstance(candidates, str | Unmet):
             self._refuse(candidates)
             return
         now = self._client.now()
@@ -279,7 +287,11 @@ class Exchange:
             self._retries += 1
             self._retries_left -= now - self._attempt_began > SLOW_S
             self._metrics.retried(retry_reason)
-        target = self._rules.routing_policy.pick(available(candidates, now))
+        able = available(candidates, now)
+        talk = self._request.conversation
+        target = preferred(able, talk) if talk is not None else None
+        if target is None:
+            target = self._rules.routing_policy.pick(able)
         self._tried.append(target)
         self._target = target
         target.in_flight += 1
@@ -297,17 +309,19 @@ class Exchange:
             asked.method, asked.path, asked.headers, asked.body, asked.caller, self, anew=anew
         )
 
-    def _candidates(self) -> Sequence[RoutingTarget] | Refusal:
+    def _candidates(self) -> Sequence[RoutingTarget] | Refusal | Unmet:
         """The replicas that may answer and have not been tried."""
         asked = self._request
-        entitled = self._directory.entitled(asked.model, self._rules.trust, asked.group, asked.requested)
-        return entitled if isinstance(entitled, str) else ready(entitled, self._tried) or "not-ready"
+        entitled = self._directory.entitled(
+            asked.model, self._rules.trust, asked.group, asked.requested, asked.required
+        )
+        return entitled if isinstance(entitled, str | Unmet) else ready(entitled, self._tried) or "not-ready"
 
     def _may_retry(self, now: float) -> bool:
         if self._passing or now - self._began > DEADLINE_S:
             return False
         fast = now - self._attempt_began <= SLOW_S
-        return (fast or self._retries_left > 0) and not isinstance(self._candidates(), str)
+        return (fast or self._retries_left > 0) and not isinstance(self._candidates(), str | Unmet)
 
     def _lost(self, code: str, word: str, reason: str, *, status: int) -> None:
         now = self._client.now()
@@ -336,10 +350,13 @@ class Exchange:
             self._client.break_off()
             self._finish(self._status, "broken")
 
-    def _refuse(self, refusal: Refusal) -> None:
+    def _refuse(self, refusal: Refusal | Unmet) -> None:
         model, path = self._request.model, self._request.path
         if self._tried:
             answer = error_response(502, "FT8106", f"every replica of {model!r} failed", path=path)
+        elif isinstance(refusal, Unmet):
+            message = f"no replica of {model!r} that may serve this request is {refusal.words}"
+            answer = error_response(422, "FT8114", message, path=path)
         elif refusal == "unknown-model":
             answer = no_such_model(model, may_come=self._directory.may_come(model, self._client.now()), path=path)
         elif refusal == "not-allowed":

@@ -11,7 +11,7 @@ import ipaddress
 import itertools
 import logging
 import secrets
-from collections import deque
+from collections import Counter, deque
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
@@ -26,6 +26,7 @@ from fabrictool.gateway.openai import (
     CHAT_PATHS,
     MODEL_PATHS,
     GatewayResponse,
+    Peek,
     error_response,
     json_response,
     model_object,
@@ -39,6 +40,8 @@ from fabrictool.gateway.usage import with_usage
 from fabrictool.gateway.view import as_tenant, mesh_rows, model_row, static_rows
 from fabrictool.mesh.framing import TEXT_CHARACTERS
 from fabrictool.mesh.records import AssignmentBody, Lifecycle, NodeBody, RevocationBody, ServiceBody, WitnessBody
+from fabrictool.routing.affinity import conversation_of
+from fabrictool.routing.requirements import ANYTHING, Requirements, requirements_of
 from fabrictool.status.documents import Event, GatewayStatus, Totals, encode
 from fabrictool.status.pages import METRICS_TYPE
 
@@ -298,15 +301,22 @@ class GatewayServer:
 
     def _model(self, name: str, group: str | None) -> dict[str, object] | None:
         """The entry of a model, if somebody who may serve this group serves it."""
-        providers = {t.provider for t in self.directory.of_model(name)}
-        allowed = sorted(p for p in providers if self._rules.trust.permits(p, name, group, None))
-        return model_object(name, allowed, self._born) if allowed else None
+        targets = self.directory.entitled(name, self._rules.trust, group, None)
+        if not isinstance(targets, tuple):
+            return None
+        variants = Counter((t.provider, t.site, t.engine, t.device, t.precision, t.context) for t in targets)
+        words = ("provider", "site", "engine", "device", "precision", "context", "replicas")
+        rows = [dict(zip(words, (*kind, number), strict=True)) for kind, number in sorted(variants.items())]
+        return model_object(name, sorted({t.provider for t in targets}), rows, self._born)
 
     def _ask(self, request: ClientRequest, connection: ClientConnection) -> GatewayResponse | Exchange:
         """Of a replica of the model that the body names."""
         body, path, began = request.body, request.path, self._clock.wall()
         consumer, record_id = request.consumer, self.new_id()
         peeked = peek(body, path)
+        required = requirements_of(request.fields)
+        if isinstance(required, str):
+            peeked = error_response(400, "FT8114", required, path=path)
         if isinstance(peeked, GatewayResponse):
             tenant = consumer.tenant if consumer is not None else ""
             self._record(RequestRecord(record_id, began, path, peeked.status, "refused", 0.0, tenant), open_=False)
@@ -320,7 +330,9 @@ class GatewayServer:
             body=with_usage(body) if added_usage else body,
             group=consumer.group if consumer is not None else None,
             requested=_requested(request.values(PROVIDERS_HEADER)),
+            required=required if isinstance(required, Requirements) else ANYTHING,
             caller=self._caller(consumer),
+            conversation=self._conversation(peeked, consumer),
             stream=bool(peeked.stream),
             added_usage=added_usage,
             id=record_id,
@@ -328,6 +340,11 @@ class GatewayServer:
             at=began,
         )
         return Exchange(connection, asked, self._rules, self.directory, self._metrics, self._record)
+
+    def _conversation(self, peeked: Peek, consumer: Consumer | None) -> int | None:
+        """Which replica may have its beginning in the cache; None: it has none to go by, or that is not wanted."""
+        beginning = peeked.beginning if self._rules.affinity else b""
+        return conversation_of(consumer.tenant if consumer is not None else "", beginning) if beginning else None
 
     def _caller(self, consumer: Consumer | None) -> Caller:
         """As agents may know it; servers of a static list are told nothing."""

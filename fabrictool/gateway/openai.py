@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+BEGINNING_OCTETS = 1024
+"""Of a prompt that is one text."""
 MAX_BODY_OCTETS = 32 * 1024 * 1024
 
 
@@ -15,15 +17,37 @@ class StreamOptions(msgspec.Struct, frozen=True):
     include_usage: bool | None = None
 
 
+class _Message(msgspec.Struct, frozen=True):
+    """As far as it tells conversations apart."""
+
+    role: str = ""
+    content: msgspec.Raw = msgspec.Raw(b"")
+
+
 class Peek(msgspec.Struct, frozen=True):
     """The fields of a request that the gateway needs; the body itself is passed on byte for byte."""
 
     model: str
+    messages: msgspec.Raw = msgspec.Raw(b"")
+    prompt: msgspec.Raw = msgspec.Raw(b"")
+    input: msgspec.Raw = msgspec.Raw(b"")
+    previous_response_id: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     max_output_tokens: int | None = None
+
+    @property
+    def beginning(self) -> bytes:
+        """What distinguishes this conversation from others that share its system prompt; empty: nothing does."""
+        if self.messages:
+            try:
+                messages = _messages.decode(self.messages)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                return b""
+            return next((bytes(m.content) for m in messages if m.role not in ("system", "developer")), b"")
+        return bytes(self.prompt or self.input)[:BEGINNING_OCTETS]
 
     @property
     def most_tokens(self) -> int | None:
@@ -51,6 +75,7 @@ class GatewayResponse(msgspec.Struct, frozen=True):
 
 
 _peek = msgspec.json.Decoder(Peek)
+_messages = msgspec.json.Decoder(list[_Message])
 
 
 def peek(body: bytes, path: str) -> Peek | GatewayResponse:
@@ -79,6 +104,7 @@ _CODES = {
     "FT8109": "upstream_timeout",
     "FT8110": "invalid_http",
     "FT8113": "stopping",
+    "FT8114": "requirement_not_met",
 }
 
 
@@ -130,8 +156,11 @@ def error_event(code: str, message: str, *, path: str = "") -> bytes:
     return b"event: error\n" + event if path in ("/v1/messages", "/v1/responses") else event
 
 
-def model_object(name: str, providers: list[str], created: int) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": created, "owned_by": ",".join(providers)}
+def model_object(name: str, providers: list[str], variants: list[dict[str, Any]], created: int) -> dict[str, Any]:
+    """An entry of ``/v1/models``; `variants` says what its replicas are, ``max_model_len`` is vLLM's name."""
+    known = [variant["context"] for variant in variants if variant["context"]]
+    entry = {"id": name, "object": "model", "created": created, "owned_by": ",".join(providers)}
+    return entry | ({"max_model_len": max(known)} if known else {}) | {"providers": providers, "variants": variants}
 
 
 def json_response(value: Any) -> GatewayResponse:

@@ -175,6 +175,7 @@ def _tell_mesh(mesh: MeshNode, spec: GatewaySpec) -> None:
 
 def _rules_of(spec: GatewaySpec) -> RoutingRules:
     rules = _rules(spec.policy, spec.groups, spec.model_providers, spec.retries, spec.routing_weights)
+    rules = replace(rules, affinity=spec.affinity is not False)
     if isinstance(spec.builds, msgspec.UnsetType):
         return rules
     return replace(rules, attestation=SignedBuilds(map(read_signer, spec.builds.signers), spec.builds.providers))

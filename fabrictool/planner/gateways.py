@@ -98,6 +98,7 @@ def _spec(
         mesh=gateway.mesh,
         policy=blueprint.routing.policy,
         retries=blueprint.routing.retries,
+        affinity=msgspec.UNSET if blueprint.routing.affinity else False,
         groups={group: tuple(sorted(its.allow)) for group, its in sorted(blueprint.trust.groups.items())},
         tenants={tenant: its.group for tenant, its in sorted(blueprint.tenants.items())},
         keys=keys,

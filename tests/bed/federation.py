@@ -92,6 +92,7 @@ class Federation:
             "fabric": self.name,
             "inventory": "inventory.yaml",
             "models": {name: base | model for name, model in models.items()},
+            "routing": {"affinity": False},  # the same prompt again and again must reach every replica
             "trust": {"groups": {"all": {"allow": [f"p-{site}" for site in sites]}}},
             "tenants": {"tester": {"group": "all", "key": "secret://env/FT_TEST_KEY"}},
             "gateway": {

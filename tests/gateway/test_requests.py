@@ -1,6 +1,7 @@
 """The gateway through the `openai` SDK and plain HTTP."""
 
 import asyncio
+import dataclasses
 import json
 from types import SimpleNamespace
 
@@ -387,3 +388,38 @@ async def test_the_plans_weights_reach_the_directory():
     directory.follow(joined.node.session, [joined], mesh, 0.0)
     weights = {target.replica: target.weight for target in directory}
     assert weights == {"m/0": 0.25, "m/1": 1.0, "m/2": 1.0, "m/3": 0.25}, "a node that joined is as its plan says"
+
+
+async def test_a_request_may_ask_for_what_its_replica_is(bed):
+    async with sdk(bed) as client:
+        for _ in range(4):
+            answer = await client.chat.completions.create(
+                model="m", messages=HELLO, extra_headers={"x-fabric-min-bits": "16", "x-fabric-devices": "a100-80g"}
+            )
+            assert answer.choices[0].message.content == "from a"
+        with pytest.raises(openai.UnprocessableEntityError, match="with a context of 5000 tokens") as unmet:
+            await client.chat.completions.create(
+                model="m", messages=HELLO, extra_headers={"x-fabric-min-context": "5000"}
+            )
+        assert unmet.value.code == "requirement_not_met"
+        with pytest.raises(openai.BadRequestError, match="whole number"):
+            await client.chat.completions.create(model="m", messages=HELLO, extra_headers={"x-fabric-min-bits": "a"})
+
+
+@pytest.mark.parametrize("affinity", [False, True])
+async def test_a_conversation_stays_with_its_replica_and_others_do_not(bed, affinity):
+    """Each begins with one system prompt, as coding agents do, and has a first message of its own."""
+    rules = bed.gateway._rules
+    bed.gateway.reload(dataclasses.replace(rules, affinity=affinity), bed.gateway._keyring)
+    homes = []
+    async with sdk(bed) as client:
+        for number in range(12):
+            talk = [{"role": "system", "content": "x" * 1000}, {"role": "user", "content": f"task {number}"}]
+            answers = []
+            for turn in range(3):
+                answer = await client.chat.completions.create(model="m", messages=talk)
+                answers.append(answer.choices[0].message.content)
+                talk += [{"role": "assistant", "content": answers[-1]}, {"role": "user", "content": f"turn {turn}"}]
+            homes.append(set(answers))
+    assert all(len(home) == 1 for home in homes) == affinity
+    assert set.union(*homes) == {"from a", "from b"}
