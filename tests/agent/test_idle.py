@@ -229,13 +229,18 @@ async def test_a_revoked_controllers_word_ends_and_its_session_may_be_assigned_a
     scene.hub.take(read_revocation(text)[0])
     await until(lambda: scene.member.idle)
     assert scene.agent.status().engine.pid is None
+    assert (scene.member.assignment, scene.agent.mesh.registry.node(scene.session).follows) == (None, False)
     assert (await scene.assign()).version == 2
 
 
 @pytest.mark.asyncio
 async def test_who_is_assigned_nothing_any_more_goes_on_until_it_is_told_to_stop(scene):
-    """As after a renewal beyond its controller's time, when the record is gone everywhere."""
-    await scene.assign()
+    """As after a renewal beyond its controller's time, when the record is gone everywhere. Its own records say on what
+    it serves, and as which unit of a plan.
+    """
+    unit = AssignedUnit("m/7", "replica-m-7-g1-00000000", "abcdef01", "p")
+    await scene.assign(unit=unit, context=64)
+    told = scene.member.assignment
     engine = scene.agent.status().engine.pid
     for mesh in (scene.hub, scene.agent.mesh):
         mesh.registry._unassign(scene.session)
@@ -244,9 +249,16 @@ async def test_who_is_assigned_nothing_any_more_goes_on_until_it_is_told_to_stop
     await until(lambda: scene.agent.mesh.registry.root() == scene.hub.registry.root())
     await asyncio.sleep(0.1)
     assert (scene.agent.status().engine.pid, scene.agent.status().engine.state) == (engine, "ready")
-    assert (scene.member.assignment, scene.member.idle) == (None, False)
+    assert scene.member.assignment == msgspec.structs.replace(told, by="")
+    assert not scene.member.idle
+    async with scene.controller() as visit:
+        assert (visit.assigned("m"), visit.missing(WANTED, FleetQuery(), 2)) == (1, [])
     assert (await scene.assign(model="")).version == 2, "it heard the first, and no other of that version counts"
     assert scene.agent.status().engine.pid is None
+    for mesh in (scene.hub, scene.agent.mesh):
+        mesh.registry._unassign(scene.session)
+    await until(lambda: scene.member.idle)
+    assert scene.member.assignment is None, "nor does what it served before"
 
 
 @pytest.mark.asyncio

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from fabrictool.base.errors import FabrictoolError, InvalidInputError, UnreachableError
-from fabrictool.mesh.assignments import check_assignment, sign_assignment
+from fabrictool.mesh.assignments import check_assignment, early_end, sign_assignment
 from fabrictool.mesh.fleet import members_of
 from fabrictool.mesh.identity import describe_chain
 from fabrictool.mesh.records import AssignmentBody, Lifecycle, assignment_key
@@ -82,6 +82,11 @@ class ControllerVisit:
     def ends_at(self) -> float:
         """Wall time at which its own certificate ends."""
         return describe_chain(self.mesh.credential.chain_pem()).end
+
+    @property
+    def early_end(self) -> str:
+        """A warning, where its certificate ends before a session that it assigns something may; else ""."""
+        return early_end(self.mesh.chain, now=self._clock.wall())
 
     def members(self) -> list[FleetMember]:
         """Living sessions of our provider's agents."""
