@@ -147,8 +147,8 @@ def keep(speaker: Speaker, query: FleetQuery, words: ModelWords, count: int, *, 
                     last_warning = str(refusal)
                     say(f"warning: nobody who is idle may be told: {last_warning}")
                 try:
-                    # Cut off, or in the middle of news, it would act on what is over.
-                    for member in there.missing(wanted, query, count) if there.mesh.in_step else ():
+                    # Cut off, or without the news of others, it would act on what is over.
+                    for member in there.missing(wanted, query, count) if there.mesh.up_to_date else ():
                         outcome = await there.say(member, wanted)
                         say(f"{outcome.session[:8]} is told to serve {outcome.model} (assignment {outcome.version})")
                 except UnreachableError as error:  # it is on the way, and the gateways come back
