@@ -172,6 +172,15 @@ async def test_nobody_else_answers_for_the_agent(relayed, federation, monkeypatc
 
 
 @pytest.mark.asyncio
+async def test_why_a_hub_does_not_lead_there_is_said_in_its_words(relayed, monkeypatch):
+    async with relayed() as bed:
+        [hub] = bed.hubs
+        monkeypatch.setattr(hub.relays, "asked", lambda head, peer: None)
+        with pytest.raises(FabrictoolError, match=f"FT6210.*by hub {hub.session.hex()[:8]}: no such service"):
+            await bed.gateway.relays.reach(bed.agent.session)
+
+
+@pytest.mark.asyncio
 async def test_only_hubs_ask_and_only_for_agents(relayed):
     async with relayed() as bed:
         [hub] = bed.hubs
