@@ -277,8 +277,10 @@ def seal(body: Body, sign: Callable[[bytes], bytes], chain: tuple[bytes, ...] = 
 def with_assignment(body: ServiceBody, followed: AssignmentBody) -> ServiceBody:
     """`body` as an engine start that follows it; its unit and source only where they leave room for a note."""
     bare = msgspec.structs.replace(body, assigned=followed.version)
-    said = msgspec.structs.replace(bare, unit=followed.unit, source=followed.source, max_num_seqs=followed.max_num_seqs)
-    return said if len(_encoder.encode(said)) + NOTE_ROOM_OCTETS <= MAX_BODY_OCTETS else bare
+    whole = msgspec.structs.replace(
+        bare, unit=followed.unit, source=followed.source, max_num_seqs=followed.max_num_seqs
+    )
+    return whole if len(_encoder.encode(whole)) + NOTE_ROOM_OCTETS <= MAX_BODY_OCTETS else bare
 
 
 def with_note(body: ServiceBody, reason: str) -> ServiceBody:
