@@ -26,6 +26,7 @@ MAX_NOTE = 1000
 NOTE_HEAD_OCTETS = 8
 """What the field ``note`` costs in MessagePack beside its text: its name and two length prefixes."""
 NOTE_ROOM_OCTETS = 300
+"""Kept free for it, and for a version that grows, beside what an engine start repeats of its assignment."""
 MAX_VERSION = 2**32 - 1
 MAX_DEVICES_TOLD = 16
 """Devices of a node whose free memory is told one by one."""
