@@ -22,7 +22,14 @@ from fabrictool.catalog import engines
 from fabrictool.domain.specs import AgentSpec, IdleOffer
 from fabrictool.engines.adapter import adapter, engine_names
 from fabrictool.engines.artifacts import resolve
-from fabrictool.mesh.records import AssignmentBody, Lifecycle, NodeHardware, RevocationBody, assignment_key
+from fabrictool.mesh.records import (
+    AssignmentBody,
+    Lifecycle,
+    NodeHardware,
+    RevocationBody,
+    assignment_key,
+    with_assignment,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,8 +75,10 @@ class IdleAgent(Agent):
         self._newest = 0
         """Version of the newest assignment that was heard."""
         self._leaving = False
-        self._assigned = 0
-        """Version of the assignment that is followed."""
+        self._follows = False
+        """Whether that one names a model, and was not taken back."""
+        self._followed: AssignmentBody | None = None
+        """By the engine start that is the last."""
         self._given_up = False
 
     def record_changed(self, record: Record) -> None:
@@ -94,11 +103,12 @@ class IdleAgent(Agent):
     def _node_body(self, lifecycle: Lifecycle) -> NodeBody:
         spec, hardware = self._bare, self._hardware
         body = node_body(spec, self.mesh.federation, self.mesh.session, lifecycle, self.ends_at, hardware)
-        return msgspec.structs.replace(body, heard=self._newest)
+        return msgspec.structs.replace(body, heard=self._newest, follows=self._follows)
 
     def _service_body(self, lifecycle: Lifecycle, model: str) -> ServiceBody:
         body = super()._service_body(lifecycle, model)
-        return msgspec.structs.replace(body, assigned=self._assigned, given_up=self._given_up)
+        body = msgspec.structs.replace(body, given_up=self._given_up)
+        return with_assignment(body, self._followed) if self._followed is not None else body
 
     async def _leave(self) -> None:
         self._leaving = True
@@ -120,10 +130,13 @@ class IdleAgent(Agent):
         # A renewed session may outlive its controller, and then the record is gone: nothing else was said.
         if registry.get(assignment_key(session)) is not None:
             self._last_told = registry.assignment(session)
-        if self._last_told is not None and self._last_told.version > self._newest and not self._leaving:
-            self._newest = self._last_told.version
+        told = self._last_told
+        wanted = told if told is not None and told.model else None
+        newest, follows = max(self._newest, told.version if told is not None else 0), wanted is not None
+        if (newest, follows) != (self._newest, self._follows) and not self._leaving:
+            self._newest, self._follows = newest, follows
             self._publish_node(self._node_lifecycle)  # so that none that came before counts any more
-        return self._last_told if self._last_told is not None and self._last_told.model else None
+        return wanted
 
     async def _follow(self, wanted: AssignmentBody | None) -> None:
         """Serve it until something else is wanted. One that failed is tried again when it is assigned again."""
@@ -156,7 +169,7 @@ class IdleAgent(Agent):
     async def _run(self, wanted: AssignmentBody) -> None:
         """Until cancelled; raises when it may not, or cannot, be served."""
         self._note("assigned", wanted.model, f"version {wanted.version}, by {wanted.by.hex()[:8]}")
-        self._assigned = wanted.version
+        self._followed = wanted
         self.spec = assigned_spec(self._bare, wanted)
         self._supervisor = self._supervisor_of(wanted)  # knows the model, should the rest be refused
         check_offer(wanted, self._bare, self._hardware)
@@ -192,7 +205,7 @@ class IdleAgent(Agent):
             self._supervisor.progress = "it was assigned something else"
             self._publish_service(Lifecycle.DOWN)
         self._accepting, self._running, self._given_up = True, False, False
-        self._service, self._service_lifecycle, self._assigned = b"", Lifecycle.JOIN, 0
+        self._service, self._service_lifecycle, self._followed = b"", Lifecycle.JOIN, None
         self.spec, self._supervisor, self._adapter = self._bare, self._bare_supervisor, self._bare_adapter
         self._note("unassigned", wanted.model, f"version {wanted.version} is over")
 

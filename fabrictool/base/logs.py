@@ -42,7 +42,7 @@ class _Lines(logging.StreamHandler[TextIO]):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            line = self.format(record)
+            line = self._line(record)
         except Exception:  # noqa: BLE001 - whatever is wrong with a line, its caller must not suffer
             self.handleError(record)
             return
@@ -60,6 +60,14 @@ class _Lines(logging.StreamHandler[TextIO]):
         else:
             self._lost, self._cut = 0, False
             self._kept.clear()
+
+    def _line(self, record: logging.LogRecord) -> str:
+        """Of one whose words and arguments do not fit together, what there is of both."""
+        try:
+            return self.format(record)
+        except (TypeError, ValueError, KeyError) as error:
+            words = f"{record.msg!s} {record.args!r} (a defect of this log line: {error})"
+            return self.format(logging.makeLogRecord({**record.__dict__, "msg": words, "args": None}))
 
     def _write(self, text: str) -> None:
         if self._raw is None:  # a test reads along

@@ -95,6 +95,7 @@ def assign(
 
     async def visit() -> AssignmentOutcome:
         async with ControllerVisit(files, gateways, SystemClock()) as there:
+            _warn(there)
             outcome = await there.say(_chosen(there, session, query, wanted), wanted)
             return await there.wait_for(outcome, wait_s) if wait_s else outcome
 
@@ -133,6 +134,7 @@ def keep(speaker: Speaker, query: FleetQuery, words: ModelWords, count: int, *, 
 
     async def visit() -> int:
         async with ControllerVisit(files, gateways, SystemClock()) as there:
+            _warn(there)
             say(f"{words.model} shall be served by {count}" + ("" if once else "; Ctrl-C ends"))
             last_warning = ""
             while not there.ended:
@@ -145,8 +147,8 @@ def keep(speaker: Speaker, query: FleetQuery, words: ModelWords, count: int, *, 
                     last_warning = str(refusal)
                     say(f"warning: nobody who is idle may be told: {last_warning}")
                 try:
-                    # Cut off, or in the middle of news, it would act on what is over.
-                    for member in there.missing(wanted, query, count) if there.mesh.in_step else ():
+                    # Cut off, or without the news of others, it would act on what is over.
+                    for member in there.missing(wanted, query, count) if there.mesh.up_to_date else ():
                         outcome = await there.say(member, wanted)
                         say(f"{outcome.session[:8]} is told to serve {outcome.model} (assignment {outcome.version})")
                 except UnreachableError as error:  # it is on the way, and the gateways come back
@@ -171,6 +173,11 @@ def _chosen(there: ControllerVisit, session: str, query: FleetQuery, wanted: Ass
         hint = "`fabrictool mesh members --idle` lists those that wait for a model"
         raise InvalidInputError.of("FT6106", "no session is idle and has what is asked for", hint=hint)
     return best
+
+
+def _warn(there: ControllerVisit) -> None:
+    if warning := there.early_end:
+        say(f"warning: {warning}")
 
 
 def _nothing() -> AssignmentBody:

@@ -16,6 +16,7 @@ from fabrictool.base.errors import FabrictoolError, UnreachableError
 from fabrictool.clusters.joined_facts import JoinedNodes
 from fabrictool.domain.observed import LIVING, ClusterFacts
 from fabrictool.domain.specs import AgentSpec, HostPort
+from fabrictool.mesh.assignments import early_end
 from fabrictool.mesh.records import AssignedUnit, AssignmentBody
 from fabrictool.mesh.transport.controller import ControllerVisit
 from fabrictool.status.fleet import OVER
@@ -67,10 +68,11 @@ class JoinedCluster:
         )
 
     def outlook(self, units: Sequence[NewUnit]) -> tuple[list[Outlook], list[str]]:
-        """Whether there is somebody to sign for them."""
+        """Whether there is somebody to sign for them, for as long as their sessions may last."""
         try:
-            with self._identity():
-                return [], []
+            with self._identity() as files:
+                warning = early_end(files.read()[0].chain, now=SystemClock().wall())
+                return [], [warning] if warning else []
         except FabrictoolError as error:
             return [], [f"{problem.code} {problem.message}" for problem in error.problems]
 

@@ -191,7 +191,8 @@ class Directory:
     def _target(self, key: bytes, entry: Serving, mesh: MeshNode) -> RoutingTarget:
         node, service = entry.node, entry.service
         told = mesh.registry.assignment(node.session) if service.assigned else None
-        partition = told.unit.partition if told is not None and told.unit is not None else node.node
+        unit = service.unit or (told.unit if told is not None else None)  # agents of an earlier release do not say it
+        partition = unit.partition if unit is not None else node.node
         weighed_as = weight_key(service.model, node.cluster, partition, service.tp)
         return RoutingTarget(
             key,

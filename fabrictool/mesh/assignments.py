@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fabrictool.base.clock import duration_text
+from fabrictool.mesh.identity import claims_of, validity_of
+from fabrictool.mesh.issuing import MAX_SESSION_S
 from fabrictool.mesh.records import AssignmentBody, RecordError, seal
 
 if TYPE_CHECKING:
@@ -42,3 +45,19 @@ def check_assignment(body: AssignmentBody, signer: VerifiedSession, subject: Ver
         message = "the controller's certificate ends before that of the session"
         hint = "`fabrictool trust controller PROVIDER` makes a new one; renew the provider's own first, if that ends"
         raise RecordError.of("FT6105", message, hint=hint)
+
+
+def early_end(chain: tuple[bytes, ...], *, now: float) -> str:
+    """What to tell whoever assigns with a controller that ends before a session of its provider may; "": it does not.
+
+    `now` is wall time, `chain` the controller's own.
+    """
+    end, provider_end = (validity_of(certificate)[1] for certificate in chain[:2])
+    if end >= min(now + MAX_SESSION_S, provider_end):
+        return ""
+    provider = claims_of(chain[0]).provider
+    return (
+        f"the controller of {provider} ends in {duration_text(max(0.0, end - now))}, and its sessions may be renewed "
+        f"beyond that: such a one serves on, but only another controller can tell it something else; "
+        f"`fabrictool trust controller {provider}` makes one"
+    )

@@ -16,6 +16,7 @@ from fabrictool.mesh.records import (
     RevocationBody,
     ServiceBody,
     WitnessBody,
+    assignment_key,
 )
 from fabrictool.status.fleet import (
     OVER,
@@ -150,7 +151,7 @@ def _member(view: View, body: NodeBody, lost: tuple[float, Evidence] | None, *, 
     suspected = any(accusation.stands for accusation in accusations)
     state = _state(view, body, suspected=suspected, lost=lost is not None and lost[1] in _LOSSES)
     lost = None if state in OVER else lost
-    hardware, assignment = body.hardware or NodeHardware("", 0), registry.assignment(body.session)
+    hardware = body.hardware or NodeHardware("", 0)
     return FleetMember(
         session=body.session.hex(),
         role=body.role,
@@ -178,7 +179,7 @@ def _member(view: View, body: NodeBody, lost: tuple[float, Evidence] | None, *, 
         free=list(hardware.free),
         node_links=[FleetNodeLink(kind=link.kind, mbit_s=link.mbit_s, count=link.count) for link in hardware.links],
         assignable=body.assignable,
-        assignment=_assignment(assignment) if assignment is not None else None,
+        assignment=_assignment_of(registry, body),
         idle=state == "serving" and is_idle(registry, body),
         services=[_service(service) for service in registry.services_of(body.session)],
     )
@@ -209,8 +210,38 @@ def is_idle(registry: Registry, body: NodeBody) -> bool:
     return (
         body.assignable
         and body.lifecycle is Lifecycle.SERVING
+        and not body.follows
         and (assignment is None or not assignment.model)
         and all(service.lifecycle is Lifecycle.DOWN for service in registry.services_of(body.session))
+    )
+
+
+def _assignment_of(registry: Registry, node: NodeBody) -> FleetAssignment | None:
+    """Its controller's word; where that was forgotten with its signer's certificate, what the session itself says."""
+    if registry.get(assignment_key(node.session)) is not None or not node.follows:
+        told = registry.assignment(node.session)
+        return _assignment(told) if told is not None else None
+    starts = [start for start in registry.services_of(node.session) if start.assigned == node.heard]
+    return _followed(starts[0]) if starts else None
+
+
+def _followed(start: ServiceBody) -> FleetAssignment:
+    """What an engine start says that it was assigned as."""
+    unit = start.unit
+    return FleetAssignment(
+        by="",
+        version=start.assigned,
+        model=start.model,
+        engine=start.engine,
+        source=start.source,
+        precision=start.precision,
+        context=start.context,
+        tp=start.tp,
+        max_num_seqs=start.max_num_seqs,
+        replica=unit.replica if unit is not None else "",
+        operation=unit.operation if unit is not None else "",
+        lineage=unit.lineage if unit is not None else "",
+        partition=unit.partition if unit is not None else "",
     )
 
 

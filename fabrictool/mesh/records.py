@@ -25,6 +25,8 @@ MAX_BODY_OCTETS = 2048
 MAX_NOTE = 1000
 NOTE_HEAD_OCTETS = 8
 """What the field ``note`` costs in MessagePack beside its text: its name and two length prefixes."""
+NOTE_ROOM_OCTETS = 300
+"""Kept free for it, and for a version that grows, beside what an engine start repeats of its assignment."""
 MAX_VERSION = 2**32 - 1
 MAX_DEVICES_TOLD = 16
 """Devices of a node whose free memory is told one by one."""
@@ -110,6 +112,21 @@ class NodeBody(msgspec.Struct, frozen=True, tag="n", omit_defaults=True):
     heard: Version = 0
     """Version of the newest assignment that it has heard: no earlier one counts any more, whatever becomes of this
     one. 0: of none."""
+    follows: bool = False
+    """Whether it is to serve what that one says: the record of it may be gone before, with its signer's certificate."""
+
+
+class AssignedUnit(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The unit of a plan that an assignment is."""
+
+    replica: Name
+    """``MODEL/NUMBER``: the agent's records bear it."""
+    operation: Name
+    """Under which it was started."""
+    lineage: Name
+    """Of the state whose plan that is."""
+    partition: Name
+    """Of the inventory's."""
 
 
 class ServiceBody(msgspec.Struct, frozen=True, tag="s", omit_defaults=True):
@@ -135,6 +152,10 @@ class ServiceBody(msgspec.Struct, frozen=True, tag="s", omit_defaults=True):
     """Version of the assignment that it follows; 0: of none."""
     given_up: bool = False
     """Its agent starts no other one in its place until it is assigned something anew."""
+    unit: AssignedUnit | None = None
+    """With the next two, what its assignment said and no field above does: it outlives that record. None: no plan's."""
+    source: Annotated[str, msgspec.Meta(max_length=500)] = ""
+    max_num_seqs: Annotated[int, msgspec.Meta(ge=0, le=2**20)] = 0
 
 
 Evidence = Literal["closed", "silent", "never-came", "other-hub"]
@@ -158,19 +179,6 @@ class WitnessBody(msgspec.Struct, frozen=True, tag="w", omit_defaults=True):
     votes: bool = False
     """To evict it, after the grace period."""
     evidence: Annotated[tuple[Evidence, ...], msgspec.Meta(max_length=8)] = ()
-
-
-class AssignedUnit(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The unit of a plan that an assignment is."""
-
-    replica: Name
-    """``MODEL/NUMBER``: the agent's records bear it."""
-    operation: Name
-    """Under which it was started."""
-    lineage: Name
-    """Of the state whose plan that is."""
-    partition: Name
-    """Of the inventory's."""
 
 
 class AssignmentBody(msgspec.Struct, frozen=True, tag="a", omit_defaults=True):
@@ -265,6 +273,15 @@ def seal(body: Body, sign: Callable[[bytes], bytes], chain: tuple[bytes, ...] = 
     proved = isinstance(body, NodeBody | AssignmentBody | RevocationBody)
     envelope = Envelope(encoded, sign(signed_bytes(encoded)), chain if proved else ())
     return _record(body, envelope)
+
+
+def with_assignment(body: ServiceBody, followed: AssignmentBody) -> ServiceBody:
+    """`body` as an engine start that follows it; its unit and source only where they leave room for a note."""
+    bare = msgspec.structs.replace(body, assigned=followed.version)
+    whole = msgspec.structs.replace(
+        bare, unit=followed.unit, source=followed.source, max_num_seqs=followed.max_num_seqs
+    )
+    return whole if len(_encoder.encode(whole)) + NOTE_ROOM_OCTETS <= MAX_BODY_OCTETS else bare
 
 
 def with_note(body: ServiceBody, reason: str) -> ServiceBody:

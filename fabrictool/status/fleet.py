@@ -72,7 +72,7 @@ class FleetAssignment(msgspec.Struct, frozen=True, kw_only=True):
     """What a member is told to serve."""
 
     by: str
-    """The controller's session."""
+    """The controller's session; empty: its word was forgotten with its certificate, and the member says what it was."""
     version: int
     model: str
     """Empty: nothing."""

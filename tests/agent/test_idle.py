@@ -229,13 +229,18 @@ async def test_a_revoked_controllers_word_ends_and_its_session_may_be_assigned_a
     scene.hub.take(read_revocation(text)[0])
     await until(lambda: scene.member.idle)
     assert scene.agent.status().engine.pid is None
+    assert (scene.member.assignment, scene.agent.mesh.registry.node(scene.session).follows) == (None, False)
     assert (await scene.assign()).version == 2
 
 
 @pytest.mark.asyncio
 async def test_who_is_assigned_nothing_any_more_goes_on_until_it_is_told_to_stop(scene):
-    """As after a renewal beyond its controller's time, when the record is gone everywhere."""
-    await scene.assign()
+    """As after a renewal beyond its controller's time, when the record is gone everywhere. Its own records say on what
+    it serves, and as which unit of a plan.
+    """
+    unit = AssignedUnit("m/7", "replica-m-7-g1-00000000", "abcdef01", "p")
+    await scene.assign(unit=unit, context=64)
+    told = scene.member.assignment
     engine = scene.agent.status().engine.pid
     for mesh in (scene.hub, scene.agent.mesh):
         mesh.registry._unassign(scene.session)
@@ -244,9 +249,16 @@ async def test_who_is_assigned_nothing_any_more_goes_on_until_it_is_told_to_stop
     await until(lambda: scene.agent.mesh.registry.root() == scene.hub.registry.root())
     await asyncio.sleep(0.1)
     assert (scene.agent.status().engine.pid, scene.agent.status().engine.state) == (engine, "ready")
-    assert (scene.member.assignment, scene.member.idle) == (None, False)
+    assert scene.member.assignment == msgspec.structs.replace(told, by="")
+    assert not scene.member.idle
+    async with scene.controller() as visit:
+        assert (visit.assigned("m"), visit.missing(WANTED, FleetQuery(), 2)) == (1, [])
     assert (await scene.assign(model="")).version == 2, "it heard the first, and no other of that version counts"
     assert scene.agent.status().engine.pid is None
+    for mesh in (scene.hub, scene.agent.mesh):
+        mesh.registry._unassign(scene.session)
+    await until(lambda: scene.member.idle)
+    assert scene.member.assignment is None, "nor does what it served before"
 
 
 @pytest.mark.asyncio
@@ -259,7 +271,7 @@ async def test_a_gateway_and_the_agent_refuse_what_somebody_else_signed(scene, s
         else scene.federation.node("stranger", seconds=90 * 86400.0)
     )
     stranger.dial([("127.0.0.1", scene.port)])
-    await until(lambda: stranger.in_step)
+    await until(lambda: stranger.neighbours and stranger.registry.root() == scene.hub.registry.root())
     body = msgspec.structs.replace(
         WANTED, federation=stranger.federation, session=scene.session, by=stranger.session, version=1
     )
@@ -270,6 +282,60 @@ async def test_a_gateway_and_the_agent_refuse_what_somebody_else_signed(scene, s
     assert merge.reason.startswith("FT6103")
     assert (scene.member.idle, scene.member.assignment, scene.agent.status().model) == (True, None, "")
     await stranger.close()
+
+
+@pytest.mark.asyncio
+async def test_what_counts_is_that_the_gateway_holds_it_not_that_the_mesh_is_calm(scene, monkeypatch):
+    """Its map is never twice the same, as where thousands of records change in a second."""
+    async with scene.controller() as visit:
+        monkeypatch.setattr("fabrictool.mesh.transport.controller.SPREAD_S", 1.5)
+        calm = scene.hub.beat
+        monkeypatch.setattr(
+            scene.hub, "beat", lambda session: msgspec.structs.replace(calm(session), root=os.urandom(8))
+        )
+        outcome = await visit.say(visit.session(scene.session.hex()[:8]), WANTED)
+        assert scene.hub.registry.assignment(scene.session).version == outcome.version == 1
+
+
+@pytest.mark.asyncio
+async def test_a_gateway_that_does_not_show_it_may_have_it_all_the_same(scene, monkeypatch):
+    async with scene.controller() as visit:
+        monkeypatch.setattr("fabrictool.mesh.transport.controller.SPREAD_S", 1.5)
+        monkeypatch.setattr(scene.hub._member.gossip, "_send_whole", lambda peer, keys: None)
+        with pytest.raises(FabrictoolError, match=r"FT6107.*it may hold it all the same"):
+            await visit.say(visit.session(scene.session.hex()[:8]), WANTED)
+        assert scene.hub.registry.assignment(scene.session).version == 1
+
+
+@pytest.mark.asyncio
+async def test_of_two_controllers_who_spoke_first_is_told_that_it_does_not_count(scene, monkeypatch):
+    async with scene.controller() as visit, scene.controller() as other:
+        take = visit.mesh.take
+
+        def at_once(envelope):
+            body = msgspec.structs.replace(
+                WANTED, federation=scene.hub.federation, session=scene.session, by=other.mesh.session, version=2
+            )
+            scene.hub.take(sign_assignment(other.mesh.credential, body).envelope)
+            take(envelope)
+
+        monkeypatch.setattr(visit.mesh, "take", at_once)
+        with pytest.raises(FabrictoolError, match=r"FT6107.*that is over"):
+            await visit.say(visit.session(scene.session.hex()[:8]), WANTED)
+        assert scene.hub.registry.assignment(scene.session).version == 2
+
+
+@pytest.mark.asyncio
+async def test_what_our_own_map_refuses_was_not_said(scene):
+    """A session that claims to have heard far more than any controller said."""
+    far, _ = scene.federation.node("far")
+    far.dial([("127.0.0.1", scene.port)])
+    far.publish(node_body(far, assignable=True, heard=2**20))
+    async with scene.controller() as visit:
+        with pytest.raises(FabrictoolError, match=r"FT6107.*version jumps too far"):
+            await visit.say(visit.session(far.session.hex()), WANTED)
+        assert visit.mesh.registry.assignment(far.session) is None
+    await far.close()
 
 
 @pytest.mark.asyncio

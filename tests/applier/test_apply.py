@@ -19,6 +19,7 @@ from fabrictool.base.errors import (
     StaleError,
     UnreachableError,
 )
+from fabrictool.clusters.joined import JoinedCluster
 from fabrictool.domain.evidence import Evidence
 from fabrictool.domain.observed import ClusterFacts, Observed, ObservedUnit
 from fabrictool.domain.plan import Action, Certificate, Forecast, Placement, Plan
@@ -26,8 +27,11 @@ from fabrictool.domain.specs import AgentSpec, HostPort
 from fabrictool.domain.state import State, operation_id
 from fabrictool.planner.drift import stuck
 from fabrictool.planner.readset import unit_facts
+from fabrictool.state.controllers import accept_controller, write_controller
 from fabrictool.state.fabric import Fabric
 from fabrictool.state.folder import FabricFolder
+from fabrictool.state.truststore import TrustStore
+from tests.manual_clock import ManualClock
 
 SPEC = AgentSpec(
     fabric="f", provider="p", site="s", cluster="c", partition="n", replica="m/0", model="m", source="x", engine="vllm",
@@ -164,6 +168,32 @@ def test_a_replacement_stops_the_old_one_first_where_there_is_no_room(bench, sto
     bench(cluster).apply(plan(wanted, facts=facts(cluster)))
     assert [verb for verb, _ in cluster.told if verb != "forget"] == order
     assert cluster.states == {operation(2): "running"}
+
+
+class FakeJoined(FakeCluster, JoinedCluster):
+    """Nodes that joined by themselves: what is to end there, a controller of their provider has to say."""
+
+    provider = "p"
+
+
+def test_a_controller_that_has_ended_is_said_before_anything_is_deleted(bench, tmp_path):
+    clock = ManualClock(wall=SystemClock().wall())
+    trust = TrustStore(tmp_path / "trust")
+    trust.init("f", now=clock.wall())
+    trust.issue("p", now=clock.wall())
+    write_controller(trust, "p", tmp_path / "controller", days=2, now=clock.wall())
+    accept_controller(trust, tmp_path / "controller", now=clock.wall())
+    cluster = FakeJoined(**{operation(1): "running"})
+    applier = bench(cluster)
+    applier = replace(applier, fabric=replace(applier.fabric, trust=trust), clock=clock)
+    wanted = plan(action("delete", old=1), facts=facts(cluster))
+    clock.advance(3 * 86400.0)
+    with pytest.raises(FabrictoolError, match="FT6005"):
+        applier.apply(wanted)
+    assert cluster.told == []
+    clock.advance(-2 * 86400.0)
+    applier.apply(wanted)
+    assert cluster.told[0] == ("stop", operation(1))
 
 
 def test_a_second_ctrl_c_keeps_the_evidence_of_the_dead(bench):

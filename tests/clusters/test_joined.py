@@ -1,5 +1,6 @@
 """Nodes that joined the mesh, read as a cluster: what is a unit, what is free, and what nobody may say."""
 
+import time
 from contextlib import nullcontext
 
 import msgspec
@@ -12,6 +13,8 @@ from fabrictool.clusters.protocol import NewUnit
 from fabrictool.domain.inventory import ClusterSpec
 from fabrictool.domain.plan import spec_digest
 from fabrictool.domain.specs import AgentSpec, as_assigned
+from fabrictool.mesh.identity import create_root, issue_provider, issue_session
+from fabrictool.mesh.transport.tls import IdentityFiles
 from fabrictool.status.fleet import FleetAssignment, FleetMember, FleetService, FleetStatus
 
 DESCRIBED = ClusterSpec(
@@ -198,7 +201,19 @@ def test_a_plan_is_told_that_nobody_here_may_sign():
 
     units = [NewUnit("op-2", "replica/m/1", as_assigned(SPEC), {})]
     assert cluster(fleet, nobody).outlook(units) == ([], ["FT6109 nobody may"])
-    assert cluster(fleet).outlook(units) == ([], [])
+
+
+def test_a_plan_is_told_that_its_controller_may_end_before_a_session(tmp_path):
+    now, day = time.time(), 86400.0
+    root = create_root("t", now=now)
+    for days, provider_days, warned in ((3, 90, True), (8, 90, False), (3, 3, False)):
+        provider = issue_provider(root, "p", now=now, days=provider_days)
+        files = IdentityFiles(tmp_path / f"{days}-{provider_days}")
+        files.folder.mkdir()
+        files.write(issue_session(provider, "controller", now=now, seconds=days * day), root)
+        units = [NewUnit("op-2", "replica/m/1", as_assigned(SPEC), {})]
+        outlooks, warnings = cluster(fleet, lambda files=files: nullcontext(files)).outlook(units)
+        assert (outlooks, ["the controller of p ends in" in text for text in warnings]) == ([], [True] * warned)
 
 
 def test_its_units_tell_what_the_mesh_says_of_them():

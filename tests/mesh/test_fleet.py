@@ -7,11 +7,23 @@ import aiohttp
 import msgspec
 import pytest
 
+from fabrictool.clusters.joined_facts import JoinedNodes
+from fabrictool.domain.inventory import ClusterSpec
 from fabrictool.mesh.assignments import sign_assignment
 from fabrictool.mesh.fleet import View, fleet_of, records_of
-from fabrictool.mesh.identity import IdentityVerifier, issue_session
+from fabrictool.mesh.identity import IdentityVerifier, certify, issue_session
 from fabrictool.mesh.member import Member
-from fabrictool.mesh.records import AssignmentBody, Lifecycle, NodeHardware, NodeLink, WitnessBody
+from fabrictool.mesh.records import (
+    AssignedUnit,
+    AssignmentBody,
+    Lifecycle,
+    NodeHardware,
+    NodeLink,
+    WitnessBody,
+    seal,
+    with_assignment,
+    with_note,
+)
 from fabrictool.mesh.revocation import read_revocation, revoke
 from fabrictool.mesh.transport import views
 from fabrictool.mesh.transport.views import fleet_status, views_of
@@ -256,6 +268,51 @@ def test_a_member_is_idle_while_nothing_is_assigned_to_it_and_nothing_runs(membe
     assert [s.note for s in engines_shown(row(document(member), AGENT))] == ["no"], "the last word, not the last key"
     say(member, AGENT, node(AGENT, version=3, lifecycle=Lifecycle.LEFT, assignable=True))
     assert not row(document(member), AGENT).idle
+
+
+def test_a_session_that_outlives_its_controller_is_not_forgotten_by_the_plan(member):
+    """Every replica drops the assignment when its subject is renewed beyond the signer; the engine serves on."""
+    day, said = 86400.0, AssignedUnit("m/0", "replica-m-0-g1-00000000", "abcdef01", "cpu")
+    brief = issue_session(PROVIDERS["gamma"], "controller", now=NOW, seconds=2 * day)
+    body = AssignmentBody(
+        VERIFIER.federation, id_of(AGENT), id_of(brief), 1, "m", "file:///m", "reference", "q4", 64, 2, 8, unit=said
+    )
+    about = {"hardware": HARDWARE, "assignable": True, "heard": 1, "follows": True}
+    say(member, AGENT, node(AGENT, version=2, **about))
+    member.registry.merge(sign_assignment(brief, body).envelope, wall=NOW)
+    start = service(AGENT, 1, replica="m/0", precision="q4", context=64, tp=2)
+    say(member, AGENT, with_assignment(start, body))
+    describe = {"site": "s", "kind": "joined", "partitions": {"cpu": {"device": "a100-80g", "nodes": 1}}}
+    nodes = JoinedNodes("c", "test", "gamma", ClusterSpec(**describe))
+    before = row(document(member), AGENT)
+
+    longer = certify(PROVIDERS["gamma"], AGENT.key.public_key(), "agent", now=NOW, seconds=3 * day)
+    renewed = seal(node(AGENT, version=3, **about), AGENT.sign, longer)
+    assert member.registry.merge(renewed.envelope, wall=NOW).record is not None
+    assert member.registry.assignment(id_of(AGENT)) is None
+    shown = row(document(member), AGENT)
+    assert shown.assignment == msgspec.structs.replace(before.assignment, by="")
+    units = [nodes.units([seen])[0] for seen in (before, shown)]
+    assert [(u.operation, u.state, u.ready) for u in units] == [("replica-m-0-g1-00000000", "running", True)] * 2
+    assert units[0].spec_digest == units[1].spec_digest
+    assert (nodes.idle([shown]), nodes.bearing([shown], [said.operation])) == ({"cpu": 0}, [shown])
+
+    say(member, AGENT, with_assignment(service(AGENT, 1, version=2, lifecycle=Lifecycle.DOWN), body))
+    assert not row(document(member), AGENT).idle, "it will start another one"
+    over = node(AGENT, version=4, **(about | {"follows": False}))
+    member.registry.merge(seal(over, AGENT.sign, longer).envelope, wall=NOW)
+    shown = row(document(member), AGENT)
+    assert (shown.assignment, shown.idle, nodes.units([shown])) == (None, True, ())
+
+
+def test_names_without_end_leave_room_for_a_note():
+    unit = AssignedUnit("m" * 200, "o" * 200, "l" * 200, "p" * 200)
+    body = AssignmentBody("", id_of(AGENT), id_of(CONTROLLER), 2**32 - 1, "m", "s" * 500, unit=unit)
+    start = service(AGENT, federation="f" * 200, replica="m" * 200, model="m" * 200, engine="e" * 200)
+    follows = with_assignment(start, body)
+    assert (follows.assigned, follows.unit) == (body.version, None)
+    assert seal(with_note(follows, "why" * 300), AGENT.sign)
+    assert with_assignment(service(AGENT), body).unit == unit
 
 
 @pytest.mark.parametrize(

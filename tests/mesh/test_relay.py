@@ -12,6 +12,7 @@ from fabrictool.mesh.framing import STREAM_CREDIT, StreamHead
 from fabrictool.mesh.holders import HELD_MAX, HOLDS_SESSIONS, Holders, Holds
 from fabrictool.mesh.revocation import read_revocation, revoke
 from fabrictool.mesh.transport import relay
+from fabrictool.mesh.transport.door import HUB_SHARE, STRANGERS_MAX
 from fabrictool.mesh.transport.relay import RELAY
 from fabrictool.mesh.transport.splice import Splice
 from fabrictool.mesh.transport.views import fleet_status
@@ -172,6 +173,15 @@ async def test_nobody_else_answers_for_the_agent(relayed, federation, monkeypatc
 
 
 @pytest.mark.asyncio
+async def test_why_a_hub_does_not_lead_there_is_said_in_its_words(relayed, monkeypatch):
+    async with relayed() as bed:
+        [hub] = bed.hubs
+        monkeypatch.setattr(hub.relays, "asked", lambda head, peer: None)
+        with pytest.raises(FabrictoolError, match=f"FT6210.*by hub {hub.session.hex()[:8]}: no such service"):
+            await bed.gateway.relays.reach(bed.agent.session)
+
+
+@pytest.mark.asyncio
 async def test_only_hubs_ask_and_only_for_agents(relayed):
     async with relayed() as bed:
         [hub] = bed.hubs
@@ -212,6 +222,21 @@ async def test_what_nobody_uses_is_closed(relayed, monkeypatch):
         await until(lambda: bed.gateway.relays.tunnel(bed.agent.session) is None)
         assert bed.gateway.reaches(bed.agent.session)
         assert await echoed(bed, b"y") == b"y"
+
+
+@pytest.mark.asyncio
+async def test_a_hub_that_brings_strangers_shuts_no_other_hub_out(relayed):
+    """They say nothing, and are more than an agent's door holds."""
+    async with relayed(2) as bed:
+        liar, honest = bed.hubs
+        streams = [Collect() for _ in range(STRANGERS_MAX + 1)]
+        for stream in streams:
+            liar.tunnel(bed.agent.session).open_stream(StreamHead(bed.agent.session, RELAY, "", (), 0), stream)
+        await until(lambda: sum(stream.lost.done() for stream in streams) == len(streams) - HUB_SHARE)
+        bed.gateway.relays._avoided_until[liar.session + bed.agent.session] = float("inf")
+        assert await echoed(bed, b"x") == b"x"
+        assert bed.gateway.relays.by(bed.agent.session) == honest.session
+        assert not any(stream.lost.done() for stream in streams[:HUB_SHARE])
 
 
 class Flood(asyncio.Protocol):

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import time
 
 import pytest
 
@@ -453,3 +454,16 @@ async def test_who_has_a_tunnel_leaves_other_peoples_hosts_alone_and_who_has_non
     assert await asyncio.wait_for(waiting, 5) == 0.05
     await agent.close()
     assert not Route(HostPort("h", 1), EgressSpec(), {}).by_ssh
+
+
+@pytest.mark.asyncio
+async def test_an_agent_reads_the_hubs_of_its_map_once_a_beat(federation, monkeypatch):
+    hub, _, ((agent, _),) = await linked(federation, "agent")
+    hub.publish(node_body(hub))
+    await until(lambda: agent.registry.node(hub.session) is not None)
+    readings = []
+    monkeypatch.setattr(agent.hub_links, "_hubs", lambda: readings.append(1) or agent.registry.hubs(wall=time.time()))
+    agent.hub_links.beat()
+    assert len(readings) == 1
+    for node in (agent, hub):
+        await node.close()

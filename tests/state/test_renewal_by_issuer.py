@@ -1,6 +1,7 @@
 """A joined session gets another certificate for its key, of the issuer that signed it, as long as its token allows."""
 
 import asyncio
+import errno
 import logging
 import os
 import time
@@ -174,6 +175,29 @@ async def test_an_agent_asks_in_time_and_writes_what_it_got(door, tmp_path, capl
     for _ in range(2):
         assert 300 <= await watch.look() <= 900, "nobody answers: again and again"
     assert caplog.text.count("the certificate was not renewed, and is asked for again: FT6411") == 1
+
+
+async def test_an_agent_that_could_not_write_what_it_got_asks_again(door, tmp_path, caplog, monkeypatch):
+    """And leaves what it had."""
+
+    def full(*_args, **_more):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    caplog.set_level(logging.WARNING, "fabrictool.agent")
+    async with door.open():
+        joined = await Joined.of(door, tmp_path / "run")
+        watch = RenewalWatch(joined.token, joined.folder, door.clock, None)
+        joined.as_if_signed(ends=HOUR)
+        door.clock.advance(0.8 * HOUR)
+        end = joined.end
+        with monkeypatch.context() as disk:
+            disk.setattr("fabrictool.agent.renewing.write_atomic", full)
+            for _ in range(2):
+                assert 300 <= await watch.look() <= 900
+        assert joined.end == end
+        assert caplog.text.count("the certificate was not renewed, and is asked for again: FT43") == 1
+        assert await watch.look() == 60.0
+        assert joined.end > end
 
 
 async def test_an_agent_that_was_refused_asks_again_for_its_clock_may_have_been_wrong(door, tmp_path, caplog):

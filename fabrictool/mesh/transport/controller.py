@@ -6,16 +6,20 @@ A controller is no node: it has no record of its own and serves nobody. It runs 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from fabrictool.base.errors import FabrictoolError, InvalidInputError, UnreachableError
-from fabrictool.mesh.assignments import check_assignment, sign_assignment
+from fabrictool.mesh.assignments import check_assignment, early_end, sign_assignment
 from fabrictool.mesh.fleet import members_of
+from fabrictool.mesh.gossip import Push, Want, decode_message, encode
 from fabrictool.mesh.identity import describe_chain
-from fabrictool.mesh.records import AssignmentBody, Lifecycle, assignment_key
+from fabrictool.mesh.member import BEAT_SECONDS
+from fabrictool.mesh.records import AssignmentBody, Lifecycle, RecordError, assignment_key, decode
 from fabrictool.mesh.transport.node import MeshNode
 from fabrictool.status.fleet import OVER
 
@@ -25,18 +29,22 @@ if TYPE_CHECKING:
 
     from fabrictool.base.clock import Clock
     from fabrictool.domain.specs import HostPort
-    from fabrictool.mesh.framing import StreamHead
+    from fabrictool.mesh.framing import Beat, StreamHead
     from fabrictool.mesh.identity import VerifiedSession
     from fabrictool.mesh.records import Record, ServiceBody
-    from fabrictool.mesh.transport.listener import Load
+    from fabrictool.mesh.transport.listener import Listener, Load
     from fabrictool.mesh.transport.tls import IdentityFiles
-    from fabrictool.mesh.transport.tunnel import TunnelStream
+    from fabrictool.mesh.transport.tunnel import Tunnel, TunnelStream
     from fabrictool.status.fleet import FleetMember, FleetQuery
 
 LINK_S = 15.0
 """To reach a gateway and to have the whole map."""
 SPREAD_S = 10.0
-"""For the gateways to say that they hold what was said; a beat comes every second."""
+"""For the gateways to say that they hold what was said."""
+ASK_S = 1.0
+"""Between two questions whether they do."""
+AGREED_S = 3 * BEAT_SECONDS
+"""For so long what a gateway's beat said of its map holds: the map of a busy mesh is another one at once."""
 POLL_S = 0.05
 
 
@@ -54,6 +62,55 @@ class AssignmentOutcome:
     """The engine start that followed it, SERVING or given up; None: there is none, or nobody waited for it."""
 
 
+class _Visitor(MeshNode):
+    """Notes what the hubs say that they hold: their whole map in each beat, one record when they are asked for it."""
+
+    # Wide: as its parent's.
+    def __init__(self, files: IdentityFiles, listener: Listener, clock: Clock) -> None:
+        super().__init__(files, listener, clock, hub=False)
+        self._now = clock.monotonic
+        self._agreed_at: dict[bytes, float] = {}
+        """Hub → when its map was last ours."""
+        self._asked = b""
+        """Key of the record in question."""
+        self._shown: dict[bytes, bytes] = {}
+        """Hub → hash of the record that it showed."""
+
+    @property
+    def up_to_date(self) -> bool:
+        """Whether it has hubs, and each has just had the map that we had."""
+        since = self._now() - AGREED_S
+        hubs = [tunnel.peer.session for tunnel in self.hub_tunnels if tunnel.peer is not None]
+        return bool(hubs) and all(self._agreed_at.get(hub, -math.inf) >= since for hub in hubs)
+
+    def ask(self, key: bytes) -> None:
+        """All hubs for what they hold there."""
+        if key != self._asked:
+            self._asked, self._shown = key, {}
+        for tunnel in self.hub_tunnels:
+            tunnel.gossip(encode(Want([key])))
+
+    def holders(self, record: Record) -> list[bool]:
+        """Of each hub, whether it has shown this record when it was asked."""
+        peers = [tunnel.peer.session for tunnel in self.hub_tunnels if tunnel.peer is not None]
+        return [self._shown.get(peer) == record.hash for peer in peers]
+
+    def beat_received(self, tunnel: Tunnel, beat: Beat) -> None:
+        super().beat_received(tunnel, beat)
+        if tunnel.peer is not None and beat.root == self.registry.root():
+            self._agreed_at[tunnel.peer.session] = self._now()
+
+    def gossip_received(self, tunnel: Tunnel, payload: bytes) -> None:
+        super().gossip_received(tunnel, payload)
+        if not self._asked or tunnel.peer is None:
+            return
+        with contextlib.suppress(msgspec.DecodeError, ValueError, RecordError):
+            message = decode_message(payload)
+            for envelope in message.envelopes if isinstance(message, Push) else ():
+                if (record := decode(envelope)).key == self._asked:
+                    self._shown[tunnel.peer.session] = record.hash
+
+
 class ControllerVisit:
     """To be used as a context; it holds the whole map inside."""
 
@@ -62,12 +119,12 @@ class ControllerVisit:
         """Why nobody hears it any more."""
         self._clock = clock
         self._gateways = gateways
-        self.mesh = MeshNode(identity, self, clock, hub=False)
+        self.mesh = _Visitor(identity, self, clock)
 
     async def __aenter__(self) -> Self:
         """Raises FT6107 when no gateway lets it in, or shows it the map, in time."""
         self.mesh.dial([(gateway.host, gateway.port) for gateway in self._gateways])
-        if not await self._until(lambda: self.mesh.in_step, LINK_S):
+        if not await self._until(lambda: self.mesh.up_to_date, LINK_S):
             why = "; ".join(f"{address}: {error}" for address, error in sorted(self.mesh.hub_links.errors.items()))
             await self.mesh.close()
             message = f"no gateway lets this controller in{': ' + why if why else ' in time'}"
@@ -82,6 +139,11 @@ class ControllerVisit:
     def ends_at(self) -> float:
         """Wall time at which its own certificate ends."""
         return describe_chain(self.mesh.credential.chain_pem()).end
+
+    @property
+    def early_end(self) -> str:
+        """A warning, where its certificate ends before a session that it assigns something may; else ""."""
+        return early_end(self.mesh.chain, now=self._clock.wall())
 
     def members(self) -> list[FleetMember]:
         """Living sessions of our provider's agents."""
@@ -141,12 +203,13 @@ class ControllerVisit:
         return None
 
     async def say(self, member: FleetMember, wanted: AssignmentBody) -> AssignmentOutcome:
-        """Sign `wanted` for `member` with the next version, and see that the gateways hold it.
+        """Sign `wanted` for `member` with the next version, and see that the gateways hold it, or one at least.
 
         Raises
         ------
         FabrictoolError
-            FT6103 to FT6105 as every node would refuse it, FT6107 when that took too long.
+            FT6103 to FT6105 as every node would refuse it, FT6107 when no gateway said in time that it holds it, though
+            one may, when another controller has spoken since, and when our own map refuses it.
         """
         registry, credential = self.mesh.registry, self.mesh.credential
         session, former = bytes.fromhex(member.session), registry.get(assignment_key(bytes.fromhex(member.session)))
@@ -157,12 +220,7 @@ class ControllerVisit:
         )
         if (refusal := self.refusal(member, body)) is not None:
             raise refusal
-        self.mesh.take(sign_assignment(credential, body).envelope)
-        if not await self._until(lambda: self.mesh.in_step, SPREAD_S):
-            message = (
-                f"the gateways did not say in time that {member.session[:8]} is assigned {wanted.model or 'nothing'}"
-            )
-            raise UnreachableError.of("FT6107", message, transient=True)
+        await self._spread(sign_assignment(credential, body))
         before = member.assignment.model if member.assignment is not None else ""
         return AssignmentOutcome(member.session, version, wanted.model, before)
 
@@ -201,6 +259,36 @@ class ControllerVisit:
             hint = f"`fabrictool mesh records {outcome.session[:8]}` says what it does"
             raise UnreachableError.of("FT6107", message, hint=hint, transient=True)
         return replace(outcome, service=settled())
+
+    async def _spread(self, record: Record) -> None:
+        """Raises FT6107 as `say` does."""
+        registry, whose = self.mesh.registry, record.body.session.hex()[:8]
+        self.mesh.take(record.envelope)
+        merge = registry.merge(record.envelope, wall=self._clock.wall())  # it is there: this says so, or why not
+        if merge.record is None or merge.record.hash != record.hash:
+            raise UnreachableError.of(
+                "FT6107", f"{whose} can be told nothing now: {merge.reason or 'it has heard more'}"
+            )
+
+        def superseded() -> bool:
+            held = registry.get(record.key)
+            return held is None or held.hash != record.hash
+
+        def settled() -> bool:
+            holders = self.mesh.holders(record)
+            return superseded() or (bool(holders) and all(holders))
+
+        deadline = self._clock.monotonic() + SPREAD_S
+        await asyncio.sleep(0)  # what was taken goes out at the end of the turn, and the question behind it
+        while not settled() and (left := deadline - self._clock.monotonic()) > 0:
+            self.mesh.ask(record.key)
+            await self._until(settled, min(ASK_S, left))
+        if superseded():
+            message = f"{whose} was told, and that is over: another controller spoke since, or its session was renewed"
+            raise UnreachableError.of("FT6107", message, transient=True)
+        if not any(self.mesh.holders(record)):
+            message = f"no gateway has said in time that it holds what {whose} was told: it may hold it all the same"
+            raise UnreachableError.of("FT6107", message, transient=True)
 
     async def _until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
         deadline = self._clock.monotonic() + timeout_s

@@ -108,18 +108,23 @@ class HubLinks:
 
         Others may have voted a hub out that serves us well.
         """
-        claimed = {address for hub in self._hubs() for address in hub.addresses}
+        living = list(self._hubs())
+        claimed = {address for hub in living for address in hub.addresses}
         self._learned = {hub for hub in self._learned if str(hub) in claimed or self._open(hub) is not None}
-        self.look(beat=True)
+        self.look(living, beat=True)
 
-    def look(self, *, beat: bool = False) -> None:
-        """Dial who is wanted, and let go of the others when nothing flows there; each `beat`, and at any change."""
+    def look(self, living: Iterable[NodeBody] | None = None, *, beat: bool = False) -> None:
+        """Dial who is wanted, and let go of the others when nothing flows there; each `beat`, and at any change.
+
+        `living` hubs, where they were read already.
+        """
         if self._closed:
             return
         known = self._told | self._learned
         wanted = known
         if self._choice is not None:
-            hubs = {hub.session: LinkedHub(hub.provider, hub.ingress) for hub in self._hubs()}
+            living = self._hubs() if living is None else living
+            hubs = {hub.session: LinkedHub(hub.provider, hub.ingress) for hub in living}
             addresses = {str(hub): hub for hub in known}
             linked = {
                 addresses[address]: hubs.get(tunnel.peer.session, LinkedHub(tunnel.peer.claims.provider))

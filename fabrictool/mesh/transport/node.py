@@ -165,11 +165,6 @@ class MeshNode:
         """The agents of our site that we dial, and where."""
         return {} if self._site_links is None else self._site_links.addresses
 
-    @property
-    def in_step(self) -> bool:
-        """Whether it has neighbours, and all of them say that they hold what we hold."""
-        return bool(self._tunnels) and self._all_agree()
-
     # -- lifecycle --------------------------------------------------------------------------------------------
 
     async def listen(self, host: str, port: int) -> int:

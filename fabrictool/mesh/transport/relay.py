@@ -14,6 +14,7 @@ import asyncio
 import logging
 import random
 import socket
+from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
@@ -95,6 +96,8 @@ class Relays:
         self._server_tls = server_tls
         self._door = Door()
         """Of its own: who crowds it keeps nobody of our site out."""
+        self._turned_away: Counter[bytes] = Counter()
+        """Hub → how many that it brought."""
         self._tunnels: dict[bytes, tuple[Tunnel, bytes]] = {}
         """Agent → the tunnel that we opened to it, and by which hub."""
         self._replaced: set[Tunnel] = set()
@@ -203,7 +206,7 @@ class Relays:
         if peer.claims.role != "gateway":
             return None
         if not self._hub:
-            return self._answer() if head.service == self._session else None
+            return self._answer(peer.session) if head.service == self._session else None
         tunnel = self._tunnel_to(head.service)
         if tunnel is None or tunnel.peer is None or tunnel.peer.claims.role != "agent":
             return None
@@ -224,30 +227,28 @@ class Relays:
                 while not all(end.lost for end in self._carried):  # noqa: ASYNC110 - many may end, and this is rare
                     await asyncio.sleep(CARRIED_LOOK_S)
 
-    def _answer(self) -> asyncio.Protocol:
-        """A gateway comes through the hub at the other end of this stream."""
+    def _answer(self, hub: bytes) -> asyncio.Protocol | None:
+        """A gateway comes through the hub at the other end of this stream; None when too many wait that it brought."""
+        host = _Inner(self._host, self._arrived.add, self._arrived.discard)
+        tunnel = Tunnel(host, self._clock.monotonic, dialler=False, expected="gateway")
+        try:
+            self._door.let_in(tunnel, self._clock.monotonic(), by=hub)
+        except ConnectionRefusedError:
+            self._turned_away[hub] += 1
+            if (count := self._turned_away[hub]).bit_count() == 1:  # it must not fill our log, either
+                _log.warning("hub %s brings too many who do not prove themselves (%d by now)", hub.hex()[:8], count)
+            return None
         near, far = Splice.pair()
-        task = asyncio.create_task(self._serve(near, far))
+        task = asyncio.create_task(self._serve(near, far, tunnel))
         self._answering.add(task)
         task.add_done_callback(self._answering.discard)
         return far
 
-    async def _serve(self, near: Splice, far: Splice) -> None:
-        def accepted() -> Tunnel:
-            host = _Inner(self._host, self._arrived.add, self._arrived.discard)
-            tunnel = Tunnel(host, self._clock.monotonic, dialler=False, expected="gateway")
-            self._door.let_in(tunnel, self._clock.monotonic())
-            return tunnel
-
+    async def _serve(self, near: Splice, far: Splice, tunnel: Tunnel) -> None:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(OPEN_S):
                 inner = await self._socket_to(near)
-                try:
-                    tunnel = accepted()
-                except OSError:
-                    inner.close()
-                    raise
                 await made(loop.connect_accepted_socket(lambda: tunnel, inner, ssl=self._server_tls))
         except (OSError, TimeoutError) as error:
             _log.warning("a relayed gateway did not get through: %s", error)
