@@ -29,7 +29,7 @@ class Describable(Protocol):
 
     @property
     def context(self) -> int:
-        """Tokens."""
+        """Tokens that a request may hold."""
 
     @property
     def engine(self) -> str: ...
