@@ -453,7 +453,7 @@ class Exchange:
             cached_tokens=usage.cached,
             completion_tokens=tokens,
             counted=usage.counted,
-            ttft_s=None if self._first_byte is None else self._first_byte - self._began,
+            ttft_s=self._first_byte - self._began if self._event_stream and self._first_byte is not None else None,
             tpot_s=tpot,
         )
         self._metrics.ended(record)

@@ -93,9 +93,10 @@ class GatewayMetrics:
         if record.counted:
             self.tokens += record.completion_tokens
             figures.tokens += record.completion_tokens
-        if record.end == "answered" and record.status == 200 and record.ttft_s is not None:
-            self.patience.learn(record.model, stream=record.stream, seconds=record.ttft_s)
-            if record.stream:
+        if record.end == "answered" and record.status == 200:
+            began_s = record.e2e_s if record.ttft_s is None else record.ttft_s
+            self.patience.learn(record.model, stream=record.stream, seconds=began_s)
+            if record.ttft_s is not None:
                 figures.ttft.append(record.ttft_s)
                 if record.tpot_s is not None:
                     figures.tpot.append(record.tpot_s)
@@ -122,7 +123,7 @@ class GatewayMetrics:
             if record.counted:
                 tokens[record.model, "prompt"] += record.prompt_tokens
                 tokens[record.model, "completion"] += record.completion_tokens
-            if record.stream and record.end == "answered" and record.status == 200 and record.ttft_s is not None:
+            if record.end == "answered" and record.status == 200 and record.ttft_s is not None:
                 self._ttft.labels(record.model).observe(record.ttft_s)
                 if record.tpot_s is not None:
                     self._tpot.labels(record.model).observe(record.tpot_s)

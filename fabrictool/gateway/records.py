@@ -39,6 +39,6 @@ class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     counted: bool = False
     """The engine said how many tokens there were; otherwise the completion's are the events that passed."""
     ttft_s: float | None = None
-    """From the request's head to the first octet of the answer's body."""
+    """Of a stream: from the request's head to the first octet of the answer's body. Others begin as they end."""
     tpot_s: float | None = None
     """Between tokens, of a stream with more than one."""

@@ -1,7 +1,8 @@
 """Public traces and our own, recognised by their columns. A bad row is dropped and counted, never guessed.
 
 Known: Azure LLM inference 2023 and 2024, BurstGPT 1 and 2, Mooncake, the Swiss AI serving trace, ShareGPT-style
-conversations, splitwise-sim, and our own lines (`trace.dumps`). Columns are found by name, in any order.
+conversations, splitwise-sim, our own lines (`trace.dumps`) and the records of our gateways. Columns are found by
+name, in any order.
 """
 
 from __future__ import annotations
@@ -60,6 +61,18 @@ class Format:
 FORMATS = (
     Format(
         "own", "fabrictool", ("t",), 1.0, ("in",), ("out",), ("model",), "prefix", 16, took=("latency",), ttft=("ttft",)
+    ),
+    Format(
+        "records",
+        "fabrictool's request records",
+        ("at",),
+        1.0,
+        ("prompt_tokens",),
+        ("completion_tokens",),
+        ("model",),
+        took=("e2e_s",),
+        status="status",
+        ttft=("ttft_s",),
     ),
     Format("azure", "Azure LLM inference trace", ("timestamp",), 0.0, ("contexttokens",), ("generatedtokens",)),
     Format(

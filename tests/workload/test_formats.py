@@ -4,12 +4,14 @@ import json
 import random
 import string
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fabrictool.base.errors import FabrictoolError, InvalidInputError
+from fabrictool.gateway.records import RequestRecord
 from fabrictool.workload.formats import FORMATS, read
 from fabrictool.workload.trace import dumps
 
@@ -71,7 +73,23 @@ SHAREGPT = json.dumps([
     {"id": "b", "conversations": [{"from": "gpt", "value": "an answer to nothing"}, {"from": "human"}]},
     {"id": "c"},
 ])  # fmt: skip
+REQUEST_RECORDS = "\n".join(
+    msgspec.json.encode(
+        RequestRecord(
+            name, at, "/v1/x", status, end, 2.5, model="m", prompt_tokens=9, completion_tokens=30, ttft_s=0.25
+        )
+    ).decode()
+    for name, at, status, end in (
+        ("a", 1700000000.0, 200, "answered"),
+        ("b", 1700000001.5, 499, "cancelled"),
+        ("c", 1700000002.0, 404, "refused"),
+        ("d", 1700000003.0, 200, "answered"),
+    )
+)
+"""As a gateway writes them: who was refused or went away is no demand that was met."""
+
 KNOWN = {
+    "records": (REQUEST_RECORDS, [0, 3], [9, 9], [30, 30]),
     "azure-2023": (AZURE_2023, [0, 4.314579, 4.541877], [374, 396, 879], [44, 109, 55]),
     "azure-2024": (AZURE_2024, [0, 0.5, 1.99007], [2162, 2399, 76], [5, 6, 15]),
     "burstgpt-1": (BURSTGPT_1, [0, 40, 113], [472, 1087, 417], [18, 230, 276]),
