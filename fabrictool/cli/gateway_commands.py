@@ -22,13 +22,22 @@ def run(
     listen: Annotated[str, typer.Option(help="HOST:PORT for clients.")] = "127.0.0.1:8080",
     keys: Annotated[Path | None, typer.Option(help="Key file; without it the gateway is open.")] = None,
     policy: Annotated[str, typer.Option(help="Routing policy: least-loaded, random or round-robin.")] = "least-loaded",
-    retries: Annotated[int, typer.Option(min=0, max=10, help="Attempts after the first, before the first byte.")] = 2,
+    retries: Annotated[
+        int, typer.Option(min=0, max=10, help="Attempts after slow failures, before the first byte.")
+    ] = 2,
+    tls_certificate: Annotated[
+        Path | None, typer.Option(help="PEM file with a certificate and its chain: speak TLS.")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="PEM file with its private key.")] = None,
 ) -> None:
     """Route to a static list of OpenAI-compatible servers, without a mesh."""
+    if (tls_certificate is None) != (tls_key is None):
+        raise typer.BadParameter("give --tls-certificate and --tls-key together")
     from fabrictool.base.clock import SystemClock
     from fabrictool.base.logs import configure_logging
     from fabrictool.base.settings import Settings
     from fabrictool.cli.output import say
+    from fabrictool.gateway.clienttls import ClientTls
     from fabrictool.gateway.directory import read_registry
     from fabrictool.gateway.keys import read_keys
     from fabrictool.gateway.loop import run_loop
@@ -37,9 +46,11 @@ def run(
     host, port = split_address(listen)
     nodes = read_registry(registry)
     keyring = read_keys(keys) if keys is not None else None
+    tls = ClientTls(str(tls_certificate), str(tls_key)) if tls_certificate and tls_key else None
     configure_logging(Settings.from_environment().log_level)
     if keyring is None:
         say("no --keys: every request is answered")
+    scheme = "http" if tls is None else "https"
     run_loop(
         run_on_list(
             nodes,
@@ -49,7 +60,8 @@ def run(
             keyring=keyring,
             policy_name=policy,
             retries=retries,
-            ready=lambda address: say(f"serving http://{address}/v1 from {len(nodes.nodes)} nodes; Ctrl-C ends"),
+            tls=tls,
+            ready=lambda address: say(f"serving {scheme}://{address}/v1 from {len(nodes.nodes)} nodes; Ctrl-C ends"),
         )
     )
 

@@ -119,7 +119,7 @@ def _gateway_lines(document: GatewayStatus, desired: Mapping[str, int], name: st
     totals = document.totals
     return [
         (
-            f"{' '.join(filter(None, ('gateway', name)))} http://{document.listen}/v1   "
+            f"{' '.join(filter(None, ('gateway', name)))} {document.url}/v1   "
             f"{totals.requests} requests, {totals.failures} failed, "
             f"{totals.retries} retried   up {duration_text(document.at - document.started_at)}"
         ),

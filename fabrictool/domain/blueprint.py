@@ -256,6 +256,15 @@ class Tenant(Document):
     """Reference to its API key, never the key."""
 
 
+class ClientTlsFiles(Document):
+    """A certificate for a gateway's clients, as PEM files on its host; they are read again when they are replaced."""
+
+    certificate: Text
+    """Path of the certificate, with its chain."""
+    key: Text
+    """Path of its private key."""
+
+
 class Gateway(Document):
     """The public face: one listener for clients, one for the agents' tunnels. Without the former it is a hub: it links
     nodes with each other and relays what it cannot read.
@@ -265,6 +274,8 @@ class Gateway(Document):
     """Where it runs."""
     listen: Endpoint | None = None
     """For clients; absent: it has none, and is told no keys."""
+    tls: ClientTlsFiles | None = None
+    """TLS for clients; absent: plain HTTP, for a loopback address or behind a proxy."""
     mesh: Endpoint
     """For agents and other gateways."""
     advertise: Endpoint | None = None

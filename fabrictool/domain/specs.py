@@ -160,6 +160,8 @@ class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_
     name: str
     listen: HostPort | msgspec.UnsetType = msgspec.UNSET
     mesh: HostPort
+    tls: tuple[str, str] | msgspec.UnsetType = msgspec.UNSET
+    """Paths of the certificate and the key for clients; not written where they speak plain HTTP."""
     policy: Literal["random", "round-robin", "least-loaded"] = "least-loaded"
     retries: int = 2
     affinity: bool | msgspec.UnsetType = msgspec.UNSET

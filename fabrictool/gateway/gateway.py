@@ -18,6 +18,7 @@ from urllib.parse import unquote
 from fabrictool import __version__
 from fabrictool.base.clock import duration_text
 from fabrictool.base.errors import FabrictoolError
+from fabrictool.gateway.clienttls import LOOK_S
 from fabrictool.gateway.directory import Directory, RoutingTarget
 from fabrictool.gateway.exchange import Exchange, ModelRequest, RoutingRules
 from fabrictool.gateway.http import ClientConnection, ClientRequest
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 
     from fabrictool.base.clock import Clock
     from fabrictool.domain.specs import GatewaySpec, HostPort
+    from fabrictool.gateway.clienttls import ClientTls
     from fabrictool.gateway.keys import Consumer, Keyring
     from fabrictool.gateway.upstream import Headers
     from fabrictool.mesh.framing import StreamHead
@@ -64,6 +66,7 @@ _log = logging.getLogger("fabrictool.gateway")
 PROVIDERS_HEADER = "x-fabric-providers"
 """A client's own allowlist: comma-separated providers; it narrows its group's list and never widens it."""
 TICK_S = 1.0
+HANDSHAKE_S = 10.0
 FILL_S = 30.0
 """After its start a gateway answers 503 for models that it does not know: by then its agents have dialled again."""
 EVENTS_KEPT = 200
@@ -104,13 +107,14 @@ class GatewayServer:
         """Node to which nothing is sent → why; said once."""
         self._known: set[str] = set(self.directory.models())
         self._mesh: MeshNode | None = None
-        self._started = clock.monotonic()
+        self._started = self._looked_at_tls = clock.monotonic()
         self._born = int(clock.wall())
         self._server: asyncio.Server | None = None
         self._tick: asyncio.Task[None] | None = None
         self.draining = False
         self._drained = asyncio.Event()
         self._warned: set[bytes] = set()
+        self._tls: ClientTls | None = None
         self.listen_address = ""
         self.mesh_address = ""
         self.spec_mark = ""
@@ -136,12 +140,18 @@ class GatewayServer:
         self.directory.weigh(rules.weights)
         self._follow_all()
 
-    async def listen(self, host: str, port: int) -> None:
+    async def listen(self, host: str, port: int, tls: ClientTls | None = None) -> None:
         """Accept clients; raises FT8004 when the address cannot be used."""
         loop = asyncio.get_running_loop()
+        self._tls = tls
         try:
             self._server = await loop.create_server(
-                lambda: ClientConnection(self, self._clock), host, port, backlog=1024
+                lambda: ClientConnection(self, self._clock),
+                host,
+                port,
+                backlog=1024,
+                ssl=None if tls is None else tls.context,
+                ssl_handshake_timeout=None if tls is None else HANDSHAKE_S,
             )
         except OSError as error:
             raise FabrictoolError.of(
@@ -380,6 +390,7 @@ class GatewayServer:
             fabric=self._fabric,
             session=mesh.session.hex() if mesh is not None else "",
             listen=self.listen_address,
+            tls=self._tls is not None,
             mesh=self.mesh_address,
             policy=self._rules.routing_policy.name,
             spec=self.spec_mark,
@@ -437,6 +448,14 @@ class GatewayServer:
             for connection in list(self.connections):
                 connection.expire()
             self._warn_of_certificates()
+            self._look_at_tls()
+
+    def _look_at_tls(self) -> None:
+        now = self._clock.monotonic()
+        if self._tls is not None and now - self._looked_at_tls > LOOK_S:
+            self._looked_at_tls = now
+            if told := self._tls.look():
+                self.note("client-certificate", self.listen_address, told)
 
     def _warn_of_certificates(self) -> None:
         """Once a session, hours ahead: when its certificate ends, its tunnel is closed."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from fabrictool.gateway.clienttls import ClientTls
 from fabrictool.gateway.directory import StaticRegistry, static_targets
 from fabrictool.gateway.exchange import RoutingRules
 from fabrictool.gateway.gateway import GatewayServer, node_body
@@ -113,7 +114,8 @@ async def run_on_mesh(spec: GatewaySpec, folder: RunFolder, clock: Clock) -> str
 async def _listen(gateway: GatewayServer, spec: GatewaySpec) -> None:
     """For clients; a hub has none."""
     if not isinstance(spec.listen, msgspec.UnsetType):
-        await gateway.listen(spec.listen.host, spec.listen.port)
+        tls = None if isinstance(spec.tls, msgspec.UnsetType) else ClientTls(*spec.tls)
+        await gateway.listen(spec.listen.host, spec.listen.port, tls)
 
 
 async def _drain(gateway: GatewayServer, mesh: MeshNode) -> None:
@@ -132,6 +134,7 @@ async def run_on_list(
     keyring: Keyring | None,
     policy_name: str,
     retries: int,
+    tls: ClientTls | None,
     ready: Callable[[str], None],
 ) -> str:
     """Serve a static list until TERM or Ctrl-C; `ready` is told the address once it accepts clients."""
@@ -143,7 +146,7 @@ async def run_on_list(
         targets=static_targets(registry),
     )
     stop = _stop_event()
-    await gateway.listen(host, port)
+    await gateway.listen(host, port, tls)
     pages = await serve_status(gateway.status, metrics=gateway.exposition)
     try:
         _log.info("status and metrics on http://127.0.0.1:%d", pages.addresses[0][1])

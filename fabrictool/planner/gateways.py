@@ -95,6 +95,7 @@ def _spec(
         node=gateway.cluster,
         name=name,
         listen=gateway.listen or msgspec.UNSET,
+        tls=(gateway.tls.certificate, gateway.tls.key) if gateway.tls and gateway.listen else msgspec.UNSET,
         mesh=gateway.mesh,
         policy=blueprint.routing.policy,
         retries=blueprint.routing.retries,

@@ -185,6 +185,8 @@ class GatewayStatus(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", ta
     fabric: str
     session: str
     listen: str
+    tls: bool = False
+    """Whether clients speak TLS there."""
     mesh: str
     policy: str
     spec: str = ""
@@ -195,6 +197,11 @@ class GatewayStatus(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", ta
     registry_records: int
     registry_root: str
     events: list[Event] = []
+
+    @property
+    def url(self) -> str:
+        """What clients ask, without the API's path."""
+        return f"http{'s' if self.tls else ''}://{self.listen}"
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):

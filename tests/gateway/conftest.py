@@ -119,6 +119,7 @@ class Bed:
     KEY = "key-of-everyone-0123456789"
     ALPHA_KEY = "key-of-alpha-only-0123456789"
     NOBODY_KEY = "key-of-an-unknown-group-0123"
+    tls = None
 
     async def start(self, policy_name="round-robin", retries=2, nodes=None):
         """`nodes`: servers of the test's own in place of the engines."""
@@ -143,7 +144,7 @@ class Bed:
             keyring=Keyring(rows),
             targets=static_targets(StaticRegistry(nodes)),
         )
-        await self.gateway.listen("127.0.0.1", 0)
+        await self.gateway.listen("127.0.0.1", 0, self.tls)
         self.url = f"http://{self.gateway.listen_address}"
         self.host, port = self.gateway.listen_address.split(":")
         self.port = int(port)
