@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 Entitlement = tuple[str, TrustPolicy, str | None, frozenset[str] | None, Requirements]
 ENTITLED_KEPT = 4096
+CHAINS_KEPT = 10_000
+"""Answers that a later request may refer to; the oldest are forgotten."""
 MISSED_S = 600.0
 """After its last replica was lost a model that is not planned is missed for so long; then it counts as not there."""
 
@@ -102,6 +104,8 @@ class Directory:
         """Monotonic seconds: until then the gateway cannot know which models there are."""
         self._served_at: dict[str, float] = {}
         """Model → when it lost a replica last."""
+        self._chains: dict[str, bytes] = {}
+        """Id of an answer of ``/v1/responses`` → key of the replica that keeps it."""
         self.planned: Mapping[str, tuple[int, ...]] = {}
         """Model → numbers of the replicas that it should have."""
         self._entitled: dict[Entitlement, tuple[RoutingTarget, ...] | Refusal | Unmet] = {}
@@ -147,6 +151,17 @@ class Directory:
 
     def get(self, key: bytes) -> RoutingTarget | None:
         return self._targets.get(key)
+
+    def keeps(self, response: str, key: bytes) -> None:
+        """A replica gave this answer, and keeps it for the next request of the chain."""
+        self._chains.pop(response, None)
+        self._chains[response] = key
+        if len(self._chains) > CHAINS_KEPT:
+            del self._chains[next(iter(self._chains))]
+
+    def keeper(self, response: str) -> bytes | None:
+        """Key of the replica that gave this answer, as far as this gateway knows."""
+        return self._chains.get(response)
 
     def models(self) -> list[str]:
         return sorted(self._by_model)

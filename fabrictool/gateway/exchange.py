@@ -108,6 +108,8 @@ class ModelRequest(msgspec.Struct, frozen=True):
     required: Requirements = ANYTHING
     conversation: int | None = None
     """See `routing.affinity`."""
+    follows: str = ""
+    """Id of the answer that this request continues: only the replica that gave it has what was said."""
     caller: Caller = NOBODY
     stream: bool = False
     added_usage: bool = False
@@ -315,7 +317,14 @@ class Exchange:
         entitled = self._directory.entitled(
             asked.model, self._rules.trust, asked.group, asked.requested, asked.required
         )
-        return entitled if isinstance(entitled, str | Unmet) else ready(entitled, self._tried) or "not-ready"
+        if isinstance(entitled, str | Unmet):
+            return entitled
+        keeper = self._directory.keeper(asked.follows) if asked.follows else None
+        if keeper is not None:
+            entitled = tuple(target for target in entitled if target.key == keeper)
+            if not entitled:
+                return Unmet(f"the one that gave {asked.follows}: it is gone, and what was said with it")
+        return ready(entitled, self._tried) or "not-ready"
 
     def _may_retry(self, now: float) -> bool:
         if self._passing or now - self._began > DEADLINE_S:
@@ -429,6 +438,8 @@ class Exchange:
             return
         self._over = True
         target, asked, usage = self._target, self._request, self._usage
+        if end == "answered" and target is not None and usage.response and asked.path.startswith("/v1/responses"):
+            self._directory.keeps(usage.response, target.key)
         self._drop_attempt()
         now = self._client.now()
         tokens = usage.completion if usage.counted else self._tokens

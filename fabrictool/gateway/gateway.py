@@ -343,6 +343,7 @@ class GatewayServer:
             required=required if isinstance(required, Requirements) else ANYTHING,
             caller=self._caller(consumer),
             conversation=self._conversation(peeked, consumer),
+            follows=peeked.previous_response_id or "",
             stream=bool(peeked.stream),
             added_usage=added_usage,
             id=record_id,

@@ -31,12 +31,14 @@ class _Usage(msgspec.Struct, frozen=True):
 
 
 class _Inner(msgspec.Struct, frozen=True):
+    id: str = ""
     usage: _Usage | None = None
 
 
 class _Holder(msgspec.Struct, frozen=True):
     """An answer, or an event: its usage, or that of the response or message which it tells of."""
 
+    id: str = ""
     usage: _Usage | None = None
     response: _Inner | None = None
     message: _Inner | None = None
@@ -53,6 +55,8 @@ class Usage(msgspec.Struct):
     cached: int = 0
     completion: int = 0
     counted: bool = False
+    response: str = ""
+    """The id of the answer, by which a later request may refer to it."""
 
     def read(self, text: bytes) -> bool:
         """Take the figures of one JSON text; returns whether they were all that it said, without any choice."""
@@ -61,6 +65,7 @@ class Usage(msgspec.Struct):
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return False
         inner = holder.response or holder.message
+        self.response = (inner.id if inner is not None else holder.id) or self.response
         usage = holder.usage or (inner.usage if inner is not None else None)
         if usage is None:
             return False

@@ -34,6 +34,7 @@ class FakeEngine:
         self.name = name
         self.seen = []
         self.mode = "ok"
+        self.answer_id = "c"
         self.cancelled = asyncio.Event()
         self.release = asyncio.Event()
 
@@ -71,7 +72,13 @@ class FakeEngine:
         text = f"from {self.name}"
         choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
         usage = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
-        answer = {"id": "c", "object": "chat.completion", "created": 1, "model": body["model"], "choices": [choice]}
+        answer = {
+            "id": self.answer_id,
+            "object": "chat.completion",
+            "created": 1,
+            "model": body["model"],
+            "choices": [choice],
+        }
         if self.mode == "half-body":
             response = web.StreamResponse(headers={"content-type": "application/json", "content-length": "1000"})
             await response.prepare(request)

@@ -423,3 +423,20 @@ async def test_a_conversation_stays_with_its_replica_and_others_do_not(bed, affi
             homes.append(set(answers))
     assert all(len(home) == 1 for home in homes) == affinity
     assert set.union(*homes) == {"from a", "from b"}
+
+
+async def test_a_chain_of_responses_stays_with_the_replica_that_keeps_it(bed):
+    async def respond(http, **fields):
+        async with http.post(f"{bed.url}/v1/responses", json={"model": "m", "input": "x"} | fields) as answer:
+            return answer.status, await answer.json()
+
+    bed.a.answer_id, bed.b.answer_id = "resp_a", "resp_b"
+    async with aiohttp.ClientSession(headers={"authorization": f"Bearer {bed.KEY}"}) as http:
+        assert {(await respond(http))[1]["id"] for _ in range(4)} == {"resp_a", "resp_b"}
+        for name in ("resp_a", "resp_b"):
+            assert {(await respond(http, previous_response_id=name))[1]["id"] for _ in range(4)} == {name}
+        bed.gateway.directory.replace([t for t in bed.gateway.directory if t.provider == "alpha"])
+        status, answer = await respond(http, previous_response_id="resp_b")
+        assert status == 422
+        assert "resp_b: it is gone" in answer["error"]["message"]
+        assert (await respond(http, previous_response_id="resp_of_another_gateway"))[0] == 200
