@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from fabrictool.routing.candidates import Refusal
 
 
-Entitlement = tuple[str, TrustPolicy, str | None, frozenset[str] | None, Requirements]
+Entitlement = tuple[str, TrustPolicy, str | None, frozenset[str] | None, Requirements | None]
 ENTITLED_KEPT = 4096
 CHAINS_KEPT = 10_000
 """Answers that a later request may refer to; the oldest are forgotten."""
@@ -128,7 +128,7 @@ class Directory:
         required: Requirements = ANYTHING,
     ) -> tuple[RoutingTarget, ...] | Refusal | Unmet:
         """Who may serve such a request and is what it asks for, ready or not."""
-        key = (model, trust, group, requested, required)
+        key = (model, trust, group, requested, None if required is ANYTHING else required)
         known = self._entitled.get(key)
         if known is None:
             if len(self._entitled) >= ENTITLED_KEPT:

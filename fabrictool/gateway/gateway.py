@@ -286,6 +286,8 @@ class GatewayServer:
 
     def _get(self, path: str, consumer: Consumer | None) -> GatewayResponse:
         if path == "/health":
+            if self.draining:  # a proxy in front sends what is new elsewhere
+                return GatewayResponse(503, b'{"status":"stopping"}')
             return GatewayResponse(200, b'{"status":"ok"}')
         group = consumer.group if consumer is not None else None
         tenant = consumer is not None
