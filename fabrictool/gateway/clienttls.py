@@ -59,7 +59,8 @@ class ClientTls:
         try:
             context.load_cert_chain(self._certificate, self._key)
         except (OSError, ssl.SSLError) as error:
-            reason = "they do not belong together" if "MISMATCH" in str(error) else (error.strerror or str(error))
+            wrong = "they are not PEM, or do not belong together" if isinstance(error, ssl.SSLError) else None
+            reason = wrong or error.strerror or str(error)
             raise FabrictoolError.of(
                 "FT8006",
                 f"cannot use {self._certificate} with {self._key} for clients: {reason.lower()}",

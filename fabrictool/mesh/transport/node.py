@@ -199,10 +199,10 @@ class MeshNode:
         self.hub_links.dial((HostPort(host, port) for host, port in addresses), egress)
 
     def seek(self, addresses: Sequence[HostPort]) -> None:
-        """Dial these, hubs or agents, whenever we are linked with nobody."""
+        """Dial these, hubs or agents, whenever we are linked with nobody; an agent seeks its own provider's agents."""
         self._begin()
         self.hub_links.seek(
-            addresses, lambda: Tunnel(self, self._clock.monotonic, dialler=True, expected="agent or gateway")
+            addresses, lambda: self._dialled("agent or gateway" if self._hub else "own agent or gateway")
         )
 
     def link_site(self) -> None:
