@@ -32,7 +32,7 @@ from fabrictool.routing.ejection import available
 from fabrictool.routing.requirements import ANYTHING, Requirements
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from fabrictool.gateway.directory import Directory, RoutingTarget
     from fabrictool.gateway.metrics import GatewayMetrics
@@ -262,7 +262,7 @@ class Exchange:
         if self._passing:
             self._client.finish()
         else:
-            text = b"".join(self._held)
+            text = self._held[0] if len(self._held) == 1 else b"".join(self._held)
             if self._status == 200:
                 self._usage.read(text)
             kind = self._content_type or "application/json"
@@ -281,7 +281,7 @@ class Exchange:
 
     def _attempt(self, retry_reason: str | None) -> None:
         candidates = self._candidates()
-        if isinstance(candidates, str | Unmet):
+        if not isinstance(candidates, list):
             self._refuse(candidates)
             return
         now = self._client.now()
@@ -311,13 +311,13 @@ class Exchange:
             asked.method, asked.path, asked.headers, asked.body, asked.caller, self, anew=anew
         )
 
-    def _candidates(self) -> Sequence[RoutingTarget] | Refusal | Unmet:
+    def _candidates(self) -> list[RoutingTarget] | Refusal | Unmet:
         """The replicas that may answer and have not been tried."""
         asked = self._request
         entitled = self._directory.entitled(
             asked.model, self._rules.trust, asked.group, asked.requested, asked.required
         )
-        if isinstance(entitled, str | Unmet):
+        if not isinstance(entitled, tuple):
             return entitled
         keeper = self._directory.keeper(asked.follows) if asked.follows else None
         if keeper is not None:
@@ -330,7 +330,7 @@ class Exchange:
         if self._passing or now - self._began > DEADLINE_S:
             return False
         fast = now - self._attempt_began <= SLOW_S
-        return (fast or self._retries_left > 0) and not isinstance(self._candidates(), str | Unmet)
+        return (fast or self._retries_left > 0) and isinstance(self._candidates(), list)
 
     def _lost(self, code: str, word: str, reason: str, *, status: int) -> None:
         now = self._client.now()

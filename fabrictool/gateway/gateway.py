@@ -324,7 +324,8 @@ class GatewayServer:
     def _ask(self, request: ClientRequest, connection: ClientConnection) -> GatewayResponse | Exchange:
         """Of a replica of the model that the body names."""
         body, path, began = request.body, request.path, self._clock.wall()
-        consumer, record_id = request.consumer, self.new_id()
+        consumer = request.consumer
+        record_id = self.new_id() if "x-request-id" in request.fields else connection.request_id
         peeked = peek(body, path)
         required = requirements_of(request.fields)
         if isinstance(required, str):
@@ -341,7 +342,7 @@ class GatewayServer:
             headers=_passed_on(request.fields, connection.request_id),
             body=with_usage(body) if added_usage else body,
             group=consumer.group if consumer is not None else None,
-            requested=_requested(request.values(PROVIDERS_HEADER)),
+            requested=_requested(request.values(PROVIDERS_HEADER)) if PROVIDERS_HEADER in request.fields else None,
             required=required if isinstance(required, Requirements) else ANYTHING,
             caller=self._caller(consumer),
             conversation=self._conversation(peeked, consumer),
@@ -381,6 +382,7 @@ class GatewayServer:
 
     def status(self) -> GatewayStatus:
         metrics, mesh, now = self._metrics, self._mesh, self._clock.wall()
+        metrics.fold()
         nodes = (
             mesh_rows(mesh, self.directory, self._lost_at, self.tails, now)
             if mesh is not None
@@ -448,6 +450,7 @@ class GatewayServer:
     async def _tick_forever(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
+            self._metrics.fold()
             for connection in list(self.connections):
                 connection.expire()
             self._warn_of_certificates()

@@ -80,6 +80,8 @@ class Keyring:
         """`fabric`: whose tenants they are, so that a tenant's pseudonyms of two fabrics differ."""
         rows = sorted(rows, key=lambda row: row.sha256, reverse=True)
         self._consumers = {row.sha256: Consumer(row.tenant, row.group) for row in rows}
+        self._presented: dict[str, Consumer] = {}
+        """Header → whose it is, of those that were known: no more than there are keys, as clients write them."""
         self._fabric = fabric
         self._first_key = {row.tenant: row.sha256 for row in rows}
 
@@ -88,8 +90,16 @@ class Keyring:
 
     def consumer(self, authorization: str) -> Consumer | None:
         """Who presents this ``Authorization`` header; None when nobody we know."""
+        known = self._presented.get(authorization)
+        if known is not None:
+            return known
         scheme, _, key = authorization.partition(" ")
-        return self._consumers.get(hash_key(key.strip())) if scheme.lower() == "bearer" else None
+        consumer = self._consumers.get(hash_key(key.strip())) if scheme.lower() == "bearer" else None
+        if consumer is not None:
+            if len(self._presented) > 2 * len(self._consumers):
+                self._presented.clear()
+            self._presented[authorization] = consumer
+        return consumer
 
     @property
     def tenants(self) -> tuple[str, ...]:

@@ -65,7 +65,7 @@ class GatewayMetrics:
         self.retries = 0
         self.tokens = 0
         self._waiting: list[RequestRecord] = []
-        """Not in the series yet: a series costs more than all else that a request is counted by."""
+        """Not counted yet: each for itself would cost a request more than its routing does."""
 
     def begun(self) -> None:
         self.in_flight += 1
@@ -79,7 +79,43 @@ class GatewayMetrics:
         """Whatever became of a request, and one that was refused at once."""
         self._waiting.append(record)
         if len(self._waiting) >= WAITING_MAX:
-            self._fold()
+            self.fold()
+
+    def retried(self, reason: str) -> None:
+        self._retries.labels(reason).inc()
+        self.retries += 1
+
+    def cancelled(self, phase: str) -> None:
+        self._cancelled.labels(phase).inc()
+
+    def exposition(self) -> bytes:
+        self.fold()
+        self._in_flight.set(self.in_flight)
+        return generate_latest(self._registry)
+
+    def fold(self) -> None:
+        """Count what waits; called each second, and by whoever reads the figures."""
+        waiting, self._waiting = self._waiting, []
+        answered: Counting[tuple[str, str, int]] = Counting()
+        tokens: Counting[tuple[str, str]] = Counting()
+        for record in waiting:
+            self._figure(record)
+            if record.end != "cancelled":
+                answered[record.model, record.provider, record.status] += 1
+            if record.counted:
+                tokens[record.model, "prompt"] += record.prompt_tokens
+                tokens[record.model, "completion"] += record.completion_tokens
+            if record.end == "answered" and record.status == 200 and record.ttft_s is not None:
+                self._ttft.labels(record.model).observe(record.ttft_s)
+                if record.tpot_s is not None:
+                    self._tpot.labels(record.model).observe(record.tpot_s)
+        for (model, provider, status), number in answered.items():
+            self._requests.labels(model, provider, str(status)).inc(number)
+        for labels, number in tokens.items():
+            self._tokens.labels(*labels).inc(number)
+
+    def _figure(self, record: RequestRecord) -> None:
+        """Of the status page, and of the limits that are learned."""
         failed = record.end == "broken" or (record.status >= 500 and record.end != "cancelled")
         self.requests += record.end != "cancelled"
         self.failures += failed
@@ -100,34 +136,3 @@ class GatewayMetrics:
                 figures.ttft.append(record.ttft_s)
                 if record.tpot_s is not None:
                     figures.tpot.append(record.tpot_s)
-
-    def retried(self, reason: str) -> None:
-        self._retries.labels(reason).inc()
-        self.retries += 1
-
-    def cancelled(self, phase: str) -> None:
-        self._cancelled.labels(phase).inc()
-
-    def exposition(self) -> bytes:
-        self._fold()
-        self._in_flight.set(self.in_flight)
-        return generate_latest(self._registry)
-
-    def _fold(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        answered: Counting[tuple[str, str, int]] = Counting()
-        tokens: Counting[tuple[str, str]] = Counting()
-        for record in waiting:
-            if record.end != "cancelled":
-                answered[record.model, record.provider, record.status] += 1
-            if record.counted:
-                tokens[record.model, "prompt"] += record.prompt_tokens
-                tokens[record.model, "completion"] += record.completion_tokens
-            if record.end == "answered" and record.status == 200 and record.ttft_s is not None:
-                self._ttft.labels(record.model).observe(record.ttft_s)
-                if record.tpot_s is not None:
-                    self._tpot.labels(record.model).observe(record.tpot_s)
-        for (model, provider, status), number in answered.items():
-            self._requests.labels(model, provider, str(status)).inc(number)
-        for labels, number in tokens.items():
-            self._tokens.labels(*labels).inc(number)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from time import monotonic
 from typing import TYPE_CHECKING, Protocol, cast
 
 import httptools
@@ -22,6 +23,7 @@ IDLE_S = 4.0
 """A connection that has been idle for longer is not used again: uvicorn, below vLLM and SGLang, closes it after 5 s."""
 IDLE_KEPT = 256
 """Connections to one server that wait for a request."""
+_SIZES = frozenset({b"content-length", b"transfer-encoding"})
 ANSWER_HEAD_OCTETS = 64 * 1024
 
 Headers = tuple[tuple[str, str], ...]
@@ -202,7 +204,7 @@ class Upstream(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()
         self._headers.append((name, value))
-        if name in (b"content-length", b"transfer-encoding"):
+        if name in _SIZES:
             self._sized = True
 
     def on_headers_complete(self) -> None:
@@ -362,10 +364,12 @@ class TcpConnector:
         self._idle = []
 
     def _kept(self) -> Upstream | None:
-        now = asyncio.get_running_loop().time()
+        if not self._idle:
+            return None
+        oldest = monotonic() - IDLE_S
         while self._idle:
             upstream = self._idle.pop()
-            if now - upstream.idle_since > IDLE_S:
+            if upstream.idle_since < oldest:
                 upstream.close()
                 self.close()  # all others are older
             elif upstream.usable:
@@ -375,7 +379,7 @@ class TcpConnector:
     def _keep(self, upstream: Upstream) -> None:
         if len(self._idle) >= IDLE_KEPT:
             self._idle.pop(0).close()
-        upstream.idle_since = asyncio.get_running_loop().time()
+        upstream.idle_since = monotonic()  # the loop's own clock costs a system call to find the loop
         self._idle.append(upstream)
 
     async def _connect(self, request: bytes, upstream: Upstream) -> None:

@@ -71,4 +71,4 @@ E = TypeVar("E", bound=Ejectable)
 
 def available(candidates: Sequence[E], now: float) -> Sequence[E]:
     """Those that are not out; all, if everybody is."""
-    return [c for c in candidates if c.ejection.available(now)] or candidates
+    return [c for c in candidates if not c.ejection.out_until or c.ejection.available(now)] or candidates

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from bisect import bisect
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -75,9 +76,14 @@ class LeastLoadedPolicy:
     def pick(self, candidates: Sequence[R]) -> R:
         if len(candidates) == 1:
             return candidates[0]
-        loads = [(candidate.load + 1.0) / candidate.weight for candidate in candidates]
-        least = min(loads)
-        return self._rng.choice([c for c, load in zip(candidates, loads, strict=True) if load == least])
+        least, idlest = math.inf, list[R]()
+        for candidate in candidates:
+            load = (candidate.load + 1.0) / candidate.weight
+            if load < least:
+                least, idlest = load, [candidate]
+            elif load == least:
+                idlest.append(candidate)
+        return idlest[0] if len(idlest) == 1 else self._rng.choice(idlest)
 
 
 def routing_policy(name: str, rng: random.Random) -> RoutingPolicy:

@@ -257,6 +257,7 @@ async def test_time_per_token_counts_tokens_and_no_other_events(usage):
     exchange.complete(sized=True)
     (record,) = records
     assert (record.completion_tokens, record.counted, record.ttft_s) == (5, bool(usage), 0.0)
+    metrics.fold()
     assert list(metrics.models["m"].tpot) == [1.0]
 
 
