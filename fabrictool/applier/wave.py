@@ -44,7 +44,7 @@ from fabrictool.applier.events import (
 )
 from fabrictool.base.errors import FabrictoolError, UnreachableError
 from fabrictool.domain.observed import lives
-from fabrictool.domain.specs import AgentSpec
+from fabrictool.domain.specs import AgentSpec, GatewaySpec
 from fabrictool.planner.drift import cannot_start
 
 if TYPE_CHECKING:
@@ -53,9 +53,12 @@ if TYPE_CHECKING:
     from fabrictool.applier.course import Phase
     from fabrictool.applier.events import Effect, Event
     from fabrictool.domain.observed import ClusterFacts, ObservedUnit
+    from fabrictool.domain.plan import Action
 
 STOP_GRACE_S = 60.0
 """A unit drains for its `drain_s`, then leaves; after this long it is killed."""
+HANDED_OVER_GRACE_S = 330.0
+"""Of a gateway whose successor serves: it lets streams end for 300 s."""
 READY_MARGIN_S = 30.0
 """For starting the process, and for reaching a gateway once the engine is ready."""
 QUEUE_WAIT_S = 900.0
@@ -331,7 +334,7 @@ class Wave:
         groups: dict[str, list[str]] = {}
         for course in self._open():
             if course.phase in LEAVING and not course.asked:
-                course.asked, course.deadline = True, now + STOP_GRACE_S
+                course.asked, course.deadline = True, now + _grace(course.action)
                 groups.setdefault(course.former, []).append(course.action.former)
         for name in groups:
             self._look_soon(name)
@@ -365,6 +368,12 @@ class Wave:
             if isinstance(effect, Tell) and effect.verb != "forget":
                 _hold(set(effect.operations) <= leaving, "a unit is told to leave whose successor does not serve yet")
                 _hold(effect.verb != "kill" or set(effect.operations) <= asked, "a unit is killed that was not asked")
+
+
+def _grace(action: Action) -> float:
+    """How long its former unit may take to end."""
+    beside = isinstance(action.spec, GatewaySpec) and action.kind == "replace" and not action.stop_first
+    return HANDED_OVER_GRACE_S if beside else STOP_GRACE_S
 
 
 def _sign(phase: Phase, facts: ClusterFacts, unit: ObservedUnit | None) -> Sign:

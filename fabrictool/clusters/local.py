@@ -302,6 +302,7 @@ def _observe_unit(folder: RunFolder) -> ObservedUnit | None:
         certificate_begins_at=begins,
         certificate_ends_at=ends,
         renewable=renewable(health),
+        hands_over=health.get("hands_over") is True,
         ends_at=started + walltime if walltime is not None and isinstance(started, int | float) else None,
         waits_for=awaited(health.get("waits_for")),
         ready=health.get("ready") is True and not stopped,

@@ -215,6 +215,7 @@ def _unit(
         certificate_begins_at=_number(meta.get("certificate_begins_at"), 0.0) or 0.0,
         certificate_ends_at=certificate_ends_at,
         renewable=renewable(tells),
+        hands_over=tells.get("hands_over") is True,
         ends_at=told_end if state == "running" else None,
         waits_for="leaving" if ending else awaited(health.get("waits_for")) if state == "running" else "",
         ready=state == "running"

@@ -45,6 +45,8 @@ class ObservedUnit(msgspec.Struct, frozen=True, kw_only=True):
     """Wall seconds until which every certificate of its chain is valid."""
     renewable: bool = False
     """It takes another certificate for its key, and other gateways, while it runs."""
+    hands_over: bool = False
+    """A gateway: its successor can start beside it, and takes over its ports."""
     ends_at: float | None = None
     """Wall seconds at which its walltime ends; None when it has none or was not started."""
     holds: bool = False

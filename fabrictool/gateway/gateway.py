@@ -18,6 +18,7 @@ from urllib.parse import unquote
 from fabrictool import __version__
 from fabrictool.base.clock import duration_text
 from fabrictool.base.errors import FabrictoolError
+from fabrictool.base.listening import Listening
 from fabrictool.gateway.clienttls import LOOK_S
 from fabrictool.gateway.directory import Directory, RoutingTarget
 from fabrictool.gateway.exchange import Exchange, ModelRequest, RoutingRules
@@ -47,6 +48,7 @@ from fabrictool.status.documents import Event, GatewayStatus, Totals, encode
 from fabrictool.status.pages import METRICS_TYPE
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Iterable, Mapping
 
     from fabrictool.base.clock import Clock
@@ -109,10 +111,14 @@ class GatewayServer:
         self._mesh: MeshNode | None = None
         self._started = self._looked_at_tls = clock.monotonic()
         self._born = int(clock.wall())
-        self._server: asyncio.Server | None = None
+        self.listening = Listening(lambda: ClientConnection(self, clock))
         self._tick: asyncio.Task[None] | None = None
         self.draining = False
-        self._drained = asyncio.Event()
+        """Nothing new is accepted, for good or until a successor turns out to have failed."""
+        self.ending = False
+        """Connections without a request are closed."""
+        self._left = asyncio.Event()
+        """Set whenever a client leaves."""
         self._warned: set[bytes] = set()
         self._tls: ClientTls | None = None
         self.listen_address = ""
@@ -140,19 +146,23 @@ class GatewayServer:
         self.directory.weigh(rules.weights)
         self._follow_all()
 
-    async def listen(self, host: str, port: int, tls: ClientTls | None = None) -> None:
-        """Accept clients; raises FT8004 when the address cannot be used."""
-        loop = asyncio.get_running_loop()
+    # Wide: where, by which protocol, and from whom.
+    async def listen(
+        self, host: str, port: int, tls: ClientTls | None = None, sockets: Iterable[socket.socket] = ()
+    ) -> None:
+        """Accept clients, perhaps at `sockets` of another process; raises FT8004 when the address cannot be used."""
         self._tls = tls
+        self.listening = Listening(
+            lambda: ClientConnection(self, self._clock),
+            backlog=1024,
+            ssl=None if tls is None else tls.context,
+            ssl_handshake_timeout=None if tls is None else HANDSHAKE_S,
+        )
         try:
-            self._server = await loop.create_server(
-                lambda: ClientConnection(self, self._clock),
-                host,
-                port,
-                backlog=1024,
-                ssl=None if tls is None else tls.context,
-                ssl_handshake_timeout=None if tls is None else HANDSHAKE_S,
-            )
+            if sockets:
+                await self.listening.adopt(sockets)
+            else:
+                await self.listening.open(host, port)
         except OSError as error:
             raise FabrictoolError.of(
                 "FT8004",
@@ -160,21 +170,32 @@ class GatewayServer:
                 thing=f"{host}:{port}",
                 hint="choose another address in the blueprint's gateway section, or stop what holds this one",
             ) from error
-        bound = self._server.sockets[0].getsockname()
-        self.listen_address = f"{host}:{bound[1]}"
+        self.listen_address = f"{host}:{self.listening.port}"
         self._tick = asyncio.create_task(self._tick_forever())
 
-    async def drain(self, seconds: float) -> None:
-        """Accept nothing new, let open requests finish for that long, then close."""
-        if self._server is not None:
-            self._server.close()
+    def step_aside(self) -> None:
+        """Accept no connection; those that are here get an answer more, and are told to come back by another one."""
+        self.listening.pause()
         self.draining = True
+
+    async def come_back(self) -> None:
+        """Accept again. Raises OSError."""
+        self.draining = False
+        await self.listening.resume()
+
+    async def drain(self, seconds: float, *, idle_s: float = 0.0) -> None:
+        """Accept nothing new, let open requests finish for that long, then close. Connections without a request are
+        closed after `idle_s`.
+        """
+        self.step_aside()
+        self.listening.close()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._gone(), idle_s)
+        self.ending = True
         for connection in list(self.connections):
             connection.close_when_answered()
-        if not self.connections:
-            self._drained.set()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._drained.wait(), seconds)
+            await asyncio.wait_for(self._gone(), seconds)
         if self._tick is not None:
             self._tick.cancel()
         for connection in list(self.connections):
@@ -182,17 +203,22 @@ class GatewayServer:
         for target in self.directory:
             target.connector.close()
 
+    async def _gone(self) -> None:
+        """Until no client is here."""
+        while self.connections:
+            self._left.clear()
+            await self._left.wait()
+
     # -- Handler, for connections -----------------------------------------------------------------------------
 
     def opened(self, connection: ClientConnection) -> None:
         self.connections.add(connection)
-        if self.draining:
+        if self.ending:
             connection.close_when_answered()
 
     def closed(self, connection: ClientConnection) -> None:
         self.connections.discard(connection)
-        if self.draining and not self.connections:
-            self._drained.set()
+        self._left.set()
 
     def admit(self, request: ClientRequest) -> GatewayResponse | None:
         """Key, method, path and the headers that would be passed on: all that a head alone decides."""

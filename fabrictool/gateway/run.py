@@ -17,6 +17,7 @@ from fabrictool.gateway.clienttls import ClientTls
 from fabrictool.gateway.directory import StaticRegistry, static_targets
 from fabrictool.gateway.exchange import RoutingRules
 from fabrictool.gateway.gateway import GatewayServer, node_body
+from fabrictool.gateway.handover import Handover, take_over
 from fabrictool.gateway.reloading import Reloading, keyring_of
 from fabrictool.gateway.settling import Settling
 from fabrictool.mesh.attestation import SignedBuilds, read_signer
@@ -33,6 +34,7 @@ from fabrictool.status.pages import serve_status
 from fabrictool.status.signs import SignsOfLife
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Iterable, Mapping
 
     from fabrictool.base.clock import Clock
@@ -44,6 +46,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger("fabrictool.gateway")
 
 DRAIN_S = 20.0
+DRAIN_SUCCEEDED_S = 300.0
+"""Where another process serves all new requests meanwhile; the applier waits so long, and a little more."""
+IDLE_SUCCEEDED_S = 5.0
+"""A client that keeps its connection is told with its next answer to take another one: closed under its hands, it would
+not know whether its request was heard."""
 TRACE = "mesh.trace"
 BEAT_S = 3.0
 """A gateway is one process on a host of its own, and its document tells of the whole fabric."""
@@ -65,10 +72,8 @@ async def run_on_mesh(spec: GatewaySpec, folder: RunFolder, clock: Clock) -> str
     gateway.plan_for(spec.planned)
     stop = _stop_event()
     async with AsyncExitStack() as stack:
-        port = await mesh.listen(spec.mesh.host, spec.mesh.port)
-        stack.push_async_callback(mesh.close)
-        gateway.mesh_address = f"{spec.mesh.host}:{port}"
-        await _listen(gateway, spec)
+        handover = Handover(gateway, mesh, folder)
+        await _accept(spec, gateway, mesh, handover, stack, clock)
         pages = await serve_status(gateway.status, folder, metrics=gateway.exposition, views=views_of(mesh))
         stack.push_async_callback(pages.cleanup)
         folder.write_process(
@@ -77,25 +82,23 @@ async def run_on_mesh(spec: GatewaySpec, folder: RunFolder, clock: Clock) -> str
             mesh=gateway.mesh_address,
             started_at=clock.wall(),
         )
-        gateway.publish_node(node_body(mesh, spec, Lifecycle.SERVING, version=1))
         _log.info("clients on %s, agents on %s", gateway.listen_address or "no address", gateway.mesh_address)
-        _tell_mesh(mesh, spec)
-        mesh.dial([(hub.host, hub.port) for hub in spec.dials])
         settling = Settling(mesh, clock, others=bool(spec.hubs))
 
-        def take_over(new: GatewaySpec, keyring: Keyring | None) -> None:
+        def reload(new: GatewaySpec, keyring: Keyring | None) -> None:
             gateway.reload(_rules_of(new), keyring)
             _learn(keyring, stack)
             gateway.plan_for(new.planned)
             _tell_mesh(mesh, new)
 
-        reloading = Reloading(spec, folder, take_over, gateway.note, mesh.renew)
+        reloading = Reloading(spec, folder, reload, gateway.note, mesh.renew)
 
         def health() -> Health:
             gateway.spec_mark = reloading.mark
             seen = settling.health()
             text, ends = seen.text or reloading.refusal[:300], mesh.certificate_ends_at
-            return msgspec.structs.replace(seen, spec=reloading.mark, text=text, certificate_ends_at=ends)
+            seen = msgspec.structs.replace(seen, spec=reloading.mark, text=text, certificate_ends_at=ends)
+            return msgspec.structs.replace(seen, hands_over=handover.offered)
 
         signs = SignsOfLife(folder, health, gateway.status, BEAT_S)
         _learn(keyring, stack)
@@ -103,7 +106,8 @@ async def run_on_mesh(spec: GatewaySpec, folder: RunFolder, clock: Clock) -> str
         for loop in (signs.run(), settling.run(signs.touch), reloading.run(signs.touch), clocks):
             stack.callback(asyncio.create_task(loop).cancel)
         reason = await stop()
-        await _drain(gateway, mesh)
+        handover.stop()
+        await _drain(gateway, mesh, succeeded=handover.succeeded)
         if folder.comes_back:
             return f"{reason}; it starts again when its host comes back"
         gateway.publish_node(node_body(mesh, spec, Lifecycle.LEFT, version=2))
@@ -111,17 +115,46 @@ async def run_on_mesh(spec: GatewaySpec, folder: RunFolder, clock: Clock) -> str
     return reason
 
 
-async def _listen(gateway: GatewayServer, spec: GatewaySpec) -> None:
+# Wide: who accepts whom, and until when.
+async def _accept(
+    spec: GatewaySpec,
+    gateway: GatewayServer,
+    mesh: MeshNode,
+    handover: Handover,
+    stack: AsyncExitStack,
+    clock: Clock,
+) -> None:
+    """Agents first, then clients; from the gateway that this one replaces, where that still runs."""
+    former = await asyncio.to_thread(take_over, spec, handover.folder)
+    port = await mesh.listen(spec.mesh.host, spec.mesh.port, former.mesh if former else ())
+    stack.push_async_callback(mesh.close)
+    gateway.mesh_address = f"{spec.mesh.host}:{port}"
+    gateway.publish_node(node_body(mesh, spec, Lifecycle.SERVING, version=1))
+    _tell_mesh(mesh, spec)
+    mesh.dial([(hub.host, hub.port) for hub in spec.dials])
+    if former:
+        stack.callback(former.close)
+        await former.reached(mesh, clock)
+    await _listen(gateway, spec, former.clients if former else ())
+    stack.callback(gateway.listening.close)
+    await handover.offer()
+    stack.callback(handover.close)
+    if former:
+        former.serving()
+
+
+async def _listen(gateway: GatewayServer, spec: GatewaySpec, sockets: Iterable[socket.socket]) -> None:
     """For clients; a hub has none."""
     if not isinstance(spec.listen, msgspec.UnsetType):
         tls = None if isinstance(spec.tls, msgspec.UnsetType) else ClientTls(*spec.tls)
-        await gateway.listen(spec.listen.host, spec.listen.port, tls)
+        await gateway.listen(spec.listen.host, spec.listen.port, tls, sockets)
 
 
-async def _drain(gateway: GatewayServer, mesh: MeshNode) -> None:
+async def _drain(gateway: GatewayServer, mesh: MeshNode, *, succeeded: bool) -> None:
     """Let clients' requests end, and those that it carries for other gateways."""
     mesh.retire()
-    await asyncio.gather(gateway.drain(DRAIN_S), mesh.relays.carried_out(DRAIN_S))
+    seconds, idle_s = (DRAIN_SUCCEEDED_S, IDLE_SUCCEEDED_S) if succeeded else (DRAIN_S, 0.0)
+    await asyncio.gather(gateway.drain(seconds, idle_s=idle_s), mesh.relays.carried_out(seconds))
 
 
 # Wide: the options of ``gateway run``, as its command passes them.

@@ -97,6 +97,8 @@ class Beat(msgspec.Struct, frozen=True, array_like=True):
     """Of an agent: it has no gateway."""
     at: Annotated[int, msgspec.Meta(ge=0, le=MAX_WALL_S)] = 0
     """Wall seconds of the sender, by which wrong clocks are told; 0: its release does not say."""
+    aside: bool = False
+    """Of a hub: another process accepts connections at its address now, and is to be dialled beside it."""
 
 
 class Frame(msgspec.Struct, frozen=True, gc=False):

@@ -294,7 +294,8 @@ def _resumed(want: WantedUnit, units: Units, evidence: Evidence) -> _Step:
             former=units[1][1].operation,
             spec=want.spec,
         )
-        return _Step(action, "ports" if _in_the_way(want.spec, evidence.specs.get(action.former)) else "resumed")
+        in_the_way = _in_the_way(want.spec, evidence.specs.get(action.former), units[1][1])
+        return _Step(action, "ports" if in_the_way else "resumed")
     if unit.state == "pending":
         reason = "goes on with a submission that was cut off"
         return _Step(want.action("create", reason=reason, operation=unit.operation, spec=want.spec))
@@ -302,18 +303,20 @@ def _resumed(want: WantedUnit, units: Units, evidence: Evidence) -> _Step:
 
 
 def _order(want: WantedUnit, unit: ObservedUnit, succession: Succession | None, former: UnitSpec | None) -> Order:
-    if _in_the_way(want.spec, former):
+    if _in_the_way(want.spec, former, unit):
         return "ports"
     if unit.state == "pending":
         return "queue"
     return "nodes" if succession is not None and succession.stop_first else "start-first"
 
 
-def _in_the_way(wanted: UnitSpec, former: UnitSpec | None) -> bool:
-    """Of a gateway whether its successor needs its ports. One that moves starts first: agents hear of it from the one
-    that they have.
+def _in_the_way(wanted: UnitSpec, former: UnitSpec | None, unit: ObservedUnit) -> bool:
+    """Of a gateway whether its successor needs its ports, and cannot have them while it runs. One that moves starts
+    first: agents hear of it from the one that they have.
     """
     if not isinstance(wanted, GatewaySpec):
+        return False
+    if isinstance(former, GatewaySpec) and unit.hands_over and former.mesh == wanted.mesh:
         return False
     return not isinstance(former, GatewaySpec) or clash(former, wanted)
 

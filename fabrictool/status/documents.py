@@ -221,6 +221,8 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     """Mark of the spec that is in force, of a unit that takes over another one while it runs."""
     certificate_ends_at: float | None = None
     """Wall time, of the certificate that is in force, of a unit that takes another one for its key while it runs."""
+    hands_over: bool = False
+    """Of a gateway: a successor on the same machine can take over its addresses while it runs."""
 
 
 StatusDocument = AgentStatus | GatewayStatus

@@ -174,6 +174,49 @@ def test_both_gateways_are_replaced_under_load_and_nothing_fails(pair):
         assert providers(port) == {"alpha", "beta"}
 
 
+def test_the_only_gateway_is_replaced_at_its_address_and_neither_a_request_nor_a_stream_notices(fabric_bed):
+    """Its successor takes over the sockets: nobody is refused, whether he keeps his connection or not."""
+    assert GATEWAY in BLUEPRINT
+    fabric_bed.up()
+    before, port = pids(fabric_bed), fabric_bed.values["listen"]
+    fabric_bed.write(blueprint=BLUEPRINT.replace(GATEWAY, GATEWAY.replace("}\n", ", trace: 1MiB}\n")))
+    plan = json.loads(fabric_bed.run("plan", "--json").stdout)
+    changes = [(a["kind"], a["address"]) for a in plan["actions"] if a["kind"] != "keep"]
+    assert changes == [("replace", "gateway/main")]
+    over, kept, asked = threading.Event(), [], http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+    headers = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
+
+    def keeps_its_connection():
+        while not over.is_set():
+            try:
+                asked.request("POST", "/v1/chat/completions", json.dumps(body), headers)
+                answer = asked.getresponse()
+                kept.append((answer.status, len(answer.read()) > 0))
+            except (OSError, http.client.HTTPException) as error:
+                kept.append(repr(error))
+                asked.close()
+
+    keeper = threading.Thread(target=keeps_its_connection)
+    keeper.start()
+    try:
+        with steady_load([port]) as (answers, failures):
+            until(lambda: len(answers) > 10)
+            shown = fabric_bed.run("apply", "--yes").stdout
+            enough = len(answers) + 20
+            until(lambda: len(answers) > enough)
+    finally:
+        over.set()
+        keeper.join()
+        asked.close()
+    assert "replace gateway/main" in shown
+    assert failures == []
+    assert set(kept) == {(200, True)}
+    after = pids(fabric_bed)
+    assert [address for address in after if after[address] != before[address]] == ["gateway/main"]
+    assert "No changes" in fabric_bed.run("plan").stdout
+
+
 def test_a_changed_key_reaches_both_gateways_while_they_serve(pair):
     pair.up()
     before = pids(pair)

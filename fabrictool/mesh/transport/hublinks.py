@@ -71,6 +71,8 @@ class HubLinks:
         self._learned: set[HostPort] = set()
         self._sessions: dict[str, bytes] = {}
         """Address → who answered there last: a hub may have several, and needs one tunnel."""
+        self._former: set[asyncio.Task[None]] = set()
+        """Of hubs that other processes take over from; each ends with its tunnel."""
         self._closed = False
         self._egress: EgressSpec | msgspec.UnsetType = msgspec.UNSET
         self._seeking: asyncio.Task[None] | None = None
@@ -144,9 +146,21 @@ class HubLinks:
             self.routes[str(hub)] = Route(hub, self._egress, os.environ)
             self._dialled[hub] = asyncio.create_task(self._keep(str(hub)))
 
+    def dial_beside(self, tunnel: Tunnel) -> None:
+        """Another process accepts where we dialled this tunnel: have one to that process, too."""
+        for hub, task in self._dialled.items():
+            if self.tunnels.get(str(hub)) is tunnel and not self._closed:
+                del self.tunnels[str(hub)]
+                self._sessions.pop(str(hub), None)
+                self._former.add(task)
+                task.add_done_callback(self._former.discard)
+                self.routes[str(hub)] = Route(hub, self._egress, os.environ)
+                self._dialled[hub] = asyncio.create_task(self._keep(str(hub)))
+                return
+
     async def close(self) -> None:
         self._closed = True
-        tasks = [*self._dialled.values(), *([self._seeking] if self._seeking is not None else [])]
+        tasks = [*self._dialled.values(), *self._former, *([self._seeking] if self._seeking is not None else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -176,6 +190,8 @@ class HubLinks:
                     self.tunnels[address] = tunnel
                     began = self._clock.monotonic()
                     await tunnel.closed
+                if asyncio.current_task() in self._former:
+                    return
                 if tunnel.refusal is not None:
                     self.errors[address] = str(tunnel.refusal)
                 elif self._clock.monotonic() - began > RETRY_FIRST_S * 10:

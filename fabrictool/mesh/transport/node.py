@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from fabrictool.base.errors import FabrictoolError
+from fabrictool.base.listening import Listening
 from fabrictool.domain.specs import HostPort
 from fabrictool.mesh.fleet import View
 from fabrictool.mesh.framing import Beat
@@ -32,6 +33,7 @@ from fabrictool.mesh.transport.tls import IdentityFiles, client_context, server_
 from fabrictool.mesh.transport.tunnel import Tunnel
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from fabrictool.base.clock import Clock
@@ -94,7 +96,9 @@ class MeshNode:
         self._flush_soon = False
         self._refusals: Counter[bytes] = Counter()
         """Neighbour → records of its that were refused since it came."""
-        self._server: asyncio.Server | None = None
+        self.listening = Listening(self._accepted, ssl=self._server_tls, ssl_handshake_timeout=HANDSHAKE_S)
+        self._aside = False
+        """Another process accepts connections at our address."""
         self._site_links: SiteLinks | None = None
         self._door = Door()
         self.relays = Relays(
@@ -167,20 +171,22 @@ class MeshNode:
 
     # -- lifecycle --------------------------------------------------------------------------------------------
 
-    async def listen(self, host: str, port: int) -> int:
+    async def listen(self, host: str, port: int, sockets: Iterable[socket.socket] = ()) -> int:
         """Accept agents and other hubs, or, as an agent, our site's agents and hubs; returns the port (for port 0).
+
+        `sockets`: which another process had at that address.
 
         Raises
         ------
         FabrictoolError
             FT6204 when the address is in use or not ours.
         """
-        loop = asyncio.get_running_loop()
         self._begin()
         try:
-            self._server = await loop.create_server(
-                self._accepted, host, port, ssl=self._server_tls, ssl_handshake_timeout=HANDSHAKE_S
-            )
+            if sockets:
+                await self.listening.adopt(sockets)
+            else:
+                await self.listening.open(host, port)
         except OSError as error:
             raise FabrictoolError.of(
                 "FT6204",
@@ -188,8 +194,19 @@ class MeshNode:
                 thing=f"{host}:{port}",
                 hint="choose another port in the blueprint's gateway section, or stop what holds this one",
             ) from error
-        bound: int = self._server.sockets[0].getsockname()[1]
-        return bound
+        return self.listening.port
+
+    def step_aside(self) -> None:
+        """Another process accepts at our address from now on: whoever dialled us dials that one, too."""
+        self.listening.pause()
+        self._aside = True
+        for tunnel in self._tunnels.values():
+            tunnel.send_beat()
+
+    async def come_back(self) -> None:
+        """That process has ended. Raises OSError."""
+        self._aside = False
+        await self.listening.resume()
 
     def dial(
         self, addresses: Sequence[tuple[str, int]], egress: EgressSpec | msgspec.UnsetType = msgspec.UNSET
@@ -283,8 +300,7 @@ class MeshNode:
         await self.relays.close()
         if self._site_links is not None:
             await self._site_links.close()
-        if self._server is not None:
-            self._server.close()
+        self.listening.close()
         for tunnel in list(self._tunnels.values()):
             tunnel.close("leaving")
         await asyncio.sleep(0)
@@ -315,7 +331,8 @@ class MeshNode:
     def beat(self, session: VerifiedSession) -> Beat:
         """Our root digest and load, as this peer needs it."""
         load = () if session.claims.role == "agent" else self._listener.load(session.session)
-        return Beat(self.registry.root(), load, self._member.gossip.alone, max(0, int(self._clock.wall())))
+        now = max(0, int(self._clock.wall()))
+        return Beat(self.registry.root(), load, self._member.gossip.alone, now, self._aside)
 
     def tunnel_up(self, tunnel: Tunnel) -> None:
         """A peer proved itself; a second connection of the same session replaces the first."""
@@ -361,6 +378,8 @@ class MeshNode:
         self._acknowledged[peer] = beat.root
         self._ack.set()
         self._perform(self._member.beat(peer, beat.root, alone=beat.alone))
+        if beat.aside:
+            self.hub_links.dial_beside(tunnel)
         self.load_received(tunnel, beat)
 
     def load_received(self, tunnel: Tunnel, beat: Beat) -> None:

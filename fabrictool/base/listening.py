@@ -1,0 +1,61 @@
+"""An address at which connections are accepted, whose sockets another process can take over while they are open.
+
+What waits in a listening socket's queue is lost when the last process closes it, and with ``SO_REUSEPORT`` when any
+does. So a successor is given the sockets themselves: both processes accept from one queue, until one of them stops.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+
+class Listening:
+    """Accepts until `pause` or `close`."""
+
+    def __init__(self, protocol: Callable[[], asyncio.Protocol], **options: Any) -> None:
+        """With the `options` of asyncio's servers, such as their TLS."""
+        self._protocol = protocol
+        self._options = options
+        self._servers: list[asyncio.Server] = []
+        self.sockets: tuple[socket.socket, ...] = ()
+        """Of our own, beside those that the servers close."""
+
+    @property
+    def port(self) -> int:
+        bound: int = self.sockets[0].getsockname()[1]
+        return bound
+
+    async def open(self, host: str, port: int) -> None:
+        """At each address of `host`. Raises OSError."""
+        server = await asyncio.get_running_loop().create_server(self._protocol, host, port, **self._options)
+        self._servers = [server]
+        self.sockets = tuple(socket.socket(fileno=os.dup(there.fileno())) for there in server.sockets)
+
+    async def adopt(self, sockets: Iterable[socket.socket]) -> None:
+        """At the sockets of another process. Raises OSError."""
+        self.sockets = tuple(sockets)
+        await self.resume()
+
+    def pause(self) -> None:
+        """Accept nothing; what comes waits in the queue, or goes to whoever has the same sockets."""
+        for server in self._servers:
+            server.close()
+        self._servers = []
+
+    async def resume(self) -> None:
+        if not self._servers:
+            loop = asyncio.get_running_loop()
+            for own in self.sockets:
+                self._servers.append(await loop.create_server(self._protocol, sock=own.dup(), **self._options))
+
+    def close(self) -> None:
+        self.pause()
+        for own in self.sockets:
+            own.close()
+        self.sockets = ()
