@@ -3,22 +3,30 @@
     make bench ARGS=gateway
 
 A mock engine in C (`gateway_rig/mock_engine.c`) answers on the other core, where wrk asks, too. Ours has everything on
-that it always has: keys, allowlists, ejection, records, figures of usage. nginx and HAProxy check one key and pass on;
-the routers are asked for round robin over one worker and check nothing. Figures are CPU seconds of the gateway's own
-processes, for the machine is shared; who is not installed is left out and named.
+that it always has: keys, allowlists, ejection, records, figures of usage. nginx, HAProxy, aiohttp and LiteLLM check one
+key and pass on; the routers are asked for round robin over one worker and check nothing. Figures are CPU seconds of the
+gateway's own processes, for the machine is shared, and medians of rounds in which each has its turn; who is not
+installed is left out and named.
 """
 
 import contextlib
 import hashlib
 import json
+import math
 import os
+import platform
+import queue
 import re
 import shutil
 import signal
 import socket
+import socketserver
+import statistics
 import subprocess
 import sys
+import sysconfig
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -27,7 +35,12 @@ ROOT = HERE.parents[1]
 PEERS = ROOT / "build" / "gateway-peers" / "bin"
 KEY = "key-of-the-benchmark-0123456789"
 TOKENS, PACE_MS = 64, 10
-SECONDS = 3
+SECONDS = 2
+ROUNDS = 3
+OPEN_STREAMS = 2000
+CANCELS = 100
+SLOW_MS = 3000
+"""Between two tokens of the streams that are only held open."""
 GATEWAY_CORE, LOAD_CORE = "0", "1"
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hello, how are you today?"}], "max_tokens": TOKENS}
 WRK = """wrk.method = "POST"
@@ -60,6 +73,13 @@ frontend clients
 backend engines
   http-reuse always
   server engine 127.0.0.1:{engine}
+"""
+
+
+LITELLM = """model_list:
+  - {{model_name: m, litellm_params: {{model: openai/m, api_base: "http://127.0.0.1:{engine}/v1", api_key: none}}}}
+general_settings: {{master_key: {key}}}
+litellm_settings: {{telemetry: false}}
 """
 
 
@@ -98,6 +118,16 @@ def router(program, *words):
     return command
 
 
+def litellm(folder, engine, port):
+    path = folder / "litellm.yaml"
+    path.write_text(LITELLM.format(engine=engine, key=KEY))
+    return [PEERS / "litellm", "--config", path, "--host", "127.0.0.1", "--port", str(port), "--num_workers", "1"]
+
+
+def aiohttp_proxy(_folder, engine, port):
+    return [sys.executable, HERE / "gateway_rig" / "aiohttp_proxy.py", str(engine), str(port), KEY]
+
+
 GATEWAYS = {
     "ours": ours,
     "nginx": configured("nginx", NGINX, "-c"),
@@ -105,6 +135,8 @@ GATEWAYS = {
     "vllm-router": router("vllm-router"),
     "sglang-router": router("sglang-router", "launch"),
     "smg": router("smg", "launch"),
+    "aiohttp": aiohttp_proxy,
+    "LiteLLM": litellm,
 }
 
 
@@ -198,7 +230,10 @@ def load(folder, port, *, streams, clients):
 
 
 def in_ms(text):
-    number, unit = re.match(r"([\d.]+)(us|ms|s|m)", text).groups()
+    time_of = re.match(r"([\d.]+)(us|ms|s|m)", text)
+    if time_of is None:
+        return math.nan  # nothing was answered
+    number, unit = time_of.groups()
     return float(number) * {"us": 1e-3, "ms": 1.0, "s": 1e3, "m": 6e4}[unit]
 
 
@@ -209,68 +244,172 @@ def measured(folder, pid, port, **how):
 
 
 def one_gateway(folder, name, engines):
-    """The row of one; `engines`: ports of the mock without and with a pace."""
-    burst, paced = engines
+    """The row of one in one round; `engines`: ports of the mocks without a pace, with one, and hardly moving."""
+    burst, paced, slow_engine = engines
     row = {"name": name}
     port = free_port()
     with running(GATEWAY_CORE, GATEWAYS[name](folder, burst, port), port) as pid:
+        row["idle_mb"] = memory_mb(pid)
         load(folder, port, streams=False, clients=16)
         single = measured(folder, pid, port, streams=False, clients=1)
         many = measured(folder, pid, port, streams=False, clients=64)
-        row["idle_mb"] = memory_mb(pid)
         streams = measured(folder, pid, port, streams=True, clients=64)
     port = free_port()
     with running(GATEWAY_CORE, GATEWAYS[name](folder, paced, port), port) as pid:
         slow = measured(folder, pid, port, streams=True, clients=256)
+    port = free_port()
+    with running(GATEWAY_CORE, GATEWAYS[name](folder, slow_engine, port), port) as pid:
+        row["stream_kb"] = octets_of_a_stream(pid, port) / 1000 if name != "LiteLLM" else math.nan
+    row["cancel_ms"] = cancelled(folder, name)
     row["wrong"] = single["wrong"] + many["wrong"] + streams["wrong"] + slow["wrong"]
     row["p50_1_ms"], row["p50_ms"], row["p99_ms"] = single["p50_ms"], many["p50_ms"], many["p99_ms"]
     row["requests_cpu_s"] = many["answers"] / many["cpu_s"]
     row["burst_ktok_cpu_s"] = streams["answers"] * TOKENS / streams["cpu_s"] / 1000
-    row["paced_us_token"] = slow["cpu_s"] / (slow["answers"] * TOKENS) * 1e6 if slow["answers"] else None
+    row["paced_us_token"] = slow["cpu_s"] / (slow["answers"] * TOKENS) * 1e6 if slow["answers"] else math.nan
     return row
 
 
-def told(rows, direct):
-    heads = (
-        "gateway",
-        "req/CPU s",
-        "added p50 ms",
-        "p50 64",
-        "p99 64",
-        "burst ktok/CPU s",
-        "paced us/tok",
-        "MB",
-        "no 200",
-    )
-    print(" ".join(f"{head:>16}" for head in heads))
+def asked_for_a_stream(port):
+    """A client's socket, its request sent."""
+    body = json.dumps(BODY | {"stream": True})
+    client = socket.create_connection(("127.0.0.1", port), timeout=10)
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {KEY}\r\n"
+    client.sendall(f"{head}content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n{body}".encode())
+    return client
+
+
+def octets_of_a_stream(pid, port):
+    """Of the gateway's memory, while streams are open that hardly move."""
+    before = memory_mb(pid)
+    clients = []
+    try:
+        for _ in range(OPEN_STREAMS):
+            clients.append(asked_for_a_stream(port))
+            if len(clients) % 100 == 0:
+                time.sleep(0.05)  # as many as a listener's queue holds
+        time.sleep(SLOW_MS / 1000 + 1)
+        return (memory_mb(pid) - before) * 1024 * 1024 / OPEN_STREAMS
+    finally:
+        for client in clients:
+            client.close()
+
+
+class Engine(socketserver.ThreadingTCPServer):
+    """Begins streams that never end, and notes when their connections do."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self):
+        self.ended = queue.SimpleQueue()
+        super().__init__(("127.0.0.1", 0), Answer)
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+
+class Answer(socketserver.StreamRequestHandler):
+    def handle(self):
+        with contextlib.suppress(OSError):
+            while line := self.rfile.readline():
+                length, chunked = 0, False
+                while (header := self.rfile.readline().strip().lower()) not in (b"", b"\r\n"):
+                    length = int(header.partition(b":")[2]) if header.startswith(b"content-length:") else length
+                    chunked |= header.startswith(b"transfer-encoding:")
+                body = self.rfile.read(length)
+                while chunked and (size := int(self.rfile.readline() or b"0", 16)):
+                    body += self.rfile.read(size + 2)
+                self.answer(line, body)
+
+    def answer(self, line, body):
+        if line.startswith(b"GET"):
+            self.whole({"object": "list", "data": [{"id": "m", "object": "model", "created": 1, "owned_by": "x"}]})
+        elif not re.search(rb'"stream":\s*true', body):
+            choice = {"index": 0, "message": {"role": "assistant", "content": "word"}, "finish_reason": "stop"}
+            self.whole({"id": "c", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]})
+        else:
+            choice = {"index": 0, "delta": {"role": "assistant", "content": "word"}, "finish_reason": None}
+            chunk = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [choice]}
+            event = f"data: {json.dumps(chunk)}\n\n"
+            self.wfile.write(
+                b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+            )
+            self.wfile.write(f"{len(event):x}\r\n{event}\r\n".encode())
+            with contextlib.suppress(OSError):
+                self.connection.recv(1)
+            self.server.ended.put(time.monotonic())
+            raise ConnectionResetError
+
+    def whole(self, value):
+        text = json.dumps(value)
+        head = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(text)}\r\n\r\n"
+        self.wfile.write((head + text).encode())
+
+
+def cancelled(folder, name):
+    """The 99th percentile of the ms from a client's close in mid-stream to the engine's hearing of it."""
+    port, waits = free_port(), []
+    with Engine() as engine, running(GATEWAY_CORE, GATEWAYS[name](folder, engine.server_address[1], port), port):
+        for _ in range(CANCELS):
+            with asked_for_a_stream(port) as client:
+                while b"word" not in client.recv(65536):
+                    pass
+            closed = time.monotonic()
+            try:
+                waits.append((engine.ended.get(timeout=5) - closed) * 1e3)
+            except queue.Empty:
+                waits.append(math.inf)
+        engine.shutdown()
+    return sorted(waits)[int(0.99 * len(waits))]
+
+
+def table(rows):
+    columns = (
+        ("gateway", "name", ""), ("req/CPU s", "requests_cpu_s", ",.0f"), ("added p50 ms", "added_ms", ".3f"),
+        ("p50 of 64", "p50_ms", ".2f"), ("p99 of 64", "p99_ms", ".2f"), ("ktok/CPU s", "burst_ktok_cpu_s", ".1f"),
+        ("us/paced tok", "paced_us_token", ".1f"), ("kB/stream", "stream_kb", ".1f"), ("idle MB", "idle_mb", ".1f"),
+        ("cancel p99 ms", "cancel_ms", ".1f"), ("no 200", "wrong", ""),
+    )  # fmt: skip
+    print(" ".join(f"{head:>13}" for head, _, _ in columns))
     for row in rows:
-        row["added_ms"] = row["p50_1_ms"] - direct
-        values = [row["name"], f"{row['requests_cpu_s']:,.0f}"]
-        values += [f"{row[field]:.2f}" for field in ("added_ms", "p50_ms", "p99_ms")]
-        values += [f"{row[field]:.1f}" for field in ("burst_ktok_cpu_s", "paced_us_token", "idle_mb")]
-        values.append(row["wrong"])
-        print(" ".join(f"{value:>16}" for value in values), flush=True)
+        print(" ".join(f"{format(row[field], how):>13}" for _, field, how in columns), flush=True)
+
+
+def median_row(rounds):
+    """Of each figure the median of what was measured; of wrong answers the sum."""
+    row = {"name": rounds[0]["name"]}
+    for field in rounds[0].keys() - {"name"}:
+        values = [one[field] for one in rounds if not math.isnan(one[field])]
+        row[field] = statistics.median(values) if values else math.nan
+    return row | {"wrong": sum(one["wrong"] for one in rounds)}
 
 
 def verdicts(rows):
     by_name = {row["name"]: row for row in rows}
     mine = by_name["ours"]
-    for name, must, aim in (("vllm-router", 2, 4), ("sglang-router", 2, 4), ("smg", 2, 4), ("nginx", 0.4, 0.6)):
-        if name in by_name:
-            ratio = mine["requests_cpu_s"] / by_name[name]["requests_cpu_s"]
-            print(
-                f"  requests per CPU second: {ratio:.2f} times {name}'s (must {must}, aim {aim}): {said(ratio >= must)}"
-            )
-    for name, field, what in (
-        ("sglang-router", "added_ms", "added p50 in ms"), ("sglang-router", "paced_us_token", "CPU us per paced token"),
+    for name, field, must, aim in (
+        ("vllm-router", "requests_cpu_s", 2, 4), ("sglang-router", "requests_cpu_s", 2, 4),
+        ("smg", "requests_cpu_s", 2, 4), ("nginx", "requests_cpu_s", 0.4, 0.6), ("LiteLLM", "requests_cpu_s", 100, 200),
     ):  # fmt: skip
         if name in by_name:
-            met = mine[field] <= by_name[name][field]
-            print(f"  {what}: {mine[field]:.3g} against {name}'s {by_name[name][field]:.3g}: {said(met)}")
+            ratio = mine[field] / by_name[name][field]
+            print(f"  requests per CPU second: {ratio:.2f} × {name}'s (must {must}, aim {aim}): {met(ratio >= must)}")
+    for name, field, what, most in (
+        ("sglang-router", "added_ms", "added p50", 1.0), ("LiteLLM", "added_ms", "added p50", 1 / 15),
+        ("nginx", "added_ms", "added p50, the aim", 1.15),
+        ("sglang-router", "paced_us_token", "CPU of a paced token", 1.0),
+        ("nginx", "paced_us_token", "CPU of a paced token, the aim", 1.15),
+    ):  # fmt: skip
+        if name in by_name:
+            ratio = mine[field] / by_name[name][field]
+            print(f"  {what}: {ratio:.3f} × {name}'s (at most {most:.3f}): {met(ratio <= most)}")
+    for field, what, most, aim in (
+        ("stream_kb", "kB an open stream", 16, 8), ("idle_mb", "MB when idle", 60, 40),
+        ("cancel_ms", "ms until a cancel reaches the engine, p99", 200, 50),
+    ):  # fmt: skip
+        print(f"  {what}: {mine[field]:.1f} (must {most}, aim {aim}): {met(mine[field] <= most)}")
 
 
-def said(met):
-    return "met" if met else "LOST"
+def met(holds):
+    return "met" if holds else "LOST"
 
 
 def main(_argv=None):
@@ -284,21 +423,32 @@ def main(_argv=None):
         folder = Path(name)
         mock = folder / "mock_engine"
         subprocess.run(["gcc", "-O2", "-o", mock, HERE / "gateway_rig" / "mock_engine.c"], check=True)
-        burst, paced = free_port(), free_port()
-        with (
-            running(LOAD_CORE, [mock, burst, TOKENS, 0], burst),
-            running(LOAD_CORE, [mock, paced, TOKENS, PACE_MS], paced),
-        ):
-            direct = load(folder, burst, streams=False, clients=1)
-            rows = []
-            for gateway in GATEWAYS:
-                try:
-                    rows.append(one_gateway(folder, gateway, (burst, paced)))
-                except (FileNotFoundError, RuntimeError) as error:
-                    print(f"not measured: {gateway}: {error}")
-            print(f"direct: p50 {direct['p50_ms']:.3f} ms; one core for each gateway, {TOKENS} tokens an answer")
-            told(rows, direct["p50_ms"])
-            verdicts(rows)
+        ports = [free_port() for _ in range(3)]
+        with contextlib.ExitStack() as mocks:
+            for port, pace in zip(ports, (0, PACE_MS, SLOW_MS), strict=True):
+                mocks.enter_context(running(LOAD_CORE, [mock, port, TOKENS, pace], port))
+            measure(folder, ports)
+
+
+def measure(folder, ports):
+    direct, rounds = [], {name: [] for name in GATEWAYS}
+    for number in range(ROUNDS):
+        direct.append(load(folder, ports[0], streams=False, clients=1)["p50_ms"])
+        for name in list(rounds):
+            print(f"round {number + 1} of {ROUNDS}: {name}", file=sys.stderr, flush=True)
+            try:
+                rounds[name].append(one_gateway(folder, name, ports))
+            except (FileNotFoundError, RuntimeError) as error:
+                print(f"not measured: {name}: {error}")
+                del rounds[name]
+    rows = [median_row(measured_in) for measured_in in rounds.values()]
+    for row in rows:
+        row["added_ms"] = row["p50_1_ms"] - statistics.median(direct)
+    optimised = "with" if "--enable-optimizations" in (sysconfig.get_config_var("CONFIG_ARGS") or "") else "without"
+    print(f"direct: p50 {statistics.median(direct):.3f} ms; a core for each gateway, {TOKENS} tokens an answer;")
+    print(f"ours and aiohttp on Python {platform.python_version()}, built {optimised} --enable-optimizations")
+    table(rows)
+    verdicts(rows)
 
 
 if __name__ == "__main__":
