@@ -27,6 +27,7 @@ IDLE_CLIENT_S = 75.0
 HEAD_S = 30.0
 REQUEST_S = 300.0
 """A whole request must have come by then: 32 MiB at 1 Mbit/s take 268 s."""
+_VERSIONS = ("1.1", "1.0")
 field_name = functools.lru_cache(maxsize=1024)(lambda name: name.decode("latin-1").lower())
 """A header's name as text in lower case: all requests have the same few."""
 _FIRST_LINES = {int(status): f"HTTP/1.1 {int(status)} {status.phrase}\r\n" for status in HTTPStatus}
@@ -256,10 +257,13 @@ class ClientConnection(asyncio.Protocol):
         self._in_head, self._head_octets = False, 0
         request = self.receiving
         request.method = self._parser.get_method().decode()
-        request.http10 = self._parser.get_http_version() == "1.0"
+        version = self._parser.get_http_version()
+        request.http10 = version == "1.0"
         request.keep_alive = self._parser.should_keep_alive()
         if request.head_octets > MAX_HEAD_OCTETS:
             self._refuse(431, "FT8108", "the request's head is too large")
+        elif version not in _VERSIONS:
+            self._refuse(400, "FT8110", f"HTTP/{version} is not supported: speak HTTP/1.1")
         elif wrong := _wrong_head(request, upgrade=self._parser.should_upgrade()):
             self._refuse(400, "FT8110", wrong)
         if self._broken:
