@@ -7,7 +7,7 @@ the client's time and an engine's. A kept connection that its server closed mean
 asked by another one. A 4xx is the client's business and passes; so does an agent's own 403, which says that its
 provider does not serve this group. A whole JSON answer is held until it is complete, so that a replica that dies while
 writing it costs a retry and not the request; a stream is passed on as it comes, and if its replica dies the client gets
-a well-formed error event and no ``[DONE]``.
+a well-formed error event and no ``[DONE]``, or, if it asked for that, the rest from another replica (`continuing`).
 
 Every request that gets this far ends in `_finish`, which writes its record.
 """
@@ -15,10 +15,12 @@ Every request that gets this far ends in `_finish`, which writes its record.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from fabrictool.gateway.continuing import CONTINUING_ENGINES, Utterance, continued_here
 from fabrictool.gateway.directory import Unmet
 from fabrictool.gateway.openai import GatewayResponse, error_event, error_response, no_such_model
 from fabrictool.gateway.patience import IDLE_UPSTREAM_S
@@ -48,6 +50,7 @@ SLOW_S = 1.0
 """An attempt that failed after longer counts against the retries that a fabric allows."""
 DEADLINE_S = 600.0
 """After this a request is not tried anew."""
+CHAT_PATH = "/v1/chat/completions"
 CLIENT_GONE = 499
 """As nginx writes it down."""
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
@@ -112,6 +115,8 @@ class ModelRequest(msgspec.Struct, frozen=True):
     """Id of the answer that this request continues: only the replica that gave it has what was said."""
     caller: Caller = NOBODY
     stream: bool = False
+    continues: bool = False
+    """If its replica is lost in mid-stream, another one may go on."""
     added_usage: bool = False
     """It was us who asked for the figures at the end of the stream: the client does not want that event."""
     id: str = ""
@@ -127,9 +132,9 @@ class Exchange:
 
     __slots__ = (
         "_answer_headers", "_attempt_began", "_began", "_client", "_content_type", "_directory", "_event_stream",
-        "_finished", "_first_byte", "_first_token", "_held", "_metrics", "_over", "_partial", "_passing", "_request",
-        "_retries", "_retries_left", "_rules", "_status", "_tail", "_target", "_tokens", "_tried", "_upstream",
-        "_usage", "last_activity",
+        "_finished", "_first_byte", "_first_token", "_former_tokens", "_held", "_metrics", "_over", "_partial",
+        "_passing", "_request", "_retries", "_retries_left", "_rules", "_status", "_tail", "_target", "_tokens",
+        "_tried", "_upstream", "_usage", "_utterance", "last_activity",
     )  # fmt: skip
 
     # Wide: whom it serves, what it may use, and who hears how it ended.
@@ -164,7 +169,8 @@ class Exchange:
         self._tail = b""
         """The last event, or the end of it."""
         self._usage = Usage()
-        self._tokens = 0
+        self._utterance = Utterance(request.body) if request.continues else None
+        self._tokens = self._former_tokens = 0
         self._first_token: float | None = None
         self._began = self._attempt_began = self.last_activity = client.now()
         self._first_byte: float | None = None
@@ -225,6 +231,9 @@ class Exchange:
             return
         if status < 500:
             target.ejection.answered()
+        if self._passing and status != HTTPStatus.OK:
+            self._break("FT8106", f"{target.replica} would not go on ({status})", status=502)
+            return
         self._status = status
         passed, kind = [], ""
         for name, value in headers:
@@ -303,6 +312,8 @@ class Exchange:
         self._partial = b""
         self._first_byte = None
         self._attempt_began = self.last_activity = now
+        if self._passing:
+            self._client.chunk(continued_here(target.provider, target.replica))
         self._send(target, anew=False)
 
     def _send(self, target: RoutingTarget, *, anew: bool) -> None:
@@ -324,6 +335,8 @@ class Exchange:
             entitled = tuple(target for target in entitled if target.key == keeper)
             if not entitled:
                 return Unmet(f"the one that gave {asked.follows}: it is gone, and what was said with it")
+        if self._passing and asked.path.startswith(CHAT_PATH):
+            entitled = tuple(target for target in entitled if target.engine in CONTINUING_ENGINES)
         return ready(entitled, self._tried) or "not-ready"
 
     def _may_retry(self, now: float) -> bool:
@@ -340,8 +353,21 @@ class Exchange:
         if self._may_retry(now):
             self._drop_attempt()
             self._attempt(word)
-        else:
+        elif not self._continue(word, now):
             self._break(code, reason, status=status)
+
+    def _continue(self, word: str, now: float) -> bool:
+        """Have another replica say the rest of a stream; False where none can."""
+        if self._utterance is None or not self._event_stream or now - self._began > DEADLINE_S:
+            return False
+        body = self._utterance.request(self._tokens)
+        if body is None or not isinstance(self._candidates(), list):
+            return False
+        self._drop_attempt()
+        self._former_tokens = self._tokens
+        self._request = msgspec.structs.replace(self._request, body=body)
+        self._attempt(word)
+        return True
 
     def _break(self, code: str, reason: str, *, status: int) -> None:
         """There is no answer, or no more of it."""
@@ -404,6 +430,8 @@ class Exchange:
             if not end:
                 return
             whole, self._partial = self._partial[:end], self._partial[end:]
+        if self._utterance is not None:
+            self._utterance.take(whole)
         tokens = tokens_in(whole)
         if tokens:
             if self._first_token is None:
@@ -442,7 +470,8 @@ class Exchange:
             self._directory.keeps(usage.response, target.key)
         self._drop_attempt()
         now = self._client.now()
-        tokens = usage.completion if usage.counted else self._tokens
+        tokens = usage.completion + self._former_tokens if usage.counted else self._tokens
+        first = self._first_token if self._former_tokens else self._first_byte
         tpot = None
         if self._event_stream and tokens > 1 and status == 200:
             tpot = (now - (self._first_token or self._first_byte or now)) / (tokens - 1)
@@ -464,7 +493,7 @@ class Exchange:
             cached_tokens=usage.cached,
             completion_tokens=tokens,
             counted=usage.counted,
-            ttft_s=self._first_byte - self._began if self._event_stream and self._first_byte is not None else None,
+            ttft_s=first - self._began if self._event_stream and first is not None else None,
             tpot_s=tpot,
         )
         self._metrics.ended(record)

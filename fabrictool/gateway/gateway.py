@@ -20,6 +20,7 @@ from fabrictool.base.clock import duration_text
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.base.listening import Listening
 from fabrictool.gateway.clienttls import LOOK_S
+from fabrictool.gateway.continuing import wants_continuation
 from fabrictool.gateway.directory import Directory, RoutingTarget
 from fabrictool.gateway.exchange import Exchange, ModelRequest, RoutingRules
 from fabrictool.gateway.http import ClientConnection, ClientRequest
@@ -374,6 +375,7 @@ class GatewayServer:
             conversation=self._conversation(peeked, consumer),
             follows=peeked.previous_response_id or "",
             stream=bool(peeked.stream),
+            continues=bool(peeked.stream) and path in CHAT_PATHS and wants_continuation(request.fields),
             added_usage=added_usage,
             id=record_id,
             tenant=consumer.tenant if consumer is not None else "",

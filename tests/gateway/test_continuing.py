@@ -1,0 +1,126 @@
+"""A stream whose replica is lost goes on at another one, for clients that want that."""
+
+import json
+
+import aiohttp
+import pytest
+
+from fabrictool.gateway.continuing import Utterance
+
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True, "max_tokens": 9}
+WISH = {"x-fabric-continue": "yes"}
+
+
+def event(**choice):
+    return b"data: " + json.dumps({"choices": [{"index": 0} | choice]}).encode() + b"\n\n"
+
+
+def heard(body, *events, tokens=1):
+    utterance = Utterance(json.dumps(body).encode())
+    for text in events:
+        utterance.take(text)
+    rest = utterance.request(tokens)
+    return None if rest is None else json.loads(rest)
+
+
+def test_the_request_for_the_rest_ends_with_what_was_said():
+    said = (
+        event(delta={"role": "assistant", "content": ""}) + event(delta={"content": "Zür"}),
+        event(delta={"content": "ich "}),
+    )
+    chat = heard(CHAT | {"temperature": 0}, *said, tokens=2)
+    assert chat["messages"] == [*CHAT["messages"], {"role": "assistant", "content": "Zürich "}]
+    assert chat["continue_final_message"] is True
+    assert chat["add_generation_prompt"] is False
+    assert (chat["max_tokens"], chat["temperature"]) == (7, 0)
+    prompt = {"model": "m", "prompt": "once ", "stream": True}
+    assert heard(prompt, event(text="upon a "), event(text="time"))["prompt"] == "once upon a time"
+    assert heard(CHAT, b": comment\n\ndata: [DONE]\n\n", tokens=0) == CHAT, "nothing was said: the same again"
+
+
+@pytest.mark.parametrize(
+    ("body", "events", "tokens"),
+    [
+        (CHAT | {"n": 2}, [], 0),
+        (CHAT | {"tools": [{"type": "function"}]}, [], 0),
+        (CHAT | {"response_format": {"type": "json_object"}}, [], 0),
+        ({"model": "m", "prompt": ["a", "b"], "stream": True}, [], 0),
+        (CHAT, [event(delta={"content": "a"}, index=1)], 1),
+        (CHAT, [event(delta={"tool_calls": [{"index": 0}]})], 1),
+        (CHAT, [event(delta={"reasoning_content": "hm"})], 1),
+        (CHAT, [event(delta={}, finish_reason="stop")], 1),
+        (CHAT, [event(delta={"content": "a"})], 9),
+        (CHAT, [b"data: {broken\n\n"], 1),
+    ],
+)
+def test_what_is_more_than_text_cannot_be_gone_on_with(body, events, tokens):
+    assert heard(body, *events, tokens=tokens) is None
+
+
+async def ask(bed, path="/v1/chat/completions", headers=WISH, **body):
+    headers = headers | {"authorization": f"Bearer {bed.KEY}"}
+    async with aiohttp.ClientSession() as http, http.post(bed.url + path, json=body, headers=headers) as answer:
+        return await answer.text()
+
+
+def words(text):
+    events = [line[6:] for line in text.splitlines() if line.startswith("data: {")]
+    choices = [choice for line in events for choice in json.loads(line).get("choices", [])]
+    return "".join(choice["delta"]["content"] for choice in choices)
+
+
+def lines(text, beginning):
+    return [line for line in text.splitlines() if line.startswith(beginning)]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("mode", ["dies-in-stream", "dies-in-event"])
+async def test_the_rest_comes_from_another_replica(bed, mode):
+    for target in bed.gateway.directory:
+        target.engine = "vllm"
+    records = []
+    bed.gateway.sinks.append(records.append)
+    bed.a.mode = mode
+    bed.a.release.set()
+    text = await ask(bed, **CHAT)
+    assert words(text) == "from from b", "a's two words, and b's three"
+    assert text.endswith("data: [DONE]\n\n")
+    assert len(lines(text, ": continued by beta")) == 1
+    assert "error" not in text
+    (_, asked), (_, rest) = bed.a.seen[0], bed.b.seen[0]
+    assert rest["messages"] == [*asked["messages"], {"role": "assistant", "content": "from "}]
+    assert rest["max_tokens"] == 7
+    (record,) = records
+    assert (record.end, record.retries, record.replica) == ("answered", 1, f"127.0.0.1:{bed.b.port}")
+    assert record.completion_tokens == 2 + 3
+    assert all(target.in_flight == 0 for target in bed.gateway.directory)
+
+
+@pytest.mark.asyncio
+async def test_nobody_goes_on_where_that_was_not_asked_for_or_no_engine_can(bed):
+    bed.a.mode = "dies-in-stream"
+    text = await ask(bed, headers={}, **CHAT)
+    assert "error" in lines(text, "data:")[-1]
+    for target in bed.gateway.directory:
+        target.ejection.answered()
+    text = await ask(bed, **CHAT)
+    text = text if "error" in text else await ask(bed, **CHAT)
+    assert "error" in lines(text, "data:")[-1], "its engine is unknown"
+    assert "[DONE]" not in text
+
+
+@pytest.mark.asyncio
+async def test_when_the_second_is_lost_too_or_refuses_the_stream_ends_with_an_error_event(bed):
+    for target in bed.gateway.directory:
+        target.engine = "vllm"
+    bed.a.mode = "dies-in-stream"
+    for mode in ("dies-in-stream", "400", "503", "reset"):
+        bed.b.mode = mode
+        for target in bed.gateway.directory:
+            target.ejection.answered()
+        text = await ask(bed, **CHAT)
+        if not lines(text, ": continued"):  # it began at b
+            bed.b.mode, text = mode, await ask(bed, **CHAT)
+        assert "[DONE]" not in text
+        assert "error" in text.strip().splitlines()[-1]
+    assert all(target.in_flight == 0 for target in bed.gateway.directory)
