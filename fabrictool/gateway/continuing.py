@@ -91,12 +91,12 @@ class Utterance:
                 asked[name] -= tokens
                 if asked[name] <= 0:
                     return None
-        said, messages, prompt = "".join(self._pieces), asked.get("messages"), asked.get("prompt")
+        words, messages, prompt = "".join(self._pieces), asked.get("messages"), asked.get("prompt")
         if isinstance(messages, list) and messages:
-            asked["messages"] = [*messages, {"role": "assistant", "content": said}] if said else messages
-            asked |= {"continue_final_message": True, "add_generation_prompt": False} if said else {}
+            asked["messages"] = [*messages, {"role": "assistant", "content": words}] if words else messages
+            asked |= {"continue_final_message": True, "add_generation_prompt": False} if words else {}
         elif isinstance(prompt, str):
-            asked["prompt"] = prompt + said
+            asked["prompt"] = prompt + words
         else:
             return None
         return msgspec.json.encode(asked)
