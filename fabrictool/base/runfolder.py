@@ -8,6 +8,7 @@ lock       an advisory lock that the unit's process holds while it lives: the op
 process.json  pid and the address of its loopback status page, written by the unit itself
 health.json   one line that says whether it serves, rewritten while it lives
 status.json   its status document, as often
+prometheus.json  where a gateway's series are, for a Prometheus on its host
 handover.sock  a gateway's, by which its successor asks for its listening sockets
 again      there, if it starts again when its host comes back
 stopped    there, if it does not after all: somebody stopped it, or another one runs in its place

@@ -99,6 +99,7 @@ class GatewayServer:
         self.directory = Directory(rules.weights)
         self.directory.replace(targets)
         self._metrics = GatewayMetrics()
+        self._metrics.watch(self.directory)
         self.sinks: list[Callable[[RequestRecord], None]] = []
         """Who is told what became of each request."""
         self.connections: set[ClientConnection] = set()
@@ -404,9 +405,7 @@ class GatewayServer:
     # -- status -----------------------------------------------------------------------------------------------
 
     def exposition(self) -> bytes:
-        for model in self.directory.models():
-            self._metrics.candidates.labels(model).set(sum(t.ready for t in self.directory.of_model(model)))
-        return self._metrics.exposition()
+        return self._metrics.exposition(self.connections)
 
     def status(self) -> GatewayStatus:
         metrics, mesh, now = self._metrics, self._mesh, self._clock.wall()
@@ -477,7 +476,9 @@ class GatewayServer:
 
     async def _tick_forever(self) -> None:
         while True:
+            due = self._clock.monotonic() + TICK_S
             await asyncio.sleep(TICK_S)
+            self._metrics.lag_s = max(self._metrics.lag_s, self._clock.monotonic() - due)
             self._metrics.fold()
             for connection in list(self.connections):
                 connection.expire()

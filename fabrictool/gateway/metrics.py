@@ -8,10 +8,18 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from fabrictool.gateway.patience import Patience
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from prometheus_client.metrics_core import Metric
+
+    from fabrictool.gateway.directory import Directory
+    from fabrictool.gateway.http import ClientConnection
     from fabrictool.gateway.records import RequestRecord
 
 WAITING_MAX = 1024
@@ -39,6 +47,31 @@ def percentile(values: deque[float], share: float) -> float | None:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
 
 
+class _Replicas(Collector):
+    """Those that are there when somebody looks: what has gone leaves no series behind."""
+
+    def __init__(self, directory: Directory) -> None:
+        self._directory = directory
+
+    def collect(self) -> Iterator[Metric]:
+        ready = GaugeMetricFamily("fabric_candidates", "Replicas that are ready", labels=["model"])
+        for model in self._directory.models():
+            ready.add_metric([model], sum(target.ready for target in self._directory.of_model(model)))
+        yield ready
+        labels = ["model", "provider", "replica"]
+        in_flight = GaugeMetricFamily("fabric_replica_inflight", "Our requests in it", labels=labels)
+        out = GaugeMetricFamily("fabric_replica_out", "1 while it is left alone for its failures", labels=labels)
+        requests = CounterMetricFamily("fabric_replica_requests", "Attempts", labels=labels)
+        failures = CounterMetricFamily("fabric_replica_failures", "Attempts that failed", labels=labels)
+        for target in self._directory:
+            values = [target.model, target.provider, target.replica]
+            in_flight.add_metric(values, target.in_flight)
+            out.add_metric(values, bool(target.ejection.out_until))
+            requests.add_metric(values, target.requests)
+            failures.add_metric(values, target.failures)
+        yield from (in_flight, out, requests, failures)
+
+
 class GatewayMetrics:
     """All counters of one gateway."""
 
@@ -56,7 +89,10 @@ class GatewayMetrics:
             "fabric_tpot_seconds", "Per output token after the first", ["model"], buckets=_TPOT_BUCKETS, registry=own
         )
         self._in_flight = Gauge("fabric_inflight", "Open requests", registry=own)
-        self.candidates = Gauge("fabric_candidates", "Replicas that are ready", ["model"], registry=own)
+        self._clients = Gauge("fabric_clients", "Clients' connections", registry=own)
+        self._slow_clients = Gauge("fabric_slow_clients", "Clients that take less than they are sent", registry=own)
+        self._lag = Gauge("fabric_loop_lag_seconds", "The latest tick since the last look", registry=own)
+        self.lag_s = 0.0
         self.models: dict[str, ModelFigures] = {}
         self.patience = Patience()
         self.in_flight = 0
@@ -88,9 +124,17 @@ class GatewayMetrics:
     def cancelled(self, phase: str) -> None:
         self._cancelled.labels(phase).inc()
 
-    def exposition(self) -> bytes:
+    def watch(self, directory: Directory) -> None:
+        """Tell of its replicas, too, as they are when somebody looks."""
+        self._registry.register(_Replicas(directory))
+
+    def exposition(self, clients: Collection[ClientConnection] = ()) -> bytes:
         self.fold()
         self._in_flight.set(self.in_flight)
+        self._clients.set(len(clients))
+        self._slow_clients.set(sum(client.writing_paused for client in clients))
+        self._lag.set(self.lag_s)
+        self.lag_s = 0.0
         return generate_latest(self._registry)
 
     def fold(self) -> None:
@@ -103,6 +147,7 @@ class GatewayMetrics:
             if record.end != "cancelled":
                 answered[record.model, record.provider, record.status] += 1
             if record.counted:
+                tokens[record.model, "cached"] += record.cached_tokens
                 tokens[record.model, "prompt"] += record.prompt_tokens
                 tokens[record.model, "completion"] += record.completion_tokens
             if record.end == "answered" and record.status == 200 and record.ttft_s is not None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from fabrictool.base.files import write_atomic
 from fabrictool.gateway.clienttls import ClientTls
 from fabrictool.gateway.directory import StaticRegistry, static_targets
 from fabrictool.gateway.exchange import RoutingRules
@@ -52,6 +53,7 @@ IDLE_SUCCEEDED_S = 5.0
 """A client that keeps its connection is told with its next answer to take another one: closed under its hands, it would
 not know whether its request was heard."""
 TRACE = "mesh.trace"
+SCRAPED = "prometheus.json"
 BEAT_S = 3.0
 """A gateway is one process on a host of its own, and its document tells of the whole fabric."""
 
@@ -82,6 +84,7 @@ async def run_on_mesh(spec: GatewaySpec, folder: RunFolder, clock: Clock) -> str
             mesh=gateway.mesh_address,
             started_at=clock.wall(),
         )
+        stack.callback(_show_prometheus(folder, spec, f"127.0.0.1:{pages.addresses[0][1]}"))
         _log.info("clients on %s, agents on %s", gateway.listen_address or "no address", gateway.mesh_address)
         settling = Settling(mesh, clock, others=bool(spec.hubs))
 
@@ -148,6 +151,13 @@ async def _listen(gateway: GatewayServer, spec: GatewaySpec, sockets: Iterable[s
     if not isinstance(spec.listen, msgspec.UnsetType):
         tls = None if isinstance(spec.tls, msgspec.UnsetType) else ClientTls(*spec.tls)
         await gateway.listen(spec.listen.host, spec.listen.port, tls, sockets)
+
+
+def _show_prometheus(folder: RunFolder, spec: GatewaySpec, address: str) -> Callable[[], None]:
+    """Tell a Prometheus on this host where the series are (its ``file_sd_configs``); returns what takes it back."""
+    path, labels = folder.path / SCRAPED, {"fabric": spec.fabric, "gateway": spec.name}
+    write_atomic(path, msgspec.json.encode([{"targets": [address], "labels": labels}]))
+    return lambda: path.unlink(missing_ok=True)
 
 
 async def _drain(gateway: GatewayServer, mesh: MeshNode, *, succeeded: bool) -> None:

@@ -17,7 +17,7 @@ from fabrictool.domain.specs import GatewaySpec, HostPort, encode_spec, mark_of
 from fabrictool.gateway.gateway import GatewayServer
 from fabrictool.gateway.keys import KeyRow, encode_keys, hash_key, keys_digest, pseudonym_of
 from fabrictool.gateway.reloading import Reloading
-from fabrictool.gateway.run import _rules, run_on_mesh
+from fabrictool.gateway.run import SCRAPED, _rules, run_on_mesh
 from fabrictool.gateway.tails import OF_A_SESSION_KEPT, SESSIONS_KEPT, Tails
 from fabrictool.gateway.view import as_tenant
 from fabrictool.mesh.records import Lifecycle, NodeBody, ServiceBody
@@ -57,7 +57,8 @@ async def test_status_and_metrics_are_on_loopback_and_warn_of_a_certificate_that
     async with aiohttp.ClientSession() as http:
         async with http.get(f"http://{document['listen']}/status") as answer:
             assert answer.status == 401
-        async with http.get(document["status"].replace("/status", "/metrics")) as answer:
+        ((scraped,),) = [entry["targets"] for entry in msgspec.json.decode((folder.path / SCRAPED).read_bytes())]
+        async with http.get(f"http://{scraped}/metrics") as answer:
             assert "fabric_inflight 0.0" in await answer.text()
         status, warnings = {}, []
         while not warnings:
@@ -71,6 +72,7 @@ async def test_status_and_metrics_are_on_loopback_and_warn_of_a_certificate_that
     assert 0 < row["certificate_ends_at"] - status["at"] < 2 * 3600
     os.kill(os.getpid(), signal.SIGTERM)
     assert await asyncio.wait_for(running, 10) == "signal SIGTERM"
+    assert not (folder.path / SCRAPED).exists()
 
 
 async def test_a_tenant_sees_no_events_no_metrics_and_no_nodes_that_serve_it_nothing(tmp_path):
