@@ -17,6 +17,7 @@ from fabrictool.gateway.clienttls import ClientTls
 from fabrictool.gateway.directory import StaticRegistry, static_targets
 from fabrictool.gateway.exchange import RoutingRules
 from fabrictool.gateway.gateway import GatewayServer, node_body
+from fabrictool.gateway.keeping import opener, records_folder, spooling
 from fabrictool.gateway.reloading import Reloading, keyring_of
 from fabrictool.gateway.settling import Settling
 from fabrictool.mesh.attestation import SignedBuilds, read_signer
@@ -68,7 +69,7 @@ async def run_on_mesh(spec: GatewaySpec, folder: RunFolder, clock: Clock) -> str
         port = await mesh.listen(spec.mesh.host, spec.mesh.port)
         stack.push_async_callback(mesh.close)
         gateway.mesh_address = f"{spec.mesh.host}:{port}"
-        await _listen(gateway, spec)
+        await _listen(gateway, spec, folder, stack)
         pages = await serve_status(gateway.status, folder, metrics=gateway.exposition, views=views_of(mesh))
         stack.push_async_callback(pages.cleanup)
         folder.write_process(
@@ -111,9 +112,13 @@ async def run_on_mesh(spec: GatewaySpec, folder: RunFolder, clock: Clock) -> str
     return reason
 
 
-async def _listen(gateway: GatewayServer, spec: GatewaySpec) -> None:
-    """For clients; a hub has none."""
+async def _listen(gateway: GatewayServer, spec: GatewaySpec, folder: RunFolder, stack: AsyncExitStack) -> None:
+    """For clients, whose requests are recorded; a hub has none."""
     if not isinstance(spec.listen, msgspec.UnsetType):
+        here = records_folder(folder, spec.fabric, spec.name)
+        opened = opener(here, spec.recording.database)
+        spool = await stack.enter_async_context(spooling(here, opened, spec.fabric, spec.name))
+        gateway.record_with(spool.append, opt_out=spec.recording.opt_out)
         tls = None if isinstance(spec.tls, msgspec.UnsetType) else ClientTls(*spec.tls)
         await gateway.listen(spec.listen.host, spec.listen.port, tls)
 
