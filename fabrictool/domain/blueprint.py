@@ -270,14 +270,14 @@ class Records(Document):
 
     database: SecretRef | None = None
     """Reference to the address of a PostgreSQL database, ``postgresql://USER:PASSWORD@HOST/DATABASE``, which the
-    gateway reads on its host: ``secret://file/…`` with mode 600, or ``secret://env/…``. Absent: SQLite on its host."""
+    gateway reads on its host: ``secret://file/PATH``, a file there with mode 600. Absent: SQLite on its host."""
     opt_out: bool = False
     """Whether a request with ``x-fabric-record: no`` is not recorded; it counts toward limits all the same."""
 
     @model_validator(mode="after")
     def _readable_on_its_host(self) -> Records:
-        if self.database is not None and self.database.scheme not in ("env", "file"):
-            hint = "write secret://file/PATH, a file on the gateway's host, or secret://env/NAME"
+        if self.database is not None and self.database.scheme != "file":
+            hint = "write secret://file/PATH, a file on the gateway's host"
             raise problem("FT1119", f"a gateway has no `{self.database.scheme}` to read an address from", hint)
         return self
 

@@ -17,15 +17,14 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
-    from fabrictool.base.runfolder import RunFolder
     from fabrictool.gateway.store import RecordStore
 
 RECORDS_FILE = "records.db"
 
 
-def records_folder(folder: RunFolder, fabric: str, gateway: str) -> Path:
-    """The same for all run folders of a gateway on its host."""
-    runs = folder.path.absolute().parent
+def records_folder(runs: Path, fabric: str, gateway: str) -> Path:
+    """The same for all run folders of a gateway on its host; `runs` holds them."""
+    runs = runs.absolute()
     return runs.with_name(f"{runs.name}.records") / fabric / gateway
 
 

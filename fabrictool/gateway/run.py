@@ -115,7 +115,7 @@ async def run_on_mesh(spec: GatewaySpec, folder: RunFolder, clock: Clock) -> str
 async def _listen(gateway: GatewayServer, spec: GatewaySpec, folder: RunFolder, stack: AsyncExitStack) -> None:
     """For clients, whose requests are recorded; a hub has none."""
     if not isinstance(spec.listen, msgspec.UnsetType):
-        here = records_folder(folder, spec.fabric, spec.name)
+        here = records_folder(folder.path.parent, spec.fabric, spec.name)
         opened = opener(here, spec.recording.database)
         spool = await stack.enter_async_context(spooling(here, opened, spec.fabric, spec.name))
         gateway.record_with(spool.append, opt_out=spec.recording.opt_out)

@@ -147,7 +147,7 @@ async def test_a_gateways_records_outlive_its_run_folder(tmp_path):
             assert answer.status in (404, 503)
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.wait_for(running, 10)
-    place = records_folder(RunFolder(tmp_path / "run"), "t", "g")
+    place = records_folder(tmp_path, "t", "g")
     assert place.parent.parent == tmp_path.with_name(f"{tmp_path.name}.records")
     store = RecordStore(sqlite_url(place / "records.db"), read_only=True)
     assert store.read(SUMS)[0][0] == 2
