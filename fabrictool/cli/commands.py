@@ -23,6 +23,7 @@ from fabrictool.cli import (
     simulate_commands,
     state_commands,
     trust_commands,
+    usage_command,
 )
 from fabrictool.cli.help_groups import GroupedCommands
 
@@ -47,6 +48,7 @@ def build() -> typer.Typer:
         simulate_commands,
         instance_commands,
         gateway_commands,
+        usage_command,
         agent_commands,
         mesh_commands,
         state_commands,

@@ -265,6 +265,23 @@ class ClientTlsFiles(Document):
     """Path of its private key."""
 
 
+class Records(Document):
+    """What a gateway keeps of requests: who, which model, how long, how many tokens; never what was said."""
+
+    database: SecretRef | None = None
+    """Reference to the address of a PostgreSQL database, ``postgresql://USER:PASSWORD@HOST/DATABASE``, which the
+    gateway reads on its host: ``secret://file/PATH``, a file there with mode 600. Absent: SQLite on its host."""
+    opt_out: bool = False
+    """Whether a request with ``x-fabric-record: no`` is not recorded; it counts toward limits all the same."""
+
+    @model_validator(mode="after")
+    def _readable_on_its_host(self) -> Records:
+        if self.database is not None and self.database.scheme != "file":
+            hint = "write secret://file/PATH, a file on the gateway's host"
+            raise problem("FT1119", f"a gateway has no `{self.database.scheme}` to read an address from", hint)
+        return self
+
+
 class Gateway(Document):
     """The public face: one listener for clients, one for the agents' tunnels. Without the former it is a hub: it links
     nodes with each other and relays what it cannot read.
@@ -283,6 +300,8 @@ class Gateway(Document):
     bootstrap: tuple[Endpoint, ...] = ()
     """Agents or gateways that it dials while nobody has found it; ``mesh members --json`` shows their addresses. One
     that it reaches makes it known to the whole mesh."""
+    records: Records = Records()
+    """Where its request records go; ``fabrictool usage`` reads them."""
     trace: Memory | None = None
     """Keep what happens in the mesh in the gateway's run folder, up to this size, for ``mesh replay``: records and
     addresses, no request and no key."""

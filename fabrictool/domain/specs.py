@@ -148,6 +148,16 @@ class BuildRules(msgspec.Struct, frozen=True):
     """None: all."""
 
 
+class RecordsSpec(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where request records go."""
+
+    database: str = ""
+    """A reference such as ``secret://file/…`` to the address of a PostgreSQL database, read by the gateway; empty:
+    SQLite beside its run folder."""
+    opt_out: bool = False
+    """Whether a request may ask not to be recorded."""
+
+
 class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_field="unit"):
     """One gateway: a listener for clients, one for agents; without the former a hub."""
 
@@ -194,6 +204,8 @@ class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_
     """Agents or gateways that it dials while it is linked with nobody; not written where none is named."""
     builds: BuildRules | msgspec.UnsetType = msgspec.UNSET
     """It sends nothing to nodes that break these; not written where there are none."""
+    records: RecordsSpec | msgspec.UnsetType = msgspec.UNSET
+    """Not written where they go to SQLite and nobody may opt out."""
 
     @property
     def listeners(self) -> dict[str, HostPort]:
@@ -205,6 +217,10 @@ class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_
     def ingress(self) -> bool:
         """Whether it has clients; otherwise it is a hub."""
         return not isinstance(self.listen, msgspec.UnsetType)
+
+    @property
+    def recording(self) -> RecordsSpec:
+        return RecordsSpec() if isinstance(self.records, msgspec.UnsetType) else self.records
 
     @property
     def seeks(self) -> tuple[HostPort, ...]:

@@ -68,6 +68,8 @@ _log = logging.getLogger("fabrictool.gateway")
 
 PROVIDERS_HEADER = "x-fabric-providers"
 """A client's own allowlist: comma-separated providers; it narrows its group's list and never widens it."""
+RECORD_HEADER = "x-fabric-record"
+"""``no``: not to be recorded, where the fabric lets its clients ask for that."""
 TICK_S = 1.0
 HANDSHAKE_S = 10.0
 FILL_S = 30.0
@@ -100,8 +102,9 @@ class GatewayServer:
         self.directory.replace(targets)
         self._metrics = GatewayMetrics()
         self._metrics.watch(self.directory)
-        self.sinks: list[Callable[[RequestRecord], None]] = []
+        self.sinks: list[Callable[[RequestRecord], object]] = []
         """Who is told what became of each request."""
+        self._opt_out = False
         self.connections: set[ClientConnection] = set()
         """Of the clients that are here now."""
         self._events: deque[Event] = deque(maxlen=EVENTS_KEPT)
@@ -147,6 +150,11 @@ class GatewayServer:
         self._rules, self._keyring = rules, keyring
         self.directory.weigh(rules.weights)
         self._follow_all()
+
+    def record_with(self, sink: Callable[[RequestRecord], object], *, opt_out: bool) -> None:
+        """Tell `sink` of each request; with `opt_out` of none whose client asks for that."""
+        self.sinks.append(sink)
+        self._opt_out = opt_out
 
     # Wide: where, by which protocol, and from whom.
     async def listen(
@@ -380,9 +388,12 @@ class GatewayServer:
             added_usage=added_usage,
             id=record_id,
             tenant=consumer.tenant if consumer is not None else "",
+            key=consumer.key if consumer is not None else "",
             at=began,
         )
-        return Exchange(connection, asked, self._rules, self.directory, self._metrics, self._record)
+        kept = not self._opt_out or request.header(RECORD_HEADER).strip().lower() != "no"
+        ended = self._record if kept else self._forget
+        return Exchange(connection, asked, self._rules, self.directory, self._metrics, ended)
 
     def _conversation(self, peeked: Peek, consumer: Consumer | None) -> int | None:
         """Which replica may have its beginning in the cache; None: it has none to go by, or that is not wanted."""
@@ -402,10 +413,14 @@ class GatewayServer:
         for sink in self.sinks:
             sink(record)
 
+    def _forget(self, record: RequestRecord) -> None:
+        """Of a request that is not to be recorded nothing is left but the counters."""
+
     # -- status -----------------------------------------------------------------------------------------------
 
     def exposition(self) -> bytes:
-        return self._metrics.exposition(self.connections)
+        slow = sum(connection.writing_paused for connection in self.connections)
+        return self._metrics.exposition(clients=len(self.connections), slow_clients=slow)
 
     def status(self) -> GatewayStatus:
         metrics, mesh, now = self._metrics, self._mesh, self._clock.wall()

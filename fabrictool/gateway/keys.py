@@ -27,6 +27,7 @@ SCRYPT_COST = 2**14
 """Memory and time of the digest (scrypt's N, RFC 7914): it stands in plans, which others read, and keys that people
 made up can be guessed."""
 PSEUDONYMS_KEPT = 4096
+KEY_DIGITS = 12
 
 
 class KeyRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -50,6 +51,8 @@ class Consumer:
 
     tenant: str
     group: str | None
+    key: str = ""
+    """The beginning of the key's hash, by which records name it."""
 
 
 def new_key() -> str:
@@ -79,7 +82,7 @@ class Keyring:
     def __init__(self, rows: Iterable[KeyRow], fabric: str = "") -> None:
         """`fabric`: whose tenants they are, so that a tenant's pseudonyms of two fabrics differ."""
         rows = sorted(rows, key=lambda row: row.sha256, reverse=True)
-        self._consumers = {row.sha256: Consumer(row.tenant, row.group) for row in rows}
+        self._consumers = {row.sha256: Consumer(row.tenant, row.group, row.sha256[:KEY_DIGITS]) for row in rows}
         self._presented: dict[str, Consumer] = {}
         """Header → whose it is, of those that were known: no more than there are keys, as clients write them."""
         self._fabric = fabric

@@ -14,12 +14,11 @@ from prometheus_client.registry import Collector
 from fabrictool.gateway.patience import Patience
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Iterator
 
     from prometheus_client.metrics_core import Metric
 
     from fabrictool.gateway.directory import Directory
-    from fabrictool.gateway.http import ClientConnection
     from fabrictool.gateway.records import RequestRecord
 
 WAITING_MAX = 1024
@@ -128,11 +127,11 @@ class GatewayMetrics:
         """Tell of its replicas, too, as they are when somebody looks."""
         self._registry.register(_Replicas(directory))
 
-    def exposition(self, clients: Collection[ClientConnection] = ()) -> bytes:
+    def exposition(self, *, clients: int = 0, slow_clients: int = 0) -> bytes:
         self.fold()
         self._in_flight.set(self.in_flight)
-        self._clients.set(len(clients))
-        self._slow_clients.set(sum(client.writing_paused for client in clients))
+        self._clients.set(clients)
+        self._slow_clients.set(slow_clients)
         self._lag.set(self.lag_s)
         self.lag_s = 0.0
         return generate_latest(self._registry)

@@ -19,6 +19,7 @@ from fabrictool.gateway.directory import StaticRegistry, static_targets
 from fabrictool.gateway.exchange import RoutingRules
 from fabrictool.gateway.gateway import GatewayServer, node_body
 from fabrictool.gateway.handover import Handover, take_over
+from fabrictool.gateway.keeping import opener, records_folder, spooling
 from fabrictool.gateway.reloading import Reloading, keyring_of
 from fabrictool.gateway.settling import Settling
 from fabrictool.mesh.attestation import SignedBuilds, read_signer
@@ -138,7 +139,7 @@ async def _accept(
     if former:
         stack.callback(former.close)
         await former.reached(mesh, clock)
-    await _listen(gateway, spec, former.clients if former else ())
+    await _listen(gateway, spec, handover.folder, stack, former.clients if former else ())
     stack.callback(gateway.listening.close)
     await handover.offer()
     stack.callback(handover.close)
@@ -146,9 +147,20 @@ async def _accept(
         former.serving()
 
 
-async def _listen(gateway: GatewayServer, spec: GatewaySpec, sockets: Iterable[socket.socket]) -> None:
-    """For clients; a hub has none."""
+# Wide: who records what, and whose sockets they are.
+async def _listen(
+    gateway: GatewayServer,
+    spec: GatewaySpec,
+    folder: RunFolder,
+    stack: AsyncExitStack,
+    sockets: Iterable[socket.socket],
+) -> None:
+    """For clients, whose requests are recorded; a hub has none."""
     if not isinstance(spec.listen, msgspec.UnsetType):
+        here = records_folder(folder.path.parent, spec.fabric, spec.name)
+        opened = opener(here, spec.recording.database)
+        spool = await stack.enter_async_context(spooling(here, opened, spec.fabric, spec.name))
+        gateway.record_with(spool.append, opt_out=spec.recording.opt_out)
         tls = None if isinstance(spec.tls, msgspec.UnsetType) else ClientTls(*spec.tls)
         await gateway.listen(spec.listen.host, spec.listen.port, tls, sockets)
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from fabrictool.domain.address import Address
-from fabrictool.domain.specs import AgentSpec, BuildRules, GatewaySpec, HostPort, updatable
+from fabrictool.domain.blueprint import Records
+from fabrictool.domain.specs import AgentSpec, BuildRules, GatewaySpec, HostPort, RecordsSpec, updatable
 from fabrictool.planner.succession import Succession
 
 if TYPE_CHECKING:
@@ -113,6 +114,9 @@ def _spec(
         after_reboot=inventory.clusters[gateway.cluster].after_reboot or msgspec.UNSET,
         bootstrap=gateway.bootstrap or msgspec.UNSET,
         builds=msgspec.UNSET if builds is None else BuildRules(builds.signers, builds.providers),
+        records=RecordsSpec(str(gateway.records.database or ""), gateway.records.opt_out)
+        if gateway.records != Records()
+        else msgspec.UNSET,
         trace=msgspec.UNSET if gateway.trace is None else int(gateway.trace),
     )
 

@@ -4,6 +4,9 @@ import asyncio
 import contextlib
 import json
 import random
+import shutil
+import tempfile
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -15,6 +18,7 @@ from fabrictool.gateway.gateway import GatewayServer
 from fabrictool.gateway.keys import Keyring, KeyRow, hash_key
 from fabrictool.routing.candidates import TrustPolicy
 from fabrictool.routing.policies import routing_policy
+from tests.gateway.postgres import Postgres, programs
 from tests.manual_clock import ManualClock
 
 
@@ -186,3 +190,16 @@ async def bed():
 @pytest.fixture
 def make_bed():
     return Bed
+
+
+@pytest.fixture
+def postgres():
+    """A real server, for this test alone; skipped where Debian's package is missing."""
+    if programs() is None:
+        pytest.skip("PostgreSQL's server is not installed (.ci/test-packages)")
+    folder = Path(tempfile.mkdtemp(prefix="ftpg"))  # not below pytest's folders: these are root's alone
+    server = Postgres(folder)
+    server.start()
+    yield server
+    server.stop()
+    shutil.rmtree(folder)

@@ -172,7 +172,7 @@ async def _tls(sock: socket.socket, factory: Callable[[], _P], context: ssl.SSLC
 
 async def _through_proxy(sock: socket.socket, path: ViaProxy, hub: HostPort, environment: Mapping[str, str]) -> None:
     loop = asyncio.get_running_loop()
-    request = path.request(hub, _password(path.password, environment))
+    request = path.request(hub, read_secret(path.password, environment))
     answer = ProxyAnswer(path, hub)
     try:
         async with asyncio.timeout(PATH_SECONDS):
@@ -185,7 +185,7 @@ async def _through_proxy(sock: socket.socket, path: ViaProxy, hub: HostPort, env
         raise answer.refusal(f"it broke off: {spoken(error)}", "ask its owner what it allows") from error
 
 
-def _password(given: str, environment: Mapping[str, str]) -> str:
+def read_secret(given: str, environment: Mapping[str, str]) -> str:
     """As it stands, or what a reference to a variable or a file leads to. Raises FT1401 to FT1403."""
     if not given.startswith("secret://"):
         return given

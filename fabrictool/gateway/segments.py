@@ -1,0 +1,161 @@
+"""Lines that outlive their process: appended to a mapped file, so that writing one is a copy in memory and no call of
+the operating system. What was appended is the kernel's at once and survives ``kill -9``; a power cut may take what is
+younger than the last `Segments.sync`.
+
+A segment is a file of a fixed size, allocated before it is used: on a full disk there is no next segment, and never
+one whose pages cannot be written. Behind its last line it holds zeros; what follows the last line's end is torn.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SEGMENT_OCTETS = 4 * 1024 * 1024
+_NAME = re.compile(r"([0-9]{8})\.log")
+
+
+class Cursor(NamedTuple):
+    """Up to where a journal was read."""
+
+    segment: int = 0
+    offset: int = 0
+
+
+class Segments:
+    """The segments of one folder, with one writer. `append` is for one thread; the other methods may run in another."""
+
+    def __init__(self, folder: Path, *, segment_octets: int = SEGMENT_OCTETS, most_octets: int) -> None:
+        """`folder` is there, and has no segments yet."""
+        self._folder = folder
+        self._octets = segment_octets
+        self._most_segments = max(2, most_octets // segment_octets)
+        self._current: tuple[mmap.mmap, int] | None = None
+        self._next: tuple[mmap.mmap, int] | None = None
+        self._number = 0
+        self._end = 0
+        self.dirty = False
+        """Whether anything was appended since the last `sync`."""
+
+    @property
+    def octets(self) -> int:
+        """On disk; raises OSError."""
+        return len(segments_of(self._folder)) * self._octets
+
+    def append(self, line: bytes) -> bool:
+        """One line, with its newline. False where there is no room until `prepare` was called."""
+        end = self._end + len(line)
+        if self._current is None or end > len(self._current[0]):
+            if self._next is None or len(line) > self._octets:
+                return False
+            former, self._current, self._next = self._current, self._next, None
+            if former is not None:
+                _close(former)
+            self._number += 1
+            self._end, end = 0, len(line)
+        self._current[0][self._end : end] = line
+        self._end = end
+        self.dirty = True
+        return True
+
+    @property
+    def wants_segment(self) -> bool:
+        return self._next is None
+
+    def prepare(self) -> bool:
+        """Allocate the next segment; False where the journal is as large as may be. Raises OSError on a full disk."""
+        if self._next is not None:
+            return True
+        if len(segments_of(self._folder)) >= self._most_segments:
+            return False
+        path = self._path(self._number + 1)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(descriptor, 0, self._octets)
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(descriptor)
+        self._next = self._map(self._number + 1)
+        return True
+
+    def sync(self) -> None:
+        """Wait until the disk has it; raises OSError."""
+        current, self.dirty = self._current, False
+        if current is not None:
+            descriptor = os.dup(current[1])  # the writer may go on to the next segment meanwhile
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def drop_before(self, segment: int) -> None:
+        """Remove what was read; never the segment that is written."""
+        for number in segments_of(self._folder):
+            if number < min(segment, self._number):
+                self._path(number).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        for opened in (self._current, self._next):
+            if opened is not None:
+                _close(opened)
+        if self._next is not None:
+            self._path(self._number + 1).unlink(missing_ok=True)
+        self._current = self._next = None
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"{number:08}.log"
+
+    def _map(self, number: int) -> tuple[mmap.mmap, int]:
+        descriptor = os.open(self._path(number), os.O_RDWR | os.O_CLOEXEC)
+        try:
+            return mmap.mmap(descriptor, 0), descriptor
+        except (OSError, ValueError) as error:  # ValueError: the file is empty
+            os.close(descriptor)
+            raise error if isinstance(error, OSError) else OSError(str(error)) from error
+
+
+def segments_of(folder: Path) -> list[int]:
+    """Their numbers, ascending; raises OSError."""
+    return sorted(int(match[1]) for name in os.listdir(folder) if (match := _NAME.fullmatch(name)))  # noqa: PTH208
+
+
+def read_lines(folder: Path, cursor: Cursor, most_octets: int) -> tuple[list[bytes], Cursor]:
+    """Whole lines from `cursor` on, all of one segment, and where the next ones begin; raises OSError.
+
+    Its process may be writing: a segment is left only when the next one was seen to have lines before this one was
+    read to its end.
+    """
+    numbers = [number for number in segments_of(folder) if number >= cursor.segment]
+    for number, later in zip(numbers, [*numbers[1:], None], strict=True):
+        offset = cursor.offset if number == cursor.segment else 0
+        over = later is not None and _read(folder, later, 0, 1)[:1] not in (b"", b"\0")
+        data = _read(folder, number, offset, most_octets)
+        if whole := whole_octets(data):
+            return data[:whole].splitlines(), Cursor(number, offset + whole)
+        if not over:
+            return [], Cursor(number, offset)
+    return [], cursor
+
+
+def _read(folder: Path, number: int, offset: int, octets: int) -> bytes:
+    with (folder / f"{number:08}.log").open("rb") as file:
+        file.seek(offset)
+        return file.read(octets)
+
+
+def whole_octets(data: bytes) -> int:
+    """Up to the end of the last whole line: zeros follow it, or a line that was torn."""
+    written = data.find(b"\0")
+    return data.rfind(b"\n", 0, len(data) if written < 0 else written) + 1
+
+
+def _close(opened: tuple[mmap.mmap, int]) -> None:
+    opened[0].close()
+    os.close(opened[1])

@@ -1,0 +1,285 @@
+"""Request records on their way to a store: kept in local files until the store has them, however long it is away.
+
+A spool is a folder that its process holds by a lock. Whoever finds another one whose process is gone brings that one's
+records to the store, too. No request waits for any of it, and none fails for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import shutil
+import threading
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from fabrictool.base.errors import FabrictoolError
+from fabrictool.base.files import file_error
+from fabrictool.base.ids import random_id
+from fabrictool.gateway.records import RequestRecord
+from fabrictool.gateway.segments import SEGMENT_OCTETS, Cursor, Segments, read_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from fabrictool.gateway.store import RecordStore
+
+MOST_OCTETS = 512 * 1024 * 1024
+"""About two million requests; more are lost, counted and said."""
+WAITING = 20_000
+"""Records that wait in memory for a segment, 10 MB or so; it takes a disk a moment to allocate one."""
+FLUSH_S = 1.0
+RETRY_S = 5.0
+ADOPT_S = 60.0
+BATCH_OCTETS = 512 * 1024
+LONGEST = 64 * 1024
+"""Of a record; they have a few hundred octets."""
+CURSOR_FILE = "cursor"
+
+_log = logging.getLogger("fabrictool.gateway")
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(RequestRecord)
+
+
+class RecordSpool:
+    """`append` on the event loop; `run` beside it; `close` at the end, in that order."""
+
+    def __init__(
+        self,
+        folder: Path,
+        open_store: Callable[[], RecordStore],
+        *,
+        fabric: str,
+        gateway: str,
+        segment_octets: int = SEGMENT_OCTETS,
+        most_octets: int = MOST_OCTETS,
+    ) -> None:
+        """`folder` holds the spools of all processes of this gateway.
+
+        Raises
+        ------
+        FabrictoolError
+            FT4301 or FT4302 where the folder cannot be made.
+        """
+        self._spools = folder
+        self._folder = folder / random_id()
+        self._lock = _claimed(self._folder)
+        self._journal = Segments(self._folder, segment_octets=segment_octets, most_octets=most_octets)
+        self._fabric, self._gateway = fabric, gateway
+        self._open_store = open_store
+        self._store: RecordStore | None = None
+        self._waiting: list[bytes] = []
+        self._cursor = Cursor()
+        self._woken = asyncio.Event()
+        self._at_work = threading.Lock()
+        """A turn that was cancelled goes on in its thread."""
+        self._trouble: dict[str, str] = {}
+        self._adopting_at = 0.0
+        self.lost = 0
+        """Records that no file had room for, or that could not be read again."""
+        self._lost_said = 0
+        with contextlib.suppress(OSError):  # `run` says it
+            self._journal.prepare()
+
+    @property
+    def backlog_octets(self) -> int:
+        """Of local files; 0 when nothing could be looked at."""
+        try:
+            return self._journal.octets
+        except OSError:
+            return 0
+
+    def append(self, record: RequestRecord) -> bool:
+        """Keep it; never raises, never waits. True: the kernel has it, and this process may be killed."""
+        line = _encoder.encode(record) + b"\n"
+        if not self._waiting and self._journal.append(line):
+            if self._journal.wants_segment:
+                self._woken.set()
+            return True
+        if len(self._waiting) < WAITING and len(line) <= LONGEST:
+            self._waiting.append(line)
+        else:
+            self.lost += 1
+        self._woken.set()
+        return False
+
+    async def run(self) -> None:
+        """Until cancelled: segments ahead of time, records to the store, spools of processes that are gone."""
+        while True:
+            self._woken.clear()
+            flushed = await self.turn()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(FLUSH_S if flushed else RETRY_S):
+                    await self._woken.wait()
+
+    async def turn(self) -> bool:
+        """Once all of it; False where the store could not be used."""
+        await asyncio.to_thread(self._make_room)
+        while self._waiting and self._drain() and self._journal.wants_segment:
+            await asyncio.to_thread(self._make_room)
+        self._say_losses()
+        flushed = await asyncio.to_thread(self._flush)
+        now = asyncio.get_running_loop().time()
+        if flushed and now >= self._adopting_at:
+            self._adopting_at = now + ADOPT_S
+            await asyncio.to_thread(self._adopt)
+        return flushed
+
+    def close(self) -> None:
+        """Flush what can be flushed; a spool that is empty leaves nothing behind."""
+        self._make_room()
+        while self._waiting and self._drain():
+            self._make_room()
+        self.lost += len(self._waiting)
+        self._say_losses()
+        empty = self._flush()
+        self._journal.close()
+        self._forget_store()
+        if empty:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        os.close(self._lock)
+
+    # -- internals --------------------------------------------------------------------------------------------
+
+    def _drain(self) -> bool:
+        """Waiting lines to the journal; False when none of them went."""
+        for count, line in enumerate(self._waiting):
+            if not self._journal.append(line):
+                del self._waiting[:count]
+                return count > 0
+        drained, self._waiting = bool(self._waiting), []
+        return drained
+
+    def _make_room(self) -> None:
+        try:
+            with self._at_work:
+                room = self._journal.prepare()
+            if room:
+                self._mended("room")
+            else:
+                self._say("room", "the spool of request records is full, and its store is away")
+        except OSError as error:
+            self._say("room", _coded(file_error(error, self._folder)))
+
+    def _say_losses(self) -> None:
+        if self.lost > self._lost_said:
+            _log.error("%d request records were lost: there was no room for them", self.lost - self._lost_said)
+            self._lost_said = self.lost
+
+    def _flush(self) -> bool:
+        with self._at_work:
+            return self._flush_alone()
+
+    def _flush_alone(self) -> bool:
+        try:
+            if self._journal.dirty:
+                self._journal.sync()
+            self._cursor = self._bring(self._folder, self._cursor)
+            self._journal.drop_before(self._cursor.segment)
+        except OSError as error:
+            self._say("store", _coded(file_error(error, self._folder)))
+            return False
+        except FabrictoolError as error:
+            self._forget_store()
+            self._say("store", _coded(error))
+            return False
+        self._mended("store")
+        return True
+
+    def _bring(self, folder: Path, cursor: Cursor) -> Cursor:
+        """All lines from `cursor` on, batch by batch; raises OSError and FabrictoolError."""
+        while True:
+            lines, following = read_lines(folder, cursor, BATCH_OCTETS)
+            if not lines:
+                return following
+            rows = []
+            for line in lines:
+                try:
+                    rows.append(self._row(_decoder.decode(line)))
+                except msgspec.DecodeError:
+                    self.lost += 1
+            self._opened().put(rows)
+            cursor = following
+            with contextlib.suppress(OSError):  # a batch that comes twice does no harm
+                (folder / CURSOR_FILE).write_text(f"{cursor.segment} {cursor.offset}")
+
+    def _row(self, record: RequestRecord) -> dict[str, Any]:
+        """The columns of the store's table."""
+        names = {"fabric": self._fabric, "gateway": self._gateway, "hour": int(record.at // 3600)}
+        return names | msgspec.structs.asdict(record)
+
+    def _opened(self) -> RecordStore:
+        if self._store is None:
+            self._store = self._open_store()
+        return self._store
+
+    def _adopt(self) -> None:
+        """Spools whose processes are gone; the lock says so, on this machine."""
+        for folder in sorted(self._spools.iterdir()) if self._spools.is_dir() else ():
+            if folder == self._folder or not folder.is_dir():
+                continue
+            try:
+                lock = _claimed(folder)
+            except (FabrictoolError, BlockingIOError):
+                continue
+            try:
+                with self._at_work:
+                    self._bring(folder, _cursor_of(folder))
+                shutil.rmtree(folder, ignore_errors=True)
+            except OSError as error:
+                self._say("adopted", _coded(file_error(error, folder)))
+            except FabrictoolError as error:
+                self._say("adopted", _coded(error))
+            finally:
+                os.close(lock)
+
+    def _forget_store(self) -> None:
+        store, self._store = self._store, None
+        if store is not None:
+            store.close()
+
+    def _say(self, kind: str, why: str) -> None:
+        """Once until it is mended."""
+        if kind not in self._trouble:
+            _log.warning("request records wait on this machine: %s", why)
+        self._trouble[kind] = why
+
+    def _mended(self, kind: str) -> None:
+        if self._trouble.pop(kind, None) is not None:
+            _log.info("request records go on")
+
+
+def _claimed(folder: Path) -> int:
+    """The descriptor of its lock; BlockingIOError when another process lives there, FT4301 or FT4302."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise file_error(error, folder) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise
+    except OSError as error:  # a file system without locks: its spools are not adopted
+        os.close(descriptor)
+        raise file_error(error, folder) from error
+    return descriptor
+
+
+def _cursor_of(folder: Path) -> Cursor:
+    """Where its process was; from the start where that cannot be read."""
+    try:
+        segment, offset = (folder / CURSOR_FILE).read_text().split()
+        return Cursor(int(segment), int(offset))
+    except (OSError, ValueError):
+        return Cursor()
+
+
+def _coded(error: FabrictoolError) -> str:
+    return "; ".join(f"{problem.code} {problem.message}" for problem in error.problems)

@@ -1,0 +1,200 @@
+"""Where request records are kept for good, and what budgets have left: SQLite beside the gateway, or PostgreSQL.
+
+A record is inserted by its id, once: whoever is not sure whether a batch arrived sends it again. SQLAlchemy is loaded
+by whoever opens a store, off the event loop: it takes a third of a second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import create_engine, event, exc, func, inspect, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.pool import StaticPool
+
+from fabrictool.base.errors import FabrictoolError, InvalidInputError, Place, Problem
+from fabrictool.gateway.tables import BUDGETS, LAYOUT, LAYOUT_TABLE, REQUESTS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from sqlalchemy import Select
+    from sqlalchemy.engine import Connection, Engine
+
+
+CONNECT_S = 5
+ANSWER_S = 30
+MIGRATIONS = Path(__file__).parent / "migrations"
+_MIGRATION_LOCK = 0x66616272
+"""Of PostgreSQL's advisory locks: gateways that start together do not both make the tables."""
+
+
+class StoreAwayError(FabrictoolError):
+    """It does not answer, or cannot take anything now: what is kept for it must wait."""
+
+
+def sqlite_url(path: Path) -> str:
+    """Of a file, as `RecordStore` takes it."""
+    return URL.create("sqlite", database=str(path.absolute())).render_as_string(hide_password=False)
+
+
+def store_url(text: str) -> URL:
+    """A PostgreSQL or SQLite address; raises InvalidInputError FT8121, which never shows what it was given."""
+    hint = "postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
+    try:
+        url = make_url(text)
+    except (exc.ArgumentError, ValueError) as error:
+        raise InvalidInputError.of("FT8121", "the store's address is no URL", hint=hint) from error
+    if url.drivername in ("postgresql", "postgres"):
+        return url.set(drivername="postgresql+psycopg")
+    if url.drivername != "sqlite" or not url.database:
+        raise InvalidInputError.of("FT8121", f"there is no store of the kind {url.drivername}", hint=hint)
+    return url
+
+
+class RecordStore:
+    """One connection, for one thread at a time; its methods block."""
+
+    def __init__(self, address: str, *, read_only: bool = False) -> None:
+        """`read_only`: nothing is made, and it must be there.
+
+        Raises
+        ------
+        InvalidInputError
+            FT8121 for an address that is none, FT8122 for a database that is no store of this release.
+        StoreAwayError
+            FT8120 where it does not answer.
+        """
+        url = store_url(address)
+        self.place = url.database or "" if url.drivername == "sqlite" else f"{url.host or ''}/{url.database or ''}"
+        self._postgres = url.drivername != "sqlite"
+        self._read_only = read_only
+        if self._postgres:
+            arguments: dict[str, Any] = {
+                "connect_timeout": CONNECT_S,
+                "tcp_user_timeout": ANSWER_S * 1000,
+                "options": f"-c statement_timeout={ANSWER_S * 1000}",
+            }
+            self._engine = create_engine(url, poolclass=StaticPool, connect_args=arguments)
+        else:
+            self._engine = _file_engine(url, read_only=read_only)
+        insert = postgresql.insert if self._postgres else sqlite.insert
+        prepared = insert(REQUESTS).on_conflict_do_nothing().compile(dialect=self._engine.dialect)
+        self._insert, self._order = str(prepared), prepared.positiontup
+        self._open_account = insert(BUDGETS).on_conflict_do_nothing()
+        try:
+            with self._transaction() as connection:
+                self._make_tables(connection)
+        except BaseException:
+            self.close()
+            raise
+
+    def put(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Insert those that are not there yet; raises StoreAwayError."""
+        order = self._order  # SQLite's driver wants values in order
+        values: list[Any] = list(rows) if order is None else [tuple(map(row.__getitem__, order)) for row in rows]
+        with self._transaction() as connection:
+            connection.exec_driver_sql(self._insert, values)
+
+    def read(self, query: Select[Any]) -> list[tuple[Any, ...]]:
+        """The rows of a query; raises StoreAwayError."""
+        with self._transaction() as connection:
+            return [tuple(row) for row in connection.execute(query)]
+
+    def take(self, account: str, period: str, *, wanted: int, limit: int) -> int:
+        """Up to `wanted` tokens of an account's budget; returns how many, so that all that was ever taken of a
+        period and not given back is `limit` at most, whoever asks at the same time. Raises StoreAwayError.
+        """
+        row = (BUDGETS.c.account == account) & (BUDGETS.c.period == period)
+        with self._transaction() as connection:
+            connection.execute(self._open_account, {"account": account, "period": period, "taken": 0})
+            locked = select(BUDGETS.c.taken).where(row).with_for_update()
+            taken = connection.execute(locked).scalar_one()
+            granted: int = max(0, min(wanted, limit - taken))
+            connection.execute(update(BUDGETS).where(row).values(taken=taken + granted))
+        return granted
+
+    def give(self, account: str, period: str, tokens: int) -> None:
+        """Give back what was taken and not used; below zero: more was used than taken. Raises StoreAwayError."""
+        row = (BUDGETS.c.account == account) & (BUDGETS.c.period == period)
+        with self._transaction() as connection:
+            connection.execute(update(BUDGETS).where(row).values(taken=BUDGETS.c.taken - tokens))
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    # -- internals --------------------------------------------------------------------------------------------
+
+    def _make_tables(self, connection: Connection) -> None:
+        if self._layout(connection) == LAYOUT:
+            return
+        if self._read_only:
+            raise self._no_store("it holds no records, or another release's")
+        if self._postgres:
+            connection.execute(select(func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
+        from alembic import command  # noqa: PLC0415 - for new and old stores only
+        from alembic.config import Config  # noqa: PLC0415
+        from alembic.util import CommandError  # noqa: PLC0415
+
+        config = Config(attributes={"connection": connection})
+        config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+        try:
+            command.upgrade(config, LAYOUT)
+        except CommandError as error:
+            raise self._no_store("its layout is of a newer release") from error
+
+    def _layout(self, connection: Connection) -> str:
+        if not inspect(connection).has_table(LAYOUT_TABLE.name):
+            return ""
+        return connection.execute(select(LAYOUT_TABLE.c.version_num)).scalar() or ""
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[Connection]:
+        try:
+            with self._engine.begin() as connection:
+                yield connection
+        except (exc.OperationalError, exc.InterfaceError, exc.InternalError) as error:
+            raise self._away(str(error.orig).strip().splitlines()[0]) from error
+        except exc.DBAPIError as error:
+            if error.connection_invalidated:
+                raise self._away("the connection was lost") from error
+            raise self._no_store(str(error.orig).strip().splitlines()[0]) from error
+        except exc.SQLAlchemyError as error:
+            raise self._away(type(error).__name__) from error
+
+    def _away(self, why: str) -> StoreAwayError:
+        hint = "is its server up?" if self._postgres else "check the file's folder: its room, its rights"
+        message = f"the records' store cannot be used: {why}"
+        return StoreAwayError(Problem("FT8120", message, Place(thing=self.place), hint, transient=True))
+
+    def _no_store(self, why: str) -> InvalidInputError:
+        hint = "name another database, or move this one away: a gateway makes a new one"
+        return InvalidInputError(Problem("FT8122", f"not a store of records: {why}", Place(thing=self.place), hint))
+
+
+def _file_engine(url: URL, *, read_only: bool) -> Engine:
+    """SQLite, where a transaction takes the right to write at its begin: none fails half way for another's."""
+    path = Path(url.database or "").absolute()
+
+    def connect() -> sqlite3.Connection:
+        mode = "ro" if read_only else "rwc"
+        connection = sqlite3.connect(
+            f"{path.as_uri()}?mode={mode}", uri=True, timeout=CONNECT_S, check_same_thread=False, isolation_level=None
+        )
+        if not read_only:
+            path.chmod(0o600)  # it says who asked when
+            connection.execute("pragma journal_mode = wal")
+            connection.execute("pragma synchronous = normal")
+        return connection
+
+    engine = create_engine("sqlite://", creator=connect, poolclass=StaticPool)
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        connection.exec_driver_sql("begin" if read_only else "begin immediate")
+
+    return engine

@@ -1,0 +1,50 @@
+"""The tables of a store of records; `migrations` makes them, version by version."""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, MetaData, String, Table
+
+LAYOUT = "0001"
+"""Of the newest migration."""
+_metadata = MetaData()
+LAYOUT_TABLE = Table("fabrictool_layout", _metadata, Column("version_num", String(32), primary_key=True))
+"""Alembic's own, by our name: a database may have other tenants."""
+
+REQUESTS = Table(
+    "fabrictool_requests",
+    _metadata,
+    Column("id", String, primary_key=True),
+    Column("fabric", String, nullable=False),
+    Column("gateway", String, nullable=False),
+    Column("hour", Integer, nullable=False),
+    Column("at", Float, nullable=False),
+    Column("path", String, nullable=False),
+    Column("status", Integer, nullable=False),
+    Column("end", String, nullable=False),
+    Column("e2e_s", Float, nullable=False),
+    Column("tenant", String, nullable=False),
+    Column("key", String, nullable=False),
+    Column("model", String, nullable=False),
+    Column("provider", String, nullable=False),
+    Column("replica", String, nullable=False),
+    Column("retries", Integer, nullable=False),
+    Column("stream", Boolean, nullable=False),
+    Column("prompt_tokens", BigInteger, nullable=False),
+    Column("cached_tokens", BigInteger, nullable=False),
+    Column("completion_tokens", BigInteger, nullable=False),
+    Column("counted", Boolean, nullable=False),
+    Column("ttft_s", Float),
+    Column("tpot_s", Float),
+)
+"""The fields of `RequestRecord`, who wrote it, and the hour of `at` since 1970: hours and days are sums of whole
+numbers in any database."""
+Index("fabrictool_requests_at", REQUESTS.c.at)
+
+BUDGETS = Table(
+    "fabrictool_budgets",
+    _metadata,
+    Column("account", String, primary_key=True),
+    Column("period", String, primary_key=True),
+    Column("taken", BigInteger, nullable=False),
+)
+"""Tokens of a budget that gateways hold or that were used, by its period."""

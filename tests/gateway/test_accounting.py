@@ -1,0 +1,155 @@
+"""What the store adds up to is what the engines counted, whatever happens to engines, clients and the database."""
+
+import asyncio
+import json
+import os
+import random
+import signal
+
+import aiohttp
+import msgspec
+import pytest
+from aiohttp import web
+from sqlalchemy import func, select
+
+from fabrictool.base.clock import SystemClock
+from fabrictool.base.runfolder import RunFolder
+from fabrictool.domain.specs import RecordsSpec
+from fabrictool.gateway.directory import StaticNode
+from fabrictool.gateway.keeping import records_folder, spooling
+from fabrictool.gateway.run import run_on_mesh
+from fabrictool.gateway.store import RecordStore, sqlite_url
+from fabrictool.gateway.tables import REQUESTS
+from tests.gateway.conftest import until
+from tests.gateway.test_run import unit
+
+pytestmark = pytest.mark.asyncio
+SUMS = select(func.count(), func.sum(REQUESTS.c.prompt_tokens), func.sum(REQUESTS.c.completion_tokens)).select_from(
+    REQUESTS
+)
+
+
+class CountingEngine:
+    """Answers, refuses and dies by lot, and counts the tokens that it gave away."""
+
+    def __init__(self, draws):
+        self.draws = draws
+        self.prompt = self.completion = 0
+
+    async def start(self):
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", self.answer)
+        self.runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+        await self.runner.setup()
+        await web.TCPSite(self.runner, "127.0.0.1", 0).start()
+        return f"http://127.0.0.1:{self.runner.addresses[0][1]}"
+
+    async def answer(self, request):
+        body = await request.json()
+        lot = self.draws.random()
+        if lot < 0.15:
+            return web.json_response({"error": {}}, status=503)
+        if lot < 0.3:
+            request.transport.abort()
+            return web.Response()
+        prompt, completion = self.draws.randint(1, 999), self.draws.randint(2, 9)
+        if not body.get("stream"):
+            self.prompt, self.completion = self.prompt + prompt, self.completion + completion
+            return web.json_response({"usage": {"prompt_tokens": prompt, "completion_tokens": completion}})
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        whole = lot < 0.8
+        for _ in range(completion):
+            await response.write(b'data: {"choices": [{"delta": {"content": "x"}}]}\n\n')
+            self.completion += 1
+        if not whole:  # its client goes when it has read all of it
+            await asyncio.sleep(60)
+        self.prompt += prompt
+        usage = {"prompt_tokens": prompt, "completion_tokens": completion}
+        await response.write(b"data: " + json.dumps({"choices": [], "usage": usage}).encode() + b"\n\n")
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+
+async def ask(bed, http, stream):
+    """A client that waits for nothing that does not come at once."""
+    body = {"model": "m", "messages": [], "stream": stream}
+    try:
+        async with http.post(bed.url + "/v1/chat/completions", json=body) as answer:
+            while True:
+                async with asyncio.timeout(0.5):
+                    if not await answer.content.readany():
+                        return
+    except (TimeoutError, aiohttp.ClientError):
+        return
+
+
+async def test_sums_are_the_engines_under_churn_cancels_and_the_loss_of_the_database(make_bed, postgres, tmp_path):
+    draws = random.Random(11)
+    engines = [CountingEngine(draws) for _ in range(4)]
+    nodes = [StaticNode(await engine.start(), ["m"], f"p{n}") for n, engine in enumerate(engines)]
+    bed = await make_bed().start(nodes=nodes)
+    bed.gateway._rules.trust.groups["everyone"] = frozenset(f"p{n}" for n in range(4))
+    ended = []
+    bed.gateway.sinks.append(ended.append)
+    headers = {"authorization": f"Bearer {bed.KEY}"}
+    async with (
+        spooling(tmp_path, lambda: RecordStore(postgres.url), "f", "g") as spool,
+        aiohttp.ClientSession(headers=headers) as http,
+    ):
+        bed.gateway.record_with(spool.append, opt_out=False)
+        for turn in range(6):
+            if turn == 2:
+                await asyncio.to_thread(postgres.kill)
+            if turn == 4:
+                await asyncio.to_thread(postgres.start)
+            await asyncio.gather(*(ask(bed, http, stream=n % 3 > 0) for n in range(40)))
+            await until(lambda turn=turn: len(ended) == 40 * (turn + 1))
+    await bed.stop()
+    for engine in engines:
+        await engine.runner.cleanup()
+    assert {record.end for record in ended} >= {"answered", "cancelled"}
+    assert spool.lost == 0
+    store = RecordStore(postgres.url, read_only=True)
+    sums = store.read(SUMS)
+    store.close()
+    assert sums == [(240, sum(engine.prompt for engine in engines), sum(engine.completion for engine in engines))]
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+async def test_a_client_opts_out_where_it_may(bed, allowed):
+    kept = []
+    bed.gateway.record_with(kept.append, opt_out=allowed)
+    headers = {"authorization": f"Bearer {bed.KEY}"}
+    async with aiohttp.ClientSession(headers=headers) as http:
+        for more in ({}, {"x-fabric-record": "no"}):
+            body = {"model": "m", "messages": []}
+            async with http.post(bed.url + "/v1/chat/completions", json=body, headers=more) as answer:
+                assert answer.status == 200
+    assert len(kept) == (1 if allowed else 2)
+    assert bed.gateway.status().totals.requests == 2
+    assert len(kept[0].key) == 12
+
+
+async def test_a_gateways_records_outlive_its_run_folder(tmp_path):
+    """The next one, in another folder, goes on in the same file."""
+    folder, spec = unit(tmp_path)
+    spec = msgspec.structs.replace(spec, tenants={}, records=RecordsSpec(opt_out=True))
+    for name in ("run", "run2"):
+        here = RunFolder(folder.path.with_name(name))
+        if not here.path.exists():
+            folder.path.rename(here.path)
+        (here.path / "process.json").unlink(missing_ok=True)
+        running = asyncio.create_task(run_on_mesh(spec, here, SystemClock()))
+        await until(lambda here=here, running=running: running.done() or here.process().get("listen"))
+        url = f"http://{here.process()['listen']}/v1/completions"
+        async with aiohttp.ClientSession() as http, http.post(url, json={"model": "x", "prompt": ""}) as answer:
+            assert answer.status in (404, 503)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(running, 10)
+    place = records_folder(tmp_path, "t", "g")
+    assert place.parent.parent == tmp_path.with_name(f"{tmp_path.name}.records")
+    store = RecordStore(sqlite_url(place / "records.db"), read_only=True)
+    assert store.read(SUMS)[0][0] == 2
+    store.close()
+    assert list((place / "spool").iterdir()) == []

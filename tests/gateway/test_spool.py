@@ -1,0 +1,184 @@
+"""Records reach the store once, whatever dies on the way."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sqlalchemy import func, select
+
+from fabrictool.gateway.records import RequestRecord
+from fabrictool.gateway.segments import Segments
+from fabrictool.gateway.spool import RecordSpool
+from fabrictool.gateway.store import RecordStore, StoreAwayError, sqlite_url
+from fabrictool.gateway.tables import REQUESTS
+
+COUNT = select(func.count(), func.sum(REQUESTS.c.prompt_tokens)).select_from(REQUESTS)
+
+
+def record(number, **more):
+    return RequestRecord(f"r{number}", 1e9 + number, "/v1/completions", 200, "answered", 0.1, prompt_tokens=2, **more)
+
+
+class Flaky:
+    """A store that can be sent away, also after it has taken a batch and before it has said so."""
+
+    def __init__(self, path):
+        self.path = path
+        self.away = self.forgets = False
+
+    def __call__(self):
+        if self.away:
+            raise StoreAwayError.of("FT8120", "away")
+        store = RecordStore(sqlite_url(self.path))
+        put = store.put
+
+        def flaky(rows):
+            if self.away:
+                raise StoreAwayError.of("FT8120", "away")
+            put(rows)
+            if self.forgets:
+                self.forgets = False
+                raise StoreAwayError.of("FT8120", "the connection was lost")
+
+        store.put = flaky
+        return store
+
+    def ids(self):
+        store = RecordStore(sqlite_url(self.path), read_only=True)
+        try:
+            return sorted(row[0] for row in store.read(select(REQUESTS.c.id)))
+        finally:
+            store.close()
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Flaky(tmp_path / "records.db")
+
+
+def spool_of(tmp_path, store, **more):
+    return RecordSpool(tmp_path / "spool", store, fabric="f", gateway="g", **more)
+
+
+def folders(tmp_path):
+    return list((tmp_path / "spool").iterdir())
+
+
+@pytest.mark.asyncio
+async def test_records_reach_the_store_and_leave_nothing_behind(tmp_path, store):
+    spool = spool_of(tmp_path, store)
+    for number in range(100):
+        assert spool.append(record(number))
+    assert await spool.turn()
+    assert len(store.ids()) == 100
+    spool.append(record(100))
+    spool.close()
+    assert len(store.ids()) == 101
+    assert folders(tmp_path) == []
+    assert (tmp_path / "records.db").stat().st_mode & 0o077 == 0, "it says who asked when"
+
+
+@pytest.mark.asyncio
+async def test_what_the_store_missed_comes_when_it_is_back_and_once(tmp_path, store):
+    spool = spool_of(tmp_path, store, segment_octets=4096)
+    store.away = True
+    for number in range(200):
+        spool.append(record(number))
+        if number % 10 == 0:
+            assert not await spool.turn()
+    store.away, store.forgets = False, True
+    assert not await spool.turn()
+    assert await spool.turn()
+    assert store.ids() == sorted(f"r{number}" for number in range(200))
+    assert spool.lost == 0
+    spool.close()
+
+
+@pytest.mark.asyncio
+async def test_a_full_spool_loses_what_is_new_and_counts_it(tmp_path, store):
+    spool = spool_of(tmp_path, store, segment_octets=4096, most_octets=8192)
+    store.away = True
+    kept = sum([spool.append(record(number, tenant="x" * 100)) for number in range(100)])
+    for _ in range(3):
+        await spool.turn()
+    store.away = False
+    for _ in range(10):
+        await spool.turn()
+    assert kept < 100
+    assert len(store.ids()) == 100 - spool.lost
+    spool.close()
+
+
+def test_a_writer_that_is_killed_loses_nothing_that_it_acknowledged(tmp_path, store):
+    argv = [sys.executable, Path(__file__).parent / "writer.py", tmp_path / "spool"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(Path.cwd())}) as writer:
+        said = [writer.stdout.readline() for _ in range(300)]
+        writer.send_signal(signal.SIGKILL)
+        said += writer.stdout.readlines()
+    said = {line.decode().strip() for line in said if line.endswith(b"\n")}
+
+    async def next_start():
+        spool = spool_of(tmp_path, store)
+        assert await spool.turn()
+        spool.close()
+
+    asyncio.run(next_start())
+    ids = store.ids()
+    assert said <= set(ids)
+    assert len(ids) - len(said) <= 1, "the record after the last one that it said"
+    assert folders(tmp_path) == []
+
+
+def test_a_spool_whose_process_lives_is_left_alone(tmp_path, store):
+    first, second = spool_of(tmp_path, store), spool_of(tmp_path, store)
+    first.append(record(1))
+
+    async def turn():
+        await second.turn()
+
+    asyncio.run(turn())
+    assert len(folders(tmp_path)) == 2
+    first.close()
+    second.close()
+    assert store.ids() == ["r1"]
+
+
+def test_a_line_that_was_torn_ends_a_spool(tmp_path, store):
+    folder = tmp_path / "spool" / "gone"
+    folder.mkdir(parents=True)
+    journal = Segments(folder, segment_octets=4096, most_octets=8192)
+    journal.prepare()
+    journal.append(b'{"id":"r1","at":1e9,"path":"/v1/completions","status":200,"end":"answered","e2e_s":1}\n')
+    journal.append(b'{"id":"r2","at":1e9,"pa')
+
+    async def turn():
+        spool = spool_of(tmp_path, store)
+        await spool.turn()
+        spool.close()
+
+    asyncio.run(turn())
+    journal.close()
+    assert store.ids() == ["r1"]
+
+
+@pytest.mark.asyncio
+async def test_postgresql_is_killed_and_comes_back(tmp_path, postgres):
+    spool = RecordSpool(tmp_path / "spool", lambda: RecordStore(postgres.url), fabric="f", gateway="g")
+    for number in range(50):
+        spool.append(record(number))
+    assert await spool.turn()
+    postgres.kill()
+    for number in range(50, 150):
+        spool.append(record(number))
+    assert not await spool.turn()
+    assert not await spool.turn()
+    postgres.start()
+    assert await spool.turn()
+    spool.close()
+    store = RecordStore(postgres.url, read_only=True)
+    assert store.read(COUNT) == [(150, 300)]
+    store.close()
