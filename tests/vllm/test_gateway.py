@@ -98,18 +98,19 @@ async def test_a_client_that_goes_away_frees_the_engine(bed, vllms):
             float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith("vllm:num_requests_running{")
         )
 
+    before = len(bed.records)
     async with aiohttp.ClientSession(headers={"authorization": f"Bearer {bed.KEY}"}) as http:
         body = {"model": "m", "prompt": "x", "max_tokens": 500, "stream": True, "ignore_eos": True}
         answer = await http.post(bed.url + "/v1/completions", json=body)
         await answer.content.readany()
-        assert await running() == 1
-        answer.close()
+        answer.close()  # at once: five hundred tokens of a tiny model are there in a second
         for _ in range(200):
             if await running() == 0:
                 break
             await asyncio.sleep(0.05)
         assert await running() == 0
-    await until(lambda: bed.records[-1].end == "cancelled")
+    await until(lambda: len(bed.records) > before)
+    assert bed.records[-1].end == "cancelled", bed.records[-1]
 
 
 async def test_a_server_that_is_killed_costs_no_request_without_an_octet(bed, vllms):
