@@ -35,6 +35,8 @@ Entitlement = tuple[str, TrustPolicy, str | None, frozenset[str] | None, Require
 ENTITLED_KEPT = 4096
 CHAINS_KEPT = 10_000
 """Answers that a later request may refer to; the oldest are forgotten."""
+NEWS = 0.1
+"""What the last stream counts in a moving mean."""
 MISSED_S = 600.0
 """After its last replica was lost a model that is not planned is missed for so long; then it counts as not there."""
 
@@ -48,7 +50,7 @@ class Unmet:
 
 @dataclass(slots=True, eq=False)
 class RoutingTarget:
-    """One replica as this gateway sees it; satisfies ``routing.RoutableReplica``."""
+    """One replica as this gateway sees it; a ``routing.protocol.Candidate``."""
 
     key: bytes
     model: str
@@ -71,6 +73,9 @@ class RoutingTarget:
     """Open requests of other gateways, counted by its agent: the engine's own figures are older than ours."""
     requests: int = 0
     failures: int = 0
+    ttft_s: float | None = None
+    """To the first octet of streams, a moving mean of what this gateway saw; None: it saw none."""
+    tpot_s: float | None = None
     ejection: Ejection = field(default_factory=Ejection)
     """One for all targets of a server."""
     shares: list[RoutingTarget] = field(default_factory=list)
@@ -87,6 +92,12 @@ class RoutingTarget:
         if not self.shares:
             return self.in_flight + self.foreign
         return self.in_flight + sum(other.in_flight for other in self.shares) + self.foreign
+
+    def timed(self, ttft_s: float, tpot_s: float | None) -> None:
+        """A stream took so long."""
+        self.ttft_s = ttft_s if self.ttft_s is None else self.ttft_s + NEWS * (ttft_s - self.ttft_s)
+        if tpot_s is not None:
+            self.tpot_s = tpot_s if self.tpot_s is None else self.tpot_s + NEWS * (tpot_s - self.tpot_s)
 
 
 class Directory:

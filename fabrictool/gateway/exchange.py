@@ -29,6 +29,7 @@ from fabrictool.mesh.attestation import NoAttestation
 from fabrictool.routing.affinity import preferred
 from fabrictool.routing.candidates import ready
 from fabrictool.routing.ejection import available
+from fabrictool.routing.protocol import LOST, RequestOutcome
 from fabrictool.routing.requirements import ANYTHING, Requirements
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from fabrictool.gateway.upstream import Upstream
     from fabrictool.mesh.attestation import Attestation
     from fabrictool.routing.candidates import Refusal, TrustPolicy
-    from fabrictool.routing.policies import RoutingPolicy
+    from fabrictool.routing.protocol import RoutingPolicy
 
 HOLD_OCTETS = 8 * 1024 * 1024
 """A JSON answer larger than this is passed on as it comes."""
@@ -120,6 +121,13 @@ class ModelRequest(msgspec.Struct, frozen=True):
     key: str = ""
     at: float = 0.0
     """Wall time."""
+    most_tokens: int | None = None
+    """Of the answer, if the client says."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """About, for routing: English has four letters in a token."""
+        return len(self.body) >> 2
 
 
 class Exchange:
@@ -289,11 +297,13 @@ class Exchange:
             self._retries += 1
             self._retries_left -= now - self._attempt_began > SLOW_S
             self._metrics.retried(retry_reason)
-        able = available(candidates, now)
+        able, policy = available(candidates, now), self._rules.routing_policy
         talk = self._request.conversation
         target = preferred(able, talk) if talk is not None else None
         if target is None:
-            target = self._rules.routing_policy.pick(able)
+            target = policy.pick(able, self._request, now)
+        if policy.learns:
+            policy.on_request_start(target, self._request, now)
         self._tried.append(target)
         self._target = target
         target.in_flight += 1
@@ -424,12 +434,14 @@ class Exchange:
         held, self._held = self._held, []
         self._client.chunk(held[0] if len(held) == 1 else b"".join(held))
 
-    def _drop_attempt(self) -> None:
+    def _drop_attempt(self, outcome: RequestOutcome = LOST) -> None:
         if self._upstream is not None:
             upstream, self._upstream = self._upstream, None
             upstream.abort()
         if self._target is not None:
             self._target.in_flight -= 1
+            if self._rules.routing_policy.learns:
+                self._rules.routing_policy.on_request_end(self._target, self._request, outcome)
             self._target = None
 
     def _finish(self, status: int, end: End, *, known: bool = True) -> None:
@@ -440,7 +452,6 @@ class Exchange:
         target, asked, usage = self._target, self._request, self._usage
         if end == "answered" and target is not None and usage.response and asked.path.startswith("/v1/responses"):
             self._directory.keeps(usage.response, target.key)
-        self._drop_attempt()
         now = self._client.now()
         tokens = usage.completion if usage.counted else self._tokens
         tpot = None
@@ -467,5 +478,16 @@ class Exchange:
             ttft_s=self._first_byte - self._began if self._event_stream and self._first_byte is not None else None,
             tpot_s=tpot,
         )
+        if record.ttft_s is not None and target is not None and end == "answered" and status == 200:
+            target.timed(record.ttft_s - (self._attempt_began - self._began), tpot)
+        self._drop_attempt(self._outcome(record))
         self._metrics.ended(record)
         self._finished(record)
+
+    def _outcome(self, record: RequestRecord) -> RequestOutcome:
+        """As routing is told it."""
+        if record.end != "answered" or record.status >= 400 or not self._rules.routing_policy.learns:
+            return LOST
+        # What a retry cost is no fault of the replica that answered.
+        ttft_s = None if record.ttft_s is None else record.ttft_s - (self._attempt_began - self._began)
+        return RequestOutcome(True, ttft_s, record.tpot_s, record.prompt_tokens, record.completion_tokens)

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from fabrictool.mesh.transport.listener import Load
     from fabrictool.mesh.transport.node import MeshNode
     from fabrictool.mesh.transport.tunnel import TunnelStream
+    from fabrictool.routing.protocol import RoutingPolicy
 
 _log = logging.getLogger("fabrictool.gateway")
 
@@ -139,6 +140,10 @@ class GatewayServer:
         self._rules, self._keyring = rules, keyring
         self.directory.weigh(rules.weights)
         self._follow_all()
+
+    @property
+    def routing_policy(self) -> RoutingPolicy:
+        return self._rules.routing_policy
 
     async def listen(self, host: str, port: int, tls: ClientTls | None = None) -> None:
         """Accept clients; raises FT8004 when the address cannot be used."""
@@ -351,6 +356,7 @@ class GatewayServer:
             id=record_id,
             tenant=consumer.tenant if consumer is not None else "",
             at=began,
+            most_tokens=peeked.most_tokens,
         )
         return Exchange(connection, asked, self._rules, self.directory, self._metrics, self._record)
 
