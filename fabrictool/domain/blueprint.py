@@ -262,6 +262,9 @@ class Tenant(Document):
     """One of ``trust.groups``."""
     key: SecretRef
     """Reference to its API key, never the key."""
+    priority: Literal["interactive", "standard", "batch"] = "standard"
+    """The most important class that its requests may have; while replicas are full, who is more important comes first.
+    """
 
 
 class ClientTlsFiles(Document):
@@ -317,6 +320,8 @@ class Routing(Document):
     """Other replicas to try after slow failures, before the first byte; what fails fast is tried everywhere."""
     affinity: bool = True
     """Whether a conversation stays with the replica that has its beginning cached, while that is not much busier."""
+    admission: bool = True
+    """Whether requests wait in the gateway, by priority and deadline, while all replicas of their model are full."""
 
 
 class Blueprint(Document):

@@ -176,6 +176,10 @@ class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_
     """Model → providers that may serve it at all; absent: any."""
     weights: dict[str, float] | msgspec.UnsetType = msgspec.UNSET
     """`weight_key` → share of traffic under equal load; what is not named has 1. Not written where all are alike."""
+    admission: bool | msgspec.UnsetType = msgspec.UNSET
+    """Whether requests wait in the gateway while all replicas are full; not written where they do."""
+    priorities: dict[str, Literal["interactive", "standard", "batch"]] | msgspec.UnsetType = msgspec.UNSET
+    """Tenant → the most important class that its requests may have; those that are not named have `standard`."""
     slos: dict[str, tuple[float | None, float | None]] | msgspec.UnsetType = msgspec.UNSET
     """Model → seconds to the first token, and for each further one, that its streams are to keep; not written where the
     policy does not look at them."""
@@ -216,6 +220,10 @@ class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_
     @property
     def routing_weights(self) -> dict[str, float]:
         return {} if isinstance(self.weights, msgspec.UnsetType) else self.weights
+
+    @property
+    def tenant_priorities(self) -> dict[str, Literal["interactive", "standard", "batch"]]:
+        return {} if isinstance(self.priorities, msgspec.UnsetType) else self.priorities
 
     @property
     def latency_targets(self) -> dict[str, tuple[float | None, float | None]]:
@@ -274,7 +282,8 @@ def as_assigned(spec: AgentSpec) -> AgentSpec:
 
 IN_PLACE = (
     "policy", "retries", "groups", "tenants", "keys", "model_providers", "weights", "revocations", "replicas",
-    "after_reboot", "bootstrap", "builds", "affinity", "slos",
+    "after_reboot", "bootstrap", "builds", "affinity", "slos", "admission",
+    "priorities",
 )  # fmt: skip
 """Fields of a `GatewaySpec` that a gateway takes over while it serves; for any other a new one must start."""
 AGENT_IN_PLACE = ("trust", "hubs")

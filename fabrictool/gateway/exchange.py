@@ -26,6 +26,7 @@ from fabrictool.gateway.records import RequestRecord
 from fabrictool.gateway.upstream import NOBODY, Caller, Headers
 from fabrictool.gateway.usage import Usage, tokens_in
 from fabrictool.mesh.attestation import NoAttestation
+from fabrictool.routing.admission import PATIENCE_S, PRIORITIES, STANDARD, Waiter, with_room
 from fabrictool.routing.affinity import preferred
 from fabrictool.routing.candidates import ready
 from fabrictool.routing.ejection import available
@@ -35,11 +36,13 @@ from fabrictool.routing.requirements import ANYTHING, Requirements
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from fabrictool.gateway.admission import Admission, Admitted
     from fabrictool.gateway.directory import Directory, RoutingTarget
     from fabrictool.gateway.metrics import GatewayMetrics
     from fabrictool.gateway.records import End
     from fabrictool.gateway.upstream import Upstream
     from fabrictool.mesh.attestation import Attestation
+    from fabrictool.routing.admission import Busy, Priority
     from fabrictool.routing.candidates import Refusal, TrustPolicy
     from fabrictool.routing.protocol import RoutingPolicy
 
@@ -90,6 +93,13 @@ class RoutingRules:
     attestation: Attestation = field(default_factory=NoAttestation)
     affinity: bool = False
     """Whether conversations stay with a replica (`routing.affinity`)."""
+    admission: bool = True
+    """Whether requests wait while all replicas are full (`routing.admission`)."""
+    priorities: Mapping[str, Priority] = field(default_factory=dict)
+    """Tenant → the most important class that its requests may have."""
+
+    def priority_limit(self, tenant: str) -> int:
+        return PRIORITIES.index(self.priorities[tenant]) if tenant in self.priorities else STANDARD
 
 
 class ModelRequest(msgspec.Struct, frozen=True):
@@ -123,6 +133,10 @@ class ModelRequest(msgspec.Struct, frozen=True):
     """Wall time."""
     most_tokens: int | None = None
     """Of the answer, if the client says."""
+    priority: int = STANDARD
+    """See `routing.admission`."""
+    max_wait_s: float | None = None
+    """For a slot, if the client says."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -134,10 +148,11 @@ class Exchange:
     """See the module's docstring; one object for each request."""
 
     __slots__ = (
-        "_answer_headers", "_attempt_began", "_began", "_client", "_content_type", "_directory", "_event_stream",
+        "_admission", "_answer_headers", "_attempt_began", "_began", "_client", "_content_type", "_directory",
+        "_event_stream",
         "_finished", "_first_byte", "_first_token", "_held", "_metrics", "_over", "_partial", "_passing", "_request",
         "_retries", "_retries_left", "_rules", "_status", "_tail", "_target", "_tokens", "_tried", "_upstream",
-        "_usage", "last_activity",
+        "_usage", "_waiter", "last_activity",
     )  # fmt: skip
 
     # Wide: whom it serves, what it may use, and who hears how it ended.
@@ -149,6 +164,7 @@ class Exchange:
         directory: Directory,
         metrics: GatewayMetrics,
         finished: Callable[[RequestRecord], None],
+        admission: Admission | None = None,
     ) -> None:
         self._client = client
         self._request = request
@@ -156,6 +172,9 @@ class Exchange:
         self._directory = directory
         self._metrics = metrics
         self._finished = finished
+        self._admission = admission
+        """None: it waits for no slot."""
+        self._waiter: Waiter[Admitted] | None = None
         self._retries_left = rules.retries
         self._retries = 0
         self._tried: list[RoutingTarget] = []
@@ -201,6 +220,40 @@ class Exchange:
             upstream, self._upstream = self._upstream, None
             upstream.abort()
             self._lost("FT8109", "timeout", "the replica sent nothing for too long", status=504)
+
+    # -- Admitted, for admission ------------------------------------------------------------------------------
+
+    @property
+    def model(self) -> str:
+        return self._request.model
+
+    @property
+    def priority(self) -> int:
+        return self._request.priority
+
+    @property
+    def waiter(self) -> Waiter[Admitted]:
+        if self._waiter is None:
+            asked = self._request
+            wait_s = PATIENCE_S[asked.priority] if asked.max_wait_s is None else asked.max_wait_s
+            kind = (asked.group, asked.requested, asked.required, asked.follows)
+            self._waiter = Waiter(self, asked.priority, self._began + wait_s, kind)
+        return self._waiter
+
+    def able(self) -> Sequence[RoutingTarget]:
+        candidates = self._candidates()
+        return () if isinstance(candidates, str | Unmet) else available(candidates, self._client.now())
+
+    def admitted(self) -> None:
+        self._attempt(None, its_turn=True)
+
+    def refused(self, busy: Busy) -> None:
+        """429, with a time to try again."""
+        why = "too many requests wait for it" if busy.full else "its turn would come too late"
+        again = (("retry-after", str(int(busy.retry_after_s))),)
+        text = f"all replicas of {self.model!r} are busy, and {why}"
+        self._client.answer(error_response(429, "FT8131", text, headers=again, path=self._request.path))
+        self._finish(429, "refused")
 
     def stop(self) -> None:
         """The gateway ends and cannot wait any longer."""
@@ -287,7 +340,7 @@ class Exchange:
 
     # -- internals --------------------------------------------------------------------------------------------
 
-    def _attempt(self, retry_reason: str | None) -> None:
+    def _attempt(self, retry_reason: str | None, *, its_turn: bool = False) -> None:
         candidates = self._candidates()
         if isinstance(candidates, str | Unmet):
             self._refuse(candidates)
@@ -298,6 +351,10 @@ class Exchange:
             self._retries_left -= now - self._attempt_began > SLOW_S
             self._metrics.retried(retry_reason)
         able, policy = available(candidates, now), self._rules.routing_policy
+        if self._admission is not None and retry_reason is None:
+            able = with_room(able, self.priority) if its_turn else self._admission.enter(self, able, now)
+            if not able:
+                return
         talk = self._request.conversation
         target = preferred(able, talk) if talk is not None else None
         if target is None:
@@ -481,6 +538,10 @@ class Exchange:
         if record.ttft_s is not None and target is not None and end == "answered" and status == 200:
             target.timed(record.ttft_s - (self._attempt_began - self._began), tpot)
         self._drop_attempt(self._outcome(record))
+        if self._admission is not None:
+            if self._waiter is not None:
+                self._admission.leave(self)
+            self._admission.pump(now)
         self._metrics.ended(record)
         self._finished(record)
 

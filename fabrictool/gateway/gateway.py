@@ -18,6 +18,7 @@ from urllib.parse import unquote
 from fabrictool import __version__
 from fabrictool.base.clock import duration_text
 from fabrictool.base.errors import FabrictoolError
+from fabrictool.gateway.admission import Admission, longest_wait, priority_of
 from fabrictool.gateway.clienttls import LOOK_S
 from fabrictool.gateway.directory import Directory, RoutingTarget
 from fabrictool.gateway.exchange import Exchange, ModelRequest, RoutingRules
@@ -41,6 +42,7 @@ from fabrictool.gateway.usage import with_usage
 from fabrictool.gateway.view import as_tenant, mesh_rows, model_row, static_rows
 from fabrictool.mesh.framing import TEXT_CHARACTERS
 from fabrictool.mesh.records import AssignmentBody, Lifecycle, NodeBody, RevocationBody, ServiceBody, WitnessBody
+from fabrictool.routing.admission import STANDARD
 from fabrictool.routing.affinity import conversation_of
 from fabrictool.routing.requirements import ANYTHING, Requirements, requirements_of
 from fabrictool.status.documents import Event, GatewayStatus, Totals, encode
@@ -97,6 +99,7 @@ class GatewayServer:
         self.directory = Directory(rules.weights)
         self.directory.replace(targets)
         self._metrics = GatewayMetrics()
+        self._admission = Admission()
         self.sinks: list[Callable[[RequestRecord], None]] = []
         """Who is told what became of each request."""
         self.connections: set[ClientConnection] = set()
@@ -334,6 +337,11 @@ class GatewayServer:
         required = requirements_of(request.fields)
         if isinstance(required, str):
             peeked = error_response(400, "FT8114", required, path=path)
+        limit = None if consumer is None else self._rules.priority_limit(consumer.tenant)
+        priority, max_wait_s = priority_of(request.fields, limit), longest_wait(request.fields)
+        for wrong in (priority, max_wait_s):
+            if isinstance(wrong, str):
+                peeked = error_response(400, "FT8132", wrong, path=path)
         if isinstance(peeked, GatewayResponse):
             tenant = consumer.tenant if consumer is not None else ""
             self._record(RequestRecord(record_id, began, path, peeked.status, "refused", 0.0, tenant), open_=False)
@@ -357,8 +365,11 @@ class GatewayServer:
             tenant=consumer.tenant if consumer is not None else "",
             at=began,
             most_tokens=peeked.most_tokens,
+            priority=priority if isinstance(priority, int) else STANDARD,
+            max_wait_s=None if isinstance(max_wait_s, str) else max_wait_s,
         )
-        return Exchange(connection, asked, self._rules, self.directory, self._metrics, self._record)
+        admission = self._admission if self._rules.admission else None
+        return Exchange(connection, asked, self._rules, self.directory, self._metrics, self._record, admission)
 
     def _conversation(self, peeked: Peek, consumer: Consumer | None) -> int | None:
         """Which replica may have its beginning in the cache; None: it has none to go by, or that is not wanted."""
@@ -383,6 +394,8 @@ class GatewayServer:
     def exposition(self) -> bytes:
         for model in self.directory.models():
             self._metrics.candidates.labels(model).set(sum(t.ready for t in self.directory.of_model(model)))
+        for priority, number in self._admission.waiting().items():
+            self._metrics.waiting.labels(priority).set(number)
         return self._metrics.exposition()
 
     def status(self) -> GatewayStatus:
@@ -456,6 +469,7 @@ class GatewayServer:
             await asyncio.sleep(TICK_S)
             for connection in list(self.connections):
                 connection.expire()
+            self._admission.tick(self._clock.monotonic())
             self._warn_of_certificates()
             self._look_at_tls()
 

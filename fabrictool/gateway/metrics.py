@@ -57,6 +57,7 @@ class GatewayMetrics:
         )
         self._in_flight = Gauge("fabric_inflight", "Open requests", registry=own)
         self.candidates = Gauge("fabric_candidates", "Replicas that are ready", ["model"], registry=own)
+        self.waiting = Gauge("fabric_waiting", "Requests that wait for a slot", ["priority"], registry=own)
         self.models: dict[str, ModelFigures] = {}
         self.patience = Patience()
         self.in_flight = 0

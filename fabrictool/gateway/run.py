@@ -142,7 +142,10 @@ async def run_on_list(
     gateway = GatewayServer(
         clock,
         fabric="static",
-        rules=_rules(routing_policy(policy_name, random.Random(), {}, _log.warning), registry.groups, {}, retries),
+        rules=replace(
+            _rules(routing_policy(policy_name, random.Random(), {}, _log.warning), registry.groups, {}, retries),
+            priorities=registry.priorities,
+        ),
         keyring=keyring,
         targets=static_targets(registry),
     )
@@ -184,7 +187,12 @@ def _rules_of(
     if policy is None or former is None or (spec.policy, spec.slos) != (former.policy, former.slos):
         policy = routing_policy(spec.policy, random.Random(), targets_of(spec.latency_targets), _log.warning)
     rules = _rules(policy, spec.groups, spec.model_providers, spec.retries, spec.routing_weights)
-    rules = replace(rules, affinity=spec.affinity is not False)
+    rules = replace(
+        rules,
+        affinity=spec.affinity is not False,
+        admission=spec.admission is not False,
+        priorities=spec.tenant_priorities,
+    )
     if isinstance(spec.builds, msgspec.UnsetType):
         return rules
     return replace(rules, attestation=SignedBuilds(map(read_signer, spec.builds.signers), spec.builds.providers))

@@ -102,6 +102,11 @@ def _spec(
         mesh=gateway.mesh,
         policy=blueprint.routing.policy,
         slos=_slos(blueprint) or msgspec.UNSET,
+        admission=msgspec.UNSET if blueprint.routing.admission else False,
+        priorities={
+            name: tenant.priority for name, tenant in sorted(blueprint.tenants.items()) if tenant.priority != "standard"
+        }
+        or msgspec.UNSET,
         retries=blueprint.routing.retries,
         affinity=msgspec.UNSET if blueprint.routing.affinity else False,
         groups={group: tuple(sorted(its.allow)) for group, its in sorted(blueprint.trust.groups.items())},
