@@ -60,6 +60,7 @@ def service_body(
         precision=spec.precision,
         context=spec.context,
         tp=spec.tp,
+        max_num_seqs=spec.max_num_seqs,
     )
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import Problem
+from fabrictool.base.plugins import ROUTING_POLICIES as PLUGINS
+from fabrictool.base.plugins import plugin_names
 from fabrictool.blueprint.complaints import choices, masked, meant
 from fabrictool.blueprint.gateway_check import GatewayCheck
 from fabrictool.blueprint.inventory_check import InventoryCheck, ReferenceCheck
 from fabrictool.blueprint.tree import dotted
 from fabrictool.catalog import accelerators, engines, model, models, startable
+from fabrictool.domain.blueprint import ROUTING_POLICIES
 
 if TYPE_CHECKING:
     from fabrictool.blueprint.tree import Steps, YamlNode
@@ -59,7 +62,14 @@ class BlueprintCheck(ReferenceCheck):
             self.refer("FT1208", path, tenant.group, self._blueprint.trust.groups, "group")
         self._keys()
         self._move_price()
+        self._routing()
         return [*self._problems, *GatewayCheck(self._blueprint, self._inventory, self._tree).run()]
+
+    def _routing(self) -> None:
+        policy = self._blueprint.routing.policy
+        if policy not in ROUTING_POLICIES:  # others are looked up on the disk
+            known = (*ROUTING_POLICIES, *plugin_names(PLUGINS))
+            self.refer("FT8003", ("routing", "policy"), policy, known, "routing policy")
 
     def _move_price(self) -> None:
         price = self._blueprint.move_price

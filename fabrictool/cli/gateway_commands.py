@@ -21,7 +21,7 @@ def run(
     registry: Annotated[Path, typer.Option(help="YAML or JSON list of nodes: url, models, provider, device, …")],
     listen: Annotated[str, typer.Option(help="HOST:PORT for clients.")] = "127.0.0.1:8080",
     keys: Annotated[Path | None, typer.Option(help="Key file; without it the gateway is open.")] = None,
-    policy: Annotated[str, typer.Option(help="Routing policy: least-loaded, random or round-robin.")] = "least-loaded",
+    policy: Annotated[str, typer.Option(help="Routing policy, such as least-loaded or power-of-two.")] = "least-loaded",
     retries: Annotated[
         int, typer.Option(min=0, max=10, help="Attempts after slow failures, before the first byte.")
     ] = 2,

@@ -48,7 +48,8 @@ Precision = Literal[
     "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q3_k_m", "q4_k_m", "q5_k_m", "q6_k",
 ]  # fmt: skip
 Objective = Literal["slo", "latency", "cost", "energy", "moves"]
-RoutingPolicy = Literal["random", "round-robin", "least-loaded"]
+ROUTING_POLICIES = ("least-loaded", "random", "round-robin", "weighted", "power-of-two", "slo-headroom")
+"""Those that come with fabrictool; others are installed."""
 MAIN = "main"
 """Name of the gateway that ``gateway:`` means."""
 
@@ -134,6 +135,13 @@ class Slo(Document):
     """Share of requests that must meet the targets."""
     priority: Annotated[int, Field(ge=1, le=100)] = 1
     """Weight of this model's requests against others' when not all can be served."""
+
+    @property
+    def held_to(self) -> tuple[float | None, float | None]:
+        """Seconds to the first token, and for each further one: a single request is held to the loosest percentile."""
+        ttft = [float(target) for target in (self.ttft_p50, self.ttft_p95, self.ttft_p99) if target is not None]
+        tpot = [float(target) for target in (self.tpot_p50, self.tpot_p95, self.tpot_p99) if target is not None]
+        return max(ttft, default=None), max(tpot, default=None)
 
 
 class Replicas(Document):
@@ -254,6 +262,9 @@ class Tenant(Document):
     """One of ``trust.groups``."""
     key: SecretRef
     """Reference to its API key, never the key."""
+    priority: Literal["interactive", "standard", "batch"] = "standard"
+    """The most important class that its requests may have; while replicas are full, who is more important comes first.
+    """
 
 
 class ClientTlsFiles(Document):
@@ -321,12 +332,15 @@ class Gateway(Document):
 class Routing(Document):
     """How gateways pick a replica."""
 
-    policy: RoutingPolicy = "least-loaded"
-    """Pick among the candidates."""
+    policy: Name = "least-loaded"
+    """Who of the candidates gets a request: `least-loaded`, `random`, `round-robin`, `weighted`, `power-of-two`,
+    `slo-headroom`, or the name of an installed plug-in."""
     retries: Annotated[int, Field(ge=0, le=10)] = 2
     """Other replicas to try after slow failures, before the first byte; what fails fast is tried everywhere."""
     affinity: bool = True
     """Whether a conversation stays with the replica that has its beginning cached, while that is not much busier."""
+    admission: bool = True
+    """Whether requests wait in the gateway, by priority and deadline, while all replicas of their model are full."""
 
 
 class Blueprint(Document):
@@ -371,6 +385,12 @@ class Blueprint(Document):
         """By name, however they are written."""
         alone = {} if self.gateway is None else {MAIN: self.gateway}
         return dict(sorted((alone | self.gateways).items()))
+
+    @property
+    def latency_targets(self) -> dict[str, tuple[float | None, float | None]]:
+        """Model → see `Slo.held_to`; those that have any."""
+        held_to = {name: model.slo.held_to for name, model in sorted(self.models.items()) if model.slo is not None}
+        return {name: targets for name, targets in held_to.items() if targets != (None, None)}
 
     @field_validator("objective")
     @classmethod

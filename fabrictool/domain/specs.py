@@ -172,7 +172,7 @@ class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_
     mesh: HostPort
     tls: tuple[str, str] | msgspec.UnsetType = msgspec.UNSET
     """Paths of the certificate and the key for clients; not written where they speak plain HTTP."""
-    policy: Literal["random", "round-robin", "least-loaded"] = "least-loaded"
+    policy: str = "least-loaded"
     retries: int = 2
     affinity: bool | msgspec.UnsetType = msgspec.UNSET
     """Whether conversations stay with a replica; not written where they do."""
@@ -186,6 +186,13 @@ class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_
     """Model → providers that may serve it at all; absent: any."""
     weights: dict[str, float] | msgspec.UnsetType = msgspec.UNSET
     """`weight_key` → share of traffic under equal load; what is not named has 1. Not written where all are alike."""
+    admission: bool | msgspec.UnsetType = msgspec.UNSET
+    """Whether requests wait in the gateway while all replicas are full; not written where they do."""
+    priorities: dict[str, Literal["interactive", "standard", "batch"]] | msgspec.UnsetType = msgspec.UNSET
+    """Tenant → the most important class that its requests may have; those that are not named have `standard`."""
+    slos: dict[str, tuple[float | None, float | None]] | msgspec.UnsetType = msgspec.UNSET
+    """Model → seconds to the first token, and for each further one, that its streams are to keep; not written where the
+    policy does not look at them."""
     revocations: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
     """Signed revocations that it spreads; public. Not written where there is none."""
     advertise: HostPort | msgspec.UnsetType = msgspec.UNSET
@@ -229,6 +236,14 @@ class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_
     @property
     def routing_weights(self) -> dict[str, float]:
         return {} if isinstance(self.weights, msgspec.UnsetType) else self.weights
+
+    @property
+    def tenant_priorities(self) -> dict[str, Literal["interactive", "standard", "batch"]]:
+        return {} if isinstance(self.priorities, msgspec.UnsetType) else self.priorities
+
+    @property
+    def latency_targets(self) -> dict[str, tuple[float | None, float | None]]:
+        return {} if isinstance(self.slos, msgspec.UnsetType) else self.slos
 
     @property
     def planned(self) -> dict[str, tuple[int, ...]]:
@@ -283,7 +298,8 @@ def as_assigned(spec: AgentSpec) -> AgentSpec:
 
 IN_PLACE = (
     "policy", "retries", "groups", "tenants", "keys", "model_providers", "weights", "revocations", "replicas",
-    "after_reboot", "bootstrap", "builds", "affinity",
+    "after_reboot", "bootstrap", "builds", "affinity", "slos", "admission",
+    "priorities",
 )  # fmt: skip
 """Fields of a `GatewaySpec` that a gateway takes over while it serves; for any other a new one must start."""
 AGENT_IN_PLACE = ("trust", "hubs")

@@ -17,6 +17,7 @@ from fabrictool.base.errors import InvalidInputError, Place, Problem
 from fabrictool.base.files import file_error
 from fabrictool.domain.specs import weight_key
 from fabrictool.gateway.upstream import Connector, TcpConnector, TunnelConnector
+from fabrictool.routing.admission import Priority
 from fabrictool.routing.candidates import TrustPolicy, entitled
 from fabrictool.routing.ejection import Ejection
 from fabrictool.routing.requirements import ANYTHING, Requirements
@@ -35,6 +36,8 @@ Entitlement = tuple[str, TrustPolicy, str | None, frozenset[str] | None, Require
 ENTITLED_KEPT = 4096
 CHAINS_KEPT = 10_000
 """Answers that a later request may refer to; the oldest are forgotten."""
+NEWS = 0.1
+"""What the last stream counts in a moving mean."""
 MISSED_S = 600.0
 """After its last replica was lost a model that is not planned is missed for so long; then it counts as not there."""
 
@@ -48,7 +51,7 @@ class Unmet:
 
 @dataclass(slots=True, eq=False)
 class RoutingTarget:
-    """One replica as this gateway sees it; satisfies ``routing.RoutableReplica``."""
+    """One replica as this gateway sees it; a ``routing.protocol.Candidate``."""
 
     key: bytes
     model: str
@@ -71,6 +74,12 @@ class RoutingTarget:
     """Open requests of other gateways, counted by its agent: the engine's own figures are older than ours."""
     requests: int = 0
     failures: int = 0
+    ttft_s: float | None = None
+    """To the first octet of streams, a moving mean of what this gateway saw; None: it saw none."""
+    tpot_s: float | None = None
+    slots: int = 0
+    """Requests that it works on at the same time, as declared or as its engine's queue showed; 0: unknown."""
+    declared_slots: int = 0
     ejection: Ejection = field(default_factory=Ejection)
     """One for all targets of a server."""
     shares: list[RoutingTarget] = field(default_factory=list)
@@ -87,6 +96,22 @@ class RoutingTarget:
         if not self.shares:
             return self.in_flight + self.foreign
         return self.in_flight + sum(other.in_flight for other in self.shares) + self.foreign
+
+    def loaded(self, running: int, waiting: int) -> None:
+        """Its engine's own figures: where requests wait in it, what runs is what it can take; else it may take more."""
+        self.running, self.waiting = running, waiting
+        if waiting and running:
+            self.slots = min(running, self.declared_slots or running)
+        elif self.slots and self.load >= self.slots and not waiting:
+            self.slots += max(1, self.slots // 10)
+            if self.declared_slots:
+                self.slots = min(self.slots, self.declared_slots)
+
+    def timed(self, ttft_s: float, tpot_s: float | None) -> None:
+        """A stream took so long."""
+        self.ttft_s = ttft_s if self.ttft_s is None else self.ttft_s + NEWS * (ttft_s - self.ttft_s)
+        if tpot_s is not None:
+            self.tpot_s = tpot_s if self.tpot_s is None else self.tpot_s + NEWS * (tpot_s - self.tpot_s)
 
 
 class Directory:
@@ -222,6 +247,8 @@ class Directory:
             precision=service.precision,
             engine=service.engine,
             site=node.site,
+            slots=service.max_num_seqs,
+            declared_slots=service.max_num_seqs,
         )
 
     def report(self, session: bytes, load: Load) -> None:
@@ -234,8 +261,8 @@ class Directory:
         for service, running, waiting, kv_use, foreign in load:
             target = self._targets.get(session + service)
             if target is not None:
-                target.running, target.waiting, target.kv_use = running, waiting, kv_use
-                target.foreign = foreign
+                target.loaded(running, waiting)
+                target.kv_use, target.foreign = kv_use, foreign
 
 
 # -- the static list of `gateway run --registry` --------------------------------------------------------------------
@@ -254,6 +281,8 @@ class StaticNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weight: float = 1.0
     engine: str = ""
     site: str = ""
+    slots: int = 0
+    """Requests that it works on at the same time; 0: it is sent all at once."""
 
 
 class StaticRegistry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -261,6 +290,8 @@ class StaticRegistry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     nodes: list[StaticNode]
     groups: dict[str, list[str]] = {}
+    priorities: dict[str, Priority] = {}
+    """Tenant → the most important class that its requests may have."""
 
 
 def read_registry(path: Path) -> StaticRegistry:
@@ -306,6 +337,8 @@ def static_targets(registry: StaticRegistry) -> list[RoutingTarget]:
                 precision=node.variant,
                 engine=node.engine,
                 site=node.site,
+                slots=node.slots,
+                declared_slots=node.slots,
             )
             for model in node.models
         ]
@@ -331,4 +364,6 @@ def _node_problems(path: Path, index: int, node: StaticNode) -> list[Problem]:
         problems.append(Problem("FT8001", f"nodes[{index}]: models is empty", place))
     if not 0 < node.weight < 1e6:
         problems.append(Problem("FT8001", f"nodes[{index}]: weight must be above 0", place))
+    if not 0 <= node.slots < 1e6:
+        problems.append(Problem("FT8001", f"nodes[{index}]: slots must be 0 or more", place))
     return problems

@@ -28,21 +28,25 @@ from fabrictool.gateway.records import RequestRecord
 from fabrictool.gateway.upstream import NOBODY, Caller, Headers
 from fabrictool.gateway.usage import Usage, tokens_in
 from fabrictool.mesh.attestation import NoAttestation
+from fabrictool.routing.admission import PATIENCE_S, PRIORITIES, STANDARD, Waiter, with_room
 from fabrictool.routing.affinity import preferred
 from fabrictool.routing.candidates import ready
 from fabrictool.routing.ejection import available
+from fabrictool.routing.protocol import LOST, RequestOutcome
 from fabrictool.routing.requirements import ANYTHING, Requirements
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
+    from fabrictool.gateway.admission import Admission, Admitted
     from fabrictool.gateway.directory import Directory, RoutingTarget
     from fabrictool.gateway.metrics import GatewayMetrics
     from fabrictool.gateway.records import End
     from fabrictool.gateway.upstream import Upstream
     from fabrictool.mesh.attestation import Attestation
+    from fabrictool.routing.admission import Busy, Priority
     from fabrictool.routing.candidates import Refusal, TrustPolicy
-    from fabrictool.routing.policies import RoutingPolicy
+    from fabrictool.routing.protocol import RoutingPolicy
 
 HOLD_OCTETS = 8 * 1024 * 1024
 """A JSON answer larger than this is passed on as it comes."""
@@ -92,6 +96,13 @@ class RoutingRules:
     attestation: Attestation = field(default_factory=NoAttestation)
     affinity: bool = False
     """Whether conversations stay with a replica (`routing.affinity`)."""
+    admission: bool = True
+    """Whether requests wait while all replicas are full (`routing.admission`)."""
+    priorities: Mapping[str, Priority] = field(default_factory=dict)
+    """Tenant → the most important class that its requests may have."""
+
+    def priority_limit(self, tenant: str) -> int:
+        return PRIORITIES.index(self.priorities[tenant]) if tenant in self.priorities else STANDARD
 
 
 class ModelRequest(msgspec.Struct, frozen=True):
@@ -125,16 +136,27 @@ class ModelRequest(msgspec.Struct, frozen=True):
     key: str = ""
     at: float = 0.0
     """Wall time."""
+    most_tokens: int | None = None
+    """Of the answer, if the client says."""
+    priority: int = STANDARD
+    """See `routing.admission`."""
+    max_wait_s: float | None = None
+    """For a slot, if the client says."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """About, for routing: English has four letters in a token."""
+        return len(self.body) >> 2
 
 
 class Exchange:
     """See the module's docstring; one object for each request."""
 
     __slots__ = (
-        "_answer_headers", "_attempt_began", "_began", "_client", "_content_type", "_directory", "_event_stream",
-        "_finished", "_first_byte", "_first_token", "_former_tokens", "_held", "_metrics", "_over", "_partial",
-        "_passing", "_request", "_retries", "_retries_left", "_rules", "_status", "_tail", "_target", "_tokens",
-        "_tried", "_upstream", "_usage", "_utterance", "last_activity",
+        "_admission", "_answer_headers", "_attempt_began", "_began", "_client", "_content_type", "_directory",
+        "_event_stream", "_finished", "_first_byte", "_first_token", "_former_tokens", "_held", "_metrics", "_over",
+        "_partial", "_passing", "_request", "_retries", "_retries_left", "_rules", "_status", "_tail", "_target",
+        "_tokens", "_tried", "_upstream", "_usage", "_utterance", "_waiter", "last_activity",
     )  # fmt: skip
 
     # Wide: whom it serves, what it may use, and who hears how it ended.
@@ -146,6 +168,7 @@ class Exchange:
         directory: Directory,
         metrics: GatewayMetrics,
         finished: Callable[[RequestRecord], None],
+        admission: Admission | None = None,
     ) -> None:
         self._client = client
         self._request = request
@@ -153,6 +176,9 @@ class Exchange:
         self._directory = directory
         self._metrics = metrics
         self._finished = finished
+        self._admission = admission
+        """None: it waits for no slot."""
+        self._waiter: Waiter[Admitted] | None = None
         self._retries_left = rules.retries
         self._retries = 0
         self._tried: list[RoutingTarget] = []
@@ -199,6 +225,40 @@ class Exchange:
             upstream, self._upstream = self._upstream, None
             upstream.abort()
             self._lost("FT8109", "timeout", "the replica sent nothing for too long", status=504)
+
+    # -- Admitted, for admission ------------------------------------------------------------------------------
+
+    @property
+    def model(self) -> str:
+        return self._request.model
+
+    @property
+    def priority(self) -> int:
+        return self._request.priority
+
+    @property
+    def waiter(self) -> Waiter[Admitted]:
+        if self._waiter is None:
+            asked = self._request
+            wait_s = PATIENCE_S[asked.priority] if asked.max_wait_s is None else asked.max_wait_s
+            kind = (asked.group, asked.requested, asked.required, asked.follows)
+            self._waiter = Waiter(self, asked.priority, self._began + wait_s, kind)
+        return self._waiter
+
+    def able(self) -> Sequence[RoutingTarget]:
+        candidates = self._candidates()
+        return () if isinstance(candidates, str | Unmet) else available(candidates, self._client.now())
+
+    def admitted(self) -> None:
+        self._attempt(None, its_turn=True)
+
+    def refused(self, busy: Busy) -> None:
+        """429, with a time to try again."""
+        why = "too many requests wait for it" if busy.full else "its turn would come too late"
+        again = (("retry-after", str(int(busy.retry_after_s))),)
+        text = f"all replicas of {self.model!r} are busy, and {why}"
+        self._client.answer(error_response(429, "FT8131", text, headers=again, path=self._request.path))
+        self._finish(429, "refused")
 
     def stop(self) -> None:
         """The gateway ends and cannot wait any longer."""
@@ -288,7 +348,7 @@ class Exchange:
 
     # -- internals --------------------------------------------------------------------------------------------
 
-    def _attempt(self, retry_reason: str | None) -> None:
+    def _attempt(self, retry_reason: str | None, *, its_turn: bool = False) -> None:
         candidates = self._candidates()
         if not isinstance(candidates, list):
             self._refuse(candidates)
@@ -298,11 +358,17 @@ class Exchange:
             self._retries += 1
             self._retries_left -= now - self._attempt_began > SLOW_S
             self._metrics.retried(retry_reason)
-        able = available(candidates, now)
+        able, policy = available(candidates, now), self._rules.routing_policy
+        if self._admission is not None and retry_reason is None:
+            able = with_room(able, self.priority) if its_turn else self._admission.enter(self, able, now)
+            if not able:
+                return
         talk = self._request.conversation
         target = preferred(able, talk) if talk is not None else None
         if target is None:
-            target = self._rules.routing_policy.pick(able)
+            target = policy.pick(able, self._request, now)
+        if policy.learns:
+            policy.on_request_start(target, self._request, now)
         self._tried.append(target)
         self._target = target
         target.in_flight += 1
@@ -452,12 +518,14 @@ class Exchange:
         held, self._held = self._held, []
         self._client.chunk(held[0] if len(held) == 1 else b"".join(held))
 
-    def _drop_attempt(self) -> None:
+    def _drop_attempt(self, outcome: RequestOutcome = LOST) -> None:
         if self._upstream is not None:
             upstream, self._upstream = self._upstream, None
             upstream.abort()
         if self._target is not None:
             self._target.in_flight -= 1
+            if self._rules.routing_policy.learns:
+                self._rules.routing_policy.on_request_end(self._target, self._request, outcome)
             self._target = None
 
     def _finish(self, status: int, end: End, *, known: bool = True) -> None:
@@ -468,7 +536,6 @@ class Exchange:
         target, asked, usage = self._target, self._request, self._usage
         if end == "answered" and target is not None and usage.response and asked.path.startswith("/v1/responses"):
             self._directory.keeps(usage.response, target.key)
-        self._drop_attempt()
         now = self._client.now()
         tokens = usage.completion + self._former_tokens if usage.counted else self._tokens
         first = self._first_token if self._former_tokens else self._first_byte
@@ -496,5 +563,20 @@ class Exchange:
             ttft_s=first - self._began if self._event_stream and first is not None else None,
             tpot_s=tpot,
         )
+        if record.ttft_s is not None and target is not None and end == "answered" and status == 200:
+            target.timed(record.ttft_s - (self._attempt_began - self._began), tpot)
+        self._drop_attempt(self._outcome(record))
+        if self._admission is not None:
+            if self._waiter is not None:
+                self._admission.leave(self)
+            self._admission.pump(now)
         self._metrics.ended(record)
         self._finished(record)
+
+    def _outcome(self, record: RequestRecord) -> RequestOutcome:
+        """As routing is told it."""
+        if record.end != "answered" or record.status >= 400 or not self._rules.routing_policy.learns:
+            return LOST
+        # What a retry cost is no fault of the replica that answered.
+        ttft_s = None if record.ttft_s is None else record.ttft_s - (self._attempt_began - self._began)
+        return RequestOutcome(True, ttft_s, record.tpot_s, record.prompt_tokens, record.completion_tokens)

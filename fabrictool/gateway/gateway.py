@@ -19,6 +19,7 @@ from fabrictool import __version__
 from fabrictool.base.clock import duration_text
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.base.listening import Listening
+from fabrictool.gateway.admission import Admission, longest_wait, priority_of
 from fabrictool.gateway.clienttls import LOOK_S
 from fabrictool.gateway.continuing import wants_continuation
 from fabrictool.gateway.directory import Directory, RoutingTarget
@@ -43,6 +44,7 @@ from fabrictool.gateway.usage import with_usage
 from fabrictool.gateway.view import as_tenant, mesh_rows, model_row, static_rows
 from fabrictool.mesh.framing import TEXT_CHARACTERS
 from fabrictool.mesh.records import AssignmentBody, Lifecycle, NodeBody, RevocationBody, ServiceBody, WitnessBody
+from fabrictool.routing.admission import STANDARD
 from fabrictool.routing.affinity import conversation_of
 from fabrictool.routing.requirements import ANYTHING, Requirements, requirements_of
 from fabrictool.status.documents import Event, GatewayStatus, Totals, encode
@@ -63,6 +65,7 @@ if TYPE_CHECKING:
     from fabrictool.mesh.transport.listener import Load
     from fabrictool.mesh.transport.node import MeshNode
     from fabrictool.mesh.transport.tunnel import TunnelStream
+    from fabrictool.routing.protocol import RoutingPolicy
 
 _log = logging.getLogger("fabrictool.gateway")
 
@@ -102,6 +105,7 @@ class GatewayServer:
         self.directory.replace(targets)
         self._metrics = GatewayMetrics()
         self._metrics.watch(self.directory)
+        self._admission = Admission()
         self.sinks: list[Callable[[RequestRecord], object]] = []
         """Who is told what became of each request."""
         self._opt_out = False
@@ -150,6 +154,10 @@ class GatewayServer:
         self._rules, self._keyring = rules, keyring
         self.directory.weigh(rules.weights)
         self._follow_all()
+
+    @property
+    def routing_policy(self) -> RoutingPolicy:
+        return self._rules.routing_policy
 
     def record_with(self, sink: Callable[[RequestRecord], object], *, opt_out: bool) -> None:
         """Tell `sink` of each request; with `opt_out` of none whose client asks for that."""
@@ -366,6 +374,11 @@ class GatewayServer:
         required = requirements_of(request.fields)
         if isinstance(required, str):
             peeked = error_response(400, "FT8114", required, path=path)
+        limit = None if consumer is None else self._rules.priority_limit(consumer.tenant)
+        priority, max_wait_s = priority_of(request.fields, limit), longest_wait(request.fields)
+        for wrong in (priority, max_wait_s):
+            if isinstance(wrong, str):
+                peeked = error_response(400, "FT8132", wrong, path=path)
         if isinstance(peeked, GatewayResponse):
             tenant = consumer.tenant if consumer is not None else ""
             self._record(RequestRecord(record_id, began, path, peeked.status, "refused", 0.0, tenant), open_=False)
@@ -390,10 +403,14 @@ class GatewayServer:
             tenant=consumer.tenant if consumer is not None else "",
             key=consumer.key if consumer is not None else "",
             at=began,
+            most_tokens=peeked.most_tokens,
+            priority=priority if isinstance(priority, int) else STANDARD,
+            max_wait_s=None if isinstance(max_wait_s, str) else max_wait_s,
         )
         kept = not self._opt_out or request.header(RECORD_HEADER).strip().lower() != "no"
         ended = self._record if kept else self._forget
-        return Exchange(connection, asked, self._rules, self.directory, self._metrics, ended)
+        admission = self._admission if self._rules.admission else None
+        return Exchange(connection, asked, self._rules, self.directory, self._metrics, ended, admission)
 
     def _conversation(self, peeked: Peek, consumer: Consumer | None) -> int | None:
         """Which replica may have its beginning in the cache; None: it has none to go by, or that is not wanted."""
@@ -420,7 +437,8 @@ class GatewayServer:
 
     def exposition(self) -> bytes:
         slow = sum(connection.writing_paused for connection in self.connections)
-        return self._metrics.exposition(clients=len(self.connections), slow_clients=slow)
+        waiting = self._admission.waiting()
+        return self._metrics.exposition(clients=len(self.connections), slow_clients=slow, waiting=waiting)
 
     def status(self) -> GatewayStatus:
         metrics, mesh, now = self._metrics, self._mesh, self._clock.wall()
@@ -497,6 +515,7 @@ class GatewayServer:
             self._metrics.fold()
             for connection in list(self.connections):
                 connection.expire()
+            self._admission.tick(self._clock.monotonic())
             self._warn_of_certificates()
             self._look_at_tls()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter as Counting
 from collections import deque
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -14,7 +15,7 @@ from prometheus_client.registry import Collector
 from fabrictool.gateway.patience import Patience
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from prometheus_client.metrics_core import Metric
 
@@ -92,6 +93,7 @@ class GatewayMetrics:
         self._slow_clients = Gauge("fabric_slow_clients", "Clients that take less than they are sent", registry=own)
         self._lag = Gauge("fabric_loop_lag_seconds", "The latest tick since the last look", registry=own)
         self.lag_s = 0.0
+        self._waiting_for_slots = Gauge("fabric_waiting", "Requests that wait for a slot", ["priority"], registry=own)
         self.models: dict[str, ModelFigures] = {}
         self.patience = Patience()
         self.in_flight = 0
@@ -127,11 +129,16 @@ class GatewayMetrics:
         """Tell of its replicas, too, as they are when somebody looks."""
         self._registry.register(_Replicas(directory))
 
-    def exposition(self, *, clients: int = 0, slow_clients: int = 0) -> bytes:
+    def exposition(
+        self, *, clients: int = 0, slow_clients: int = 0, waiting: Mapping[str, int] = MappingProxyType({})
+    ) -> bytes:
+        """`waiting` for a slot, by class."""
         self.fold()
         self._in_flight.set(self.in_flight)
         self._clients.set(clients)
         self._slow_clients.set(slow_clients)
+        for priority, number in waiting.items():
+            self._waiting_for_slots.labels(priority).set(number)
         self._lag.set(self.lag_s)
         self.lag_s = 0.0
         return generate_latest(self._registry)

@@ -91,7 +91,13 @@ def peek(body: bytes, path: str) -> Peek | GatewayResponse:
         return error_response(400, "FT8101", "the body is nested too deeply", path=path)
 
 
-_TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
 _CODES = {
     "FT8101": "invalid_json",
     "FT8102": "invalid_api_key",
@@ -105,6 +111,8 @@ _CODES = {
     "FT8110": "invalid_http",
     "FT8113": "stopping",
     "FT8114": "requirement_not_met",
+    "FT8131": "busy",
+    "FT8132": "invalid_header",
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import random
 from typing import TYPE_CHECKING
 
 from fabrictool.agent.specwatch import SpecWatch
@@ -10,6 +11,7 @@ from fabrictool.base.errors import InvalidInputError
 from fabrictool.domain.specs import GatewaySpec
 from fabrictool.gateway.keys import Keyring, keys_digest, read_rows
 from fabrictool.mesh.revocation import read_revocation
+from fabrictool.routing.policies import routing_policy
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -54,7 +56,12 @@ class Reloading(SpecWatch[GatewaySpec]):
         note: Callable[[str, str, str], None],
         renew: Callable[[], Awaitable[bool]],
     ) -> None:
+        self.former = spec
+        """In force until now, while another one is taken over."""
+
         def prepare(new: GatewaySpec) -> Callable[[], None]:
+            self.former = self.spec
+            routing_policy(new.policy, random.Random())  # one that is not there is refused
             for text in new.revoked:
                 read_revocation(text)  # one that cannot be read is refused with the rest
             return functools.partial(take_over, new, keyring_of(new, folder))

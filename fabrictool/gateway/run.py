@@ -31,7 +31,7 @@ from fabrictool.mesh.transport.tls import IdentityFiles
 from fabrictool.mesh.transport.tracefile import TraceFile
 from fabrictool.mesh.transport.views import views_of
 from fabrictool.routing.candidates import TrustPolicy
-from fabrictool.routing.policies import routing_policy
+from fabrictool.routing.policies import routing_policy, targets_of
 from fabrictool.status.pages import serve_status
 from fabrictool.status.signs import SignsOfLife
 
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from fabrictool.base.runfolder import RunFolder
     from fabrictool.domain.specs import GatewaySpec
     from fabrictool.gateway.keys import Keyring
+    from fabrictool.routing.protocol import RoutingPolicy
     from fabrictool.status.documents import Health
 
 _log = logging.getLogger("fabrictool.gateway")
@@ -90,7 +91,7 @@ async def run_on_mesh(spec: GatewaySpec, folder: RunFolder, clock: Clock) -> str
         settling = Settling(mesh, clock, others=bool(spec.hubs))
 
         def reload(new: GatewaySpec, keyring: Keyring | None) -> None:
-            gateway.reload(_rules_of(new), keyring)
+            gateway.reload(_rules_of(new, reloading.former, gateway.routing_policy), keyring)
             _learn(keyring, stack)
             gateway.plan_for(new.planned)
             _tell_mesh(mesh, new)
@@ -196,7 +197,10 @@ async def run_on_list(
     gateway = GatewayServer(
         clock,
         fabric="static",
-        rules=_rules(policy_name, registry.groups, {}, retries),
+        rules=replace(
+            _rules(routing_policy(policy_name, random.Random(), {}, _log.warning), registry.groups, {}, retries),
+            priorities=registry.priorities,
+        ),
         keyring=keyring,
         targets=static_targets(registry),
     )
@@ -231,16 +235,26 @@ def _tell_mesh(mesh: MeshNode, spec: GatewaySpec) -> None:
     mesh.seek(spec.seeks)
 
 
-def _rules_of(spec: GatewaySpec) -> RoutingRules:
-    rules = _rules(spec.policy, spec.groups, spec.model_providers, spec.retries, spec.routing_weights)
-    rules = replace(rules, affinity=spec.affinity is not False)
+def _rules_of(
+    spec: GatewaySpec, former: GatewaySpec | None = None, policy: RoutingPolicy | None = None
+) -> RoutingRules:
+    """`policy` is that of `former`, and goes on with what it has learned, where the two agree."""
+    if policy is None or former is None or (spec.policy, spec.slos) != (former.policy, former.slos):
+        policy = routing_policy(spec.policy, random.Random(), targets_of(spec.latency_targets), _log.warning)
+    rules = _rules(policy, spec.groups, spec.model_providers, spec.retries, spec.routing_weights)
+    rules = replace(
+        rules,
+        affinity=spec.affinity is not False,
+        admission=spec.admission is not False,
+        priorities=spec.tenant_priorities,
+    )
     if isinstance(spec.builds, msgspec.UnsetType):
         return rules
     return replace(rules, attestation=SignedBuilds(map(read_signer, spec.builds.signers), spec.builds.providers))
 
 
 def _rules(
-    policy_name: str,
+    policy: RoutingPolicy,
     groups: Mapping[str, Iterable[str]],
     model_providers: Mapping[str, Iterable[str]],
     retries: int,
@@ -250,7 +264,7 @@ def _rules(
         {group: frozenset(names) for group, names in groups.items()},
         {model: frozenset(names) for model, names in model_providers.items()},
     )
-    return RoutingRules(routing_policy(policy_name, random.Random()), trust, retries, weights)
+    return RoutingRules(policy, trust, retries, weights)
 
 
 def _stop_event() -> Callable[[], asyncio.Future[str]]:

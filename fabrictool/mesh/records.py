@@ -156,6 +156,7 @@ class ServiceBody(msgspec.Struct, frozen=True, tag="s", omit_defaults=True):
     """With the next two, what its assignment said and no field above does: it outlives that record. None: no plan's."""
     source: Annotated[str, msgspec.Meta(max_length=500)] = ""
     max_num_seqs: Annotated[int, msgspec.Meta(ge=0, le=2**20)] = 0
+    """Requests that its engine works on at the same time; 0: not said."""
 
 
 Evidence = Literal["closed", "silent", "never-came", "other-hub"]
@@ -277,7 +278,7 @@ def seal(body: Body, sign: Callable[[bytes], bytes], chain: tuple[bytes, ...] = 
 
 def with_assignment(body: ServiceBody, followed: AssignmentBody) -> ServiceBody:
     """`body` as an engine start that follows it; its unit and source only where they leave room for a note."""
-    bare = msgspec.structs.replace(body, assigned=followed.version)
+    bare = msgspec.structs.replace(body, assigned=followed.version, max_num_seqs=0)
     whole = msgspec.structs.replace(
         bare, unit=followed.unit, source=followed.source, max_num_seqs=followed.max_num_seqs
     )

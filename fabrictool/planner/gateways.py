@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from fabrictool.domain.address import Address
-from fabrictool.domain.blueprint import Records
+from fabrictool.domain.blueprint import ROUTING_POLICIES, Records
 from fabrictool.domain.specs import AgentSpec, BuildRules, GatewaySpec, HostPort, RecordsSpec, updatable
 from fabrictool.planner.succession import Succession
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from fabrictool.domain.inventory import Inventory
 
 EVERYWHERE = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, never bound
+UNAWARE = frozenset(ROUTING_POLICIES) - {"slo-headroom"}
+"""Routing policies that do not look at latencies."""
 Link = tuple[str, str]
 """Two gateways by name: the first dials the second."""
 
@@ -99,6 +101,12 @@ def _spec(
         tls=(gateway.tls.certificate, gateway.tls.key) if gateway.tls and gateway.listen else msgspec.UNSET,
         mesh=gateway.mesh,
         policy=blueprint.routing.policy,
+        slos=_slos(blueprint) or msgspec.UNSET,
+        admission=msgspec.UNSET if blueprint.routing.admission else False,
+        priorities={
+            name: tenant.priority for name, tenant in sorted(blueprint.tenants.items()) if tenant.priority != "standard"
+        }
+        or msgspec.UNSET,
         retries=blueprint.routing.retries,
         affinity=msgspec.UNSET if blueprint.routing.affinity else False,
         groups={group: tuple(sorted(its.allow)) for group, its in sorted(blueprint.trust.groups.items())},
@@ -119,6 +127,11 @@ def _spec(
         else msgspec.UNSET,
         trace=msgspec.UNSET if gateway.trace is None else int(gateway.trace),
     )
+
+
+def _slos(blueprint: Blueprint) -> dict[str, tuple[float | None, float | None]]:
+    """What a policy that looks at latencies has to know; nothing for the others, which a new SLO does not concern."""
+    return {} if blueprint.routing.policy in UNAWARE else blueprint.latency_targets
 
 
 def _hub(spec: GatewaySpec) -> GatewaySpec:

@@ -17,7 +17,7 @@ from fabrictool.base.errors import InvalidInputError
 from fabrictool.base.units import Duration
 from fabrictool.domain.plan import Replay
 from fabrictool.planner.problem import replica_key
-from fabrictool.routing.policies import routing_policy
+from fabrictool.routing.policies import routing_policy, targets_of
 from fabrictool.simulator.deployment import of_model
 from fabrictool.simulator.slo import METRICS, criteria
 from fabrictool.simulator.steady import steady_state
@@ -69,6 +69,7 @@ def replay(
     ]
     models = sorted({replica.model for replica in there} & blueprint.models.keys())
     most = max(LEAST, min(MOST, TOGETHER // max(1, len(models))))
+    targets = targets_of(blueprint.latency_targets)
     played = {}
     for name in models if only is None else sorted(set(models) & set(only)):
         mine, share = _fewer([replica for replica in there if replica.model == name], rates)
@@ -79,7 +80,7 @@ def replay(
             state = steady_state(
                 simulation,
                 wanted,
-                lambda: routing_policy(blueprint.routing.policy, random.Random(seed)),
+                lambda: routing_policy(blueprint.routing.policy, random.Random(seed), targets),
                 most=most,
                 seed=seed,
                 fill=MOST,

@@ -1,36 +1,53 @@
-"""Which of the candidates: routing policies, synchronous, without I/O, with their random source as an argument."""
+"""Which of the candidates: the routing policies that come with fabrictool, and how the one of a name is made.
+
+Synchronous, without I/O, with their random source as an argument. Others are installed: see `routing.plugins`.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
 from bisect import bisect
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from fabrictool.base.errors import InvalidInputError
-from fabrictool.routing.candidates import RoutableReplica
+from fabrictool.base.plugins import ROUTING_POLICIES as PLUGINS
+from fabrictool.base.plugins import plugin_names
+from fabrictool.domain.blueprint import ROUTING_POLICIES
+from fabrictool.routing.headroom import HeadroomPolicy
+from fabrictool.routing.plugins import plugged_in
+from fabrictool.routing.protocol import ANY_REQUEST, LOST, Candidate, PolicyMeans, StreamTarget
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Sequence
+    from collections.abc import Callable, Hashable, Mapping, Sequence
 
-R = TypeVar("R", bound=RoutableReplica)
+    from fabrictool.routing.protocol import RequestOutcome, RoutedRequest, RoutingPolicy
+
+C = TypeVar("C", bound=Candidate)
 
 GOLDEN = 0.6180339887498949
-ROUTING_POLICIES = ("least-loaded", "random", "round-robin")
+CREDITS_KEPT = 64
+"""Candidates that are gone, whose turns may be remembered."""
+ANSWER_TOKENS = 256.0
+"""What an answer is thought to cost before any was seen."""
+MEMORY = 0.95
+"""Of a moving mean, at each sample."""
 
 
-class RoutingPolicy(Protocol):
-    """Chooses one of at least one candidate."""
+class Deaf:
+    """A policy that hears nothing of what became of its choices."""
 
-    name: str
-    """As blueprints write it."""
+    learns = False
 
-    def pick(self, candidates: Sequence[R]) -> R:
-        """The chosen one; never called with an empty sequence."""
+    def on_request_start(self, candidate: Candidate, request: RoutedRequest, now: float) -> None:
+        """Never called: it does not learn."""
+
+    def on_request_end(self, candidate: Candidate, request: RoutedRequest, outcome: RequestOutcome = LOST) -> None:
+        """Never called: it does not learn."""
 
 
-class RandomPolicy:
+class RandomPolicy(Deaf):
     """Uniform over the candidates, by weight when weights differ (paper 001, §3.4's default)."""
 
     name = "random"
@@ -38,11 +55,11 @@ class RandomPolicy:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
 
-    def pick(self, candidates: Sequence[R]) -> R:
+    def pick(self, candidates: Sequence[C], request: RoutedRequest = ANY_REQUEST, now: float = 0.0) -> C:
         return self._rng.choices(candidates, weights=[c.weight for c in candidates])[0]
 
 
-class RoundRobinPolicy:
+class RoundRobinPolicy(Deaf):
     """One after the other, over all models together; a candidate that comes or goes shifts the turn by one.
 
     Where weights differ, each has turns in proportion to its weight.
@@ -53,7 +70,7 @@ class RoundRobinPolicy:
     def __init__(self) -> None:
         self._turn = itertools.count()
 
-    def pick(self, candidates: Sequence[R]) -> R:
+    def pick(self, candidates: Sequence[C], request: RoutedRequest = ANY_REQUEST, now: float = 0.0) -> C:
         turn = next(self._turn)
         weights = [candidate.weight for candidate in candidates]
         if min(weights) == max(weights):
@@ -63,7 +80,30 @@ class RoundRobinPolicy:
         return candidates[min(bisect(sums, turn * GOLDEN % 1.0 * sums[-1]), len(candidates) - 1)]
 
 
-class LeastLoadedPolicy:
+class WeightedPolicy(Deaf):
+    """The plan's split, to the request: each candidate gains its weight at each turn, and who is chosen pays for all.
+
+    nginx's smooth weighted round robin: of weights 5, 1 and 1 the first has 5 of any 7 turns, never more than 3 on
+    end. It looks at no load: what the planner counted on is what happens.
+    """
+
+    name = "weighted"
+
+    def __init__(self) -> None:
+        self._credit: dict[Candidate, float] = {}
+
+    def pick(self, candidates: Sequence[C], request: RoutedRequest = ANY_REQUEST, now: float = 0.0) -> C:
+        credit = self._credit
+        for candidate in candidates:
+            credit[candidate] = credit.get(candidate, 0.0) + candidate.weight
+        chosen = max(candidates, key=lambda candidate: credit[candidate])
+        credit[chosen] -= sum(candidate.weight for candidate in candidates)
+        if len(credit) > 2 * len(candidates) + CREDITS_KEPT:
+            self._credit = {candidate: credit[candidate] for candidate in candidates}
+        return chosen
+
+
+class LeastLoadedPolicy(Deaf):
     """The smallest load for its weight, with the request on it; equal ones are drawn at random, so that idle replicas
     share the work, and the request counts so that of idle ones the one with the largest weight is taken.
     """
@@ -73,10 +113,10 @@ class LeastLoadedPolicy:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
 
-    def pick(self, candidates: Sequence[R]) -> R:
+    def pick(self, candidates: Sequence[C], request: RoutedRequest = ANY_REQUEST, now: float = 0.0) -> C:
         if len(candidates) == 1:
             return candidates[0]
-        least, idlest = math.inf, list[R]()
+        least, idlest = math.inf, list[C]()
         for candidate in candidates:
             load = (candidate.load + 1.0) / candidate.weight
             if load < least:
@@ -86,15 +126,105 @@ class LeastLoadedPolicy:
         return idlest[0] if len(idlest) == 1 else self._rng.choice(idlest)
 
 
-def routing_policy(name: str, rng: random.Random) -> RoutingPolicy:
-    """The routing policy of that name; raises FT8003 for another."""
-    match name:
-        case "random":
-            return RandomPolicy(rng)
-        case "round-robin":
-            return RoundRobinPolicy()
-        case "least-loaded":
-            return LeastLoadedPolicy(rng)
-    raise InvalidInputError.of(
-        "FT8003", f"there is no routing policy {name!r}", hint=f"one of: {', '.join(ROUTING_POLICIES)}"
-    )
+class PowerOfTwoPolicy:
+    """Of two drawn at random the one with the least work for its weight (Mitzenmacher, 2001): the same cost for ten
+    replicas and for ten thousand, and gateways that know little of each other do not all run to the same idle one.
+
+    Work is counted in tokens: what the prompts of open requests hold, and what answers took lately. Requests of other
+    gateways, of which only the number is known, count as middling ones.
+    """
+
+    name = "power-of-two"
+    learns = True
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._work: dict[Candidate, tuple[int, float]] = {}
+        """Candidate → its open requests of ours, and their tokens."""
+        self._open: dict[tuple[Candidate, Hashable], float] = {}
+        self._answer: float = ANSWER_TOKENS
+        self._middling: float = ANSWER_TOKENS
+
+    def pick(self, candidates: Sequence[C], request: RoutedRequest = ANY_REQUEST, now: float = 0.0) -> C:
+        count = len(candidates)
+        if count == 1:
+            return candidates[0]
+        first = int(self._rng.random() * count)
+        second = int(self._rng.random() * (count - 1))
+        one_of_two, other = candidates[first], candidates[second + (second >= first)]
+        mine = self._tokens(request)
+        ours, others = self._work_of(one_of_two) + mine, self._work_of(other) + mine
+        return one_of_two if ours / one_of_two.weight <= others / other.weight else other
+
+    def on_request_start(self, candidate: Candidate, request: RoutedRequest, now: float) -> None:
+        tokens = self._open[candidate, request.id] = self._tokens(request)
+        number, work = self._work.get(candidate, (0, 0.0))
+        self._work[candidate] = (number + 1, work + tokens)
+        self._middling += (1.0 - MEMORY) * (tokens - self._middling)
+
+    def on_request_end(self, candidate: Candidate, request: RoutedRequest, outcome: RequestOutcome = LOST) -> None:
+        number, work = self._work.pop(candidate)
+        tokens = self._open.pop((candidate, request.id))
+        if number > 1:
+            self._work[candidate] = (number - 1, work - tokens)
+        if outcome.answered and outcome.completion_tokens:
+            self._answer += (1.0 - MEMORY) * (outcome.completion_tokens - self._answer)
+
+    def _tokens(self, request: RoutedRequest) -> float:
+        most = request.most_tokens
+        return request.prompt_tokens + (self._answer if most is None else min(self._answer, most))
+
+    def _work_of(self, candidate: Candidate) -> float:
+        number, work = self._work.get(candidate, (0, 0.0))
+        return work + max(0.0, candidate.load - number) * self._middling
+
+
+_MADE_BY: dict[str, Callable[[PolicyMeans], RoutingPolicy]] = {
+    "least-loaded": lambda means: LeastLoadedPolicy(means.rng),
+    "random": lambda means: RandomPolicy(means.rng),
+    "round-robin": lambda _: RoundRobinPolicy(),
+    "weighted": lambda _: WeightedPolicy(),
+    "power-of-two": lambda means: PowerOfTwoPolicy(means.rng),
+    "slo-headroom": lambda means: HeadroomPolicy(means, LeastLoadedPolicy(means.rng)),
+}
+
+
+def targets_of(seconds: Mapping[str, tuple[float | None, float | None]]) -> dict[str, StreamTarget]:
+    """From model → (to the first token, for each further one), as specs and blueprints have them."""
+    usual = StreamTarget()
+    return {
+        model: StreamTarget(
+            usual.ttft_s if ttft is None else ttft,
+            usual.tpot_s if tpot is None else tpot,
+        )
+        for model, (ttft, tpot) in seconds.items()
+    }
+
+
+def policy_names() -> tuple[str, ...]:
+    """Those that come with fabrictool, then those that are installed here."""
+    return (*ROUTING_POLICIES, *(name for name in plugin_names(PLUGINS) if name not in _MADE_BY))
+
+
+def routing_policy(
+    name: str,
+    rng: random.Random,
+    targets: Mapping[str, StreamTarget] | None = None,
+    complain: Callable[[str], None] = lambda _: None,
+) -> RoutingPolicy:
+    """The routing policy of that name; `complain` is told, once, of a plug-in that misbehaves.
+
+    Raises
+    ------
+    InvalidInputError
+        FT8003 for a name that nobody has, FT8130 for a plug-in that cannot be loaded.
+    """
+    means = PolicyMeans(rng, targets or {})
+    maker = _MADE_BY.get(name)
+    if maker is not None:
+        return maker(means)
+    known = policy_names()
+    if name not in known:
+        message = f"there is no routing policy {name!r}; those known here are {', '.join(known)}"
+        raise InvalidInputError.of("FT8003", message, hint="install its package here, or choose another")
+    return plugged_in(name, means, LeastLoadedPolicy(rng), complain)

@@ -13,12 +13,13 @@ import numpy as np
 
 from fabrictool.base.errors import InvalidInputError
 from fabrictool.routing.candidates import TrustPolicy, select
+from fabrictool.routing.protocol import LOST, RequestOutcome
 from fabrictool.simulator import kernel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
-    from fabrictool.routing.policies import RoutingPolicy
+    from fabrictool.routing.protocol import RoutingPolicy
     from fabrictool.simulator.steptimes import StepTimes
 
     Floats = np.ndarray[Any, np.dtype[np.float64]]
@@ -153,6 +154,8 @@ class _View:
     """Requests decoding, prefilling and waiting, of all replicas: a column is read much faster than a record."""
     ready: bool = False
     context: int = 0
+    ttft_s: float | None = None
+    tpot_s: float | None = None
 
     @property
     def model(self) -> str:
@@ -167,6 +170,18 @@ class _View:
         return self.spec.weight
 
     @property
+    def device(self) -> str:
+        return ""
+
+    @property
+    def site(self) -> str:
+        return ""
+
+    @property
+    def waiting(self) -> int:
+        return int(self.inside[2][self.index])
+
+    @property
     def load(self) -> float:
         decoding, prefilling, waiting = self.inside
         at = self.index
@@ -174,6 +189,26 @@ class _View:
 
     def __hash__(self) -> int:
         return self.index
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A request as routing sees it."""
+
+    id: tuple[int, bool]
+    model: str
+    prompt_tokens: int
+    output: int
+    conversation: int | None = None
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Nobody knows how long an answer will be."""
+        return None
+
+
+_READ = ("where", "whither", "handed", "state", "first", "finish", "prompt", "output")
+_OVER = (kernel.FINISHED, kernel.REFUSED, kernel.LOST)
 
 
 @dataclass(slots=True)
@@ -195,10 +230,12 @@ class Fleet:
     _views: list[_View] = field(init=False)
     _answering: dict[bool, list[_View]] = field(init=False)
     """Whom a request can go to: before its cache is handed over, and after."""
-    _columns: Mapping[str, Ints] = field(init=False)
+    _columns: dict[str, Any] = field(init=False)
     """Of the requests: read much faster than a record."""
     _changes: list[tuple[float, int, str]] = field(init=False)
     _parked: list[int] = field(init=False, default_factory=list)
+    _told: dict[tuple[int, bool], tuple[_View, _Asked, float]] = field(init=False, default_factory=dict)
+    """Request, and whether its cache was handed over → to whom a policy that learns sent it, and when."""
     _retried: int = field(init=False, default=0)
     _samples: list[list[float]] = field(init=False, default_factory=list)
 
@@ -212,7 +249,8 @@ class Fleet:
         self.clock = _clock(self.requests, self.clients)
         decoding, prefilling, waiting = (np.asarray(self.replicas[n]) for n in ("decoding", "prefilling", "waiting"))
         self._views = [_View(r, spec, (decoding, prefilling, waiting)) for r, spec in enumerate(self.specs)]
-        self._columns = {name: np.asarray(self.requests[name]) for name in ("where", "whither", "handed")}
+        self._columns = {name: np.asarray(self.requests[name]) for name in _READ}
+        self._columns["now"] = np.asarray(self.clock.at["now"])
         self._answering = {
             late: [v for v in self._views if (v.spec.role == "decode") is late] for late in (False, True)
         }
@@ -313,13 +351,42 @@ class Fleet:
         choice = select(self._answering[handed], model=model, trust=ANYBODY, group=None)
         target = self._columns["whither" if handed else "where"]
         if choice.candidates:
-            target[i] = self.policy.pick(choice.candidates).index
+            target[i] = self._pick(choice.candidates, i, model, handed=handed)
         elif any(what == "up" and self.specs[r].model == model for _, r, what in self._changes):
             target[i] = kernel.PARKED
             self._parked.append(i)
         else:  # nobody may ever serve it
             target[i] = kernel.PARKED
             kernel.leave(self.requests, self.replicas, self.clock, i, kernel.REFUSED, float(self.clock.at[0].now))
+
+    def _pick(self, candidates: Sequence[_View], i: int, model: str, *, handed: bool) -> int:
+        policy = self.policy
+        if not policy.learns:
+            return policy.pick(candidates).index
+        now = float(self._columns["now"][0])
+        self._tell_ends()
+        request = _Asked((i, handed), model, int(self._columns["prompt"][i]), int(self._columns["output"][i]))
+        chosen = policy.pick(candidates, request, now)
+        policy.on_request_start(chosen, request, now)
+        self._told[i, handed] = chosen, request, now
+        return chosen.index
+
+    def _tell_ends(self) -> None:
+        """A policy that learns hears, before it chooses again, of what ended since."""
+        columns = self._columns
+        for key in list(self._told):
+            i, handed = key
+            gone = columns["state"][i] in _OVER or bool(columns["handed"][i]) is not handed
+            view, request, began = self._told[key]
+            if not gone and columns["whither" if handed else "where"][i] == view.index:
+                continue
+            del self._told[key]
+            outcome = LOST
+            first, finish = float(columns["first"][i]), float(columns["finish"][i])
+            if columns["state"][i] == kernel.FINISHED and not handed:
+                tpot = (finish - first) / (request.output - 1) if request.output > 1 else None
+                outcome = RequestOutcome(True, first - began, tpot, request.prompt_tokens, request.output)
+            self.policy.on_request_end(view, request, outcome)
 
     def _apply_changes(self, now: float, until: float) -> None:
         while self._changes and self._changes[0][0] <= until:

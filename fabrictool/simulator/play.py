@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from fabrictool.base.errors import InvalidInputError
-from fabrictool.routing.policies import routing_policy
+from fabrictool.routing.policies import routing_policy, targets_of
 from fabrictool.simulator.deployment import consumer_groups, declared_stream, of_model, trace_stream
 from fabrictool.simulator.fleet import simulate
 from fabrictool.simulator.report import report
@@ -132,7 +132,8 @@ def play(
             watcher.note(f"{name}: no demand is declared; left out (give --trace or --workload)")
             continue
         rest = names[names.index(name) + 1 :]
-        pick = routing_policy(blueprint.routing.policy, random.Random(options.seed))
+        targets = targets_of(blueprint.latency_targets)
+        pick = routing_policy(blueprint.routing.policy, random.Random(options.seed), targets, watcher.note)
         with watcher.playing(name, last=not rest) as progress:
             outcome = simulate(simulation.specs, stream, pick, samples=options.samples, progress=progress)
         # Bands differ for models that a calibration has seen, and it knows them by their architecture.

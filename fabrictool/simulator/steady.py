@@ -21,7 +21,7 @@ from fabrictool.simulator.slo import METRICS
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from fabrictool.routing.policies import RoutingPolicy
+    from fabrictool.routing.protocol import RoutingPolicy
     from fabrictool.simulator.deployment import ModelSimulation
     from fabrictool.simulator.fleet import Outcome
     from fabrictool.simulator.slo import Criterion, LatencyTarget

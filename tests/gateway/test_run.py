@@ -221,6 +221,7 @@ async def unchanged():
     [
         ({"listen": HostPort("127.0.0.1", 1)}, "a new gateway"),
         ({"keys": "other"}, "not hold the keys"),
+        ({"policy": "best"}, "power-of-two"),
         (None, "not a unit's spec"),
     ],
 )

@@ -269,3 +269,16 @@ def test_a_changed_hub_is_no_change_of_what_is_wanted(world):
     for spec in world.specs.values():
         elsewhere = msgspec.structs.replace(spec, hubs=(HostPort("h", 7),))
         assert spec_digest(elsewhere) == spec_digest(spec)
+
+
+def test_a_gateway_is_told_of_slos_where_its_policy_looks_at_them_and_none_starts_anew(world):
+    world.in_force = "abc"
+    world.apply(ONE)
+    assert world.spec("gateway/one").slos is msgspec.UNSET
+    world.rules, world.more = "slo: {ttft_p50: 1s, ttft_p95: 3s}", "routing: {policy: slo-headroom}\n"
+    assert ("update", "gateway/one") in world.apply(ONE)
+    told = world.spec("gateway/one")
+    assert (told.policy, told.slos) == ("slo-headroom", {"m": (3.0, None)})
+    world.more = "routing: {policy: weighted}\n"
+    assert ("update", "gateway/one") in world.apply(ONE)
+    assert world.spec("gateway/one").slos is msgspec.UNSET

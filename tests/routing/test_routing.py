@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fabrictool.base.errors import InvalidInputError
+from fabrictool.domain.blueprint import ROUTING_POLICIES
 from fabrictool.routing.candidates import TrustPolicy, select
-from fabrictool.routing.policies import ROUTING_POLICIES, routing_policy
+from fabrictool.routing.policies import routing_policy
 
 
 @dataclass(eq=False)

@@ -1,0 +1,186 @@
+"""The replica that keeps the most headroom before its latency targets if it takes the request. Pure.
+
+Shadow validation (LLM-Mesh, §5.3): the next steps of a replica's engine are played with the request in it, by what its
+own streams took lately, and the smallest slack of any token, of the new request or of one that is open already, is its
+headroom. A request that is late anyway counts for nobody: it would make a replica look hopeless for ever.
+
+What is learned of a replica: seconds to the first token over the prompt tokens in front of it, and seconds for each
+further one over the requests that it had. A replica of which too little was seen, or nothing lately, goes by the other
+policy, so that somebody tries it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+from fabrictool.routing.protocol import ANY_REQUEST, LOST, Candidate, StreamTarget
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+    from fabrictool.routing.protocol import PolicyMeans, RequestOutcome, RoutedRequest, RoutingPolicy
+
+C = TypeVar("C", bound=Candidate)
+
+OVER = 1.1
+"""Steps are thought to take so much longer than they did: an estimate that is right is late half of the time."""
+DRAWN = 4
+"""Candidates that are played for a request; more cost more than they bring (see `PowerOfTwoPolicy`)."""
+KNOWN = 8.0
+"""Streams, forgetting counted, from which on a replica is known."""
+FORGET = 0.97
+"""What a sample's share is worth at each next one: the last 33 are most of it."""
+STALE_S = 60.0
+"""Without a stream for so long it is tried again."""
+KEPT = 4096
+"""Replicas of which something is kept."""
+ENOUGH = 2
+"""Decode steps after the last prompt was read."""
+
+
+@dataclass(slots=True)
+class Line:
+    """y ≈ a + b x with b ≥ 0, from samples that are forgotten by and by."""
+
+    count: float = 0.0
+    x: float = 0.0
+    y: float = 0.0
+    xx: float = 0.0
+    xy: float = 0.0
+
+    def learn(self, x: float, y: float) -> None:
+        self.count = self.count * FORGET + 1.0
+        self.x = self.x * FORGET + x
+        self.y = self.y * FORGET + y
+        self.xx = self.xx * FORGET + x * x
+        self.xy = self.xy * FORGET + x * y
+
+    def at(self, x: float) -> float:
+        """The line there; the mean, where all samples had about the same x."""
+        if not self.count:
+            return 0.0
+        spread = self.xx * self.count - self.x * self.x
+        slope = (self.xy * self.count - self.x * self.y) / spread if spread > 1e-9 * self.xx * self.count else 0.0
+        slope = min(max(0.0, slope), self.y / self.x if self.x else math.inf)  # through or above the origin
+        return max(0.0, (self.y - slope * self.x) / self.count + slope * x)
+
+
+@dataclass(slots=True)
+class _Open:
+    """A request that a replica works on."""
+
+    began: float
+    prompt: int
+    ahead: int
+    """Prompt tokens to be read until its own are: others', and its own."""
+    first_at: float
+    """When its first token is due by what is known."""
+    batch: int
+    """Requests in the replica, with it."""
+    target: StreamTarget
+
+
+@dataclass(slots=True)
+class _Learned:
+    """What is known of a replica."""
+
+    prefill: Line = field(default_factory=Line)
+    decode: Line = field(default_factory=Line)
+    heard_at: float = -math.inf
+    open: dict[Hashable, _Open] = field(default_factory=dict)
+
+    def known(self, now: float) -> bool:
+        return min(self.prefill.count, self.decode.count) >= KNOWN and now - self.heard_at < STALE_S
+
+    def headroom(self, tokens: int, target: StreamTarget, foreign: int, now: float) -> float:
+        """Seconds: the smallest slack of any token of the next steps if a prompt of `tokens` comes; `foreign` more
+        requests are in it of which only that is known.
+        """
+        waiting = [(now + target.ttft_s, tokens, target.tpot_s)]
+        due, running = math.inf, foreign
+        tpot = target.tpot_s
+        for request in self.open.values():
+            deadline, its = request.began + request.target.ttft_s, request.target
+            tpot = min(tpot, its.tpot_s)
+            if now < request.first_at:
+                waiting.append((deadline, request.prompt, its.tpot_s))
+                continue
+            running += 1
+            told = (now - request.first_at) / max(1e-6, self.decode.at(len(self.open)))
+            next_due = deadline + its.tpot_s * (int(told) + 1)
+            if next_due > now:
+                due = min(due, next_due)
+        waiting.sort()
+        at, slack = now, math.inf
+        for deadline, prompt, its_tpot in waiting:
+            at += OVER * self.prefill.at(prompt)
+            if deadline > now:  # not late already
+                slack = min(slack, deadline - at, due - at)
+                due = min(due, deadline + its_tpot)
+            running += 1
+        for _ in range(ENOUGH):
+            at += OVER * self.decode.at(running)
+            slack = min(slack, due - at)
+            due += tpot
+        return slack
+
+
+class HeadroomPolicy:
+    """See the module's docstring."""
+
+    name = "slo-headroom"
+    learns = True
+
+    def __init__(self, means: PolicyMeans, other: RoutingPolicy) -> None:
+        """`other` chooses where too little is known; one that does not learn."""
+        self._rng = means.rng
+        self._targets = means.targets
+        self._other = other
+        self._learned: OrderedDict[Candidate, _Learned] = OrderedDict()
+
+    def pick(self, candidates: Sequence[C], request: RoutedRequest = ANY_REQUEST, now: float = 0.0) -> C:
+        if len(candidates) == 1:
+            return candidates[0]
+        drawn = self._rng.sample(candidates, min(DRAWN, len(candidates)))  # shuffled: the first of equal ones is taken
+        target = self._targets.get(request.model, _DEFAULT)
+        best, most = None, -math.inf
+        for candidate in drawn:
+            learned = self._learned.get(candidate)
+            if learned is None or not learned.known(now):
+                return self._other.pick(drawn, request, now)
+            foreign = max(0, int(candidate.load) - len(learned.open))
+            headroom = learned.headroom(request.prompt_tokens, target, foreign, now)
+            if best is None or headroom > most:
+                best, most = candidate, headroom
+        return best if best is not None else drawn[0]
+
+    def on_request_start(self, candidate: Candidate, request: RoutedRequest, now: float) -> None:
+        learned = self._learned.pop(candidate, None) or _Learned()
+        self._learned[candidate] = learned  # the last one
+        while len(self._learned) > KEPT and not next(iter(self._learned.values())).open:
+            self._learned.popitem(last=False)
+        ahead = request.prompt_tokens + sum(its.prompt for its in learned.open.values() if now < its.first_at)
+        learned.open[request.id] = _Open(
+            now,
+            request.prompt_tokens,
+            ahead,
+            now + OVER * learned.prefill.at(ahead),
+            len(learned.open) + 1,
+            self._targets.get(request.model, _DEFAULT),
+        )
+
+    def on_request_end(self, candidate: Candidate, request: RoutedRequest, outcome: RequestOutcome = LOST) -> None:
+        learned = self._learned.get(candidate)
+        began = learned.open.pop(request.id, None) if learned is not None else None
+        if learned is None or began is None or outcome.ttft_s is None:
+            return
+        learned.heard_at = max(learned.heard_at, began.began + outcome.ttft_s)
+        learned.prefill.learn(began.ahead, outcome.ttft_s)
+        if outcome.tpot_s is not None:
+            learned.decode.learn((began.batch + len(learned.open) + 1) / 2, outcome.tpot_s)
+
+
+_DEFAULT = StreamTarget()
