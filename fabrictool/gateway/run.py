@@ -38,6 +38,7 @@ from fabrictool.status.signs import SignsOfLife
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
 
     from fabrictool.base.clock import Clock
     from fabrictool.base.runfolder import RunFolder
@@ -191,6 +192,7 @@ async def run_on_list(
     policy_name: str,
     retries: int,
     tls: ClientTls | None,
+    records: Path | None,
     ready: Callable[[str], None],
 ) -> str:
     """Serve a static list until TERM or Ctrl-C; `ready` is told the address once it accepts clients."""
@@ -205,15 +207,17 @@ async def run_on_list(
         targets=static_targets(registry),
     )
     stop = _stop_event()
-    await gateway.listen(host, port, tls)
-    pages = await serve_status(gateway.status, metrics=gateway.exposition)
-    try:
+    async with AsyncExitStack() as stack:
+        if records is not None:
+            spool = await stack.enter_async_context(spooling(records, opener(records, ""), "static", "static"))
+            gateway.record_with(spool.append, opt_out=False)
+        await gateway.listen(host, port, tls)
+        pages = await serve_status(gateway.status, metrics=gateway.exposition)
+        stack.push_async_callback(pages.cleanup)
         _log.info("status and metrics on http://127.0.0.1:%d", pages.addresses[0][1])
         ready(gateway.listen_address)
         reason = await stop()
         await gateway.drain(DRAIN_S)
-    finally:
-        await pages.cleanup()
     return reason
 
 

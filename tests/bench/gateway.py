@@ -3,10 +3,10 @@
     make bench ARGS=gateway
 
 A mock engine in C (`gateway_rig/mock_engine.c`) answers on the other core, where wrk asks, too. Ours has everything on
-that it always has: keys, allowlists, ejection, records, figures of usage. nginx, HAProxy, aiohttp and LiteLLM check one
-key and pass on; the routers are asked for round robin over one worker and check nothing. Figures are CPU seconds of the
-gateway's own processes, for the machine is shared, and medians of rounds in which each has its turn; who is not
-installed is left out and named.
+that it always has: keys, allowlists, ejection, admission, figures of usage, and its records kept in SQLite. nginx,
+HAProxy, aiohttp and LiteLLM check one key and pass on; the routers are asked for round robin over one worker and check
+nothing. Figures are CPU seconds of the gateway's own processes, for the machine is shared, and medians of rounds in
+which each has its turn; who is not installed is left out and named.
 """
 
 import contextlib
@@ -98,7 +98,8 @@ def ours(folder, engine, port):
     keys.touch(0o600)
     keys.write_text(json.dumps({"keys": [{"tenant": "t", "sha256": digest, "group": "all"}]}))
     main = [sys.executable, "-m", "fabrictool.cli.main", "gateway", "run"]
-    return [*main, "--registry", folder / "nodes.yaml", "--keys", keys, "--listen", f"127.0.0.1:{port}"]
+    records = ["--records", tempfile.mkdtemp(dir=folder)]
+    return [*main, "--registry", folder / "nodes.yaml", "--keys", keys, "--listen", f"127.0.0.1:{port}", *records]
 
 
 def configured(program, text, *flags):
