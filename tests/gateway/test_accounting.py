@@ -15,9 +15,9 @@ from sqlalchemy import func, select
 from fabrictool.base.clock import SystemClock
 from fabrictool.base.runfolder import RunFolder
 from fabrictool.domain.specs import RecordsSpec
-from fabrictool.gateway.directory import StaticNode
+from fabrictool.gateway.directory import StaticNode, StaticRegistry
 from fabrictool.gateway.keeping import records_folder, spooling
-from fabrictool.gateway.run import run_on_mesh
+from fabrictool.gateway.run import run_on_list, run_on_mesh
 from fabrictool.gateway.store import RecordStore, sqlite_url
 from fabrictool.gateway.tables import REQUESTS
 from tests.gateway.conftest import until
@@ -153,3 +153,23 @@ async def test_a_gateways_records_outlive_its_run_folder(tmp_path):
     assert store.read(SUMS)[0][0] == 2
     store.close()
     assert list((place / "spool").iterdir()) == []
+
+
+async def test_a_plain_gateway_keeps_records_where_it_is_told_to(tmp_path):
+    engine = CountingEngine(random.Random(1))
+    engine.draws.random = lambda: 0.7
+    url = await engine.start()
+    address = asyncio.get_running_loop().create_future()
+    options = {"policy_name": "least-loaded", "retries": 0, "keyring": None, "tls": None, "records": tmp_path / "kept"}
+    nodes = StaticRegistry([StaticNode(url, ["m"])])
+    serving = run_on_list(nodes, SystemClock(), host="127.0.0.1", port=0, ready=address.set_result, **options)
+    running = asyncio.create_task(serving)
+    url = f"http://{await address}/v1/chat/completions"
+    async with aiohttp.ClientSession() as http, http.post(url, json={"model": "m"}) as answer:
+        assert answer.status == 200
+    os.kill(os.getpid(), signal.SIGTERM)
+    await running
+    await engine.runner.cleanup()
+    store = RecordStore(sqlite_url(tmp_path / "kept" / "records.db"))
+    assert store.read(SUMS) == [(1, engine.prompt, engine.completion)]
+    store.close()
