@@ -42,6 +42,7 @@ async def answer(writer, body):
         for number in range(PIECES):
             if mode == "reset" and number == PIECES // 2:
                 reset(writer)
+            if writer.transport.is_closing():
                 return False
             writer.write(chunk(event(number)))
             await asyncio.sleep(PAUSE_S)
