@@ -249,6 +249,7 @@ class Upstream(asyncio.Protocol):
             return
         self._listener = None
         if self._keep is not None and self._sized and self.usable:
+            self.resume_reading()  # a client that took its last octets slowly had it stopped
             self._keep(self)
         else:
             asyncio.get_running_loop().call_soon(self.close)

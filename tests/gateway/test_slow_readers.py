@@ -1,0 +1,90 @@
+"""Five hundred clients that take nothing of their answers do not hinder the others, nor fill the memory."""
+
+import asyncio
+import contextlib
+import socket
+
+import pytest
+
+from fabrictool.gateway.directory import StaticNode
+from fabrictool.gateway.http import HIGH_WATER
+from tests.gateway.conftest import until
+
+READERS = 500
+PIECE = b"data: " + b"x" * 8184 + b"\n\n"
+PIECES = 50
+"""Of 8 KiB: more than the kernel and the gateway keep for a client that does not read."""
+CHAT = b'{"model": "m", "messages": [], "stream": true}'
+
+
+async def flood(reader, writer):
+    with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+        while True:
+            head = await reader.readuntil(b"\r\n\r\n")
+            await reader.readexactly(int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0]))
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
+            for _ in range(PIECES):
+                writer.write(b"%x\r\n%b\r\n" % (len(PIECE), PIECE))
+                await writer.drain()
+            writer.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
+            await writer.drain()
+    writer.close()
+
+
+async def ask(bed, plug):
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {bed.KEY}\r\n"
+    request = f"{head}connection: close\r\ncontent-length: {len(CHAT)}\r\n\r\n".encode() + CHAT
+    loop = asyncio.get_running_loop()
+    plug.setblocking(False)
+    await loop.sock_connect(plug, (bed.host, bed.port))
+    await loop.sock_sendall(plug, request)
+    return plug
+
+
+async def read_all(plug):
+    parts = []
+    while part := await asyncio.wait_for(asyncio.get_running_loop().sock_recv(plug, 65536), 60):
+        parts.append(part)
+    plug.close()
+    return b"".join(parts)
+
+
+def narrow():
+    """A socket that takes little until somebody reads from it."""
+    plug = socket.socket()
+    plug.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    return plug
+
+
+@pytest.mark.asyncio
+async def test_five_hundred_slow_readers_do_not_hinder_the_others(make_bed):
+    tasks = []
+
+    async def serve(reader, writer):
+        tasks.append(asyncio.current_task())
+        await flood(reader, writer)
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, backlog=1024)
+    node = StaticNode(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", ["m"], "alpha")
+    bed = await make_bed().start(nodes=[node])
+    for listener in (*server.sockets, *bed.gateway._server.sockets):  # or the kernel keeps megabytes for each
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16384)
+    slow = [await ask(bed, narrow()) for _ in range(READERS)]
+    await until(lambda: sum(connection.writing_paused for connection in bed.gateway.connections) == READERS, 60)
+    unread = [connection.unread for connection in bed.gateway.connections]
+    assert max(unread) <= HIGH_WATER + 256 * 1024, "what one read of an engine brought, and no more"
+    for _ in range(20):
+        text = await read_all(await ask(bed, socket.socket()))
+        assert text.count(b"data: xx") == PIECES
+        assert text.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    paused = [connection for connection in bed.gateway.connections if connection.writing_paused]
+    assert len(paused) == READERS, "nothing was fetched for them meanwhile"
+    assert [connection.unread for connection in paused] == unread
+    for plug in slow[:5]:
+        assert (await read_all(plug)).count(b"data: xx") == PIECES, "they get all of it, once they read"
+    for plug in slow:
+        plug.close()
+    await until(lambda: bed.gateway._metrics.in_flight == 0, 60)
+    server.close()
+    await bed.stop()
+    await asyncio.gather(*tasks)
