@@ -67,7 +67,7 @@ async def test_five_hundred_slow_readers_do_not_hinder_the_others(make_bed):
     server = await asyncio.start_server(serve, "127.0.0.1", 0, backlog=1024)
     node = StaticNode(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", ["m"], "alpha")
     bed = await make_bed().start(nodes=[node])
-    for listener in (*server.sockets, *bed.gateway._server.sockets):  # or the kernel keeps megabytes for each
+    for listener in (*server.sockets, *bed.gateway.listening.sockets):  # or the kernel keeps megabytes for each
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16384)
     slow = [await ask(bed, narrow()) for _ in range(READERS)]
     await until(lambda: sum(connection.writing_paused for connection in bed.gateway.connections) == READERS, 60)
