@@ -40,7 +40,7 @@ def usage(
     since: Annotated[
         str, typer.Option(help="First day or time (UTC), such as 2026-11-01, or how long ago: 7d.")
     ] = "30d",
-    until: Annotated[str, typer.Option(help="Day or time before which it ends, or how long ago.")] = "",
+    until: Annotated[str, typer.Option(help="Day or time before which it ends, or how long ago; default: now.")] = "",
     tenant: Annotated[str, typer.Option(help="Of this tenant alone.")] = "",
     model: Annotated[str, typer.Option(help="Of this model alone.")] = "",
     gateway: Annotated[str, typer.Option(help="Of the blueprint's gateway of this name.")] = "",
@@ -61,7 +61,7 @@ def usage(
     if as_csv and as_json:
         raise UsageError.of("FT9001", "--csv and --json exclude each other", hint="leave one of them out")
     now = time.time()
-    begin, end = _moment(since, now, "--since"), _moment(until, now, "--until") if until else now + _DAY_S
+    begin, end = _moment(since, now, "--since"), _moment(until, now, "--until") if until else now
     equals = {"tenant": tenant, "model": model} | ({} if store else {"gateway": gateway})
     opened = _opened(store, gateway, Source(blueprint, inventory))
     try:
