@@ -556,7 +556,7 @@ class Exchange:
             replica=target.replica if target is not None else "",
             retries=self._retries,
             stream=self._event_stream,
-            prompt_tokens=usage.prompt,
+            prompt_tokens=max(0, usage.prompt - self._former_tokens),  # what was said is counted as an answer
             cached_tokens=usage.cached,
             completion_tokens=tokens,
             counted=usage.counted,

@@ -93,6 +93,7 @@ async def test_the_rest_comes_from_another_replica(bed, mode):
     (record,) = records
     assert (record.end, record.retries, record.replica) == ("answered", 1, f"127.0.0.1:{bed.b.port}")
     assert record.completion_tokens == 2 + 3
+    assert record.prompt_tokens == 3 - 2, "what was said is not paid for twice"
     assert all(target.in_flight == 0 for target in bed.gateway.directory)
 
 
