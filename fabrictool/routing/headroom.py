@@ -59,12 +59,11 @@ class Line:
         self.xy = self.xy * FORGET + x * y
 
     def at(self, x: float) -> float:
-        """The line there."""
         base, slope = self.base_and_slope()
         return base + slope * x
 
     def base_and_slope(self) -> tuple[float, float]:
-        """a and b; where all samples had about the same x, their mean and 0."""
+        """Where all samples had about the same x: their mean, and no slope."""
         if not self.count:
             return 0.0, 0.0
         spread = self.xx * self.count - self.x * self.x
