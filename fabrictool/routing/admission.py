@@ -66,7 +66,12 @@ def usable_slots(slots: int, priority: int) -> int:
 
 def with_room(candidates: Sequence[S], priority: int) -> Sequence[S]:
     """Those that can take a request of that class now."""
-    return [c for c in candidates if not c.slots or c.load < usable_slots(c.slots, priority)]
+    if priority == BATCH:
+        return [c for c in candidates if not c.slots or c.load < usable_slots(c.slots, priority)]
+    # The usual answer first: this is asked for each request.
+    return [
+        c for c in candidates if not c.slots or (load := c.load) < c.slots or load < usable_slots(c.slots, priority)
+    ]
 
 
 @dataclass(slots=True, eq=False)

@@ -59,13 +59,17 @@ class Line:
         self.xy = self.xy * FORGET + x * y
 
     def at(self, x: float) -> float:
-        """The line there; the mean, where all samples had about the same x."""
+        base, slope = self.base_and_slope()
+        return base + slope * x
+
+    def base_and_slope(self) -> tuple[float, float]:
+        """Where all samples had about the same x: their mean, and no slope."""
         if not self.count:
-            return 0.0
+            return 0.0, 0.0
         spread = self.xx * self.count - self.x * self.x
         slope = (self.xy * self.count - self.x * self.y) / spread if spread > 1e-9 * self.xx * self.count else 0.0
         slope = min(max(0.0, slope), self.y / self.x if self.x else math.inf)  # through or above the origin
-        return max(0.0, (self.y - slope * self.x) / self.count + slope * x)
+        return max(0.0, (self.y - slope * self.x) / self.count), slope
 
 
 @dataclass(slots=True)
@@ -80,7 +84,9 @@ class _Open:
     """When its first token is due by what is known."""
     batch: int
     """Requests in the replica, with it."""
-    target: StreamTarget
+    deadline: float
+    """Of its first token."""
+    tpot_s: float
 
 
 @dataclass(slots=True)
@@ -102,21 +108,22 @@ class _Learned:
         waiting = [(now + target.ttft_s, tokens, target.tpot_s)]
         due, running = math.inf, foreign
         tpot = target.tpot_s
-        for request in self.open.values():
-            deadline, its = request.began + request.target.ttft_s, request.target
-            tpot = min(tpot, its.tpot_s)
+        tokens_s = 1.0 / max(1e-6, self.decode.at(len(self.open)))
+        for request in self.open.values():  # plain arithmetic: this is most of what a choice costs
+            its_tpot = request.tpot_s
+            tpot = min(tpot, its_tpot)
             if now < request.first_at:
-                waiting.append((deadline, request.prompt, its.tpot_s))
+                waiting.append((request.deadline, request.prompt, its_tpot))
                 continue
             running += 1
-            told = (now - request.first_at) / max(1e-6, self.decode.at(len(self.open)))
-            next_due = deadline + its.tpot_s * (int(told) + 1)
-            if next_due > now:
-                due = min(due, next_due)
+            next_due = request.deadline + its_tpot * (int((now - request.first_at) * tokens_s) + 1)
+            if now < next_due < due:
+                due = next_due
         waiting.sort()
+        base, slope = self.prefill.base_and_slope()
         at, slack = now, math.inf
         for deadline, prompt, its_tpot in waiting:
-            at += OVER * self.prefill.at(prompt)
+            at += OVER * (base + slope * prompt)
             if deadline > now:  # not late already
                 slack = min(slack, deadline - at, due - at)
                 due = min(due, deadline + its_tpot)
@@ -162,6 +169,7 @@ class HeadroomPolicy:
         self._learned[candidate] = learned  # the last one
         while len(self._learned) > KEPT and not next(iter(self._learned.values())).open:
             self._learned.popitem(last=False)
+        target = self._targets.get(request.model, _DEFAULT)
         ahead = request.prompt_tokens + sum(its.prompt for its in learned.open.values() if now < its.first_at)
         learned.open[request.id] = _Open(
             now,
@@ -169,7 +177,8 @@ class HeadroomPolicy:
             ahead,
             now + OVER * learned.prefill.at(ahead),
             len(learned.open) + 1,
-            self._targets.get(request.model, _DEFAULT),
+            now + target.ttft_s,
+            target.tpot_s,
         )
 
     def on_request_end(self, candidate: Candidate, request: RoutedRequest, outcome: RequestOutcome = LOST) -> None:
