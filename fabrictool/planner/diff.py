@@ -316,7 +316,7 @@ def _in_the_way(wanted: UnitSpec, former: UnitSpec | None, unit: ObservedUnit) -
     """
     if not isinstance(wanted, GatewaySpec):
         return False
-    if isinstance(former, GatewaySpec) and unit.hands_over and former.mesh == wanted.mesh:
+    if isinstance(former, GatewaySpec) and unit.hands_over and unit.ready and former.mesh == wanted.mesh:
         return False
     return not isinstance(former, GatewaySpec) or clash(former, wanted)
 

@@ -35,7 +35,8 @@ class World:
         self.unseen = set()
         self.placement = Placement(replicas=(REPLICA,))
         self.in_force = ""
-        self.renewable = True
+        self.renewable = self.ready = True
+        self.hands_over = False
         self.rules = self.more = ""
 
     @property
@@ -51,6 +52,8 @@ class World:
                     spec_digest=spec_digest(s),
                     in_force=self.in_force,
                     renewable=bool(self.in_force) and self.renewable,
+                    hands_over=self.hands_over,
+                    ready=self.ready,
                 )
                 for op, s in here.items()
             )
@@ -187,6 +190,24 @@ def test_a_gateway_that_moves_runs_beside_its_successor(world):
     assert HUB_OF_ONE in replaced.spec.dials, "agents hear of it from the one that they have"
     (same_port,) = [a for a in world.plan(ONE.replace("10.0.0.1:1", "10.0.0.1:8")) if a.kind == "replace"]
     assert same_port.stop_first
+
+
+@pytest.mark.parametrize(
+    ("hands_over", "ready", "change", "stop_first"),
+    [
+        (True, True, ("mesh: 10.0.0.1:2", "mesh: 10.0.0.1:2, trace: 1MiB"), False),
+        (True, True, ("10.0.0.1:1", "10.0.0.1:8"), False),
+        (True, True, ("mesh: 10.0.0.1:2", "mesh: 10.0.0.1:9"), True),  # its port for clients is the same
+        (True, False, ("mesh: 10.0.0.1:2", "mesh: 10.0.0.1:2, trace: 1MiB"), True),  # it may hang, and give nothing
+        (False, True, ("mesh: 10.0.0.1:2", "mesh: 10.0.0.1:2, trace: 1MiB"), True),
+    ],
+)
+def test_a_gateway_that_hands_over_goes_on_until_its_successor_serves(world, hands_over, ready, change, stop_first):
+    world.apply(ONE)
+    world.hands_over, world.ready = hands_over, ready
+    planned = world.plan(ONE.replace(*change))
+    (replaced,) = [action for action in planned if action.kind == "replace" and action.address == "gateway/one"]
+    assert replaced.stop_first is stop_first
 
 
 def test_a_gateway_gives_way_to_another_that_gets_its_ports(world):
