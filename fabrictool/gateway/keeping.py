@@ -1,6 +1,8 @@
 """Where a gateway keeps its request records: a spool and, unless a database is named, SQLite, beside its run folders.
 
-A gateway that is replaced gets another run folder, and its records stay: they lie in ``RUNS.records/FABRIC/GATEWAY``.
+A gateway that is replaced gets another run folder, and its records stay: on a site they lie in
+``records/FABRIC/GATEWAY`` beside ``units``, on the tool's own machine in ``RUNS.records/FABRIC/GATEWAY``. ``destroy``
+leaves them: they are what was used.
 """
 
 from __future__ import annotations
@@ -20,12 +22,15 @@ if TYPE_CHECKING:
     from fabrictool.gateway.store import RecordStore
 
 RECORDS_FILE = "records.db"
+UNITS = "units"
+"""Where a site has its run folders, by fabric."""
 
 
 def records_folder(runs: Path, fabric: str, gateway: str) -> Path:
     """The same for all run folders of a gateway on its host; `runs` holds them."""
     runs = runs.absolute()
-    return runs.with_name(f"{runs.name}.records") / fabric / gateway
+    beside = runs.parent if runs.parent.name == UNITS else runs  # on a site: units/FABRIC/OPERATION
+    return beside.with_name("records" if beside is not runs else f"{runs.name}.records") / fabric / gateway
 
 
 def opener(folder: Path, database: str) -> Callable[[], RecordStore]:
