@@ -3,7 +3,9 @@ the operating system. What was appended is the kernel's at once and survives ``k
 younger than the last `Segments.sync`.
 
 A segment is a file of a fixed size, allocated before it is used: on a full disk there is no next segment, and never
-one whose pages cannot be written. Behind its last line it holds zeros; what follows the last line's end is torn.
+one whose pages cannot be written. Its pages are mapped before as well: the first write to one that is not, or that was
+brought to the disk since, may wait for the file system's journal, and the event loop with it. Behind its last line it
+holds zeros; what follows the last line's end is torn.
 """
 
 from __future__ import annotations
@@ -115,7 +117,7 @@ class Segments:
     def _map(self, number: int) -> tuple[mmap.mmap, int]:
         descriptor = os.open(self._path(number), os.O_RDWR | os.O_CLOEXEC)
         try:
-            return mmap.mmap(descriptor, 0), descriptor
+            return mmap.mmap(descriptor, 0, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE), descriptor
         except (OSError, ValueError) as error:  # ValueError: the file is empty
             os.close(descriptor)
             raise error if isinstance(error, OSError) else OSError(str(error)) from error

@@ -177,8 +177,6 @@ class RecordSpool:
 
     def _flush_alone(self) -> bool:
         try:
-            if self._journal.dirty:
-                self._journal.sync()
             self._cursor = self._bring(self._folder, self._cursor)
             self._journal.drop_before(self._cursor.segment)
         except OSError as error:
@@ -187,9 +185,18 @@ class RecordSpool:
         except FabrictoolError as error:
             self._forget_store()
             self._say("store", _coded(error))
+            self._sync()
             return False
         self._mended("store")
         return True
+
+    def _sync(self) -> None:
+        """Only while the store is away: pages that were synced cost the next request that writes to them a fault."""
+        try:
+            if self._journal.dirty:
+                self._journal.sync()
+        except OSError as error:
+            self._say("store", _coded(file_error(error, self._folder)))
 
     def _bring(self, folder: Path, cursor: Cursor) -> Cursor:
         """All lines from `cursor` on, batch by batch; raises OSError and FabrictoolError."""
