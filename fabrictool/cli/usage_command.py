@@ -98,13 +98,13 @@ def _opened(store: str, gateway: str, source: Source) -> RecordStore:
     """For reading. Raises FT8120 to FT8122, FT14xx for a reference, FT8123 where a file is not on this machine."""
     from fabrictool.blueprint.secrets import resolve
     from fabrictool.domain.secrets import SecretRef
-    from fabrictool.gateway.store import RecordStore, sqlite_url
+    from fabrictool.gateway.store import RecordStore
 
     if not store:
         store = _of_blueprint(gateway, source)
     if store.startswith("secret://"):
         return RecordStore(resolve(_reference(store, SecretRef), os.environ), read_only=True)
-    return RecordStore(sqlite_url(Path(store)), read_only=True)
+    return RecordStore(str(Path(store).absolute()), read_only=True)
 
 
 def _reference(text: str, kind: Any) -> Any:

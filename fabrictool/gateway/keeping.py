@@ -13,13 +13,12 @@ import os
 from typing import TYPE_CHECKING
 
 from fabrictool.gateway.spool import RecordSpool
+from fabrictool.gateway.storeprocess import REST_S, StoreProcess
 from fabrictool.mesh.transport.reach import read_secret
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator
     from pathlib import Path
-
-    from fabrictool.gateway.store import RecordStore
 
 RECORDS_FILE = "records.db"
 UNITS = "units"
@@ -33,30 +32,37 @@ def records_folder(runs: Path, fabric: str, gateway: str) -> Path:
     return beside.with_name("records" if beside is not runs else f"{runs.name}.records") / fabric / gateway
 
 
-def opener(folder: Path, database: str) -> Callable[[], RecordStore]:
-    """Opens the store; `database` is a reference to its address, read anew each time, or "" for the file in `folder`.
-    It blocks and raises as `RecordStore` does, and FT1401 to FT1403 for a reference that leads nowhere.
+@contextlib.asynccontextmanager
+async def storing(folder: Path, database: str) -> AsyncIterator[StoreProcess]:
+    """The store; `database` is a reference to its address, read anew each time, or "" for the file in `folder`. What
+    uses it raises FT1401 to FT1403 for a reference that leads nowhere.
     """
 
-    def open_store() -> RecordStore:
-        from fabrictool.gateway.store import RecordStore, sqlite_url  # noqa: PLC0415 - see there
+    def address() -> str:
+        return read_secret(database, os.environ) if database else str(folder.absolute() / RECORDS_FILE)
 
-        return RecordStore(read_secret(database, os.environ) if database else sqlite_url(folder / RECORDS_FILE))
-
-    return open_store
+    store = StoreProcess(address)
+    try:
+        yield store
+    finally:
+        await asyncio.to_thread(store.close)
 
 
 @contextlib.asynccontextmanager
-async def spooling(
-    folder: Path, open_store: Callable[[], RecordStore], fabric: str, gateway: str
-) -> AsyncIterator[RecordSpool]:
+async def spooling(folder: Path, store: StoreProcess, fabric: str, gateway: str) -> AsyncIterator[RecordSpool]:
     """A spool that is flushed until the context ends, and once more then."""
-    spool = RecordSpool(folder / "spool", open_store, fabric=fabric, gateway=gateway)
-    task = asyncio.create_task(spool.run())
+    spool = RecordSpool(folder / "spool", store, fabric=fabric, gateway=gateway)
+    tasks = [asyncio.create_task(spool.run()), asyncio.create_task(_rest(store))]
     try:
         yield spool
     finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.to_thread(spool.close)
+
+
+async def _rest(store: StoreProcess) -> None:
+    while True:
+        await asyncio.sleep(REST_S / 4)
+        await asyncio.to_thread(store.rest)

@@ -6,8 +6,14 @@ from typing import Literal
 
 import msgspec
 
+from fabrictool.base.errors import FabrictoolError
+
 End = Literal["answered", "broken", "cancelled", "refused"]
 """The client had a whole answer; its stream was cut after the head; it went away; the gateway itself said no."""
+
+
+class StoreAwayError(FabrictoolError):
+    """The record store does not answer, or cannot take anything now: what is kept for it must wait."""
 
 
 class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True):

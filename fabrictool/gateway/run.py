@@ -19,7 +19,7 @@ from fabrictool.gateway.directory import StaticRegistry, static_targets
 from fabrictool.gateway.exchange import RoutingRules
 from fabrictool.gateway.gateway import GatewayServer, node_body
 from fabrictool.gateway.handover import Handover, take_over
-from fabrictool.gateway.keeping import opener, records_folder, spooling
+from fabrictool.gateway.keeping import records_folder, spooling, storing
 from fabrictool.gateway.reloading import Reloading, keyring_of
 from fabrictool.gateway.settling import Settling
 from fabrictool.mesh.attestation import SignedBuilds, read_signer
@@ -160,8 +160,8 @@ async def _listen(
     """For clients, whose requests are recorded; a hub has none."""
     if not isinstance(spec.listen, msgspec.UnsetType):
         here = records_folder(folder.path.parent, spec.fabric, spec.name)
-        opened = opener(here, spec.recording.database)
-        spool = await stack.enter_async_context(spooling(here, opened, spec.fabric, spec.name))
+        store = await stack.enter_async_context(storing(here, spec.recording.database))
+        spool = await stack.enter_async_context(spooling(here, store, spec.fabric, spec.name))
         gateway.record_with(spool.append, opt_out=spec.recording.opt_out)
         tls = None if isinstance(spec.tls, msgspec.UnsetType) else ClientTls(*spec.tls)
         await gateway.listen(spec.listen.host, spec.listen.port, tls, sockets)
@@ -209,7 +209,8 @@ async def run_on_list(
     stop = _stop_event()
     async with AsyncExitStack() as stack:
         if records is not None:
-            spool = await stack.enter_async_context(spooling(records, opener(records, ""), "static", "static"))
+            store = await stack.enter_async_context(storing(records, ""))
+            spool = await stack.enter_async_context(spooling(records, store, "static", "static"))
             gateway.record_with(spool.append, opt_out=False)
         await gateway.listen(host, port, tls)
         pages = await serve_status(gateway.status, metrics=gateway.exposition)

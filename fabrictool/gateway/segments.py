@@ -3,13 +3,14 @@ the operating system. What was appended is the kernel's at once and survives ``k
 younger than the last `Segments.sync`.
 
 A segment is a file of a fixed size, allocated before it is used: on a full disk there is no next segment, and never
-one whose pages cannot be written. Its pages are mapped before as well: the first write to one that is not, or that was
-brought to the disk since, may wait for the file system's journal, and the event loop with it. Behind its last line it
-holds zeros; what follows the last line's end is torn.
+one whose pages cannot be written. Its pages are made ready for writing, too: the first write to one that is not, or
+that was brought to the disk since, may wait for the file system's journal, and the event loop with it. Behind its last
+line it holds zeros; what follows the last line's end is torn.
 """
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import re
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SEGMENT_OCTETS = 4 * 1024 * 1024
+_POPULATE_WRITE = 23
+"""MADV_POPULATE_WRITE of madvise(2). MAP_POPULATE only reads the pages of a shared mapping."""
 _NAME = re.compile(r"([0-9]{8})\.log")
 
 
@@ -117,10 +120,13 @@ class Segments:
     def _map(self, number: int) -> tuple[mmap.mmap, int]:
         descriptor = os.open(self._path(number), os.O_RDWR | os.O_CLOEXEC)
         try:
-            return mmap.mmap(descriptor, 0, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE), descriptor
+            mapped = mmap.mmap(descriptor, 0)
         except (OSError, ValueError) as error:  # ValueError: the file is empty
             os.close(descriptor)
             raise error if isinstance(error, OSError) else OSError(str(error)) from error
+        with contextlib.suppress(OSError):  # Linux before 5.14
+            mapped.madvise(_POPULATE_WRITE)
+        return mapped, descriptor
 
 
 def segments_of(folder: Path) -> list[int]:

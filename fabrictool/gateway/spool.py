@@ -13,21 +13,19 @@ import logging
 import os
 import shutil
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.base.files import file_error
 from fabrictool.base.ids import random_id
-from fabrictool.gateway.records import RequestRecord
 from fabrictool.gateway.segments import SEGMENT_OCTETS, Cursor, Segments, read_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-    from fabrictool.gateway.store import RecordStore
+    from fabrictool.gateway.records import RequestRecord
 
 MOST_OCTETS = 512 * 1024 * 1024
 """About two million requests; more are lost, counted and said."""
@@ -43,7 +41,13 @@ CURSOR_FILE = "cursor"
 
 _log = logging.getLogger("fabrictool.gateway")
 _encoder = msgspec.json.Encoder()
-_decoder = msgspec.json.Decoder(RequestRecord)
+
+
+class Store(Protocol):
+    """Where records go; it blocks."""
+
+    def put(self, fabric: str, gateway: str, lines: list[bytes]) -> int:
+        """Returns how many of the lines are no records; raises FabrictoolError where it takes none now."""
 
 
 class RecordSpool:
@@ -52,7 +56,7 @@ class RecordSpool:
     def __init__(
         self,
         folder: Path,
-        open_store: Callable[[], RecordStore],
+        store: Store,
         *,
         fabric: str,
         gateway: str,
@@ -71,8 +75,7 @@ class RecordSpool:
         self._lock = _claimed(self._folder)
         self._journal = Segments(self._folder, segment_octets=segment_octets, most_octets=most_octets)
         self._fabric, self._gateway = fabric, gateway
-        self._open_store = open_store
-        self._store: RecordStore | None = None
+        self._store = store
         self._waiting: list[bytes] = []
         self._cursor = Cursor()
         self._woken = asyncio.Event()
@@ -139,7 +142,6 @@ class RecordSpool:
         self._say_losses()
         empty = self._flush()
         self._journal.close()
-        self._forget_store()
         if empty:
             shutil.rmtree(self._folder, ignore_errors=True)
         os.close(self._lock)
@@ -183,7 +185,6 @@ class RecordSpool:
             self._say("store", _coded(file_error(error, self._folder)))
             return False
         except FabrictoolError as error:
-            self._forget_store()
             self._say("store", _coded(error))
             self._sync()
             return False
@@ -204,26 +205,10 @@ class RecordSpool:
             lines, following = read_lines(folder, cursor, BATCH_OCTETS)
             if not lines:
                 return following
-            rows = []
-            for line in lines:
-                try:
-                    rows.append(self._row(_decoder.decode(line)))
-                except msgspec.DecodeError:
-                    self.lost += 1
-            self._opened().put(rows)
+            self.lost += self._store.put(self._fabric, self._gateway, lines)
             cursor = following
             with contextlib.suppress(OSError):  # a batch that comes twice does no harm
                 (folder / CURSOR_FILE).write_text(f"{cursor.segment} {cursor.offset}")
-
-    def _row(self, record: RequestRecord) -> dict[str, Any]:
-        """The columns of the store's table."""
-        names = {"fabric": self._fabric, "gateway": self._gateway, "hour": int(record.at // 3600)}
-        return names | msgspec.structs.asdict(record)
-
-    def _opened(self) -> RecordStore:
-        if self._store is None:
-            self._store = self._open_store()
-        return self._store
 
     def _adopt(self) -> None:
         """Spools whose processes are gone; the lock says so, on this machine."""
@@ -244,11 +229,6 @@ class RecordSpool:
                 self._say("adopted", _coded(error))
             finally:
                 os.close(lock)
-
-    def _forget_store(self) -> None:
-        store, self._store = self._store, None
-        if store is not None:
-            store.close()
 
     def _say(self, kind: str, why: str) -> None:
         """Once until it is mended."""

@@ -1,7 +1,7 @@
 """Where request records are kept for good, and what budgets have left: SQLite beside the gateway, or PostgreSQL.
 
-A record is inserted by its id, once: whoever is not sure whether a batch arrived sends it again. SQLAlchemy is loaded
-by whoever opens a store, off the event loop: it takes a third of a second.
+A record is inserted by its id, once: whoever is not sure whether a batch arrived sends it again. A gateway uses
+it through `storeprocess`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.pool import StaticPool
 
-from fabrictool.base.errors import FabrictoolError, InvalidInputError, Place, Problem
+from fabrictool.base.errors import InvalidInputError, Place, Problem
+from fabrictool.gateway.records import StoreAwayError
 from fabrictool.gateway.tables import BUDGETS, LAYOUT, LAYOUT_TABLE, REQUESTS
 
 if TYPE_CHECKING:
@@ -33,17 +34,13 @@ _MIGRATION_LOCK = 0x66616272
 """Of PostgreSQL's advisory locks: gateways that start together do not both make the tables."""
 
 
-class StoreAwayError(FabrictoolError):
-    """It does not answer, or cannot take anything now: what is kept for it must wait."""
-
-
-def sqlite_url(path: Path) -> str:
-    """Of a file, as `RecordStore` takes it."""
-    return URL.create("sqlite", database=str(path.absolute())).render_as_string(hide_password=False)
-
-
 def store_url(text: str) -> URL:
-    """A PostgreSQL or SQLite address; raises InvalidInputError FT8121, which never shows what it was given."""
+    """Of PostgreSQL or SQLite, whose file an absolute path names, too.
+
+    Raises InvalidInputError FT8121, which never shows what it was given.
+    """
+    if text.startswith("/"):
+        return URL.create("sqlite", database=text)
     hint = "postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
     try:
         url = make_url(text)

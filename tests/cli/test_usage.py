@@ -9,7 +9,7 @@ import pytest
 
 from fabrictool.gateway.keeping import RECORDS_FILE, records_folder
 from fabrictool.gateway.records import RequestRecord
-from fabrictool.gateway.store import RecordStore, sqlite_url
+from fabrictool.gateway.store import RecordStore
 from tests.gateway.conftest import postgres  # noqa: F401 - a fixture
 
 DAY = 1_763_769_600.0
@@ -39,7 +39,7 @@ def fill(store):
 
 @pytest.fixture
 def file(tmp_path):
-    fill(RecordStore(sqlite_url(tmp_path / "r.db")))
+    fill(RecordStore(str(tmp_path / "r.db")))
     return tmp_path / "r.db"
 
 
@@ -106,7 +106,7 @@ def test_the_same_of_postgresql_by_a_reference(command, file, postgres, monkeypa
 def test_a_blueprint_leads_to_its_gateways_file(command, folder):
     place = records_folder(folder / "state" / "what-if" / "clusters" / "one", "what-if", "main")
     place.mkdir(parents=True)
-    fill(RecordStore(sqlite_url(place / RECORDS_FILE)))
+    fill(RecordStore(str(place / RECORDS_FILE)))
     assert [r["requests"] for r in rows(command, "--by", "gateway", "-b", folder / "blueprint.yaml")] == [5]
 
 

@@ -18,7 +18,8 @@ from fabrictool.domain.specs import RecordsSpec
 from fabrictool.gateway.directory import StaticNode, StaticRegistry
 from fabrictool.gateway.keeping import records_folder, spooling
 from fabrictool.gateway.run import run_on_list, run_on_mesh
-from fabrictool.gateway.store import RecordStore, sqlite_url
+from fabrictool.gateway.store import RecordStore
+from fabrictool.gateway.storeprocess import StoreProcess
 from fabrictool.gateway.tables import REQUESTS
 from tests.gateway.conftest import until
 from tests.gateway.test_run import unit
@@ -93,8 +94,9 @@ async def test_sums_are_the_engines_under_churn_cancels_and_the_loss_of_the_data
     ended = []
     bed.gateway.sinks.append(ended.append)
     headers = {"authorization": f"Bearer {bed.KEY}"}
+    process = StoreProcess(lambda: postgres.url)
     async with (
-        spooling(tmp_path, lambda: RecordStore(postgres.url), "f", "g") as spool,
+        spooling(tmp_path, process, "f", "g") as spool,
         aiohttp.ClientSession(headers=headers) as http,
     ):
         bed.gateway.record_with(spool.append, opt_out=False)
@@ -105,6 +107,7 @@ async def test_sums_are_the_engines_under_churn_cancels_and_the_loss_of_the_data
                 await asyncio.to_thread(postgres.start)
             await asyncio.gather(*(ask(bed, http, stream=n % 3 > 0) for n in range(40)))
             await until(lambda turn=turn: len(ended) == 40 * (turn + 1))
+    await asyncio.to_thread(process.close)
     await bed.stop()
     for engine in engines:
         await engine.runner.cleanup()
@@ -149,7 +152,7 @@ async def test_a_gateways_records_outlive_its_run_folder(tmp_path):
         await asyncio.wait_for(running, 10)
     place = records_folder(tmp_path, "t", "g")
     assert place.parent.parent == tmp_path.with_name(f"{tmp_path.name}.records")
-    store = RecordStore(sqlite_url(place / "records.db"), read_only=True)
+    store = RecordStore(str(place / "records.db"), read_only=True)
     assert store.read(SUMS)[0][0] == 2
     store.close()
     assert list((place / "spool").iterdir()) == []
@@ -170,6 +173,6 @@ async def test_a_plain_gateway_keeps_records_where_it_is_told_to(tmp_path):
     os.kill(os.getpid(), signal.SIGTERM)
     await running
     await engine.runner.cleanup()
-    store = RecordStore(sqlite_url(tmp_path / "kept" / "records.db"))
+    store = RecordStore(str(tmp_path / "kept" / "records.db"))
     assert store.read(SUMS) == [(1, engine.prompt, engine.completion)]
     store.close()

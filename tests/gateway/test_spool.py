@@ -5,15 +5,18 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from sqlalchemy import func, select
 
-from fabrictool.gateway.records import RequestRecord
+from fabrictool.base.errors import FabrictoolError
+from fabrictool.gateway.records import RequestRecord, StoreAwayError
 from fabrictool.gateway.segments import Segments
 from fabrictool.gateway.spool import RecordSpool
-from fabrictool.gateway.store import RecordStore, StoreAwayError, sqlite_url
+from fabrictool.gateway.store import RecordStore
+from fabrictool.gateway.storeprocess import StoreProcess
 from fabrictool.gateway.tables import REQUESTS
 
 COUNT = select(func.count(), func.sum(REQUESTS.c.prompt_tokens)).select_from(REQUESTS)
@@ -28,27 +31,20 @@ class Flaky:
 
     def __init__(self, path):
         self.path = path
+        self.process = StoreProcess(lambda: str(path))
         self.away = self.forgets = False
 
-    def __call__(self):
+    def put(self, fabric, gateway, lines):
         if self.away:
             raise StoreAwayError.of("FT8120", "away")
-        store = RecordStore(sqlite_url(self.path))
-        put = store.put
-
-        def flaky(rows):
-            if self.away:
-                raise StoreAwayError.of("FT8120", "away")
-            put(rows)
-            if self.forgets:
-                self.forgets = False
-                raise StoreAwayError.of("FT8120", "the connection was lost")
-
-        store.put = flaky
-        return store
+        bad = self.process.put(fabric, gateway, lines)
+        if self.forgets:
+            self.forgets = False
+            raise StoreAwayError.of("FT8120", "the connection was lost")
+        return bad
 
     def ids(self):
-        store = RecordStore(sqlite_url(self.path), read_only=True)
+        store = RecordStore(str(self.path), read_only=True)
         try:
             return sorted(row[0] for row in store.read(select(REQUESTS.c.id)))
         finally:
@@ -57,7 +53,9 @@ class Flaky:
 
 @pytest.fixture
 def store(tmp_path):
-    return Flaky(tmp_path / "records.db")
+    flaky = Flaky(tmp_path / "records.db")
+    yield flaky
+    flaky.process.close()
 
 
 def spool_of(tmp_path, store, **more):
@@ -165,9 +163,58 @@ def test_a_line_that_was_torn_ends_a_spool(tmp_path, store):
     assert store.ids() == ["r1"]
 
 
+def test_a_line_that_is_no_record_is_counted_and_holds_nothing_up(tmp_path, store):
+    assert store.process.put("f", "g", [b"{", b'{"id":1}']) == 2
+    spool = spool_of(tmp_path, store)
+    spool.append(record(1))
+    spool.close()
+    assert store.ids() == ["r1"]
+
+
+def test_the_process_of_a_store_is_killed_and_another_goes_on(tmp_path, store):
+    store.process.put("f", "g", [])
+    killed = store.process._process
+    os.kill(killed.pid, signal.SIGKILL)
+    with pytest.raises(StoreAwayError) as raised:
+        store.process.put("f", "g", [])
+    assert raised.value.problems[0].transient
+    spool = spool_of(tmp_path, store)
+    spool.append(record(1))
+    spool.close()
+    assert store.ids() == ["r1"]
+
+
+def test_the_process_of_a_store_ends_with_its_gateway_and_when_nobody_needs_it(tmp_path, monkeypatch):
+    argv = [sys.executable, Path(__file__).parent / "holder.py", tmp_path / "r.db"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as holder:
+        pid = int(holder.stdout.readline())
+        assert Path(f"/proc/{pid}").exists()
+        holder.kill()
+    while Path(f"/proc/{pid}").exists():  # the test's timeout ends a wait without end
+        time.sleep(0.05)
+    process = StoreProcess(lambda: str(tmp_path / "r.db"))
+    process.put("f", "g", [])
+    process.rest()
+    assert process._process is not None
+    monkeypatch.setattr("fabrictool.gateway.storeprocess.REST_S", 0.0)
+    process.rest()
+    assert process._process is None
+
+
+def test_what_a_store_is_not_is_said_as_its_own_error(tmp_path):
+    (tmp_path / "r.db").write_text("no database, and not a short text either: " + "x" * 4096)
+    process = StoreProcess(lambda: str(tmp_path / "r.db"))
+    for _ in range(2):
+        with pytest.raises(FabrictoolError) as raised:
+            process.put("f", "g", [])
+        assert raised.value.problems[0].code == "FT8122"
+    process.close()
+
+
 @pytest.mark.asyncio
 async def test_postgresql_is_killed_and_comes_back(tmp_path, postgres):
-    spool = RecordSpool(tmp_path / "spool", lambda: RecordStore(postgres.url), fabric="f", gateway="g")
+    process = StoreProcess(lambda: postgres.url)
+    spool = RecordSpool(tmp_path / "spool", process, fabric="f", gateway="g")
     for number in range(50):
         spool.append(record(number))
     assert await spool.turn()
@@ -179,6 +226,7 @@ async def test_postgresql_is_killed_and_comes_back(tmp_path, postgres):
     postgres.start()
     assert await spool.turn()
     spool.close()
+    process.close()
     store = RecordStore(postgres.url, read_only=True)
     assert store.read(COUNT) == [(150, 300)]
     store.close()

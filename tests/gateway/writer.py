@@ -4,17 +4,17 @@ import asyncio
 import sys
 from pathlib import Path
 
-from fabrictool.gateway.records import RequestRecord
+from fabrictool.gateway.records import RequestRecord, StoreAwayError
 from fabrictool.gateway.spool import RecordSpool
-from fabrictool.gateway.store import StoreAwayError
 
 
-def away():
-    raise StoreAwayError.of("FT8120", "away")
+class Away:
+    def put(self, fabric, gateway, lines):
+        raise StoreAwayError.of("FT8120", "away")
 
 
 async def write(folder):
-    spool = RecordSpool(folder, away, fabric="f", gateway="g", segment_octets=16384)
+    spool = RecordSpool(folder, Away(), fabric="f", gateway="g", segment_octets=16384)
     task = asyncio.create_task(spool.run())
     number = 0
     while True:

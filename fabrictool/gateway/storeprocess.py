@@ -1,0 +1,253 @@
+"""The record store in a process of its own.
+
+To load SQLAlchemy and to speak with a database takes the interpreter's lock, again and again, and 60 MB: on a busy
+machine a gateway's event loop stood still for seconds, and its agents took it for lost. The process is started when
+there is something to write, and ends when there was nothing for a while, or with its gateway, however that ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from fabrictool.base.errors import FabrictoolError, InvalidInputError, Problem
+from fabrictool.gateway.records import RequestRecord, StoreAwayError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from io import BufferedRWPair
+
+    from fabrictool.gateway.store import RecordStore
+
+REST_S = 60.0
+"""The process of a store that nobody used for so long is ended: it takes a second to start another."""
+END_S = 10.0
+NICENESS = 5
+"""The requests of the gateway beside it go first."""
+_LENGTH = struct.Struct("<I")
+
+
+class Put(msgspec.Struct, frozen=True, tag=True):
+    """Lines of a spool, each a record in JSON; the answer is how many could not be read."""
+
+    fabric: str
+    gateway: str
+    lines: list[bytes]
+
+
+class Take(msgspec.Struct, frozen=True, tag=True):
+    """The answer is how many tokens were granted."""
+
+    account: str
+    period: str
+    wanted: int
+    limit: int
+
+
+class Give(msgspec.Struct, frozen=True, tag=True):
+    """The answer is 0."""
+
+    account: str
+    period: str
+    tokens: int
+
+
+class Call(msgspec.Struct, frozen=True):
+    """What is sent to the process."""
+
+    address: str
+    """Of the store; another one than before opens another store."""
+    asks: Put | Take | Give
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What it sends back: a value, or a problem."""
+
+    value: int = 0
+    problem: Problem | None = None
+    away: bool = False
+
+
+class StoreProcess:
+    """What a gateway uses of its record store, from any thread; all of it blocks.
+
+    Each method raises StoreAwayError FT8120 and InvalidInputError FT8121 or FT8122 as `RecordStore` does, and what
+    `address` raises; the next call tries again.
+    """
+
+    def __init__(self, address: Callable[[], str]) -> None:
+        """`address` is read anew for each call; see `store_url`."""
+        self._address = address
+        self._process: _Process | None = None
+        self._used_at = 0.0
+        self._lock = threading.Lock()
+
+    def put(self, fabric: str, gateway: str, lines: list[bytes]) -> int:
+        """Records, once each however often they come; returns how many of the lines are none."""
+        return self._call(Put(fabric, gateway, lines))
+
+    def take(self, account: str, period: str, *, wanted: int, limit: int) -> int:
+        """Tokens of a budget, `wanted` at most; returns how many were granted. See `RecordStore`."""
+        return self._call(Take(account, period, wanted, limit))
+
+    def give(self, account: str, period: str, tokens: int) -> None:
+        """Tokens that were taken and not used; a call that fails may have been carried out."""
+        self._call(Give(account, period, tokens))
+
+    def rest(self) -> None:
+        """End the process if nobody needs it now."""
+        with self._lock:
+            if time.monotonic() - self._used_at > REST_S:
+                self._end()
+
+    def close(self) -> None:
+        with self._lock:
+            self._end()
+
+    # -- internals --------------------------------------------------------------------------------------------
+
+    def _call(self, asks: Put | Take | Give) -> int:
+        with self._lock:
+            call = Call(self._address(), asks)
+            self._used_at = time.monotonic()
+            try:
+                answer = self._exchange(call)
+            except (OSError, EOFError, msgspec.DecodeError) as error:
+                self._end()
+                message = "the process that writes the records' store has ended"
+                raise StoreAwayError(Problem("FT8120", message, hint="see the log", transient=True)) from error
+        if answer.problem is not None:
+            raise (StoreAwayError if answer.away else InvalidInputError)(answer.problem)
+        return answer.value
+
+    def _exchange(self, call: Call) -> Answer:
+        process = self._process = self._process or _Process()
+        _write(process.stream, call)
+        return msgspec.msgpack.decode(_read(process.stream), type=Answer)
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.end()
+
+
+class _Process:
+    """It reads calls from its standard input, a socket, and answers there."""
+
+    def __init__(self) -> None:
+        ours, its = socket.socketpair()
+        with ours, its:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", __name__],
+                stdin=its.fileno(),
+                stdout=2,  # what a library prints is for the log
+                start_new_session=True,  # Ctrl-C is for the gateway, which has its last records written then
+            )
+            self.stream = ours.makefile("rwb")
+        self.pid = self._process.pid
+
+    def end(self) -> None:
+        """What it was asked before is done then."""
+        with contextlib.suppress(OSError):
+            self.stream.close()
+        try:
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def _write(stream: BufferedRWPair, value: Call | Answer) -> None:
+    data = msgspec.msgpack.encode(value)
+    stream.write(_LENGTH.pack(len(data)))
+    stream.write(data)
+    stream.flush()
+
+
+def _read(stream: BufferedRWPair) -> bytes:
+    """Raises EOFError where the other end is gone."""
+    length = stream.read(_LENGTH.size)
+    if len(length) < _LENGTH.size:
+        raise EOFError
+    (octets,) = _LENGTH.unpack(length)
+    data = stream.read(octets)
+    if len(data) < octets:
+        raise EOFError
+    return data
+
+
+class _Served:
+    """The other end: a store that is opened at need, and anew after an error."""
+
+    def __init__(self) -> None:
+        self._store: RecordStore | None = None
+        self._address = ""
+        self._decoder = msgspec.json.Decoder(RequestRecord)
+
+    def answer(self, call: Call) -> Answer:
+        try:
+            return Answer(self._carry_out(self._opened(call.address), call.asks))
+        except FabrictoolError as error:
+            self.close()
+            return Answer(problem=error.problems[0], away=isinstance(error, StoreAwayError))
+
+    def close(self) -> None:
+        store, self._store = self._store, None
+        if store is not None:
+            store.close()
+
+    def _opened(self, address: str) -> RecordStore:
+        if self._store is None or address != self._address:
+            from fabrictool.gateway.store import RecordStore  # noqa: PLC0415 - here, and not in the gateway
+
+            self.close()
+            self._store, self._address = RecordStore(address), address
+        return self._store
+
+    def _carry_out(self, store: RecordStore, asks: Put | Take | Give) -> int:
+        match asks:
+            case Put(fabric, gateway, lines):
+                rows = [row for line in lines if (row := self._row(line, fabric, gateway))]
+                if rows:
+                    store.put(rows)
+                return len(lines) - len(rows)
+            case Take(account, period, wanted, limit):
+                return store.take(account, period, wanted=wanted, limit=limit)
+            case Give(account, period, tokens):
+                store.give(account, period, tokens)
+                return 0
+
+    def _row(self, line: bytes, fabric: str, gateway: str) -> dict[str, Any]:
+        """The columns of the store's table; empty for a line that is no record."""
+        try:
+            record = self._decoder.decode(line)
+        except msgspec.DecodeError:
+            return {}
+        names = {"fabric": fabric, "gateway": gateway, "hour": int(record.at // 3600)}
+        return names | msgspec.structs.asdict(record)
+
+
+def serve() -> None:
+    """Until standard input ends; signals are the gateway's to obey."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    os.nice(NICENESS)
+    served = _Served()
+    with socket.socket(fileno=0) as calls, calls.makefile("rwb") as stream, contextlib.suppress(EOFError, OSError):
+        while True:
+            _write(stream, served.answer(msgspec.msgpack.decode(_read(stream), type=Call)))
+    served.close()
+
+
+if __name__ == "__main__":
+    serve()
