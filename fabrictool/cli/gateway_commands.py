@@ -29,6 +29,9 @@ def run(
         Path | None, typer.Option(help="PEM file with a certificate and its chain: speak TLS.")
     ] = None,
     tls_key: Annotated[Path | None, typer.Option(help="PEM file with its private key.")] = None,
+    records: Annotated[
+        Path | None, typer.Option(help="Folder for request records and budgets; without it nothing is kept.")
+    ] = None,
 ) -> None:
     """Route to a static list of OpenAI-compatible servers, without a mesh."""
     if (tls_certificate is None) != (tls_key is None):
@@ -61,6 +64,7 @@ def run(
             policy_name=policy,
             retries=retries,
             tls=tls,
+            records=records,
             ready=lambda address: say(f"serving {scheme}://{address}/v1 from {len(nodes.nodes)} nodes; Ctrl-C ends"),
         )
     )

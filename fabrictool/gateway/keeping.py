@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
+    from fabrictool.gateway.accounts import KeyAccounts
     from fabrictool.gateway.store import RecordStore
 
 RECORDS_FILE = "records.db"
@@ -55,3 +56,16 @@ async def spooling(
         with contextlib.suppress(asyncio.CancelledError):
             await task
         await asyncio.to_thread(spool.close)
+
+
+@contextlib.asynccontextmanager
+async def budgeting(accounts: KeyAccounts, open_store: Callable[[], RecordStore]) -> AsyncIterator[None]:
+    """Purses are filled at once and until the context ends; then what is left is given back."""
+    await accounts.turn(open_store)
+    task = asyncio.create_task(accounts.run(open_store))
+    try:
+        yield
+    finally:
+        accounts.end()
+        await task
+        await accounts.close(open_store)

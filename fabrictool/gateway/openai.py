@@ -37,6 +37,8 @@ class Peek(msgspec.Struct, frozen=True):
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     max_output_tokens: int | None = None
+    n: int | None = None
+    best_of: int | None = None
 
     @property
     def beginning(self) -> bytes:
@@ -91,7 +93,13 @@ def peek(body: bytes, path: str) -> Peek | GatewayResponse:
         return error_response(400, "FT8101", "the body is nested too deeply", path=path)
 
 
-_TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
 _CODES = {
     "FT8101": "invalid_json",
     "FT8102": "invalid_api_key",
@@ -105,6 +113,10 @@ _CODES = {
     "FT8110": "invalid_http",
     "FT8113": "stopping",
     "FT8114": "requirement_not_met",
+    "FT8124": "model_not_allowed",
+    "FT8125": "rate_limit_exceeded",
+    "FT8126": "insufficient_quota",
+    "FT8127": "max_tokens_needed",
 }
 
 

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from fabrictool.base.errors import InvalidInputError
 from fabrictool.gateway.clienttls import ClientTls
 from fabrictool.gateway.directory import StaticRegistry, static_targets
 from fabrictool.gateway.exchange import RoutingRules
 from fabrictool.gateway.gateway import GatewayServer, node_body
-from fabrictool.gateway.keeping import opener, records_folder, spooling
+from fabrictool.gateway.keeping import budgeting, opener, records_folder, spooling
 from fabrictool.gateway.reloading import Reloading, keyring_of
 from fabrictool.gateway.settling import Settling
 from fabrictool.mesh.attestation import SignedBuilds, read_signer
@@ -35,6 +36,7 @@ from fabrictool.status.signs import SignsOfLife
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
 
     from fabrictool.base.clock import Clock
     from fabrictool.base.runfolder import RunFolder
@@ -85,7 +87,7 @@ async def run_on_mesh(spec: GatewaySpec, folder: RunFolder, clock: Clock) -> str
         settling = Settling(mesh, clock, others=bool(spec.hubs))
 
         def take_over(new: GatewaySpec, keyring: Keyring | None) -> None:
-            gateway.reload(_rules_of(new), keyring)
+            gateway.reload(_rules_of(new), keyring, new.limits)
             _learn(keyring, stack)
             gateway.plan_for(new.planned)
             _tell_mesh(mesh, new)
@@ -119,6 +121,8 @@ async def _listen(gateway: GatewayServer, spec: GatewaySpec, folder: RunFolder, 
         opened = opener(here, spec.recording.database)
         spool = await stack.enter_async_context(spooling(here, opened, spec.fabric, spec.name))
         gateway.record_with(spool.append, opt_out=spec.recording.opt_out)
+        gateway.accounts.limit_models(spec.limits)
+        await stack.enter_async_context(budgeting(gateway.accounts, opened))
         tls = None if isinstance(spec.tls, msgspec.UnsetType) else ClientTls(*spec.tls)
         await gateway.listen(spec.listen.host, spec.listen.port, tls)
 
@@ -140,9 +144,14 @@ async def run_on_list(
     policy_name: str,
     retries: int,
     tls: ClientTls | None,
+    records: Path | None,
     ready: Callable[[str], None],
 ) -> str:
-    """Serve a static list until TERM or Ctrl-C; `ready` is told the address once it accepts clients."""
+    """Serve a static list until TERM or Ctrl-C; `ready` is told the address once it accepts clients.
+
+    `records`: the folder of the request records and of budgets; None: nothing is kept. Raises FT8002 for keys with
+    budgets and no folder.
+    """
     gateway = GatewayServer(
         clock,
         fabric="static",
@@ -151,15 +160,21 @@ async def run_on_list(
         targets=static_targets(registry),
     )
     stop = _stop_event()
-    await gateway.listen(host, port, tls)
-    pages = await serve_status(gateway.status, metrics=gateway.exposition)
-    try:
+    if records is None and keyring is not None and keyring.budgeted:
+        message = "the key file has budgets, and there is no folder in which to keep what was spent"
+        raise InvalidInputError.of("FT8002", message, hint="give --records FOLDER")
+    async with AsyncExitStack() as stack:
+        if records is not None:
+            spool = await stack.enter_async_context(spooling(records, opener(records, ""), "static", "static"))
+            gateway.record_with(spool.append, opt_out=False)
+            await stack.enter_async_context(budgeting(gateway.accounts, opener(records, "")))
+        await gateway.listen(host, port, tls)
+        pages = await serve_status(gateway.status, metrics=gateway.exposition)
+        stack.push_async_callback(pages.cleanup)
         _log.info("status and metrics on http://127.0.0.1:%d", pages.addresses[0][1])
         ready(gateway.listen_address)
         reason = await stop()
         await gateway.drain(DRAIN_S)
-    finally:
-        await pages.cleanup()
     return reason
 
 
