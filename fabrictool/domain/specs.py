@@ -7,6 +7,8 @@ from typing import Literal
 
 import msgspec
 
+from fabrictool.domain.terms import KeyLimits, Terms
+
 Phase = Literal["unified", "prefill", "decode"]
 """What a replica does of serving: all of it, or reading prompts, or making answers."""
 
@@ -213,6 +215,10 @@ class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_
     """It sends nothing to nodes that break these; not written where there are none."""
     records: RecordsSpec | msgspec.UnsetType = msgspec.UNSET
     """Not written where they go to SQLite and nobody may opt out."""
+    terms: dict[str, Terms] | msgspec.UnsetType = msgspec.UNSET
+    """Tenant → what its key may do; not written where nothing limits anybody."""
+    model_limits: dict[str, KeyLimits] | msgspec.UnsetType = msgspec.UNSET
+    """Of all clients together; not written where there are none."""
 
     @property
     def listeners(self) -> dict[str, HostPort]:
@@ -224,6 +230,11 @@ class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_
     def ingress(self) -> bool:
         """Whether it has clients; otherwise it is a hub."""
         return not isinstance(self.listen, msgspec.UnsetType)
+
+    @property
+    def limits(self) -> dict[str, KeyLimits]:
+        """Model → limits of all of its clients together."""
+        return {} if isinstance(self.model_limits, msgspec.UnsetType) else self.model_limits
 
     @property
     def recording(self) -> RecordsSpec:
@@ -299,7 +310,7 @@ def as_assigned(spec: AgentSpec) -> AgentSpec:
 IN_PLACE = (
     "policy", "retries", "groups", "tenants", "keys", "model_providers", "weights", "revocations", "replicas",
     "after_reboot", "bootstrap", "builds", "affinity", "slos", "admission",
-    "priorities",
+    "priorities", "terms", "model_limits",
 )  # fmt: skip
 """Fields of a `GatewaySpec` that a gateway takes over while it serves; for any other a new one must start."""
 AGENT_IN_PLACE = ("trust", "hubs")

@@ -19,6 +19,7 @@ from fabrictool import __version__
 from fabrictool.base.clock import duration_text
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.base.listening import Listening
+from fabrictool.gateway.accounts import KeyAccounts
 from fabrictool.gateway.admission import Admission, longest_wait, priority_of
 from fabrictool.gateway.clienttls import LOOK_S
 from fabrictool.gateway.continuing import wants_continuation
@@ -56,6 +57,8 @@ if TYPE_CHECKING:
 
     from fabrictool.base.clock import Clock
     from fabrictool.domain.specs import GatewaySpec, HostPort
+    from fabrictool.domain.terms import KeyLimits
+    from fabrictool.gateway.accounts import Ticket
     from fabrictool.gateway.clienttls import ClientTls
     from fabrictool.gateway.keys import Consumer, Keyring
     from fabrictool.gateway.upstream import Headers
@@ -101,6 +104,8 @@ class GatewayServer:
         self._fabric = fabric
         self._rules = rules
         self._keyring = keyring
+        self.accounts = KeyAccounts(clock, fabric)
+        self.accounts.change_terms({} if keyring is None else keyring.accounts)
         self.directory = Directory(rules.weights)
         self.directory.replace(targets)
         self._metrics = GatewayMetrics()
@@ -149,9 +154,11 @@ class GatewayServer:
         """Model → numbers of the replicas that it should have: what is missed, and what is worth waiting for."""
         self.directory.planned = replicas
 
-    def reload(self, rules: RoutingRules, keyring: Keyring | None) -> None:
-        """Go on by other rules and keys; requests that are open end by those that they began with."""
+    def reload(self, rules: RoutingRules, keyring: Keyring | None, limits: Mapping[str, KeyLimits]) -> None:
+        """Go on by other rules, keys and limits of models; requests that are open end by those that they began with."""
         self._rules, self._keyring = rules, keyring
+        self.accounts.change_terms({} if keyring is None else keyring.accounts)
+        self.accounts.limit_models(limits)
         self.directory.weigh(rules.weights)
         self._follow_all()
 
@@ -246,8 +253,10 @@ class GatewayServer:
         if self._keyring is not None:
             authorization = request.header("authorization") or _bearer(request.header("x-api-key"))
             request.consumer = self._keyring.consumer(authorization)
-            if request.consumer is None:
+            expired = request.consumer is not None and request.consumer.expired(self._clock)
+            if request.consumer is None or expired:
                 text = "the API key is not valid" if authorization else "an API key is needed"
+                text = "the API key has expired" if expired else text
                 header = (("www-authenticate", 'Bearer realm="fabrictool"'),)
                 text = f"{text}: send Authorization: Bearer KEY"
                 return error_response(401, "FT8102", text, headers=header, path=path)
@@ -342,7 +351,8 @@ class GatewayServer:
             if tenant:
                 status = as_tenant(status, lambda provider, model: trust.permits(provider, model, group, None))
             return GatewayResponse(200, encode(status))
-        models = [m for m in (self._model(name, group) for name in self.directory.models()) if m is not None]
+        names = [name for name in self.directory.models() if consumer is None or consumer.may_use(name)]
+        models = [m for m in (self._model(name, group) for name in names) if m is not None]
         if path == "/v1/models":
             return json_response({"object": "list", "data": models})
         if path.startswith("/v1/models/"):
@@ -380,9 +390,11 @@ class GatewayServer:
             if isinstance(wrong, str):
                 peeked = error_response(400, "FT8132", wrong, path=path)
         if isinstance(peeked, GatewayResponse):
-            tenant = consumer.tenant if consumer is not None else ""
-            self._record(RequestRecord(record_id, began, path, peeked.status, "refused", 0.0, tenant), open_=False)
-            return peeked
+            return self._refused(record_id, began, path, consumer, "", peeked)
+        ticket = self.accounts.admit(consumer, peeked, path, body, self._context)
+        if isinstance(ticket, GatewayResponse):
+            known = peeked.model if peeked.model in self._known else ""
+            return self._refused(record_id, began, path, consumer, known, ticket)
         added_usage = bool(peeked.stream) and peeked.stream_options is None and path in CHAT_PATHS
         asked = ModelRequest(
             model=peeked.model,
@@ -408,9 +420,24 @@ class GatewayServer:
             max_wait_s=None if isinstance(max_wait_s, str) else max_wait_s,
         )
         kept = not self._opt_out or request.header(RECORD_HEADER).strip().lower() != "no"
-        ended = self._record if kept else self._forget
+        ended: Callable[[RequestRecord], None] = self._record if kept else self._forget
+        if ticket is not None:
+            ended = _settling(ticket, ended)
         admission = self._admission if self._rules.admission else None
         return Exchange(connection, asked, self._rules, self.directory, self._metrics, ended, admission)
+
+    # Wide: what a record of it says.
+    def _refused(
+        self, record_id: str, at: float, path: str, consumer: Consumer | None, model: str, answer: GatewayResponse
+    ) -> GatewayResponse:
+        """With a record that no exchange writes."""
+        tenant, key = (consumer.tenant, consumer.key) if consumer is not None else ("", "")
+        self._record(RequestRecord(record_id, at, path, answer.status, "refused", 0.0, tenant, key, model), open_=False)
+        return answer
+
+    def _context(self, model: str) -> int | None:
+        """Of its replicas the largest, 0 if nobody says; None: there are none."""
+        return max((target.context for target in self.directory.of_model(model)), default=None)
 
     def _conversation(self, peeked: Peek, consumer: Consumer | None) -> int | None:
         """Which replica may have its beginning in the cache; None: it has none to go by, or that is not wanted."""
@@ -544,6 +571,14 @@ class GatewayServer:
     def note(self, kind: str, subject: str, text: str) -> None:
         self._events.append(Event(at=self._clock.wall(), kind=kind, subject=subject, text=text))
         _log.info("%s %s %s", kind, subject, text)
+
+
+def _settling(ticket: Ticket, ended: Callable[[RequestRecord], None]) -> Callable[[RequestRecord], None]:
+    def settle(record: RequestRecord) -> None:
+        ticket.settle(record)
+        ended(record)
+
+    return settle
 
 
 def _testimony(witness: WitnessBody, evicted: bool) -> tuple[str, str, str]:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
+    from fabrictool.gateway.accounts import KeyAccounts
+
 RECORDS_FILE = "records.db"
 UNITS = "units"
 """Where a site has its run folders, by fabric."""
@@ -60,6 +62,19 @@ async def spooling(folder: Path, store: StoreProcess, fabric: str, gateway: str)
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.to_thread(spool.close)
+
+
+@contextlib.asynccontextmanager
+async def budgeting(accounts: KeyAccounts, store: StoreProcess) -> AsyncIterator[None]:
+    """Purses are filled at once and until the context ends; then what is left is given back."""
+    await accounts.turn(store)
+    task = asyncio.create_task(accounts.run(store))
+    try:
+        yield
+    finally:
+        accounts.end()
+        await task
+        await accounts.close(store)
 
 
 async def _rest(store: StoreProcess) -> None:

@@ -10,6 +10,7 @@ import hashlib
 import hmac
 import secrets
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -17,17 +18,20 @@ import msgspec
 from fabrictool.base.canonical import canonical_json
 from fabrictool.base.errors import InvalidInputError
 from fabrictool.base.files import file_error
+from fabrictool.domain.terms import Terms
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
+    from fabrictool.base.clock import Clock
 
 SCRYPT_COST = 2**14
 """Memory and time of the digest (scrypt's N, RFC 7914): it stands in plans, which others read, and keys that people
 made up can be guessed."""
 PSEUDONYMS_KEPT = 4096
 KEY_DIGITS = 12
+NO_TERMS: Mapping[str, Terms] = MappingProxyType({})
 
 
 class KeyRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -37,6 +41,8 @@ class KeyRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sha256: str
     group: str | None = None
     """Consumer group, for the allowlist; None may use every provider."""
+    terms: Terms | msgspec.UnsetType = msgspec.UNSET
+    """Of this key; unset: those of its tenant, if it has any."""
 
 
 class KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -53,6 +59,17 @@ class Consumer:
     group: str | None
     key: str = ""
     """The beginning of the key's hash, by which records name it."""
+    account: str = ""
+    """Whose limits and budget count: the tenant, or the key where it has terms of its own."""
+    terms: Terms | None = None
+    """None: nothing limits it."""
+
+    def expired(self, clock: Clock) -> bool:
+        ends = self.terms.expires_at if self.terms is not None else None
+        return ends is not None and clock.wall() >= ends
+
+    def may_use(self, model: str) -> bool:
+        return self.terms is None or self.terms.models is None or model in self.terms.models
 
 
 def new_key() -> str:
@@ -79,10 +96,10 @@ def encode_keys(rows: Iterable[KeyRow]) -> bytes:
 class Keyring:
     """The keys that a gateway accepts."""
 
-    def __init__(self, rows: Iterable[KeyRow], fabric: str = "") -> None:
-        """`fabric`: whose tenants they are, so that a tenant's pseudonyms of two fabrics differ."""
+    def __init__(self, rows: Iterable[KeyRow], fabric: str = "", terms: Mapping[str, Terms] = NO_TERMS) -> None:
+        """`fabric`: whose tenants they are, so that a tenant's pseudonyms of two fabrics differ; `terms`: by tenant."""
         rows = sorted(rows, key=lambda row: row.sha256, reverse=True)
-        self._consumers = {row.sha256: Consumer(row.tenant, row.group, row.sha256[:KEY_DIGITS]) for row in rows}
+        self._consumers = {row.sha256: _consumer(row, terms) for row in rows}
         self._presented: dict[str, Consumer] = {}
         """Header → whose it is, of those that were known: no more than there are keys, as clients write them."""
         self._fabric = fabric
@@ -105,6 +122,16 @@ class Keyring:
         return consumer
 
     @property
+    def accounts(self) -> dict[str, Consumer]:
+        """Those that have terms."""
+        return {there.account: there for there in self._consumers.values() if there.terms is not None}
+
+    @property
+    def budgeted(self) -> bool:
+        """Whether anybody has a budget."""
+        return any(there.terms is not None and there.terms.budget is not None for there in self._consumers.values())
+
+    @property
     def tenants(self) -> tuple[str, ...]:
         """By name, whoever has a key."""
         return tuple(sorted(self._first_key))
@@ -113,6 +140,13 @@ class Keyring:
         """What the replicas' providers may know of a tenant; the same at all gateways of the fabric."""
         key = self._first_key.get(tenant)
         return pseudonym_of(self._fabric, tenant, key) if key is not None else ""
+
+
+def _consumer(row: KeyRow, terms: Mapping[str, Terms]) -> Consumer:
+    digits = row.sha256[:KEY_DIGITS]
+    if isinstance(row.terms, msgspec.UnsetType):
+        return Consumer(row.tenant, row.group, digits, row.tenant, terms.get(row.tenant))
+    return Consumer(row.tenant, row.group, digits, f"{row.tenant}/{digits}", row.terms)
 
 
 @functools.lru_cache(maxsize=PSEUDONYMS_KEPT)

@@ -37,6 +37,8 @@ class Peek(msgspec.Struct, frozen=True):
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     max_output_tokens: int | None = None
+    n: int | None = None
+    best_of: int | None = None
 
     @property
     def beginning(self) -> bytes:
@@ -113,6 +115,10 @@ _CODES = {
     "FT8114": "requirement_not_met",
     "FT8131": "busy",
     "FT8132": "invalid_header",
+    "FT8124": "model_not_allowed",
+    "FT8125": "rate_limit_exceeded",
+    "FT8126": "insufficient_quota",
+    "FT8127": "max_tokens_needed",
 }
 
 

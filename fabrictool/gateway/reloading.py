@@ -6,6 +6,8 @@ import functools
 import random
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from fabrictool.agent.specwatch import SpecWatch
 from fabrictool.base.errors import InvalidInputError
 from fabrictool.domain.specs import GatewaySpec
@@ -42,7 +44,7 @@ def keyring_of(spec: GatewaySpec, folder: RunFolder) -> Keyring | None:
     if spec.tenants and spec.keys and keys_digest(spec.fabric, rows) != spec.keys:
         message = "the key file does not hold the keys that the spec names"
         raise InvalidInputError.of("FT8005", message, file=str(path), hint="`fabrictool apply` places it again")
-    return Keyring(rows, spec.fabric)
+    return Keyring(rows, spec.fabric, {} if isinstance(spec.terms, msgspec.UnsetType) else spec.terms)
 
 
 class Reloading(SpecWatch[GatewaySpec]):

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from fabrictool.base.errors import InvalidInputError
 from fabrictool.base.files import write_atomic
 from fabrictool.gateway.clienttls import ClientTls
 from fabrictool.gateway.directory import StaticRegistry, static_targets
 from fabrictool.gateway.exchange import RoutingRules
 from fabrictool.gateway.gateway import GatewayServer, node_body
 from fabrictool.gateway.handover import Handover, take_over
-from fabrictool.gateway.keeping import records_folder, spooling, storing
+from fabrictool.gateway.keeping import budgeting, records_folder, spooling, storing
 from fabrictool.gateway.reloading import Reloading, keyring_of
 from fabrictool.gateway.settling import Settling
 from fabrictool.mesh.attestation import SignedBuilds, read_signer
@@ -92,7 +93,7 @@ async def run_on_mesh(spec: GatewaySpec, folder: RunFolder, clock: Clock) -> str
         settling = Settling(mesh, clock, others=bool(spec.hubs))
 
         def reload(new: GatewaySpec, keyring: Keyring | None) -> None:
-            gateway.reload(_rules_of(new, reloading.former, gateway.routing_policy), keyring)
+            gateway.reload(_rules_of(new, reloading.former, gateway.routing_policy), keyring, new.limits)
             _learn(keyring, stack)
             gateway.plan_for(new.planned)
             _tell_mesh(mesh, new)
@@ -163,6 +164,8 @@ async def _listen(
         store = await stack.enter_async_context(storing(here, spec.recording.database))
         spool = await stack.enter_async_context(spooling(here, store, spec.fabric, spec.name))
         gateway.record_with(spool.append, opt_out=spec.recording.opt_out)
+        gateway.accounts.limit_models(spec.limits)
+        await stack.enter_async_context(budgeting(gateway.accounts, store))
         tls = None if isinstance(spec.tls, msgspec.UnsetType) else ClientTls(*spec.tls)
         await gateway.listen(spec.listen.host, spec.listen.port, tls, sockets)
 
@@ -195,7 +198,11 @@ async def run_on_list(
     records: Path | None,
     ready: Callable[[str], None],
 ) -> str:
-    """Serve a static list until TERM or Ctrl-C; `ready` is told the address once it accepts clients."""
+    """Serve a static list until TERM or Ctrl-C; `ready` is told the address once it accepts clients.
+
+    `records`: the folder of the request records and of budgets; None: nothing is kept. Raises FT8002 for keys with
+    budgets and no folder.
+    """
     gateway = GatewayServer(
         clock,
         fabric="static",
@@ -207,11 +214,15 @@ async def run_on_list(
         targets=static_targets(registry),
     )
     stop = _stop_event()
+    if records is None and keyring is not None and keyring.budgeted:
+        message = "the key file has budgets, and there is no folder in which to keep what was spent"
+        raise InvalidInputError.of("FT8002", message, hint="give --records FOLDER")
     async with AsyncExitStack() as stack:
         if records is not None:
             store = await stack.enter_async_context(storing(records, ""))
             spool = await stack.enter_async_context(spooling(records, store, "static", "static"))
             gateway.record_with(spool.append, opt_out=False)
+            await stack.enter_async_context(budgeting(gateway.accounts, store))
         await gateway.listen(host, port, tls)
         pages = await serve_status(gateway.status, metrics=gateway.exposition)
         stack.push_async_callback(pages.cleanup)

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from fabrictool.domain.address import Address
-from fabrictool.domain.blueprint import ROUTING_POLICIES, Records
+from fabrictool.domain.blueprint import ROUTING_POLICIES, Records, RequestLimits
 from fabrictool.domain.specs import AgentSpec, BuildRules, GatewaySpec, HostPort, RecordsSpec, updatable
+from fabrictool.domain.terms import BudgetTerms, KeyLimits, Terms
 from fabrictool.planner.succession import Succession
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
 
-    from fabrictool.domain.blueprint import Blueprint, Gateway
+    from fabrictool.domain.blueprint import Blueprint, Gateway, Tenant
     from fabrictool.domain.evidence import Evidence
     from fabrictool.domain.inventory import Inventory
 
@@ -125,6 +126,14 @@ def _spec(
         records=RecordsSpec(str(gateway.records.database or ""), gateway.records.opt_out)
         if gateway.records != Records()
         else msgspec.UNSET,
+        terms={name: its for name, tenant in sorted(blueprint.tenants.items()) if (its := _terms(tenant)) != Terms()}
+        or msgspec.UNSET,
+        model_limits={
+            name: _limits(model.limits)
+            for name, model in sorted(blueprint.models.items())
+            if model.limits != RequestLimits()
+        }
+        or msgspec.UNSET,
         trace=msgspec.UNSET if gateway.trace is None else int(gateway.trace),
     )
 
@@ -132,6 +141,20 @@ def _spec(
 def _slos(blueprint: Blueprint) -> dict[str, tuple[float | None, float | None]]:
     """What a policy that looks at latencies has to know; nothing for the others, which a new SLO does not concern."""
     return {} if blueprint.routing.policy in UNAWARE else blueprint.latency_targets
+
+
+def _terms(tenant: Tenant) -> Terms:
+    """As gateways read them."""
+    return Terms(
+        models=tenant.models,
+        expires_at=None if tenant.expires is None else float(tenant.expires),
+        limits=_limits(tenant.limits),
+        budget=None if tenant.budget is None else BudgetTerms(tenant.budget.tokens, tenant.budget.per),
+    )
+
+
+def _limits(limits: RequestLimits) -> KeyLimits:
+    return KeyLimits(limits.requests_per_minute or 0, limits.tokens_per_minute or 0, limits.concurrency or 0)
 
 
 def _hub(spec: GatewaySpec) -> GatewaySpec:

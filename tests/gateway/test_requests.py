@@ -411,7 +411,7 @@ async def test_a_request_may_ask_for_what_its_replica_is(bed):
 async def test_a_conversation_stays_with_its_replica_and_others_do_not(bed, affinity):
     """Each begins with one system prompt, as coding agents do, and has a first message of its own."""
     rules = bed.gateway._rules
-    bed.gateway.reload(dataclasses.replace(rules, affinity=affinity), bed.gateway._keyring)
+    bed.gateway.reload(dataclasses.replace(rules, affinity=affinity), bed.gateway._keyring, {})
     homes = []
     async with sdk(bed) as client:
         for number in range(12):

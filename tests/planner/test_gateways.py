@@ -8,8 +8,9 @@ from fabrictool.domain.address import Address
 from fabrictool.domain.evidence import Evidence
 from fabrictool.domain.observed import ClusterFacts, ObservedUnit
 from fabrictool.domain.plan import Placement, ReplicaPlacement, spec_digest
-from fabrictool.domain.specs import AgentTrust, HostPort
+from fabrictool.domain.specs import AgentTrust, HostPort, RecordsSpec
 from fabrictool.domain.state import Applied, State, operation_id
+from fabrictool.domain.terms import BudgetTerms, KeyLimits, Terms
 from fabrictool.planner.diff import actions
 from fabrictool.planner.gateways import stranded
 from fabrictool.planner.succession import Succession, successors
@@ -145,6 +146,24 @@ def test_what_nobody_else_is_there_for_is_not_written(world):
     world.apply(ONE)
     written = msgspec.to_builtins(world.spec("gateway/one"))
     assert not {"hubs", "dialled_by", "advertise"} & set(written)
+
+
+def test_what_a_tenant_may_is_taken_over_in_place_and_where_records_go_is_not(world):
+    world.in_force, world.more = "current", TRUST
+    world.apply(ONE)
+    written = msgspec.to_builtins(world.spec("gateway/one"))
+    assert not {"terms", "model_limits", "records"} & set(written)
+    terms = 'models: [m], expires: "2026-12-01T00:00Z", limits: {concurrency: 3}, budget: {tokens: 9, per: day}}'
+    world.more = TRUST.replace("KEY}", f"KEY, {terms}")
+    world.rules = "limits: {tokens_per_minute: 7}"
+    assert world.apply(ONE) == [("update", "gateway/one")]
+    spec = world.spec("gateway/one")
+    budget = BudgetTerms(9, "day")
+    assert spec.terms == {"t": Terms(("m",), 1_796_083_200.0, KeyLimits(concurrency=3), budget)}
+    assert spec.limits == {"m": KeyLimits(tokens_per_minute=7)}
+    kept = ONE.replace("}", ", records: {database: secret://file/url, opt_out: true}}")
+    assert world.apply(kept) == [("replace", "gateway/one")]
+    assert world.spec("gateway/one").recording == RecordsSpec("secret://file/url", opt_out=True)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,302 @@
+"""What keys may do at this gateway: their models, their limits, and their budgets, of which it holds purses.
+
+A request is admitted without waiting: what it may cost is set aside out of a purse that is in memory, and purses are
+filled from the ledger beside it. A key without terms, and a model without limits, cost a request nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from fabrictool.base.errors import FabrictoolError
+from fabrictool.gateway.openai import error_response
+from fabrictool.routing.allowances import Allowance, Purse
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from fabrictool.base.clock import Clock
+    from fabrictool.domain.terms import BudgetTerms, KeyLimits
+    from fabrictool.gateway.keys import Consumer
+    from fabrictool.gateway.openai import GatewayResponse, Peek
+    from fabrictool.gateway.records import RequestRecord
+
+BLOCKS = 50
+"""A purse holds this part of a budget, or what its largest request needs."""
+TURN_S = 5.0
+IDLE_S = 60.0
+"""A purse that nobody has used for so long is given back: another gateway's clients may want it."""
+TEMPLATE_TOKENS = 1024
+"""Of what an engine puts around a prompt by itself, such as a default system message and the frame of tools."""
+OCTETS_A_TOKEN = 3
+"""Of a prompt whose engine did not say how many tokens it had; most text has four and more."""
+_ANSWERED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"})
+"""What is asked there is answered at length."""
+_MEDIA = re.compile(rb'"(?:image|image_url|input_image|input_audio|audio_url|video_url|input_file|file)"')
+"""Their tokens are not bounded by the octets that name them."""
+
+_log = logging.getLogger("fabrictool.gateway")
+
+
+class Ledger(Protocol):
+    """Of all gateways' budgets; its methods block and raise FabrictoolError."""
+
+    def take(self, account: str, period: str, *, wanted: int, limit: int) -> int:
+        """Up to `wanted`, of what is left; see `RecordStore.take`."""
+
+    def give(self, account: str, period: str, tokens: int) -> None: ...
+
+
+@dataclass(slots=True)
+class Ticket:
+    """Of an admitted request, to be settled with its record, once."""
+
+    allowances: tuple[Allowance, ...]
+    purse: Purse | None
+    most: int
+    """Tokens that were set aside."""
+    octets: int
+
+    def settle(self, record: RequestRecord) -> None:
+        used = self._used(record)
+        for allowance in self.allowances:
+            allowance.end(used)
+        if self.purse is not None:
+            self.purse.settle(self.most, used)
+
+    def _used(self, record: RequestRecord) -> int:
+        """What the engine says; where it could not say it, no more than was set aside."""
+        if record.counted:
+            return record.prompt_tokens + record.completion_tokens
+        if record.end == "refused" or not record.provider or (record.end == "answered" and record.status >= 400):
+            return 0
+        estimated = self.octets // OCTETS_A_TOKEN + record.completion_tokens
+        return estimated if self.purse is None else min(estimated, self.most)
+
+
+class KeyAccounts:
+    """`admit` on the event loop, `run` beside it."""
+
+    def __init__(self, clock: Clock, fabric: str) -> None:
+        self._clock = clock
+        self._fabric = fabric
+        self._keys: dict[str, Allowance] = {}
+        """By account, once it has asked for something."""
+        self._models: dict[str, Allowance] = {}
+        self._model_limits: Mapping[str, KeyLimits] = {}
+        self._purses: dict[tuple[str, str], tuple[Purse, BudgetTerms]] = {}
+        """By account and period."""
+        self._empty: set[tuple[str, str]] = set()
+        """Purses of which the ledger has nothing more."""
+        self._woken = asyncio.Event()
+        self._ending = False
+
+    def limit_models(self, limits: Mapping[str, KeyLimits]) -> None:
+        """Whoever asks; from now on."""
+        now = self._clock.monotonic()
+        for model, allowance in list(self._models.items()):
+            if model in limits:
+                allowance.change(limits[model], now)
+            else:
+                del self._models[model]
+        for model in limits.keys() - self._models.keys():
+            self._models[model] = Allowance(limits[model], now)
+
+    def change_terms(self, consumers: Mapping[str, Consumer]) -> None:
+        """Account → one of its consumers; from now on. Their purses are filled before they ask, if `turn` is called."""
+        now = self._clock.monotonic()
+        for account, allowance in list(self._keys.items()):
+            terms = consumers[account].terms if account in consumers else None
+            if terms is None:
+                del self._keys[account]
+            else:
+                allowance.change(terms.limits, now)
+        for account, consumer in consumers.items():
+            if consumer.terms is not None and consumer.terms.budget is not None:
+                self._purse(self._place(account, consumer.terms.budget), consumer.terms.budget, now)
+        self._woken.set()
+
+    # Wide: who asks for what, and what is known of it.
+    def admit(
+        self, consumer: Consumer | None, peeked: Peek, path: str, body: bytes, context: Callable[[str], int | None]
+    ) -> Ticket | GatewayResponse | None:
+        """The ticket of a request, or why it may not go on; None: nothing limits it.
+
+        `context`: of the replicas of a model the largest, in tokens; 0: unknown; None: there is no such model.
+        """
+        terms = consumer.terms if consumer is not None else None
+        model = self._models.get(peeked.model) if self._models else None
+        if terms is None and model is None:
+            return None
+        allowances = () if model is None else (model,)
+        if consumer is not None and terms is not None:
+            if not consumer.may_use(peeked.model):
+                text = f"this key may not use the model {peeked.model!r}"
+                return error_response(403, "FT8124", text, param="model", path=path)
+            allowances = (self._allowance(consumer.account, terms.limits), *allowances)
+        now = self._clock.monotonic()
+        for allowance in allowances:
+            if refused := allowance.refusal(now):
+                whose = "model" if allowance is model else "key"
+                return _later(f"the {whose}'s limit of {refused[0]} is reached", refused[1], path)
+        ticket = Ticket(allowances, None, 0, len(body))
+        if consumer is not None and terms is not None and terms.budget is not None:
+            known = context(peeked.model)
+            most = 0 if known is None else most_tokens(peeked, path, body, known)
+            if most is None:
+                return error_response(400, "FT8127", "this key has a budget: say max_tokens", path=path)
+            if refusal := self._reserve(ticket, consumer.account, terms.budget, most, path):
+                return refusal
+        for allowance in allowances:
+            allowance.begin()
+        return ticket
+
+    def _allowance(self, account: str, limits: KeyLimits) -> Allowance:
+        allowance = self._keys.get(account)
+        if allowance is None:
+            allowance = self._keys[account] = Allowance(limits, self._clock.monotonic())
+        return allowance
+
+    def _reserve(
+        self, ticket: Ticket, account: str, budget: BudgetTerms, most: int, path: str
+    ) -> GatewayResponse | None:
+        now, place = self._clock.monotonic(), self._place(account, budget)
+        if most <= budget.tokens:
+            purse = self._purse(place, budget, now)
+            reserved = purse.reserve(most, now)
+            if place not in self._empty and purse.missing(_block(budget)):
+                self._woken.set()
+            if reserved:
+                ticket.purse, ticket.most = purse, most
+                return None
+            if place not in self._empty:
+                return _later("the key's budget is being fetched", 1.0, path)
+        text = f"this could take {most} tokens, more than is left of the key's budget of {budget.tokens} ({budget.per})"
+        return error_response(429, "FT8126", text, path=path)
+
+    def _place(self, account: str, budget: BudgetTerms) -> tuple[str, str]:
+        return f"{self._fabric}:{account}", period_of(budget, self._clock.wall())
+
+    def _purse(self, place: tuple[str, str], budget: BudgetTerms, now: float) -> Purse:
+        entry = self._purses.get(place)
+        if entry is None or entry[1] != budget:
+            purse = entry[0] if entry is not None else Purse(now)
+            self._purses[place] = purse, budget
+            self._empty.discard(place)
+            return purse
+        return entry[0]
+
+    # -- beside the requests ----------------------------------------------------------------------------------
+
+    async def run(self, ledger: Ledger) -> None:
+        """Until `end` is called; not to be cancelled, for what it has just taken would be lost to the budget."""
+        while not self._ending:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(TURN_S):
+                    await self._woken.wait()
+            self._woken.clear()
+            await self.turn(ledger)
+
+    def end(self) -> None:
+        self._ending = True
+        self._woken.set()
+
+    async def turn(self, ledger: Ledger) -> None:
+        """Give back what lies idle, take what is missing."""
+        now, wall = self._clock.monotonic(), self._clock.wall()
+        idle, wanted = [], []
+        for place, (purse, budget) in list(self._purses.items()):
+            over = place[1] != period_of(budget, wall)
+            if not purse.reserved and (over or now - purse.used_at > IDLE_S):
+                del self._purses[place]
+                self._empty.discard(place)
+                idle.append((place, purse.held))
+            elif not over and (missing := purse.missing(_block(budget))):
+                wanted.append((place, purse, missing, budget.tokens))
+        if not idle and not wanted:
+            return
+        taken = await asyncio.to_thread(_exchange, ledger, idle, [(place, n, limit) for place, _, n, limit in wanted])
+        for (place, purse, missing, _), granted in zip(wanted, taken, strict=False):
+            purse.held += granted
+            if granted < missing:
+                self._empty.add(place)  # other gateways may give something back: it is asked again
+            else:
+                self._empty.discard(place)
+            purse.wanted = 0
+
+    async def close(self, ledger: Ledger) -> None:
+        """Give back all purses."""
+        purses, self._purses = self._purses, {}
+        if purses:
+            await asyncio.to_thread(
+                _exchange, ledger, [(place, purse.held) for place, (purse, _) in purses.items()], []
+            )
+
+
+def _exchange(
+    ledger: Ledger,
+    idle: list[tuple[tuple[str, str], int]],
+    wanted: list[tuple[tuple[str, str], int, int]],
+) -> list[int]:
+    """What was granted, as far as the ledger answered. What is given back and not heard of is lost to the budget: were
+    it given twice, it could be spent twice.
+    """
+    taken: list[int] = []
+    try:
+        for (account, period), tokens in idle:
+            if tokens:
+                ledger.give(account, period, tokens)
+        for (account, period), tokens, limit in wanted:
+            taken.append(ledger.take(account, period, wanted=tokens, limit=limit))
+    except FabrictoolError as error:
+        _log.warning("budgets cannot be looked up: %s", error)
+    return taken
+
+
+def period_of(budget: BudgetTerms, wall: float) -> str:
+    """The day or month of UTC, or ``total``."""
+    if budget.per == "total":
+        return "total"
+    return datetime.fromtimestamp(wall, UTC).strftime("%Y-%m-%d" if budget.per == "day" else "%Y-%m")
+
+
+def _block(budget: BudgetTerms) -> int:
+    return max(1, budget.tokens // BLOCKS)
+
+
+def most_tokens(peeked: Peek, path: str, body: bytes, context: int) -> int | None:
+    """How many tokens a request can cost: a token of a text has an octet or more. None: nothing bounds it."""
+    media = _MEDIA.search(body) is not None or bool(peeked.previous_response_id)
+    answers = max(1, peeked.n or 1, peeked.best_of or 1) * _prompts(peeked)
+    answer = max(0, peeked.most_tokens) if peeked.most_tokens is not None else None
+    if path not in _ANSWERED_PATHS:
+        answer = 0
+    if media or answer is None:
+        return answers * context if context else None
+    most = len(body) + TEMPLATE_TOKENS * answers + answers * answer
+    return min(most, answers * context) if context and path in _ANSWERED_PATHS else most
+
+
+def _prompts(peeked: Peek) -> int:
+    """A completion may have many, each with an answer."""
+    if bytes(peeked.prompt)[:1] != b"[":
+        return 1
+    try:
+        prompts = msgspec.json.decode(peeked.prompt, type=list[msgspec.Raw])
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return 1
+    return max(1, len(prompts)) if prompts and bytes(prompts[0])[:1] in (b'"', b"[") else 1
+
+
+def _later(text: str, seconds: float, path: str) -> GatewayResponse:
+    headers = (("retry-after", str(max(1, math.ceil(seconds)))),)
+    return error_response(429, "FT8125", f"{text}; try again later", headers=headers, path=path)
