@@ -301,7 +301,12 @@ class Exchange:
                 kind = value.decode("latin-1")
             elif name in _PASSED_HEADERS:
                 passed.append((name.decode(), value.decode("latin-1")))
-        passed += [("x-fabric-provider", target.provider), ("x-fabric-replica", target.replica)]
+        took_ms = f"engine;dur={1000 * (now - self._attempt_began):.0f}"
+        passed += [
+            ("x-fabric-provider", target.provider),
+            ("x-fabric-replica", target.replica),
+            ("server-timing", took_ms),
+        ]
         self._answer_headers, self._content_type = tuple(passed), kind
         self._event_stream = kind.startswith("text/event-stream")
 

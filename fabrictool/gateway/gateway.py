@@ -139,7 +139,7 @@ class GatewayServer:
         self.mesh_address = ""
         self.spec_mark = ""
         """Of the spec that is in force."""
-        self._ids = f"req-{secrets.token_hex(8)}-"
+        self._ids = f"-{secrets.token_urlsafe(8)}"
         self._next_id = itertools.count()
 
     # -- lifecycle --------------------------------------------------------------------------------------------
@@ -273,7 +273,7 @@ class GatewayServer:
 
     def new_id(self) -> str:
         """Unique among all gateways."""
-        return f"{self._ids}{next(self._next_id):x}"
+        return f"{next(self._next_id):x}{self._ids}"
 
     def handle(self, request: ClientRequest, connection: ClientConnection) -> GatewayResponse | Exchange:
         """The answer to a request, or the exchange that will make it."""

@@ -5,6 +5,7 @@ That real engines behind it answer, tests/e2e shows with the reference engine an
 
 import base64
 import json
+import re
 
 import anthropic
 import openai
@@ -328,3 +329,4 @@ async def test_what_is_added_to_a_request_and_an_answer_is_little(bed, engine):
     lines = answer.partition(b"\r\n\r\n")[0].lower().split(b"\r\n")[1:]
     engines_own = (b"content-type", b"content-length", b"connection")
     assert sum(len(line) + 2 for line in lines if not line.startswith(engines_own)) <= 120
+    assert any(re.fullmatch(rb"server-timing: engine;dur=\d+", line) for line in lines)

@@ -57,7 +57,7 @@ async def test_wrong_key_unknown_model_and_request_id(bed):
             await client.chat.completions.create(model="nope", messages=HELLO)
         assert unknown.value.code == "model_not_found"
         assert unknown.value.param == "model"
-        assert unknown.value.request_id.startswith("req-")
+        assert "-" in unknown.value.request_id
         raw = await client.chat.completions.with_raw_response.create(
             model="m", messages=HELLO, extra_headers={"x-request-id": "mine-1"}
         )
