@@ -8,7 +8,7 @@ from fabrictool.base.errors import Problem
 from fabrictool.blueprint.complaints import meant
 from fabrictool.blueprint.tree import dotted
 from fabrictool.catalog import accelerators, links, startable
-from fabrictool.domain.inventory import UNVERIFIED
+from fabrictool.domain.inventory import TIERS, UNVERIFIED
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -55,6 +55,10 @@ class InventoryCheck(ReferenceCheck):
         inventory = self._inventory
         for name, site in inventory.sites.items():
             self.refer("FT1201", ("sites", name, "provider"), site.provider, inventory.providers, "provider")
+            for number, label in enumerate(site.labels):
+                if label in TIERS:
+                    hint = "write `tier` in the partition"
+                    self.say("FT1249", ("sites", name, "labels", number), f"`{label}` is a tier of partitions", hint)
         for name, cluster in inventory.clusters.items():
             self._cluster(("clusters", name), cluster)
         self._links()

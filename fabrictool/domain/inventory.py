@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field, model_validator
 
@@ -41,6 +41,7 @@ __all__ = [
 ]
 
 Tier = Literal["owned", "scavenger"]
+TIERS = frozenset(get_args(Tier))
 ClusterKind = Literal["local", "ssh", "slurm", "gridengine", "pbs", "flux", "lsf", "kubernetes", "joined"]
 UNVERIFIED = frozenset({"pbs", "flux", "lsf", "kubernetes"})
 """Kinds that were written after documentation alone, and never tried on a real one."""
@@ -60,6 +61,9 @@ class Site(Document):
     """One of `providers`."""
     title: Text | None = None
     """Its name for people."""
+    labels: tuple[Name, ...] = ()
+    """What requests may ask for by ``x-fabric-labels``, such as where data may be; the tier of a partition is one, too.
+    """
 
 
 class Jump(Document):

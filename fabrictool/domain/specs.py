@@ -219,6 +219,8 @@ class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_
     """Tenant → what its key may do; not written where nothing limits anybody."""
     model_limits: dict[str, KeyLimits] | msgspec.UnsetType = msgspec.UNSET
     """Of all clients together; not written where there are none."""
+    labels: dict[str, tuple[str, ...]] | msgspec.UnsetType = msgspec.UNSET
+    """`label_key` → what requests may ask for there. Unset: written by an earlier release."""
 
     @property
     def listeners(self) -> dict[str, HostPort]:
@@ -235,6 +237,10 @@ class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_
     def limits(self) -> dict[str, KeyLimits]:
         """Model → limits of all of its clients together."""
         return {} if isinstance(self.model_limits, msgspec.UnsetType) else self.model_limits
+
+    @property
+    def node_labels(self) -> dict[str, tuple[str, ...]]:
+        return {} if isinstance(self.labels, msgspec.UnsetType) else self.labels
 
     @property
     def recording(self) -> RecordsSpec:
@@ -282,6 +288,11 @@ def weight_key(model: str, cluster: str, partition: str, tp: int) -> str:
     return f"{model}@{cluster}/{partition}:{tp}"
 
 
+def label_key(provider: str, cluster: str, partition: str) -> str:
+    """Nodes that the inventory describes in one place. The provider is certified: a name alone anybody could bear."""
+    return f"{provider}/{cluster}/{partition}"
+
+
 UnitSpec = AgentSpec | GatewaySpec
 
 
@@ -310,7 +321,7 @@ def as_assigned(spec: AgentSpec) -> AgentSpec:
 IN_PLACE = (
     "policy", "retries", "groups", "tenants", "keys", "model_providers", "weights", "revocations", "replicas",
     "after_reboot", "bootstrap", "builds", "affinity", "slos", "admission",
-    "priorities", "terms", "model_limits",
+    "priorities", "terms", "model_limits", "labels",
 )  # fmt: skip
 """Fields of a `GatewaySpec` that a gateway takes over while it serves; for any other a new one must start."""
 AGENT_IN_PLACE = ("trust", "hubs")

@@ -15,7 +15,7 @@ import msgspec
 
 from fabrictool.base.errors import InvalidInputError, Place, Problem
 from fabrictool.base.files import file_error
-from fabrictool.domain.specs import weight_key
+from fabrictool.domain.specs import label_key, weight_key
 from fabrictool.gateway.upstream import Connector, TcpConnector, TunnelConnector
 from fabrictool.routing.admission import Priority
 from fabrictool.routing.candidates import TrustPolicy, entitled
@@ -66,6 +66,9 @@ class RoutingTarget:
     precision: str = ""
     engine: str = ""
     site: str = ""
+    labels: frozenset[str] = frozenset()
+    labelled_as: str = ""
+    """Its `label_key`; "" of one whose labels its list says."""
     in_flight: int = 0
     running: int = 0
     waiting: int = 0
@@ -120,6 +123,8 @@ class Directory:
     def __init__(self, weights: Mapping[str, float] = MappingProxyType({})) -> None:
         """`weights` by `weight_key`; what is not there has 1."""
         self.weights = weights
+        self.labels: Mapping[str, tuple[str, ...]] = {}
+        """By `label_key`; see `label`."""
         self._targets: dict[bytes, RoutingTarget] = {}
         self._by_model: dict[str, list[RoutingTarget]] = {}
         self._of_session: dict[bytes, set[bytes]] = {}
@@ -207,6 +212,14 @@ class Directory:
             if target.weighed_as:
                 target.weight = weights.get(target.weighed_as, 1.0)
 
+    def label(self, labels: Mapping[str, tuple[str, ...]]) -> None:
+        """What requests may ask for of nodes, from now on."""
+        self.labels = labels
+        self._entitled.clear()
+        for target in self._targets.values():
+            if target.labelled_as:
+                target.labels = frozenset(labels.get(target.labelled_as, ()))
+
     def follow(self, session: bytes, serving: Iterable[Serving], mesh: MeshNode, now: float) -> None:
         """Make a session's targets those that serve now; who is known already keeps its counters."""
         keys = {entry.service.session + entry.service.service: entry for entry in serving}
@@ -233,6 +246,7 @@ class Directory:
         told = mesh.registry.assignment(node.session) if service.assigned else None
         unit = service.unit or (told.unit if told is not None else None)  # agents of an earlier release do not say it
         partition = unit.partition if unit is not None else node.node
+        labelled_as = label_key(node.provider, node.cluster, partition)
         weighed_as = weight_key(service.model, node.cluster, partition, service.tp)
         return RoutingTarget(
             key,
@@ -247,6 +261,8 @@ class Directory:
             precision=service.precision,
             engine=service.engine,
             site=node.site,
+            labels=frozenset(self.labels.get(labelled_as, ())),
+            labelled_as=labelled_as,
             slots=service.max_num_seqs,
             declared_slots=service.max_num_seqs,
         )
@@ -281,6 +297,8 @@ class StaticNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weight: float = 1.0
     engine: str = ""
     site: str = ""
+    labels: list[str] = []
+    """What requests may ask for by ``x-fabric-labels``."""
     slots: int = 0
     """Requests that it works on at the same time; 0: it is sent all at once."""
 
@@ -337,6 +355,7 @@ def static_targets(registry: StaticRegistry) -> list[RoutingTarget]:
                 precision=node.variant,
                 engine=node.engine,
                 site=node.site,
+                labels=frozenset(node.labels),
                 slots=node.slots,
                 declared_slots=node.slots,
             )

@@ -150,6 +150,10 @@ class GatewayServer:
         self.directory.loading = lambda: mesh.registry.loading(mesh.reached)
         self.directory.filling_until = self._clock.monotonic() + FILL_S
 
+    def label(self, labels: Mapping[str, tuple[str, ...]]) -> None:
+        """What the inventory says of nodes, by `label_key`."""
+        self.directory.label(labels)
+
     def plan_for(self, replicas: Mapping[str, tuple[int, ...]]) -> None:
         """Model → numbers of the replicas that it should have: what is missed, and what is worth waiting for."""
         self.directory.planned = replicas
@@ -370,8 +374,10 @@ class GatewayServer:
         targets = self.directory.entitled(name, self._rules.trust, group, None)
         if not isinstance(targets, tuple):
             return None
-        variants = Counter((t.provider, t.site, t.engine, t.device, t.precision, t.context) for t in targets)
-        words = ("provider", "site", "engine", "device", "precision", "context", "replicas")
+        variants = Counter(
+            (t.provider, t.site, tuple(sorted(t.labels)), t.engine, t.device, t.precision, t.context) for t in targets
+        )
+        words = ("provider", "site", "labels", "engine", "device", "precision", "context", "replicas")
         rows = [dict(zip(words, (*kind, number), strict=True)) for kind, number in sorted(variants.items())]
         return model_object(name, sorted({t.provider for t in targets}), rows, self._born)
 

@@ -76,6 +76,7 @@ async def run_on_mesh(spec: GatewaySpec, folder: RunFolder, clock: Clock) -> str
     mesh = MeshNode(IdentityFiles(folder.identity), gateway, clock, hub=True, trace=trace)
     gateway.join(mesh)
     gateway.plan_for(spec.planned)
+    gateway.label(spec.node_labels)
     stop = _stop_event()
     async with AsyncExitStack() as stack:
         handover = Handover(gateway, mesh, folder)
@@ -96,6 +97,7 @@ async def run_on_mesh(spec: GatewaySpec, folder: RunFolder, clock: Clock) -> str
             gateway.reload(_rules_of(new, reloading.former, gateway.routing_policy), keyring, new.limits)
             _learn(keyring, stack)
             gateway.plan_for(new.planned)
+            gateway.label(new.node_labels)
             _tell_mesh(mesh, new)
 
         reloading = Reloading(spec, folder, reload, gateway.note, mesh.renew)

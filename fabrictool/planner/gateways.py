@@ -10,7 +10,7 @@ import msgspec
 
 from fabrictool.domain.address import Address
 from fabrictool.domain.blueprint import ROUTING_POLICIES, Records, RequestLimits
-from fabrictool.domain.specs import AgentSpec, BuildRules, GatewaySpec, HostPort, RecordsSpec, updatable
+from fabrictool.domain.specs import AgentSpec, BuildRules, GatewaySpec, HostPort, RecordsSpec, label_key, updatable
 from fabrictool.domain.terms import BudgetTerms, KeyLimits, Terms
 from fabrictool.planner.succession import Succession
 
@@ -134,8 +134,18 @@ def _spec(
             if model.limits != RequestLimits()
         }
         or msgspec.UNSET,
+        labels=_labels(inventory),
         trace=msgspec.UNSET if gateway.trace is None else int(gateway.trace),
     )
+
+
+def _labels(inventory: Inventory) -> dict[str, tuple[str, ...]]:
+    return {
+        label_key(inventory.provider_of(name), name, partition): (its.tier, *inventory.sites[cluster.site].labels)
+        for name, cluster in sorted(inventory.clusters.items())
+        if cluster.enabled
+        for partition, its in sorted(cluster.partitions.items())
+    }
 
 
 def _slos(blueprint: Blueprint) -> dict[str, tuple[float | None, float | None]]:

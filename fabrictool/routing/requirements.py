@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
 PREFIX = "x-fabric-"
-HEADERS = ("x-fabric-min-bits", "x-fabric-devices", "x-fabric-min-context", "x-fabric-engines", "x-fabric-sites")
+HEADERS = (
+    "x-fabric-min-bits", "x-fabric-devices", "x-fabric-min-context", "x-fabric-engines", "x-fabric-sites",
+    "x-fabric-labels",
+)  # fmt: skip
 _NAMED = frozenset(HEADERS)
 KEPT = 1024
 
@@ -38,6 +41,10 @@ class Describable(Protocol):
     @property
     def site(self) -> str: ...
 
+    @property
+    def labels(self) -> frozenset[str]:
+        """What the inventory says of its node."""
+
 
 D = TypeVar("D", bound=Describable)
 
@@ -53,6 +60,8 @@ class Requirements:
     """Tokens."""
     engines: frozenset[str] = frozenset()
     sites: frozenset[str] = frozenset()
+    labels: frozenset[str] = frozenset()
+    """All of them."""
 
     def narrow(self, replicas: Sequence[D]) -> tuple[D, ...] | str:
         """The replicas that meet all of it, or what the last that were left do not meet."""
@@ -63,6 +72,7 @@ class Requirements:
             (f"with a context of {self.min_context} tokens", lambda r: r.context >= self.min_context),
             (f"with the engine {_any(self.engines)}", lambda r: not self.engines or r.engine in self.engines),
             (f"at {_any(self.sites)}", lambda r: not self.sites or r.site in self.sites),
+            (f"labelled {' and '.join(sorted(self.labels))}", lambda r: self.labels <= r.labels),
         )
         for words, meets in tests:
             left = tuple(filter(meets, left))
@@ -89,13 +99,13 @@ def requirements_of(headers: Mapping[str, str]) -> Requirements | str:
 
 @functools.lru_cache(maxsize=KEPT)
 def _parsed(values: tuple[str, ...]) -> Requirements | str:
-    bits, devices, context, engines, sites = values
+    bits, devices, context, engines, sites, labels = values
     numbers = []
     for name, value in (("min-bits", bits), ("min-context", context)):
         if value and not (value.isascii() and value.isdigit() and len(value) < 10):
             return f"{PREFIX}{name} is a whole number, not {value!r}"
         numbers.append(int(value or 0))
-    return Requirements(numbers[0], _names(devices), numbers[1], _names(engines), _names(sites))
+    return Requirements(numbers[0], _names(devices), numbers[1], _names(engines), _names(sites), _names(labels))
 
 
 def _names(value: str) -> frozenset[str]:

@@ -10,7 +10,7 @@ import msgspec
 import openai
 import pytest
 
-from fabrictool.domain.specs import weight_key
+from fabrictool.domain.specs import label_key, weight_key
 from fabrictool.gateway.directory import Directory, RoutingTarget, StaticNode
 from fabrictool.gateway.exchange import Exchange, ModelRequest, RoutingRules
 from fabrictool.gateway.metrics import GatewayMetrics
@@ -18,6 +18,7 @@ from fabrictool.mesh.records import AssignedUnit, Lifecycle, NodeBody, ServiceBo
 from fabrictool.mesh.registry import Serving
 from fabrictool.routing.candidates import TrustPolicy
 from fabrictool.routing.policies import RoundRobinPolicy
+from fabrictool.routing.requirements import Requirements
 from tests.gateway.conftest import until
 
 pytestmark = pytest.mark.asyncio
@@ -389,6 +390,14 @@ async def test_the_plans_weights_reach_the_directory():
     directory.follow(joined.node.session, [joined], mesh, 0.0)
     weights = {target.replica: target.weight for target in directory}
     assert weights == {"m/0": 0.25, "m/1": 1.0, "m/2": 1.0, "m/3": 0.25}, "a node that joined is as its plan says"
+    directory.label({label_key("alpha", "c", "old"): ("owned", "eu"), label_key("beta", "c", "new"): ("owned",)})
+    labels = {target.replica: target.labels for target in directory}
+    old = frozenset({"owned", "eu"})
+    assert labels == {"m/0": old, "m/1": old, "m/2": frozenset(), "m/3": old}, "a cluster of its provider"
+    eu = Requirements(labels=frozenset({"eu"}))
+    assert len(directory.entitled("m", TrustPolicy({"g": frozenset({"alpha"})}), "g", None, eu)) == 3
+    directory.follow(serving(4, "old", 2).node.session, [serving(4, "old", 2)], None, 0.0)
+    assert directory.get(bytes([4]) * 16 + b"e" * 16).labels == old
 
 
 async def test_a_request_may_ask_for_what_its_replica_is(bed):

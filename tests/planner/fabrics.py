@@ -47,9 +47,9 @@ models:
 """
 
 
-def write_fabric(folder, rules="", other=""):
+def write_fabric(folder, rules="", other="", inventory=INVENTORY):
     text = BLUEPRINT.replace("RULES", rules.replace("\n", "\n    ")).replace("OTHER", other)
-    (folder / "inventory.yaml").write_text(INVENTORY)
+    (folder / "inventory.yaml").write_text(inventory)
     (folder / "blueprint.yaml").write_text(text)
     return folder / "blueprint.yaml"
 

@@ -15,7 +15,7 @@ from fabrictool.planner.diff import actions
 from fabrictool.planner.gateways import stranded
 from fabrictool.planner.succession import Succession, successors
 from fabrictool.planner.units import wanted_units
-from tests.planner.fabrics import write_fabric
+from tests.planner.fabrics import INVENTORY, write_fabric
 
 REPLICA = ReplicaPlacement(
     replica="m/0", model="m", provider="alpha", site="a", cluster="dear", partition="gpu", device="h100-sxm", tp=1
@@ -39,6 +39,7 @@ class World:
         self.renewable = self.ready = True
         self.hands_over = False
         self.rules = self.more = ""
+        self.inventory = INVENTORY
 
     @property
     def evidence(self):
@@ -65,7 +66,7 @@ class World:
         return Evidence(fabric="f", lineage="l", at=0.0, clusters=clusters, specs=dict(self.specs), state=state)
 
     def plan(self, *gateways, expiring=()):
-        path = write_fabric(self.folder, self.rules)
+        path = write_fabric(self.folder, self.rules, inventory=self.inventory)
         text = path.read_text() + self.more + ("gateways:\n" + "\n".join(gateways) + "\n" if gateways else "")
         path.write_text(text)
         loaded = load(path, environment={})
@@ -286,6 +287,19 @@ def test_gateways_are_told_of_planned_replicas_while_they_serve(world):
     world.placement = Placement(replicas=(REPLICA, msgspec.structs.replace(REPLICA, replica="m/2")))
     assert world.apply(ONE, TWO) == [("create", "replica/m/2"), ("update", "gateway/one"), ("update", "gateway/two")]
     assert world.spec("gateway/one").planned == {"m": (0, 2)}
+
+
+def test_gateways_are_told_what_requests_may_ask_for_at_a_site_while_they_serve(world):
+    world.in_force = "current"
+    world.apply(ONE)
+    before = world.spec("gateway/one").node_labels
+    assert set(before.values()) == {("owned",), ("scavenger",)}
+    world.inventory = INVENTORY.replace("{provider: alpha}", "{provider: alpha, labels: [eu]}")
+    assert world.apply(ONE) == [("update", "gateway/one")]
+    after = world.spec("gateway/one").node_labels
+    assert {place: labels for place, labels in after.items() if labels != before[place]} == {
+        "alpha/dear/gpu": ("owned", "eu")
+    }
 
 
 def test_who_is_told_something_while_it_serves_dials_nobody_new(world):

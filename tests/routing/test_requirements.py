@@ -16,6 +16,7 @@ class FakeReplica:
     context: int = 8192
     engine: str = "vllm"
     site: str = "zurich"
+    labels: frozenset = frozenset({"owned", "eu"})
 
 
 @pytest.mark.parametrize(
@@ -33,6 +34,7 @@ def test_bits_by_name(precision, bits):
         ({"x-fabric-min-context": "9000"}, "with a context of 9000 tokens"),
         ({"x-fabric-engines": "sglang"}, "with the engine sglang"),
         ({"x-fabric-sites": "lausanne"}, "at lausanne"),
+        ({"x-fabric-labels": "eu, scavenger"}, "labelled eu and scavenger"),
         ({"x-fabric-min-bits": "16", "x-fabric-sites": "x", "x-fabric-engines": "vllm"}, "at x"),
     ],
 )
