@@ -395,7 +395,7 @@ async def test_the_plans_weights_reach_the_directory():
     old = frozenset({"owned", "eu"})
     assert labels == {"m/0": old, "m/1": old, "m/2": frozenset(), "m/3": old}, "a cluster of its provider"
     eu = Requirements(labels=frozenset({"eu"}))
-    assert len(directory.entitled("m", TrustPolicy({"g": frozenset({"alpha"})}), "g", None, eu)) == 3
+    assert len(directory.entitled("m", TrustPolicy({"g": frozenset({"alpha"})}, {}), "g", None, eu)) == 3
     directory.follow(serving(4, "old", 2).node.session, [serving(4, "old", 2)], None, 0.0)
     assert directory.get(bytes([4]) * 16 + b"e" * 16).labels == old
 
