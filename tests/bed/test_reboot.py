@@ -40,7 +40,7 @@ class Host:
         self.on()
 
     def pids(self):
-        return self.bed.machine("ing").run(["pgrep", "-f", "fabrictool[.]gateway"], check=False).stdout.split()
+        return self.bed.machine("ing").run(["pgrep", "-f", "fabrictool[.]gateway "], check=False).stdout.split()
 
     def crontab(self):
         return self.bed.machine("ing").run(["crontab", "-l"], user="web", check=False).stdout

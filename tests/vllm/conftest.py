@@ -47,8 +47,8 @@ def write_model(folder):
 class Vllm:
     """One server, a process group of its own."""
 
-    def __init__(self, folder, model):
-        self.folder, self.model = folder, model
+    def __init__(self, folder, model, name="m"):
+        self.folder, self.model, self.name = folder, model, name
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
@@ -59,7 +59,7 @@ class Vllm:
             "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_DO_NOT_TRACK": "1", "OMP_NUM_THREADS": "1",
         }  # fmt: skip
         command = [
-            VLLM / "bin" / "vllm", "serve", self.model, "--served-model-name", "m", "--host", "127.0.0.1",
+            VLLM / "bin" / "vllm", "serve", self.model, "--served-model-name", self.name, "--host", "127.0.0.1",
             "--port", self.port, "--load-format", "dummy", "--enforce-eager", "--max-model-len", "512",
             "--dtype", "bfloat16", "--enable-prompt-tokens-details",
         ]  # fmt: skip
@@ -103,17 +103,23 @@ class Vllm:
 
 
 @pytest.fixture(scope="session")
-def vllms(tmp_path_factory):
-    """Two servers of the same model."""
+def random_model(tmp_path_factory):
     if not (VLLM / "bin" / "vllm").exists():
         pytest.skip("no vLLM here: `make test-vllm` installs it")
+    folder = tmp_path_factory.mktemp("model") / "random"
+    write_model(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def vllms(tmp_path_factory, random_model):
+    """Two servers of the same model."""
     folder = tmp_path_factory.mktemp("vllm")
-    write_model(folder / "model")
     servers = []
     for number in range(2):
         own = folder / str(number)
         own.mkdir()
-        servers.append(Vllm(own, folder / "model"))
+        servers.append(Vllm(own, random_model))
     try:
         for server in servers:  # one after the other: both cores import for a minute
             server.start()
