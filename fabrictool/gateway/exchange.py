@@ -14,7 +14,6 @@ Every request that gets this far ends in `_finish`, which writes its record.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Protocol
 
@@ -25,28 +24,25 @@ from fabrictool.gateway.directory import Unmet
 from fabrictool.gateway.openai import GatewayResponse, error_event, error_response, no_such_model
 from fabrictool.gateway.patience import IDLE_UPSTREAM_S
 from fabrictool.gateway.records import RequestRecord
-from fabrictool.gateway.upstream import NOBODY, Caller, Headers
 from fabrictool.gateway.usage import Usage, tokens_in
-from fabrictool.mesh.attestation import NoAttestation
-from fabrictool.routing.admission import PATIENCE_S, PRIORITIES, STANDARD, Waiter, with_room
+from fabrictool.routing.admission import PATIENCE_S, Waiter, with_room
 from fabrictool.routing.affinity import preferred
 from fabrictool.routing.candidates import ready
 from fabrictool.routing.ejection import available
 from fabrictool.routing.protocol import LOST, RequestOutcome
-from fabrictool.routing.requirements import ANYTHING, Requirements
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from fabrictool.gateway.admission import Admission, Admitted
     from fabrictool.gateway.directory import Directory, RoutingTarget
     from fabrictool.gateway.metrics import GatewayMetrics
+    from fabrictool.gateway.modelrequest import ModelRequest
     from fabrictool.gateway.records import End
-    from fabrictool.gateway.upstream import Upstream
-    from fabrictool.mesh.attestation import Attestation
-    from fabrictool.routing.admission import Busy, Priority
-    from fabrictool.routing.candidates import Refusal, TrustPolicy
-    from fabrictool.routing.protocol import RoutingPolicy
+    from fabrictool.gateway.rules import RoutingRules
+    from fabrictool.gateway.upstream import Headers, Upstream
+    from fabrictool.routing.admission import Busy
+    from fabrictool.routing.candidates import Refusal
 
 HOLD_OCTETS = 8 * 1024 * 1024
 """A JSON answer larger than this is passed on as it comes."""
@@ -81,72 +77,6 @@ class Downstream(Protocol):
 
     def now(self) -> float:
         """Seconds on a monotonic clock."""
-
-
-@dataclass(frozen=True, slots=True)
-class RoutingRules:
-    """How a gateway chooses a replica, the same for every request."""
-
-    routing_policy: RoutingPolicy
-    trust: TrustPolicy
-    retries: int
-    """Attempts after slow failures."""
-    weights: Mapping[str, float] = field(default_factory=dict)
-    """By `weight_key`; what is not there has 1."""
-    attestation: Attestation = field(default_factory=NoAttestation)
-    affinity: bool = False
-    """Whether conversations stay with a replica (`routing.affinity`)."""
-    admission: bool = True
-    """Whether requests wait while all replicas are full (`routing.admission`)."""
-    priorities: Mapping[str, Priority] = field(default_factory=dict)
-    """Tenant → the most important class that its requests may have."""
-
-    def priority_limit(self, tenant: str) -> int:
-        return PRIORITIES.index(self.priorities[tenant]) if tenant in self.priorities else STANDARD
-
-
-class ModelRequest(msgspec.Struct, frozen=True):
-    """What a client wants of a model, and from whom."""
-
-    model: str
-    method: str
-    path: str
-    """With its query."""
-    headers: Headers
-    """Those that an engine may see."""
-    body: bytes
-    group: str | None
-    """The client's consumer group; None where keys are not asked for, or the key names none."""
-    requested: frozenset[str] | None
-    """The client's own allowlist of providers."""
-    required: Requirements = ANYTHING
-    conversation: int | None = None
-    """See `routing.affinity`."""
-    follows: str = ""
-    """Id of the answer that this request continues: only the replica that gave it has what was said."""
-    caller: Caller = NOBODY
-    stream: bool = False
-    continues: bool = False
-    """If its replica is lost in mid-stream, another one may go on."""
-    added_usage: bool = False
-    """It was us who asked for the figures at the end of the stream: the client does not want that event."""
-    id: str = ""
-    """See `RequestRecord`."""
-    tenant: str = ""
-    key: str = ""
-    at: float = 0.0
-    """Wall time."""
-    most_tokens: int | None = None
-    """Of the answer, if the client says."""
-    priority: int = STANDARD
-    """See `routing.admission`."""
-    max_wait_s: float | None = None
-    """For a slot, if the client says."""
-
-    @property
-    def prompt_tokens(self) -> int:
-        """About, for routing: English has four letters in a token."""
-        return len(self.body) >> 2
 
 
 class Exchange:

@@ -24,9 +24,10 @@ from fabrictool.gateway.admission import Admission, longest_wait, priority_of
 from fabrictool.gateway.clienttls import LOOK_S
 from fabrictool.gateway.continuing import wants_continuation
 from fabrictool.gateway.directory import Directory, RoutingTarget
-from fabrictool.gateway.exchange import Exchange, ModelRequest, RoutingRules
+from fabrictool.gateway.exchange import Exchange
 from fabrictool.gateway.http import ClientConnection, ClientRequest
 from fabrictool.gateway.metrics import GatewayMetrics
+from fabrictool.gateway.modelrequest import ModelRequest
 from fabrictool.gateway.openai import (
     CHAT_PATHS,
     MODEL_PATHS,
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     from fabrictool.gateway.accounts import Ticket
     from fabrictool.gateway.clienttls import ClientTls
     from fabrictool.gateway.keys import Consumer, Keyring
+    from fabrictool.gateway.rules import RoutingRules
     from fabrictool.gateway.upstream import Headers
     from fabrictool.mesh.framing import StreamHead
     from fabrictool.mesh.identity import VerifiedSession

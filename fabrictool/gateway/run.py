@@ -17,11 +17,11 @@ from fabrictool.base.errors import InvalidInputError
 from fabrictool.base.files import write_atomic
 from fabrictool.gateway.clienttls import ClientTls
 from fabrictool.gateway.directory import StaticRegistry, static_targets
-from fabrictool.gateway.exchange import RoutingRules
 from fabrictool.gateway.gateway import GatewayServer, node_body
 from fabrictool.gateway.handover import Handover, take_over
 from fabrictool.gateway.keeping import budgeting, records_folder, spooling, storing
 from fabrictool.gateway.reloading import Reloading, keyring_of
+from fabrictool.gateway.rules import RoutingRules
 from fabrictool.gateway.settling import Settling
 from fabrictool.mesh.attestation import SignedBuilds, read_signer
 from fabrictool.mesh.records import Lifecycle

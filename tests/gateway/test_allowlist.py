@@ -15,10 +15,11 @@ from fabrictool.agent.guarding import GROUP_GRACE_S, Guard
 from fabrictool.domain.blueprint import ROUTING_POLICIES
 from fabrictool.domain.specs import AgentTrust
 from fabrictool.gateway.directory import RoutingTarget
-from fabrictool.gateway.exchange import Exchange, RoutingRules
+from fabrictool.gateway.exchange import Exchange
 from fabrictool.gateway.gateway import GatewayServer
 from fabrictool.gateway.http import ClientRequest
 from fabrictool.gateway.keys import Keyring, KeyRow, hash_key
+from fabrictool.gateway.rules import RoutingRules
 from fabrictool.mesh.framing import StreamHead
 from fabrictool.routing.candidates import TrustPolicy
 from fabrictool.routing.policies import routing_policy

@@ -12,8 +12,10 @@ import pytest
 
 from fabrictool.domain.specs import label_key, weight_key
 from fabrictool.gateway.directory import Directory, RoutingTarget, StaticNode
-from fabrictool.gateway.exchange import Exchange, ModelRequest, RoutingRules
+from fabrictool.gateway.exchange import Exchange
 from fabrictool.gateway.metrics import GatewayMetrics
+from fabrictool.gateway.modelrequest import ModelRequest
+from fabrictool.gateway.rules import RoutingRules
 from fabrictool.mesh.records import AssignedUnit, Lifecycle, NodeBody, ServiceBody
 from fabrictool.mesh.registry import Serving
 from fabrictool.routing.candidates import TrustPolicy

@@ -1,0 +1,53 @@
+"""What a client wants of a model: its request as it came, and what the gateway knows of it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from fabrictool.gateway.upstream import NOBODY, Caller, Headers
+from fabrictool.routing.admission import STANDARD
+from fabrictool.routing.requirements import ANYTHING, Requirements
+
+
+class ModelRequest(msgspec.Struct, frozen=True):
+    """What a client wants of a model, and from whom."""
+
+    model: str
+    method: str
+    path: str
+    """With its query."""
+    headers: Headers
+    """Those that an engine may see."""
+    body: bytes
+    group: str | None
+    """The client's consumer group; None where keys are not asked for, or the key names none."""
+    requested: frozenset[str] | None
+    """The client's own allowlist of providers."""
+    required: Requirements = ANYTHING
+    conversation: int | None = None
+    """See `routing.affinity`."""
+    follows: str = ""
+    """Id of the answer that this request continues: only the replica that gave it has what was said."""
+    caller: Caller = NOBODY
+    stream: bool = False
+    continues: bool = False
+    """If its replica is lost in mid-stream, another one may go on."""
+    added_usage: bool = False
+    """It was us who asked for the figures at the end of the stream: the client does not want that event."""
+    id: str = ""
+    """See `RequestRecord`."""
+    tenant: str = ""
+    key: str = ""
+    at: float = 0.0
+    """Wall time."""
+    most_tokens: int | None = None
+    """Of the answer, if the client says."""
+    priority: int = STANDARD
+    """See `routing.admission`."""
+    max_wait_s: float | None = None
+    """For a slot, if the client says."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """About, for routing: English has four letters in a token."""
+        return len(self.body) >> 2

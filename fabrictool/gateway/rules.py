@@ -1,0 +1,39 @@
+"""What decides over every request of a gateway, until it is told anew."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from fabrictool.mesh.attestation import NoAttestation
+from fabrictool.routing.admission import PRIORITIES, STANDARD
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fabrictool.mesh.attestation import Attestation
+    from fabrictool.routing.admission import Priority
+    from fabrictool.routing.candidates import TrustPolicy
+    from fabrictool.routing.protocol import RoutingPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingRules:
+    """How a gateway chooses among replicas, and who goes first."""
+
+    routing_policy: RoutingPolicy
+    trust: TrustPolicy
+    retries: int
+    """Attempts after slow failures."""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """By `weight_key`; what is not there has 1."""
+    attestation: Attestation = field(default_factory=NoAttestation)
+    affinity: bool = False
+    """Whether conversations stay with a replica (`routing.affinity`)."""
+    admission: bool = True
+    """Whether requests wait while all replicas are full (`routing.admission`)."""
+    priorities: Mapping[str, Priority] = field(default_factory=dict)
+    """Tenant → the most important class that its requests may have."""
+
+    def priority_limit(self, tenant: str) -> int:
+        return PRIORITIES.index(self.priorities[tenant]) if tenant in self.priorities else STANDARD
