@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import itertools
 import logging
 import secrets
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from fabrictool import __version__
-from fabrictool.base.clock import duration_text
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.base.listening import Listening
 from fabrictool.gateway.accounts import KeyAccounts
@@ -25,6 +23,7 @@ from fabrictool.gateway.clienttls import LOOK_S
 from fabrictool.gateway.continuing import wants_continuation
 from fabrictool.gateway.directory import Directory, RoutingTarget
 from fabrictool.gateway.exchange import Exchange
+from fabrictool.gateway.following import MeshFollower
 from fabrictool.gateway.http import ClientConnection, ClientRequest
 from fabrictool.gateway.metrics import GatewayMetrics
 from fabrictool.gateway.modelrequest import ModelRequest
@@ -40,12 +39,10 @@ from fabrictool.gateway.openai import (
     peek,
 )
 from fabrictool.gateway.records import RequestRecord
-from fabrictool.gateway.tails import Tails
 from fabrictool.gateway.upstream import NOBODY, Caller
 from fabrictool.gateway.usage import with_usage
-from fabrictool.gateway.view import as_tenant, mesh_rows, model_row, static_rows
+from fabrictool.gateway.view import as_tenant, model_row
 from fabrictool.mesh.framing import TEXT_CHARACTERS
-from fabrictool.mesh.records import AssignmentBody, Lifecycle, NodeBody, RevocationBody, ServiceBody, WitnessBody
 from fabrictool.routing.admission import STANDARD
 from fabrictool.routing.affinity import conversation_of
 from fabrictool.routing.requirements import ANYTHING, Requirements, requirements_of
@@ -57,19 +54,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from fabrictool.base.clock import Clock
-    from fabrictool.domain.specs import GatewaySpec, HostPort
     from fabrictool.domain.terms import KeyLimits
     from fabrictool.gateway.accounts import Ticket
     from fabrictool.gateway.clienttls import ClientTls
     from fabrictool.gateway.keys import Consumer, Keyring
     from fabrictool.gateway.rules import RoutingRules
     from fabrictool.gateway.upstream import Headers
-    from fabrictool.mesh.framing import StreamHead
-    from fabrictool.mesh.identity import VerifiedSession
-    from fabrictool.mesh.records import Record
-    from fabrictool.mesh.transport.listener import Load
     from fabrictool.mesh.transport.node import MeshNode
-    from fabrictool.mesh.transport.tunnel import TunnelStream
     from fabrictool.routing.protocol import RoutingPolicy
 
 _log = logging.getLogger("fabrictool.gateway")
@@ -83,11 +74,8 @@ HANDSHAKE_S = 10.0
 FILL_S = 30.0
 """After its start a gateway answers 503 for models that it does not know: by then its agents have dialled again."""
 EVENTS_KEPT = 200
-UNATTESTED_KEPT = 1000
 _PASSED_REQUEST_HEADERS = ("content-type", "accept", "user-agent", "anthropic-version", "anthropic-beta")
 """Beside the request's id."""
-CERTIFICATE_WARNING_S = 4 * 3600.0
-"""A session lives for about a day; an operator who looks in twice a shift sees this in time."""
 
 
 class GatewayServer:
@@ -119,12 +107,7 @@ class GatewayServer:
         self.connections: set[ClientConnection] = set()
         """Of the clients that are here now."""
         self._events: deque[Event] = deque(maxlen=EVENTS_KEPT)
-        self._lost_at: dict[bytes, float] = {}
-        self.tails = Tails()
-        self._unattested: dict[bytes, str] = {}
-        """Node to which nothing is sent → why; said once."""
-        self._known: set[str] = set(self.directory.models())
-        self._mesh: MeshNode | None = None
+        self.follower = MeshFollower(clock, self.directory, lambda: self._rules.attestation, self.note)
         self._started = self._looked_at_tls = clock.monotonic()
         self._born = int(clock.wall())
         self.listening = Listening(lambda: ClientConnection(self, clock))
@@ -135,7 +118,6 @@ class GatewayServer:
         """Connections without a request are closed."""
         self._left = asyncio.Event()
         """Set whenever a client leaves."""
-        self._warned: set[bytes] = set()
         self._tls: ClientTls | None = None
         self.listen_address = ""
         self.mesh_address = ""
@@ -148,7 +130,7 @@ class GatewayServer:
 
     def join(self, mesh: MeshNode) -> None:
         """Follow this mesh node's registry from now on."""
-        self._mesh = mesh
+        self.follower.mesh = mesh
         self.directory.loading = lambda: mesh.registry.loading(mesh.reached)
         self.directory.filling_until = self._clock.monotonic() + FILL_S
 
@@ -166,7 +148,7 @@ class GatewayServer:
         self.accounts.change_terms({} if keyring is None else keyring.accounts)
         self.accounts.limit_models(limits)
         self.directory.weigh(rules.weights)
-        self._follow_all()
+        self.follower.follow_all()
 
     @property
     def routing_policy(self) -> RoutingPolicy:
@@ -287,60 +269,6 @@ class GatewayServer:
             return self._get(request.path, request.consumer)
         return self._ask(request, connection)
 
-    # -- Listener, for the mesh -------------------------------------------------------------------------------
-
-    def record_changed(self, record: Record) -> None:
-        """The registry moved: follow it."""
-        mesh, body = self._mesh, record.body
-        if mesh is None:
-            return
-        if isinstance(body, ServiceBody):
-            text = body.note.splitlines()[0] if body.note else ("" if body.accepting else "draining")
-            self.note(f"service-{body.lifecycle.name.lower()}", body.replica, text)
-        elif isinstance(body, WitnessBody):
-            self.note(*_testimony(body, mesh.registry.evicted(body.suspect)))
-            self._follow(body.suspect)
-            return
-        elif isinstance(body, RevocationBody):
-            self.note("revoked", body.session.hex()[:8], f"by {body.provider or 'the federation'}")
-            self._follow_all()
-            return
-        elif isinstance(body, AssignmentBody):
-            self.note("assigned", body.session.hex()[:8], f"{body.model or 'nothing'}, by {body.by.hex()[:8]}")
-            return
-        elif body.role == "agent":
-            self.note(f"node-{body.lifecycle.name.lower()}", f"{body.cluster}/{body.node}", body.session.hex()[:8])
-        self._follow(body.session)
-
-    def session_ended(self, reason: str) -> None:
-        """It stays: its tunnels work, and a new session is the operator's to give."""
-        self.note("session-ended", "this gateway", f"{reason}; `fabrictool apply` replaces it")
-
-    def tail_heard(self, session: bytes, service: bytes, text: str) -> None:
-        """Of our provider's agents, about their own engines; what others send is dropped."""
-        if self._mesh is not None:
-            registry, ours = self._mesh.registry, self._mesh.credential.claims.provider
-            if not self.tails.take(registry.session(session), service, text, registry, ours):
-                _log.debug("a log's end from %s is not for us", session.hex()[:8])
-
-    def link_changed(self, session: bytes, *, up: bool, reason: str) -> None:
-        """A tunnel came or went; its replicas are routable, or not, from this moment."""
-        self.note("link-up" if up else "link-down", session.hex()[:8], reason)
-        if up:
-            self._lost_at.pop(session, None)
-        else:
-            self._lost_at[session] = self._clock.wall()
-        self._follow(session)
-
-    def load_reported(self, session: bytes, load: Load) -> None:
-        self.directory.report(session, load)
-
-    def load(self, peer: bytes) -> Load:
-        return ()
-
-    def stream_opened(self, stream: TunnelStream, head: StreamHead, peer: VerifiedSession) -> asyncio.Protocol | None:
-        return None
-
     # -- answers ----------------------------------------------------------------------------------------------
 
     def _get(self, path: str, consumer: Consumer | None) -> GatewayResponse:
@@ -401,7 +329,7 @@ class GatewayServer:
             return self._refused(record_id, began, path, consumer, "", peeked)
         ticket = self.accounts.admit(consumer, peeked, path, body, self._context)
         if isinstance(ticket, GatewayResponse):
-            known = peeked.model if peeked.model in self._known else ""
+            known = peeked.model if peeked.model in self.follower.known else ""
             return self._refused(record_id, began, path, consumer, known, ticket)
         added_usage = bool(peeked.stream) and peeked.stream_options is None and path in CHAT_PATHS
         asked = ModelRequest(
@@ -454,7 +382,7 @@ class GatewayServer:
 
     def _caller(self, consumer: Consumer | None) -> Caller:
         """As agents may know it; servers of a static list are told nothing."""
-        if self._mesh is None or self._keyring is None or consumer is None:
+        if self.follower.mesh is None or self._keyring is None or consumer is None:
             return NOBODY
         return Caller(consumer.group or "", self._keyring.pseudonym(consumer.tenant))
 
@@ -476,13 +404,9 @@ class GatewayServer:
         return self._metrics.exposition(clients=len(self.connections), slow_clients=slow, waiting=waiting)
 
     def status(self) -> GatewayStatus:
-        metrics, mesh, now = self._metrics, self._mesh, self._clock.wall()
+        metrics, mesh, now = self._metrics, self.follower.mesh, self._clock.wall()
         metrics.fold()
-        nodes = (
-            mesh_rows(mesh, self.directory, self._lost_at, self.tails, now)
-            if mesh is not None
-            else static_rows(self.directory)
-        )
+        nodes = self.follower.rows()
         return GatewayStatus(
             release=__version__,
             at=now,
@@ -497,7 +421,7 @@ class GatewayServer:
             nodes=nodes,
             models=[
                 model_row(name, nodes, self.directory, metrics)
-                for name in sorted(self._known | self.directory.planned.keys())
+                for name in sorted(self.follower.known | self.directory.planned.keys())
             ],
             totals=Totals(
                 requests=metrics.requests,
@@ -513,35 +437,6 @@ class GatewayServer:
 
     # -- internals --------------------------------------------------------------------------------------------
 
-    def publish_node(self, body: NodeBody) -> None:
-        if self._mesh is not None:
-            self._mesh.publish(body)
-
-    def _follow_all(self) -> None:
-        """A provider's certificate stands for many sessions."""
-        if self._mesh is not None:
-            for record in self._mesh.registry:
-                if isinstance(record.body, NodeBody):
-                    self._follow(record.body.session)
-
-    def _follow(self, session: bytes) -> None:
-        """One session's replicas: a record costs what its owner serves, however large the fabric is."""
-        if self._mesh is not None:
-            linked = self._mesh.tunnel(session) is not None or self._mesh.relays.tunnel(session) is not None
-            serving = self._mesh.registry.serving_of(session, wall=self._clock.wall(), linked=linked)
-            if serving and (refusal := self._rules.attestation.refusal(serving[0].node)):
-                self._refuse_node(serving[0].node, refusal)
-                serving = []
-            self.directory.follow(session, serving, self._mesh, self._clock.monotonic())
-            self._known.update(entry.service.model for entry in serving)
-
-    def _refuse_node(self, node: NodeBody, why: str) -> None:
-        if self._unattested.get(node.session) != why:
-            self._unattested[node.session] = why
-            self.note("not-attested", f"{node.provider} {node.cluster}/{node.node}", f"nothing is sent there: {why}")
-            if len(self._unattested) > UNATTESTED_KEPT:
-                del self._unattested[next(iter(self._unattested))]
-
     async def _tick_forever(self) -> None:
         while True:
             due = self._clock.monotonic() + TICK_S
@@ -551,7 +446,7 @@ class GatewayServer:
             for connection in list(self.connections):
                 connection.expire()
             self._admission.tick(self._clock.monotonic())
-            self._warn_of_certificates()
+            self.follower.warn_of_certificates()
             self._look_at_tls()
 
     def _look_at_tls(self) -> None:
@@ -560,21 +455,6 @@ class GatewayServer:
             self._looked_at_tls = now
             if told := self._tls.look():
                 self.note("client-certificate", self.listen_address, told)
-
-    def _warn_of_certificates(self) -> None:
-        """Once a session, hours ahead: when its certificate ends, its tunnel is closed."""
-        if self._mesh is None:
-            return
-        for session in {*self._mesh.neighbours, self._mesh.session} - self._warned:
-            identity = self._mesh.registry.session(session)
-            left = identity.not_after - self._clock.wall() if identity is not None else CERTIFICATE_WARNING_S
-            if left < CERTIFICATE_WARNING_S:
-                self._warned.add(session)
-                self.note(
-                    "certificate-ends",
-                    session.hex()[:8],
-                    f"in {duration_text(max(0.0, left))}: `fabrictool apply` renews it, unless it joined by itself",
-                )
 
     def note(self, kind: str, subject: str, text: str) -> None:
         self._events.append(Event(at=self._clock.wall(), kind=kind, subject=subject, text=text))
@@ -587,17 +467,6 @@ def _settling(ticket: Ticket, ended: Callable[[RequestRecord], None]) -> Callabl
         ended(record)
 
     return settle
-
-
-def _testimony(witness: WitnessBody, evicted: bool) -> tuple[str, str, str]:
-    """Kind, subject and text of an event."""
-    hub, suspect = witness.session.hex()[:8], witness.suspect.hex()[:8]
-    if not witness.suspects:
-        return "suspicion-withdrawn", suspect, f"by {hub}"
-    text = f"by {hub}: {', '.join(witness.evidence)}"
-    if not witness.votes:
-        return "suspected", suspect, text
-    return "evicted" if evicted else "eviction-vote", suspect, text
 
 
 def _bearer(key: str) -> str:
@@ -619,30 +488,3 @@ def _requested(lists: list[str]) -> frozenset[str] | None:
     """Who is in every list: an empty one allows nobody, and none at all leaves the choice to the group."""
     named = [frozenset(name.strip() for name in line.split(",") if name.strip()) for line in lists]
     return frozenset.intersection(*named) if named else None
-
-
-def node_body(mesh: MeshNode, spec: GatewaySpec, lifecycle: Lifecycle, version: int) -> NodeBody:
-    """What a gateway says of itself."""
-    return NodeBody(
-        federation=mesh.federation,
-        session=mesh.session,
-        lifecycle=lifecycle,
-        version=version,
-        role="gateway",
-        fabric=spec.fabric,
-        provider=mesh.credential.claims.provider,
-        site=spec.site,
-        cluster=spec.cluster,
-        node=spec.cluster,
-        release=__version__,
-        addresses=(str(spec.hub),) if _can_be_dialled(spec.hub) else (),
-        ingress=spec.ingress,
-    )
-
-
-def _can_be_dialled(hub: HostPort) -> bool:
-    """Whether it is an address, and not the word for all of a machine's own, or for any free port."""
-    try:
-        return hub.port != 0 and not ipaddress.ip_address(hub.host).is_unspecified
-    except ValueError:
-        return hub.port != 0

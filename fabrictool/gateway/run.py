@@ -17,7 +17,8 @@ from fabrictool.base.errors import InvalidInputError
 from fabrictool.base.files import write_atomic
 from fabrictool.gateway.clienttls import ClientTls
 from fabrictool.gateway.directory import StaticRegistry, static_targets
-from fabrictool.gateway.gateway import GatewayServer, node_body
+from fabrictool.gateway.following import node_body
+from fabrictool.gateway.gateway import GatewayServer
 from fabrictool.gateway.handover import Handover, take_over
 from fabrictool.gateway.keeping import budgeting, records_folder, spooling, storing
 from fabrictool.gateway.reloading import Reloading, keyring_of
@@ -73,7 +74,7 @@ async def run_on_mesh(spec: GatewaySpec, folder: RunFolder, clock: Clock) -> str
     keyring = keyring_of(spec, folder)
     gateway = GatewayServer(clock, fabric=spec.fabric, rules=_rules_of(spec), keyring=keyring)
     trace = None if isinstance(spec.trace, msgspec.UnsetType) else TraceFile(folder.path / TRACE, spec.trace).write
-    mesh = MeshNode(IdentityFiles(folder.identity), gateway, clock, hub=True, trace=trace)
+    mesh = MeshNode(IdentityFiles(folder.identity), gateway.follower, clock, hub=True, trace=trace)
     gateway.join(mesh)
     gateway.plan_for(spec.planned)
     gateway.label(spec.node_labels)
@@ -119,7 +120,7 @@ async def run_on_mesh(spec: GatewaySpec, folder: RunFolder, clock: Clock) -> str
         await _drain(gateway, mesh, succeeded=handover.succeeded)
         if folder.comes_back:
             return f"{reason}; it starts again when its host comes back"
-        gateway.publish_node(node_body(mesh, spec, Lifecycle.LEFT, version=2))
+        mesh.publish(node_body(mesh, spec, Lifecycle.LEFT, version=2))
         await mesh.leave()
     return reason
 
@@ -138,7 +139,7 @@ async def _accept(
     port = await mesh.listen(spec.mesh.host, spec.mesh.port, former.mesh if former else ())
     stack.push_async_callback(mesh.close)
     gateway.mesh_address = f"{spec.mesh.host}:{port}"
-    gateway.publish_node(node_body(mesh, spec, Lifecycle.SERVING, version=1))
+    mesh.publish(node_body(mesh, spec, Lifecycle.SERVING, version=1))
     _tell_mesh(mesh, spec)
     mesh.dial([(hub.host, hub.port) for hub in spec.dials])
     if former:

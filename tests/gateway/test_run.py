@@ -279,13 +279,13 @@ async def test_the_end_of_a_log_is_taken_from_the_agent_whose_engine_it_was_and_
     await until(lambda: len(hub.registry) == 2 * (1 + OF_A_SESSION_KEPT + 2))
     for name, sender in senders.items():
         for service in records[name]:
-            gateway.tail_heard(sender.session, service, f"of {name}")
+            gateway.follower.tail_heard(sender.session, service, f"of {name}")
     alpha, beta = senders["alpha"].session, senders["beta"].session
-    kept = [gateway.tails.of(alpha, service) for service in records["alpha"]]
+    kept = [gateway.follower.tails.of(alpha, service) for service in records["alpha"]]
     assert kept == ["", ""] + ["of alpha"] * OF_A_SESSION_KEPT
-    assert {gateway.tails.of(beta, service) for service in records["beta"]} == {""}
-    gateway.tail_heard(alpha, b"x" * 16, "of nobody's engine")
-    assert gateway.tails.of(alpha, b"x" * 16) == ""
+    assert {gateway.follower.tails.of(beta, service) for service in records["beta"]} == {""}
+    gateway.follower.tail_heard(alpha, b"x" * 16, "of nobody's engine")
+    assert gateway.follower.tails.of(alpha, b"x" * 16) == ""
     for node in (*senders.values(), hub):
         await node.close()
 
@@ -318,8 +318,8 @@ async def test_what_another_hub_claims_to_hold_is_not_routed_to_against_the_vote
     registry = SimpleNamespace(serving_of=lambda _, *, wall, linked: asked.append((bool(wall), linked)) or [])
     for straight, relayed in ((None, None), ("a tunnel", None), (None, "a relayed one")):
         relays = SimpleNamespace(tunnel=lambda _, it=relayed: it, hubs_to=lambda _: [b"h" * 16])
-        gateway._mesh = SimpleNamespace(
+        gateway.follower.mesh = SimpleNamespace(
             registry=registry, tunnel=lambda _, it=straight: it, relays=relays, reaches=lambda _: True
         )
-        gateway._follow(session)
+        gateway.follower._follow(session)
     assert asked == [(True, False), (True, True), (True, True)]
