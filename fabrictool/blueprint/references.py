@@ -60,6 +60,7 @@ class BlueprintCheck(ReferenceCheck):
         for name, tenant in self._blueprint.tenants.items():
             path = ("tenants", name, "group")
             self.refer("FT1208", path, tenant.group, self._blueprint.trust.groups, "group")
+        self._aliases()
         self._keys()
         self._move_price()
         self._routing()
@@ -70,6 +71,17 @@ class BlueprintCheck(ReferenceCheck):
         if policy not in ROUTING_POLICIES:  # others are looked up on the disk
             known = (*ROUTING_POLICIES, *plugin_names(PLUGINS))
             self.refer("FT8003", ("routing", "policy"), policy, known, "routing policy")
+
+    def _aliases(self) -> None:
+        """One name is one model."""
+        owners = {name: name for name in self._blueprint.models}
+        for name, wanted in self._blueprint.models.items():
+            for index, alias in enumerate(wanted.aliases):
+                owner = owners.setdefault(alias, f"alias of {name}")
+                if owner != f"alias of {name}" or alias in wanted.aliases[:index]:
+                    path = ("models", name, "aliases", index)
+                    message = f"`{alias}` is already the name of {owner.removeprefix('alias of ')}"
+                    self.say("FT1250", path, message, "a name leads to one model: remove it")
 
     def _move_price(self) -> None:
         price = self._blueprint.move_price
@@ -88,6 +100,8 @@ class BlueprintCheck(ReferenceCheck):
             self._engine(path, wanted)
         for index, provider in enumerate(wanted.trust or ()):
             self.refer("FT1201", (*path, "trust", index), provider, self._inventory.providers, "provider")
+        for index, group in enumerate(wanted.groups or ()):
+            self.refer("FT1208", (*path, "groups", index), group, self._blueprint.trust.groups, "group")
         self._trust(path, wanted)
         for key, names in (("prefer", wanted.place.prefer), ("avoid", wanted.place.avoid)):
             for index, name in enumerate(names):

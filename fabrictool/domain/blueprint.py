@@ -228,6 +228,9 @@ class RequestLimits(Document):
     """Open requests."""
 
 
+ModelAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$", examples=["openai/gpt-oss-20b"])]
+
+
 class Model(ModelDefaults):
     """One model to serve."""
 
@@ -237,6 +240,10 @@ class Model(ModelDefaults):
     """Model id of the catalogue; absent: taken from an ``hf://`` source."""
     limits: RequestLimits = RequestLimits()
     """How much all tenants together may ask of it at each gateway."""
+    aliases: tuple[ModelAlias, ...] = ()
+    """Other names by which clients may ask for it, such as ``openai/gpt-oss-20b``."""
+    groups: tuple[Name, ...] | None = None
+    """Consumer groups for which it is there, of ``trust.groups``; absent: all. For others it does not exist."""
 
     @property
     def architecture_id(self) -> str:

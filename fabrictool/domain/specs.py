@@ -219,6 +219,10 @@ class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_
     """Tenant → what its key may do; not written where nothing limits anybody."""
     model_limits: dict[str, KeyLimits] | msgspec.UnsetType = msgspec.UNSET
     """Of all clients together; not written where there are none."""
+    aliases: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
+    """Another name → the model that it means; not written where there is none."""
+    model_groups: dict[str, tuple[str, ...]] | msgspec.UnsetType = msgspec.UNSET
+    """Model → groups for which it is there; those that are not named are there for all. Not written where all are."""
     labels: dict[str, tuple[str, ...]] | msgspec.UnsetType = msgspec.UNSET
     """`label_key` → what requests may ask for there. Unset: written by an earlier release."""
 
@@ -237,6 +241,14 @@ class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_
     def limits(self) -> dict[str, KeyLimits]:
         """Model → limits of all of its clients together."""
         return {} if isinstance(self.model_limits, msgspec.UnsetType) else self.model_limits
+
+    @property
+    def model_aliases(self) -> dict[str, str]:
+        return {} if isinstance(self.aliases, msgspec.UnsetType) else self.aliases
+
+    @property
+    def visible(self) -> dict[str, tuple[str, ...]]:
+        return {} if isinstance(self.model_groups, msgspec.UnsetType) else self.model_groups
 
     @property
     def node_labels(self) -> dict[str, tuple[str, ...]]:
@@ -321,7 +333,7 @@ def as_assigned(spec: AgentSpec) -> AgentSpec:
 IN_PLACE = (
     "policy", "retries", "groups", "tenants", "keys", "model_providers", "weights", "revocations", "replicas",
     "after_reboot", "bootstrap", "builds", "affinity", "slos", "admission",
-    "priorities", "terms", "model_limits", "labels",
+    "priorities", "terms", "model_limits", "labels", "aliases", "model_groups",
 )  # fmt: skip
 """Fields of a `GatewaySpec` that a gateway takes over while it serves; for any other a new one must start."""
 AGENT_IN_PLACE = ("trust", "hubs")

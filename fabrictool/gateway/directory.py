@@ -308,6 +308,8 @@ class StaticRegistry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     nodes: list[StaticNode]
     groups: dict[str, list[str]] = {}
+    aliases: dict[str, str] = {}
+    """Another name → the model that it means."""
     priorities: dict[str, Priority] = {}
     """Tenant → the most important class that its requests may have."""
 
@@ -329,6 +331,11 @@ def read_registry(path: Path) -> StaticRegistry:
         hint = "nodes: [{url: http://host:port, models: [name], provider: …, device: …, variant: …, context: …}]"
         raise InvalidInputError.of("FT8001", f"not a registry: {error}", file=str(path), hint=hint) from error
     problems = [p for index, node in enumerate(registry.nodes) for p in _node_problems(path, index, node)]
+    served = {model for node in registry.nodes for model in node.models}
+    for alias, model in registry.aliases.items():
+        if model not in served or alias in served:
+            why = f"no node serves {model}" if model not in served else "it is the name of a model"
+            problems.append(Problem("FT8001", f"aliases.{alias}: {why}", Place(str(path), thing=f"aliases.{alias}")))
     if not registry.nodes:
         problems.append(Problem("FT8001", "the registry lists no nodes", Place(str(path))))
     if problems:

@@ -394,7 +394,9 @@ class Exchange:
             message = f"no replica of {model!r} that may serve this request is {refusal.words}"
             answer = error_response(422, "FT8114", message, path=path)
         elif refusal == "unknown-model":
-            answer = no_such_model(model, may_come=self._directory.may_come(model, self._client.now()), path=path)
+            sees = self._rules.trust.sees(self._request.group, model)
+            may_come = sees and self._directory.may_come(model, self._client.now())
+            answer = no_such_model(model, may_come=may_come, path=path)
         elif refusal == "not-allowed":
             message = f"no provider that may serve this request serves {model!r}"
             answer = error_response(403, "FT8104", message, path=path)

@@ -14,6 +14,8 @@ from collections import Counter, deque
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
+import msgspec
+
 from fabrictool import __version__
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.base.listening import Listening
@@ -37,6 +39,7 @@ from fabrictool.gateway.openai import (
     model_object,
     no_such_model,
     peek,
+    renamed,
 )
 from fabrictool.gateway.records import RequestRecord
 from fabrictool.gateway.upstream import NOBODY, Caller
@@ -277,11 +280,11 @@ class GatewayServer:
                 return GatewayResponse(503, b'{"status":"stopping"}')
             return GatewayResponse(200, b'{"status":"ok"}')
         group = consumer.group if consumer is not None else None
-        tenant = consumer is not None
+        tenant, trust = consumer is not None, self._rules.trust
         if path == "/metrics" and not tenant:
             return GatewayResponse(200, self.exposition(), METRICS_TYPE)
         if path == "/status":
-            trust, status = self._rules.trust, self.status()
+            status = self.status()
             if tenant:
                 status = as_tenant(status, lambda provider, model: trust.permits(provider, model, group, None))
             return GatewayResponse(200, encode(status))
@@ -291,10 +294,11 @@ class GatewayServer:
             return json_response({"object": "list", "data": models})
         if path.startswith("/v1/models/"):
             name = unquote(path.removeprefix("/v1/models/"))  # SDKs send %2F for the slash in a name
+            means = self._rules.aliases.get(name, name)
             for entry in models:
-                if entry["id"] == name:
+                if entry["id"] == means:
                     return json_response(entry)
-            return no_such_model(name, may_come=self.directory.may_come(name, self._clock.monotonic()))
+            return no_such_model(name, may_come=trust.sees(group, means) and self._may_come(means))
         if path in MODEL_PATHS:
             return error_response(405, "FT8107", f"GET is not allowed on {path}", headers=(("allow", "POST"),))
         return error_response(404, "FT8107", f"there is nothing at {path}")
@@ -309,7 +313,11 @@ class GatewayServer:
         )
         words = ("provider", "site", "labels", "engine", "device", "precision", "context", "replicas")
         rows = [dict(zip(words, (*kind, number), strict=True)) for kind, number in sorted(variants.items())]
-        return model_object(name, sorted({t.provider for t in targets}), rows, self._born)
+        aliases = sorted(alias for alias, means in self._rules.aliases.items() if means == name)
+        return model_object(name, aliases, sorted({t.provider for t in targets}), rows, self._born)
+
+    def _may_come(self, model: str) -> bool:
+        return self.directory.may_come(model, self._clock.monotonic())
 
     def _ask(self, request: ClientRequest, connection: ClientConnection) -> GatewayResponse | Exchange:
         """Of a replica of the model that the body names."""
@@ -327,6 +335,9 @@ class GatewayServer:
                 peeked = error_response(400, "FT8132", wrong, path=path)
         if isinstance(peeked, GatewayResponse):
             return self._refused(record_id, began, path, consumer, "", peeked)
+        if peeked.model in self._rules.aliases:
+            peeked = msgspec.structs.replace(peeked, model=self._rules.aliases[peeked.model])
+            body = renamed(body, peeked.model)
         ticket = self.accounts.admit(consumer, peeked, path, body, self._context)
         if isinstance(ticket, GatewayResponse):
             known = peeked.model if peeked.model in self.follower.known else ""

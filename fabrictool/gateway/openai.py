@@ -78,6 +78,7 @@ class GatewayResponse(msgspec.Struct, frozen=True):
 
 _peek = msgspec.json.Decoder(Peek)
 _messages = msgspec.json.Decoder(list[_Message])
+_fields: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def peek(body: bytes, path: str) -> Peek | GatewayResponse:
@@ -91,6 +92,11 @@ def peek(body: bytes, path: str) -> Peek | GatewayResponse:
         return error_response(400, "FT8101", f"the body is not valid JSON: {error}", path=path)
     except RecursionError:
         return error_response(400, "FT8101", "the body is nested too deeply", path=path)
+
+
+def renamed(body: bytes, model: str) -> bytes:
+    """A request that was peeked at, for the model `model`: all else in it stays as it was written."""
+    return msgspec.json.encode(_fields.decode(body) | {"model": model})
 
 
 _TYPES = {
@@ -170,11 +176,16 @@ def error_event(code: str, message: str, *, path: str = "") -> bytes:
     return b"event: error\n" + event if path in ("/v1/messages", "/v1/responses") else event
 
 
-def model_object(name: str, providers: list[str], variants: list[dict[str, Any]], created: int) -> dict[str, Any]:
+# Wide: what the entry says.
+def model_object(
+    name: str, aliases: list[str], providers: list[str], variants: list[dict[str, Any]], created: int
+) -> dict[str, Any]:
     """An entry of ``/v1/models``; `variants` says what its replicas are, ``max_model_len`` is vLLM's name."""
     known = [variant["context"] for variant in variants if variant["context"]]
     entry = {"id": name, "object": "model", "created": created, "owned_by": ",".join(providers)}
-    return entry | ({"max_model_len": max(known)} if known else {}) | {"providers": providers, "variants": variants}
+    entry |= {"max_model_len": max(known)} if known else {}
+    entry |= {"aliases": aliases} if aliases else {}
+    return entry | {"providers": providers, "variants": variants}
 
 
 def json_response(value: Any) -> GatewayResponse:

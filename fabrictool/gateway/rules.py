@@ -35,5 +35,8 @@ class RoutingRules:
     priorities: Mapping[str, Priority] = field(default_factory=dict)
     """Tenant → the most important class that its requests may have."""
 
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Another name → the model that it means."""
+
     def priority_limit(self, tenant: str) -> int:
         return PRIORITIES.index(self.priorities[tenant]) if tenant in self.priorities else STANDARD

@@ -212,6 +212,7 @@ async def run_on_list(
         rules=replace(
             _rules(routing_policy(policy_name, random.Random(), {}, _log.warning), registry.groups, {}, retries),
             priorities=registry.priorities,
+            aliases=registry.aliases,
         ),
         keyring=keyring,
         targets=static_targets(registry),
@@ -260,12 +261,13 @@ def _rules_of(
     """`policy` is that of `former`, and goes on with what it has learned, where the two agree."""
     if policy is None or former is None or (spec.policy, spec.slos) != (former.policy, former.slos):
         policy = routing_policy(spec.policy, random.Random(), targets_of(spec.latency_targets), _log.warning)
-    rules = _rules(policy, spec.groups, spec.model_providers, spec.retries, spec.routing_weights)
+    rules = _rules(policy, spec.groups, spec.model_providers, spec.retries, spec.routing_weights, spec.visible)
     rules = replace(
         rules,
         affinity=spec.affinity is not False,
         admission=spec.admission is not False,
         priorities=spec.tenant_priorities,
+        aliases=spec.model_aliases,
     )
     if isinstance(spec.builds, msgspec.UnsetType):
         return rules
@@ -278,10 +280,12 @@ def _rules(
     model_providers: Mapping[str, Iterable[str]],
     retries: int,
     weights: Mapping[str, float] = MappingProxyType({}),
+    visible: Mapping[str, Iterable[str]] = MappingProxyType({}),
 ) -> RoutingRules:
     trust = TrustPolicy(
         {group: frozenset(names) for group, names in groups.items()},
         {model: frozenset(names) for model, names in model_providers.items()},
+        {model: frozenset(names) for model, names in visible.items()},
     )
     return RoutingRules(policy, trust, retries, weights)
 

@@ -26,6 +26,7 @@ def unserved_groups(
         {name: frozenset(group.allow) for name, group in blueprint.trust.groups.items()},
         {name: frozenset(model.trust) for name, model in blueprint.models.items() if model.trust is not None},
     )
+    visible = {name: frozenset(model.groups) for name, model in blueprint.models.items() if model.groups is not None}
     by_model: Mapping[str, list[ReplicaPlacement]] = defaultdict(list)
     for replica in placement.replicas:
         by_model[replica.model].append(replica)
@@ -34,6 +35,8 @@ def unserved_groups(
     for group in groups:
         who = "anybody" if group is None else f"group {group}"
         for model in sorted(by_model):
+            if group is not None and group not in visible.get(model, (group,)):
+                continue
             mine = [replica for replica in by_model[model] if trust.permits(replica.provider, model, group, None)]
             if not mine:
                 there = ", ".join(sorted({replica.provider for replica in by_model[model]}))

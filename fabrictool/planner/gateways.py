@@ -135,6 +135,14 @@ def _spec(
         }
         or msgspec.UNSET,
         labels=_labels(inventory),
+        aliases={alias: model for model, its in sorted(blueprint.models.items()) for alias in its.aliases}
+        or msgspec.UNSET,
+        model_groups={
+            name: tuple(sorted(model.groups))
+            for name, model in sorted(blueprint.models.items())
+            if model.groups is not None
+        }
+        or msgspec.UNSET,
         trace=msgspec.UNSET if gateway.trace is None else int(gateway.trace),
     )
 

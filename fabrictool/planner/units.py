@@ -93,6 +93,8 @@ def _trust(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement
         return msgspec.UNSET
     provider, model = replica.provider, blueprint.models[replica.model]
     allowing = tuple(sorted(name for name, group in blueprint.trust.groups.items() if provider in group.allow))
+    if model.groups is not None:
+        allowing = tuple(group for group in allowing if group in model.groups)
     groups = allowing if blueprint.tenants else None
     if model.trust is not None and provider not in model.trust:
         groups = ()

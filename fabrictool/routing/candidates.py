@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar
 
 if TYPE_CHECKING:
@@ -48,12 +48,20 @@ class TrustPolicy:
 
     groups: dict[str, frozenset[str]]
     models: dict[str, frozenset[str]]
+    visible: dict[str, frozenset[str]] = field(default_factory=dict)
+    """Model → the groups for which it is there; one that is not in the map is there for all."""
+
+    def sees(self, group: str | None, model: str) -> bool:
+        """Whether a model is there for a group; for another it does not exist."""
+        return group is None or model not in self.visible or group in self.visible[model]
 
     def permits(self, provider: str, model: str, group: str | None, requested: Collection[str] | None) -> bool:
         """Whether `provider` may see this request; `requested` narrows and never widens."""
         if requested is not None and provider not in requested:
             return False
         if model in self.models and provider not in self.models[model]:
+            return False
+        if not self.sees(group, model):
             return False
         return group is None or provider in self.groups.get(group, frozenset())
 
@@ -82,7 +90,7 @@ def entitled(
     `requested` is the client's own allowlist.
     """
     serving: Sequence[R] = [replica for replica in replicas if replica.model == model]
-    if not serving:
+    if not serving or not trust.sees(group, model):
         return "unknown-model"
     return tuple(r for r in serving if trust.permits(r.provider, model, group, requested)) or "not-allowed"
 

@@ -15,6 +15,7 @@ from fabrictool.gateway.directory import Directory, RoutingTarget, StaticNode
 from fabrictool.gateway.exchange import Exchange
 from fabrictool.gateway.metrics import GatewayMetrics
 from fabrictool.gateway.modelrequest import ModelRequest
+from fabrictool.gateway.openai import renamed
 from fabrictool.gateway.rules import RoutingRules
 from fabrictool.mesh.records import AssignedUnit, Lifecycle, NodeBody, ServiceBody
 from fabrictool.mesh.registry import Serving
@@ -416,6 +417,42 @@ async def test_a_request_may_ask_for_what_its_replica_is(bed):
         assert unmet.value.code == "requirement_not_met"
         with pytest.raises(openai.BadRequestError, match="whole number"):
             await client.chat.completions.create(model="m", messages=HELLO, extra_headers={"x-fabric-min-bits": "a"})
+
+
+async def test_a_model_has_aliases_and_the_engine_is_asked_by_its_own_name(bed):
+    rules = bed.gateway._rules
+    bed.gateway.reload(dataclasses.replace(rules, aliases={"meta/Only-A": "only-a"}), bed.gateway._keyring, {})
+    async with sdk(bed) as client:
+        answer = await client.chat.completions.create(model="meta/Only-A", messages=HELLO, temperature=0.5)
+        assert answer.choices[0].message.content == "from a"
+        assert bed.a.seen[-1][1] == {"model": "only-a", "messages": HELLO, "temperature": 0.5}
+        listed = {model.id: model for model in (await client.models.list()).data}
+        assert listed.keys() == {"m", "only-a"}
+        assert listed["only-a"].aliases == ["meta/Only-A"]
+        assert (await client.models.retrieve("meta/Only-A")).id == "only-a"
+
+
+async def test_all_but_the_name_stays_as_it_was_written():
+    written = b'{ "n" : 1e2,"model":"x","a":[1.50, "\\u00e9"],"o":{"model":"x"}}'
+    assert renamed(written, "org/y") == b'{"n":1e2,"model":"org/y","a":[1.50, "\\u00e9"],"o":{"model":"x"}}'
+
+
+async def test_a_model_is_not_there_for_a_group_that_may_not_see_it(bed):
+    rules = bed.gateway._rules
+    trust = TrustPolicy(rules.trust.groups, {}, {"m": frozenset({"alpha-only"})})
+    bed.gateway.reload(dataclasses.replace(rules, trust=trust), bed.gateway._keyring, {})
+    bed.gateway.plan_for({"m": (0,), "only-a": (0,)})
+    async with sdk(bed) as client:
+        assert [model.id for model in (await client.models.list()).data] == ["only-a"]
+        for asking in (
+            client.models.retrieve("m"),
+            client.chat.completions.create(model="m", messages=HELLO),
+        ):
+            with pytest.raises(openai.NotFoundError):
+                await asking
+    async with sdk(bed, bed.ALPHA_KEY) as client:
+        assert {model.id for model in (await client.models.list()).data} == {"m", "only-a"}
+        assert (await client.chat.completions.create(model="m", messages=HELLO)).choices
 
 
 @pytest.mark.parametrize("affinity", [False, True])

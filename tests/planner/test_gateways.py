@@ -167,6 +167,17 @@ def test_what_a_tenant_may_is_taken_over_in_place_and_where_records_go_is_not(wo
     assert world.spec("gateway/one").recording == RecordsSpec("secret://file/url", opt_out=True)
 
 
+def test_names_of_a_model_and_for_whom_it_is_there_are_taken_over_in_place(world):
+    world.in_force, world.more = "current", TRUST
+    world.apply(ONE)
+    assert not {"aliases", "model_groups"} & set(msgspec.to_builtins(world.spec("gateway/one")))
+    world.rules = "aliases: [org/M]\ngroups: [ours]"
+    assert sorted(world.apply(ONE)) == [("update", "gateway/one"), ("update", "replica/m/0")]
+    assert world.spec("gateway/one").model_aliases == {"org/M": "m"}
+    assert world.spec("gateway/one").visible == {"m": ("ours",)}
+    assert world.spec("replica/m/0").trust.groups == ("ours",), "the agent sees to it, too"
+
+
 @pytest.mark.parametrize(
     ("before", "after", "done"),
     [
