@@ -11,6 +11,7 @@ import msgspec
 
 from fabrictool.agent.agent import Agent
 from fabrictool.agent.idle import IdleAgent
+from fabrictool.base.openfiles import raise_open_files
 from fabrictool.mesh.transport.views import views_of
 from fabrictool.status.pages import serve_status
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 async def run_agent(spec: AgentSpec, folder: RunFolder, clock: Clock, cache: Path, ends_at: float | None) -> str:
     """The agent's whole life; returns why it ended."""
+    raise_open_files()
     kind = Agent if isinstance(spec.idle, msgspec.UnsetType) else IdleAgent
     agent = kind(spec, folder, clock, python=sys.executable, cache=cache, ends_at=ends_at)
     loop = asyncio.get_running_loop()

@@ -53,6 +53,8 @@ DEADLINE_S = 600.0
 CHAT_PATH = "/v1/chat/completions"
 CLIENT_GONE = 499
 """As nginx writes it down."""
+_OWN_ENDS = frozenset({"FT8113", "FT8115"})
+"""Of a request that no replica is to blame for."""
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
 _RETRIED_STATUS = frozenset({502, 503, 504})
 _PASSED_HEADERS = frozenset(
@@ -277,6 +279,13 @@ class Exchange:
         self._upstream = None
         self._lost("FT8106", "refused" if refused else "broken", reason, status=502)
 
+    def exhausted(self, reason: str) -> None:
+        """This process has no file left for a connection: no replica's fault."""
+        self._upstream = None
+        if self._target is not None:
+            self._target.ejection.given_up()
+        self._break("FT8115", f"this gateway cannot open a connection more: {reason.lower()}", status=503)
+
     def stale(self) -> None:
         if self._target is not None:
             self._send(self._target, anew=True)
@@ -374,9 +383,10 @@ class Exchange:
         """There is no answer, or no more of it."""
         model, path = self._request.model, self._request.path
         if not self._passing:
-            where = f" (tried {', '.join(target.replica for target in self._tried)})" if code != "FT8113" else ""
+            where = f" (tried {', '.join(target.replica for target in self._tried)})" if code not in _OWN_ENDS else ""
             text = f"no replica of {model!r} answered: {reason}{where}"
-            self._client.answer(error_response(status, code, text, path=path))
+            again = (("retry-after", "5"),) if status == 503 else ()
+            self._client.answer(error_response(status, code, text, headers=again, path=path))
             self._finish(status, "refused")
         elif self._event_stream:
             self._client.chunk(error_event(code, f"the replica was lost in mid-stream: {reason}", path=path))

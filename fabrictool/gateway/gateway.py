@@ -19,6 +19,7 @@ import msgspec
 from fabrictool import __version__
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.base.listening import Listening
+from fabrictool.base.openfiles import open_files
 from fabrictool.gateway.accounts import KeyAccounts
 from fabrictool.gateway.admission import Admission, longest_wait, priority_of
 from fabrictool.gateway.clienttls import LOOK_S
@@ -74,6 +75,8 @@ RECORD_HEADER = "x-fabric-record"
 """``no``: not to be recorded, where the fabric lets its clients ask for that."""
 TICK_S = 1.0
 HANDSHAKE_S = 10.0
+OWN_FILES = 64
+"""Open beside those of requests."""
 FILL_S = 30.0
 """After its start a gateway answers 503 for models that it does not know: by then its agents have dialled again."""
 EVENTS_KEPT = 200
@@ -109,6 +112,7 @@ class GatewayServer:
         self._opt_out = False
         self.connections: set[ClientConnection] = set()
         """Of the clients that are here now."""
+        self._most_clients = 0
         self._events: deque[Event] = deque(maxlen=EVENTS_KEPT)
         self.follower = MeshFollower(clock, self.directory, lambda: self._rules.attestation, self.note)
         self._started = self._looked_at_tls = clock.monotonic()
@@ -168,6 +172,7 @@ class GatewayServer:
     ) -> None:
         """Accept clients, perhaps at `sockets` of another process; raises FT8004 when the address cannot be used."""
         self._tls = tls
+        self._most_clients = max(1, open_files() - OWN_FILES) // 2
         self.listening = Listening(
             lambda: ClientConnection(self, self._clock),
             backlog=1024,
@@ -229,6 +234,7 @@ class GatewayServer:
 
     def opened(self, connection: ClientConnection) -> None:
         self.connections.add(connection)
+        connection.surplus = len(self.connections) > self._most_clients
         if self.ending:
             connection.close_when_answered()
 

@@ -109,6 +109,8 @@ class ClientConnection(asyncio.Protocol):
         self._waiting_octets = 0
         self._current: ClientRequest | None = None
         self._broken = False
+        self.surplus = False
+        """There are too many clients already: it is told so, and closed."""
         self.writing_paused = False
         """The client does not take what is written."""
         self._request_began: float | None = None
@@ -266,6 +268,9 @@ class ClientConnection(asyncio.Protocol):
             self._refuse(400, "FT8110", f"HTTP/{version} is not supported: speak HTTP/1.1")
         elif wrong := _wrong_head(request, upgrade=self._parser.should_upgrade()):
             self._refuse(400, "FT8110", wrong)
+        elif self.surplus:
+            text = "this gateway has as many clients as it can have: ask again, or another gateway"
+            self._refuse(503, "FT8115", text, (("retry-after", "5"),))
         if self._broken:
             return
         if request.target.startswith("http"):  # absolute form (RFC 9112 §3.2.2)
@@ -351,7 +356,7 @@ class ClientConnection(asyncio.Protocol):
         first = _FIRST_LINES.get(status) or f"HTTP/1.1 {status} Status\r\n"
         return f"{first}x-request-id: {self.request_id}\r\n{lines}{last}".encode("latin-1", "replace")
 
-    def _refuse(self, status: int, code: str, message: str) -> None:
+    def _refuse(self, status: int, code: str, message: str, headers: Headers = ()) -> None:
         """Answer a request that cannot be parsed, then close: what follows it cannot be trusted either."""
         if self._broken:
             return
@@ -359,7 +364,7 @@ class ClientConnection(asyncio.Protocol):
         self._waiting.clear()
         if self._current is None:
             self.request_id = self.request_id or self._handler.new_id()
-            self.answer(error_response(status, code, message))
+            self.answer(error_response(status, code, message, headers=headers))
 
 
 def _wrong_head(request: ClientRequest, *, upgrade: bool) -> str:

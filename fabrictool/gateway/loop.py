@@ -7,6 +7,8 @@ import gc
 import importlib.util
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from fabrictool.base.openfiles import raise_open_files
+
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
@@ -17,6 +19,7 @@ for it took a twelfth of a busy gateway's time."""
 
 
 def run_loop(main: Coroutine[Any, Any, T]) -> T:
+    raise_open_files()
     factory = None
     if importlib.util.find_spec("uvloop") is not None:
         import uvloop  # noqa: PLC0415 - an optional extra

@@ -119,6 +119,7 @@ _CODES = {
     "FT8110": "invalid_http",
     "FT8113": "stopping",
     "FT8114": "requirement_not_met",
+    "FT8115": "too_many_clients",
     "FT8131": "busy",
     "FT8132": "invalid_header",
     "FT8124": "model_not_allowed",

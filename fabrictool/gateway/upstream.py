@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Protocol, cast
@@ -25,6 +27,9 @@ IDLE_KEPT = 256
 """Connections to one server that wait for a request."""
 _SIZES = frozenset({b"content-length", b"transfer-encoding"})
 ANSWER_HEAD_OCTETS = 64 * 1024
+
+_OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
+"""Why this system makes no connection, to whomever."""
 
 Headers = tuple[tuple[str, str], ...]
 
@@ -80,6 +85,9 @@ class AnswerListener(Protocol):
     def complete(self, *, sized: bool) -> None:
         """`sized`: the answer said where it ends; otherwise the connection's end is its end, and so is a crash."""
 
+    def exhausted(self, reason: str) -> None:
+        """The system lets this process open no connection more, to whomever."""
+
     def failed(self, reason: str, *, refused: bool) -> None:
         """The upstream broke off, before or after its head; `refused`: it was never reached."""
 
@@ -133,6 +141,13 @@ class Upstream(asyncio.Protocol):
         """Forget the answer; the engine sees a closed connection and frees its slot."""
         self._listener = None
         self.close()
+
+    def exhaust(self, reason: str) -> None:
+        """End, once, with what is not the server's fault."""
+        listener, self._listener = self._listener, None
+        self.close()
+        if listener is not None:
+            listener.exhausted(reason)
 
     def fail(self, reason: str, *, refused: bool = False) -> None:
         """End with a failure, once."""
@@ -392,6 +407,9 @@ class TcpConnector:
             text = f"{self._host}:{self._port} did not accept a connection within {CONNECT_SECONDS:.0f} s"
             upstream.fail(text, refused=True)
         except OSError as error:
-            upstream.fail(f"{self._host}:{self._port}: {error.strerror or error}", refused=True)
+            if error.errno in _OURS:
+                upstream.exhaust(os.strerror(error.errno))
+            else:
+                upstream.fail(f"{self._host}:{self._port}: {error.strerror or error}", refused=True)
         else:
             transport.write(request)

@@ -78,7 +78,7 @@ def full_bed(make_bed):
         await bed.engine.start()
         await bed.start(nodes=[StaticNode(bed.engine.url, ["m", "other"], "alpha", slots=SLOTS)])
         change = {"priorities": {"t1": "interactive"}} | rules
-        bed.gateway.reload(dataclasses.replace(bed.gateway._rules, **change), bed.gateway._keyring)
+        bed.gateway.reload(dataclasses.replace(bed.gateway._rules, **change), bed.gateway._keyring, {})
         return bed
 
     return start
