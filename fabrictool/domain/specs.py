@@ -219,6 +219,8 @@ class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_
     """Tenant → what its key may do; not written where nothing limits anybody."""
     model_limits: dict[str, KeyLimits] | msgspec.UnsetType = msgspec.UNSET
     """Of all clients together; not written where there are none."""
+    key_api: str | msgspec.UnsetType = msgspec.UNSET
+    """Consumer group of the keys that are made at its key API; not written where it has none."""
 
     @property
     def listeners(self) -> dict[str, HostPort]:
@@ -239,6 +241,11 @@ class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_
     @property
     def recording(self) -> RecordsSpec:
         return RecordsSpec() if isinstance(self.records, msgspec.UnsetType) else self.records
+
+    @property
+    def issues_keys(self) -> bool:
+        """Whether it has a key API."""
+        return not isinstance(self.key_api, msgspec.UnsetType)
 
     @property
     def seeks(self) -> tuple[HostPort, ...]:

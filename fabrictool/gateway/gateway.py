@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from fabrictool.domain.terms import KeyLimits
     from fabrictool.gateway.accounts import Ticket
     from fabrictool.gateway.clienttls import ClientTls
+    from fabrictool.gateway.keyapi import KeyApi, KeyCall
     from fabrictool.gateway.keys import Consumer, Keyring
     from fabrictool.gateway.upstream import Headers
     from fabrictool.mesh.framing import StreamHead
@@ -105,7 +106,7 @@ class GatewayServer:
         self._rules = rules
         self._keyring = keyring
         self.accounts = KeyAccounts(clock, fabric)
-        self.accounts.change_terms({} if keyring is None else keyring.accounts)
+        self.know_keys()
         self.directory = Directory(rules.weights)
         self.directory.replace(targets)
         self._metrics = GatewayMetrics()
@@ -114,6 +115,7 @@ class GatewayServer:
         self.sinks: list[Callable[[RequestRecord], object]] = []
         """Who is told what became of each request."""
         self._opt_out = False
+        self._key_api: KeyApi | None = None
         self.connections: set[ClientConnection] = set()
         """Of the clients that are here now."""
         self._events: deque[Event] = deque(maxlen=EVENTS_KEPT)
@@ -157,10 +159,22 @@ class GatewayServer:
     def reload(self, rules: RoutingRules, keyring: Keyring | None, limits: Mapping[str, KeyLimits]) -> None:
         """Go on by other rules, keys and limits of models; requests that are open end by those that they began with."""
         self._rules, self._keyring = rules, keyring
-        self.accounts.change_terms({} if keyring is None else keyring.accounts)
+        if self._key_api is not None and keyring is not None:
+            self._key_api.attach(keyring)
+        self.know_keys()
         self.accounts.limit_models(limits)
         self.directory.weigh(rules.weights)
         self._follow_all()
+
+    def issue_keys(self, api: KeyApi) -> None:
+        """Serve this key API, and accept its keys."""
+        if self._keyring is not None:
+            self._key_api = api
+            api.attach(self._keyring)
+
+    def know_keys(self) -> None:
+        """Go by the terms that the keys have now."""
+        self.accounts.change_terms({} if self._keyring is None else self._keyring.accounts)
 
     @property
     def routing_policy(self) -> RoutingPolicy:
@@ -250,16 +264,13 @@ class GatewayServer:
         path, reads = request.path, request.method in ("GET", "HEAD")
         if reads and path == "/health":
             return None
+        if self._key_api is not None and self._key_api.serves(path):
+            return self._key_api.admit(request)
         if self._keyring is not None:
             authorization = request.header("authorization") or _bearer(request.header("x-api-key"))
             request.consumer = self._keyring.consumer(authorization)
-            expired = request.consumer is not None and request.consumer.expired(self._clock)
-            if request.consumer is None or expired:
-                text = "the API key is not valid" if authorization else "an API key is needed"
-                text = "the API key has expired" if expired else text
-                header = (("www-authenticate", 'Bearer realm="fabrictool"'),)
-                text = f"{text}: send Authorization: Bearer KEY"
-                return error_response(401, "FT8102", text, headers=header, path=path)
+            if request.consumer is None or request.consumer.expired(self._clock):
+                return _unknown_key(self._keyring, authorization, path, expired=request.consumer is not None)
         if not reads and not (request.method == "POST" and path in MODEL_PATHS):
             if path in MODEL_PATHS or path.startswith(("/v1/models", "/status", "/metrics", "/health")):
                 return error_response(405, "FT8107", f"{request.method} is not allowed on {path}")
@@ -275,8 +286,10 @@ class GatewayServer:
         """Unique among all gateways."""
         return f"{self._ids}{next(self._next_id):x}"
 
-    def handle(self, request: ClientRequest, connection: ClientConnection) -> GatewayResponse | Exchange:
+    def handle(self, request: ClientRequest, connection: ClientConnection) -> GatewayResponse | Exchange | KeyCall:
         """The answer to a request, or the exchange that will make it."""
+        if self._key_api is not None and self._key_api.serves(request.path):
+            return self._key_api.call(request, connection)
         if request.method in ("GET", "HEAD"):
             return self._get(request.path, request.consumer)
         return self._ask(request, connection)
@@ -590,6 +603,18 @@ def _testimony(witness: WitnessBody, evicted: bool) -> tuple[str, str, str]:
     if not witness.votes:
         return "suspected", suspect, text
     return "evicted" if evicted else "eviction-vote", suspect, text
+
+
+def _unknown_key(keyring: Keyring, authorization: str, path: str, *, expired: bool) -> GatewayResponse:
+    """What is said to a key that is none, or none any more."""
+    more = keyring.more
+    if authorization and more is not None and not more.ready:
+        text = "the keys of this gateway could not be read yet; try again later"
+        return error_response(503, "FT8143", text, headers=(("retry-after", "2"),), path=path)
+    text = "the API key is not valid" if authorization else "an API key is needed"
+    text = "the API key has expired" if expired else (more is not None and more.doubt(authorization)) or text
+    header = (("www-authenticate", 'Bearer realm="fabrictool"'),)
+    return error_response(401, "FT8102", f"{text}: send Authorization: Bearer KEY", headers=header, path=path)
 
 
 def _bearer(key: str) -> str:
