@@ -78,7 +78,7 @@ class GatewayCheck(ReferenceCheck):
     def _key_apis(self, below: dict[str, Steps]) -> None:
         """Keys that are made at one gateway are good at all that have a key API."""
         having = {name: its for name, its in self._blueprint.every_gateway.items() if its.key_api is not None}
-        stores = [gateway.records.database for gateway in having.values()]
+        stores = [gateway.records.database for gateway in having.values() if gateway.listen is not None]
         for name, gateway in having.items():
             path, api = (*below[name], "key_api"), gateway.key_api
             if api is not None:

@@ -192,11 +192,10 @@ class IssuedKeys:
         return _Turn(self._turn)
 
     async def _read(self) -> None:
-        changes = await asyncio.to_thread(self._store.read_keys, self._fabric, self._revision)
+        changes, known = await asyncio.to_thread(self._fetch)
         self._trouble = ""
         if changes.whole:
-            fresh = {state.sha256: state for state in changes.states} != self._live or not self.ready
-            if fresh:
+            if not known:
                 self._replace(changes.states)
                 await self._save()
         elif changes.states:
@@ -204,6 +203,14 @@ class IssuedKeys:
         elif not self._copied:
             await self._save()
         self._revision = changes.revision
+
+    def _fetch(self) -> tuple[KeyChanges, bool]:
+        """What changed, and whether the whole of it is what is here already: to compare ten thousand keys takes time
+        that the event loop does not have.
+        """
+        changes = self._store.read_keys(self._fabric, self._revision)
+        whole = changes.whole and self.ready and len(changes.states) == len(self._live)
+        return changes, whole and all(self._live.get(state.sha256) == state for state in changes.states)
 
     async def _write(self, states: Sequence[KeyState]) -> Sequence[KeyState]:
         """Those that were written, with their revision; none where another gateway was faster."""
@@ -223,25 +230,29 @@ class IssuedKeys:
 
     async def _take(self, states: Iterable[KeyState]) -> None:
         for state in states:
-            if state.ended:
-                self._live.pop(state.sha256, None)
-            else:
-                self._live[state.sha256] = state
+            self._live.pop(state.sha256, None)
+            self._consumers.pop(state.sha256, None)
+            if not state.ended:
+                self._put(state)
         self._know()
         await self._save()
 
     def _replace(self, states: Iterable[KeyState]) -> None:
-        self._live = {state.sha256: state for state in states}
+        self._live, self._consumers = {}, {}
+        for state in states:
+            self._put(state)
         self._know()
+
+    def _put(self, state: KeyState) -> None:
+        self._live[state.sha256] = state
+        if not state.key.blocked:
+            self._consumers[state.sha256] = self._consumer(state)
 
     def _know(self) -> None:
         """From now on requests are judged by these keys."""
         self.ready = True
         self._presented.clear()
         self._pseudonyms.clear()
-        self._consumers = {
-            state.sha256: self._consumer(state) for state in self._live.values() if not state.key.blocked
-        }
         self.on_change()
 
     def _consumer(self, state: KeyState) -> Consumer:
@@ -271,7 +282,8 @@ class _Turn:
 
     async def __aenter__(self) -> None:
         try:
-            await asyncio.wait_for(self._lock.acquire(), TURN_S)
+            async with asyncio.timeout(TURN_S):
+                await self._lock.acquire()
         except TimeoutError as error:
             message = "the store of keys does not answer"
             raise StoreAwayError(Problem("FT8143", message, hint="ask again", transient=True)) from error

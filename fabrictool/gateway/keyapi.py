@@ -136,7 +136,8 @@ class KeyApi:
         if len(request.body) > BODY_OCTETS:
             return error_response(413, "FT8108", f"the request's body is over {BODY_OCTETS >> 10} KiB")
         try:
-            return await call(request)
+            answer = await call(request)
+            return msgspec.structs.replace(answer, headers=(*answer.headers, ("cache-control", "no-store")))
         except KeyRefusal as refusal:
             return error_response(refusal.status, refusal.code, refusal.text, param=refusal.param)
         except FabrictoolError as error:

@@ -166,6 +166,17 @@ def test_what_a_tenant_may_is_taken_over_in_place_and_where_records_go_is_not(wo
     assert world.spec("gateway/one").recording == RecordsSpec("secret://file/url", opt_out=True)
 
 
+def test_a_key_api_is_told_to_gateways_and_closes_agents_without_a_tenant(world):
+    world.in_force, world.more = "current", TRUST.partition("tenants")[0]
+    world.apply(ONE)
+    assert world.spec("replica/m/0").trust.groups is None
+    assert "key_api" not in msgspec.to_builtins(world.spec("gateway/one"))
+    with_api = ONE.replace("}", ", key_api: {key: secret://env/ADMIN, group: all}}")
+    assert sorted(world.apply(with_api)) == [("replace", "gateway/one"), ("update", "replica/m/0")]
+    assert world.spec("gateway/one").key_api == "all"
+    assert world.spec("replica/m/0").trust.groups == ("all", "ours")
+
+
 @pytest.mark.parametrize(
     ("before", "after", "done"),
     [
