@@ -6,18 +6,26 @@ import hashlib
 import json
 import os
 import re
+import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import aiohttp
+import msgspec
 import pytest
 import pytest_asyncio
 
 from fabrictool.base.clock import SystemClock
+from fabrictool.base.errors import InvalidInputError
+from fabrictool.domain.specs import encode_spec
 from fabrictool.gateway.issued import COPY_FILE
-from fabrictool.gateway.keeping import RECORDS_FILE, issuing, spooling
-from fabrictool.gateway.keys import hash_key
+from fabrictool.gateway.keeping import RECORDS_FILE, issuing, records_folder, spooling
+from fabrictool.gateway.keys import encode_keys, hash_key, keys_digest
+from fabrictool.gateway.reloading import KEYS_FILE
+from fabrictool.gateway.run import run_on_mesh
 from fabrictool.gateway.storeprocess import StoreProcess
 from tests.gateway.conftest import Bed, until
+from tests.gateway.test_run import unit
 
 pytestmark = pytest.mark.asyncio
 ADMIN = "admin-key-of-the-centre-0123"
@@ -414,3 +422,41 @@ async def test_the_real_agents_backends(tmp_path):
         "deleted": [401, []],
         "billed": {"input_tokens": 33, "output_tokens": 22},
     }
+
+
+async def test_a_gateway_of_a_fabric_has_it_without_a_tenant_and_takes_over_another_admin_key(tmp_path):
+    folder, spec = unit(tmp_path)
+    spec = msgspec.structs.replace(spec, tenants={}, key_api="all")
+
+    def admin_is(key):
+        """As `apply` writes it: the key file, and its digest in the spec."""
+        (folder.path / KEYS_FILE).write_bytes(encode_keys([], hash_key(key)))
+        (folder.path / KEYS_FILE).chmod(0o600)
+        return msgspec.structs.replace(spec, keys=keys_digest(spec.fabric, [], hash_key(key)))
+
+    with pytest.raises(InvalidInputError) as refused:
+        await run_on_mesh(spec, folder, SystemClock())
+    assert refused.value.problems[0].code == "FT8005", "it never opens itself"
+    secret = ""
+    for turn in range(2):
+        (folder.path / "process.json").unlink(missing_ok=True)
+        first, second = f"{ADMIN}-{turn}-first", f"{ADMIN}-{turn}-second"
+        spec = admin_is(first)
+        folder.spec.write_bytes(encode_spec(spec))
+        running = asyncio.create_task(run_on_mesh(spec, folder, SystemClock()))
+        await until(lambda running=running: running.done() or folder.process().get("listen"), 20)
+        desk = KeyBed(SimpleNamespace(url=f"http://{folder.process()['listen']}"), None, None)
+        secret = secret or (await desk.ask("POST", "/key/generate", {}, key=first))[1]["key"]
+        assert (await desk.ask("GET", "/v1/models", key=None))[0] == 401
+        assert (await desk.ask("GET", "/v1/models", key=secret))[0] == 200
+        folder.spec.write_bytes(encode_spec(admin_is(second)))
+
+        async def is_taken_over(second=second, desk=desk):
+            return (await desk.ask("GET", "/key/list", key=second))[0] == 200
+
+        await eventually(is_taken_over)
+        assert (await desk.ask("GET", "/key/list", key=first))[0] == 401
+        assert (await desk.ask("GET", "/v1/models", key=secret))[0] == 200
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(running, 20)
+    assert records_folder(tmp_path, spec.fabric, spec.name).joinpath(COPY_FILE).exists()
