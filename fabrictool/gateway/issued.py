@@ -25,12 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from fabrictool.base.clock import Clock
     from fabrictool.gateway.keyrecords import KeyChanges
 
 LOOK_S = 2.0
-WHOLE_S = 600.0
-"""Everything is read again: a database may have been restored."""
 TURN_S = 10.0
 """So long a change waits for those before it."""
 ATTEMPTS = 5
@@ -60,13 +57,10 @@ class IssuedKeys:
     """`consumer` for requests, on the event loop; `run` beside them; `change` for the key API."""
 
     # Wide: whose keys they are, and where they lie.
-    def __init__(
-        self, store: KeyStore, copy: Path, clock: Clock, *, fabric: str, group: str, look_s: float = LOOK_S
-    ) -> None:
+    def __init__(self, store: KeyStore, copy: Path, *, fabric: str, group: str, look_s: float = LOOK_S) -> None:
         """`group`: the consumer group of all of them."""
         self._store = store
         self._copy = copy
-        self._clock = clock
         self._fabric, self._group = fabric, group
         self._look_s = look_s
         self._live: dict[str, KeyState] = {}
@@ -77,7 +71,6 @@ class IssuedKeys:
         self._pseudonyms: dict[str, str] = {}
         """By tenant; empty until somebody asks."""
         self._revision = 0
-        self._whole_at = clock.monotonic()
         self._turn = asyncio.Lock()
         self._copied = True
         self._trouble = ""
@@ -177,9 +170,6 @@ class IssuedKeys:
         """Read what changed, if that can be had."""
         try:
             async with self._turn:
-                now = self._clock.monotonic()
-                if now - self._whole_at > WHOLE_S:
-                    self._revision, self._whole_at = 0, now
                 await self._read()
         except FabrictoolError as error:
             if self._trouble != str(error):
@@ -192,25 +182,16 @@ class IssuedKeys:
         return _Turn(self._turn)
 
     async def _read(self) -> None:
-        changes, known = await asyncio.to_thread(self._fetch)
+        changes = await asyncio.to_thread(self._store.read_keys, self._fabric, self._revision)
         self._trouble = ""
-        if changes.whole:
-            if not known:
-                self._replace(changes.states)
-                await self._save()
+        if changes.whole and (changes.states or self._live or not self.ready):
+            self._replace(changes.states)
+            await self._save()
         elif changes.states:
             await self._take(changes.states)
         elif not self._copied:
             await self._save()
         self._revision = changes.revision
-
-    def _fetch(self) -> tuple[KeyChanges, bool]:
-        """What changed, and whether the whole of it is what is here already: to compare ten thousand keys takes time
-        that the event loop does not have.
-        """
-        changes = self._store.read_keys(self._fabric, self._revision)
-        whole = changes.whole and self.ready and len(changes.states) == len(self._live)
-        return changes, whole and all(self._live.get(state.sha256) == state for state in changes.states)
 
     async def _write(self, states: Sequence[KeyState]) -> Sequence[KeyState]:
         """Those that were written, with their revision; none where another gateway was faster."""

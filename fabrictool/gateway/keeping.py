@@ -96,7 +96,7 @@ async def issuing(
     look_s: float = LOOK_S,
 ) -> AsyncIterator[None]:
     """The key API, and the keys that it made; `folder` holds their copy."""
-    issued = IssuedKeys(store, folder / COPY_FILE, clock, fabric=fabric, group=group, look_s=look_s)
+    issued = IssuedKeys(store, folder / COPY_FILE, fabric=fabric, group=group, look_s=look_s)
     await asyncio.to_thread(issued.load)
     gateway.issue_keys(KeyApi(issued, store, clock, fabric=fabric, note=gateway.note))
     issued.on_change = gateway.know_keys

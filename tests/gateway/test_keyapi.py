@@ -5,8 +5,10 @@ import contextlib
 import hashlib
 import json
 import os
+import random
 import re
 import signal
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,14 +18,17 @@ import pytest
 import pytest_asyncio
 
 from fabrictool.base.clock import SystemClock
-from fabrictool.base.errors import InvalidInputError
+from fabrictool.base.errors import InvalidInputError, Problem
 from fabrictool.domain.specs import encode_spec
-from fabrictool.gateway.issued import COPY_FILE
+from fabrictool.gateway.issued import ATTEMPTS, COPY_FILE
 from fabrictool.gateway.keeping import RECORDS_FILE, issuing, records_folder, spooling
 from fabrictool.gateway.keys import encode_keys, hash_key, keys_digest
+from fabrictool.gateway.records import StoreAwayError
 from fabrictool.gateway.reloading import KEYS_FILE
 from fabrictool.gateway.run import run_on_mesh
+from fabrictool.gateway.store import RecordStore
 from fabrictool.gateway.storeprocess import StoreProcess
+from fabrictool.gateway.sums import usage
 from tests.gateway.conftest import Bed, until
 from tests.gateway.test_run import unit
 
@@ -306,6 +311,14 @@ async def test_usage_by_day_and_key(desk):
     assert (await activity(end_date="2023-11-14"))["metadata"]["total_tokens"] == 10
     assert (await activity(api_key=team["token"]))["metadata"]["total_tokens"] == 10
     assert (await activity(model="only-a"))["metadata"]["total_tokens"] == 5
+    store = RecordStore(str(desk.folder / RECORDS_FILE), read_only=True)
+    rows = usage(store, ["tenant", "key"], since=0, until=2e9, equals={"model": "m"})
+    store.close()
+    assert {(row.group["tenant"], row.group["key"]): row.requests for row in rows} == {
+        ("t1", hash_key(desk.bed.KEY)[:12]): 1,
+        ("team/physics", team["key_name"]): 2,
+        ("key/res2-1", other["key_name"]): 1,
+    }
     for query in ({"start_date": "2023-11-01"}, {"start_date": "2023-12-01", "end_date": "2023-11-01"}):
         assert error_of(await desk.ask("GET", "/user/daily/activity", **query)) == (400, "FT8140")
 
@@ -340,6 +353,40 @@ async def test_two_gateways_on_one_database_agree(postgres, tmp_path):
     assert len(pseudonyms) == 1
     assert pseudonyms != {""}
     for desk in (one, two):
+        await desk.stop()
+
+
+async def test_whatever_crosses_the_gateways_agree_in_the_end(tmp_path):
+    """Who works by a key in the end is who the store says, at each of them, whatever was done where and when."""
+    address = str(tmp_path / "shared.db")
+    desks = [await KeyBed.start(tmp_path / name, address, name) for name in ("one", "two", "three")]
+    secrets, draws = [], random.Random(5)
+
+    async def work():
+        for _ in range(12):
+            desk, alias = draws.choice(desks), f"res-{draws.randrange(3)}"
+            kind = draws.choice(["generate", "generate", "regenerate", "block", "unblock", "delete", "update"])
+            body = {"key_alias": alias}
+            if kind != "generate":
+                records = await desk.listed(alias)
+                token = records[0]["token"] if records else "0" * 64
+                body = {"keys": [token]} if kind == "delete" else {"key": token}
+                body |= {"metadata": {"x": draws.random()}} if kind == "update" else {}
+            status, answer = await desk.ask("POST", f"/key/{kind}", body)
+            assert status in (200, 400, 404), answer
+            if status == 200 and kind in ("generate", "regenerate"):
+                secrets.append(answer["key"])
+
+    await asyncio.gather(*(work() for _ in range(6)))
+    secrets.append((await desks[0].make(key_alias="res-last"))["key"])
+    lists = [await desk.listed("res-") for desk in desks]
+    assert lists[0] == lists[1] == lists[2]
+    assert len({record["key_alias"] for record in lists[0]}) == len(lists[0])
+    blocked = {record["token"]: record["blocked"] for record in lists[0]}
+    statuses = [200 if blocked.get(hash_key(secret)) is False else 401 for secret in secrets]
+    assert statuses[-1] == 200
+    for desk in desks:
+        assert [await desk.status_of(secret) for secret in secrets] == statuses
         await desk.stop()
 
 
@@ -460,3 +507,85 @@ async def test_a_gateway_of_a_fabric_has_it_without_a_tenant_and_takes_over_anot
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.wait_for(running, 20)
     assert records_folder(tmp_path, spec.fabric, spec.name).joinpath(COPY_FILE).exists()
+
+
+class Unreliable:
+    """A real store whose next write is lost: before it is made, after it, or because others are always faster; and
+    that can be held up.
+    """
+
+    def __init__(self, store):
+        self.store, self.lost, self.writes = store, "", 0
+        self.goes = threading.Event()
+        self.goes.set()
+
+    def read_keys(self, fabric, since):
+        self.goes.wait()
+        return self.store.read_keys(fabric, since)
+
+    def write_keys(self, fabric, states):
+        self.writes += 1
+        if self.lost == "crossed":
+            return 0
+        revision = 0 if self.lost == "before" else self.store.write_keys(fabric, states)
+        if self.lost:
+            raise StoreAwayError(Problem("FT8120", "the connection was lost", transient=True))
+        return revision
+
+
+async def test_a_write_whose_answer_is_lost_is_found_again_or_told(desk):
+    issued = desk.bed.gateway._keyring.more
+    issued._store = store = Unreliable(issued._store)
+    made = await desk.make(key_alias="res-1")
+    store.lost = "after"
+    second = await desk.make(key_alias="res-2")
+    assert [await desk.status_of(its["key"]) for its in (made, second)] == [200, 200]
+    status, renewed = await desk.ask("POST", f"/key/{made['token']}/regenerate", {})
+    assert (status, await desk.status_of(made["key"]), await desk.status_of(renewed["key"])) == (200, 401, 200)
+    assert (await desk.ask("POST", "/key/delete", {"keys": [second["token"]]}))[0] == 200
+    assert await desk.status_of(second["key"]) == 401
+    for store.lost in ("before", "crossed"):
+        store.writes = 0
+        assert error_of(await desk.ask("POST", "/key/generate", {"key_alias": "res-3"})) == (503, "FT8143")
+        assert error_of(await desk.ask("POST", "/key/block", {"key": renewed["token"]})) == (503, "FT8143")
+        assert store.writes == {"before": 2, "crossed": 2 * ATTEMPTS}[store.lost]
+    assert await desk.status_of(renewed["key"]) == 200
+    assert [record["key_alias"] for record in await desk.listed("res-")] == ["res-1"]
+    store.lost = ""
+    await desk.make(key_alias="res-3")
+
+
+async def test_requests_do_not_wait_for_a_store_that_hangs_and_calls_only_so_long(desk, monkeypatch):
+    made = await desk.make(key_alias="res-1")
+    issued = desk.bed.gateway._keyring.more
+    issued._store = store = Unreliable(issued._store)
+    monkeypatch.setattr("fabrictool.gateway.issued.TURN_S", 0.05)
+    store.goes.clear()
+    try:
+        await until(issued._turn.locked)
+        assert error_of(await desk.ask("POST", "/key/block", {"key": made["token"]})) == (503, "FT8143")
+        assert (await desk.ask("GET", "/health/readiness"))[0] == 503
+        assert await desk.status_of(made["key"]) == 200
+    finally:
+        store.goes.set()
+
+    async def is_back():
+        return (await desk.ask("GET", "/health/readiness"))[0] == 200
+
+    await eventually(is_back)
+
+
+async def test_a_copy_that_cannot_be_read_is_told_and_the_store_is_asked(tmp_path, caplog):
+    folder = tmp_path / "g"
+    folder.mkdir()
+    (folder / COPY_FILE).write_text("{")
+    desk = await KeyBed.start(folder)
+    assert "the copy of the issued keys cannot be read" in caplog.text
+    made = await desk.make()
+    (folder / COPY_FILE).unlink()
+    (folder / COPY_FILE).mkdir()
+    assert (await desk.ask("POST", "/key/block", {"key": made["token"]}))[0] == 200, "the store has it"
+    assert "issued keys cannot be copied" in caplog.text
+    (folder / COPY_FILE).rmdir()
+    await until((folder / COPY_FILE).exists, 20)
+    await desk.stop()
