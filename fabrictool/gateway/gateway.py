@@ -35,6 +35,7 @@ from fabrictool.gateway.openai import (
     error_response,
     json_response,
     model_object,
+    no_such_key,
     no_such_model,
     peek,
 )
@@ -270,7 +271,7 @@ class GatewayServer:
             authorization = request.header("authorization") or _bearer(request.header("x-api-key"))
             request.consumer = self._keyring.consumer(authorization)
             if request.consumer is None or request.consumer.expired(self._clock):
-                return _unknown_key(self._keyring, authorization, path, expired=request.consumer is not None)
+                return no_such_key(self._keyring, authorization, path, expired=request.consumer is not None)
         if not reads and not (request.method == "POST" and path in MODEL_PATHS):
             if path in MODEL_PATHS or path.startswith(("/v1/models", "/status", "/metrics", "/health")):
                 return error_response(405, "FT8107", f"{request.method} is not allowed on {path}")
@@ -603,18 +604,6 @@ def _testimony(witness: WitnessBody, evicted: bool) -> tuple[str, str, str]:
     if not witness.votes:
         return "suspected", suspect, text
     return "evicted" if evicted else "eviction-vote", suspect, text
-
-
-def _unknown_key(keyring: Keyring, authorization: str, path: str, *, expired: bool) -> GatewayResponse:
-    """What is said to a key that is none, or none any more."""
-    more = keyring.more
-    if authorization and more is not None and not more.ready:
-        text = "the keys of this gateway could not be read yet; try again later"
-        return error_response(503, "FT8143", text, headers=(("retry-after", "2"),), path=path)
-    text = "the API key is not valid" if authorization else "an API key is needed"
-    text = "the API key has expired" if expired else (more is not None and more.doubt(authorization)) or text
-    header = (("www-authenticate", 'Bearer realm="fabrictool"'),)
-    return error_response(401, "FT8102", f"{text}: send Authorization: Bearer KEY", headers=header, path=path)
 
 
 def _bearer(key: str) -> str:

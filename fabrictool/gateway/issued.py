@@ -8,6 +8,7 @@ that it does not matter which of several gateways is asked.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import logging
 from typing import TYPE_CHECKING, Protocol
@@ -22,7 +23,7 @@ from fabrictool.gateway.keys import KEY_DIGITS, Consumer, hash_key, presented_ke
 from fabrictool.gateway.records import StoreAwayError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from fabrictool.gateway.keyrecords import KeyChanges
@@ -33,7 +34,7 @@ TURN_S = 10.0
 ATTEMPTS = 5
 """Of a change that other gateways' changes cross."""
 COPY_FILE = "issued.json"
-NOBODY = Terms()
+UNLIMITED = Terms()
 _PRESENTED_KEPT = 10_000
 
 _log = logging.getLogger("fabrictool.gateway")
@@ -178,8 +179,19 @@ class IssuedKeys:
 
     # -- internals --------------------------------------------------------------------------------------------
 
-    def _in_turn(self) -> _Turn:
-        return _Turn(self._turn)
+    @contextlib.asynccontextmanager
+    async def _in_turn(self) -> AsyncIterator[None]:
+        """Alone with the store; it is waited for only so long."""
+        try:
+            async with asyncio.timeout(TURN_S):
+                await self._turn.acquire()
+        except TimeoutError as error:
+            message = "the store of keys does not answer"
+            raise StoreAwayError(Problem("FT8143", message, hint="ask again", transient=True)) from error
+        try:
+            yield
+        finally:
+            self._turn.release()
 
     async def _read(self) -> None:
         changes = await asyncio.to_thread(self._store.read_keys, self._fabric, self._revision)
@@ -238,7 +250,7 @@ class IssuedKeys:
 
     def _consumer(self, state: KeyState) -> Consumer:
         key = state.key
-        terms = None if key.terms == NOBODY else key.terms
+        terms = None if key.terms == UNLIMITED else key.terms
         return Consumer(key.tenant, self._group, state.sha256[:KEY_DIGITS], f"issued/{key.id}", terms)
 
     async def _save(self) -> None:
@@ -253,21 +265,3 @@ class IssuedKeys:
 
     def _copy_out(self, copy: KeyCopy) -> None:
         write_atomic(self._copy, msgspec.json.encode(copy), mode=0o600)
-
-
-class _Turn:
-    """A lock that is waited for only so long."""
-
-    def __init__(self, lock: asyncio.Lock) -> None:
-        self._lock = lock
-
-    async def __aenter__(self) -> None:
-        try:
-            async with asyncio.timeout(TURN_S):
-                await self._lock.acquire()
-        except TimeoutError as error:
-            message = "the store of keys does not answer"
-            raise StoreAwayError(Problem("FT8143", message, hint="ask again", transient=True)) from error
-
-    async def __aexit__(self, *_: object) -> None:
-        self._lock.release()
