@@ -57,7 +57,8 @@ class GatewayCheck(ReferenceCheck):
             hint = "give one of them `listen`, an address for clients"
             self.say("FT1246", top, "no gateway listens for clients: nobody can ask for anything", hint)
         self._budgets(blueprint)
-        if not blueprint.tenants:
+        self._key_apis(below)
+        if not blueprint.tenants and blueprint.key_api is None:
             hint = "add `tenants: {me: {group: …, key: secret://env/NAME}}`"
             self.say("FT1232", top, "there is no tenant: nobody has a key for a gateway", hint, "warning")
         return self._problems
@@ -73,6 +74,24 @@ class GatewayCheck(ReferenceCheck):
                 self.say("FT1247", ("tenants", name, "budget"), message, hint)
             for index, model in enumerate(tenant.models or ()):
                 self.refer("FT1248", ("tenants", name, "models", index), model, blueprint.models, "model")
+
+    def _key_apis(self, below: dict[str, Steps]) -> None:
+        """Keys that are made at one gateway are good at all that have a key API."""
+        having = {name: its for name, its in self._blueprint.every_gateway.items() if its.key_api is not None}
+        stores = [gateway.records.database for gateway in having.values() if gateway.listen is not None]
+        for name, gateway in having.items():
+            path, api = (*below[name], "key_api"), gateway.key_api
+            if api is not None:
+                self.refer("FT1208", (*path, "group"), api.group, self._blueprint.trust.groups, "group")
+            if gateway.listen is None:
+                self.say("FT1249", path, "a gateway without `listen` has no clients, and no key API", "remove it here")
+            elif api != self._blueprint.key_api:
+                message = f"the key API of `{next(iter(having))}` has another key or group"
+                self.say("FT1249", path, message, "write the same at all gateways that have a key API")
+            elif len(stores) > 1 and (None in stores or len(set(stores)) > 1):
+                message = f"{len(stores)} gateways keep the keys that they make apart: each knows its own only"
+                hint = "name one PostgreSQL database in the `records` of each of them"
+                self.say("FT1249", path, message, hint)
 
     def _gateway(self, path: Steps, gateway: Gateway) -> None:
         if gateway.listen == gateway.mesh and gateway.listen.port != 0:

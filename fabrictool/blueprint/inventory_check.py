@@ -58,7 +58,7 @@ class InventoryCheck(ReferenceCheck):
             for number, label in enumerate(site.labels):
                 if label in TIERS:
                     hint = "write `tier` in the partition"
-                    self.say("FT1249", ("sites", name, "labels", number), f"`{label}` is a tier of partitions", hint)
+                    self.say("FT1251", ("sites", name, "labels", number), f"`{label}` is a tier of partitions", hint)
         for name, cluster in inventory.clusters.items():
             self._cluster(("clusters", name), cluster)
         self._links()

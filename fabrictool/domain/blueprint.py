@@ -331,6 +331,15 @@ class Records(Document):
         return self
 
 
+class KeyOrders(Document):
+    """The small part of LiteLLM's key API that marketplaces such as Waldur order keys by, on the clients' listener."""
+
+    key: SecretRef
+    """Reference to the admin key, which all of its calls need; never the key."""
+    group: Name
+    """One of ``trust.groups``: that of the keys that are made there."""
+
+
 class Gateway(Document):
     """The public face: one listener for clients, one for the agents' tunnels. Without the former it is a hub: it links
     nodes with each other and relays what it cannot read.
@@ -351,6 +360,8 @@ class Gateway(Document):
     that it reaches makes it known to the whole mesh."""
     records: Records = Records()
     """Where its request records go; ``fabrictool usage`` reads them."""
+    key_api: KeyOrders | None = None
+    """Keys can be made while it runs, by LiteLLM's key API; they lie where its records do. Absent: none can."""
     trace: Memory | None = None
     """Keep what happens in the mesh in the gateway's run folder, up to this size, for ``mesh replay``: records and
     addresses, no request and no key."""
@@ -423,6 +434,11 @@ class Blueprint(Document):
         """By name, however they are written."""
         alone = {} if self.gateway is None else {MAIN: self.gateway}
         return dict(sorted((alone | self.gateways).items()))
+
+    @property
+    def key_api(self) -> KeyOrders | None:
+        """That of its gateways; those that have any say the same."""
+        return next((its.key_api for its in self.every_gateway.values() if its.key_api is not None), None)
 
     @property
     def latency_targets(self) -> dict[str, tuple[float | None, float | None]]:

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from fabrictool.domain.inventory import Inventory
 
 
+ADMIN = "gateway/key_api"
+"""Stands among tenants, none of which can have this name, for the key API."""
+
+
 class KeysSeen(msgspec.Struct, frozen=True, kw_only=True):
     """The tenants' keys as they were: the digest that plans hold, and whose they are."""
 
@@ -75,7 +79,9 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _references(blueprint: Blueprint) -> dict[str, str]:
-    return {name: str(tenant.key) for name, tenant in sorted(blueprint.tenants.items())}
+    references = {name: str(tenant.key) for name, tenant in sorted(blueprint.tenants.items())}
+    admin = {} if blueprint.key_api is None else {ADMIN: str(blueprint.key_api.key)}
+    return references | admin
 
 
 def _unseen(name: str) -> ClusterFacts:

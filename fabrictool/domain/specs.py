@@ -225,6 +225,8 @@ class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_
     """Model → groups for which it is there; those that are not named are there for all. Not written where all are."""
     labels: dict[str, tuple[str, ...]] | msgspec.UnsetType = msgspec.UNSET
     """`label_key` → what requests may ask for there. Unset: written by an earlier release."""
+    key_api: str | msgspec.UnsetType = msgspec.UNSET
+    """Consumer group of the keys that are made at its key API; not written where it has none."""
 
     @property
     def listeners(self) -> dict[str, HostPort]:
@@ -257,6 +259,11 @@ class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_
     @property
     def recording(self) -> RecordsSpec:
         return RecordsSpec() if isinstance(self.records, msgspec.UnsetType) else self.records
+
+    @property
+    def issues_keys(self) -> bool:
+        """Whether it has a key API."""
+        return not isinstance(self.key_api, msgspec.UnsetType)
 
     @property
     def seeks(self) -> tuple[HostPort, ...]:

@@ -38,6 +38,7 @@ from fabrictool.gateway.openai import (
     error_response,
     json_response,
     model_object,
+    no_such_key,
     no_such_model,
     peek,
     renamed,
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     from fabrictool.domain.terms import KeyLimits
     from fabrictool.gateway.accounts import Ticket
     from fabrictool.gateway.clienttls import ClientTls
+    from fabrictool.gateway.keyapi import KeyApi, KeyCall
     from fabrictool.gateway.keys import Consumer, Keyring
     from fabrictool.gateway.rules import RoutingRules
     from fabrictool.gateway.upstream import Headers
@@ -101,7 +103,7 @@ class GatewayServer:
         self._rules = rules
         self._keyring = keyring
         self.accounts = KeyAccounts(clock, fabric)
-        self.accounts.change_terms({} if keyring is None else keyring.accounts)
+        self.know_keys()
         self.directory = Directory(rules.weights)
         self.directory.replace(targets)
         self._metrics = GatewayMetrics()
@@ -110,6 +112,7 @@ class GatewayServer:
         self.sinks: list[Callable[[RequestRecord], object]] = []
         """Who is told what became of each request."""
         self._opt_out = False
+        self._key_api: KeyApi | None = None
         self.connections: set[ClientConnection] = set()
         """Of the clients that are here now."""
         self._most_clients = 0
@@ -152,10 +155,22 @@ class GatewayServer:
     def reload(self, rules: RoutingRules, keyring: Keyring | None, limits: Mapping[str, KeyLimits]) -> None:
         """Go on by other rules, keys and limits of models; requests that are open end by those that they began with."""
         self._rules, self._keyring = rules, keyring
-        self.accounts.change_terms({} if keyring is None else keyring.accounts)
+        if self._key_api is not None and keyring is not None:
+            self._key_api.attach(keyring)
+        self.know_keys()
         self.accounts.limit_models(limits)
         self.directory.weigh(rules.weights)
         self.follower.follow_all()
+
+    def issue_keys(self, api: KeyApi) -> None:
+        """Serve this key API, and accept its keys."""
+        if self._keyring is not None:
+            self._key_api = api
+            api.attach(self._keyring)
+
+    def know_keys(self) -> None:
+        """Go by the terms that the keys have now."""
+        self.accounts.change_terms({} if self._keyring is None else self._keyring.accounts)
 
     @property
     def routing_policy(self) -> RoutingPolicy:
@@ -247,16 +262,13 @@ class GatewayServer:
         path, reads = request.path, request.method in ("GET", "HEAD")
         if reads and path == "/health":
             return None
+        if self._key_api is not None and self._key_api.serves(path):
+            return self._key_api.admit(request)
         if self._keyring is not None:
             authorization = request.header("authorization") or _bearer(request.header("x-api-key"))
             request.consumer = self._keyring.consumer(authorization)
-            expired = request.consumer is not None and request.consumer.expired(self._clock)
-            if request.consumer is None or expired:
-                text = "the API key is not valid" if authorization else "an API key is needed"
-                text = "the API key has expired" if expired else text
-                header = (("www-authenticate", 'Bearer realm="fabrictool"'),)
-                text = f"{text}: send Authorization: Bearer KEY"
-                return error_response(401, "FT8102", text, headers=header, path=path)
+            if request.consumer is None or request.consumer.expired(self._clock):
+                return no_such_key(self._keyring, authorization, path, expired=request.consumer is not None)
         if not reads and not (request.method == "POST" and path in MODEL_PATHS):
             if path in MODEL_PATHS or path.startswith(("/v1/models", "/status", "/metrics", "/health")):
                 return error_response(405, "FT8107", f"{request.method} is not allowed on {path}")
@@ -272,8 +284,10 @@ class GatewayServer:
         """Unique among all gateways."""
         return f"{next(self._next_id):x}{self._ids}"
 
-    def handle(self, request: ClientRequest, connection: ClientConnection) -> GatewayResponse | Exchange:
+    def handle(self, request: ClientRequest, connection: ClientConnection) -> GatewayResponse | Exchange | KeyCall:
         """The answer to a request, or the exchange that will make it."""
+        if self._key_api is not None and self._key_api.serves(request.path):
+            return self._key_api.call(request, connection)
         if request.method in ("GET", "HEAD"):
             return self._get(request.path, request.consumer)
         return self._ask(request, connection)

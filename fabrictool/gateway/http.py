@@ -14,7 +14,6 @@ from fabrictool.mesh.framing import TEXT_CHARACTERS
 
 if TYPE_CHECKING:
     from fabrictool.base.clock import Clock
-    from fabrictool.gateway.exchange import Exchange
     from fabrictool.gateway.keys import Consumer
     from fabrictool.gateway.upstream import Headers
 
@@ -72,6 +71,25 @@ class ClientRequest:
         return self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
 
 
+class Answering(Protocol):
+    """What makes an answer through a connection, such as an exchange."""
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None:
+        """The gateway ends: what can still be said is said now."""
+
+    def cancel(self) -> None:
+        """The client is gone: nothing is to be said any more."""
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+    def expire(self, now: float) -> None:
+        """Called every second, with the monotonic time, while the client takes what is written."""
+
+
 class Handler(Protocol):
     """What answers requests: an `GatewayResponse` at once, or an exchange that answers through the connection."""
 
@@ -85,7 +103,7 @@ class Handler(Protocol):
     def admit(self, request: ClientRequest) -> GatewayResponse | None:
         """Called when a head is whole, before the body: the refusal, or None; notes the consumer in the request."""
 
-    def handle(self, request: ClientRequest, connection: ClientConnection) -> GatewayResponse | Exchange:
+    def handle(self, request: ClientRequest, connection: ClientConnection) -> GatewayResponse | Answering:
         """Called once for each admitted request; an exchange is not started yet."""
 
     def opened(self, connection: ClientConnection) -> None: ...
@@ -117,7 +135,7 @@ class ClientConnection(asyncio.Protocol):
         self._last_unread = 0
         self._progress = self._last_activity = self.now()
         self._reading = True
-        self.exchange: Exchange | None = None
+        self.exchange: Answering | None = None
         self.request_id = ""
         self._begun = b""
         """The head of a streamed answer, which goes out with its first chunk."""

@@ -12,6 +12,8 @@ import contextlib
 import os
 from typing import TYPE_CHECKING
 
+from fabrictool.gateway.issued import COPY_FILE, LOOK_S, IssuedKeys
+from fabrictool.gateway.keyapi import KeyApi
 from fabrictool.gateway.spool import RecordSpool
 from fabrictool.gateway.storeprocess import REST_S, StoreProcess
 from fabrictool.mesh.transport.reach import read_secret
@@ -20,9 +22,13 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
+    from fabrictool.base.clock import Clock
     from fabrictool.gateway.accounts import KeyAccounts
+    from fabrictool.gateway.gateway import GatewayServer
 
 RECORDS_FILE = "records.db"
+FIRST_LOOK_S = 10.0
+"""A gateway begins without the newest keys where the store does not answer."""
 UNITS = "units"
 """Where a site has its run folders, by fabric."""
 
@@ -75,6 +81,34 @@ async def budgeting(accounts: KeyAccounts, store: StoreProcess) -> AsyncIterator
         accounts.end()
         await task
         await accounts.close(store)
+
+
+# Wide: whose keys they are, and where they lie.
+@contextlib.asynccontextmanager
+async def issuing(
+    gateway: GatewayServer,
+    store: StoreProcess,
+    folder: Path,
+    clock: Clock,
+    *,
+    fabric: str,
+    group: str,
+    look_s: float = LOOK_S,
+) -> AsyncIterator[None]:
+    """The key API, and the keys that it made; `folder` holds their copy."""
+    issued = IssuedKeys(store, folder / COPY_FILE, fabric=fabric, group=group, look_s=look_s)
+    await asyncio.to_thread(issued.load)
+    gateway.issue_keys(KeyApi(issued, store, clock, fabric=fabric, note=gateway.note))
+    issued.on_change = gateway.know_keys
+    gateway.know_keys()
+    task = asyncio.create_task(issued.run())
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(asyncio.shield(issued.looked.wait()), FIRST_LOOK_S)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def _rest(store: StoreProcess) -> None:

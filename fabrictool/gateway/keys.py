@@ -11,7 +11,7 @@ import hmac
 import secrets
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -45,10 +45,12 @@ class KeyRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of this key; unset: those of its tenant, if it has any."""
 
 
-class KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class KeyFile(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """The content of ``keys.json``."""
 
     keys: list[KeyRow]
+    admin: str = ""
+    """Hash of the key of the key API; empty: there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,16 +83,40 @@ def hash_key(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
-def keys_digest(fabric: str, rows: Iterable[KeyRow]) -> str:
+def keys_digest(fabric: str, rows: Iterable[KeyRow], admin: str = "") -> str:
     """Of the keys of a fabric: salted with its name, so that the same keys elsewhere do not show."""
-    secret = canonical_json([[row.tenant, row.sha256] for row in rows])
+    secret = canonical_json([[row.tenant, row.sha256] for row in rows] + ([["", admin]] if admin else []))
     salt = f"fabrictool keys of {fabric}".encode()
     return hashlib.scrypt(secret, salt=salt, n=SCRYPT_COST, r=8, p=1, dklen=8).hex()
 
 
-def encode_keys(rows: Iterable[KeyRow]) -> bytes:
+def encode_keys(rows: Iterable[KeyRow], admin: str = "") -> bytes:
     """The bytes of a key file."""
-    return msgspec.json.encode(KeyFile(list(rows)))
+    return msgspec.json.encode(KeyFile(list(rows), admin))
+
+
+def presented_key(authorization: str) -> str:
+    """What an ``Authorization`` header holds; empty: no key."""
+    scheme, _, key = authorization.partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else ""
+
+
+class MoreKeys(Protocol):
+    """Keys that are made while the gateway runs."""
+
+    @property
+    def accounts(self) -> dict[str, Consumer]: ...
+
+    def consumer(self, authorization: str) -> Consumer | None: ...
+
+    def pseudonym(self, tenant: str) -> str: ...
+
+    def doubt(self, authorization: str) -> str:
+        """What is to be said of a key that nobody knows, beside that; empty: nothing."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether these keys were ever read: before, nobody can say that a key is none."""
 
 
 class Keyring:
@@ -98,12 +124,16 @@ class Keyring:
 
     def __init__(self, rows: Iterable[KeyRow], fabric: str = "", terms: Mapping[str, Terms] = NO_TERMS) -> None:
         """`fabric`: whose tenants they are, so that a tenant's pseudonyms of two fabrics differ; `terms`: by tenant."""
+        self.admin = ""
+        """Hash of the key of the key API."""
         rows = sorted(rows, key=lambda row: row.sha256, reverse=True)
         self._consumers = {row.sha256: _consumer(row, terms) for row in rows}
         self._presented: dict[str, Consumer] = {}
         """Header → whose it is, of those that were known: no more than there are keys, as clients write them."""
         self._fabric = fabric
         self._first_key = {row.tenant: row.sha256 for row in rows}
+        self.more: MoreKeys | None = None
+        """Whose keys are accepted, too."""
 
     def __len__(self) -> int:
         return len(self._consumers)
@@ -113,18 +143,20 @@ class Keyring:
         known = self._presented.get(authorization)
         if known is not None:
             return known
-        scheme, _, key = authorization.partition(" ")
-        consumer = self._consumers.get(hash_key(key.strip())) if scheme.lower() == "bearer" else None
+        consumer = self._consumers.get(hash_key(presented_key(authorization)))
         if consumer is not None:
             if len(self._presented) > 2 * len(self._consumers):
                 self._presented.clear()
             self._presented[authorization] = consumer
+        elif self.more is not None:
+            return self.more.consumer(authorization)
         return consumer
 
     @property
     def accounts(self) -> dict[str, Consumer]:
         """Those that have terms."""
-        return {there.account: there for there in self._consumers.values() if there.terms is not None}
+        ours = {there.account: there for there in self._consumers.values() if there.terms is not None}
+        return ours if self.more is None else ours | self.more.accounts
 
     @property
     def budgeted(self) -> bool:
@@ -139,7 +171,9 @@ class Keyring:
     def pseudonym(self, tenant: str) -> str:
         """What the replicas' providers may know of a tenant; the same at all gateways of the fabric."""
         key = self._first_key.get(tenant)
-        return pseudonym_of(self._fabric, tenant, key) if key is not None else ""
+        if key is not None:
+            return pseudonym_of(self._fabric, tenant, key)
+        return "" if self.more is None else self.more.pseudonym(tenant)
 
 
 def _consumer(row: KeyRow, terms: Mapping[str, Terms]) -> Consumer:
@@ -165,23 +199,28 @@ def read_keys(path: Path) -> Keyring:
 
 
 def read_rows(path: Path) -> list[KeyRow]:
-    """The rows of a key file; raises FT8002 when it is wrong, readable by others or has a key twice."""
+    """The rows of a key file; raises what `read_key_file` raises."""
+    return read_key_file(path).keys
+
+
+def read_key_file(path: Path) -> KeyFile:
+    """A key file; raises FT8002 when it is wrong, readable by others or has a key twice."""
     try:
         if path.stat().st_mode & 0o077:
             raise InvalidInputError.of(
                 "FT8002", "the key file can be read by others", file=str(path), hint=f"chmod 600 {path}"
             )
-        rows = msgspec.json.decode(path.read_bytes(), type=KeyFile).keys
+        file = msgspec.json.decode(path.read_bytes(), type=KeyFile)
     except OSError as error:
         raise file_error(error, path) from error
     except msgspec.DecodeError as error:
         hint = 'it holds {"keys": [{"tenant": …, "sha256": …, "group": …}]}; make one with `fabrictool keys create`'
         raise InvalidInputError.of("FT8002", f"not a key file: {error}", file=str(path), hint=hint) from error
     first: dict[str, str] = {}
-    for row in rows:
+    for row in file.keys:
         if row.sha256 in first:
             message = f"the same key is listed twice: for {first[row.sha256]} and for {row.tenant}"
             hint = "remove one of the rows; `fabrictool keys create` makes a new key"
             raise InvalidInputError.of("FT8002", message, file=str(path), hint=hint)
         first[row.sha256] = row.tenant
-    return rows
+    return file

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+
+if TYPE_CHECKING:
+    from fabrictool.gateway.keys import Keyring
 
 BEGINNING_OCTETS = 1024
 """Of a prompt that is one text."""
@@ -121,6 +124,11 @@ _CODES = {
     "FT8114": "requirement_not_met",
     "FT8115": "too_many_clients",
     "FT8131": "busy",
+    "FT8140": "invalid_request",
+    "FT8141": "key_not_found",
+    "FT8142": "alias_taken",
+    "FT8143": "keys_unavailable",
+    "FT8144": "no_prices",
     "FT8132": "invalid_header",
     "FT8124": "model_not_allowed",
     "FT8125": "rate_limit_exceeded",
@@ -161,6 +169,18 @@ def error_response(
     """An error as a whole response, in the words of the API that `path` belongs to."""
     body = msgspec.json.encode(error_object(status, code, message, param=param, path=path))
     return GatewayResponse(status, body, headers=headers)
+
+
+def no_such_key(keyring: Keyring, authorization: str, path: str, *, expired: bool) -> GatewayResponse:
+    """What is said to a key that is none, none any more, or not known yet."""
+    more = keyring.more
+    if authorization and more is not None and not more.ready:
+        text = "the keys of this gateway could not be read yet; try again later"
+        return error_response(503, "FT8143", text, headers=(("retry-after", "2"),), path=path)
+    text = "the API key is not valid" if authorization else "an API key is needed"
+    text = "the API key has expired" if expired else (more is not None and more.doubt(authorization)) or text
+    header = (("www-authenticate", 'Bearer realm="fabrictool"'),)
+    return error_response(401, "FT8102", f"{text}: send Authorization: Bearer KEY", headers=header, path=path)
 
 
 def no_such_model(name: str, *, may_come: bool, path: str = "") -> GatewayResponse:

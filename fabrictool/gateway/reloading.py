@@ -11,7 +11,7 @@ import msgspec
 from fabrictool.agent.specwatch import SpecWatch
 from fabrictool.base.errors import InvalidInputError
 from fabrictool.domain.specs import GatewaySpec
-from fabrictool.gateway.keys import Keyring, keys_digest, read_rows
+from fabrictool.gateway.keys import Keyring, keys_digest, read_key_file
 from fabrictool.mesh.revocation import read_revocation
 from fabrictool.routing.policies import routing_policy
 
@@ -29,22 +29,25 @@ def keyring_of(spec: GatewaySpec, folder: RunFolder) -> Keyring | None:
     Raises
     ------
     FabrictoolError
-        FT8005 when the fabric has tenants and their keys are not here, or are not those that the spec means: a gateway
-        never opens itself. FT8002 when the key file is wrong.
+        FT8005 when the fabric has tenants, or a key API, and their keys are not here, or are not those that the spec
+        means: a gateway never opens itself. FT8002 when the key file is wrong.
     """
     path = folder.path / KEYS_FILE
-    if path.exists() and not spec.tenants:
+    closed = bool(spec.tenants) or spec.issues_keys
+    if path.exists() and not closed:
         return Keyring([])  # the last tenant was removed: its key is no key any more
     if not path.exists():
-        if not spec.tenants:
+        if not closed:
             return None
         message = f"the fabric has tenants ({len(spec.tenants)}), but there is no key file"
         raise InvalidInputError.of("FT8005", message, file=str(path), hint="`fabrictool apply` places it again")
-    rows = read_rows(path)
-    if spec.tenants and spec.keys and keys_digest(spec.fabric, rows) != spec.keys:
+    file = read_key_file(path)
+    if closed and spec.keys and keys_digest(spec.fabric, file.keys, file.admin) != spec.keys:
         message = "the key file does not hold the keys that the spec names"
         raise InvalidInputError.of("FT8005", message, file=str(path), hint="`fabrictool apply` places it again")
-    return Keyring(rows, spec.fabric, {} if isinstance(spec.terms, msgspec.UnsetType) else spec.terms)
+    keyring = Keyring(file.keys, spec.fabric, {} if isinstance(spec.terms, msgspec.UnsetType) else spec.terms)
+    keyring.admin = file.admin if spec.issues_keys else ""
+    return keyring
 
 
 class Reloading(SpecWatch[GatewaySpec]):

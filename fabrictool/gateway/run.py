@@ -20,7 +20,7 @@ from fabrictool.gateway.directory import StaticRegistry, static_targets
 from fabrictool.gateway.following import node_body
 from fabrictool.gateway.gateway import GatewayServer
 from fabrictool.gateway.handover import Handover, take_over
-from fabrictool.gateway.keeping import budgeting, records_folder, spooling, storing
+from fabrictool.gateway.keeping import budgeting, issuing, records_folder, spooling, storing
 from fabrictool.gateway.reloading import Reloading, keyring_of
 from fabrictool.gateway.rules import RoutingRules
 from fabrictool.gateway.settling import Settling
@@ -145,7 +145,7 @@ async def _accept(
     if former:
         stack.callback(former.close)
         await former.reached(mesh, clock)
-    await _listen(gateway, spec, handover.folder, stack, former.clients if former else ())
+    await _listen(gateway, spec, handover.folder, stack, former.clients if former else (), clock)
     stack.callback(gateway.listening.close)
     await handover.offer()
     stack.callback(handover.close)
@@ -160,6 +160,7 @@ async def _listen(
     folder: RunFolder,
     stack: AsyncExitStack,
     sockets: Iterable[socket.socket],
+    clock: Clock,
 ) -> None:
     """For clients, whose requests are recorded; a hub has none."""
     if not isinstance(spec.listen, msgspec.UnsetType):
@@ -168,6 +169,9 @@ async def _listen(
         spool = await stack.enter_async_context(spooling(here, store, spec.fabric, spec.name))
         gateway.record_with(spool.append, opt_out=spec.recording.opt_out)
         gateway.accounts.limit_models(spec.limits)
+        if not isinstance(spec.key_api, msgspec.UnsetType):
+            keys = issuing(gateway, store, here, clock, fabric=spec.fabric, group=spec.key_api)
+            await stack.enter_async_context(keys)
         await stack.enter_async_context(budgeting(gateway.accounts, store))
         tls = None if isinstance(spec.tls, msgspec.UnsetType) else ClientTls(*spec.tls)
         await gateway.listen(spec.listen.host, spec.listen.port, tls, sockets)

@@ -1,4 +1,5 @@
-"""Where request records are kept for good, and what budgets have left: SQLite beside the gateway, or PostgreSQL.
+"""Where request records are kept for good, what budgets have left, and issued keys: SQLite beside the gateway, or
+PostgreSQL.
 
 A record is inserted by its id, once: whoever is not sure whether a batch arrived sends it again. A gateway uses
 it through `storeprocess`.
@@ -11,14 +12,17 @@ import sqlite3
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import create_engine, event, exc, func, inspect, select, update
+import msgspec
+from sqlalchemy import create_engine, event, exc, func, insert, inspect, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.pool import StaticPool
 
 from fabrictool.base.errors import InvalidInputError, Place, Problem
+from fabrictool.gateway.keyrecords import IssuedKey, KeyChanges, KeyState
+from fabrictool.gateway.keys import KEY_DIGITS
 from fabrictool.gateway.records import StoreAwayError
-from fabrictool.gateway.tables import BUDGETS, LAYOUT, LAYOUT_TABLE, REQUESTS
+from fabrictool.gateway.tables import BUDGETS, KEYS, LAYOUT, LAYOUT_TABLE, READABLE, REQUESTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -32,6 +36,8 @@ ANSWER_S = 30
 MIGRATIONS = Path(__file__).parent / "migrations"
 _MIGRATION_LOCK = 0x66616272
 """Of PostgreSQL's advisory locks: gateways that start together do not both make the tables."""
+_KEYS_LOCK = 0x66616273
+"""Revisions of keys are committed in their order, so that nobody who has read one misses an earlier one."""
 
 
 def store_url(text: str) -> URL:
@@ -79,10 +85,10 @@ class RecordStore:
             self._engine = create_engine(url, poolclass=StaticPool, connect_args=arguments)
         else:
             self._engine = _file_engine(url, read_only=read_only)
-        insert = postgresql.insert if self._postgres else sqlite.insert
-        prepared = insert(REQUESTS).on_conflict_do_nothing().compile(dialect=self._engine.dialect)
+        insert_new = postgresql.insert if self._postgres else sqlite.insert
+        prepared = insert_new(REQUESTS).on_conflict_do_nothing().compile(dialect=self._engine.dialect)
         self._insert, self._order = str(prepared), prepared.positiontup
-        self._open_account = insert(BUDGETS).on_conflict_do_nothing()
+        self._open_account = insert_new(BUDGETS).on_conflict_do_nothing()
         try:
             with self._transaction() as connection:
                 self._make_tables(connection)
@@ -121,13 +127,46 @@ class RecordStore:
         with self._transaction() as connection:
             connection.execute(update(BUDGETS).where(row).values(taken=BUDGETS.c.taken - tokens))
 
+    def keys(self, fabric: str, since: int) -> KeyChanges:
+        """What changed after the revision `since`; the whole where that is 0, or not of this database, which may have
+        been restored. Raises StoreAwayError, and InvalidInputError FT8122 for a newer release's keys.
+        """
+        of = KEYS.c
+        query = select(of.sha256, of.document, of.revision, of.ended).where(of.fabric == fabric)
+        with self._transaction() as connection:
+            newest = connection.execute(select(func.max(of.revision)).where(of.fabric == fabric)).scalar() or 0
+            whole = since == 0 or newest < since
+            query = query.where(~of.ended) if whole else query.where(of.revision > since)
+            rows = connection.execute(query.order_by(of.revision)).all()
+        try:
+            states = [KeyState(row[0], msgspec.json.decode(row[1], type=IssuedKey), row[2], row[3]) for row in rows]
+        except msgspec.DecodeError as error:
+            raise self._no_store(f"a key cannot be read: {error}") from error
+        return KeyChanges(newest, states, whole)
+
+    def write_keys(self, fabric: str, states: Sequence[KeyState]) -> int:
+        """All of them or none; returns their revision. 0: one of them is not of the revision any more that it says,
+        or has the alias, or the digits, of another one. Raises StoreAwayError.
+        """
+        try:
+            with self._transaction() as connection:
+                if self._postgres:
+                    connection.execute(select(func.pg_advisory_xact_lock(_KEYS_LOCK)))
+                newest = connection.execute(select(func.max(KEYS.c.revision)).where(KEYS.c.fabric == fabric)).scalar()
+                for state in states:
+                    _write_key(connection, fabric, state, (newest or 0) + 1)
+        except _KeysChangedError:
+            return 0
+        return (newest or 0) + 1
+
     def close(self) -> None:
         self._engine.dispose()
 
     # -- internals --------------------------------------------------------------------------------------------
 
     def _make_tables(self, connection: Connection) -> None:
-        if self._layout(connection) == LAYOUT:
+        layout = self._layout(connection)
+        if layout == LAYOUT or (self._read_only and layout in READABLE):
             return
         if self._read_only:
             raise self._no_store("it holds no records, or another release's")
@@ -171,6 +210,33 @@ class RecordStore:
     def _no_store(self, why: str) -> InvalidInputError:
         hint = "name another database, or move this one away: a gateway makes a new one"
         return InvalidInputError(Problem("FT8122", f"not a store of records: {why}", Place(thing=self.place), hint))
+
+
+class _KeysChangedError(Exception):
+    """Another gateway was first; the transaction is rolled back."""
+
+
+def _write_key(connection: Connection, fabric: str, state: KeyState, revision: int) -> None:
+    values = {
+        "alias": None if state.ended else state.key.alias or None,
+        "revision": revision,
+        "ended": state.ended,
+        "document": msgspec.json.encode(state.key).decode(),
+    }
+    if not state.revision:
+        names = {"sha256": state.sha256, "digits": state.sha256[:KEY_DIGITS], "fabric": fabric}
+        try:
+            connection.execute(insert(KEYS).values(names | values))
+        except exc.IntegrityError as error:
+            raise _KeysChangedError from error
+        return
+    former = (KEYS.c.sha256 == state.sha256) & (KEYS.c.fabric == fabric) & (KEYS.c.revision == state.revision)
+    try:
+        changed = connection.execute(update(KEYS).where(former).values(values)).rowcount
+    except exc.IntegrityError as error:
+        raise _KeysChangedError from error
+    if changed != 1:
+        raise _KeysChangedError
 
 
 def _file_engine(url: URL, *, read_only: bool) -> Engine:

@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fabrictool.base.errors import FabrictoolError, InvalidInputError, Problem
+from fabrictool.gateway.keyrecords import KeyChanges, KeyState, KeyUsage
 from fabrictool.gateway.records import RequestRecord, StoreAwayError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from io import BufferedRWPair
 
     from fabrictool.gateway.store import RecordStore
@@ -62,18 +63,45 @@ class Give(msgspec.Struct, frozen=True, tag=True):
     tokens: int
 
 
+class ReadKeys(msgspec.Struct, frozen=True, tag=True):
+    """The answer has `keys`."""
+
+    fabric: str
+    since: int
+
+
+class WriteKeys(msgspec.Struct, frozen=True, tag=True):
+    """The answer is their revision, or 0."""
+
+    fabric: str
+    states: list[KeyState]
+
+
+class AddUpKeys(msgspec.Struct, frozen=True, tag=True):
+    """The answer has `usage`."""
+
+    fabric: str
+    since: float
+    until: float
+
+
+Asks = Put | Take | Give | ReadKeys | WriteKeys | AddUpKeys
+
+
 class Call(msgspec.Struct, frozen=True):
     """What is sent to the process."""
 
     address: str
     """Of the store; another one than before opens another store."""
-    asks: Put | Take | Give
+    asks: Asks
 
 
-class Answer(msgspec.Struct, frozen=True):
+class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     """What it sends back: a value, or a problem."""
 
     value: int = 0
+    keys: KeyChanges | None = None
+    usage: list[KeyUsage] = []
     problem: Problem | None = None
     away: bool = False
 
@@ -94,15 +122,27 @@ class StoreProcess:
 
     def put(self, fabric: str, gateway: str, lines: list[bytes]) -> int:
         """Records, once each however often they come; returns how many of the lines are none."""
-        return self._call(Put(fabric, gateway, lines))
+        return self._call(Put(fabric, gateway, lines)).value
 
     def take(self, account: str, period: str, *, wanted: int, limit: int) -> int:
         """Tokens of a budget, `wanted` at most; returns how many were granted. See `RecordStore`."""
-        return self._call(Take(account, period, wanted, limit))
+        return self._call(Take(account, period, wanted, limit)).value
 
     def give(self, account: str, period: str, tokens: int) -> None:
         """Tokens that were taken and not used; a call that fails may have been carried out."""
         self._call(Give(account, period, tokens))
+
+    def read_keys(self, fabric: str, since: int) -> KeyChanges:
+        """What changed after a revision; see `RecordStore.keys`."""
+        return self._call(ReadKeys(fabric, since)).keys or KeyChanges(since, [], whole=False)
+
+    def write_keys(self, fabric: str, states: Sequence[KeyState]) -> int:
+        """Their revision, or 0; see `RecordStore`. One that fails may have been carried out, wholly."""
+        return self._call(WriteKeys(fabric, list(states))).value
+
+    def key_usage(self, fabric: str, since: float, until: float) -> list[KeyUsage]:
+        """Sums over ``since <= at < until``; see `sums.key_usage`."""
+        return self._call(AddUpKeys(fabric, since, until)).usage
 
     def rest(self) -> None:
         """End the process if nobody needs it now."""
@@ -116,7 +156,7 @@ class StoreProcess:
 
     # -- internals --------------------------------------------------------------------------------------------
 
-    def _call(self, asks: Put | Take | Give) -> int:
+    def _call(self, asks: Asks) -> Answer:
         with self._lock:
             call = Call(self._address(), asks)
             self._used_at = time.monotonic()
@@ -128,7 +168,7 @@ class StoreProcess:
                 raise StoreAwayError(Problem("FT8120", message, hint="see the log", transient=True)) from error
         if answer.problem is not None:
             raise (StoreAwayError if answer.away else InvalidInputError)(answer.problem)
-        return answer.value
+        return answer
 
     def _exchange(self, call: Call) -> Answer:
         process = self._process = self._process or _Process()
@@ -196,7 +236,7 @@ class _Served:
 
     def answer(self, call: Call) -> Answer:
         try:
-            return Answer(self._carry_out(self._opened(call.address), call.asks))
+            return self._carry_out(self._opened(call.address), call.asks)
         except FabrictoolError as error:
             self.close()
             return Answer(problem=error.problems[0], away=isinstance(error, StoreAwayError))
@@ -214,18 +254,26 @@ class _Served:
             self._store, self._address = RecordStore(address), address
         return self._store
 
-    def _carry_out(self, store: RecordStore, asks: Put | Take | Give) -> int:
+    def _carry_out(self, store: RecordStore, asks: Asks) -> Answer:
         match asks:
             case Put(fabric, gateway, lines):
                 rows = [row for line in lines if (row := self._row(line, fabric, gateway))]
                 if rows:
                     store.put(rows)
-                return len(lines) - len(rows)
+                return Answer(len(lines) - len(rows))
             case Take(account, period, wanted, limit):
-                return store.take(account, period, wanted=wanted, limit=limit)
+                return Answer(store.take(account, period, wanted=wanted, limit=limit))
             case Give(account, period, tokens):
                 store.give(account, period, tokens)
-                return 0
+                return Answer()
+            case ReadKeys(fabric, since):
+                return Answer(keys=store.keys(fabric, since))
+            case WriteKeys(fabric, states):
+                return Answer(store.write_keys(fabric, states))
+            case AddUpKeys(fabric, begin, end):
+                from fabrictool.gateway.sums import key_usage  # noqa: PLC0415 - as `RecordStore`
+
+                return Answer(usage=key_usage(store, fabric, since=begin, until=end))
 
     def _row(self, line: bytes, fabric: str, gateway: str) -> dict[str, Any]:
         """The columns of the store's table; empty for a line that is no record."""

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from sqlalchemy import case, func, select
 
-from fabrictool.gateway.tables import REQUESTS
+from fabrictool.gateway.keyrecords import IssuedKey, KeyUsage
+from fabrictool.gateway.tables import KEYS, REQUESTS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -56,6 +57,30 @@ def usage(
     Raises StoreAwayError.
     """
     return [_row(by, row) for row in store.read(_query(by, since, until, equals))]
+
+
+def key_usage(store: RecordStore, fabric: str, *, since: float, until: float) -> list[KeyUsage]:
+    """The same over requests with issued keys, also with those that ended: by day, secret and model, in the order of
+    days. Raises StoreAwayError.
+    """
+    day, whole = _of.hour // 24, (_of.end == "answered") & (_of.status < 400)
+    query = (
+        select(
+            day,
+            KEYS.c.sha256,
+            func.max(KEYS.c.document),
+            _of.model,
+            func.count(),
+            func.sum(case((whole, 0), else_=1)),
+            *map(func.sum, (_of.prompt_tokens, _of.cached_tokens, _of.completion_tokens)),
+        )
+        .join(KEYS, (KEYS.c.digits == _of.key) & (KEYS.c.fabric == _of.fabric))
+        .where(_of.fabric == fabric, _of.at >= since, _of.at < until)
+        .group_by(day, KEYS.c.sha256, _of.model)
+        .order_by(day, KEYS.c.sha256, _of.model)
+    )
+    decode = msgspec.json.Decoder(IssuedKey).decode
+    return [KeyUsage(row[0], row[1], decode(row[2]), row[3], *map(int, row[4:])) for row in store.read(query)]
 
 
 def _query(by: Sequence[str], since: float, until: float, equals: Mapping[str, str]) -> Select[Any]:

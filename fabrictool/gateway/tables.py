@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, MetaData, String, Table
+from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, MetaData, String, Table, Text
 
-LAYOUT = "0001"
+LAYOUT = "0002"
 """Of the newest migration."""
+READABLE = frozenset({"0001", LAYOUT})
+"""Layouts whose requests can be added up as they are."""
 _metadata = MetaData()
 LAYOUT_TABLE = Table("fabrictool_layout", _metadata, Column("version_num", String(32), primary_key=True))
 """Alembic's own, by our name: a database may have other tenants."""
@@ -48,3 +50,20 @@ BUDGETS = Table(
     Column("taken", BigInteger, nullable=False),
 )
 """Tokens of a budget that gateways hold or that were used, by its period."""
+
+KEYS = Table(
+    "fabrictool_keys",
+    _metadata,
+    Column("sha256", String, primary_key=True),
+    Column("digits", String, nullable=False),
+    Column("fabric", String, nullable=False),
+    Column("alias", String),
+    Column("revision", BigInteger, nullable=False),
+    Column("ended", Boolean, nullable=False),
+    Column("document", Text, nullable=False),
+)
+"""A row for each secret of a key that the key API made, for ever: records name it by its first digits. `alias` is that
+of a live key, which no other has; `document` is an `IssuedKey` in JSON."""
+Index("fabrictool_keys_revision", KEYS.c.fabric, KEYS.c.revision)
+Index("fabrictool_keys_digits", KEYS.c.digits, unique=True)
+Index("fabrictool_keys_alias", KEYS.c.fabric, KEYS.c.alias, unique=True)

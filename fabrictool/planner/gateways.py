@@ -144,6 +144,7 @@ def _spec(
         }
         or msgspec.UNSET,
         trace=msgspec.UNSET if gateway.trace is None else int(gateway.trace),
+        key_api=msgspec.UNSET if gateway.key_api is None else gateway.key_api.group,
     )
 
 

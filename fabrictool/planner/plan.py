@@ -189,7 +189,7 @@ def _without_hours(blueprint: Blueprint) -> list[str]:
 
 
 def _unread_keys(blueprint: Blueprint, keys: str | None) -> list[str]:
-    if keys is not None or not blueprint.tenants or not blueprint.every_gateway:
+    if keys is not None or not (blueprint.tenants or blueprint.key_api) or not blueprint.every_gateway:
         return []
     return ["tenant keys unavailable; key changes not checked"]
 

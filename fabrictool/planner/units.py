@@ -95,7 +95,7 @@ def _trust(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement
     allowing = tuple(sorted(name for name, group in blueprint.trust.groups.items() if provider in group.allow))
     if model.groups is not None:
         allowing = tuple(group for group in allowing if group in model.groups)
-    groups = allowing if blueprint.tenants else None
+    groups = allowing if blueprint.tenants or blueprint.key_api else None
     if model.trust is not None and provider not in model.trust:
         groups = ()
     ingresses = (gateway for gateway in blueprint.every_gateway.values() if gateway.listen is not None)

@@ -114,6 +114,8 @@ def _trust(fabric: Fabric, loaded: Loaded) -> list[Check]:
 def _secrets(loaded: Loaded) -> list[Check]:
     for tenant in loaded.blueprint.tenants.values():
         resolve_secret(tenant.key, os.environ)
+    if loaded.blueprint.key_api is not None:
+        resolve_secret(loaded.blueprint.key_api.key, os.environ)
     return [Check("secrets", True, f"{len(loaded.blueprint.tenants)} tenants' keys resolve")]
 
 

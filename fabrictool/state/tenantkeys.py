@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError, InvalidInputError, Place, Problem
 from fabrictool.blueprint.secrets import resolve
-from fabrictool.domain.evidence import KeysSeen
+from fabrictool.domain.evidence import ADMIN, KeysSeen
 from fabrictool.gateway.keys import KeyRow, encode_keys, hash_key, keys_digest
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def keys_seen(blueprint: Blueprint, environment: Mapping[str, str]) -> KeysSeen 
 
 
 def tenant_keys(blueprint: Blueprint, environment: Mapping[str, str]) -> TenantKeys | None:
-    """The keys of all tenants, None when the blueprint has none.
+    """The keys of all tenants and of the key API, None when the blueprint has none.
 
     Raises
     ------
@@ -54,24 +54,33 @@ def tenant_keys(blueprint: Blueprint, environment: Mapping[str, str]) -> TenantK
     InvalidInputError
         FT1409 a key that is too short, FT1410 two tenants with the same one.
     """
-    if not blueprint.tenants:
+    api = blueprint.key_api
+    if not blueprint.tenants and api is None:
         return None
     resolved = {name: resolve(tenant.key, environment) for name, tenant in sorted(blueprint.tenants.items())}
-    _check(resolved)
+    admin = "" if api is None else resolve(api.key, environment)
+    _check(resolved if api is None else resolved | {ADMIN: admin})
     rows = [KeyRow(name, hash_key(key), blueprint.tenants[name].group) for name, key in resolved.items()]
-    return TenantKeys(encode_keys(rows), keys_digest(blueprint.fabric, rows))
+    admin_hash = hash_key(admin) if admin else ""
+    return TenantKeys(encode_keys(rows, admin_hash), keys_digest(blueprint.fabric, rows, admin_hash))
+
+
+def _whose(name: str) -> str:
+    return "the key API" if name == ADMIN else f"tenant {name}"
 
 
 def _check(keys: Mapping[str, str]) -> None:
     problems = []
     first: dict[str, str] = {}
     for name, key in keys.items():
-        place = Place(thing=f"tenants.{name}.key")
+        place = Place(thing=name if name == ADMIN else f"tenants.{name}.key")
         if len(key) < SHORTEST:
-            message = f"the key of tenant {name} has {len(key)} characters, at least {SHORTEST} are needed"
+            message = f"the key of {_whose(name)} has {len(key)} characters, at least {SHORTEST} are needed"
             problems.append(Problem("FT1409", message, place, "make one: `openssl rand -hex 24`"))
         if key in first:
-            message = f"tenants {first[key]} and {name} have the same key: whose request it is could not be told"
+            message = (
+                f"{_whose(first[key])} and {_whose(name)} have the same key: whose request it is could not be told"
+            )
             problems.append(Problem("FT1410", message, place, "give each tenant a key of its own"))
         first.setdefault(key, name)
     if problems:

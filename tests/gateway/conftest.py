@@ -132,8 +132,8 @@ class Bed:
     NOBODY_KEY = "key-of-an-unknown-group-0123"
     tls = None
 
-    async def start(self, policy_name="round-robin", retries=2, nodes=None):
-        """`nodes`: servers of the test's own in place of the engines."""
+    async def start(self, policy_name="round-robin", retries=2, nodes=None, clock=None):
+        """`nodes`: servers of the test's own in place of the engines; `clock`: another one than virtual time."""
         self.a, self.b = FakeEngine("a"), FakeEngine("b")
         for engine in (self.a, self.b):
             await engine.start()
@@ -147,7 +147,7 @@ class Bed:
             KeyRow("t3", hash_key(self.NOBODY_KEY), "missing"),
         ]
         groups = {"everyone": frozenset({"alpha", "beta"}), "alpha-only": frozenset({"alpha"})}
-        self.clock = ManualClock()
+        self.clock = clock or ManualClock()
         self.gateway = GatewayServer(
             self.clock,
             fabric="test",

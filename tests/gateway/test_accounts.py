@@ -235,6 +235,7 @@ def test_no_budget_is_overspent_by_three_gateways_that_crash(steps, budget):
 def spend(open_store, budget):
     """Four gateways take and give at the same time; returns what they hold and what the store says."""
     held = []
+    open_store().close()  # Alembic makes tables in one thread of a process
 
     def gateway(number):
         store = open_store()

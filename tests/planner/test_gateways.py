@@ -178,6 +178,17 @@ def test_names_of_a_model_and_for_whom_it_is_there_are_taken_over_in_place(world
     assert world.spec("replica/m/0").trust.groups == ("ours",), "the agent sees to it, too"
 
 
+def test_a_key_api_is_told_to_gateways_and_closes_agents_without_a_tenant(world):
+    world.in_force, world.more = "current", TRUST.partition("tenants")[0]
+    world.apply(ONE)
+    assert world.spec("replica/m/0").trust.groups is None
+    assert "key_api" not in msgspec.to_builtins(world.spec("gateway/one"))
+    with_api = ONE.replace("}", ", key_api: {key: secret://env/ADMIN, group: all}}")
+    assert sorted(world.apply(with_api)) == [("replace", "gateway/one"), ("update", "replica/m/0")]
+    assert world.spec("gateway/one").key_api == "all"
+    assert world.spec("replica/m/0").trust.groups == ("all", "ours")
+
+
 @pytest.mark.parametrize(
     ("before", "after", "done"),
     [
