@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import logging
 import secrets
-from collections import Counter, deque
+from collections import deque
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
@@ -29,7 +29,8 @@ from fabrictool.gateway.exchange import Exchange
 from fabrictool.gateway.following import MeshFollower
 from fabrictool.gateway.http import ClientConnection, ClientRequest
 from fabrictool.gateway.metrics import GatewayMetrics
-from fabrictool.gateway.modelrequest import ModelRequest
+from fabrictool.gateway.modellist import models_for
+from fabrictool.gateway.modelrequest import PASSED_HEADERS, ModelRequest, bearer, passed_on, providers_in
 from fabrictool.gateway.openai import (
     CHAT_PATHS,
     MODEL_PATHS,
@@ -37,7 +38,6 @@ from fabrictool.gateway.openai import (
     Peek,
     error_response,
     json_response,
-    model_object,
     no_such_key,
     no_such_model,
     peek,
@@ -65,7 +65,6 @@ if TYPE_CHECKING:
     from fabrictool.gateway.keyapi import KeyApi, KeyCall
     from fabrictool.gateway.keys import Consumer, Keyring
     from fabrictool.gateway.rules import RoutingRules
-    from fabrictool.gateway.upstream import Headers
     from fabrictool.mesh.transport.node import MeshNode
     from fabrictool.routing.protocol import RoutingPolicy
 
@@ -82,8 +81,6 @@ OWN_FILES = 64
 FILL_S = 30.0
 """After its start a gateway answers 503 for models that it does not know: by then its agents have dialled again."""
 EVENTS_KEPT = 200
-_PASSED_REQUEST_HEADERS = ("content-type", "accept", "user-agent", "anthropic-version", "anthropic-beta")
-"""Beside the request's id."""
 
 
 class GatewayServer:
@@ -265,7 +262,7 @@ class GatewayServer:
         if self._key_api is not None and self._key_api.serves(path):
             return self._key_api.admit(request)
         if self._keyring is not None:
-            authorization = request.header("authorization") or _bearer(request.header("x-api-key"))
+            authorization = request.header("authorization") or bearer(request.header("x-api-key"))
             request.consumer = self._keyring.consumer(authorization)
             if request.consumer is None or request.consumer.expired(self._clock):
                 return no_such_key(self._keyring, authorization, path, expired=request.consumer is not None)
@@ -275,7 +272,7 @@ class GatewayServer:
             return error_response(404, "FT8107", f"there is nothing at {path}")
         if request.head_octets > TEXT_CHARACTERS:
             for name, value in request.fields.items():
-                if len(value) > TEXT_CHARACTERS and name in _PASSED_REQUEST_HEADERS:
+                if len(value) > TEXT_CHARACTERS and name in PASSED_HEADERS:
                     text = f"the header {name} is over {TEXT_CHARACTERS} octets"
                     return error_response(431, "FT8108", text, path=path)
         return None
@@ -308,8 +305,7 @@ class GatewayServer:
             if tenant:
                 status = as_tenant(status, lambda provider, model: trust.permits(provider, model, group, None))
             return GatewayResponse(200, encode(status))
-        names = [name for name in self.directory.models() if consumer is None or consumer.may_use(name)]
-        models = [m for m in (self._model(name, group) for name in names) if m is not None]
+        models = models_for(consumer, self.directory, self._rules, self._born)
         if path == "/v1/models":
             return json_response({"object": "list", "data": models})
         if path.startswith("/v1/models/"):
@@ -322,19 +318,6 @@ class GatewayServer:
         if path in MODEL_PATHS:
             return error_response(405, "FT8107", f"GET is not allowed on {path}", headers=(("allow", "POST"),))
         return error_response(404, "FT8107", f"there is nothing at {path}")
-
-    def _model(self, name: str, group: str | None) -> dict[str, object] | None:
-        """The entry of a model, if somebody who may serve this group serves it."""
-        targets = self.directory.entitled(name, self._rules.trust, group, None)
-        if not isinstance(targets, tuple):
-            return None
-        variants = Counter(
-            (t.provider, t.site, tuple(sorted(t.labels)), t.engine, t.device, t.precision, t.context) for t in targets
-        )
-        words = ("provider", "site", "labels", "engine", "device", "precision", "context", "replicas")
-        rows = [dict(zip(words, (*kind, number), strict=True)) for kind, number in sorted(variants.items())]
-        aliases = sorted(alias for alias, means in self._rules.aliases.items() if means == name)
-        return model_object(name, aliases, sorted({t.provider for t in targets}), rows, self._born)
 
     def _may_come(self, model: str) -> bool:
         return self.directory.may_come(model, self._clock.monotonic())
@@ -367,10 +350,10 @@ class GatewayServer:
             model=peeked.model,
             method=request.method,
             path=request.target,
-            headers=_passed_on(request.fields, connection.request_id),
+            headers=passed_on(request.fields, connection.request_id),
             body=with_usage(body) if added_usage else body,
             group=consumer.group if consumer is not None else None,
-            requested=_requested(request.values(PROVIDERS_HEADER)) if PROVIDERS_HEADER in request.fields else None,
+            requested=providers_in(request.values(PROVIDERS_HEADER)) if PROVIDERS_HEADER in request.fields else None,
             required=required if isinstance(required, Requirements) else ANYTHING,
             caller=self._caller(consumer),
             conversation=self._conversation(peeked, consumer),
@@ -498,24 +481,3 @@ def _settling(ticket: Ticket, ended: Callable[[RequestRecord], None]) -> Callabl
         ended(record)
 
     return settle
-
-
-def _bearer(key: str) -> str:
-    """The header of Anthropic's SDKs, as one of OpenAI's."""
-    return f"Bearer {key}" if key else ""
-
-
-def _passed_on(fields: Mapping[str, str], request_id: str) -> Headers:
-    """What an engine may see, the first of each name."""
-    passed = [("x-request-id", request_id)]
-    for name in _PASSED_REQUEST_HEADERS:
-        value = fields.get(name)
-        if value is not None:
-            passed.append((name, value))
-    return tuple(passed)
-
-
-def _requested(lists: list[str]) -> frozenset[str] | None:
-    """Who is in every list: an empty one allows nobody, and none at all leaves the choice to the group."""
-    named = [frozenset(name.strip() for name in line.split(",") if name.strip()) for line in lists]
-    return frozenset.intersection(*named) if named else None

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
 from fabrictool.gateway.upstream import NOBODY, Caller, Headers
 from fabrictool.routing.admission import STANDARD
 from fabrictool.routing.requirements import ANYTHING, Requirements
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+PASSED_HEADERS = ("content-type", "accept", "user-agent", "anthropic-version", "anthropic-beta")
+"""Beside the request's id."""
 
 
 class ModelRequest(msgspec.Struct, frozen=True):
@@ -51,3 +59,24 @@ class ModelRequest(msgspec.Struct, frozen=True):
     def prompt_tokens(self) -> int:
         """About, for routing: English has four letters in a token."""
         return len(self.body) >> 2
+
+
+def bearer(key: str) -> str:
+    """The header of Anthropic's SDKs, as one of OpenAI's."""
+    return f"Bearer {key}" if key else ""
+
+
+def passed_on(fields: Mapping[str, str], request_id: str) -> Headers:
+    """What an engine may see, the first of each name."""
+    passed = [("x-request-id", request_id)]
+    for name in PASSED_HEADERS:
+        value = fields.get(name)
+        if value is not None:
+            passed.append((name, value))
+    return tuple(passed)
+
+
+def providers_in(lists: list[str]) -> frozenset[str] | None:
+    """Who is in every list: an empty one allows nobody, and none at all leaves the choice to the group."""
+    named = [frozenset(name.strip() for name in line.split(",") if name.strip()) for line in lists]
+    return frozenset.intersection(*named) if named else None

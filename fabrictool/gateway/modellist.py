@@ -1,0 +1,35 @@
+"""``/v1/models``: what a client may ask for, and what the replicas of it are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from fabrictool.gateway.openai import model_object
+
+if TYPE_CHECKING:
+    from fabrictool.gateway.directory import Directory
+    from fabrictool.gateway.keys import Consumer
+    from fabrictool.gateway.rules import RoutingRules
+
+_OF_A_VARIANT = ("provider", "site", "labels", "engine", "device", "precision", "context", "replicas")
+
+
+def models_for(
+    consumer: Consumer | None, directory: Directory, rules: RoutingRules, created: int
+) -> list[dict[str, Any]]:
+    """The models that somebody serves who may serve this client; `created` is a wall second."""
+    listed = []
+    for name in directory.models():
+        if consumer is not None and not consumer.may_use(name):
+            continue
+        targets = directory.entitled(name, rules.trust, consumer.group if consumer is not None else None, None)
+        if not isinstance(targets, tuple):
+            continue
+        variants = Counter(
+            (t.provider, t.site, tuple(sorted(t.labels)), t.engine, t.device, t.precision, t.context) for t in targets
+        )
+        rows = [dict(zip(_OF_A_VARIANT, (*kind, number), strict=True)) for kind, number in sorted(variants.items())]
+        aliases = sorted(alias for alias, means in rules.aliases.items() if means == name)
+        listed.append(model_object(name, aliases, sorted({t.provider for t in targets}), rows, created))
+    return listed
