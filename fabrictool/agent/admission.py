@@ -22,7 +22,7 @@ from fabrictool.base.text import visible
 from fabrictool.base.tlswords import spoken
 from fabrictool.mesh.identity import Credential, IdentityError, IdentityVerifier, claims_of, raw_key
 from fabrictool.mesh.issuing import PATH, RENEWAL_PATH, JoinAnswer, JoinRefusal, JoinRequest, RenewalRequest, ask_for
-from fabrictool.mesh.jointoken import MAX_TOKEN_OCTETS, JoinTokenError
+from fabrictool.mesh.jointoken import MAX_TOKEN_OCTETS, JoinTokenError, is_token
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,8 +45,10 @@ def private_text(path: str, what: str) -> str:
     Raises
     ------
     JoinTokenError
-        FT6410 when others can read the file. FT4302: it cannot be read.
+        FT6410 when others can read the file, FT6418 when `path` is the token itself. FT4302: it cannot be read.
     """
+    if is_token(path):
+        raise JoinTokenError.of("FT6418", f"this is the {what} itself, and all on this machine can read command lines")
     if path == "-":
         return sys.stdin.read(MAX_TOKEN_OCTETS + 1).strip()
     try:

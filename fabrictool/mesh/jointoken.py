@@ -87,6 +87,11 @@ def write_token(token: JoinToken, provider: Credential) -> str:
     return f"{_PREFIX}.{_text(payload)}.{_text(provider.sign(_DOMAIN + payload))}"
 
 
+def is_token(text: str) -> bool:
+    """By its look; see `read_token`."""
+    return text.startswith(f"{_PREFIX}.")
+
+
 def read_token(text: str) -> SignedToken:
     """The token in `text`, whose signature is its provider's and whose provider is one of its root's.
 

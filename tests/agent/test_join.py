@@ -17,7 +17,7 @@ from fabrictool.base.errors import FabrictoolError
 from fabrictool.domain.specs import AgentTrust, BroughtEngine, HostPort, IdleOffer
 from fabrictool.engines.adapter import EngineLaunch, adapter, engine_names
 from fabrictool.mesh.identity import create_root, issue_provider
-from fabrictool.mesh.jointoken import JoinToken, write_token
+from fabrictool.mesh.jointoken import JoinToken, JoinTokenError, write_token
 
 MOUNTS = """\
 21 1 8:1 / / rw - ext4 /dev/sda1 rw
@@ -202,6 +202,10 @@ def test_a_token_that_others_can_read_is_not_taken(token):
     path.chmod(0o640)
     assert code_of(private_text, str(path), "token") == "FT6410"
     assert code_of(private_text, str(path.parent / "nowhere"), "token") == "FT4302"
+    with pytest.raises(JoinTokenError) as itself:
+        private_text("ftjoin1." + "secret" * 300 + ".x", "token")
+    assert itself.value.problems[0].code == "FT6418"
+    assert "secret" not in str(itself.value), "nobody is told what it was"
 
 
 def test_the_key_lies_where_no_other_machine_and_no_other_user_sees_it(tmp_path):
