@@ -382,7 +382,8 @@ class ClientConnection(asyncio.Protocol):
         self._waiting.clear()
         if self._current is None:
             self.request_id = self.request_id or self._handler.new_id()
-            self.answer(error_response(status, code, message, headers=headers))
+            path = self.receiving.target.partition("?")[0]
+            self.answer(error_response(status, code, message, headers=headers, path=path))
 
 
 def _wrong_head(request: ClientRequest, *, upgrade: bool) -> str:

@@ -137,14 +137,23 @@ _CODES = {
 }
 
 
+_ANTHROPICS_TYPES = {413: "request_too_large", 503: "overloaded_error", 504: "timeout_error"}
+"""Where Anthropic's word is another one."""
+
+
 def _kind(status: int) -> str:
     return _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+
+
+def _anthropics_kind(status: int) -> str:
+    kind = _ANTHROPICS_TYPES.get(status) or _kind(status)
+    return "api_error" if kind == "server_error" else kind
 
 
 def error_object(status: int, code: str, message: str, *, param: str | None = None, path: str = "") -> dict[str, Any]:
     """OpenAI's error envelope; `code` is ours in ``fabric_code``, and the field's usual word in ``code``."""
     if path.startswith("/v1/messages"):  # Anthropic's
-        return {"type": "error", "error": {"type": _kind(status), "message": f"{message} ({code})"}}
+        return {"type": "error", "error": {"type": _anthropics_kind(status), "message": f"{message} ({code})"}}
     return {
         "error": {
             "message": message,
