@@ -11,6 +11,7 @@ TOOL = {
     "type": "function",
     "function": {"name": "read_file", "parameters": {"type": "object", "properties": {"path": {"type": "string"}}}},
 }
+ENGINES_ERROR = {"type": "BadRequestError", "param": None, "code": "400"}
 PICTURE = "data:image/png;base64," + base64.b64encode(bytes(range(256)) * 16).decode()
 
 
@@ -42,7 +43,11 @@ class ScriptedEngine:
         self.paths.append(request.path)
         if self.script:
             return await self.script.pop(0)(request)
-        return await self.usual(request, json.loads(raw))
+        try:
+            body = json.loads(raw)
+        except (ValueError, RecursionError) as error:
+            return web.json_response({"error": {"message": str(error)} | ENGINES_ERROR}, status=400)
+        return await self.usual(request, body)
 
     async def usual(self, request, body):
         """As an engine answers that has all APIs."""
@@ -212,7 +217,8 @@ RESPONSE = {
     }],
     "parallel_tool_calls": True, "tool_choice": "auto", "tools": [],
     "usage": {
-        "input_tokens": 12, "output_tokens": 3, "total_tokens": 15, "input_tokens_details": {"cached_tokens": 8},
+        "input_tokens": 12, "output_tokens": 3, "total_tokens": 15,
+        "input_tokens_details": {"cached_tokens": 8, "cache_write_tokens": 0},
         "output_tokens_details": {"reasoning_tokens": 0},
     },
 }  # fmt: skip
