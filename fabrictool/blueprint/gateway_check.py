@@ -97,6 +97,9 @@ class GatewayCheck(ReferenceCheck):
         if gateway.listen == gateway.mesh and gateway.listen.port != 0:
             message = f"clients and agents cannot share {gateway.mesh}"
             self.say("FT1231", (*path, "mesh"), message, "give the mesh listener another port")
+        if gateway.telemetry is not None and gateway.listen is None:
+            message = "a gateway without `listen` has no clients, and no requests to trace"
+            self.say("FT1256", (*path, "telemetry"), message, "remove it here")
         if not self.refer("FT1203", (*path, "cluster"), gateway.cluster, self._inventory.clusters, "cluster"):
             return
         if gateway.cluster not in self._enabled:

@@ -10,6 +10,7 @@ from fabrictool.base import units
 from fabrictool.domain.quantities import (
     Attainment,
     BuildSigner,
+    CollectorUrl,
     Document,
     Duration,
     Endpoint,
@@ -331,6 +332,27 @@ class Records(Document):
         return self
 
 
+class Telemetry(Document):
+    """Traces of requests for OpenTelemetry: who asked which model, how long, how many tokens; never what was said."""
+
+    endpoint: CollectorUrl
+    """The collector's address for OTLP over HTTP, such as ``http://collector:4318``; ``/v1/traces`` is added."""
+    sample: Attainment = units.Share(1)
+    """Share of traces that are kept, chosen by the trace's id; a client that says of its own that it is not sampled
+    has none."""
+    headers: dict[Name, SecretRef] = Field(default_factory=dict)
+    """What the collector asks for, such as ``authorization``: references that the gateway reads on its host,
+    ``secret://file/PATH``, files there with mode 600."""
+
+    @model_validator(mode="after")
+    def _readable_on_its_host(self) -> Telemetry:
+        for reference in self.headers.values():
+            if reference.scheme != "file":
+                hint = "write secret://file/PATH, a file on the gateway's host"
+                raise problem("FT1119", f"a gateway has no `{reference.scheme}` to read a header from", hint)
+        return self
+
+
 class KeyOrders(Document):
     """The small part of LiteLLM's key API that marketplaces such as Waldur order keys by, on the clients' listener."""
 
@@ -362,6 +384,8 @@ class Gateway(Document):
     """Where its request records go; ``fabrictool usage`` reads them."""
     key_api: KeyOrders | None = None
     """Keys can be made while it runs, by LiteLLM's key API; they lie where its records do. Absent: none can."""
+    telemetry: Telemetry | None = None
+    """Where traces of its requests go; absent: nowhere."""
     trace: Memory | None = None
     """Keep what happens in the mesh in the gateway's run folder, up to this size, for ``mesh replay``: records and
     addresses, no request and no key."""

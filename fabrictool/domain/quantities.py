@@ -251,6 +251,28 @@ Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN, strict=True)]
 Text = Annotated[str, StringConstraints(min_length=1, max_length=1000, strict=True)]
 
 
+_COLLECTOR = re.compile(
+    r"https?://[A-Za-z0-9.\-]+(:[0-9]{1,5})?(/[A-Za-z0-9._~\-/]*)?|https?://\[[0-9a-fA-F:]+\](:[0-9]{1,5})?"
+)
+
+
+def _collector(value: Any) -> str:
+    if not isinstance(value, str) or not _COLLECTOR.fullmatch(value):
+        hint = "write http://HOST:4318 or https://HOST/PATH; passwords and tokens belong in `headers`, by reference"
+        raise problem("FT1257", "expected the address of a collector", hint)
+    return value
+
+
+CollectorUrl = Annotated[
+    str,
+    PlainValidator(_collector),
+    WithJsonSchema({
+        "type": "string", "pattern": f"^({_COLLECTOR.pattern})$", "title": "address of a collector",
+        "examples": ["http://collector:4318"],
+    }),
+]  # fmt: skip
+
+
 def _user(value: Any) -> str | secrets.SecretRef:
     if isinstance(value, str) and value.startswith("secret://"):
         return _secret(value)

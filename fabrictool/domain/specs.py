@@ -160,6 +160,17 @@ class RecordsSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     """Whether a request may ask not to be recorded."""
 
 
+class TelemetrySpec(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where traces of requests go."""
+
+    endpoint: str
+    """Of a collector; ``/v1/traces`` comes after it."""
+    sample: float = 1.0
+    """Share of traces that are kept."""
+    headers: dict[str, str] = {}
+    """Name → reference such as ``secret://file/…``, read by the gateway."""
+
+
 class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_field="unit"):
     """One gateway: a listener for clients, one for agents; without the former a hub."""
 
@@ -227,6 +238,8 @@ class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_
     """`label_key` → what requests may ask for there. Unset: written by an earlier release."""
     key_api: str | msgspec.UnsetType = msgspec.UNSET
     """Consumer group of the keys that are made at its key API; not written where it has none."""
+    telemetry: TelemetrySpec | msgspec.UnsetType = msgspec.UNSET
+    """Not written where traces go nowhere."""
 
     @property
     def listeners(self) -> dict[str, HostPort]:

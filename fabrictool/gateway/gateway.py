@@ -45,6 +45,8 @@ from fabrictool.gateway.openai import (
     renamed,
 )
 from fabrictool.gateway.records import RequestRecord
+from fabrictool.gateway.tracecontext import trace_of
+from fabrictool.gateway.tracing import Tracer
 from fabrictool.gateway.upstream import NOBODY, Caller
 from fabrictool.gateway.usage import with_usage
 from fabrictool.gateway.view import as_tenant, model_row
@@ -56,6 +58,7 @@ from fabrictool.status.documents import Event, GatewayStatus, Totals, encode
 from fabrictool.status.pages import METRICS_TYPE
 
 if TYPE_CHECKING:
+    import random
     import socket
     from collections.abc import Callable, Iterable, Mapping
 
@@ -110,6 +113,7 @@ class GatewayServer:
         self.sinks: list[Callable[[RequestRecord], object]] = []
         """Who is told what became of each request."""
         self._opt_out = False
+        self._tracer: Tracer | None = None
         self._key_api: KeyApi | None = None
         self.connections: set[ClientConnection] = set()
         """Of the clients that are here now."""
@@ -178,6 +182,12 @@ class GatewayServer:
         """Tell `sink` of each request; with `opt_out` of none whose client asks for that."""
         self.sinks.append(sink)
         self._opt_out = opt_out
+
+    def trace(self, share: float, rng: random.Random) -> Tracer:
+        """Make spans of the requests that are recorded, for this `share` of traces."""
+        self._tracer = Tracer(share, rng, self._metrics.count_spans)
+        self.sinks.append(self._tracer.ended)
+        return self._tracer
 
     # Wide: where, by which protocol, and from whom.
     async def listen(
@@ -328,6 +338,10 @@ class GatewayServer:
         body, path, began = request.body, request.path, self._clock.wall()
         consumer = request.consumer
         record_id = self.new_id() if "x-request-id" in request.fields else connection.request_id
+        kept = not self._opt_out or request.header(RECORD_HEADER).strip().lower() != "no"
+        trace = trace_of(request)
+        if self._tracer is not None and kept:
+            trace = self._tracer.begin(record_id, trace)
         peeked = peek(body, path)
         required = requirements_of(request.fields)
         if isinstance(required, str):
@@ -354,7 +368,7 @@ class GatewayServer:
             model=peeked.model,
             method=request.method,
             path=request.target,
-            headers=passed_on(request.fields, connection.request_id),
+            headers=passed_on(request.fields, connection.request_id, trace),
             body=with_usage(body) if added_usage else body,
             group=consumer.group if consumer is not None else None,
             requested=providers_in(request.values(PROVIDERS_HEADER)) if PROVIDERS_HEADER in request.fields else None,
@@ -373,7 +387,6 @@ class GatewayServer:
             priority=priority if isinstance(priority, int) else STANDARD,
             max_wait_s=None if isinstance(max_wait_s, str) else max_wait_s,
         )
-        kept = not self._opt_out or request.header(RECORD_HEADER).strip().lower() != "no"
         ended: Callable[[RequestRecord], None] = self._record if kept else self._forget
         if ticket is not None:
             ended = _settling(ticket, ended)

@@ -13,8 +13,10 @@ from fabrictool.routing.requirements import ANYTHING, Requirements
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from fabrictool.gateway.tracecontext import TraceContext
+
 PASSED_HEADERS = ("content-type", "accept", "user-agent", "anthropic-version", "anthropic-beta")
-"""Beside the request's id."""
+"""Beside the request's id and its trace."""
 
 
 class ModelRequest(msgspec.Struct, frozen=True):
@@ -66,9 +68,13 @@ def bearer(key: str) -> str:
     return f"Bearer {key}" if key else ""
 
 
-def passed_on(fields: Mapping[str, str], request_id: str) -> Headers:
-    """What an engine may see, the first of each name."""
+def passed_on(fields: Mapping[str, str], request_id: str, trace: TraceContext | None) -> Headers:
+    """What an engine may see, the first of each name; `trace`: of which its answer is a part."""
     passed = [("x-request-id", request_id)]
+    if trace is not None:
+        passed.append(("traceparent", trace.parent))
+        if trace.state:
+            passed.append(("tracestate", trace.state))
     for name in PASSED_HEADERS:
         value = fields.get(name)
         if value is not None:

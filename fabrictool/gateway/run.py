@@ -173,6 +173,10 @@ async def _listen(
             keys = issuing(gateway, store, here, clock, fabric=spec.fabric, group=spec.key_api)
             await stack.enter_async_context(keys)
         await stack.enter_async_context(budgeting(gateway.accounts, store))
+        if not isinstance(spec.telemetry, msgspec.UnsetType):
+            from fabrictool.gateway.spanexport import exporting  # noqa: PLC0415 - loads Protocol Buffers
+
+            await stack.enter_async_context(exporting(gateway, spec, spec.telemetry))
         tls = None if isinstance(spec.tls, msgspec.UnsetType) else ClientTls(*spec.tls)
         await gateway.listen(spec.listen.host, spec.listen.port, tls, sockets)
 

@@ -10,7 +10,16 @@ import msgspec
 
 from fabrictool.domain.address import Address
 from fabrictool.domain.blueprint import ROUTING_POLICIES, Records, RequestLimits
-from fabrictool.domain.specs import AgentSpec, BuildRules, GatewaySpec, HostPort, RecordsSpec, label_key, updatable
+from fabrictool.domain.specs import (
+    AgentSpec,
+    BuildRules,
+    GatewaySpec,
+    HostPort,
+    RecordsSpec,
+    TelemetrySpec,
+    label_key,
+    updatable,
+)
 from fabrictool.domain.terms import BudgetTerms, KeyLimits, Terms
 from fabrictool.planner.succession import Succession
 
@@ -145,6 +154,7 @@ def _spec(
         or msgspec.UNSET,
         trace=msgspec.UNSET if gateway.trace is None else int(gateway.trace),
         key_api=msgspec.UNSET if gateway.key_api is None else gateway.key_api.group,
+        telemetry=_telemetry(gateway),
     )
 
 
@@ -160,6 +170,14 @@ def _labels(inventory: Inventory) -> dict[str, tuple[str, ...]]:
 def _slos(blueprint: Blueprint) -> dict[str, tuple[float | None, float | None]]:
     """What a policy that looks at latencies has to know; nothing for the others, which a new SLO does not concern."""
     return {} if blueprint.routing.policy in UNAWARE else blueprint.latency_targets
+
+
+def _telemetry(gateway: Gateway) -> TelemetrySpec | msgspec.UnsetType:
+    wanted = gateway.telemetry
+    if wanted is None or gateway.listen is None:
+        return msgspec.UNSET
+    headers = {name.lower(): str(reference) for name, reference in sorted(wanted.headers.items())}
+    return TelemetrySpec(wanted.endpoint, float(wanted.sample), headers)
 
 
 def _terms(tenant: Tenant) -> Terms:

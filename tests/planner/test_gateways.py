@@ -8,7 +8,7 @@ from fabrictool.domain.address import Address
 from fabrictool.domain.evidence import Evidence
 from fabrictool.domain.observed import ClusterFacts, ObservedUnit
 from fabrictool.domain.plan import Placement, ReplicaPlacement, spec_digest
-from fabrictool.domain.specs import AgentTrust, HostPort, RecordsSpec
+from fabrictool.domain.specs import AgentTrust, HostPort, RecordsSpec, TelemetrySpec
 from fabrictool.domain.state import Applied, State, operation_id
 from fabrictool.domain.terms import BudgetTerms, KeyLimits, Terms
 from fabrictool.planner.diff import actions
@@ -165,6 +165,16 @@ def test_what_a_tenant_may_is_taken_over_in_place_and_where_records_go_is_not(wo
     kept = ONE.replace("}", ", records: {database: secret://file/url, opt_out: true}}")
     assert world.apply(kept) == [("replace", "gateway/one")]
     assert world.spec("gateway/one").recording == RecordsSpec("secret://file/url", opt_out=True)
+
+
+def test_where_traces_go_is_known_from_the_start(world):
+    world.in_force, world.more = "current", TRUST
+    world.apply(ONE)
+    assert "telemetry" not in msgspec.to_builtins(world.spec("gateway/one"))
+    wanted = "{endpoint: http://collector:4318, sample: 5%, headers: {authorization: secret://file/token}}"
+    assert world.apply(ONE.replace("}", f", telemetry: {wanted}}}")) == [("replace", "gateway/one")]
+    headers = {"authorization": "secret://file/token"}
+    assert world.spec("gateway/one").telemetry == TelemetrySpec("http://collector:4318", 0.05, headers)
 
 
 def test_names_of_a_model_and_for_whom_it_is_there_are_taken_over_in_place(world):
