@@ -53,6 +53,7 @@ from fabrictool.routing.affinity import conversation_of
 from fabrictool.routing.requirements import ANYTHING, Requirements, requirements_of
 from fabrictool.status.documents import Event, GatewayStatus, Totals, encode
 from fabrictool.status.pages import METRICS_TYPE
+from fabrictool.workload.prefixes import PrefixTable
 
 if TYPE_CHECKING:
     import socket
@@ -109,6 +110,7 @@ class GatewayServer:
         self.sinks: list[Callable[[RequestRecord], object]] = []
         """Who is told what became of each request."""
         self._opt_out = False
+        self._prefixes = PrefixTable()
         self._key_api: KeyApi | None = None
         self.connections: set[ClientConnection] = set()
         """Of the clients that are here now."""
@@ -345,6 +347,8 @@ class GatewayServer:
         if isinstance(ticket, GatewayResponse):
             known = peeked.model if peeked.model in self.follower.known else ""
             return self._refused(record_id, began, path, consumer, known, ticket)
+        kept = not self._opt_out or request.header(RECORD_HEADER).strip().lower() != "no"
+        prefix = self._prefixes.add(peeked.model, peeked.text, record_id) if kept and self.sinks else ("", 0.0)
         added_usage = bool(peeked.stream) and peeked.stream_options is None and path in CHAT_PATHS
         asked = ModelRequest(
             model=peeked.model,
@@ -365,11 +369,12 @@ class GatewayServer:
             tenant=consumer.tenant if consumer is not None else "",
             key=consumer.key if consumer is not None else "",
             at=began,
+            prefix_of=prefix[0],
+            prefix_share=prefix[1],
             most_tokens=peeked.most_tokens,
             priority=priority if isinstance(priority, int) else STANDARD,
             max_wait_s=None if isinstance(max_wait_s, str) else max_wait_s,
         )
-        kept = not self._opt_out or request.header(RECORD_HEADER).strip().lower() != "no"
         ended: Callable[[RequestRecord], None] = self._record if kept else self._forget
         if ticket is not None:
             ended = _settling(ticket, ended)

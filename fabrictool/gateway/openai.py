@@ -34,6 +34,11 @@ class Peek(msgspec.Struct, frozen=True):
     messages: msgspec.Raw = msgspec.Raw(b"")
     prompt: msgspec.Raw = msgspec.Raw(b"")
     input: msgspec.Raw = msgspec.Raw(b"")
+    tools: msgspec.Raw = msgspec.Raw(b"")
+    system: msgspec.Raw = msgspec.Raw(b"")
+    """Anthropic's."""
+    instructions: msgspec.Raw = msgspec.Raw(b"")
+    """Of the responses API."""
     previous_response_id: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -53,6 +58,11 @@ class Peek(msgspec.Struct, frozen=True):
                 return b""
             return next((bytes(m.content) for m in messages if m.role not in ("system", "developer")), b"")
         return bytes(self.prompt or self.input)[:BEGINNING_OCTETS]
+
+    @property
+    def text(self) -> bytes:
+        """What an engine makes a prompt of, in the order in which it does."""
+        return b"".join((self.tools, self.system or self.instructions, self.messages or self.prompt or self.input))
 
     @property
     def most_tokens(self) -> int | None:
