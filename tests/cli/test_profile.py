@@ -28,8 +28,15 @@ def fill(path, rows):
 
 
 def record(number, at, **about):
-    fields = {"status": 200, "end": "answered", "e2e_s": 2.0, "model": "org/m", "prompt_tokens": 320} | about
-    return RequestRecord(f"r{number}", BEGIN + at, "/v1/completions", completion_tokens=20, tenant="anna", **fields)
+    fields = {
+        "status": 200,
+        "end": "answered",
+        "e2e_s": 2.0,
+        "model": "org/m",
+        "prompt_tokens": 320,
+        "completion_tokens": 20,
+    }
+    return RequestRecord(f"r{number}", BEGIN + at, "/v1/completions", tenant="anna", **fields | about)
 
 
 @pytest.fixture
@@ -81,11 +88,11 @@ def test_what_may_be_shown_to_others_names_nobody(command, file, folder):
 
 
 def test_a_replica_s_records_calibrate_as_their_lines_do(command, folder):
-    lines = [row | {"out": 20} for row in records()]
+    lines = records()
     write_lines(folder / "r.jsonl", lines)
     its = {"replica": "m/0", "stream": True, "model": "llama"}
     fill(folder / "r.db", [
-        record(n, row["t"], prompt_tokens=row["in"], e2e_s=row["latency"], ttft_s=row["ttft"], **its)
+        record(n, row["t"], prompt_tokens=row["in"], completion_tokens=row["out"], e2e_s=row["latency"], ttft_s=row["ttft"], **its)
         for n, row in enumerate(lines)
     ])  # fmt: skip
     answers = []
@@ -94,7 +101,7 @@ def test_a_replica_s_records_calibrate_as_their_lines_do(command, folder):
         assert code == 0, err
         (fitted,) = json.loads(out)["calibrations"]
         answers.append([fitted[name] for name in ("measurements", "error_before", "error_after")])
-    assert answers[0] == pytest.approx(answers[1], rel=1e-3)  # times since 1970 have fewer digits
+    assert answers[0] == pytest.approx(answers[1], rel=1e-2)  # times since 1970 have fewer digits
     fill(folder / "r.db", [record("z", 7.0, replica="m/1", model="llama")])
     code, _, err = command("calibrate", "r.db", *SERVICE, "-o", "mine")
     assert code == 65
