@@ -11,6 +11,7 @@ import itertools
 import logging
 import secrets
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
@@ -20,12 +21,12 @@ from fabrictool import __version__
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.base.listening import Listening
 from fabrictool.base.openfiles import open_files
-from fabrictool.gateway.accounts import KeyAccounts
+from fabrictool.gateway.accounts import KeyAccounts, Unfilled
 from fabrictool.gateway.admission import Admission, longest_wait, priority_of
 from fabrictool.gateway.clienttls import LOOK_S
 from fabrictool.gateway.continuing import wants_continuation
 from fabrictool.gateway.directory import Directory, RoutingTarget
-from fabrictool.gateway.exchange import Exchange
+from fabrictool.gateway.exchange import CLIENT_GONE, Exchange
 from fabrictool.gateway.following import MeshFollower
 from fabrictool.gateway.http import ClientConnection, ClientRequest
 from fabrictool.gateway.metrics import GatewayMetrics
@@ -43,6 +44,7 @@ from fabrictool.gateway.openai import (
     peek,
     renamed,
 )
+from fabrictool.gateway.pursewait import PurseWait
 from fabrictool.gateway.records import RequestRecord
 from fabrictool.gateway.upstream import NOBODY, Caller
 from fabrictool.gateway.usage import with_usage
@@ -63,9 +65,12 @@ if TYPE_CHECKING:
     from fabrictool.domain.terms import KeyLimits
     from fabrictool.gateway.accounts import Ticket
     from fabrictool.gateway.clienttls import ClientTls
-    from fabrictool.gateway.keyapi import KeyApi, KeyCall
+    from fabrictool.gateway.http import Answering
+    from fabrictool.gateway.keyapi import KeyApi
     from fabrictool.gateway.keys import Consumer, Keyring
+    from fabrictool.gateway.records import End
     from fabrictool.gateway.rules import RoutingRules
+    from fabrictool.gateway.spool import RecordSpool
     from fabrictool.mesh.transport.node import MeshNode
     from fabrictool.routing.protocol import RoutingPolicy
 
@@ -175,9 +180,10 @@ class GatewayServer:
     def routing_policy(self) -> RoutingPolicy:
         return self._rules.routing_policy
 
-    def record_with(self, sink: Callable[[RequestRecord], object], *, opt_out: bool) -> None:
-        """Tell `sink` of each request; with `opt_out` of none whose client asks for that."""
-        self.sinks.append(sink)
+    def record_in(self, spool: RecordSpool, *, opt_out: bool) -> None:
+        """Keep a record of each request there; with `opt_out` of none whose client asks for that."""
+        self.sinks.append(spool.append)
+        self._metrics.watch_spool(spool)
         self._opt_out = opt_out
 
     # Wide: where, by which protocol, and from whom.
@@ -283,7 +289,7 @@ class GatewayServer:
         """Unique among all gateways."""
         return f"{next(self._next_id):x}{self._ids}"
 
-    def handle(self, request: ClientRequest, connection: ClientConnection) -> GatewayResponse | Exchange | KeyCall:
+    def handle(self, request: ClientRequest, connection: ClientConnection) -> GatewayResponse | Answering:
         """The answer to a request, or the exchange that will make it."""
         if self._key_api is not None and self._key_api.serves(request.path):
             return self._key_api.call(request, connection)
@@ -324,7 +330,7 @@ class GatewayServer:
     def _may_come(self, model: str) -> bool:
         return self.directory.may_come(model, self._clock.monotonic())
 
-    def _ask(self, request: ClientRequest, connection: ClientConnection) -> GatewayResponse | Exchange:
+    def _ask(self, request: ClientRequest, connection: ClientConnection) -> GatewayResponse | Exchange | PurseWait:
         """Of a replica of the model that the body names."""
         body, path, began = request.body, request.path, self._clock.wall()
         consumer = request.consumer
@@ -344,9 +350,13 @@ class GatewayServer:
             peeked = msgspec.structs.replace(peeked, model=self._rules.aliases[peeked.model])
             body = renamed(body, peeked.model)
         ticket = self.accounts.admit(consumer, peeked, path, body, self._context)
+        known = peeked.model if peeked.model in self.follower.known else ""
         if isinstance(ticket, GatewayResponse):
-            known = peeked.model if peeked.model in self.follower.known else ""
             return self._refused(record_id, began, path, consumer, known, ticket)
+        if isinstance(ticket, Unfilled):
+            again = partial(self._ask, request, connection)
+            given_up = partial(self._refused, record_id, began, path, consumer, known)
+            return PurseWait(ticket.refusal, connection, self.accounts.after_turn, again, given_up)
         kept = not self._opt_out or request.header(RECORD_HEADER).strip().lower() != "no"
         prefix = self._prefixes.add(peeked.model, peeked.text, record_id) if kept and self.sinks else ("", 0.0)
         added_usage = bool(peeked.stream) and peeked.stream_options is None and path in CHAT_PATHS
@@ -387,7 +397,9 @@ class GatewayServer:
     ) -> GatewayResponse:
         """With a record that no exchange writes."""
         tenant, key = (consumer.tenant, consumer.key) if consumer is not None else ("", "")
-        self._record(RequestRecord(record_id, at, path, answer.status, "refused", 0.0, tenant, key, model), open_=False)
+        end: End = "cancelled" if answer.status == CLIENT_GONE else "refused"
+        took_s = self._clock.wall() - at
+        self._record(RequestRecord(record_id, at, path, answer.status, end, took_s, tenant, key, model), open_=False)
         return answer
 
     def _context(self, model: str) -> int | None:

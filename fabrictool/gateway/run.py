@@ -170,7 +170,7 @@ async def _listen(
         if spec.recording.keep_s:
             forgetting = asyncio.create_task(forget_old(store, clock, spec.fabric, spec.recording.keep_s))
             stack.callback(forgetting.cancel)
-        gateway.record_with(spool.append, opt_out=spec.recording.opt_out)
+        gateway.record_in(spool, opt_out=spec.recording.opt_out)
         gateway.accounts.limit_models(spec.limits)
         if not isinstance(spec.key_api, msgspec.UnsetType):
             keys = issuing(gateway, store, here, clock, fabric=spec.fabric, group=spec.key_api)
@@ -232,7 +232,7 @@ async def run_on_list(
         if records is not None:
             store = await stack.enter_async_context(storing(records, ""))
             spool = await stack.enter_async_context(spooling(records, store, "static", "static"))
-            gateway.record_with(spool.append, opt_out=False)
+            gateway.record_in(spool, opt_out=False)
             await stack.enter_async_context(budgeting(gateway.accounts, store))
         await gateway.listen(host, port, tls)
         pages = await serve_status(gateway.status, metrics=gateway.exposition)

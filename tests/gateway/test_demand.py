@@ -121,7 +121,7 @@ async def test_a_conversation_is_recorded_with_what_it_repeats(bed, tmp_path):
     system = {"role": "system", "content": "You are a careful assistant. " * 100}
     messages = [system]
     async with spooling(tmp_path, process, "f", "g") as spool, aiohttp.ClientSession(headers=headers) as http:
-        bed.gateway.record_with(spool.append, opt_out=True)
+        bed.gateway.record_in(spool, opt_out=True)
         bed.a.prompt_tokens = 1000
         for turn in range(4):
             messages.append({"role": "user", "content": f"Question {turn}: " + str(turn) * 400})
