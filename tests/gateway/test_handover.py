@@ -201,7 +201,7 @@ async def test_keys_can_be_made_while_a_gateway_is_replaced(place):
         await client
         assert answers == {("generate", 200): len(keys), ("use", 200): len(keys)}
         for key in keys:
-            while (await call(http, "GET", "/v1/models", key))[0] != 200:
+            while (await call(http, "GET", "/v1/models", key))[0] != 200:  # noqa: ASYNC110 - it is another process
                 await asyncio.sleep(0.1)
         listed = (await call(http, "GET", "/key/list?size=1", ADMIN))[1]["total_count"]
     assert listed == len(keys)
