@@ -187,22 +187,28 @@ async def test_keys_can_be_made_while_a_gateway_is_replaced(place):
             answers["use", status] += 1
             await asyncio.sleep(0.01)
 
-    first = Running(place, "first")
-    await first.ready()
-    async with aiohttp.ClientSession() as http:
-        client = asyncio.create_task(make_and_use(http))
-        await until(lambda: len(keys) > 20 or client.done(), 60)
-        second = Running(place, "second")
-        await second.ready()
-        before = len(keys)
-        await first.end()
-        await until(lambda: len(keys) > before + 20 or client.done(), 60)
-        over = True
-        await client
-        assert answers == {("generate", 200): len(keys), ("use", 200): len(keys)}
-        for key in keys:
-            while (await call(http, "GET", "/v1/models", key))[0] != 200:  # noqa: ASYNC110 - it is another process
-                await asyncio.sleep(0.1)
-        listed = (await call(http, "GET", "/key/list?size=1", ADMIN))[1]["total_count"]
-    assert listed == len(keys)
-    await second.end()
+    running = []
+    try:
+        running.append(Running(place, "first"))
+        await running[0].ready()
+        async with aiohttp.ClientSession() as http:
+            client = asyncio.create_task(make_and_use(http))
+            await until(lambda: len(keys) > 20 or client.done(), 60)
+            running.append(Running(place, "second"))
+            await running[1].ready()
+            before = len(keys)
+            await running[0].end()
+            await until(lambda: len(keys) > before + 20 or client.done(), 60)
+            over = True
+            await client
+            assert answers == {("generate", 200): len(keys), ("use", 200): len(keys)}
+            for key in keys:
+                while (await call(http, "GET", "/v1/models", key))[0] != 200:  # noqa: ASYNC110 - another process
+                    await asyncio.sleep(0.1)
+            listed = (await call(http, "GET", "/key/list?size=1", ADMIN))[1]["total_count"]
+        assert listed == len(keys)
+        await running[1].end()
+    finally:
+        for gateway in running:
+            gateway.process.kill()
+            gateway.process.wait()

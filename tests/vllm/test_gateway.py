@@ -92,7 +92,9 @@ async def test_sums_are_the_engines_own(bed, vllms):
 
 
 async def test_what_prompts_share_is_what_the_engine_finds_in_its_cache(bed, sdk):
-    """Conversations with one system prompt, turn by turn on one server; blocks of its cache have up to 128 tokens."""
+    """Conversations with one system prompt, turn by turn on one server; blocks of its cache have up to 128 tokens, and
+    what is around a message in JSON is not as long as in a template.
+    """
     first, one = len(bed.records), {"x-fabric-providers": "alpha"}
     system = {"role": "system", "content": "".join(f"Rule {n}: be careful. " for n in range(50))}
     for talk in range(3):
@@ -105,7 +107,7 @@ async def test_what_prompts_share_is_what_the_engine_finds_in_its_cache(bed, sdk
     assert (records[0].prefix_tokens, records[0].prefix_of) == (0, "")
     for record in records[1:]:
         assert record.prefix_of in {its.id for its in records}
-        assert record.cached_tokens - 16 <= record.prefix_tokens <= record.cached_tokens + 128 + 16, record
+        assert 0.95 * record.cached_tokens - 16 <= record.prefix_tokens <= 1.05 * record.cached_tokens + 128, record
     print([(its.prompt_tokens, its.prefix_tokens, its.cached_tokens) for its in records])
 
 
