@@ -58,9 +58,10 @@ _OWN_ENDS = frozenset({"FT8113", "FT8115"})
 """Of a request that no replica is to blame for."""
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
 _RETRIED_STATUS = frozenset({502, 503, 504})
-_PASSED_HEADERS = frozenset(
-    {b"content-type", b"content-encoding", b"cache-control", b"retry-after", b"x-accel-buffering"}
-)
+_PASSED_HEADERS = frozenset({
+    b"content-type", b"content-encoding", b"cache-control", b"retry-after", b"retry-after-ms", b"x-should-retry",
+    b"x-accel-buffering",
+})  # fmt: skip
 
 
 class Downstream(Protocol):

@@ -41,6 +41,7 @@ from fabrictool.gateway.openai import (
     json_response,
     no_such_key,
     no_such_model,
+    not_allowed,
     peek,
     renamed,
 )
@@ -276,7 +277,7 @@ class GatewayServer:
                 return no_such_key(self._keyring, authorization, path, expired=request.consumer is not None)
         if not reads and not (request.method == "POST" and path in MODEL_PATHS):
             if path in MODEL_PATHS or path.startswith(("/v1/models", "/status", "/metrics", "/health")):
-                return error_response(405, "FT8107", f"{request.method} is not allowed on {path}")
+                return not_allowed(request.method, path, "POST" if path in MODEL_PATHS else "GET, HEAD")
             return error_response(404, "FT8107", f"there is nothing at {path}")
         if request.head_octets > TEXT_CHARACTERS:
             for name, value in request.fields.items():
@@ -324,7 +325,7 @@ class GatewayServer:
                     return json_response(entry)
             return no_such_model(name, may_come=trust.sees(group, means) and self._may_come(means))
         if path in MODEL_PATHS:
-            return error_response(405, "FT8107", f"GET is not allowed on {path}", headers=(("allow", "POST"),))
+            return not_allowed("GET", path, "POST")
         return error_response(404, "FT8107", f"there is nothing at {path}")
 
     def _may_come(self, model: str) -> bool:
@@ -348,7 +349,10 @@ class GatewayServer:
             return self._refused(record_id, began, path, consumer, "", peeked)
         if peeked.model in self._rules.aliases:
             peeked = msgspec.structs.replace(peeked, model=self._rules.aliases[peeked.model])
-            body = renamed(body, peeked.model)
+            renewed = renamed(body, peeked.model, path)
+            if isinstance(renewed, GatewayResponse):
+                return self._refused(record_id, began, path, consumer, "", renewed)
+            body = renewed
         ticket = self.accounts.admit(consumer, peeked, path, body, self._context)
         known = peeked.model if peeked.model in self.follower.known else ""
         if isinstance(ticket, GatewayResponse):

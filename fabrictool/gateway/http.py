@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from fabrictool.base.clock import Clock
     from fabrictool.gateway.keys import Consumer
     from fabrictool.gateway.upstream import Headers
+
+_log = logging.getLogger("fabrictool.gateway")
 
 MAX_HEAD_OCTETS = 64 * 1024
 HIGH_WATER = 64 * 1024
@@ -334,12 +337,29 @@ class ClientConnection(asyncio.Protocol):
             self._current = request
             given = request.header("x-request-id")
             self.request_id = given if given and _usable_id(given) else self._handler.new_id()
-            outcome = request.refusal or self._handler.handle(request, self)
-            if isinstance(outcome, GatewayResponse):
-                self.answer(outcome)
-            else:
-                self.exchange = outcome
-                outcome.start()
+            try:
+                self._handle(request)
+            except Exception:  # noqa: BLE001 - httptools would take it for the client's mistake and answer nobody
+                _log.exception("%s %s failed", request.method, request.path)
+                self._fail(request)
+
+    def _handle(self, request: ClientRequest) -> None:
+        outcome = request.refusal or self._handler.handle(request, self)
+        if isinstance(outcome, GatewayResponse):
+            self.answer(outcome)
+        else:
+            self.exchange = outcome
+            outcome.start()
+
+    def _fail(self, request: ClientRequest) -> None:
+        """Answer what we could not handle, where it has no answer yet, and close."""
+        self._broken = True
+        exchange, self.exchange = self.exchange, None
+        if exchange is not None:
+            exchange.cancel()
+        if self._current is request:
+            text = "the gateway failed; its log says more"
+            self.answer(error_response(500, "FT8160", text, path=request.path))
 
     def _done(self) -> None:
         request, self._current = self._current, None
@@ -382,7 +402,8 @@ class ClientConnection(asyncio.Protocol):
         self._waiting.clear()
         if self._current is None:
             self.request_id = self.request_id or self._handler.new_id()
-            self.answer(error_response(status, code, message, headers=headers))
+            path = self.receiving.target.partition("?")[0]
+            self.answer(error_response(status, code, message, headers=headers, path=path))
 
 
 def _wrong_head(request: ClientRequest, *, upgrade: bool) -> str:

@@ -31,7 +31,7 @@ from fabrictool.gateway.keyfields import (
 )
 from fabrictool.gateway.keyrecords import IssuedKey, KeyState
 from fabrictool.gateway.keys import KEY_DIGITS, hash_key, presented_key
-from fabrictool.gateway.openai import GatewayResponse, error_response, json_response
+from fabrictool.gateway.openai import GatewayResponse, error_response, json_response, not_allowed
 from fabrictool.gateway.spending import daily_activity
 
 if TYPE_CHECKING:
@@ -113,8 +113,10 @@ class KeyApi:
             return error_response(401, "FT8102", text, headers=header)
         if self._call_for(request) is not None:
             return None
-        if path in self._paths or _REGENERATE.fullmatch(path):
-            return error_response(405, "FT8107", f"{request.method} is not allowed on {path}")
+        if _REGENERATE.fullmatch(path):
+            return not_allowed(request.method, path, "POST")
+        if path in self._paths:
+            return not_allowed(request.method, path, ", ".join(method for method, at in self._calls if at == path))
         return error_response(404, "FT8107", f"there is nothing at {path}")
 
     def call(self, request: ClientRequest, connection: ClientConnection) -> KeyCall:

@@ -107,9 +107,15 @@ def peek(body: bytes, path: str) -> Peek | GatewayResponse:
         return error_response(400, "FT8101", "the body is nested too deeply", path=path)
 
 
-def renamed(body: bytes, model: str) -> bytes:
-    """A request that was peeked at, for the model `model`: all else in it stays as it was written."""
-    return msgspec.json.encode(_fields.decode(body) | {"model": model})
+def renamed(body: bytes, model: str, path: str) -> bytes | GatewayResponse:
+    """A request that was peeked at, for the model `model`: all else in it stays as it was written.
+
+    The 400 where a name in it is no text: `peek` passes over names that it does not know.
+    """
+    try:
+        return msgspec.json.encode(_fields.decode(body) | {"model": model})
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return error_response(400, "FT8101", f"the body is not valid JSON: {error}", path=path)
 
 
 _TYPES = {
@@ -134,6 +140,7 @@ _CODES = {
     "FT8114": "requirement_not_met",
     "FT8115": "too_many_clients",
     "FT8131": "busy",
+    "FT8160": "internal_error",
     "FT8140": "invalid_request",
     "FT8141": "key_not_found",
     "FT8142": "alias_taken",
@@ -147,14 +154,23 @@ _CODES = {
 }
 
 
+_ANTHROPICS_TYPES = {413: "request_too_large", 503: "overloaded_error", 504: "timeout_error"}
+"""Where Anthropic's word is another one."""
+
+
 def _kind(status: int) -> str:
     return _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+
+
+def _anthropics_kind(status: int) -> str:
+    kind = _ANTHROPICS_TYPES.get(status) or _kind(status)
+    return "api_error" if kind == "server_error" else kind
 
 
 def error_object(status: int, code: str, message: str, *, param: str | None = None, path: str = "") -> dict[str, Any]:
     """OpenAI's error envelope; `code` is ours in ``fabric_code``, and the field's usual word in ``code``."""
     if path.startswith("/v1/messages"):  # Anthropic's
-        return {"type": "error", "error": {"type": _kind(status), "message": f"{message} ({code})"}}
+        return {"type": "error", "error": {"type": _anthropics_kind(status), "message": f"{message} ({code})"}}
     return {
         "error": {
             "message": message,
@@ -179,6 +195,11 @@ def error_response(
     """An error as a whole response, in the words of the API that `path` belongs to."""
     body = msgspec.json.encode(error_object(status, code, message, param=param, path=path))
     return GatewayResponse(status, body, headers=headers)
+
+
+def not_allowed(method: str, path: str, allowed: str) -> GatewayResponse:
+    """405, with the methods that there are at `path`."""
+    return error_response(405, "FT8107", f"{method} is not allowed on {path}", headers=(("allow", allowed),), path=path)
 
 
 def no_such_key(keyring: Keyring, authorization: str, path: str, *, expired: bool) -> GatewayResponse:

@@ -232,6 +232,9 @@ async def test_only_the_admin_key_opens_it_and_nothing_else(desk):
             assert error_of(await desk.ask(method, path, key=key)) == (401, "FT8102")
     assert await desk.status_of(ADMIN) == 401, "it is no key for models"
     assert error_of(await desk.ask("GET", "/key/generate")) == (405, "FT8107")
+    async with aiohttp.ClientSession(headers={"authorization": f"Bearer {ADMIN}"}) as http:
+        answer = await http.get(desk.bed.url + "/key/generate")
+    assert answer.headers["allow"] == "POST"
     assert error_of(await desk.ask("POST", "/key/nothing")) == (404, "FT8107")
 
 

@@ -324,10 +324,21 @@ async def test_an_agents_report_of_the_past_is_no_load_of_others():
     assert targets[0].running == 8
 
 
-async def test_get_on_a_path_that_takes_posts_is_405(bed):
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", "/v1/chat/completions", "POST"),
+        ("TRACE", "/v1/embeddings", "POST"),
+        ("DELETE", "/v1/messages", "POST"),
+        ("POST", "/v1/models", "GET, HEAD"),
+        ("DELETE", "/v1/models/m", "GET, HEAD"),
+    ],
+)
+async def test_another_method_is_405_with_those_that_there_are(bed, method, path, allowed):
     async with aiohttp.ClientSession(headers={"authorization": f"Bearer {bed.KEY}"}) as session:
-        answer = await session.get(bed.url + "/v1/chat/completions")
-    assert (answer.status, answer.headers["allow"]) == (405, "POST")
+        answer = await session.request(method, bed.url + path)
+        assert (answer.status, answer.headers["allow"]) == (405, allowed)
+        assert ("fabric_code" in (await answer.json())["error"]) == (path != "/v1/messages"), "in the API's own words"
 
 
 @pytest.mark.parametrize("path", ["completion", "models"])
@@ -434,7 +445,35 @@ async def test_a_model_has_aliases_and_the_engine_is_asked_by_its_own_name(bed):
 
 async def test_all_but_the_name_stays_as_it_was_written():
     written = b'{ "n" : 1e2,"model":"x","a":[1.50, "\\u00e9"],"o":{"model":"x"}}'
-    assert renamed(written, "org/y") == b'{"n":1e2,"model":"org/y","a":[1.50, "\\u00e9"],"o":{"model":"x"}}'
+    assert (
+        renamed(written, "org/y", "/v1/completions")
+        == b'{"n":1e2,"model":"org/y","a":[1.50, "\\u00e9"],"o":{"model":"x"}}'
+    )
+
+
+async def test_an_alias_in_a_body_that_is_no_text_is_400(bed):
+    bed.gateway.reload(dataclasses.replace(bed.gateway._rules, aliases={"alias": "m"}), bed.gateway._keyring, {})
+    async with aiohttp.ClientSession(headers={"authorization": f"Bearer {bed.KEY}"}) as session:
+        body = b'{"model": "alias", "messages": [], "\xd4": 1}'
+        answer = await session.post(bed.url + "/v1/chat/completions", data=body)
+        assert (answer.status, (await answer.json())["error"]["fabric_code"]) == (400, "FT8101")
+
+
+@pytest.mark.parametrize("where", ["handle", "start"])
+async def test_a_mistake_of_the_gateways_own_is_answered(bed, monkeypatch, caplog, where):
+    def fail(*_):
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr(*((bed.gateway, "_ask") if where == "handle" else (Exchange, "_attempt")), fail)
+    async with aiohttp.ClientSession(headers={"authorization": f"Bearer {bed.KEY}"}) as session:
+        answer = await session.post(bed.url + "/v1/chat/completions", json={"model": "m"})
+        assert (answer.status, answer.headers["connection"]) == (500, "close")
+        assert (await answer.json())["error"]["fabric_code"] == "FT8160"
+        monkeypatch.undo()
+        answer = await session.post(bed.url + "/v1/chat/completions", json={"model": "m"})
+        assert answer.status == 200
+    assert "planted" in caplog.text
+    assert bed.gateway.status().totals.in_flight == 0
 
 
 async def test_a_model_is_not_there_for_a_group_that_may_not_see_it(bed):
