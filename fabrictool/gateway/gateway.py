@@ -15,8 +15,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-import msgspec
-
 from fabrictool import __version__
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.base.listening import Listening
@@ -54,7 +52,7 @@ from fabrictool.mesh.framing import TEXT_CHARACTERS
 from fabrictool.routing.admission import STANDARD
 from fabrictool.routing.affinity import conversation_of
 from fabrictool.routing.requirements import ANYTHING, Requirements, requirements_of
-from fabrictool.status.documents import Event, GatewayStatus, Totals, encode
+from fabrictool.status.documents import Event, GatewayStatus, encode
 from fabrictool.status.pages import METRICS_TYPE
 from fabrictool.workload.prefixes import PrefixTable
 
@@ -345,14 +343,10 @@ class GatewayServer:
         for wrong in (priority, max_wait_s):
             if isinstance(wrong, str):
                 peeked = error_response(400, "FT8132", wrong, path=path)
+        if not isinstance(peeked, GatewayResponse) and peeked.model in self._rules.aliases:
+            peeked, body = renamed(peeked, body, self._rules.aliases[peeked.model], path)
         if isinstance(peeked, GatewayResponse):
             return self._refused(record_id, began, path, consumer, "", peeked)
-        if peeked.model in self._rules.aliases:
-            peeked = msgspec.structs.replace(peeked, model=self._rules.aliases[peeked.model])
-            renewed = renamed(body, peeked.model, path)
-            if isinstance(renewed, GatewayResponse):
-                return self._refused(record_id, began, path, consumer, "", renewed)
-            body = renewed
         ticket = self.accounts.admit(consumer, peeked, path, body, self._context)
         known = peeked.model if peeked.model in self.follower.known else ""
         if isinstance(ticket, GatewayResponse):
@@ -458,13 +452,7 @@ class GatewayServer:
                 model_row(name, nodes, self.directory, metrics)
                 for name in sorted(self.follower.known | self.directory.planned.keys())
             ],
-            totals=Totals(
-                requests=metrics.requests,
-                failures=metrics.failures,
-                retries=metrics.retries,
-                in_flight=sum(target.in_flight for target in self.directory),
-                tokens=metrics.tokens,
-            ),
+            totals=metrics.totals(in_flight=sum(target.in_flight for target in self.directory)),
             registry_records=len(mesh.registry) if mesh is not None else 0,
             registry_root=mesh.registry.root().hex() if mesh is not None else "",
             events=list(self._events),

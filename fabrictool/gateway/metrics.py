@@ -13,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from fabrictool.gateway.patience import Patience
+from fabrictool.status.documents import Totals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -138,6 +139,16 @@ class GatewayMetrics:
 
     def cancelled(self, phase: str) -> None:
         self._cancelled.labels(phase).inc()
+
+    def totals(self, *, in_flight: int) -> Totals:
+        """Of all that was counted."""
+        return Totals(
+            requests=self.requests,
+            failures=self.failures,
+            retries=self.retries,
+            in_flight=in_flight,
+            tokens=self.tokens,
+        )
 
     def watch(self, directory: Directory) -> None:
         """Tell of its replicas, too, as they are when somebody looks."""

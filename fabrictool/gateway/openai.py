@@ -107,15 +107,16 @@ def peek(body: bytes, path: str) -> Peek | GatewayResponse:
         return error_response(400, "FT8101", "the body is nested too deeply", path=path)
 
 
-def renamed(body: bytes, model: str, path: str) -> bytes | GatewayResponse:
+def renamed(peeked: Peek, body: bytes, model: str, path: str) -> tuple[Peek | GatewayResponse, bytes]:
     """A request that was peeked at, for the model `model`: all else in it stays as it was written.
 
     The 400 where a name in it is no text: `peek` passes over names that it does not know.
     """
     try:
-        return msgspec.json.encode(_fields.decode(body) | {"model": model})
+        body = msgspec.json.encode(_fields.decode(body) | {"model": model})
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        return error_response(400, "FT8101", f"the body is not valid JSON: {error}", path=path)
+        return error_response(400, "FT8101", f"the body is not valid JSON: {error}", path=path), body
+    return msgspec.structs.replace(peeked, model=model), body
 
 
 _TYPES = {

@@ -39,19 +39,16 @@ class PurseWait:
         self._after_turn(self._ask)
 
     def _ask(self) -> None:
-        connection = self._connection
-        if connection is None:
-            return
+        if self._connection is not None:
+            self._connection.proceed(self._outcome)
+
+    def _outcome(self) -> GatewayResponse | Answering:
         outcome = self._again()
         if isinstance(outcome, PurseWait):
             self._after_turn(self._ask)
-            return
+            return self
         self._connection = None
-        if isinstance(outcome, GatewayResponse):
-            connection.answer(outcome)
-        else:
-            connection.exchange = outcome
-            outcome.start()
+        return outcome
 
     def expire(self, now: float) -> None:
         if now > self._until:
