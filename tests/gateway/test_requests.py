@@ -444,10 +444,10 @@ async def test_a_model_has_aliases_and_the_engine_is_asked_by_its_own_name(bed):
 
 
 async def test_all_but_the_name_stays_as_it_was_written():
-    written = b'{ "n" : 1e2,"model":"x","a":[1.50, "\\u00e9"],"o":{"model":"x"}}'
+    written = b'{ "seed" : 1e2,"model":"x","a":[1.50, "\\u00e9"],"o":{"model":"x"}}'
     peeked, body = renamed(peek(written, CHAT_PATH), written, "org/y", CHAT_PATH)
     assert peeked.model == "org/y"
-    assert body == b'{"n":1e2,"model":"org/y","a":[1.50, "\\u00e9"],"o":{"model":"x"}}'
+    assert body == b'{"seed":1e2,"model":"org/y","a":[1.50, "\\u00e9"],"o":{"model":"x"}}'
 
 
 async def test_an_alias_in_a_body_that_is_no_text_is_400(bed):
