@@ -12,11 +12,11 @@ from fabrictool.base.errors import FabrictoolError, InvalidInputError, UsageErro
 from fabrictool.base.files import file_error, write_atomic
 from fabrictool.catalog import accelerators
 from fabrictool.cli.output import data, json_data, say, table
+from fabrictool.cli.reading import read_requests
 from fabrictool.cli.simulating import Interrupts, architectures
 from fabrictool.simulator import replay, sheet
 from fabrictool.simulator.calibration import Calibration, choose, dumps, shipped
 from fabrictool.simulator.fitting import WORST, Observation, fit, hull, spreads
-from fabrictool.workload.recorded import read_trace
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -95,6 +95,7 @@ def _calibrate(source: Path, output: Path, stop: Interrupts, *, as_json: bool) -
     return 0 if fitted else 65
 
 
+# Wide: what was measured, on what, and which part of it counts.
 def calibrate_records(
     source: Path,
     output: Path,
@@ -102,25 +103,35 @@ def calibrate_records(
     *,
     max_num_seqs: int | None,
     token_budget: int | None,
+    replica: str,
+    since: str,
+    until: str,
     as_json: bool,
 ) -> int:
     """One file from the requests of a running replica; `configuration` are cells of a sheet (device, engine, …).
 
-    Ctrl-C writes none.
+    `replica`, `since` and `until` choose from a store of records. Ctrl-C writes none.
     """
     with Interrupts(at_once=True) as stop:
-        fitted, before, errors, told = _of_records(source, configuration, max_num_seqs, token_budget, stop)
+        trace = read_requests(source, since=since, until=until, replica=replica, alone=True)
+        fitted, before, errors, told = _of_records(source, trace, configuration, max_num_seqs, token_budget, stop)
     _tell([_written(fitted, output, before, errors)], as_json, told)
     return 0
 
 
+# Wide: what was measured, on what, and who may stop it.
 def _of_records(
-    source: Path, configuration: dict[str, str], max_num_seqs: int | None, token_budget: int | None, stop: Interrupts
+    source: Path,
+    requests: Trace,
+    configuration: dict[str, str],
+    max_num_seqs: int | None,
+    token_budget: int | None,
+    stop: Interrupts,
 ) -> tuple[Calibration, Errors, Errors, dict[str, Any]]:
     """The calibration, the errors before it and those of unseen stretches, and what else to tell."""
     cells = {"input_len": "1", "output_len": "1", "concurrency": "1", **configuration}
     case = sheet.case_of(cells, architectures({cells["model"]}))
-    trace = _of_one_model(read_trace(source), case.model.id, source)
+    trace = _of_one_model(requests, case.model.id, source)
     cut_off = max(0, len(trace) - MOST_REQUESTS)
     dropped = Counter(trace.dropped)
     if cut_off:

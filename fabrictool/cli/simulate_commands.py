@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from fabrictool.cli.simulating import ScenarioPlay
 
 SeedOption = Annotated[int, typer.Option(min=0, help="Seed: the same seed gives the same bytes.")]
+SinceOption = Annotated[
+    str, typer.Option(help="A store's records from this day or time (UTC) on, such as 2026-11-01, or 7d: so long ago.")
+]
+UntilOption = Annotated[str, typer.Option(help="A store's records before this day or time.")]
 OutputOption = Annotated[Path | None, typer.Option("--output", "-o", help="Write there instead of to stdout.")]
 
 
@@ -26,6 +30,7 @@ def register(app: typer.Typer) -> None:
         ("stats", trace_stats),
         ("generate", trace_generate),
         ("export", trace_export),
+        ("profile", trace_profile),
     ):
         traces.command(name)(function)
     app.add_typer(traces, name="trace")
@@ -41,7 +46,13 @@ def simulate(
         Path | None,
         typer.Option(help="Output of a running fabric's `status --json`, instead of a plan: what runs is simulated."),
     ] = None,
-    trace: Annotated[Path | None, typer.Option(help="A recorded workload instead of the declared demand.")] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            help="A recorded workload instead of the declared demand: a trace, or a store of request records (a SQLite"
+            " file, or secret://…, a reference to a database's address)."
+        ),
+    ] = None,
     workload: Annotated[
         str | None,
         typer.Option(help="A made-up workload, such as `poisson,rate=5,input=512,output=128` (trace generate --help)."),
@@ -153,7 +164,7 @@ def calibrate(
         Path,
         typer.Argument(
             help="CSV: the columns of `simulate --cases` plus ttft_ms, tpot_ms and/or e2e_ms; or, with --device,"
-            " records of single requests: JSON lines with t, in, out, ttft, latency."
+            " records of single requests: JSON lines with t, in, out, ttft, latency, or the gateways' own store."
         ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the calibration files.")] = Path(
@@ -172,9 +183,13 @@ def calibrate(
         int | None,
         typer.Option(min=1, max=131_072, help="Records: most tokens in a step; default: the engine's."),
     ] = None,
+    replica: Annotated[str, typer.Option(help="A store's records: those that this replica answered.")] = "",
+    since: SinceOption = "",
+    until: UntilOption = "",
     as_json: JsonOption = False,
 ) -> int:
     """Fit efficiencies and overheads to your own measurements, or to what a running replica's requests took."""
+    from fabrictool.base.errors import UsageError
     from fabrictool.cli import calibrating
 
     records = calibrating.configured(device, engine, model, tp, precision)
@@ -185,8 +200,14 @@ def calibrate(
             records,
             max_num_seqs=max_num_seqs,
             token_budget=max_num_batched_tokens,
+            replica=replica,
+            since=since,
+            until=until,
             as_json=as_json,
         )
+    for name, given in (("--replica", replica), ("--since", since), ("--until", until)):
+        if given:
+            raise UsageError.of("FT9001", f"{name} is for records", hint="give --device, --engine and --model, too")
     return calibrating.calibrate(measurements, output, as_json=as_json)
 
 
@@ -206,35 +227,65 @@ def trace_import(
     from fabrictool.base.errors import UsageError
     from fabrictool.cli import tracing
     from fabrictool.cli.output import say
-    from fabrictool.workload.recorded import read_trace
+    from fabrictool.cli.reading import read_requests
 
     if source.is_dir():
         requests = tracing.drawn(source, seed, hours, rate)
     elif hours is not None or rate is not None:
         raise UsageError.of("FT9001", "--hours and --rate are for folders of clients", hint="fabrictool trace export")
     else:
-        requests = read_trace(source)
+        requests = read_requests(source)
     tracing.write(requests, output)
     dropped = ", ".join(f"{count} {why}" for why, count in sorted(requests.dropped.items())) or "none"
     say(f"{len(requests)} requests over {requests.span:.0f} s; dropped: {dropped}")
 
 
 def trace_stats(
-    source: Annotated[Path, typer.Argument(help="A trace in any known format.")], as_json: JsonOption = False
+    source: Annotated[Path, typer.Argument(help="A trace in any known format, or a store of request records.")],
+    since: SinceOption = "",
+    until: UntilOption = "",
+    as_json: JsonOption = False,
 ) -> None:
     """Describe a trace: rates, bursts, lengths, popularity, prefix reuse, latencies."""
     from dataclasses import asdict
 
     from fabrictool.cli import tracing
     from fabrictool.cli.output import data, json_data
-    from fabrictool.workload.recorded import read_trace
+    from fabrictool.cli.reading import read_requests
     from fabrictool.workload.statistics import statistics
 
-    described = statistics(read_trace(source))
+    described = statistics(read_requests(source, since=since, until=until))
     if as_json:
         json_data({"format_version": "1", "type": "trace-statistics", **tracing.plain(asdict(described))})
     else:
         data(tracing.text(described))
+
+
+def trace_profile(
+    store: Annotated[
+        Path, typer.Argument(help="Store of request records: a SQLite file, or secret://…, a database's address.")
+    ],
+    since: SinceOption = "30d",
+    until: UntilOption = "",
+    model: Annotated[str | None, typer.Option(help="Of this model alone.")] = None,
+    as_yaml: Annotated[bool, typer.Option("--yaml", help="Print what a blueprint's models would declare.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """What users ask of each model: rate, bursts, lengths, and what prompts have in common; forgotten records count."""
+    from fabrictool.base.errors import InvalidInputError, UsageError
+    from fabrictool.cli import profiling, reading
+    from fabrictool.cli.output import data, json_data
+
+    if as_yaml and as_json:
+        raise UsageError.of("FT9001", "--yaml and --json exclude each other", hint="leave one of them out")
+    profiles = profiling.profiles_of(store, *reading.window(since, until), model)
+    if not profiles:
+        message = f"no request of {reading.as_given(store)} was answered since {since}"
+        raise InvalidInputError.of("FT2201", message, hint="name an earlier --since, such as 365d")
+    if as_json:
+        json_data(profiling.document(profiles))
+    else:
+        data(profiling.blueprint_part(profiles) if as_yaml else profiling.text(profiles))
 
 
 def trace_generate(
@@ -257,18 +308,26 @@ def trace_generate(
 
 
 def trace_export(
-    source: Annotated[Path, typer.Argument(help="A trace in any known format.")],
+    source: Annotated[Path, typer.Argument(help="A trace in any known format, or a store of request records.")],
     output: OutputOption = None,
     model: Annotated[str | None, typer.Option(help="Only the requests for this model.")] = None,
     start: Annotated[float, typer.Option(min=0, help="Seconds from the first arrival.")] = 0.0,
     end: Annotated[float | None, typer.Option(help="Seconds from the first arrival; default: to the end.")] = None,
+    since: SinceOption = "",
+    until: UntilOption = "",
+    anonymous: Annotated[
+        bool, typer.Option("--anonymous", help="Models get numbers, and times are those since the first arrival.")
+    ] = False,
 ) -> None:
-    """Cut a piece out of a trace, in our own lines."""
+    """Cut a piece out of a trace or of request records, in our own lines: never who asked, nor what."""
     from fabrictool.base.errors import InvalidInputError
     from fabrictool.cli import tracing
-    from fabrictool.workload.recorded import read_trace
+    from fabrictool.cli.output import say
+    from fabrictool.cli.reading import read_requests
 
-    requests = read_trace(source)
+    requests = read_requests(source, since=since, until=until, model=model or "")
+    if dropped := ", ".join(f"{count} {why}" for why, count in sorted(requests.dropped.items())):
+        say(f"dropped: {dropped}")
     if model is not None:
         requests = requests.of_model(model)
     requests = requests.only(
@@ -276,4 +335,4 @@ def trace_export(
     )
     if not len(requests):
         raise InvalidInputError.of("FT2201", f"no requests of {source} are left")
-    tracing.write(requests, output)
+    tracing.write(requests.anonymous() if anonymous else requests, output)

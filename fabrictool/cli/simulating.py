@@ -18,11 +18,11 @@ from fabrictool.base.units import Duration, UnitError
 from fabrictool.catalog.huggingface import architecture
 from fabrictool.cli import tracing
 from fabrictool.cli.output import say
+from fabrictool.cli.reading import read_requests
 from fabrictool.simulator import sheet
 from fabrictool.simulator.calibration import loads, shipped
 from fabrictool.simulator.deployment import EVENT_KINDS, ReplicaEvent
 from fabrictool.simulator.play import INVENTED, PlayOptions, Recording, play
-from fabrictool.workload.recorded import read_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -209,7 +209,7 @@ def _placement(source: Source, inputs: PlayInputs, seed: int) -> Sequence[Replic
 
 def _recording(inputs: PlayInputs, options: PlayOptions) -> Recording | None:
     if inputs.trace is not None:
-        trace = read_trace(inputs.trace)
+        trace = read_requests(inputs.trace)
         if trace.dropped:
             dropped = ", ".join(f"{count} {why}" for why, count in sorted(trace.dropped.items()))
             say(f"{inputs.trace}: dropped {dropped}")

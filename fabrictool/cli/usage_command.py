@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 import time
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -52,6 +50,7 @@ def usage(
     """Sum up the gateways' records: requests, tokens and times, by tenant, key, model, provider or hour."""
     from fabrictool.base.errors import UsageError
     from fabrictool.cli.output import data, json_data, say, table
+    from fabrictool.cli.reading import moment
     from fabrictool.gateway.sums import GROUPINGS
     from fabrictool.gateway.sums import usage as summed
 
@@ -61,7 +60,7 @@ def usage(
     if as_csv and as_json:
         raise UsageError.of("FT9001", "--csv and --json exclude each other", hint="leave one of them out")
     now = time.time()
-    begin, end = _moment(since, now, "--since"), _moment(until, now, "--until") if until else now
+    begin, end = moment(since, now, "--since"), moment(until, now, "--until") if until else now
     equals = {"tenant": tenant, "model": model} | ({} if store else {"gateway": gateway})
     opened = _opened(store, gateway, Source(blueprint, inventory))
     try:
@@ -96,25 +95,9 @@ def usage(
 
 def _opened(store: str, gateway: str, source: Source) -> RecordStore:
     """For reading. Raises FT8120 to FT8122, FT14xx for a reference, FT8123 where a file is not on this machine."""
-    from fabrictool.blueprint.secrets import resolve
-    from fabrictool.domain.secrets import SecretRef
-    from fabrictool.gateway.store import RecordStore
+    from fabrictool.cli.reading import open_store
 
-    if not store:
-        store = _of_blueprint(gateway, source)
-    if store.startswith("secret://"):
-        return RecordStore(resolve(_reference(store, SecretRef), os.environ), read_only=True)
-    return RecordStore(str(Path(store).absolute()), read_only=True)
-
-
-def _reference(text: str, kind: Any) -> Any:
-    from fabrictool.base.errors import UsageError
-    from fabrictool.base.units import UnitError
-
-    try:
-        return kind.parse(text)
-    except UnitError as error:
-        raise UsageError.of("FT9001", error.message, hint=error.hint) from error
+    return open_store(store or _of_blueprint(gateway, source))
 
 
 def _of_blueprint(gateway: str, source: Source) -> str:
@@ -142,24 +125,6 @@ def _of_blueprint(gateway: str, source: Source) -> str:
     where = f"RUNS.records/{source.blueprint.fabric}/{name}/{RECORDS_FILE}"
     message = f"the records of gateway {name} are on {cluster}, beside its run folders: {where}"
     raise InvalidInputError.of("FT8123", message, thing=name, hint="`fabrictool usage FILE` there, or with a copy here")
-
-
-def _moment(text: str, now: float, option: str) -> float:
-    """Wall time of a day, of a time in ISO 8601 (UTC where it says no zone), or of so long ago."""
-    from fabrictool.base.errors import UsageError
-    from fabrictool.base.units import Duration, UnitError
-
-    try:
-        moment = datetime.fromisoformat(text)
-        return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
-    except ValueError:
-        pass
-    try:
-        return now - float(Duration.parse(text))
-    except UnitError as error:
-        raise UsageError.of(
-            "FT9001", f"{option} {text}: neither a day nor a duration", hint="2026-11-01, or 7d"
-        ) from error
 
 
 def _group(word: str, value: str | int) -> str:

@@ -323,6 +323,10 @@ class Records(Document):
     gateway reads on its host: ``secret://file/PATH``, a file there with mode 600. Absent: SQLite on its host."""
     opt_out: bool = False
     """Whether a request with ``x-fabric-record: no`` is not recorded; it counts toward limits all the same."""
+    keep: Annotated[Duration, Field(ge=3600)] | None = None
+    """After this time, such as ``90d``, whole hours of records are forgotten, and with them what ``usage`` could sum
+    up; each model's demand stays, hour by hour, for ``trace profile``. The shortest of the gateways that share a
+    database counts. Absent: for good."""
 
     @model_validator(mode="after")
     def _readable_on_its_host(self) -> Records:

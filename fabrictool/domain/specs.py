@@ -158,6 +158,8 @@ class RecordsSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     SQLite beside its run folder."""
     opt_out: bool = False
     """Whether a request may ask not to be recorded."""
+    keep_s: float = 0.0
+    """After which records are forgotten; 0: never."""
 
 
 class TelemetrySpec(msgspec.Struct, frozen=True, omit_defaults=True):

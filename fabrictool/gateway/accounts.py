@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from fabrictool.base.errors import FabrictoolError
-from fabrictool.gateway.openai import error_response
+from fabrictool.gateway.openai import GatewayResponse, error_response
 from fabrictool.routing.allowances import Allowance, Purse
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fabrictool.base.clock import Clock
     from fabrictool.domain.terms import BudgetTerms, KeyLimits
     from fabrictool.gateway.keys import Consumer
-    from fabrictool.gateway.openai import GatewayResponse, Peek
+    from fabrictool.gateway.openai import Peek
     from fabrictool.gateway.records import RequestRecord
 
 BLOCKS = 50
@@ -83,6 +83,13 @@ class Ticket:
         return estimated if self.purse is None else min(estimated, self.most)
 
 
+class Unfilled(msgspec.Struct, frozen=True):
+    """The ledger was not asked yet for what a request may cost."""
+
+    refusal: GatewayResponse
+    """Of one that cannot wait for it."""
+
+
 class KeyAccounts:
     """`admit` on the event loop, `run` beside it."""
 
@@ -98,6 +105,7 @@ class KeyAccounts:
         self._empty: set[tuple[str, str]] = set()
         """Purses of which the ledger has nothing more."""
         self._woken = asyncio.Event()
+        self._after_turn: list[Callable[[], None]] = []
         self._ending = False
 
     def limit_models(self, limits: Mapping[str, KeyLimits]) -> None:
@@ -128,7 +136,7 @@ class KeyAccounts:
     # Wide: who asks for what, and what is known of it.
     def admit(
         self, consumer: Consumer | None, peeked: Peek, path: str, body: bytes, context: Callable[[str], int | None]
-    ) -> Ticket | GatewayResponse | None:
+    ) -> Ticket | GatewayResponse | Unfilled | None:
         """The ticket of a request, or why it may not go on; None: nothing limits it.
 
         `context`: of the replicas of a model the largest, in tokens; 0: unknown; None: there is no such model.
@@ -168,7 +176,7 @@ class KeyAccounts:
 
     def _reserve(
         self, ticket: Ticket, account: str, budget: BudgetTerms, most: int, path: str
-    ) -> GatewayResponse | None:
+    ) -> GatewayResponse | Unfilled | None:
         now, place = self._clock.monotonic(), self._place(account, budget)
         if most <= budget.tokens:
             purse = self._purse(place, budget, now)
@@ -179,7 +187,7 @@ class KeyAccounts:
                 ticket.purse, ticket.most = purse, most
                 return None
             if place not in self._empty:
-                return _later("the key's budget is being fetched", 1.0, path)
+                return Unfilled(_later("the key's budget is being fetched", 1.0, path))
         text = f"this could take {most} tokens, more than is left of the key's budget of {budget.tokens} ({budget.per})"
         return error_response(429, "FT8126", text, path=path)
 
@@ -195,6 +203,10 @@ class KeyAccounts:
             return purse
         return entry[0]
 
+    def after_turn(self, call: Callable[[], None]) -> None:
+        """Call it, once, when purses were filled, or could not be."""
+        self._after_turn.append(call)
+
     # -- beside the requests ----------------------------------------------------------------------------------
 
     async def run(self, ledger: Ledger) -> None:
@@ -205,6 +217,9 @@ class KeyAccounts:
                     await self._woken.wait()
             self._woken.clear()
             await self.turn(ledger)
+            calls, self._after_turn = self._after_turn, []
+            for call in calls:
+                call()
 
     def end(self) -> None:
         self._ending = True

@@ -30,6 +30,7 @@ from fabrictool.routing.affinity import preferred
 from fabrictool.routing.candidates import ready
 from fabrictool.routing.ejection import available
 from fabrictool.routing.protocol import LOST, RequestOutcome
+from fabrictool.workload.prefixes import BLOCK_TOKENS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -490,6 +491,8 @@ class Exchange:
         tpot = None
         if self._event_stream and tokens > 1 and status == 200:
             tpot = (now - (self._first_token or self._first_byte or now)) / (tokens - 1)
+        prompt_tokens = max(0, usage.prompt - self._former_tokens)  # what was said is counted as an answer
+        prefix_tokens = int(prompt_tokens * asked.prefix_share) // BLOCK_TOKENS * BLOCK_TOKENS
         record = RequestRecord(
             id=asked.id,
             at=asked.at,
@@ -504,10 +507,12 @@ class Exchange:
             replica=target.replica if target is not None else "",
             retries=self._retries,
             stream=self._event_stream,
-            prompt_tokens=max(0, usage.prompt - self._former_tokens),  # what was said is counted as an answer
+            prompt_tokens=prompt_tokens,
             cached_tokens=usage.cached,
             completion_tokens=tokens,
             counted=usage.counted,
+            prefix_of=asked.prefix_of if prefix_tokens else "",
+            prefix_tokens=prefix_tokens,
             ttft_s=first - self._began if self._event_stream and first is not None else None,
             tpot_s=tpot,
         )

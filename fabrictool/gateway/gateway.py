@@ -11,21 +11,20 @@ import itertools
 import logging
 import secrets
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
-
-import msgspec
 
 from fabrictool import __version__
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.base.listening import Listening
 from fabrictool.base.openfiles import open_files
-from fabrictool.gateway.accounts import KeyAccounts
+from fabrictool.gateway.accounts import KeyAccounts, Unfilled
 from fabrictool.gateway.admission import Admission, longest_wait, priority_of
 from fabrictool.gateway.clienttls import LOOK_S
 from fabrictool.gateway.continuing import wants_continuation
 from fabrictool.gateway.directory import Directory, RoutingTarget
-from fabrictool.gateway.exchange import Exchange
+from fabrictool.gateway.exchange import CLIENT_GONE, Exchange
 from fabrictool.gateway.following import MeshFollower
 from fabrictool.gateway.http import ClientConnection, ClientRequest
 from fabrictool.gateway.metrics import GatewayMetrics
@@ -44,6 +43,7 @@ from fabrictool.gateway.openai import (
     peek,
     renamed,
 )
+from fabrictool.gateway.pursewait import PurseWait
 from fabrictool.gateway.records import RequestRecord
 from fabrictool.gateway.tracecontext import trace_of
 from fabrictool.gateway.tracing import Tracer
@@ -54,8 +54,9 @@ from fabrictool.mesh.framing import TEXT_CHARACTERS
 from fabrictool.routing.admission import STANDARD
 from fabrictool.routing.affinity import conversation_of
 from fabrictool.routing.requirements import ANYTHING, Requirements, requirements_of
-from fabrictool.status.documents import Event, GatewayStatus, Totals, encode
+from fabrictool.status.documents import Event, GatewayStatus, encode
 from fabrictool.status.pages import METRICS_TYPE
+from fabrictool.workload.prefixes import PrefixTable
 
 if TYPE_CHECKING:
     import random
@@ -66,9 +67,12 @@ if TYPE_CHECKING:
     from fabrictool.domain.terms import KeyLimits
     from fabrictool.gateway.accounts import Ticket
     from fabrictool.gateway.clienttls import ClientTls
-    from fabrictool.gateway.keyapi import KeyApi, KeyCall
+    from fabrictool.gateway.http import Answering
+    from fabrictool.gateway.keyapi import KeyApi
     from fabrictool.gateway.keys import Consumer, Keyring
+    from fabrictool.gateway.records import End
     from fabrictool.gateway.rules import RoutingRules
+    from fabrictool.gateway.spool import RecordSpool
     from fabrictool.mesh.transport.node import MeshNode
     from fabrictool.routing.protocol import RoutingPolicy
 
@@ -113,7 +117,11 @@ class GatewayServer:
         self.sinks: list[Callable[[RequestRecord], object]] = []
         """Who is told what became of each request."""
         self._opt_out = False
+<<<<<<< HEAD
         self._tracer: Tracer | None = None
+=======
+        self._prefixes = PrefixTable()
+>>>>>>> 7a71a0886ed904f9d01e3e57e23a738ba66419d2
         self._key_api: KeyApi | None = None
         self.connections: set[ClientConnection] = set()
         """Of the clients that are here now."""
@@ -178,9 +186,10 @@ class GatewayServer:
     def routing_policy(self) -> RoutingPolicy:
         return self._rules.routing_policy
 
-    def record_with(self, sink: Callable[[RequestRecord], object], *, opt_out: bool) -> None:
-        """Tell `sink` of each request; with `opt_out` of none whose client asks for that."""
-        self.sinks.append(sink)
+    def record_in(self, spool: RecordSpool, *, opt_out: bool) -> None:
+        """Keep a record of each request there; with `opt_out` of none whose client asks for that."""
+        self.sinks.append(spool.append)
+        self._metrics.watch_spool(spool)
         self._opt_out = opt_out
 
     def trace(self, share: float, rng: random.Random) -> Tracer:
@@ -292,7 +301,7 @@ class GatewayServer:
         """Unique among all gateways."""
         return f"{next(self._next_id):x}{self._ids}"
 
-    def handle(self, request: ClientRequest, connection: ClientConnection) -> GatewayResponse | Exchange | KeyCall:
+    def handle(self, request: ClientRequest, connection: ClientConnection) -> GatewayResponse | Answering:
         """The answer to a request, or the exchange that will make it."""
         if self._key_api is not None and self._key_api.serves(request.path):
             return self._key_api.call(request, connection)
@@ -333,7 +342,7 @@ class GatewayServer:
     def _may_come(self, model: str) -> bool:
         return self.directory.may_come(model, self._clock.monotonic())
 
-    def _ask(self, request: ClientRequest, connection: ClientConnection) -> GatewayResponse | Exchange:
+    def _ask(self, request: ClientRequest, connection: ClientConnection) -> GatewayResponse | Exchange | PurseWait:
         """Of a replica of the model that the body names."""
         body, path, began = request.body, request.path, self._clock.wall()
         consumer = request.consumer
@@ -351,18 +360,20 @@ class GatewayServer:
         for wrong in (priority, max_wait_s):
             if isinstance(wrong, str):
                 peeked = error_response(400, "FT8132", wrong, path=path)
+        if not isinstance(peeked, GatewayResponse) and peeked.model in self._rules.aliases:
+            peeked, body = renamed(peeked, body, self._rules.aliases[peeked.model], path)
         if isinstance(peeked, GatewayResponse):
             return self._refused(record_id, began, path, consumer, "", peeked)
-        if peeked.model in self._rules.aliases:
-            peeked = msgspec.structs.replace(peeked, model=self._rules.aliases[peeked.model])
-            renewed = renamed(body, peeked.model, path)
-            if isinstance(renewed, GatewayResponse):
-                return self._refused(record_id, began, path, consumer, "", renewed)
-            body = renewed
         ticket = self.accounts.admit(consumer, peeked, path, body, self._context)
+        known = peeked.model if peeked.model in self.follower.known else ""
         if isinstance(ticket, GatewayResponse):
-            known = peeked.model if peeked.model in self.follower.known else ""
             return self._refused(record_id, began, path, consumer, known, ticket)
+        if isinstance(ticket, Unfilled):
+            again = partial(self._ask, request, connection)
+            given_up = partial(self._refused, record_id, began, path, consumer, known)
+            return PurseWait(ticket.refusal, connection, self.accounts.after_turn, again, given_up)
+        kept = not self._opt_out or request.header(RECORD_HEADER).strip().lower() != "no"
+        prefix = self._prefixes.add(peeked.model, peeked.text, record_id) if kept and self.sinks else ("", 0.0)
         added_usage = bool(peeked.stream) and peeked.stream_options is None and path in CHAT_PATHS
         asked = ModelRequest(
             model=peeked.model,
@@ -383,6 +394,8 @@ class GatewayServer:
             tenant=consumer.tenant if consumer is not None else "",
             key=consumer.key if consumer is not None else "",
             at=began,
+            prefix_of=prefix[0],
+            prefix_share=prefix[1],
             most_tokens=peeked.most_tokens,
             priority=priority if isinstance(priority, int) else STANDARD,
             max_wait_s=None if isinstance(max_wait_s, str) else max_wait_s,
@@ -399,7 +412,9 @@ class GatewayServer:
     ) -> GatewayResponse:
         """With a record that no exchange writes."""
         tenant, key = (consumer.tenant, consumer.key) if consumer is not None else ("", "")
-        self._record(RequestRecord(record_id, at, path, answer.status, "refused", 0.0, tenant, key, model), open_=False)
+        end: End = "cancelled" if answer.status == CLIENT_GONE else "refused"
+        took_s = self._clock.wall() - at
+        self._record(RequestRecord(record_id, at, path, answer.status, end, took_s, tenant, key, model), open_=False)
         return answer
 
     def _context(self, model: str) -> int | None:
@@ -454,13 +469,7 @@ class GatewayServer:
                 model_row(name, nodes, self.directory, metrics)
                 for name in sorted(self.follower.known | self.directory.planned.keys())
             ],
-            totals=Totals(
-                requests=metrics.requests,
-                failures=metrics.failures,
-                retries=metrics.retries,
-                in_flight=sum(target.in_flight for target in self.directory),
-                tokens=metrics.tokens,
-            ),
+            totals=metrics.totals(in_flight=sum(target.in_flight for target in self.directory)),
             registry_records=len(mesh.registry) if mesh is not None else 0,
             registry_root=mesh.registry.root().hex() if mesh is not None else "",
             events=list(self._events),

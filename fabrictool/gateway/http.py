@@ -14,6 +14,8 @@ from fabrictool.gateway.openai import MAX_BODY_OCTETS, GatewayResponse, error_re
 from fabrictool.mesh.framing import TEXT_CHARACTERS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from fabrictool.base.clock import Clock
     from fabrictool.gateway.keys import Consumer
     from fabrictool.gateway.upstream import Headers
@@ -186,6 +188,19 @@ class ClientConnection(asyncio.Protocol):
         self._transport.write(head if bare else head + answer.body)
         self._done()
 
+    def proceed(self, ask: Callable[[], GatewayResponse | Answering]) -> None:
+        """Answer the current request by what `ask` returns."""
+        try:
+            outcome = ask()
+            if isinstance(outcome, GatewayResponse):
+                self.answer(outcome)
+            elif outcome is not self.exchange:
+                self.exchange = outcome
+                outcome.start()
+        except Exception:  # noqa: BLE001 - httptools would take it for the client's mistake and answer nobody
+            _log.exception("%s failed", self._current.path if self._current is not None else "a request")
+            self._fail()
+
     def begin(self, status: int, headers: Headers) -> None:
         """The head of a streamed response; to HTTP/1.0 only the end of the connection can end it."""
         if self._current is not None and self._current.http10:
@@ -337,27 +352,18 @@ class ClientConnection(asyncio.Protocol):
             self._current = request
             given = request.header("x-request-id")
             self.request_id = given if given and _usable_id(given) else self._handler.new_id()
-            try:
-                self._handle(request)
-            except Exception:  # noqa: BLE001 - httptools would take it for the client's mistake and answer nobody
-                _log.exception("%s %s failed", request.method, request.path)
-                self._fail(request)
+            self.proceed(functools.partial(self._outcome, request))
 
-    def _handle(self, request: ClientRequest) -> None:
-        outcome = request.refusal or self._handler.handle(request, self)
-        if isinstance(outcome, GatewayResponse):
-            self.answer(outcome)
-        else:
-            self.exchange = outcome
-            outcome.start()
+    def _outcome(self, request: ClientRequest) -> GatewayResponse | Answering:
+        return request.refusal or self._handler.handle(request, self)
 
-    def _fail(self, request: ClientRequest) -> None:
+    def _fail(self) -> None:
         """Answer what we could not handle, where it has no answer yet, and close."""
-        self._broken = True
+        self._broken, request = True, self._current
         exchange, self.exchange = self.exchange, None
         if exchange is not None:
             exchange.cancel()
-        if self._current is request:
+        if request is not None:
             text = "the gateway failed; its log says more"
             self.answer(error_response(500, "FT8160", text, path=request.path))
 

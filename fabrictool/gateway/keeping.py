@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 from typing import TYPE_CHECKING
 
+from fabrictool.base.errors import FabrictoolError
 from fabrictool.gateway.issued import COPY_FILE, LOOK_S, IssuedKeys
 from fabrictool.gateway.keyapi import KeyApi
 from fabrictool.gateway.spool import RecordSpool
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
     from fabrictool.gateway.accounts import KeyAccounts
     from fabrictool.gateway.gateway import GatewayServer
 
+FORGET_S = 600.0
+"""Between two looks for records that are old enough; an hour's go at a time."""
+_log = logging.getLogger("fabrictool.gateway")
 RECORDS_FILE = "records.db"
 FIRST_LOOK_S = 10.0
 """A gateway begins without the newest keys where the store does not answer."""
@@ -68,6 +73,17 @@ async def spooling(folder: Path, store: StoreProcess, fabric: str, gateway: str)
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.to_thread(spool.close)
+
+
+async def forget_old(store: StoreProcess, clock: Clock, fabric: str, keep_s: float) -> None:
+    """Until cancelled: records that are older."""
+    while True:
+        await asyncio.sleep(FORGET_S)
+        try:
+            while forgotten := await asyncio.to_thread(store.forget, fabric, clock.wall() - keep_s):
+                _log.info("%d request records of over %d hours ago are forgotten", forgotten, keep_s / 3600)
+        except FabrictoolError as error:  # the spool says that the store is away
+            _log.debug("nothing is forgotten: %s", error)
 
 
 @contextlib.asynccontextmanager

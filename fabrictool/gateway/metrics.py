@@ -13,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from fabrictool.gateway.patience import Patience
+from fabrictool.status.documents import Totals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from fabrictool.gateway.directory import Directory
     from fabrictool.gateway.records import RequestRecord
+    from fabrictool.gateway.spool import RecordSpool
 
 WAITING_MAX = 1024
 """Requests that are counted in the series together."""
@@ -70,6 +72,19 @@ class _Replicas(Collector):
             requests.add_metric(values, target.requests)
             failures.add_metric(values, target.failures)
         yield from (in_flight, out, requests, failures)
+
+
+class _Spool(Collector):
+    """Records on their way to the store."""
+
+    def __init__(self, spool: RecordSpool) -> None:
+        self._spool = spool
+
+    def collect(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily(
+            "fabric_spool_octets", "Of records that the store does not have", self._spool.waiting_octets
+        )
+        yield CounterMetricFamily("fabric_records_lost", "Request records that had no room", self._spool.lost)
 
 
 class GatewayMetrics:
@@ -126,13 +141,29 @@ class GatewayMetrics:
     def cancelled(self, phase: str) -> None:
         self._cancelled.labels(phase).inc()
 
+<<<<<<< HEAD
     def count_spans(self, outcome: str, spans: int) -> None:
         """`outcome`: exported or dropped."""
         self._spans.labels(outcome).inc(spans)
+=======
+    def totals(self, *, in_flight: int) -> Totals:
+        """Of all that was counted."""
+        return Totals(
+            requests=self.requests,
+            failures=self.failures,
+            retries=self.retries,
+            in_flight=in_flight,
+            tokens=self.tokens,
+        )
+>>>>>>> 7a71a0886ed904f9d01e3e57e23a738ba66419d2
 
     def watch(self, directory: Directory) -> None:
         """Tell of its replicas, too, as they are when somebody looks."""
         self._registry.register(_Replicas(directory))
+
+    def watch_spool(self, spool: RecordSpool) -> None:
+        """Tell of its records, too."""
+        self._registry.register(_Spool(spool))
 
     def exposition(
         self, *, clients: int = 0, slow_clients: int = 0, waiting: Mapping[str, int] = MappingProxyType({})

@@ -50,6 +50,10 @@ class ModelRequest(msgspec.Struct, frozen=True):
     key: str = ""
     at: float = 0.0
     """Wall time."""
+    prefix_of: str = ""
+    """See `RequestRecord`."""
+    prefix_share: float = 0.0
+    """Of the prompt."""
     most_tokens: int | None = None
     """Of the answer, if the client says."""
     priority: int = STANDARD

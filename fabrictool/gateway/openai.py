@@ -34,6 +34,11 @@ class Peek(msgspec.Struct, frozen=True):
     messages: msgspec.Raw = msgspec.Raw(b"")
     prompt: msgspec.Raw = msgspec.Raw(b"")
     input: msgspec.Raw = msgspec.Raw(b"")
+    tools: msgspec.Raw = msgspec.Raw(b"")
+    system: msgspec.Raw = msgspec.Raw(b"")
+    """Anthropic's."""
+    instructions: msgspec.Raw = msgspec.Raw(b"")
+    """Of the responses API."""
     previous_response_id: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -53,6 +58,11 @@ class Peek(msgspec.Struct, frozen=True):
                 return b""
             return next((bytes(m.content) for m in messages if m.role not in ("system", "developer")), b"")
         return bytes(self.prompt or self.input)[:BEGINNING_OCTETS]
+
+    @property
+    def text(self) -> bytes:
+        """What an engine makes a prompt of, in the order in which it does."""
+        return b"".join((self.tools, self.system or self.instructions, self.messages or self.prompt or self.input))
 
     @property
     def most_tokens(self) -> int | None:
@@ -97,15 +107,16 @@ def peek(body: bytes, path: str) -> Peek | GatewayResponse:
         return error_response(400, "FT8101", "the body is nested too deeply", path=path)
 
 
-def renamed(body: bytes, model: str, path: str) -> bytes | GatewayResponse:
+def renamed(peeked: Peek, body: bytes, model: str, path: str) -> tuple[Peek | GatewayResponse, bytes]:
     """A request that was peeked at, for the model `model`: all else in it stays as it was written.
 
     The 400 where a name in it is no text: `peek` passes over names that it does not know.
     """
     try:
-        return msgspec.json.encode(_fields.decode(body) | {"model": model})
+        body = msgspec.json.encode(_fields.decode(body) | {"model": model})
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        return error_response(400, "FT8101", f"the body is not valid JSON: {error}", path=path)
+        return error_response(400, "FT8101", f"the body is not valid JSON: {error}", path=path), body
+    return msgspec.structs.replace(peeked, model=model), body
 
 
 _TYPES = {

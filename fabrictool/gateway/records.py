@@ -44,6 +44,10 @@ class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     completion_tokens: int = 0
     counted: bool = False
     """The engine said how many tokens there were; otherwise the completion's are the events that passed."""
+    prefix_of: str = ""
+    """Id of an earlier request, on the same gateway, whose prompt began as this one's did."""
+    prefix_tokens: int = 0
+    """How many of the prompt's, about and in blocks of 16, both have in common."""
     ttft_s: float | None = None
     """Of a stream: from the request's head to the first octet of the answer's body. Others begin as they end."""
     tpot_s: float | None = None

@@ -20,7 +20,7 @@ from fabrictool.gateway.directory import StaticRegistry, static_targets
 from fabrictool.gateway.following import node_body
 from fabrictool.gateway.gateway import GatewayServer
 from fabrictool.gateway.handover import Handover, take_over
-from fabrictool.gateway.keeping import budgeting, issuing, records_folder, spooling, storing
+from fabrictool.gateway.keeping import budgeting, forget_old, issuing, records_folder, spooling, storing
 from fabrictool.gateway.reloading import Reloading, keyring_of
 from fabrictool.gateway.rules import RoutingRules
 from fabrictool.gateway.settling import Settling
@@ -167,7 +167,10 @@ async def _listen(
         here = records_folder(folder.path.parent, spec.fabric, spec.name)
         store = await stack.enter_async_context(storing(here, spec.recording.database))
         spool = await stack.enter_async_context(spooling(here, store, spec.fabric, spec.name))
-        gateway.record_with(spool.append, opt_out=spec.recording.opt_out)
+        if spec.recording.keep_s:
+            forgetting = asyncio.create_task(forget_old(store, clock, spec.fabric, spec.recording.keep_s))
+            stack.callback(forgetting.cancel)
+        gateway.record_in(spool, opt_out=spec.recording.opt_out)
         gateway.accounts.limit_models(spec.limits)
         if not isinstance(spec.key_api, msgspec.UnsetType):
             keys = issuing(gateway, store, here, clock, fabric=spec.fabric, group=spec.key_api)
@@ -233,7 +236,7 @@ async def run_on_list(
         if records is not None:
             store = await stack.enter_async_context(storing(records, ""))
             spool = await stack.enter_async_context(spooling(records, store, "static", "static"))
-            gateway.record_with(spool.append, opt_out=False)
+            gateway.record_in(spool, opt_out=False)
             await stack.enter_async_context(budgeting(gateway.accounts, store))
         await gateway.listen(host, port, tls)
         pages = await serve_status(gateway.status, metrics=gateway.exposition)

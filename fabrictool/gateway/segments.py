@@ -47,10 +47,9 @@ class Segments:
         self.dirty = False
         """Whether anything was appended since the last `sync`."""
 
-    @property
-    def octets(self) -> int:
-        """On disk; raises OSError."""
-        return len(segments_of(self._folder)) * self._octets
+    def behind(self, cursor: Cursor) -> int:
+        """Octets at most that were appended after it."""
+        return (self._number - max(1, cursor.segment)) * self._octets + self._end - cursor.offset if self._number else 0
 
     def append(self, line: bytes) -> bool:
         """One line, with its newline. False where there is no room until `prepare` was called."""

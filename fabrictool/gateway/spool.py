@@ -90,12 +90,9 @@ class RecordSpool:
             self._journal.prepare()
 
     @property
-    def backlog_octets(self) -> int:
-        """Of local files; 0 when nothing could be looked at."""
-        try:
-            return self._journal.octets
-        except OSError:
-            return 0
+    def waiting_octets(self) -> int:
+        """Of records that the store does not have yet, at most."""
+        return self._journal.behind(self._cursor) + sum(map(len, self._waiting))
 
     def append(self, record: RequestRecord) -> bool:
         """Keep it; never raises, never waits. True: the kernel has it, and this process may be killed."""

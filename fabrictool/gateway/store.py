@@ -59,6 +59,11 @@ def store_url(text: str) -> URL:
     return url
 
 
+_RETENTION_LOCK = 0x66616274
+"""Gateways that share a store do not forget the same hours at the same time."""
+STREAMED = 5000
+
+
 class RecordStore:
     """One connection, for one thread at a time; its methods block."""
 
@@ -107,6 +112,21 @@ class RecordStore:
         """The rows of a query; raises StoreAwayError."""
         with self._transaction() as connection:
             return [tuple(row) for row in connection.execute(query)]
+
+    def stream(self, query: Select[Any]) -> Iterator[tuple[Any, ...]]:
+        """The rows of a query, some thousand at a time; raises StoreAwayError."""
+        with self._transaction() as connection:
+            for row in connection.execution_options(yield_per=STREAMED).execute(query):
+                yield tuple(row)
+
+    def forget(self, fabric: str, before: float) -> int:
+        """Forget records that are older than `before` (wall time, seconds); see `retention`. Raises StoreAwayError."""
+        from fabrictool.gateway.retention import forget  # noqa: PLC0415 - where records are forgotten at all
+
+        with self._transaction() as connection:
+            if self._postgres:
+                connection.execute(select(func.pg_advisory_xact_lock(_RETENTION_LOCK)))
+            return forget(connection, fabric, before)
 
     def take(self, account: str, period: str, *, wanted: int, limit: int) -> int:
         """Up to `wanted` tokens of an account's budget; returns how many, so that all that was ever taken of a
@@ -165,8 +185,9 @@ class RecordStore:
     # -- internals --------------------------------------------------------------------------------------------
 
     def _make_tables(self, connection: Connection) -> None:
-        layout = self._layout(connection)
-        if layout == LAYOUT or (self._read_only and layout in READABLE):
+        self.layout = self._layout(connection)
+        """As it is; of a store that is not only read, the newest."""
+        if self.layout == LAYOUT or (self._read_only and self.layout in READABLE):
             return
         if self._read_only:
             raise self._no_store("it holds no records, or another release's")
@@ -182,6 +203,7 @@ class RecordStore:
             command.upgrade(config, LAYOUT)
         except CommandError as error:
             raise self._no_store("its layout is of a newer release") from error
+        self.layout = LAYOUT
 
     def _layout(self, connection: Connection) -> str:
         if not inspect(connection).has_table(LAYOUT_TABLE.name):

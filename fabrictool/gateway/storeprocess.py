@@ -63,6 +63,13 @@ class Give(msgspec.Struct, frozen=True, tag=True):
     tokens: int
 
 
+class Forget(msgspec.Struct, frozen=True, tag=True):
+    """The answer is how many records were forgotten."""
+
+    fabric: str
+    before: float
+
+
 class ReadKeys(msgspec.Struct, frozen=True, tag=True):
     """The answer has `keys`."""
 
@@ -85,7 +92,7 @@ class AddUpKeys(msgspec.Struct, frozen=True, tag=True):
     until: float
 
 
-Asks = Put | Take | Give | ReadKeys | WriteKeys | AddUpKeys
+Asks = Put | Forget | Take | Give | ReadKeys | WriteKeys | AddUpKeys
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -123,6 +130,10 @@ class StoreProcess:
     def put(self, fabric: str, gateway: str, lines: list[bytes]) -> int:
         """Records, once each however often they come; returns how many of the lines are none."""
         return self._call(Put(fabric, gateway, lines)).value
+
+    def forget(self, fabric: str, before: float) -> int:
+        """Records that are older, some hours of them; returns how many. See `RecordStore`."""
+        return self._call(Forget(fabric, before)).value
 
     def take(self, account: str, period: str, *, wanted: int, limit: int) -> int:
         """Tokens of a budget, `wanted` at most; returns how many were granted. See `RecordStore`."""
@@ -261,6 +272,8 @@ class _Served:
                 if rows:
                     store.put(rows)
                 return Answer(len(lines) - len(rows))
+            case Forget(fabric, before):
+                return Answer(store.forget(fabric, before))
             case Take(account, period, wanted, limit):
                 return Answer(store.take(account, period, wanted=wanted, limit=limit))
             case Give(account, period, tokens):

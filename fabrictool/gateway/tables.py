@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, MetaData, String, Table, Text
 
-LAYOUT = "0002"
+LAYOUT = "0003"
 """Of the newest migration."""
-READABLE = frozenset({"0001", LAYOUT})
+READABLE = frozenset({"0001", "0002", LAYOUT})
 """Layouts whose requests can be added up as they are."""
 _metadata = MetaData()
 LAYOUT_TABLE = Table("fabrictool_layout", _metadata, Column("version_num", String(32), primary_key=True))
@@ -35,12 +35,19 @@ REQUESTS = Table(
     Column("cached_tokens", BigInteger, nullable=False),
     Column("completion_tokens", BigInteger, nullable=False),
     Column("counted", Boolean, nullable=False),
+    Column("prefix_of", String, nullable=False, server_default=""),
+    Column("prefix_tokens", BigInteger, nullable=False, server_default="0"),
     Column("ttft_s", Float),
     Column("tpot_s", Float),
 )
 """The fields of `RequestRecord`, who wrote it, and the hour of `at` since 1970: hours and days are sums of whole
 numbers in any database."""
 Index("fabrictool_requests_at", REQUESTS.c.at)
+_of = REQUESTS.c
+IS_DEMAND = (_of.status < 400) & _of.end.in_(("answered", "cancelled"))
+"""Whether a request was answered, or cancelled in mid-answer."""
+DEMANDED = (_of.model, _of.at, _of.prompt_tokens, _of.completion_tokens, _of.prefix_tokens, _of.cached_tokens)
+"""The columns that are the fields of `workload.profile.Demanded`."""
 
 BUDGETS = Table(
     "fabrictool_budgets",
@@ -67,3 +74,13 @@ of a live key, which no other has; `document` is an `IssuedKey` in JSON."""
 Index("fabrictool_keys_revision", KEYS.c.fabric, KEYS.c.revision)
 Index("fabrictool_keys_digits", KEYS.c.digits, unique=True)
 Index("fabrictool_keys_alias", KEYS.c.fabric, KEYS.c.alias, unique=True)
+
+PROFILES = Table(
+    "fabrictool_profiles",
+    _metadata,
+    Column("fabric", String, primary_key=True),
+    Column("model", String, primary_key=True),
+    Column("hour", Integer, primary_key=True),
+    Column("document", Text, nullable=False),
+)
+"""Of records that are forgotten: a `DemandSketch` in JSON."""

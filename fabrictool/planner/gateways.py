@@ -132,7 +132,9 @@ def _spec(
         after_reboot=inventory.clusters[gateway.cluster].after_reboot or msgspec.UNSET,
         bootstrap=gateway.bootstrap or msgspec.UNSET,
         builds=msgspec.UNSET if builds is None else BuildRules(builds.signers, builds.providers),
-        records=RecordsSpec(str(gateway.records.database or ""), gateway.records.opt_out)
+        records=RecordsSpec(
+            str(gateway.records.database or ""), gateway.records.opt_out, float(gateway.records.keep or 0)
+        )
         if gateway.records != Records()
         else msgspec.UNSET,
         terms={name: its for name, tenant in sorted(blueprint.tenants.items()) if (its := _terms(tenant)) != Terms()}

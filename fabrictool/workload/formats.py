@@ -20,10 +20,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fabrictool.base.errors import InvalidInputError
+from fabrictool.workload.prefixes import BLOCK_TOKENS
+from fabrictool.workload.reuse import chains
 from fabrictool.workload.trace import Trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
+
+    from fabrictool.workload.trace import Ints
 
 CHARACTERS_PER_TOKEN = 4.0
 """For conversations that come as text: the usual figure for English and byte-pair vocabularies."""
@@ -56,24 +60,29 @@ class Format:
     status: str = ""
     ttft: tuple[str, ...] = ()
     """How long the first token took, seconds."""
+    reuse: tuple[str, str, str] | None = None
+    """A request's id, that of an earlier one whose prompt began alike, and how many tokens both have in common."""
 
 
+RECORDS = Format(
+    "records",
+    "fabrictool's request records",
+    ("at",),
+    1.0,
+    ("prompt_tokens",),
+    ("completion_tokens",),
+    ("model",),
+    took=("e2e_s",),
+    status="status",
+    ttft=("ttft_s",),
+    block=BLOCK_TOKENS,
+    reuse=("id", "prefix_of", "prefix_tokens"),
+)
 FORMATS = (
     Format(
         "own", "fabrictool", ("t",), 1.0, ("in",), ("out",), ("model",), "prefix", 16, took=("latency",), ttft=("ttft",)
     ),
-    Format(
-        "records",
-        "fabrictool's request records",
-        ("at",),
-        1.0,
-        ("prompt_tokens",),
-        ("completion_tokens",),
-        ("model",),
-        took=("e2e_s",),
-        status="status",
-        ttft=("ttft_s",),
-    ),
+    RECORDS,
     Format("azure", "Azure LLM inference trace", ("timestamp",), 0.0, ("contexttokens",), ("generatedtokens",)),
     Format(
         "burstgpt",
@@ -111,6 +120,13 @@ def read(text: str, name: str = "the trace") -> Trace:
     if any("conversations" in row for row in first):
         return _conversations(chain(first, rows), dropped, name)
     return _collect(_recognise(first, name), chain(first, rows), dropped, name)
+
+
+def of_records(rows: Iterable[Mapping[str, Any]], name: str, dropped: Counter[str]) -> Trace:
+    """A trace from the fields of request records, in any order, and what else was `dropped`. Raises FT2201 where none
+    is usable.
+    """
+    return _collect(RECORDS, rows, dropped, name)
 
 
 def _rows(text: str) -> tuple[Iterator[Mapping[str, Any]], Counter[str]]:
@@ -186,7 +202,8 @@ def _recognise(rows: list[Mapping[str, Any]], name: str) -> Format:
 
 def _collect(known: Format, rows: Iterable[Mapping[str, Any]], dropped: Counter[str], name: str) -> Trace:
     times, prompts, outputs, which, latency, ttft = [], [], [], [], [], []
-    chains: list[list[Any]] = []
+    prefixes: list[list[Any]] = []
+    shared: list[tuple[str, str, int]] = []
     models: dict[str, int] = {}
     block = None
     for row in rows:
@@ -215,12 +232,20 @@ def _collect(known: Format, rows: Iterable[Mapping[str, Any]], dropped: Counter[
         end, took = _time(_first(row, known.finish), known.scale), _time(_first(row, known.took), 1.0)
         latency.append(end - time if end is not None and end >= time else _positive(took))
         ttft.append(_positive(_time(_first(row, known.ttft), 1.0)))
-        chains.append(ids)
+        prefixes.append(ids)
+        if known.reuse:
+            own, earlier, common = (row.get(column) for column in known.reuse)
+            shared.append((str(own or ""), str(earlier or ""), _tokens(common) or 0))
     if not times:
         raise InvalidInputError.of("FT2201", f"{name}: no usable row ({_counts(dropped)})")
     order = np.argsort(np.array(times), kind="stable")
     arrival = np.array(times)[order]
-    start, blocks = _prefixes([chains[i] for i in order], dropped) if any(chains) else (None, None)
+    start: Ints | None = None
+    blocks: Ints | None = None
+    if any(common for *_, common in shared):
+        start, blocks = _reused([shared[i] for i in order], [prompts[i] for i in order], known.block)
+    elif any(prefixes):
+        start, blocks = _prefixes([prefixes[i] for i in order], dropped)
     return Trace(
         arrival=arrival - arrival[0],
         prompt=np.array(prompts, dtype=np.int64)[order],
@@ -236,7 +261,12 @@ def _collect(known: Format, rows: Iterable[Mapping[str, Any]], dropped: Counter[
     )
 
 
-def _prefixes(chains: list[list[Any]], dropped: Counter[str]) -> tuple[Any, Any]:
+def _reused(shared: list[tuple[str, str, int]], prompts: list[int], block: int) -> tuple[Ints, Ints]:
+    ids, earlier, common = zip(*shared, strict=True)
+    return chains(ids, earlier, [tokens // block for tokens in common], [tokens // block for tokens in prompts])
+
+
+def _prefixes(named: list[list[Any]], dropped: Counter[str]) -> tuple[Any, Any]:
     """Block ids, renumbered densely in order of appearance.
 
     Equal ids mean equal text up to there, so no request has one twice: where one comes again, its chain ends, which is
@@ -245,7 +275,7 @@ def _prefixes(chains: list[list[Any]], dropped: Counter[str]) -> tuple[Any, Any]
     dense: dict[Any, int] = {}
     flat: list[int] = []
     start = [0]
-    for ids in chains:
+    for ids in named:
         numbers = [dense.setdefault(json.dumps(block), len(dense)) for block in ids]
         unique = _until_repeated(numbers)
         dropped["prefix chains cut at a repeated id"] += len(unique) < len(numbers)

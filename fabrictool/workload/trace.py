@@ -83,6 +83,15 @@ class Trace:
         chosen = self.only(self.model == self.models.index(name)) if name in self.models else self.only(slice(0))
         return replace(chosen, models=(name,), model=None)
 
+    def anonymous(self) -> Trace:
+        """The same without the models' names, which are numbered by how often they are asked for."""
+        if self.model is None:
+            return replace(self, models=("",))
+        counts = np.bincount(self.model, minlength=len(self.models))
+        rank = np.argsort(np.argsort(-counts, kind="stable"), kind="stable")
+        names = tuple(f"model-{i + 1}" for i in range(len(self.models)))
+        return replace(self, models=names, model=rank[self.model])
+
     def at_rate(self, rate: float) -> Trace:
         """The same requests, faster or slower: `rate` requests/s on average. Raises InvalidInputError FT2202."""
         if not np.isfinite(rate) or rate <= 0 or not self.rate:

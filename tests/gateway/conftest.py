@@ -37,6 +37,7 @@ class FakeEngine:
     def __init__(self, name):
         self.name = name
         self.seen = []
+        self.prompt_tokens = 3
         self.mode = "ok"
         self.answer_id = "c"
         self.cancelled = asyncio.Event()
@@ -75,7 +76,7 @@ class FakeEngine:
             return await self.stream(request, body)
         text = f"from {self.name}"
         choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
-        usage = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+        usage = {"prompt_tokens": self.prompt_tokens, "completion_tokens": 2, "total_tokens": 5}
         answer = {
             "id": self.answer_id,
             "object": "chat.completion",

@@ -73,6 +73,11 @@ class CountingEngine:
         return response
 
 
+def spool_octets(bed):
+    (line,) = [line for line in bed.gateway.exposition().splitlines() if line.startswith(b"fabric_spool_octets ")]
+    return float(line.split()[1])
+
+
 async def ask(bed, http, stream):
     """A client that goes when it is told to, so that nothing is on its way then."""
     body = {"model": "m", "messages": [], "stream": stream}
@@ -99,7 +104,7 @@ async def test_sums_are_the_engines_under_churn_cancels_and_the_loss_of_the_data
         spooling(tmp_path, process, "f", "g") as spool,
         aiohttp.ClientSession(headers=headers) as http,
     ):
-        bed.gateway.record_with(spool.append, opt_out=False)
+        bed.gateway.record_in(spool, opt_out=False)
         for turn in range(6):
             if turn == 2:
                 await asyncio.to_thread(postgres.kill)
@@ -107,6 +112,10 @@ async def test_sums_are_the_engines_under_churn_cancels_and_the_loss_of_the_data
                 await asyncio.to_thread(postgres.start)
             await asyncio.gather(*(ask(bed, http, stream=n % 3 > 0) for n in range(40)))
             await until(lambda turn=turn: len(ended) == 40 * (turn + 1))
+            if turn == 3:
+                assert spool_octets(bed) > 40 * 100, "the records of two turns wait"
+        await until(lambda: spool_octets(bed) == 0)
+    assert b"fabric_records_lost_total 0.0" in bed.gateway.exposition()
     await asyncio.to_thread(process.close)
     await bed.stop()
     for engine in engines:
@@ -120,18 +129,21 @@ async def test_sums_are_the_engines_under_churn_cancels_and_the_loss_of_the_data
 
 
 @pytest.mark.parametrize("allowed", [False, True])
-async def test_a_client_opts_out_where_it_may(bed, allowed):
-    kept = []
-    bed.gateway.record_with(kept.append, opt_out=allowed)
+async def test_a_client_opts_out_where_it_may(bed, tmp_path, allowed):
     headers = {"authorization": f"Bearer {bed.KEY}"}
-    async with aiohttp.ClientSession(headers=headers) as http:
+    process = StoreProcess(lambda: str(tmp_path / "r.db"))
+    async with spooling(tmp_path, process, "f", "g") as spool, aiohttp.ClientSession(headers=headers) as http:
+        bed.gateway.record_in(spool, opt_out=allowed)
         for more in ({}, {"x-fabric-record": "no"}):
             body = {"model": "m", "messages": []}
             async with http.post(bed.url + "/v1/chat/completions", json=body, headers=more) as answer:
                 assert answer.status == 200
-    assert len(kept) == (1 if allowed else 2)
+    await asyncio.to_thread(process.close)
+    store = RecordStore(str(tmp_path / "r.db"), read_only=True)
+    keys = [key for (key,) in store.read(select(REQUESTS.c.key))]
+    store.close()
+    assert [len(key) for key in keys] == [12] * (1 if allowed else 2)
     assert bed.gateway.status().totals.requests == 2
-    assert len(kept[0].key) == 12
 
 
 async def test_a_gateways_records_outlive_its_run_folder(tmp_path):

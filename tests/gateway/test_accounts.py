@@ -122,6 +122,61 @@ async def test_a_budget_is_set_aside_used_and_given_back(bed, tmp_path):
     assert left in (3000 - 5 * 5, 3000 - 6 * 5)
 
 
+class SlowLedger:
+    """A ledger that answers when it is let; not a store."""
+
+    def __init__(self):
+        self.open = threading.Event()
+        self.taken = []
+
+    def take(self, account, period, *, wanted, limit):
+        self.open.wait(20)
+        self.taken.append(wanted)
+        return min(wanted, limit)
+
+    def give(self, account, period, tokens):
+        self.taken.append(-tokens)
+
+
+@pytest.mark.asyncio
+async def test_a_request_waits_while_its_purse_is_filled(bed):
+    """After a rest its purse was given back: the first request takes longer, and is not refused."""
+    kept, ledger = [], SlowLedger()
+    bed.gateway.sinks.append(kept.append)
+    with_terms(bed, budget=BudgetTerms(100_000))
+    ledger.open.set()
+    async with budgeting(bed.gateway.accounts, ledger):
+        assert (await ask(bed, max_tokens=10))[0].status == 200
+        bed.clock.advance(61)
+        await bed.gateway.accounts.turn(ledger)
+        assert ledger.taken[-1] < 0, "it was given back"
+        ledger.open.clear()
+        several = [asyncio.create_task(ask(bed, max_tokens=10)) for _ in range(4)]
+        gone = asyncio.create_task(ask(bed, max_tokens=10))
+        await until(lambda: len(bed.gateway.accounts._after_turn) == 5)
+        gone.cancel()
+        await until(lambda: kept[-1].status == 499)
+        assert (kept[-1].end, kept[-1].model) == ("cancelled", "m")
+        ledger.open.set()
+        assert [answer.status for answer, _ in await asyncio.gather(*several)] == [200] * 4
+        assert len(kept) == 6
+    assert bed.gateway.status().totals.in_flight == 0
+
+
+@pytest.mark.asyncio
+async def test_a_request_does_not_wait_for_ever(bed):
+    ledger = SlowLedger()
+    accounts = bed.gateway.accounts
+    with_terms(bed, budget=BudgetTerms(100_000))
+    waiting = asyncio.create_task(ask(bed, max_tokens=10))
+    await until(lambda: accounts._after_turn)
+    bed.clock.advance(9)
+    assert refusal(await waiting) == (429, "rate_limit_exceeded", "FT8125")
+    ledger.open.set()
+    async with budgeting(accounts, ledger):
+        assert (await ask(bed, max_tokens=10))[0].status == 200
+
+
 @pytest.mark.parametrize(
     ("path", "fields", "context", "most"),
     [

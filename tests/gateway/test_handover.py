@@ -3,8 +3,12 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
+from collections import Counter
 
 import aiohttp
+import msgspec
 import pytest
 
 from fabrictool.base.clock import SystemClock
@@ -12,12 +16,15 @@ from fabrictool.base.runfolder import RunFolder
 from fabrictool.domain.specs import GatewaySpec, HostPort, encode_spec
 from fabrictool.gateway import handover
 from fabrictool.gateway.handover import SOCKET, take_over
+from fabrictool.gateway.keys import encode_keys, hash_key, keys_digest
+from fabrictool.gateway.reloading import KEYS_FILE
 from fabrictool.gateway.run import run_on_mesh
 from tests.conftest import free_port
 from tests.gateway.conftest import until
 from tests.mesh.conftest import Federation
 
 pytestmark = pytest.mark.asyncio
+ADMIN = "admin-key-of-the-centre-0123"
 
 
 class Place:
@@ -135,3 +142,73 @@ async def test_what_a_dead_gateway_left_is_passed_over(place, caplog):
     (folder.path / SOCKET).touch()
     folder, spec = place.unit("next")
     assert take_over(spec, folder) is None
+
+
+class Running:
+    """A gateway in a process of its own, with a key API."""
+
+    def __init__(self, place, own):
+        self.folder, spec = place.unit(own)
+        digest = keys_digest("t", [], hash_key(ADMIN))
+        self.folder.spec.write_bytes(
+            encode_spec(msgspec.structs.replace(spec, key_api="all", groups={"all": ()}, keys=digest))
+        )
+        (self.folder.path / KEYS_FILE).write_bytes(encode_keys([], hash_key(ADMIN)))
+        (self.folder.path / KEYS_FILE).chmod(0o600)
+        self.process = subprocess.Popen([sys.executable, "-m", "fabrictool.gateway", str(self.folder.path)])
+
+    async def ready(self):
+        await until(lambda: (self.folder.path / "process.json").exists() or self.process.poll() is not None, 60)
+        assert self.process.poll() is None
+
+    async def end(self):
+        self.process.terminate()
+        assert await asyncio.to_thread(self.process.wait, 60) == 0
+
+
+async def test_keys_can_be_made_while_a_gateway_is_replaced(place):
+    """Each call by a connection of its own, so that it comes to whichever gateway accepts just then; the other one
+    knows a new key after its next look into the store.
+    """
+    answers, keys, over = Counter(), [], False
+
+    async def call(http, method, path, key, body=None):
+        url = f"http://127.0.0.1:{place.listen.port}{path}"
+        headers = {"authorization": f"Bearer {key}", "connection": "close"}
+        async with http.request(method, url, json=body, headers=headers) as answer:
+            return answer.status, await answer.json()
+
+    async def make_and_use(http):
+        while not over:
+            status, made = await call(http, "POST", "/key/generate", ADMIN, {})
+            answers["generate", status] += 1
+            keys.append(made["key"])
+            status, _ = await call(http, "GET", "/v1/models", keys[0])
+            answers["use", status] += 1
+            await asyncio.sleep(0.01)
+
+    running = []
+    try:
+        running.append(Running(place, "first"))
+        await running[0].ready()
+        async with aiohttp.ClientSession() as http:
+            client = asyncio.create_task(make_and_use(http))
+            await until(lambda: len(keys) > 20 or client.done(), 60)
+            running.append(Running(place, "second"))
+            await running[1].ready()
+            before = len(keys)
+            await running[0].end()
+            await until(lambda: len(keys) > before + 20 or client.done(), 60)
+            over = True
+            await client
+            assert answers == {("generate", 200): len(keys), ("use", 200): len(keys)}
+            for key in keys:
+                while (await call(http, "GET", "/v1/models", key))[0] != 200:  # noqa: ASYNC110 - another process
+                    await asyncio.sleep(0.1)
+            listed = (await call(http, "GET", "/key/list?size=1", ADMIN))[1]["total_count"]
+        assert listed == len(keys)
+        await running[1].end()
+    finally:
+        for gateway in running:
+            gateway.process.kill()
+            gateway.process.wait()

@@ -61,7 +61,7 @@ class KeyBed:
         store = StoreProcess(lambda: address or str(folder / RECORDS_FILE))
         stack.callback(store.close)
         spool = await stack.enter_async_context(spooling(folder, store, "test", name))
-        bed.gateway.record_with(spool.append, opt_out=False)
+        bed.gateway.record_in(spool, opt_out=False)
         bed.gateway._keyring.admin = hash_key(ADMIN)
         more = {"fabric": "test", "group": "everyone", "look_s": 0.05}
         await stack.enter_async_context(issuing(bed.gateway, store, folder, bed.clock, **more))

@@ -12,10 +12,10 @@ import pytest
 
 from fabrictool.domain.specs import label_key, weight_key
 from fabrictool.gateway.directory import Directory, RoutingTarget, StaticNode
-from fabrictool.gateway.exchange import Exchange
+from fabrictool.gateway.exchange import CHAT_PATH, Exchange
 from fabrictool.gateway.metrics import GatewayMetrics
 from fabrictool.gateway.modelrequest import ModelRequest
-from fabrictool.gateway.openai import renamed
+from fabrictool.gateway.openai import peek, renamed
 from fabrictool.gateway.rules import RoutingRules
 from fabrictool.mesh.records import AssignedUnit, Lifecycle, NodeBody, ServiceBody
 from fabrictool.mesh.registry import Serving
@@ -444,11 +444,10 @@ async def test_a_model_has_aliases_and_the_engine_is_asked_by_its_own_name(bed):
 
 
 async def test_all_but_the_name_stays_as_it_was_written():
-    written = b'{ "n" : 1e2,"model":"x","a":[1.50, "\\u00e9"],"o":{"model":"x"}}'
-    assert (
-        renamed(written, "org/y", "/v1/completions")
-        == b'{"n":1e2,"model":"org/y","a":[1.50, "\\u00e9"],"o":{"model":"x"}}'
-    )
+    written = b'{ "seed" : 1e2,"model":"x","a":[1.50, "\\u00e9"],"o":{"model":"x"}}'
+    peeked, body = renamed(peek(written, CHAT_PATH), written, "org/y", CHAT_PATH)
+    assert peeked.model == "org/y"
+    assert body == b'{"seed":1e2,"model":"org/y","a":[1.50, "\\u00e9"],"o":{"model":"x"}}'
 
 
 async def test_an_alias_in_a_body_that_is_no_text_is_400(bed):

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 VLLM = Path(os.environ.get("FT_TEST_VLLM", Path(__file__).parents[2] / "build" / "vllm"))
 READY_S = 400
+CONTEXT = 2048
 TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant:"
 
 
@@ -60,7 +61,7 @@ class Vllm:
         }  # fmt: skip
         command = [
             VLLM / "bin" / "vllm", "serve", self.model, "--served-model-name", self.name, "--host", "127.0.0.1",
-            "--port", self.port, "--load-format", "dummy", "--enforce-eager", "--max-model-len", "512",
+            "--port", self.port, "--load-format", "dummy", "--enforce-eager", "--max-model-len", str(CONTEXT),
             "--dtype", "bfloat16", "--enable-prompt-tokens-details",
         ]  # fmt: skip
         with (self.folder / "vllm.log").open("wb") as log:

@@ -35,13 +35,14 @@ class Replica:
 
     def __init__(self, agent, engine, restart):
         self.agent, self.engine, self.restart = agent, engine, restart
-        self.mend = None
+        self.mend, self.killed = None, False
 
     def harm(self, fault):
         part, number = fault
         pid = self.agent() if part == "agent" else self.engine()
         os.kill(pid, number)
-        self.mend = (lambda: os.kill(pid, signal.SIGCONT)) if number == signal.SIGSTOP else self.restart
+        self.killed = number == signal.SIGKILL
+        self.mend = self.restart if self.killed else (lambda: os.kill(pid, signal.SIGCONT))
 
 
 STOPS = [("agent", signal.SIGSTOP), ("engine", signal.SIGSTOP)]
@@ -75,7 +76,7 @@ class Churn:
             self.harms[name, *fault] += 1
             self.replicas[name].harm(fault)
         await asyncio.sleep(self.rng.uniform(1, 6))
-        for name in harmed:
+        for name in sorted(harmed, key=lambda name: self.replicas[name].killed):  # apply waits for who stands still
             await asyncio.to_thread(self.replicas[name].mend)
         # Whoever asked before has tried those that were harmed: the next fault is for others.
         before = set(self.open)
@@ -130,7 +131,8 @@ def test_a_fabric_with_a_real_vllm_under_faults(fabric_bed, random_model, tmp_pa
         vllm.start()
         vllm.wait()
         side.start_issuer()
-        join = side.join("job", side.token("token", "--models", "tiny"), "--url", vllm.url, "--model", "tiny")
+        side.token("token", "--models", "tiny")
+        join = side.join("job", "token", "--url", vllm.url, "--model", "tiny")
 
         def of_apply(address):
             def agent():
@@ -144,7 +146,10 @@ def test_a_fabric_with_a_real_vllm_under_faults(fabric_bed, random_model, tmp_pa
 
         replicas = {name: of_apply(f"replica/{name}") for name in ("tiny/0", "tiny/1")}
         replicas["joined"] = Replica(lambda: join.pid, lambda: vllm.process.pid, None)
-        wait_for(ready, join, 120)
+        try:
+            wait_for(ready, join, 120)
+        except AssertionError:
+            pytest.fail(side.log("job"))
         churn = Churn(bed.url, replicas, {"tiny/0": FAULTS, "tiny/1": FAULTS, "joined": STOPS}, ready)
         asyncio.run(churn.run(SECONDS))
         print(dict(churn.seen), dict(churn.providers), {" ".join(map(str, k)): n for k, n in churn.harms.items()})

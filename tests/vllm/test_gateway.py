@@ -11,6 +11,7 @@ import pytest_asyncio
 
 from fabrictool.gateway.directory import StaticNode
 from tests.gateway.conftest import Bed, until
+from tests.vllm.conftest import CONTEXT
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.vllm, pytest.mark.timeout(1200)]
 USER = {"role": "user", "content": "hello"}
@@ -19,7 +20,7 @@ USER = {"role": "user", "content": "hello"}
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def bed(vllms):
     nodes = [
-        StaticNode(server.url, ["m"], provider, engine="vllm", context=512)
+        StaticNode(server.url, ["m"], provider, engine="vllm", context=CONTEXT)
         for server, provider in zip(vllms, ("alpha", "beta"), strict=True)
     ]
     started = await Bed().start(nodes=nodes)
@@ -88,6 +89,26 @@ async def test_sums_are_the_engines_own(bed, vllms):
     now = [server.counters() for server in vllms]
     theirs = [sum(after[i] - before[i] for before, after in zip(begin, now, strict=True)) for i in range(2)]
     assert [sum(r.prompt_tokens for r in mine), sum(r.completion_tokens for r in mine)] == theirs
+
+
+async def test_what_prompts_share_is_what_the_engine_finds_in_its_cache(bed, sdk):
+    """Conversations with one system prompt, turn by turn on one server; blocks of its cache have up to 128 tokens, and
+    what is around a message in JSON is not as long as in a template.
+    """
+    first, one = len(bed.records), {"x-fabric-providers": "alpha"}
+    system = {"role": "system", "content": "".join(f"Rule {n}: be careful. " for n in range(50))}
+    for talk in range(3):
+        messages = [system, {"role": "user", "content": f"I am user {talk}. " + f"{talk}" * 150}]
+        for _ in range(4):
+            answer = await sdk.chat.completions.create(model="m", messages=messages, max_tokens=4, extra_headers=one)
+            messages += [{"role": "assistant", "content": "y" * 20}, {"role": "user", "content": "z" * 60}]
+    records = bed.records[first:]
+    assert records[-1].prompt_tokens == answer.usage.prompt_tokens
+    assert (records[0].prefix_tokens, records[0].prefix_of) == (0, "")
+    for record in records[1:]:
+        assert record.prefix_of in {its.id for its in records}
+        assert 0.95 * record.cached_tokens - 16 <= record.prefix_tokens <= 1.05 * record.cached_tokens + 128, record
+    print([(its.prompt_tokens, its.prefix_tokens, its.cached_tokens) for its in records])
 
 
 async def test_a_client_that_goes_away_frees_the_engine(bed, vllms):
