@@ -117,11 +117,8 @@ class GatewayServer:
         self.sinks: list[Callable[[RequestRecord], object]] = []
         """Who is told what became of each request."""
         self._opt_out = False
-<<<<<<< HEAD
         self._tracer: Tracer | None = None
-=======
         self._prefixes = PrefixTable()
->>>>>>> 7a71a0886ed904f9d01e3e57e23a738ba66419d2
         self._key_api: KeyApi | None = None
         self.connections: set[ClientConnection] = set()
         """Of the clients that are here now."""

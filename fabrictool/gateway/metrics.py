@@ -141,11 +141,10 @@ class GatewayMetrics:
     def cancelled(self, phase: str) -> None:
         self._cancelled.labels(phase).inc()
 
-<<<<<<< HEAD
     def count_spans(self, outcome: str, spans: int) -> None:
         """`outcome`: exported or dropped."""
         self._spans.labels(outcome).inc(spans)
-=======
+
     def totals(self, *, in_flight: int) -> Totals:
         """Of all that was counted."""
         return Totals(
@@ -155,7 +154,6 @@ class GatewayMetrics:
             in_flight=in_flight,
             tokens=self.tokens,
         )
->>>>>>> 7a71a0886ed904f9d01e3e57e23a738ba66419d2
 
     def watch(self, directory: Directory) -> None:
         """Tell of its replicas, too, as they are when somebody looks."""
