@@ -13,7 +13,6 @@ import secrets
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
-from urllib.parse import unquote
 
 from fabrictool import __version__
 from fabrictool.base.errors import FabrictoolError
@@ -28,7 +27,7 @@ from fabrictool.gateway.exchange import CLIENT_GONE, Exchange
 from fabrictool.gateway.following import MeshFollower
 from fabrictool.gateway.http import ClientConnection, ClientRequest
 from fabrictool.gateway.metrics import GatewayMetrics
-from fabrictool.gateway.modellist import models_for
+from fabrictool.gateway.modellist import model_answer, model_in, models_answer, models_for
 from fabrictool.gateway.modelrequest import PASSED_HEADERS, ModelRequest, bearer, passed_on, providers_in
 from fabrictool.gateway.openai import (
     CHAT_PATHS,
@@ -36,9 +35,7 @@ from fabrictool.gateway.openai import (
     GatewayResponse,
     Peek,
     error_response,
-    json_response,
     no_such_key,
-    no_such_model,
     not_allowed,
     peek,
     renamed,
@@ -192,7 +189,6 @@ class GatewayServer:
     def trace(self, share: float, rng: random.Random) -> Tracer:
         """Make spans of the requests that are recorded, for this `share` of traces."""
         self._tracer = Tracer(share, rng, self._metrics.count_spans)
-        self.sinks.append(self._tracer.ended)
         return self._tracer
 
     # Wide: where, by which protocol, and from whom.
@@ -322,16 +318,12 @@ class GatewayServer:
             if tenant:
                 status = as_tenant(status, lambda provider, model: trust.permits(provider, model, group, None))
             return GatewayResponse(200, encode(status))
-        models = models_for(consumer, self.directory, self._rules, self._born)
         if path == "/v1/models":
-            return json_response({"object": "list", "data": models})
+            return models_answer(models_for(consumer, self.directory, self._rules, self._born))
         if path.startswith("/v1/models/"):
-            name = unquote(path.removeprefix("/v1/models/"))  # SDKs send %2F for the slash in a name
-            means = self._rules.aliases.get(name, name)
-            for entry in models:
-                if entry["id"] == means:
-                    return json_response(entry)
-            return no_such_model(name, may_come=trust.sees(group, means) and self._may_come(means))
+            models = models_for(consumer, self.directory, self._rules, self._born)
+            name = model_in(path, self._rules)
+            return model_answer(name, models, may_come=trust.sees(group, name) and self._may_come(name))
         if path in MODEL_PATHS:
             return not_allowed("GET", path, "POST")
         return error_response(404, "FT8107", f"there is nothing at {path}")
@@ -344,10 +336,6 @@ class GatewayServer:
         body, path, began = request.body, request.path, self._clock.wall()
         consumer = request.consumer
         record_id = self.new_id() if "x-request-id" in request.fields else connection.request_id
-        kept = not self._opt_out or request.header(RECORD_HEADER).strip().lower() != "no"
-        trace = trace_of(request)
-        if self._tracer is not None and kept:
-            trace = self._tracer.begin(record_id, trace)
         peeked = peek(body, path)
         required = requirements_of(request.fields)
         if isinstance(required, str):
@@ -371,6 +359,10 @@ class GatewayServer:
             return PurseWait(ticket.refusal, connection, self.accounts.after_turn, again, given_up)
         kept = not self._opt_out or request.header(RECORD_HEADER).strip().lower() != "no"
         prefix = self._prefixes.add(peeked.model, peeked.text, record_id) if kept and self.sinks else ("", 0.0)
+        trace = trace_of(request)
+        ended: Callable[[RequestRecord], None] = self._record if kept else self._forget
+        if kept and self._tracer is not None:
+            trace, ended = self._tracer.begin(trace, ended)
         added_usage = bool(peeked.stream) and peeked.stream_options is None and path in CHAT_PATHS
         asked = ModelRequest(
             model=peeked.model,
@@ -397,7 +389,6 @@ class GatewayServer:
             priority=priority if isinstance(priority, int) else STANDARD,
             max_wait_s=None if isinstance(max_wait_s, str) else max_wait_s,
         )
-        ended: Callable[[RequestRecord], None] = self._record if kept else self._forget
         if ticket is not None:
             ended = _settling(ticket, ended)
         admission = self._admission if self._rules.admission else None

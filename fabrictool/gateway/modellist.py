@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
-from fabrictool.gateway.openai import model_object
+from fabrictool.gateway.openai import GatewayResponse, json_response, model_object, no_such_model
 
 if TYPE_CHECKING:
     from fabrictool.gateway.directory import Directory
@@ -33,3 +34,21 @@ def models_for(
         aliases = sorted(alias for alias, means in rules.aliases.items() if means == name)
         listed.append(model_object(name, aliases, sorted({t.provider for t in targets}), rows, created))
     return listed
+
+
+def models_answer(models: list[dict[str, Any]]) -> GatewayResponse:
+    return json_response({"object": "list", "data": models})
+
+
+def model_in(path: str, rules: RoutingRules) -> str:
+    """The model that ``/v1/models/NAME`` means; SDKs send %2F for a slash in its name."""
+    name = unquote(path.removeprefix("/v1/models/"))
+    return rules.aliases.get(name, name)
+
+
+def model_answer(name: str, models: list[dict[str, Any]], *, may_come: bool) -> GatewayResponse:
+    """Of `models` the one with this name, or why there is none."""
+    for entry in models:
+        if entry["id"] == name:
+            return json_response(entry)
+    return no_such_model(name, may_come=may_come)

@@ -1,13 +1,15 @@
 """Spans of requests: which of them are kept, and what their engines are told of them.
 
-A span is what a request's record says, and the ids by which it has its place in a trace. It is made when the record is;
-until then nothing is kept but the ids. Whether it is kept depends on the id of its trace alone, by the rule of
+A span is what a request's record says, and the ids by which it has its place in a trace. What the gateway refuses before
+it looks for a replica has none. Whether a span is kept depends on the id of its trace alone, by the rule of
 OpenTelemetry's SDKs, so that all gateways, and clients with the same share, keep the same traces.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,13 +18,14 @@ from fabrictool.gateway.tracecontext import SAMPLED, TraceContext
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable
 
     from fabrictool.gateway.records import RequestRecord
 
 QUEUE = 8192
 """Spans that may wait for the collector: some seconds of a busy gateway, and 5 MB."""
 _ONE = 1 << 64
+
+RecordSink = Callable[["RequestRecord"], None]
 
 
 class SpanIds(msgspec.Struct, frozen=True):
@@ -46,40 +49,39 @@ class Tracer:
         self._bound = round(share * _ONE)
         self._rng = rng
         self.count = count
-        self._open: dict[str, SpanIds] = {}
-        """By the id of the record that will be made."""
         self._ended: deque[tuple[SpanIds, RequestRecord]] = deque()
 
     def __len__(self) -> int:
         return len(self._ended)
 
-    def begin(self, record: str, came: TraceContext | None) -> TraceContext | None:
-        """What the engine is told: this request's own span where that is kept, else what the client said."""
+    def begin(self, came: TraceContext | None, ended: RecordSink) -> tuple[TraceContext | None, RecordSink]:
+        """What the engine is told, and who is told of the request's end in the place of `ended`.
+
+        The engine's parent is this request's own span where that is kept, else what the client said.
+        """
         if came is None:
             trace_id = self._rng.getrandbits(128) or 1
             if trace_id % _ONE >= self._bound:
-                return None
+                return None, ended
             ids = SpanIds(trace_id.to_bytes(16, "big"), self._new_span_id())
         else:
             if not came.sampled or int.from_bytes(came.trace_id[8:], "big") >= self._bound:
-                return came
+                return came, ended
             ids = SpanIds(came.trace_id, self._new_span_id(), came.span_id, came.state)
-        self._open[record] = ids
-        return TraceContext(f"00-{ids.trace_id.hex()}-{ids.span_id.hex()}-{SAMPLED:02x}", ids.state)
-
-    def ended(self, record: RequestRecord) -> None:
-        """A request is over: its span waits for the collector, if it is kept and there is room."""
-        ids = self._open.pop(record.id, None)
-        if ids is None:
-            return
-        if len(self._ended) >= QUEUE:
-            self.count("dropped", 1)
-        else:
-            self._ended.append((ids, record))
+        passed = TraceContext(f"00-{ids.trace_id.hex()}-{ids.span_id.hex()}-{SAMPLED:02x}", ids.state)
+        return passed, partial(self._end, ids, ended)
 
     def take(self, most: int) -> list[tuple[SpanIds, RequestRecord]]:
         """The oldest that wait."""
         return [self._ended.popleft() for _ in range(min(most, len(self._ended)))]
+
+    def _end(self, ids: SpanIds, ended: RecordSink, record: RequestRecord) -> None:
+        """The span waits for the collector, if there is room."""
+        if len(self._ended) >= QUEUE:
+            self.count("dropped", 1)
+        else:
+            self._ended.append((ids, record))
+        ended(record)
 
     def _new_span_id(self) -> bytes:
         return (self._rng.getrandbits(64) or 1).to_bytes(8, "big")
