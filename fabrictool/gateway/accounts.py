@@ -73,6 +73,15 @@ class Ticket:
         if self.purse is not None:
             self.purse.settle(self.most, used)
 
+    def before(self, ended: Callable[[RequestRecord], None]) -> Callable[[RequestRecord], None]:
+        """Settles, then calls `ended`."""
+
+        def settle(record: RequestRecord) -> None:
+            self.settle(record)
+            ended(record)
+
+        return settle
+
     def _used(self, record: RequestRecord) -> int:
         """What the engine says; where it could not say it, no more than was set aside."""
         if record.counted:

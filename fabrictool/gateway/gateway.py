@@ -42,8 +42,8 @@ from fabrictool.gateway.openai import (
 )
 from fabrictool.gateway.pursewait import PurseWait
 from fabrictool.gateway.records import RequestRecord
-from fabrictool.gateway.tracecontext import trace_of
-from fabrictool.gateway.tracing import Tracer
+from fabrictool.gateway.tracecontext import TraceContext, trace_of
+from fabrictool.gateway.tracing import RecordSink, Tracer
 from fabrictool.gateway.upstream import NOBODY, Caller
 from fabrictool.gateway.usage import with_usage
 from fabrictool.gateway.view import as_tenant, model_row
@@ -62,7 +62,6 @@ if TYPE_CHECKING:
 
     from fabrictool.base.clock import Clock
     from fabrictool.domain.terms import KeyLimits
-    from fabrictool.gateway.accounts import Ticket
     from fabrictool.gateway.clienttls import ClientTls
     from fabrictool.gateway.http import Answering
     from fabrictool.gateway.keyapi import KeyApi
@@ -359,10 +358,7 @@ class GatewayServer:
             return PurseWait(ticket.refusal, connection, self.accounts.after_turn, again, given_up)
         kept = not self._opt_out or request.header(RECORD_HEADER).strip().lower() != "no"
         prefix = self._prefixes.add(peeked.model, peeked.text, record_id) if kept and self.sinks else ("", 0.0)
-        trace = trace_of(request)
-        ended: Callable[[RequestRecord], None] = self._record if kept else self._forget
-        if kept and self._tracer is not None:
-            trace, ended = self._tracer.begin(trace, ended)
+        trace, ended = self._begin(request, kept=kept)
         added_usage = bool(peeked.stream) and peeked.stream_options is None and path in CHAT_PATHS
         asked = ModelRequest(
             model=peeked.model,
@@ -390,9 +386,16 @@ class GatewayServer:
             max_wait_s=None if isinstance(max_wait_s, str) else max_wait_s,
         )
         if ticket is not None:
-            ended = _settling(ticket, ended)
+            ended = ticket.before(ended)
         admission = self._admission if self._rules.admission else None
         return Exchange(connection, asked, self._rules, self.directory, self._metrics, ended, admission)
+
+    def _begin(self, request: ClientRequest, *, kept: bool) -> tuple[TraceContext | None, RecordSink]:
+        """What the engine is told of a trace, and who is told of the request's end."""
+        trace = trace_of(request)
+        if not kept:
+            return trace, self._forget
+        return (trace, self._record) if self._tracer is None else self._tracer.begin(trace, self._record)
 
     # Wide: what a record of it says.
     def _refused(
@@ -487,11 +490,3 @@ class GatewayServer:
     def note(self, kind: str, subject: str, text: str) -> None:
         self._events.append(Event(at=self._clock.wall(), kind=kind, subject=subject, text=text))
         _log.info("%s %s %s", kind, subject, text)
-
-
-def _settling(ticket: Ticket, ended: Callable[[RequestRecord], None]) -> Callable[[RequestRecord], None]:
-    def settle(record: RequestRecord) -> None:
-        ticket.settle(record)
-        ended(record)
-
-    return settle

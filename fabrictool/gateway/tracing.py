@@ -1,7 +1,7 @@
 """Spans of requests: which of them are kept, and what their engines are told of them.
 
-A span is what a request's record says, and the ids by which it has its place in a trace. What the gateway refuses before
-it looks for a replica has none. Whether a span is kept depends on the id of its trace alone, by the rule of
+A span is what a request's record says, and the ids by which it has its place in a trace. What the gateway refuses
+before it looks for a replica has none. Whether a span is kept depends on the id of its trace alone, by the rule of
 OpenTelemetry's SDKs, so that all gateways, and clients with the same share, keep the same traces.
 """
 
@@ -42,7 +42,7 @@ class SpanIds(msgspec.Struct, frozen=True):
 
 
 class Tracer:
-    """Of one gateway."""
+    """`begin` when a request is sent on, `take` for the collector."""
 
     def __init__(self, share: float, rng: random.Random, count: Callable[[str, int], None]) -> None:
         """`share` of traces that are kept; `count` is told outcomes, and of how many spans."""
