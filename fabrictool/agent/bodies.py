@@ -61,6 +61,7 @@ def service_body(
         context=spec.context,
         tp=spec.tp,
         max_num_seqs=spec.max_num_seqs,
+        phase=spec.phase,
     )
 
 

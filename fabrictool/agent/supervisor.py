@@ -177,7 +177,7 @@ class Supervisor:
 
     async def _start(self) -> str | None:
         """Start the process; why that failed, if it did."""
-        self.port = _free_port()
+        self.port = free_port("127.0.0.1")
         command = self._command(self.port)
         reading, writing = os.pipe()  # our own: asyncio's would make wait() wait for whoever else holds it
         try:
@@ -316,9 +316,10 @@ def samples(text: str) -> dict[str, float]:
     return values
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+def free_port(host: str) -> int:
+    """Of this machine's address `host`; raises OSError."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.bind((host, 0))
         port: int = probe.getsockname()[1]
         return port
 

@@ -121,6 +121,10 @@ class BlueprintCheck(ReferenceCheck):
         elif not having & set(self._enabled):
             message = f"all clusters with the engine `{wanted.engine}` are disabled: nothing will be placed"
             self.say("FT1212", (*path, "engine"), message, f"enable {choices(having)}", "warning")
+        if wanted.phases == "split" and not engines()[wanted.engine].hands_over:
+            able = choices({name for name, engine in startable().items() if engine.hands_over})
+            hint = f"use {able}, or leave `phases` out"
+            self.say("FT1258", (*path, "phases"), f"{wanted.engine} cannot compute prompts for another replica", hint)
         held = engines()[wanted.engine].weight_bytes
         if wanted.variant.precision not in held:
             message = f"{wanted.engine} does not hold weights as {wanted.variant.precision}"

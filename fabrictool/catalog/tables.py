@@ -206,6 +206,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     """... and the octets of it that are enough on any device."""
     caches_prefixes: bool = False
     """Whether it keeps the cache of prompts' beginnings by default."""
+    hands_over: bool = False
+    """Whether one replica can compute prompts for another one that answers."""
     layer_split: bool = False
     """Whether several devices of a replica hold some of the layers each and work one after the other."""
     started: bool = True

@@ -93,25 +93,28 @@ def _field_problems(launch: EngineLaunch, can: Capabilities) -> Iterator[Problem
     ):
         if number is not None and not least <= number <= most:
             yield Problem("FT7007", f"{field} is {number}, not from {least} to {most}", place)
-    if launch.pp > 1 and not can.pipeline_parallel:
-        yield Problem(
-            "FT7005", f"engine {launch.engine} has no pipeline parallelism, but pp is {launch.pp}", place, "set pp to 1"
-        )
-    if launch.tp > 1 and not can.tensor_parallel:
-        yield Problem(
-            "FT7005", f"engine {launch.engine} has no tensor parallelism, but tp is {launch.tp}", place, "set tp to 1"
-        )
-    for field, wanted, valid in (
+    for wanted, able, text, hint in (
+        (launch.pp > 1, can.pipeline_parallel, f"has no pipeline parallelism, but pp is {launch.pp}", "set pp to 1"),
+        (launch.tp > 1, can.tensor_parallel, f"has no tensor parallelism, but tp is {launch.tp}", "set tp to 1"),
+        (
+            launch.handover is not None,
+            can.hands_over,
+            "cannot compute prompts for another, or have them computed",
+            "set the model's `phases` to unified",
+        ),
+    ):
+        if wanted and not able:
+            yield Problem("FT7005", f"engine {launch.engine} {text}", place, hint)
+    for field, precision, valid in (
         ("precision", launch.precision, can.precisions),
         ("kv_precision", launch.kv_precision, can.kv_precisions),
     ):
-        if wanted is None or wanted in valid:
+        if precision is None or precision in valid:
             continue
-        if field == "precision" and can.gguf and _GGUF_PRECISION.fullmatch(wanted):
+        if field == "precision" and can.gguf and _GGUF_PRECISION.fullmatch(precision):
             continue
-        yield Problem(
-            "FT7005", f"engine {launch.engine} does not support {field} {wanted}", place, nearest(wanted, valid)
-        )
+        text = f"engine {launch.engine} does not support {field} {precision}"
+        yield Problem("FT7005", text, place, nearest(precision, valid))
     if not can.hub_models and not launch.model.startswith("/"):
         yield Problem(
             "FT7005",

@@ -7,6 +7,17 @@ from typing import Protocol
 import msgspec
 
 
+class CacheHandover(msgspec.Struct, frozen=True):
+    """An engine's part in a prefill/decode pair. Whoever reaches the address can fetch the caches of prompts."""
+
+    prefill: bool
+    """It computes prompts for others; else it fetches them."""
+    host: str
+    port: int
+    device: str
+    """Where the cache lies: ``cpu``, or an accelerator."""
+
+
 class EngineLaunch(msgspec.Struct, frozen=True, kw_only=True):
     """One engine process to be: everything that its command line follows from."""
 
@@ -35,6 +46,8 @@ class EngineLaunch(msgspec.Struct, frozen=True, kw_only=True):
     """Where the engine may keep what it can make again; empty: its default."""
     options: dict[str, str] = {}
     """Flags passed through: ``{"enable-prefix-caching": ""}``. A name in capitals is an environment variable."""
+    handover: CacheHandover | None = None
+    """None: it computes prompts and answers by itself."""
     command: tuple[str, ...] = ()
     """Of an engine that a job brings along: what to start, with ``{port}`` where the port belongs."""
 
@@ -79,6 +92,8 @@ class Capabilities(msgspec.Struct, frozen=True):
     """Takes a GGUF file."""
     precisions: frozenset[str]
     kv_precisions: frozenset[str]
+    hands_over: bool = False
+    """Two of it can share a request: one computes the prompt, the other answers."""
     extra: str = ""
     """The extra of this package that the engine comes with; "": it is installed on its own."""
     brought: bool = False

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from fabrictool.engines.checks import check_launch, flags, variables
-from fabrictool.engines.protocol import Capabilities, EngineCommand, MetricNames, Readiness
+from fabrictool.engines.protocol import CacheHandover, Capabilities, EngineCommand, MetricNames, Readiness
 
 if TYPE_CHECKING:
     from fabrictool.engines.protocol import EngineLaunch
@@ -36,6 +38,7 @@ class Vllm:
     capabilities = Capabilities(
         tensor_parallel=True,
         pipeline_parallel=True,
+        hands_over=True,
         hub_models=True,
         gguf=False,
         precisions=frozenset({*_DTYPES, "fp8", *_IN_CHECKPOINT}),
@@ -68,4 +71,21 @@ class Vllm:
             argv += ["--kv-cache-dtype", _KV[launch.kv_precision]]
         # An inherited variable must not open the administrative routes, nor send usage data to strangers.
         env = {"VLLM_NO_USAGE_STATS": "1", "VLLM_SERVER_DEV_MODE": "0"}
+        if launch.handover is not None:
+            if "kv-transfer-config" not in launch.options:
+                argv += ["--kv-transfer-config", _transfer(launch.handover)]
+            env["VLLM_NIXL_SIDE_CHANNEL_HOST"] = launch.handover.host
+            env["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(launch.handover.port)
         return EngineCommand(argv=(*argv, *flags(launch.options)), env={**env, **variables(launch.options)})
+
+
+def _transfer(handover: CacheHandover) -> str:
+    """A cache that cannot be fetched is computed anew: the request is slower, and does not fail."""
+    config = {
+        "kv_connector": "NixlConnector",
+        "kv_role": "kv_producer" if handover.prefill else "kv_consumer",
+        "kv_load_failure_policy": "recompute",
+    }
+    if handover.device == "cpu":
+        config["kv_buffer_device"] = "cpu"
+    return msgspec.json.encode(config).decode()

@@ -6,6 +6,7 @@ Both sources fill the same `RoutingTarget`s, so that everything above them is on
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ import msgspec
 
 from fabrictool.base.errors import InvalidInputError, Place, Problem
 from fabrictool.base.files import file_error
-from fabrictool.domain.specs import label_key, weight_key
+from fabrictool.domain.specs import Phase, label_key, weight_key
 from fabrictool.gateway.upstream import Connector, TcpConnector, TunnelConnector
 from fabrictool.routing.admission import Priority
 from fabrictool.routing.candidates import TrustPolicy, entitled
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from fabrictool.routing.candidates import Refusal
 
 
-Entitlement = tuple[str, TrustPolicy, str | None, frozenset[str] | None, Requirements | None]
+Entitlement = tuple[str, TrustPolicy, str | None, frozenset[str] | None, Requirements | None, bool]
 ENTITLED_KEPT = 4096
 CHAINS_KEPT = 10_000
 """Answers that a later request may refer to; the oldest are forgotten."""
@@ -65,6 +66,7 @@ class RoutingTarget:
     device: str = ""
     precision: str = ""
     engine: str = ""
+    phase: Phase = "unified"
     site: str = ""
     labels: frozenset[str] = frozenset()
     labelled_as: str = ""
@@ -127,6 +129,8 @@ class Directory:
         """By `label_key`; see `label`."""
         self._targets: dict[bytes, RoutingTarget] = {}
         self._by_model: dict[str, list[RoutingTarget]] = {}
+        self.split: Counter[str] = Counter()
+        """Model → how many replicas compute prompts for others."""
         self._of_session: dict[bytes, set[bytes]] = {}
         self.loading: Callable[[], set[str]] = set
         """Models that engines load now."""
@@ -149,6 +153,7 @@ class Directory:
         """The replicas of a model, ready or not."""
         return self._by_model.get(model, [])
 
+    # Wide: what is asked for, and by whom.
     def entitled(
         self,
         model: str,
@@ -156,14 +161,21 @@ class Directory:
         group: str | None,
         requested: frozenset[str] | None,
         required: Requirements = ANYTHING,
+        *,
+        prefill: bool = False,
     ) -> tuple[RoutingTarget, ...] | Refusal | Unmet:
-        """Who may serve such a request and is what it asks for, ready or not."""
-        key = (model, trust, group, requested, None if required is ANYTHING else required)
+        """Who may serve such a request and is what it asks for, ready or not; with `prefill` those that may compute its
+        prompt for another replica.
+        """
+        key = (model, trust, group, requested, None if required is ANYTHING else required, prefill)
         known = self._entitled.get(key)
         if known is None:
             if len(self._entitled) >= ENTITLED_KEPT:
                 self._entitled.clear()
-            known = entitled(self.of_model(model), model=model, trust=trust, group=group, requested=requested)
+            replicas: Iterable[RoutingTarget] = self.of_model(model)
+            if model in self.split:
+                replicas = [t for t in replicas if (t.phase == "prefill") is prefill] or replicas
+            known = entitled(replicas, model=model, trust=trust, group=group, requested=requested)
             if known == "unknown-model":
                 return known
             if required != ANYTHING and not isinstance(known, str):
@@ -201,8 +213,9 @@ class Directory:
         self._entitled.clear()
         self._targets = {target.key: target for target in targets}
         self._by_model = {}
+        self.split.clear()
         for target in self._targets.values():
-            self._by_model.setdefault(target.model, []).append(target)
+            self._put(target)
 
     def weigh(self, weights: Mapping[str, float]) -> None:
         """Deal out by other weights from now on."""
@@ -228,18 +241,29 @@ class Directory:
         for key in self._of_session.get(session, set()) - keys.keys():
             target = self._targets.pop(key)
             self._served_at[target.model] = now
-            others = self._by_model[target.model]
-            others.remove(target)
-            if not others:
-                del self._by_model[target.model]
+            self._drop(target)
         for key, entry in keys.items():
             if key not in self._targets:
                 self._targets[key] = target = self._target(key, entry, mesh)
-                self._by_model.setdefault(target.model, []).append(target)
+                self._put(target)
         if keys:
             self._of_session[session] = set(keys)
         else:
             self._of_session.pop(session, None)
+
+    def _put(self, target: RoutingTarget) -> None:
+        self._by_model.setdefault(target.model, []).append(target)
+        if target.phase == "prefill":
+            self.split[target.model] += 1
+
+    def _drop(self, target: RoutingTarget) -> None:
+        others = self._by_model[target.model]
+        others.remove(target)
+        if not others:
+            del self._by_model[target.model]
+        if target.phase == "prefill":
+            self.split[target.model] -= 1
+            self.split = +self.split
 
     def _target(self, key: bytes, entry: Serving, mesh: MeshNode) -> RoutingTarget:
         node, service = entry.node, entry.service
@@ -260,6 +284,7 @@ class Directory:
             device=node.hardware.device if node.hardware else "",
             precision=service.precision,
             engine=service.engine,
+            phase=service.phase,
             site=node.site,
             labels=frozenset(self.labels.get(labelled_as, ())),
             labelled_as=labelled_as,
@@ -296,6 +321,8 @@ class StaticNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     context: int = 0
     weight: float = 1.0
     engine: str = ""
+    phase: Phase = "unified"
+    """``prefill``: it computes prompts for the others of its model."""
     site: str = ""
     labels: list[str] = []
     """What requests may ask for by ``x-fabric-labels``."""
@@ -361,6 +388,7 @@ def static_targets(registry: StaticRegistry) -> list[RoutingTarget]:
                 device=node.device,
                 precision=node.variant,
                 engine=node.engine,
+                phase=node.phase,
                 site=node.site,
                 labels=frozenset(node.labels),
                 slots=node.slots,

@@ -40,6 +40,7 @@ from fabrictool.gateway.openai import (
     peek,
     renamed,
 )
+from fabrictool.gateway.pairs import PairExchange
 from fabrictool.gateway.pursewait import PurseWait
 from fabrictool.gateway.records import RequestRecord
 from fabrictool.gateway.tracecontext import TraceContext, trace_of
@@ -388,7 +389,8 @@ class GatewayServer:
         if ticket is not None:
             ended = ticket.before(ended)
         admission = self._admission if self._rules.admission else None
-        return Exchange(connection, asked, self._rules, self.directory, self._metrics, ended, admission)
+        kind = PairExchange if peeked.model in self.directory.split else Exchange
+        return kind(connection, asked, self._rules, self.directory, self._metrics, ended, admission)
 
     def _begin(self, request: ClientRequest, *, kept: bool) -> tuple[TraceContext | None, RecordSink]:
         """What the engine is told of a trace, and who is told of the request's end."""

@@ -97,6 +97,7 @@ class GatewayMetrics:
         self._retries = Counter("fabric_retries", "Attempts after the first", ["reason"], registry=own)
         self._cancelled = Counter("fabric_cancelled", "Requests that the client gave up on", ["phase"], registry=own)
         self._tokens = Counter("fabric_tokens", "Tokens, from the engines' usage", ["model", "direction"], registry=own)
+        self._handed = Counter("fabric_handed_prompts", "Of split models", ["model", "outcome"], registry=own)
         self._spans = Counter("fabric_spans", "Of traces, brought to the collector or not", ["outcome"], registry=own)
         self._ttft = Histogram(
             "fabric_ttft_seconds", "To the first body byte", ["model"], buckets=_TTFT_BUCKETS, registry=own
@@ -140,6 +141,10 @@ class GatewayMetrics:
 
     def cancelled(self, phase: str) -> None:
         self._cancelled.labels(phase).inc()
+
+    def handed(self, model: str, outcome: str) -> None:
+        """`outcome`: handed to the replica that answers, or alone: that computes it by itself."""
+        self._handed.labels(model, outcome).inc()
 
     def count_spans(self, outcome: str, spans: int) -> None:
         """`outcome`: exported or dropped."""

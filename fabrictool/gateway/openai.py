@@ -47,6 +47,7 @@ class Peek(msgspec.Struct, frozen=True):
     max_output_tokens: int | None = None
     n: int | None = None
     best_of: int | None = None
+    kv_transfer_params: msgspec.Raw = msgspec.Raw(b"")
 
     @property
     def beginning(self) -> bytes:
@@ -71,6 +72,8 @@ class Peek(msgspec.Struct, frozen=True):
         return next((limit for limit in named if limit is not None), None)
 
 
+TRANSFER_FIELD = "kv_transfer_params"
+"""By which vLLM's servers hand a prompt's cache to one another: from whom, and which blocks."""
 CHAT_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
 """Those whose streams end with figures of usage if one asks for them."""
 MODEL_PATHS = CHAT_PATHS | {
@@ -97,7 +100,11 @@ _fields: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, m
 def peek(body: bytes, path: str) -> Peek | GatewayResponse:
     """The routing fields of a request body, or the 400 that it deserves."""
     try:
-        return _peek.decode(body)
+        peeked = _peek.decode(body)
+        if not peeked.kv_transfer_params:
+            return peeked
+        text = f"`{TRANSFER_FIELD}` names servers and parts of their caches: only a gateway may say it"
+        return error_response(400, "FT8162", text, param=TRANSFER_FIELD, path=path)
     except msgspec.ValidationError as error:
         where = "model" if "`model`" in str(error) or "$.model" in str(error) else None
         return error_response(400, "FT8101", f"the request is not valid: {error}", param=where, path=path)
@@ -105,6 +112,13 @@ def peek(body: bytes, path: str) -> Peek | GatewayResponse:
         return error_response(400, "FT8101", f"the body is not valid JSON: {error}", path=path)
     except RecursionError:
         return error_response(400, "FT8101", "the body is nested too deeply", path=path)
+
+
+def with_field(body: bytes, name: str, value: bytes) -> bytes:
+    """A request's JSON object with one more field, which it must not have yet; all else stays as it was written."""
+    at = body.index(b"{") + 1
+    comma = b"" if body[at:].lstrip().startswith(b"}") else b","
+    return b'%b"%b":%b%b%b' % (body[:at], name.encode(), value, comma, body[at:])
 
 
 def renamed(peeked: Peek, body: bytes, model: str, path: str) -> tuple[Peek | GatewayResponse, bytes]:
@@ -152,6 +166,7 @@ _CODES = {
     "FT8125": "rate_limit_exceeded",
     "FT8126": "insufficient_quota",
     "FT8127": "max_tokens_needed",
+    "FT8162": "field_not_allowed",
 }
 
 

@@ -9,6 +9,8 @@ import re
 
 import msgspec
 
+from fabrictool.gateway.openai import with_field
+
 _TOKEN = re.compile(rb'"(?:content|reasoning_content|reasoning|text|arguments|delta)"\s*:\s*"(?!")')
 """Text in a streamed event: an engine sends one such event a token, and others for the role, the usage and the end."""
 _FIGURES = re.compile(rb'"usage"\s*:\s*\{')
@@ -110,6 +112,4 @@ def _events(events: bytes) -> list[bytes]:
 
 def with_usage(body: bytes) -> bytes:
     """A request's JSON object with the wish for a last event that holds the figures; it must not name any itself."""
-    at = body.index(b"{") + 1
-    comma = b"" if body[at:].lstrip().startswith(b"}") else b","
-    return body[:at] + b'"stream_options":{"include_usage":true}' + comma + body[at:]
+    return with_field(body, "stream_options", b'{"include_usage":true}')

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 
 from fabrictool.base.errors import FabrictoolError
+from fabrictool.domain.specs import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -157,6 +158,8 @@ class ServiceBody(msgspec.Struct, frozen=True, tag="s", omit_defaults=True):
     source: Annotated[str, msgspec.Meta(max_length=500)] = ""
     max_num_seqs: Annotated[int, msgspec.Meta(ge=0, le=2**20)] = 0
     """Requests that its engine works on at the same time; 0: not said."""
+    phase: Phase = "unified"
+    """Of serving: ``prefill`` computes prompts for the others of its model, ``decode`` fetches them there."""
 
 
 Evidence = Literal["closed", "silent", "never-came", "other-hub"]

@@ -69,6 +69,8 @@ class Columns:
     @property
     def phases(self) -> tuple[Phase, ...]:
         """That its replicas may be in."""
+        if not self._capabilities.hands_over:
+            return ("unified",)
         split: tuple[Phase, ...] = ("prefill", "decode")
         return {"unified": ("unified",), "split": split, "any": ("unified", *split)}[self._wanted.phases]
 

@@ -3,6 +3,7 @@ import re
 import tomllib
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import fabrictool.engines
@@ -17,7 +18,7 @@ GOLDEN = sorted(path for path in CASES.glob("*.json") if path.name != "smollm2_l
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
 def test_golden_case(path):
     case = json.loads(path.read_text())
-    launch = EngineLaunch(**case["launch"])
+    launch = msgspec.convert(case["launch"], EngineLaunch)
     if "problems" in case:
         with pytest.raises(InvalidInputError) as caught:
             adapter(launch.engine).command(launch)

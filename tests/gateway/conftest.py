@@ -22,7 +22,7 @@ from tests.gateway.postgres import Postgres, programs
 from tests.manual_clock import ManualClock
 
 
-async def until(condition, seconds=5.0):
+async def until(condition, seconds=30.0):
     deadline = asyncio.get_running_loop().time() + seconds
     while not condition():
         assert asyncio.get_running_loop().time() < deadline

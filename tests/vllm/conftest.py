@@ -45,14 +45,20 @@ def write_model(folder):
     (folder / "config.json").write_text(json.dumps(config))
 
 
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
 class Vllm:
     """One server, a process group of its own."""
 
-    def __init__(self, folder, model, name="m"):
+    def __init__(self, folder, model, name="m", *, more=(), settings=None):
+        """`more` arguments and environment."""
         self.folder, self.model, self.name = folder, model, name
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.more, self.settings = more, settings or {}
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
 
     def start(self):
@@ -62,14 +68,14 @@ class Vllm:
         command = [
             VLLM / "bin" / "vllm", "serve", self.model, "--served-model-name", self.name, "--host", "127.0.0.1",
             "--port", self.port, "--load-format", "dummy", "--enforce-eager", "--max-model-len", str(CONTEXT),
-            "--dtype", "bfloat16", "--enable-prompt-tokens-details",
+            "--dtype", "bfloat16", "--enable-prompt-tokens-details", *self.more,
         ]  # fmt: skip
         with (self.folder / "vllm.log").open("wb") as log:
             self.process = subprocess.Popen(
                 [str(word) for word in command],
                 stdout=log,
                 stderr=log,
-                env=os.environ | settings,
+                env=os.environ | settings | self.settings,
                 start_new_session=True,
             )
 
