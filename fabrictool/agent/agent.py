@@ -22,14 +22,14 @@ from fabrictool.agent.bodies import node_body, service_body
 from fabrictool.agent.forwarder import Forwarder, allowed
 from fabrictool.agent.guarding import Guard, Refuser
 from fabrictool.agent.measured import package_folder, signed_build
+from fabrictool.agent.pairing import handover, handover_host
 from fabrictool.agent.specwatch import SpecWatch
-from fabrictool.agent.supervisor import Supervisor, free_port
+from fabrictool.agent.supervisor import Supervisor
 from fabrictool.base.clock import duration_text
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.domain.specs import AgentTrust, BroughtEngine
 from fabrictool.engines.adapter import EngineLaunch, adapter
 from fabrictool.engines.artifacts import resolve
-from fabrictool.engines.protocol import CacheHandover
 from fabrictool.mesh.identity import CLOCK_SKEW_S
 from fabrictool.mesh.records import Lifecycle, with_note
 from fabrictool.mesh.transport.clocks import ClockWatch
@@ -74,6 +74,8 @@ NO_GATEWAY = "the engine is ready, but no gateway is reachable yet"
 class Agent:
     """One run of one agent: one session, one replica."""
 
+    _handover_host = ""
+
     def __init__(
         self,
         spec: AgentSpec,
@@ -98,8 +100,6 @@ class Agent:
         self._accepting = True
         self._build = b""
         """Evidence of the software that this process runs."""
-        self._handover_host = "127.0.0.1"
-        """Where others fetch the caches of prompts, if its engine is one of a pair."""
         self._addresses: tuple[str, ...] = ()
         """Where it listens for its site."""
         self._ended = ""
@@ -167,7 +167,7 @@ class Agent:
         if isinstance(self.spec.brought, msgspec.UnsetType):
             self._model_path = resolve(self.spec.source)
         await self._measure()
-        await self._find_host()
+        self._handover_host = await handover_host(self.spec, self._note)
         self._publish_node(Lifecycle.JOIN)
         linking = asyncio.create_task(self._link_site())  # it may wait for names, and nothing else waits for it
         self.mesh.dial([(hub.host, hub.port) for hub in self.spec.hubs], self.spec.egress)
@@ -330,14 +330,6 @@ class Agent:
         except FabrictoolError as error:
             self._note("unsigned-build", self.spec.replica, str(error))
 
-    async def _find_host(self) -> None:
-        """The address of this node for the other engine of a pair."""
-        if self.spec.phase != "unified":
-            try:
-                self._handover_host = await own_address(self.spec.hubs)
-            except OSError as error:
-                self._note("no-address", self.spec.replica, f"only this node can hand over to it: {error}")
-
     async def _link_site(self) -> None:
         """Listen for the agents of our site; where that cannot be done, gateways are all that there is."""
         if self.spec.site_links is False or not self.spec.hubs:
@@ -386,12 +378,6 @@ class Agent:
         what = "join again with a new session" if joined else "`fabrictool reconcile` gives it another one"
         return f"the session's certificate ends in {left}, and this agent leaves before that: {what}"
 
-    def _handover(self) -> CacheHandover | None:
-        if self.spec.phase == "unified":
-            return None
-        host, port = self._handover_host, free_port(self._handover_host)
-        return CacheHandover(self.spec.phase == "prefill", host, port, self.spec.device)
-
     def _command(self, port: int) -> EngineCommand:
         return self._adapter.command(
             EngineLaunch(
@@ -408,7 +394,7 @@ class Agent:
                 python=self._python,
                 cache_dir=str(self._cache),
                 options=self.spec.options,
-                handover=self._handover(),
+                handover=handover(self.spec, self._handover_host),
                 command=self._brought.command,
             )
         )

@@ -51,13 +51,12 @@ def check_startable(plan: Plan) -> None:
 def unstartable(plan: Plan) -> Problem | None:
     """The first thing of a plan that this release cannot start."""
     for replica in plan.placement.replicas:
-        if replica.phase != "unified" or replica.stages:
-            what = f"a {replica.phase} replica" if replica.phase != "unified" else "a pipeline over partitions"
+        if replica.stages:
             return Problem(
                 "FT4008",
-                f"{replica.replica} is {what}: this release can plan and forecast that, but not start it",
+                f"{replica.replica} is a pipeline over partitions: it can be planned and forecast, but not started",
                 Place(thing=f"replica/{replica.replica}"),
-                "leave `phases` of the model at `unified`, and plan with another solver than tabu",
+                "plan with another solver than tabu",
             )
     return None
 

@@ -60,8 +60,7 @@ def prompt_request(path: str, body: bytes) -> bytes | None:
     if prompt.startswith(b"[") and not prompt[1:].lstrip()[:1].isdigit():
         return None  # several prompts, and not the tokens of one
     kept = {name: value for name, value in fields.items() if name not in _LEFT_OUT}
-    one, never = msgspec.Raw(b"1"), msgspec.Raw(b"false")
-    return msgspec.json.encode(kept | {"stream": never, "max_tokens": one, TRANSFER_FIELD: _TO_BE_FETCHED})
+    return msgspec.json.encode(kept | {"stream": False, "max_tokens": 1, TRANSFER_FIELD: _TO_BE_FETCHED})
 
 
 class PairExchange(Exchange):

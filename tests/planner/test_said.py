@@ -7,6 +7,7 @@ import pytest
 
 from fabrictool.base.errors import FabrictoolError, InfeasibleError
 from fabrictool.cli.plan_output import PlanOutput, _ending
+from fabrictool.domain.plan import StagePlacement
 from fabrictool.planner.chosen import _last
 from fabrictool.planner.explaining import alternatives
 from fabrictool.planner.explaining.alternatives import Unused, alternative_sentences
@@ -28,7 +29,8 @@ OUTPUT = PlanOutput(
 
 def test_the_next_step_is_none_that_apply_refuses(capsys):
     whole = plan(action("create"), replicas=[placed("m/0")])
-    half = plan(action("create"), replicas=[msgspec.structs.replace(placed("m/0"), phase="prefill")])
+    stages = (StagePlacement(cluster="a", partition="p", device="d", tp=1),) * 2
+    half = plan(action("create"), replicas=[msgspec.structs.replace(placed("m/0"), stages=stages)])
     for made, said, unsaid in ((whole, "next: fabrictool apply", "FT4008"), (half, "FT4008", "next:")):
         assert _ending(made, [], OUTPUT, offline=False) == 0
         err = capsys.readouterr().err
