@@ -13,7 +13,7 @@ from fabrictool.blueprint.inventory_check import ReferenceCheck
 if TYPE_CHECKING:
     from fabrictool.base.errors import Problem
     from fabrictool.blueprint.tree import Steps, YamlNode
-    from fabrictool.domain.blueprint import Blueprint, Gateway
+    from fabrictool.domain.blueprint import Blueprint, Gateway, Login
     from fabrictool.domain.inventory import ClusterSpec, Inventory
     from fabrictool.domain.specs import HostPort
 
@@ -83,6 +83,7 @@ class GatewayCheck(ReferenceCheck):
             path, api = (*below[name], "key_api"), gateway.key_api
             if api is not None:
                 self.refer("FT1208", (*path, "group"), api.group, self._blueprint.trust.groups, "group")
+                self._login((*path, "login"), api.login)
             if gateway.listen is None:
                 self.say("FT1249", path, "a gateway without `listen` has no clients, and no key API", "remove it here")
             elif api != self._blueprint.key_api:
@@ -92,6 +93,13 @@ class GatewayCheck(ReferenceCheck):
                 message = f"{len(stores)} gateways keep the keys that they make apart: each knows its own only"
                 hint = "name one PostgreSQL database in the `records` of each of them"
                 self.say("FT1249", path, message, hint)
+
+    def _login(self, path: Steps, login: Login | None) -> None:
+        groups = self._blueprint.trust.groups
+        if login is not None and login.group is not None:
+            self.refer("FT1208", (*path, "group"), login.group, groups, "group")
+        for name, group in login.groups.items() if login is not None else ():
+            self.refer("FT1208", (*path, "groups", name), group, groups, "group")
 
     def _gateway(self, path: Steps, gateway: Gateway) -> None:
         if gateway.listen == gateway.mesh and gateway.listen.port != 0:

@@ -20,6 +20,7 @@ from fabrictool.domain.quantities import (
     Price,
     Rate,
     SecretRef,
+    SignInUrl,
     Source,
     Spread,
     Text,
@@ -357,6 +358,47 @@ class Telemetry(Document):
         return self
 
 
+class Login(Document):
+    """People sign in with a browser, at an OpenID Connect provider such as Keycloak, and make keys of their own at
+    ``URL/login``.
+    """
+
+    issuer: SignInUrl
+    """The provider's address, below which ``/.well-known/openid-configuration`` lies."""
+    client: Text
+    """The gateways' client id there; its redirect address is ``URL/login/callback``."""
+    secret: SecretRef | None = None
+    """Reference to the client's secret, which gateways read on their hosts: ``secret://file/PATH``, a file there with
+    mode 600. Absent: a public client."""
+    url: SignInUrl
+    """The address by which people's browsers reach the gateways; with a name for several it may be any of them."""
+    scopes: tuple[Name, ...] = ()
+    """Asked for beside ``openid`` and ``profile``, such as one that brings the claim."""
+    claim: Name = "groups"
+    """What says at the provider which groups somebody is in."""
+    groups: dict[Text, Name] = Field(default_factory=dict)
+    """A group of the claim → one of ``trust.groups``, that of the keys; the first that somebody is in counts."""
+    group: Name | None = None
+    """For everybody else who can sign in; absent: they get no key."""
+    keep: Annotated[Duration, Field(ge=3600, le=400 * 86400)] = units.Duration(30 * 86400)
+    """How long a key lasts."""
+    keys: Annotated[int, Field(ge=1, le=100, strict=True)] = 3
+    """How many somebody may have at the same time."""
+    limits: RequestLimits = RequestLimits()
+    """How much a person may ask at each gateway, with all keys together."""
+    budget: Budget | None = None
+    """How many tokens a person may use, with all keys together; absent: any number."""
+
+    @model_validator(mode="after")
+    def _usable(self) -> Login:
+        if self.secret is not None and self.secret.scheme != "file":
+            hint = "write secret://file/PATH, a file on the gateway's host"
+            raise problem("FT1119", f"a gateway has no `{self.secret.scheme}` to read a secret from", hint)
+        if not self.groups and self.group is None:
+            raise problem("FT1260", "nobody would get a key", "write `group`, `groups`, or both")
+        return self
+
+
 class KeyOrders(Document):
     """The small part of LiteLLM's key API that marketplaces such as Waldur order keys by, on the clients' listener."""
 
@@ -364,6 +406,8 @@ class KeyOrders(Document):
     """Reference to the admin key, which all of its calls need; never the key."""
     group: Name
     """One of ``trust.groups``: that of the keys that are made there."""
+    login: Login | None = None
+    """People may make keys of their own; absent: only who has ``key`` makes keys."""
 
 
 class Gateway(Document):

@@ -273,6 +273,29 @@ CollectorUrl = Annotated[
 ]  # fmt: skip
 
 
+_SIGN_IN = re.compile(
+    r"https://[A-Za-z0-9.\-]+(:[0-9]{1,5})?(/[A-Za-z0-9._~\-/]*)?"
+    r"|http://(localhost|127\.[0-9.]+|\[::1\])(:[0-9]{1,5})?(/[A-Za-z0-9._~\-/]*)?"
+)
+
+
+def _sign_in(value: Any) -> str:
+    if not isinstance(value, str) or not _SIGN_IN.fullmatch(value):
+        hint = "write https://HOST or https://HOST/PATH; http:// is for an address of one's own machine only"
+        raise problem("FT1259", "expected an https address", hint)
+    return value
+
+
+SignInUrl = Annotated[
+    str,
+    PlainValidator(_sign_in),
+    WithJsonSchema({
+        "type": "string", "pattern": f"^({_SIGN_IN.pattern})$", "title": "https address",
+        "examples": ["https://sso.example.org/realms/hpc"],
+    }),
+]  # fmt: skip
+
+
 def _user(value: Any) -> str | secrets.SecretRef:
     if isinstance(value, str) and value.startswith("secret://"):
         return _secret(value)

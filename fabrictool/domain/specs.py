@@ -173,6 +173,28 @@ class TelemetrySpec(msgspec.Struct, frozen=True, omit_defaults=True):
     """Name → reference such as ``secret://file/…``, read by the gateway."""
 
 
+class LoginSpec(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where people sign in to make keys, and what these may do."""
+
+    issuer: str
+    client: str
+    url: str
+    """By which browsers reach the gateways, without a slash at its end."""
+    groups: tuple[tuple[str, str], ...] = ()
+    """Pairs of a group that `claim` may name and the consumer group of the keys; the first that fits counts."""
+    group: str = ""
+    """Of everybody else; empty: they get no key."""
+    claim: str = "groups"
+    scopes: tuple[str, ...] = ()
+    secret: str = ""
+    """Reference, read by the gateway; empty: a public client."""
+    keep_s: float = 30 * 86400.0
+    keys: int = 3
+    """For a person at the same time."""
+    terms: Terms = Terms()
+    """Of a person, with all keys together; their end is not among them."""
+
+
 class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_field="unit"):
     """One gateway: a listener for clients, one for agents; without the former a hub."""
 
@@ -240,6 +262,8 @@ class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_
     """`label_key` → what requests may ask for there. Unset: written by an earlier release."""
     key_api: str | msgspec.UnsetType = msgspec.UNSET
     """Consumer group of the keys that are made at its key API; not written where it has none."""
+    login: LoginSpec | msgspec.UnsetType = msgspec.UNSET
+    """Not written where people cannot make keys."""
     telemetry: TelemetrySpec | msgspec.UnsetType = msgspec.UNSET
     """Not written where traces go nowhere."""
 

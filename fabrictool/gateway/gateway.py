@@ -63,9 +63,10 @@ if TYPE_CHECKING:
 
     from fabrictool.base.clock import Clock
     from fabrictool.domain.terms import KeyLimits
+    from fabrictool.gateway.calls import PathOwner
     from fabrictool.gateway.clienttls import ClientTls
     from fabrictool.gateway.http import Answering
-    from fabrictool.gateway.keyapi import KeyApi
+    from fabrictool.gateway.issued import IssuedKeys
     from fabrictool.gateway.keys import Consumer, Keyring
     from fabrictool.gateway.records import End
     from fabrictool.gateway.rules import RoutingRules
@@ -116,7 +117,8 @@ class GatewayServer:
         self._opt_out = False
         self._tracer: Tracer | None = None
         self._prefixes = PrefixTable()
-        self._key_api: KeyApi | None = None
+        self._owners: tuple[PathOwner, ...] = ()
+        self._issued: IssuedKeys | None = None
         self.connections: set[ClientConnection] = set()
         """Of the clients that are here now."""
         self._most_clients = 0
@@ -159,18 +161,22 @@ class GatewayServer:
     def reload(self, rules: RoutingRules, keyring: Keyring | None, limits: Mapping[str, KeyLimits]) -> None:
         """Go on by other rules, keys and limits of models; requests that are open end by those that they began with."""
         self._rules, self._keyring = rules, keyring
-        if self._key_api is not None and keyring is not None:
-            self._key_api.attach(keyring)
+        self._attach()
         self.know_keys()
         self.accounts.limit_models(limits)
         self.directory.weigh(rules.weights)
         self.follower.follow_all()
 
-    def issue_keys(self, api: KeyApi) -> None:
-        """Serve this key API, and accept its keys."""
+    def issue_keys(self, issued: IssuedKeys, *owners: PathOwner) -> None:
+        """Accept these keys; `owners` answer to those who make them."""
+        self._issued, self._owners = issued, owners
+        self._attach()
+
+    def _attach(self) -> None:
         if self._keyring is not None:
-            self._key_api = api
-            api.attach(self._keyring)
+            self._keyring.more = self._issued
+            for owner in self._owners:
+                owner.attach(self._keyring)
 
     def know_keys(self) -> None:
         """Go by the terms that the keys have now."""
@@ -272,8 +278,9 @@ class GatewayServer:
         path, reads = request.path, request.method in ("GET", "HEAD")
         if reads and path == "/health":
             return None
-        if self._key_api is not None and self._key_api.serves(path):
-            return self._key_api.admit(request)
+        for owner in self._owners:
+            if owner.serves(path):
+                return owner.admit(request)
         if self._keyring is not None:
             authorization = request.header("authorization") or bearer(request.header("x-api-key"))
             request.consumer = self._keyring.consumer(authorization)
@@ -296,8 +303,9 @@ class GatewayServer:
 
     def handle(self, request: ClientRequest, connection: ClientConnection) -> GatewayResponse | Answering:
         """The answer to a request, or the exchange that will make it."""
-        if self._key_api is not None and self._key_api.serves(request.path):
-            return self._key_api.call(request, connection)
+        for owner in self._owners:
+            if owner.serves(request.path):
+                return owner.call(request, connection)
         if request.method in ("GET", "HEAD"):
             return self._get(request.path, request.consumer)
         return self._ask(request, connection)

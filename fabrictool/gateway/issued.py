@@ -251,7 +251,9 @@ class IssuedKeys:
     def _consumer(self, state: KeyState) -> Consumer:
         key = state.key
         terms = None if key.terms == UNLIMITED else key.terms
-        return Consumer(key.tenant, self._group, state.sha256[:KEY_DIGITS], f"issued/{key.id}", terms)
+        # What a person may ask for counts for all of that person's keys: another key is no other budget.
+        account = f"login/{key.person}" if key.person else f"issued/{key.id}"
+        return Consumer(key.tenant, key.group or self._group, state.sha256[:KEY_DIGITS], account, terms)
 
     async def _save(self) -> None:
         """For a start while the store is away."""

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fabrictool.base.clock import Clock
+    from fabrictool.domain.specs import LoginSpec
     from fabrictool.gateway.accounts import KeyAccounts
+    from fabrictool.gateway.calls import PathOwner
     from fabrictool.gateway.gateway import GatewayServer
 
 FORGET_S = 600.0
@@ -109,12 +111,22 @@ async def issuing(
     *,
     fabric: str,
     group: str,
+    login: LoginSpec | None = None,
     look_s: float = LOOK_S,
 ) -> AsyncIterator[None]:
-    """The key API, and the keys that it made; `folder` holds their copy."""
+    """The key API, the login and the keys that they made; `folder` holds their copy.
+
+    Raises FT1401 to FT1403 for a login's secret that cannot be had.
+    """
     issued = IssuedKeys(store, folder / COPY_FILE, fabric=fabric, group=group, look_s=look_s)
     await asyncio.to_thread(issued.load)
-    gateway.issue_keys(KeyApi(issued, store, clock, fabric=fabric, note=gateway.note))
+    owners: list[PathOwner] = [KeyApi(issued, store, clock, fabric=fabric, note=gateway.note)]
+    if login is not None:
+        from fabrictool.gateway.login.login import Login  # noqa: PLC0415 - loads Starlette and Authlib
+
+        secret = read_secret(login.secret, os.environ) if login.secret else ""
+        owners.append(Login(login, issued, clock, fabric=fabric, secret=secret, note=gateway.note))
+    gateway.issue_keys(issued, *owners)
     issued.on_change = gateway.know_keys
     gateway.know_keys()
     task = asyncio.create_task(issued.run())

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import logging
 import math
 import re
 import secrets
@@ -20,6 +19,7 @@ import msgspec
 
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.base.ids import random_id
+from fabrictool.gateway.calls import Call
 from fabrictool.gateway.keyfields import (
     SECRET_PREFIX,
     KeyFields,
@@ -50,8 +50,6 @@ RETRY_S = 5
 _REGENERATE = re.compile(r"/key/([^/]+)/regenerate")
 
 _Body = TypeVar("_Body", KeyFields, KeyNames)
-
-_log = logging.getLogger("fabrictool.gateway")
 
 
 class UsageStore(Protocol):
@@ -96,9 +94,8 @@ class KeyApi:
         self._paths = frozenset(path for _, path in self._calls)
 
     def attach(self, keyring: Keyring) -> None:
-        """From now on its admin key is the key of this API, and issued keys are accepted beside its own."""
+        """From now on its admin key is the key of this API."""
         self._admin = keyring.admin
-        keyring.more = self._issued
 
     def serves(self, path: str) -> bool:
         return path.startswith("/key/") or path in self._paths
@@ -119,9 +116,9 @@ class KeyApi:
             return not_allowed(request.method, path, ", ".join(method for method, at in self._calls if at == path))
         return error_response(404, "FT8107", f"there is nothing at {path}")
 
-    def call(self, request: ClientRequest, connection: ClientConnection) -> KeyCall:
+    def call(self, request: ClientRequest, connection: ClientConnection) -> Call:
         """Of an admitted request; it is not started yet."""
-        return KeyCall(self._answer(request), connection)
+        return Call(self._answer(request), connection)
 
     # -- internals --------------------------------------------------------------------------------------------
 
@@ -281,49 +278,6 @@ class KeyApi:
 
     def _say(self, kind: str, state: KeyState) -> None:
         self._note(kind, state.sha256[:KEY_DIGITS], state.key.alias)
-
-
-class KeyCall:
-    """One request at the key API. A client that goes away does not stop what it asked for."""
-
-    def __init__(self, answer: Awaitable[GatewayResponse], connection: ClientConnection) -> None:
-        self._answer = answer
-        self._connection: ClientConnection | None = connection
-        self._task: asyncio.Future[GatewayResponse]
-
-    def start(self) -> None:
-        self._task = asyncio.ensure_future(self._answer)
-        self._task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Future[GatewayResponse]) -> None:
-        connection, self._connection = self._connection, None
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            _log.error("a call of the key API failed", exc_info=error)
-        if connection is None:
-            return
-        if task.cancelled() or error is not None:
-            connection.answer(error_response(500, "FT8143", "the gateway failed; its log says more"))
-        else:
-            connection.answer(task.result())
-
-    def cancel(self) -> None:
-        self._connection = None
-
-    def stop(self) -> None:
-        """The gateway ends; whether the change was made is not known yet."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.answer(error_response(503, "FT8113", "the gateway is stopping: look whether this was done"))
-
-    def pause(self) -> None:
-        """Nothing is sent before the answer."""
-
-    def resume(self) -> None:
-        """Nothing was held back."""
-
-    def expire(self, now: float) -> None:
-        """The store has limits of its own."""
 
 
 def new_secret() -> str:

@@ -20,6 +20,10 @@ class IssuedKey(msgspec.Struct, frozen=True, omit_defaults=True):
     """Empty: it has none. No two live keys of a fabric have the same."""
     user_id: str = ""
     team_id: str = ""
+    person: str = ""
+    """Who made it after a login, by a hash; `user_id` is what the login's provider calls that person now."""
+    group: str = ""
+    """Consumer group; empty: that of the key API."""
     blocked: bool = False
     terms: Terms = Terms()
     metadata: dict[str, Any] = {}
@@ -27,6 +31,8 @@ class IssuedKey(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def tenant(self) -> str:
         """Whose it is, as records say it. Tenants of a blueprint have no slash in their names."""
+        if self.person:
+            return f"login/{self.user_id}~{self.person[:6]}"
         if self.team_id:
             return f"team/{self.team_id}"
         if self.user_id:

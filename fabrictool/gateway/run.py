@@ -173,7 +173,8 @@ async def _listen(
         gateway.record_in(spool, opt_out=spec.recording.opt_out)
         gateway.accounts.limit_models(spec.limits)
         if not isinstance(spec.key_api, msgspec.UnsetType):
-            keys = issuing(gateway, store, here, clock, fabric=spec.fabric, group=spec.key_api)
+            login = None if isinstance(spec.login, msgspec.UnsetType) else spec.login
+            keys = issuing(gateway, store, here, clock, fabric=spec.fabric, group=spec.key_api, login=login)
             await stack.enter_async_context(keys)
         await stack.enter_async_context(budgeting(gateway.accounts, store))
         if not isinstance(spec.telemetry, msgspec.UnsetType):

@@ -15,6 +15,7 @@ from fabrictool.domain.specs import (
     BuildRules,
     GatewaySpec,
     HostPort,
+    LoginSpec,
     RecordsSpec,
     TelemetrySpec,
     label_key,
@@ -26,7 +27,7 @@ from fabrictool.planner.succession import Succession
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
 
-    from fabrictool.domain.blueprint import Blueprint, Gateway, Tenant
+    from fabrictool.domain.blueprint import Blueprint, Budget, Gateway, Tenant
     from fabrictool.domain.evidence import Evidence
     from fabrictool.domain.inventory import Inventory
 
@@ -156,6 +157,7 @@ def _spec(
         or msgspec.UNSET,
         trace=msgspec.UNSET if gateway.trace is None else int(gateway.trace),
         key_api=msgspec.UNSET if gateway.key_api is None else gateway.key_api.group,
+        login=_login(gateway),
         telemetry=_telemetry(gateway),
     )
 
@@ -174,6 +176,25 @@ def _slos(blueprint: Blueprint) -> dict[str, tuple[float | None, float | None]]:
     return {} if blueprint.routing.policy in UNAWARE else blueprint.latency_targets
 
 
+def _login(gateway: Gateway) -> LoginSpec | msgspec.UnsetType:
+    wanted = gateway.key_api.login if gateway.key_api is not None else None
+    if wanted is None or gateway.listen is None:
+        return msgspec.UNSET
+    return LoginSpec(
+        issuer=wanted.issuer.rstrip("/"),
+        client=wanted.client,
+        url=wanted.url.rstrip("/"),
+        groups=tuple(wanted.groups.items()),
+        group=wanted.group or "",
+        claim=wanted.claim,
+        scopes=wanted.scopes,
+        secret=str(wanted.secret or ""),
+        keep_s=float(wanted.keep),
+        keys=wanted.keys,
+        terms=Terms(limits=_limits(wanted.limits), budget=_budget(wanted.budget)),
+    )
+
+
 def _telemetry(gateway: Gateway) -> TelemetrySpec | msgspec.UnsetType:
     wanted = gateway.telemetry
     if wanted is None or gateway.listen is None:
@@ -188,8 +209,12 @@ def _terms(tenant: Tenant) -> Terms:
         models=tenant.models,
         expires_at=None if tenant.expires is None else float(tenant.expires),
         limits=_limits(tenant.limits),
-        budget=None if tenant.budget is None else BudgetTerms(tenant.budget.tokens, tenant.budget.per),
+        budget=_budget(tenant.budget),
     )
+
+
+def _budget(budget: Budget | None) -> BudgetTerms | None:
+    return None if budget is None else BudgetTerms(budget.tokens, budget.per)
 
 
 def _limits(limits: RequestLimits) -> KeyLimits:

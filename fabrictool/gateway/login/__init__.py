@@ -1,0 +1,1 @@
+"""Signing in with a browser, at an OpenID Connect provider, to make API keys of one's own."""
