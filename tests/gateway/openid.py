@@ -79,10 +79,12 @@ class Browser:
         return self
 
     def fields(self, action=""):
-        """Of the form that goes to `action`: its whole address, and what is hidden in it."""
+        """Of the form that goes to `action`, or below it if that ends with a slash: its address, and what is hidden
+        in it.
+        """
         for head, form in re.findall(r"<form([^>]*)>(.*?)</form>", self.text, re.DOTALL):
             target = html.unescape(re.search(r'action="([^"]*)"', head)[1])
-            if action in target:
+            if target == action or (action.endswith("/") and action in target):
                 hidden = re.findall(r'<input type="hidden" name="([^"]*)" value="([^"]*)"', form)
                 return str(self.url.join(type(self.url)(target))), {k: html.unescape(v) for k, v in hidden}
         raise AssertionError(f"no form to {action!r} in {self.text[:2000]}")
@@ -96,5 +98,6 @@ class Browser:
         await self.open(f"{gateway}/login")
         if stop_before == "provider":
             return self
-        await self.send("/interaction/", login=name, password="x")
-        return await self.send("/interaction/")
+        while 'action="' in self.text and "/interaction/" in self.text:  # a name, and a consent; later neither
+            await self.send("/interaction/", login=name, password="x")
+        return self

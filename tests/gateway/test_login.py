@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from fabrictool.domain.specs import LoginSpec
 from fabrictool.domain.terms import BudgetTerms, KeyLimits, Terms
-from fabrictool.gateway.keeping import RECORDS_FILE, issuing, spooling
+from fabrictool.gateway.keeping import RECORDS_FILE, budgeting, issuing, spooling
 from fabrictool.gateway.keys import hash_key
 from fabrictool.gateway.login.login import COOKIE, FORM_OCTETS, SESSION_S
 from fabrictool.gateway.login.people import Person, person_of
@@ -55,6 +55,7 @@ class LoginBed:
         self.bed.gateway._keyring.admin = hash_key(ADMIN)
         more = {"fabric": "test", "group": "alpha-only", "login": self.spec, "look_s": 0.05}
         await self._stack.enter_async_context(issuing(self.bed.gateway, store, self.folder, self.bed.clock, **more))
+        await self._stack.enter_async_context(budgeting(self.bed.gateway.accounts, store))
         return self
 
     async def stop(self):
@@ -196,7 +197,7 @@ async def test_a_person_has_so_many_keys_with_names_of_their_own(beds):
         assert "as many as one may have" in anna.text
         await anna.open(target, data=hidden | {"name": "three"})
         assert code_in(anna) == (409, "FT8173")
-        bed.bed.clock.wait(bed.spec.keep_s + 1)
+        bed.bed.clock.advance(bed.spec.keep_s + 1)
         await anna.sign_in(bed.url, "anna")
         assert await bed.make(anna, "two"), "those whose time is over count no more, and give their names back"
 
@@ -206,11 +207,11 @@ async def test_a_keys_time_ends_and_a_session_earlier(beds):
     bed = await beds()
     async with bed.browser("anna") as anna:
         key = await bed.make(anna)
-        bed.bed.clock.wait(SESSION_S + 1)
+        bed.bed.clock.advance(SESSION_S + 1)
         await anna.open(f"{bed.url}/login/keys", follow=False)
         assert anna.status == 303
         assert await bed.status_of(key) == 200
-        bed.bed.clock.wait(bed.spec.keep_s)
+        bed.bed.clock.advance(bed.spec.keep_s)
         assert await bed.status_of(key) == 401
 
 
@@ -285,7 +286,7 @@ async def test_a_cookie_that_was_made_up_or_changed_is_none(beds):
 
 
 @pytest.mark.asyncio
-async def test_another_gateway_with_the_same_key_api_goes_on_with_a_session(beds, tmp_path):
+async def test_another_gateway_with_the_same_key_api_goes_on_with_a_session(beds):
     """Behind one name any of them may be asked; a successor has the same keys, too."""
     first = await beds()
     second = await beds(first.provider, first.url)

@@ -15,7 +15,7 @@ import secrets
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlsplit
 
-import httpx
+import httpx2 as httpx
 import msgspec
 from authlib.common.errors import AuthlibBaseError
 from authlib.integrations.starlette_client import OAuth

@@ -79,8 +79,9 @@ class OwnKeys:
             theirs = _theirs(live, person, now)
             if len(theirs) >= self._spec.keys:
                 raise KeyRefusal(409, "FT8173", f"you have {len(theirs)} keys, and may have {self._spec.keys}")
+            expired = [state for state in live.values() if state.key.person == person.id and state not in theirs]
             alias = f"{person.name}~{person.id[:6]}/{label}"
-            if any(state.key.alias == alias for state in live.values()):
+            if any(state.key.alias == alias for state in live.values() if state not in expired):
                 raise KeyRefusal(409, "FT8174", f"you have a key named {label!r} already")
             secret = new_secret()
             key = IssuedKey(
@@ -93,7 +94,6 @@ class OwnKeys:
                 group=person.group,
                 terms=msgspec.structs.replace(self._spec.terms, expires_at=now + self._spec.keep_s),
             )
-            expired = [state for state in live.values() if state.key.person == person.id and state not in theirs]
             return [*(msgspec.structs.replace(state, ended=True) for state in expired), KeyState(hash_key(secret), key)]
 
         *_, state = await self._issued.change(add)
