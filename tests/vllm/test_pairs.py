@@ -40,8 +40,8 @@ def launched(prefill, collector):
     command = adapter("vllm").command(launch)
     at = command.argv.index("--kv-transfer-config")
     trace = {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf", "OTEL_BSP_SCHEDULE_DELAY": "200"}
-    # Of two cores it would keep one for itself and one for the transfer, and wait for a third.
-    cores = {"VLLM_CPU_NUM_OF_RESERVED_CPU": "0"}
+    # Of two cores it would keep one for itself and one for the transfer, and bind each server to the same.
+    cores = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     return {"more": command.argv[at:], "settings": command.env | trace | cores}
 
 
