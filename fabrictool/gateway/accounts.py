@@ -39,10 +39,22 @@ TEMPLATE_TOKENS = 1024
 """Of what an engine puts around a prompt by itself, such as a default system message and the frame of tools."""
 OCTETS_A_TOKEN = 3
 """Of a prompt whose engine did not say how many tokens it had; most text has four and more."""
-_ANSWERED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"})
-"""What is asked there is answered at length."""
-_MEDIA = re.compile(rb'"(?:image|image_url|input_image|input_audio|audio_url|video_url|input_file|file)"')
-"""Their tokens are not bounded by the octets that name them."""
+_MEDIA = re.compile(
+    rb'"(?:image|image_url|input_image|input_audio|audio_url|video_url|input_file|file)"'
+    rb"|\\u00(?:5[fF]|[46][1-9a-fA-F]|[57][0-9aA])"
+)
+"""Their tokens are not bounded by the octets that name them; a letter that is written as an escape may hide one."""
+_LIMITS = {
+    "/v1/chat/completions": ("max_completion_tokens", "max_tokens"),
+    "/v1/completions": ("max_tokens",),
+    "/v1/messages": ("max_tokens",),
+    "/v1/responses": ("max_output_tokens",),
+}
+"""What limits an answer there; another path's limit is passed over by some engines."""
+_OWN_LIMITS = re.compile(rb'"n_predict"')
+"""Of one engine, and stronger than ours."""
+_PAIRED_PATHS = frozenset({"/v1/rerank", "/v1/score"})
+"""A text is computed anew with each of the others."""
 
 _log = logging.getLogger("fabrictool.gateway")
 
@@ -83,12 +95,16 @@ class Ticket:
         return settle
 
     def _used(self, record: RequestRecord) -> int:
-        """What the engine says; where it could not say it, no more than was set aside."""
+        """What the engine says; where it could not say it, no more than was set aside, and all of that where it ended
+        its answer without a word of it.
+        """
         if record.counted:
             return record.prompt_tokens + record.completion_tokens
         if record.end == "refused" or not record.provider or (record.end == "answered" and record.status >= 400):
             return 0
-        estimated = self.octets // OCTETS_A_TOKEN + record.completion_tokens
+        if record.end == "answered" and self.purse is not None:
+            return self.most
+        estimated = (record.prompt_tokens or self.octets // OCTETS_A_TOKEN) + record.completion_tokens
         return estimated if self.purse is None else min(estimated, self.most)
 
 
@@ -301,13 +317,40 @@ def most_tokens(peeked: Peek, path: str, body: bytes, context: int) -> int | Non
     """How many tokens a request can cost: a token of a text has an octet or more. None: nothing bounds it."""
     media = _MEDIA.search(body) is not None or bool(peeked.previous_response_id)
     answers = max(1, peeked.n or 1, peeked.best_of or 1) * _prompts(peeked)
-    answer = max(0, peeked.most_tokens) if peeked.most_tokens is not None else None
-    if path not in _ANSWERED_PATHS:
-        answer = 0
+    if path in _PAIRED_PATHS:
+        return None if media else _paired(body)
+    answer = _answer(peeked, path, body)
     if media or answer is None:
         return answers * context if context else None
     most = len(body) + TEMPLATE_TOKENS * answers + answers * answer
-    return min(most, answers * context) if context and path in _ANSWERED_PATHS else most
+    return min(most, answers * context) if context and path in _LIMITS else most
+
+
+def _answer(peeked: Peek, path: str, body: bytes) -> int | None:
+    """Tokens of the longest answer; None: the request does not say, or engines do not agree on what it says."""
+    if path not in _LIMITS:
+        return 0  # what is asked there is answered by a figure
+    own = [limit for name in _LIMITS[path] if (limit := getattr(peeked, name)) is not None]
+    if not own or min(own) < 0 or peeked.most_tokens is None or _OWN_LIMITS.search(body) is not None:
+        return None
+    return max(0, peeked.most_tokens)
+
+
+def _paired(body: bytes) -> int | None:
+    """Of texts that are each computed with another: the longest of all counts with every one of them."""
+    try:
+        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        lists = [
+            msgspec.json.decode(value, type=list[msgspec.Raw])
+            for value in fields.values()
+            if bytes(value).startswith(b"[")
+        ]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    listed = [text for texts in lists for text in texts]
+    longest = max((len(bytes(text)) for text in (*fields.values(), *listed) if bytes(text)[:1] in b'"{'), default=0)
+    pairs = max((len(texts) for texts in lists), default=1)
+    return len(body) + pairs * (longest + TEMPLATE_TOKENS)
 
 
 def _prompts(peeked: Peek) -> int:

@@ -24,7 +24,7 @@ from fabrictool.gateway.directory import Unmet
 from fabrictool.gateway.openai import GatewayResponse, error_event, error_response, no_such_model
 from fabrictool.gateway.patience import IDLE_UPSTREAM_S
 from fabrictool.gateway.records import RequestRecord
-from fabrictool.gateway.usage import Usage, tokens_in
+from fabrictool.gateway.usage import TAIL_OCTETS, Usage, tokens_in
 from fabrictool.routing.admission import PATIENCE_S, Waiter, with_room
 from fabrictool.routing.affinity import preferred
 from fabrictool.routing.candidates import ready
@@ -251,10 +251,12 @@ class Exchange:
         if self._event_stream:
             self._pass_events(data)
         elif self._passing:
+            self._tail = (self._tail + data)[-TAIL_OCTETS:]
             self._client.chunk(data)
         else:
             self._held.append(data)
             if len(data) > HOLD_OCTETS or (len(self._held) > 64 and sum(map(len, self._held)) > HOLD_OCTETS):
+                self._tail = b"".join(self._held)[-TAIL_OCTETS:]
                 self._pass()
 
     def complete(self, *, sized: bool) -> None:
@@ -268,6 +270,8 @@ class Exchange:
             self._partial = b""
             self._pass()
         if self._passing:
+            if not self._event_stream and self._status == HTTPStatus.OK:
+                self._usage.read_end(self._tail)
             self._client.finish()
         else:
             text = self._held[0] if len(self._held) == 1 else b"".join(self._held)
@@ -486,7 +490,9 @@ class Exchange:
         if end == "answered" and target is not None and usage.response and asked.path.startswith("/v1/responses"):
             self._directory.keeps(usage.response, target.key)
         now = self._client.now()
-        tokens = usage.completion + self._former_tokens if usage.counted else self._tokens
+        tokens = usage.completion + self._former_tokens
+        if not usage.counted or end != "answered":  # what was cut off has no last figures
+            tokens = max(tokens, self._tokens)
         first = self._first_token if self._former_tokens else self._first_byte
         tpot = None
         if self._event_stream and tokens > 1 and status == 200:

@@ -368,13 +368,13 @@ class GatewayServer:
         kept = not self._opt_out or request.header(RECORD_HEADER).strip().lower() != "no"
         prefix = self._prefixes.add(peeked.model, peeked.text, record_id) if kept and self.sinks else ("", 0.0)
         trace, ended = self._begin(request, kept=kept)
-        added_usage = bool(peeked.stream) and peeked.stream_options is None and path in CHAT_PATHS
+        added_usage = bool(peeked.stream) and not peeked.tells_usage and path in CHAT_PATHS
         asked = ModelRequest(
             model=peeked.model,
             method=request.method,
             path=request.target,
             headers=passed_on(request.fields, connection.request_id, trace),
-            body=with_usage(body) if added_usage else body,
+            body=with_usage(body, options=peeked.names_options) if added_usage else body,
             group=consumer.group if consumer is not None else None,
             requested=providers_in(request.values(PROVIDERS_HEADER)) if PROVIDERS_HEADER in request.fields else None,
             required=required if isinstance(required, Requirements) else ANYTHING,
@@ -419,8 +419,9 @@ class GatewayServer:
         return answer
 
     def _context(self, model: str) -> int | None:
-        """Of its replicas the largest, 0 if nobody says; None: there are none."""
-        return max((target.context for target in self.directory.of_model(model)), default=None)
+        """Of its replicas the largest, 0 if one of them does not say; None: there are none."""
+        contexts = {target.context for target in self.directory.of_model(model)}
+        return 0 if 0 in contexts else max(contexts, default=None)
 
     def _conversation(self, peeked: Peek, consumer: Consumer | None) -> int | None:
         """Which replica may have its beginning in the cache; None: it has none to go by, or that is not wanted."""

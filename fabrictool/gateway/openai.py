@@ -41,7 +41,7 @@ class Peek(msgspec.Struct, frozen=True):
     """Of the responses API."""
     previous_response_id: str | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: StreamOptions | msgspec.UnsetType | None = msgspec.UNSET
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     max_output_tokens: int | None = None
@@ -67,9 +67,19 @@ class Peek(msgspec.Struct, frozen=True):
 
     @property
     def most_tokens(self) -> int | None:
-        """How long the answer may be, if the request says."""
+        """How long the answer may be, if the request says, by whichever of its limits is the largest."""
         named = (self.max_completion_tokens, self.max_tokens, self.max_output_tokens)
-        return next((limit for limit in named if limit is not None), None)
+        return max((limit for limit in named if limit is not None), default=None)
+
+    @property
+    def names_options(self) -> bool:
+        return self.stream_options is not msgspec.UNSET
+
+    @property
+    def tells_usage(self) -> bool:
+        """Whether its stream is to end with the figures."""
+        options = self.stream_options
+        return isinstance(options, StreamOptions) and bool(options.include_usage)
 
 
 TRANSFER_FIELD = "kv_transfer_params"

@@ -5,31 +5,40 @@ Nothing is parsed but the part of an answer that holds the figures: of a stream 
 
 from __future__ import annotations
 
+import json
 import re
+from typing import Annotated
 
 import msgspec
 
 from fabrictool.gateway.openai import with_field
 
-_TOKEN = re.compile(rb'"(?:content|reasoning_content|reasoning|text|arguments|delta)"\s*:\s*"(?!")')
+_TOKEN = re.compile(
+    rb'"(?:content|reasoning_content|reasoning|text|arguments|delta|thinking|partial_json)"\s*:\s*"(?!")'
+)
 """Text in a streamed event: an engine sends one such event a token, and others for the role, the usage and the end."""
 _FIGURES = re.compile(rb'"usage"\s*:\s*\{')
+TAIL_OCTETS = 64 * 1024
+"""Of a whole answer that is too large to be held: its figures stand at its end."""
+_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)] | None
+"""An engine that says less or more than could be is not believed at all: sums, purses and tables go by what it says."""
 
 
 class _Details(msgspec.Struct, frozen=True):
-    cached_tokens: int | None = None
+    cached_tokens: _Count = None
 
 
 class _Usage(msgspec.Struct, frozen=True):
     """OpenAI's names for chat, its names for responses, and Anthropic's."""
 
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
+    prompt_tokens: _Count = None
+    completion_tokens: _Count = None
     prompt_tokens_details: _Details | None = None
-    input_tokens: int | None = None
-    output_tokens: int | None = None
+    input_tokens: _Count = None
+    output_tokens: _Count = None
     input_tokens_details: _Details | None = None
-    cache_read_input_tokens: int | None = None
+    cache_read_input_tokens: _Count = None
+    cache_creation_input_tokens: _Count = None
 
 
 class _Inner(msgspec.Struct, frozen=True):
@@ -57,8 +66,12 @@ class Usage(msgspec.Struct):
     cached: int = 0
     completion: int = 0
     counted: bool = False
+    """The engine has said what all of it took, and not only its prompt."""
     response: str = ""
     """The id of the answer, by which a later request may refer to it."""
+    fresh: int = 0
+    """Of Anthropic's figures: the prompt without what came from a cache, or went into one."""
+    stored: int = 0
 
     def read(self, text: bytes) -> bool:
         """Take the figures of one JSON text; returns whether they were all that it said, without any choice."""
@@ -71,16 +84,42 @@ class Usage(msgspec.Struct):
         usage = holder.usage or (inner.usage if inner is not None else None)
         if usage is None:
             return False
-        details = usage.prompt_tokens_details or usage.input_tokens_details
-        prompt = usage.prompt_tokens if usage.prompt_tokens is not None else usage.input_tokens
-        completion = usage.completion_tokens if usage.completion_tokens is not None else usage.output_tokens
-        cached = details.cached_tokens if details is not None else usage.cache_read_input_tokens
-        # Anthropic tells the prompt at the beginning and the rest at the end: what is not said again stands.
-        self.prompt = prompt if prompt is not None else self.prompt
-        self.cached = cached if cached is not None else self.cached
-        self.completion = completion if completion is not None else self.completion
-        self.counted = True
+        self._take(usage)
+        # Anthropic's streams tell the prompt at their beginning, with an answer of nothing.
+        self.counted = self.counted or holder.message is None
         return holder.choices == []
+
+    def read_end(self, tail: bytes) -> None:
+        """Take the figures that stand last in a JSON text of which only the end is known."""
+        places = list(_FIGURES.finditer(tail))
+        if places:
+            try:
+                text = tail[places[-1].end() - 1 :].decode()
+                figures, _ = json.JSONDecoder().raw_decode(text)
+                self._take(msgspec.convert(figures, _Usage))
+            except (ValueError, UnicodeDecodeError, RecursionError):  # msgspec's errors are ValueErrors
+                return
+            self.counted = True
+
+    def _take(self, usage: _Usage) -> None:
+        """What is not said again stands."""
+        details = usage.prompt_tokens_details or usage.input_tokens_details
+        if usage.prompt_tokens is not None:
+            self.prompt = usage.prompt_tokens
+        if details is not None and details.cached_tokens is not None:
+            self.cached = details.cached_tokens
+        if usage.input_tokens is not None and usage.input_tokens_details is not None:
+            self.prompt = usage.input_tokens
+        elif usage.input_tokens is not None or usage.cache_read_input_tokens is not None:
+            self.fresh = self.fresh if usage.input_tokens is None else usage.input_tokens
+            self.cached = self.cached if usage.cache_read_input_tokens is None else usage.cache_read_input_tokens
+            self.stored = (
+                self.stored if usage.cache_creation_input_tokens is None else usage.cache_creation_input_tokens
+            )
+            self.prompt = self.fresh + self.cached + self.stored
+        completion = usage.completion_tokens if usage.completion_tokens is not None else usage.output_tokens
+        if completion is not None:
+            self.completion = completion
 
     def read_events(self, events: bytes) -> bytes | None:
         """Take the figures of whole events that hold any; returns the events without those that are nothing else.
@@ -110,6 +149,17 @@ def _events(events: bytes) -> list[bytes]:
     return [event for event in re.split(rb"(?<=\n\n)|(?<=\r\n\r\n)", events) if event]
 
 
-def with_usage(body: bytes) -> bytes:
-    """A request's JSON object with the wish for a last event that holds the figures; it must not name any itself."""
-    return with_field(body, "stream_options", b'{"include_usage":true}')
+def with_usage(body: bytes, *, options: bool) -> bytes:
+    """A request's JSON object with the wish for a last event that holds the figures.
+
+    `options`: it names ``stream_options``, whose other wishes stay.
+    """
+    if not options:
+        return with_field(body, "stream_options", b'{"include_usage":true}')
+    fields = _fields.decode(body)
+    named = msgspec.json.decode(fields["stream_options"])
+    wishes = (named if isinstance(named, dict) else {}) | {"include_usage": True}
+    return msgspec.json.encode(fields | {"stream_options": wishes})
+
+
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
