@@ -35,7 +35,7 @@ class Listening:
         """At each address of `host`. Raises OSError."""
         server = await asyncio.get_running_loop().create_server(self._protocol, host, port, **self._options)
         self._servers = [server]
-        self.sockets = tuple(socket.socket(fileno=os.dup(there.fileno())) for there in server.sockets)
+        self.sockets = tuple(_again(there) for there in server.sockets)
 
     async def adopt(self, sockets: Iterable[socket.socket]) -> None:
         """At the sockets of another process. Raises OSError."""
@@ -52,10 +52,15 @@ class Listening:
         if not self._servers:
             loop = asyncio.get_running_loop()
             for own in self.sockets:
-                self._servers.append(await loop.create_server(self._protocol, sock=own.dup(), **self._options))
+                self._servers.append(await loop.create_server(self._protocol, sock=_again(own), **self._options))
 
     def close(self) -> None:
         self.pause()
         for own in self.sockets:
             own.close()
         self.sockets = ()
+
+
+def _again(there: Any) -> socket.socket:
+    """Another descriptor of a socket. Its own `dup` would have it block, and with it the process that shares it."""
+    return socket.socket(fileno=os.dup(there.fileno()))

@@ -13,7 +13,7 @@ from fabrictool.blueprint.inventory_check import ReferenceCheck
 if TYPE_CHECKING:
     from fabrictool.base.errors import Problem
     from fabrictool.blueprint.tree import Steps, YamlNode
-    from fabrictool.domain.blueprint import Blueprint, Gateway, Login
+    from fabrictool.domain.blueprint import Blueprint, Gateway, OpenIdLogin
     from fabrictool.domain.inventory import ClusterSpec, Inventory
     from fabrictool.domain.specs import HostPort
 
@@ -94,7 +94,7 @@ class GatewayCheck(ReferenceCheck):
                 hint = "name one PostgreSQL database in the `records` of each of them"
                 self.say("FT1249", path, message, hint)
 
-    def _login(self, path: Steps, login: Login | None) -> None:
+    def _login(self, path: Steps, login: OpenIdLogin | None) -> None:
         groups = self._blueprint.trust.groups
         if login is not None and login.group is not None:
             self.refer("FT1208", (*path, "group"), login.group, groups, "group")

@@ -358,7 +358,7 @@ class Telemetry(Document):
         return self
 
 
-class Login(Document):
+class OpenIdLogin(Document):
     """People sign in with a browser, at an OpenID Connect provider such as Keycloak, and make keys of their own at
     ``URL/login``.
     """
@@ -390,7 +390,7 @@ class Login(Document):
     """How many tokens a person may use, with all keys together; absent: any number."""
 
     @model_validator(mode="after")
-    def _usable(self) -> Login:
+    def _usable(self) -> OpenIdLogin:
         if self.secret is not None and self.secret.scheme != "file":
             hint = "write secret://file/PATH, a file on the gateway's host"
             raise problem("FT1119", f"a gateway has no `{self.secret.scheme}` to read a secret from", hint)
@@ -406,7 +406,7 @@ class KeyOrders(Document):
     """Reference to the admin key, which all of its calls need; never the key."""
     group: Name
     """One of ``trust.groups``: that of the keys that are made there."""
-    login: Login | None = None
+    login: OpenIdLogin | None = None
     """People may make keys of their own; absent: only who has ``key`` makes keys."""
 
 

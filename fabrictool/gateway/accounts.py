@@ -127,6 +127,8 @@ class KeyAccounts:
         self._model_limits: Mapping[str, KeyLimits] = {}
         self._purses: dict[tuple[str, str], tuple[Purse, BudgetTerms]] = {}
         """By account and period."""
+        self._budgets: Mapping[str, BudgetTerms] = {}
+        """By account, as they were told last."""
         self._empty: set[tuple[str, str]] = set()
         """Purses of which the ledger has nothing more."""
         self._woken = asyncio.Event()
@@ -153,9 +155,15 @@ class KeyAccounts:
                 del self._keys[account]
             else:
                 allowance.change(terms.limits, now)
-        for account, consumer in consumers.items():
-            if consumer.terms is not None and consumer.terms.budget is not None:
-                self._purse(self._place(account, consumer.terms.budget), consumer.terms.budget, now)
+        budgets = {
+            account: consumer.terms.budget
+            for account, consumer in consumers.items()
+            if consumer.terms is not None and consumer.terms.budget is not None
+        }
+        for account, budget in budgets.items():
+            if self._budgets.get(account) != budget:  # of a thousand keys one was changed
+                self._purse(self._place(account, budget), budget, now)
+        self._budgets = budgets
         self._woken.set()
 
     # Wide: who asks for what, and what is known of it.
@@ -241,10 +249,17 @@ class KeyAccounts:
                 async with asyncio.timeout(TURN_S):
                     await self._woken.wait()
             self._woken.clear()
-            await self.turn(ledger)
+            try:
+                await self.turn(ledger)
+            except Exception:  # noqa: BLE001 - without its turns no key with a budget would be answered again
+                _log.exception("purses could not be filled")
             calls, self._after_turn = self._after_turn, []
             for call in calls:
                 call()
+
+    def wake(self) -> None:
+        """Have the next turn now."""
+        self._woken.set()
 
     def end(self) -> None:
         self._ending = True
@@ -259,12 +274,22 @@ class KeyAccounts:
             if not purse.reserved and (over or now - purse.used_at > IDLE_S):
                 del self._purses[place]
                 self._empty.discard(place)
-                idle.append((place, purse.held))
+                idle.append((place, purse, budget))
             elif not over and (missing := purse.missing(_block(budget))):
                 wanted.append((place, purse, missing, budget.tokens))
         if not idle and not wanted:
             return
-        taken = await asyncio.to_thread(_exchange, ledger, idle, [(place, n, limit) for place, _, n, limit in wanted])
+        given, taken = await asyncio.to_thread(
+            _exchange,
+            ledger,
+            [(place, purse.held) for place, purse, _ in idle],
+            [(place, missing, limit) for place, _, missing, limit in wanted],
+        )
+        for place, purse, budget in idle[given:]:  # the ledger was away before their turn
+            if place in self._purses:  # somebody has asked meanwhile
+                self._purses[place][0].held += purse.held
+            else:
+                self._purses[place] = purse, budget
         for (place, purse, missing, _), granted in zip(wanted, taken, strict=False):
             purse.held += granted
             if granted < missing:
@@ -277,29 +302,29 @@ class KeyAccounts:
         """Give back all purses."""
         purses, self._purses = self._purses, {}
         if purses:
-            await asyncio.to_thread(
-                _exchange, ledger, [(place, purse.held) for place, (purse, _) in purses.items()], []
-            )
+            held = [(place, purse.held) for place, (purse, _) in purses.items()]
+            await asyncio.to_thread(_exchange, ledger, held, [])
 
 
 def _exchange(
     ledger: Ledger,
     idle: list[tuple[tuple[str, str], int]],
     wanted: list[tuple[tuple[str, str], int, int]],
-) -> list[int]:
-    """What was granted, as far as the ledger answered. What is given back and not heard of is lost to the budget: were
-    it given twice, it could be spent twice.
+) -> tuple[int, list[int]]:
+    """How many of `idle` were given back, and what was granted, as far as the ledger answered. One that was given back
+    and not heard of is lost to the budget: were it given twice, it could be spent twice.
     """
-    taken: list[int] = []
+    given, taken = 0, list[int]()
     try:
         for (account, period), tokens in idle:
+            given += 1
             if tokens:
                 ledger.give(account, period, tokens)
         for (account, period), tokens, limit in wanted:
             taken.append(ledger.take(account, period, wanted=tokens, limit=limit))
     except FabrictoolError as error:
         _log.warning("budgets cannot be looked up: %s", error)
-    return taken
+    return given, taken
 
 
 def period_of(budget: BudgetTerms, wall: float) -> str:

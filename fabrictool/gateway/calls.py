@@ -28,11 +28,11 @@ class PathOwner(Protocol):
     def admit(self, request: ClientRequest) -> GatewayResponse | None:
         """The refusal of a head, or None."""
 
-    def call(self, request: ClientRequest, connection: ClientConnection) -> Call:
+    def call(self, request: ClientRequest, connection: ClientConnection) -> CoroutineAnswer:
         """Of an admitted request; it is not started yet."""
 
 
-class Call:
+class CoroutineAnswer:
     """One request that a coroutine answers. A client that goes away does not stop what it asked for."""
 
     def __init__(self, answer: Awaitable[GatewayResponse], connection: ClientConnection) -> None:

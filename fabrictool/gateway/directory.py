@@ -39,6 +39,7 @@ CHAINS_KEPT = 10_000
 """Answers that a later request may refer to; the oldest are forgotten."""
 NEWS = 0.1
 """What the last stream counts in a moving mean."""
+MISSED_KEPT = 10_000
 MISSED_S = 600.0
 """After its last replica was lost a model that is not planned is missed for so long; then it counts as not there."""
 
@@ -142,6 +143,7 @@ class Directory:
         """Id of an answer of ``/v1/responses`` → key of the replica that keeps it."""
         self.planned: Mapping[str, tuple[int, ...]] = {}
         """Model → numbers of the replicas that it should have."""
+        self._providers: frozenset[str] | None = None
         self._entitled: dict[Entitlement, tuple[RoutingTarget, ...] | Refusal | Unmet] = {}
         """Model, rules, group, the client's own list and what it asks for → who may serve that; emptied whenever a
         replica changes."""
@@ -167,6 +169,8 @@ class Directory:
         """Who may serve such a request and is what it asks for, ready or not; with `prefill` those that may compute its
         prompt for another replica.
         """
+        if requested is not None:  # what a client writes is kept: no name but those that are here
+            requested &= self._here()
         key = (model, trust, group, requested, None if required is ANYTHING else required, prefill)
         known = self._entitled.get(key)
         if known is None:
@@ -210,7 +214,7 @@ class Directory:
 
     def replace(self, targets: Iterable[RoutingTarget]) -> None:
         """Install a new set; counters of targets that stay are kept by keeping the objects."""
-        self._entitled.clear()
+        self._changed()
         self._targets = {target.key: target for target in targets}
         self._by_model = {}
         self.split.clear()
@@ -220,7 +224,7 @@ class Directory:
     def weigh(self, weights: Mapping[str, float]) -> None:
         """Deal out by other weights from now on."""
         self.weights = weights
-        self._entitled.clear()  # the rules are others, too
+        self._changed()  # the rules are others, too
         for target in self._targets.values():
             if target.weighed_as:
                 target.weight = weights.get(target.weighed_as, 1.0)
@@ -228,7 +232,7 @@ class Directory:
     def label(self, labels: Mapping[str, tuple[str, ...]]) -> None:
         """What requests may ask for of nodes, from now on."""
         self.labels = labels
-        self._entitled.clear()
+        self._changed()
         for target in self._targets.values():
             if target.labelled_as:
                 target.labels = frozenset(labels.get(target.labelled_as, ()))
@@ -237,10 +241,13 @@ class Directory:
         """Make a session's targets those that serve now; who is known already keeps its counters."""
         keys = {entry.service.session + entry.service.service: entry for entry in serving}
         if keys.keys() != self._of_session.get(session, set()):
-            self._entitled.clear()
+            self._changed()
         for key in self._of_session.get(session, set()) - keys.keys():
             target = self._targets.pop(key)
+            self._served_at.pop(target.model, None)
             self._served_at[target.model] = now
+            if len(self._served_at) > MISSED_KEPT:
+                del self._served_at[next(iter(self._served_at))]
             self._drop(target)
         for key, entry in keys.items():
             if key not in self._targets:
@@ -250,6 +257,17 @@ class Directory:
             self._of_session[session] = set(keys)
         else:
             self._of_session.pop(session, None)
+
+    def _here(self) -> frozenset[str]:
+        """The providers of all replicas."""
+        if self._providers is None:
+            self._providers = frozenset(target.provider for target in self._targets.values())
+        return self._providers
+
+    def _changed(self) -> None:
+        """Replicas, or rules: what is known of who may serve whom does not hold any more."""
+        self._entitled.clear()
+        self._providers = None
 
     def _put(self, target: RoutingTarget) -> None:
         self._by_model.setdefault(target.model, []).append(target)

@@ -310,7 +310,8 @@ class Exchange:
             self._metrics.retried(retry_reason)
         able, policy = available(candidates, now), self._rules.routing_policy
         if self._admission is not None and retry_reason is None:
-            able = with_room(able, self.priority) if its_turn else self._admission.enter(self, able, now)
+            roomy = with_room(able, self.priority) if its_turn else ()
+            able = roomy or self._admission.enter(self, able, now)
             if not able:
                 return
         talk = self._request.conversation

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from fabrictool.status.documents import NodeRow
 
 UNATTESTED_KEPT = 1000
+LOST_KEPT = 10_000
 CERTIFICATE_WARNING_S = 4 * 3600.0
 """A session lives for about a day; an operator who looks in twice a shift sees this in time."""
 
@@ -107,6 +108,8 @@ class MeshFollower:
             self._lost_at.pop(session, None)
         else:
             self._lost_at[session] = self._clock.wall()
+            if len(self._lost_at) > LOST_KEPT:
+                del self._lost_at[next(iter(self._lost_at))]
         self._follow(session)
 
     def load_reported(self, session: bytes, load: Load) -> None:
@@ -147,7 +150,9 @@ class MeshFollower:
         """Once a session, hours ahead: when its certificate ends, its tunnel is closed."""
         if self.mesh is None:
             return
-        for session in {*self.mesh.neighbours, self.mesh.session} - self._warned:
+        here = {*self.mesh.neighbours, self.mesh.session}
+        self._warned &= here
+        for session in here - self._warned:
             identity = self.mesh.registry.session(session)
             left = identity.not_after - self._clock.wall() if identity is not None else CERTIFICATE_WARNING_S
             if left < CERTIFICATE_WARNING_S:

@@ -344,6 +344,8 @@ class GatewayServer:
         body, path, began = request.body, request.path, self._clock.wall()
         consumer = request.consumer
         record_id = self.new_id() if "x-request-id" in request.fields else connection.request_id
+        kept = not self._opt_out or request.header(RECORD_HEADER).strip().lower() != "no"
+        refused = partial(self._refused, record_id, began, path, consumer, kept=kept)
         peeked = peek(body, path)
         required = requirements_of(request.fields)
         if isinstance(required, str):
@@ -356,16 +358,14 @@ class GatewayServer:
         if not isinstance(peeked, GatewayResponse) and peeked.model in self._rules.aliases:
             peeked, body = renamed(peeked, body, self._rules.aliases[peeked.model], path)
         if isinstance(peeked, GatewayResponse):
-            return self._refused(record_id, began, path, consumer, "", peeked)
+            return refused("", peeked)
         ticket = self.accounts.admit(consumer, peeked, path, body, self._context)
         known = peeked.model if peeked.model in self.follower.known else ""
         if isinstance(ticket, GatewayResponse):
-            return self._refused(record_id, began, path, consumer, known, ticket)
+            return refused(known, ticket)
         if isinstance(ticket, Unfilled):
             again = partial(self._ask, request, connection)
-            given_up = partial(self._refused, record_id, began, path, consumer, known)
-            return PurseWait(ticket.refusal, connection, self.accounts.after_turn, again, given_up)
-        kept = not self._opt_out or request.header(RECORD_HEADER).strip().lower() != "no"
+            return PurseWait(ticket.refusal, connection, self.accounts.after_turn, again, partial(refused, known))
         prefix = self._prefixes.add(peeked.model, peeked.text, record_id) if kept and self.sinks else ("", 0.0)
         trace, ended = self._begin(request, kept=kept)
         added_usage = bool(peeked.stream) and not peeked.tells_usage and path in CHAT_PATHS
@@ -409,13 +409,24 @@ class GatewayServer:
 
     # Wide: what a record of it says.
     def _refused(
-        self, record_id: str, at: float, path: str, consumer: Consumer | None, model: str, answer: GatewayResponse
+        self,
+        record_id: str,
+        at: float,
+        path: str,
+        consumer: Consumer | None,
+        model: str,
+        answer: GatewayResponse,
+        *,
+        kept: bool,
     ) -> GatewayResponse:
-        """With a record that no exchange writes."""
+        """With a record that no exchange writes, if it is to be `kept`."""
         tenant, key = (consumer.tenant, consumer.key) if consumer is not None else ("", "")
         end: End = "cancelled" if answer.status == CLIENT_GONE else "refused"
-        took_s = self._clock.wall() - at
-        self._record(RequestRecord(record_id, at, path, answer.status, end, took_s, tenant, key, model), open_=False)
+        took_s = max(0.0, self._clock.wall() - at)  # clocks are set back
+        record = RequestRecord(record_id, at, path, answer.status, end, took_s, tenant, key, model)
+        self._metrics.count(record)
+        if kept:
+            self._record(record)
         return answer
 
     def _context(self, model: str) -> int | None:
@@ -434,10 +445,8 @@ class GatewayServer:
             return NOBODY
         return Caller(consumer.group or "", self._keyring.pseudonym(consumer.tenant))
 
-    def _record(self, record: RequestRecord, *, open_: bool = True) -> None:
+    def _record(self, record: RequestRecord) -> None:
         """What became of a request."""
-        if not open_:
-            self._metrics.count(record)
         for sink in self.sinks:
             sink(record)
 
@@ -484,12 +493,24 @@ class GatewayServer:
             due = self._clock.monotonic() + TICK_S
             await asyncio.sleep(TICK_S)
             self._metrics.lag_s = max(self._metrics.lag_s, self._clock.monotonic() - due)
-            self._metrics.fold()
-            for connection in list(self.connections):
-                connection.expire()
-            self._admission.tick(self._clock.monotonic())
-            self.follower.warn_of_certificates()
-            self._look_at_tls()
+            for look in (
+                self._metrics.fold,
+                self._expire,
+                self._admission_tick,
+                self.follower.warn_of_certificates,
+                self._look_at_tls,
+            ):
+                try:
+                    look()
+                except Exception:  # noqa: BLE001 - without these looks nothing would ever be given up
+                    _log.exception("%s failed", look.__name__)
+
+    def _expire(self) -> None:
+        for connection in list(self.connections):
+            connection.expire()
+
+    def _admission_tick(self) -> None:
+        self._admission.tick(self._clock.monotonic())
 
     def _look_at_tls(self) -> None:
         now = self._clock.monotonic()

@@ -34,7 +34,8 @@ FORGET_S = 600.0
 """Between two looks for records that are old enough; an hour's go at a time."""
 _log = logging.getLogger("fabrictool.gateway")
 RECORDS_FILE = "records.db"
-FIRST_LOOK_S = 10.0
+FIRST_TURN_S = 5.0
+FIRST_LOOK_S = 5.0
 """A gateway begins without the newest keys where the store does not answer."""
 UNITS = "units"
 """Where a site has its run folders, by fabric."""
@@ -79,20 +80,27 @@ async def spooling(folder: Path, store: StoreProcess, fabric: str, gateway: str)
 
 async def forget_old(store: StoreProcess, clock: Clock, fabric: str, keep_s: float) -> None:
     """Until cancelled: records that are older."""
+    trouble = ""
     while True:
         await asyncio.sleep(FORGET_S)
         try:
             while forgotten := await asyncio.to_thread(store.forget, fabric, clock.wall() - keep_s):
                 _log.info("%d request records of over %d hours ago are forgotten", forgotten, keep_s / 3600)
-        except FabrictoolError as error:  # the spool says that the store is away
-            _log.debug("nothing is forgotten: %s", error)
+        except FabrictoolError as error:
+            if str(error) != trouble:
+                _log.warning("old request records are not forgotten: %s", error)
+            trouble = str(error)
 
 
 @contextlib.asynccontextmanager
 async def budgeting(accounts: KeyAccounts, store: StoreProcess) -> AsyncIterator[None]:
     """Purses are filled at once and until the context ends; then what is left is given back."""
-    await accounts.turn(store)
+    filled = asyncio.Event()
+    accounts.after_turn(filled.set)
+    accounts.wake()
     task = asyncio.create_task(accounts.run(store))
+    with contextlib.suppress(TimeoutError):  # a gateway serves those without a budget while its database is away
+        await asyncio.wait_for(filled.wait(), FIRST_TURN_S)
     try:
         yield
     finally:
@@ -122,10 +130,10 @@ async def issuing(
     await asyncio.to_thread(issued.load)
     owners: list[PathOwner] = [KeyApi(issued, store, clock, fabric=fabric, note=gateway.note)]
     if login is not None:
-        from fabrictool.gateway.login.login import Login  # noqa: PLC0415 - loads Starlette and Authlib
+        from fabrictool.gateway.login.login import LoginPages  # noqa: PLC0415 - loads Starlette and Authlib
 
         secret = read_secret(login.secret, os.environ) if login.secret else ""
-        owners.append(Login(login, issued, clock, fabric=fabric, secret=secret, note=gateway.note))
+        owners.append(LoginPages(login, issued, clock, fabric=fabric, secret=secret, note=gateway.note))
     gateway.issue_keys(issued, *owners)
     issued.on_change = gateway.know_keys
     gateway.know_keys()

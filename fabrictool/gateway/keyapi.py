@@ -19,7 +19,7 @@ import msgspec
 
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.base.ids import random_id
-from fabrictool.gateway.calls import Call
+from fabrictool.gateway.calls import CoroutineAnswer
 from fabrictool.gateway.keyfields import (
     SECRET_PREFIX,
     KeyFields,
@@ -116,9 +116,9 @@ class KeyApi:
             return not_allowed(request.method, path, ", ".join(method for method, at in self._calls if at == path))
         return error_response(404, "FT8107", f"there is nothing at {path}")
 
-    def call(self, request: ClientRequest, connection: ClientConnection) -> Call:
+    def call(self, request: ClientRequest, connection: ClientConnection) -> CoroutineAnswer:
         """Of an admitted request; it is not started yet."""
-        return Call(self._answer(request), connection)
+        return CoroutineAnswer(self._answer(request), connection)
 
     # -- internals --------------------------------------------------------------------------------------------
 

@@ -70,7 +70,7 @@ def _span(ids: SpanIds, record: RequestRecord) -> Span:
     failed = record.status >= 500 or record.end == "broken"
     told: dict[str, str | int | float | bool | None] = {
         "gen_ai.operation.name": operation,
-        "gen_ai.provider.name": record.provider or None,
+        "gen_ai.provider.name": "anthropic" if record.path.startswith("/v1/messages") else "openai",
         "gen_ai.request.model": record.model or None,
         "gen_ai.request.stream": record.stream or None,
         "gen_ai.usage.input_tokens": record.prompt_tokens if record.counted else None,
@@ -82,6 +82,7 @@ def _span(ids: SpanIds, record: RequestRecord) -> Span:
         "url.path": record.path,
         "error.type": (record.end if record.status < 500 else str(record.status)) if failed else None,
         "fabric.time_per_output_token": record.tpot_s,
+        "fabric.provider": record.provider or None,
         "fabric.replica": record.replica or None,
         "fabric.retries": record.retries,
         "fabric.end": record.end,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import random
 from typing import TYPE_CHECKING
@@ -35,6 +36,7 @@ PATIENCE_S = 10.0
 LAST_S = 3.0
 """For what waits when the gateway ends."""
 ANSWER_OCTETS = 65536
+_log = logging.getLogger("fabrictool.gateway")
 _LATER = frozenset({429, 502, 503, 504})
 """What OTLP says may be tried again."""
 
@@ -59,7 +61,10 @@ class SpanExporter:
             while True:
                 await asyncio.sleep(self.period_s)
                 while len(self._tracer):
-                    await self._bring(http, TRIES)
+                    try:
+                        await self._bring(http, TRIES)
+                    except Exception:  # noqa: BLE001 - the next batch is another one
+                        _log.exception("spans could not be brought to the collector")
 
     async def finish(self) -> None:
         """Bring what waits, at once or not at all."""

@@ -85,6 +85,9 @@ class RecordStore:
             arguments: dict[str, Any] = {
                 "connect_timeout": CONNECT_S,
                 "tcp_user_timeout": ANSWER_S * 1000,
+                "keepalives_idle": ANSWER_S // 3,  # of a host that is gone after it took our last word
+                "keepalives_interval": ANSWER_S // 6,
+                "keepalives_count": 3,
                 "options": f"-c statement_timeout={ANSWER_S * 1000}",
             }
             self._engine = create_engine(url, poolclass=StaticPool, connect_args=arguments)
@@ -273,7 +276,7 @@ def _file_engine(url: URL, *, read_only: bool) -> Engine:
         if not read_only:
             path.chmod(0o600)  # it says who asked when
             connection.execute("pragma journal_mode = wal")
-            connection.execute("pragma synchronous = normal")
+            connection.execute("pragma synchronous = full")  # what was settled stays settled when the power fails
         return connection
 
     engine = create_engine("sqlite://", creator=connect, poolclass=StaticPool)

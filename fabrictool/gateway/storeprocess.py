@@ -8,6 +8,7 @@ there is something to write, and ends when there was nothing for a while, or wit
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -36,6 +37,12 @@ END_S = 10.0
 NICENESS = 5
 """The requests of the gateway beside it go first."""
 _LENGTH = struct.Struct("<I")
+_MOST = 1 << 62
+"""What fits into a column."""
+CALL_S = 60.0
+"""A database whose host is gone without a word would be waited for as long as its network likes."""
+
+_log = logging.getLogger("fabrictool.gateway")
 
 
 class Put(msgspec.Struct, frozen=True, tag=True):
@@ -197,6 +204,7 @@ class _Process:
 
     def __init__(self) -> None:
         ours, its = socket.socketpair()
+        ours.settimeout(CALL_S)
         with ours, its:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", __name__],
@@ -251,6 +259,11 @@ class _Served:
         except FabrictoolError as error:
             self.close()
             return Answer(problem=error.problems[0], away=isinstance(error, StoreAwayError))
+        except Exception as error:  # noqa: BLE001 - whatever it was, the next call is another one
+            _log.exception("a call of the records' store failed")
+            self.close()
+            message = f"the records' store failed: {type(error).__name__}"
+            return Answer(problem=Problem("FT8120", message, hint="see the log", transient=True), away=True)
 
     def close(self) -> None:
         store, self._store = self._store, None
@@ -294,8 +307,13 @@ class _Served:
             record = self._decoder.decode(line)
         except msgspec.DecodeError:
             return {}
-        names = {"fabric": fabric, "gateway": gateway, "hour": int(record.at // 3600)}
-        return names | msgspec.structs.asdict(record)
+        columns = {
+            name: value.replace("\0", "") if isinstance(value, str) else value  # PostgreSQL's texts have no NUL
+            for name, value in msgspec.structs.asdict(record).items()
+        }
+        if any(isinstance(value, int) and not 0 <= value < _MOST for value in columns.values()):
+            return {}
+        return columns | {"fabric": fabric, "gateway": gateway, "hour": int(record.at // 3600)}
 
 
 def serve() -> None:

@@ -20,6 +20,8 @@ HEADERS = (
 )  # fmt: skip
 _NAMED = frozenset(HEADERS)
 KEPT = 1024
+LONGEST = 1000
+"""Letters of a header."""
 
 
 class Describable(Protocol):
@@ -99,6 +101,8 @@ def requirements_of(headers: Mapping[str, str]) -> Requirements | str:
 
 @functools.lru_cache(maxsize=KEPT)
 def _parsed(values: tuple[str, ...]) -> Requirements | str:
+    if max(map(len, values)) > LONGEST:  # they are kept, and a client could fill the memory with them
+        return f"{HEADERS[[len(value) > LONGEST for value in values].index(True)]} has over {LONGEST} letters"
     bits, devices, context, engines, sites, labels = values
     numbers = []
     for name, value in (("min-bits", bits), ("min-context", context)):

@@ -185,7 +185,15 @@ async def test_a_request_does_not_wait_for_ever(bed):
         (CHAT, {"max_tokens": 100_000}, 4096, 4096),
         (CHAT, {"max_tokens": 100_000}, 0, 1024 + 100_000),
         (CHAT, {"max_completion_tokens": 10, "max_tokens": 7}, 0, 1024 + 10),
-        (CHAT, {"max_tokens": -5}, 0, 1024),
+        (CHAT, {"max_tokens": -5}, 0, None),
+        (CHAT, {"max_tokens": -5, "max_completion_tokens": 10}, 4096, 4096),
+        (CHAT, {"max_completion_tokens": 1, "max_tokens": 100_000}, 0, 1024 + 100_000),
+        (CHAT, {"max_output_tokens": 10}, 0, None),
+        (CHAT, {"max_tokens": 10, "n_predict": -1}, 4096, 4096),
+        ("/v1/completions", {"max_completion_tokens": 1}, 4096, 4096),
+        ("/v1/completions", {"max_completion_tokens": 1000, "max_tokens": 10}, 0, 1024 + 1000),
+        ("/v1/messages", {"max_completion_tokens": 1, "max_tokens": 100}, 0, 1024 + 100),
+        ("/v1/responses", {"max_tokens": 1}, 0, None),
         (CHAT, {}, 4096, 4096),
         (CHAT, {"n": 2}, 4096, 8192),
         (CHAT, {}, 0, None),
@@ -195,6 +203,8 @@ async def test_a_request_does_not_wait_for_ever(bed):
         ("/v1/completions", {"max_tokens": 10, "prompt": [1, 2]}, 0, 1024 + 10),
         ("/v1/responses", {"max_output_tokens": 10, "previous_response_id": "r"}, 4096, 4096),
         ("/v1/embeddings", {"input": "x"}, 0, 1024),
+        ("/v1/rerank", {"query": "q" * 98, "documents": ["a", "b", "c"]}, 0, 3 * (100 + 1024)),
+        ("/v1/score", {"text_1": ["a", "b"], "text_2": ["c" * 48, "d"]}, 0, 2 * (50 + 1024)),
     ],
 )
 def test_what_a_request_can_cost(path, fields, context, most):
@@ -202,6 +212,13 @@ def test_what_a_request_can_cost(path, fields, context, most):
     bounded = most_tokens(peek(body, path), path, body, context)
     capped = most is None or (context and most % context == 0)
     assert bounded == (most if capped else most + len(body))
+
+
+def test_an_escape_cannot_hide_a_picture():
+    body = b'{"model": "m", "max_tokens": 10, "messages": [{"image\\u005furl": "x"}]}'
+    assert most_tokens(peek(body, CHAT), CHAT, body, 4096) == 4096
+    harmless = b'{"model": "m", "max_tokens": 10, "messages": [{"content": "caf\\u00e9 \\u003cb\\u003e"}]}'
+    assert most_tokens(peek(harmless, CHAT), CHAT, harmless, 4096) == 1024 + 10 + len(harmless)
 
 
 def test_periods():

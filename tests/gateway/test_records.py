@@ -43,7 +43,7 @@ async def test_whole_and_streamed_answers_are_counted_by_what_the_engine_says(be
     [
         ({}, {"include_usage": True}, False),
         ({"stream_options": {"include_usage": True}}, {"include_usage": True}, True),
-        ({"stream_options": {"include_usage": False}}, {"include_usage": False}, True),
+        ({"stream_options": {"include_usage": False}}, {"include_usage": True}, False),
     ],
     ids=["silent", "wants-them", "does-not-want-them"],
 )

@@ -177,7 +177,8 @@ async def test_a_span_has_its_place_and_says_what_happened(bed, collector):
     assert says.pop("gen_ai.response.time_to_first_chunk") == record.ttft_s
     assert says.pop("fabric.time_per_output_token") == record.tpot_s
     assert says == {
-        "gen_ai.operation.name": "chat", "gen_ai.provider.name": "alpha", "gen_ai.request.model": "only-a",
+        "gen_ai.operation.name": "chat", "gen_ai.provider.name": "openai",
+        "fabric.provider": "alpha", "gen_ai.request.model": "only-a",
         "gen_ai.request.stream": True, "gen_ai.usage.input_tokens": 3, "gen_ai.usage.cache_read.input_tokens": 0,
         "gen_ai.usage.output_tokens": 3, "http.request.method": "POST", "http.response.status_code": 200,
         "url.path": "/v1/chat/completions", "fabric.replica": f"127.0.0.1:{bed.a.port}", "fabric.retries": 0,

@@ -27,7 +27,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from fabrictool.base.errors import FabrictoolError
-from fabrictool.gateway.calls import Call
+from fabrictool.gateway.calls import CoroutineAnswer
 from fabrictool.gateway.keyfields import KeyRefusal
 from fabrictool.gateway.keys import KEY_DIGITS
 from fabrictool.gateway.login.bridge import answered, as_answer
@@ -62,7 +62,7 @@ _PATHS = {
 _log = logging.getLogger("fabrictool.gateway")
 
 
-class Login:
+class LoginPages:
     """A `PathOwner`: `admit` a head, `call` for the whole request."""
 
     # Wide: whose keys they become, by which provider, and who hears of it.
@@ -138,9 +138,9 @@ class Login:
             return error_response(413, "FT8108", f"a form here has {FORM_OCTETS >> 10} KiB at most")
         return None
 
-    def call(self, request: ClientRequest, connection: ClientConnection) -> Call:
+    def call(self, request: ClientRequest, connection: ClientConnection) -> CoroutineAnswer:
         """Of an admitted request; it is not started yet."""
-        return Call(self._answer(request), connection)
+        return CoroutineAnswer(self._answer(request), connection)
 
     async def _answer(self, request: ClientRequest) -> GatewayResponse:
         app = self._app

@@ -21,7 +21,7 @@ async def test_messages_whole(bed, claude):
     answer = await claude.messages.create(**ASKED)
     assert [block.type for block in answer.content] == ["thinking", "text"]
     assert answer.usage.cache_read_input_tokens == 8
-    assert tokens(bed) == [(12, 8, 3, True)]
+    assert tokens(bed) == [(20, 8, 3, True)]
 
 
 async def test_messages_streamed(bed, claude):
@@ -30,7 +30,7 @@ async def test_messages_streamed(bed, claude):
     assert final.content[0].signature == "sig", "thinking blocks come through whole"
     assert final.content[1].text == "Hello"
     assert final.stop_reason == "end_turn"
-    assert tokens(bed) == [(12, 8, 3, True)]
+    assert tokens(bed) == [(20, 8, 3, True)]
 
 
 async def test_the_text_of_a_stream(claude):
