@@ -8,7 +8,7 @@ from fabrictool.domain.address import Address
 from fabrictool.domain.evidence import Evidence
 from fabrictool.domain.observed import ClusterFacts, ObservedUnit
 from fabrictool.domain.plan import Placement, ReplicaPlacement, spec_digest
-from fabrictool.domain.specs import AgentTrust, HostPort, RecordsSpec, TelemetrySpec
+from fabrictool.domain.specs import AgentTrust, HostPort, LoginSpec, RecordsSpec, TelemetrySpec
 from fabrictool.domain.state import Applied, State, operation_id
 from fabrictool.domain.terms import BudgetTerms, KeyLimits, Terms
 from fabrictool.planner.diff import actions
@@ -175,6 +175,21 @@ def test_where_traces_go_is_known_from_the_start(world):
     assert world.apply(ONE.replace("}", f", telemetry: {wanted}}}")) == [("replace", "gateway/one")]
     headers = {"authorization": "secret://file/token"}
     assert world.spec("gateway/one").telemetry == TelemetrySpec("http://collector:4318", 0.05, headers)
+
+
+def test_a_login_is_known_from_the_start_without_its_secret(world):
+    world.in_force, world.more = "current", TRUST
+    login = (
+        "{issuer: https://sso.example.org/realms/hpc/, client: fabric, url: https://llm.example.org/, claim: roles,"
+        " secret: secret://file/client, groups: {b: all, a: all}, keep: 1d, keys: 2,"
+        " limits: {concurrency: 3}, budget: {tokens: 1000, per: day}}"
+    )
+    world.apply(ONE.replace("}", f", key_api: {{key: secret://env/ADMIN, group: all, login: {login}}}}}"))
+    assert world.spec("gateway/one").login == LoginSpec(
+        "https://sso.example.org/realms/hpc", "fabric", "https://llm.example.org", (("b", "all"), ("a", "all")),
+        claim="roles", secret="secret://file/client", keep_s=86400.0, keys=2,
+        terms=Terms(limits=KeyLimits(concurrency=3), budget=BudgetTerms(1000, "day")),
+    )  # fmt: skip
 
 
 def test_names_of_a_model_and_for_whom_it_is_there_are_taken_over_in_place(world):
