@@ -38,7 +38,7 @@ _TO_DO = {
     "FT8143": "Try again in a minute.",
     "FT8170": "Sign in again, in this browser and within some minutes.",
     "FT8171": "Try again in a minute. Keys that you have go on working.",
-    "FT8172": "Ask who runs this fabric to be let in.",
+    "FT8172": "Ask the people who run this fabric to let you in.",
     "FT8173": "End one that you do not use any more.",
     "FT8174": "Nothing was changed. Go back, and send the form again.",
     "FT8175": "Try again in a few seconds.",
