@@ -31,15 +31,18 @@ class Listening:
         bound: int = self.sockets[0].getsockname()[1]
         return bound
 
-    async def open(self, host: str, port: int) -> None:
-        """At each address of `host`. Raises OSError."""
-        server = await asyncio.get_running_loop().create_server(self._protocol, host, port, **self._options)
+    async def open(self, host: str, port: int, *, shared: bool = False) -> None:
+        """At each address of `host`; `shared`: with other processes of this account that say so. Raises OSError."""
+        options = self._options | ({"reuse_port": True} if shared else {})
+        server = await asyncio.get_running_loop().create_server(self._protocol, host, port, **options)
         self._servers = [server]
         self.sockets = tuple(_again(there) for there in server.sockets)
 
-    async def adopt(self, sockets: Iterable[socket.socket]) -> None:
+    async def adopt(self, sockets: Iterable[socket.socket], *, shared: bool = False) -> None:
         """At the sockets of another process. Raises OSError."""
         self.sockets = tuple(sockets)
+        for own in self.sockets if shared else ():  # it may have had the address for itself
+            own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         await self.resume()
 
     def pause(self) -> None:

@@ -49,11 +49,11 @@ class GatewayCheck(ReferenceCheck):
                 self.say("FT1230", ("tenants",), "there are tenants but no gateway to serve them", hint, "warning")
             return self._problems
         top: Steps = ("gateways",) if blueprint.gateways else ("gateway",)
-        below = {name: ("gateways", name) if blueprint.gateways else top for name in blueprint.every_gateway}
-        for name, gateway in blueprint.every_gateway.items():
+        below = {name: ("gateways", name) if blueprint.gateways else top for name in blueprint.written_gateways}
+        for name, gateway in blueprint.written_gateways.items():
             self._gateway(below[name], gateway)
-        self._addresses(below)
-        if all(gateway.listen is None for gateway in blueprint.every_gateway.values()):
+        self._workers(below)
+        if all(gateway.listen is None for gateway in blueprint.written_gateways.values()):
             hint = "give one of them `listen`, an address for clients"
             self.say("FT1246", top, "no gateway listens for clients: nobody can ask for anything", hint)
         self._budgets(blueprint)
@@ -65,7 +65,7 @@ class GatewayCheck(ReferenceCheck):
 
     def _budgets(self, blueprint: Blueprint) -> None:
         """Gateways that do not share a ledger cannot know what others have spent; and terms name models that exist."""
-        stores = [there.records.database for there in blueprint.every_gateway.values() if there.listen is not None]
+        stores = [there.records.database for there in blueprint.written_gateways.values() if there.listen is not None]
         shared = len(stores) < 2 or (None not in stores and len(set(stores)) == 1)
         for name, tenant in blueprint.tenants.items():
             if tenant.budget is not None and not shared:
@@ -77,7 +77,7 @@ class GatewayCheck(ReferenceCheck):
 
     def _key_apis(self, below: dict[str, Steps]) -> None:
         """Keys that are made at one gateway are good at all that have a key API."""
-        having = {name: its for name, its in self._blueprint.every_gateway.items() if its.key_api is not None}
+        having = {name: its for name, its in self._blueprint.written_gateways.items() if its.key_api is not None}
         stores = [gateway.records.database for gateway in having.values() if gateway.listen is not None]
         for name, gateway in having.items():
             path, api = (*below[name], "key_api"), gateway.key_api
@@ -144,6 +144,17 @@ class GatewayCheck(ReferenceCheck):
     def _both_here(self, name: str, home: ClusterSpec) -> bool:
         return home.here and self._inventory.clusters[name].here
 
+    def _workers(self, below: dict[str, Steps]) -> None:
+        """They are gateways of their own, but for what they share."""
+        paths: dict[str, Steps] = {}
+        for name, gateway in self._blueprint.written_gateways.items():
+            for worker, _ in gateway.each_worker(name):
+                if worker in below and worker != name:
+                    message = f"`{worker}` is the name of a worker of `{name}`"
+                    self.say("FT1262", below[worker], message, "give it another name")
+                paths[worker] = below[name]
+        self._addresses(paths)
+
     def _addresses(self, below: dict[str, Steps]) -> None:
         """No two gateways listen at one address of a machine, or are dialled at the same one."""
         gateways = self._blueprint.every_gateway
@@ -153,7 +164,8 @@ class GatewayCheck(ReferenceCheck):
             for key, address in gateway.listeners.items()
         ]
         for former, latter in combinations(listeners, 2):
-            apart = former.gateway == latter.gateway or former.machine != latter.machine
+            shared = former.path == latter.path and former.path[-1] == "listen"  # of workers
+            apart = former.gateway == latter.gateway or former.machine != latter.machine or shared
             if not apart and _collide(former.address, latter.address):
                 message = f"the gateway `{former.gateway}` listens on {former.address} of the same machine"
                 self.say("FT1244", latter.path, message, "give each listener of a machine a port of its own")

@@ -105,7 +105,7 @@ def _of_blueprint(gateway: str, source: Source) -> str:
     from fabrictool.base.errors import InvalidInputError, UsageError
     from fabrictool.gateway.keeping import RECORDS_FILE, records_folder
 
-    known = {name: there for name, there in source.blueprint.every_gateway.items() if there.listen is not None}
+    known = {name: there for name, there in source.blueprint.written_gateways.items() if there.listen is not None}
     if not known or (gateway and gateway not in known):
         message = f"the blueprint has no gateway {gateway} with clients" if gateway else "no gateway has clients"
         raise UsageError.of("FT9001", message, hint="name a store: fabrictool usage FILE")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from fabrictool.base import units
 from fabrictool.domain.quantities import (
@@ -27,7 +27,11 @@ from fabrictool.domain.quantities import (
     Tokens,
     problem,
 )
+from fabrictool.domain.specs import HostPort
 from fabrictool.domain.statebackend import StateBackend  # noqa: TC001 - pydantic reads the annotation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = [
     "Blueprint",
@@ -410,6 +414,11 @@ class KeyOrders(Document):
     """People may make keys of their own; absent: only who has ``key`` makes keys."""
 
 
+def _above(address: HostPort, number: int) -> HostPort:
+    """Ports above; any free one stays any free one."""
+    return HostPort(address.host, address.port + number if address.port else 0)
+
+
 class Gateway(Document):
     """The public face: one listener for clients, one for the agents' tunnels. Without the former it is a hub: it links
     nodes with each other and relays what it cannot read.
@@ -434,9 +443,42 @@ class Gateway(Document):
     """Keys can be made while it runs, by LiteLLM's key API; they lie where its records do. Absent: none can."""
     telemetry: Telemetry | None = None
     """Where traces of its requests go; absent: nowhere."""
+    workers: Annotated[int, Field(ge=1, le=16, strict=True)] = 1
+    """Processes that share the clients' address, limits and records, so that it can use so many cores. The second is
+    ``NAME-2`` and listens for agents one port above ``mesh``, and so on."""
     trace: Memory | None = None
     """Keep what happens in the mesh in the gateway's run folder, up to this size, for ``mesh replay``: records and
     addresses, no request and no key."""
+
+    _shares: str = PrivateAttr("")
+
+    @property
+    def shares(self) -> str:
+        """Of a worker: the name under which it shares what workers share; "" of a gateway that is alone."""
+        return self._shares
+
+    def each_worker(self, name: str) -> Iterator[tuple[str, Gateway]]:
+        """The first has the `name` itself."""
+        if self.workers == 1:
+            yield name, self
+            return
+        for number in range(self.workers):
+            moved = {"mesh": _above(self.mesh, number)}
+            if self.advertise is not None:
+                moved["advertise"] = _above(self.advertise, number)
+            worker = self.model_copy(update=moved)
+            worker.share(name)
+            yield name if number == 0 else f"{name}-{number + 1}", worker
+
+    def share(self, name: str) -> None:
+        self._shares = name
+
+    @model_validator(mode="after")
+    def _shared(self) -> Gateway:
+        if self.workers > 1 and (self.listen is None or self.listen.port == 0):
+            hint = "write `listen`, with a port"
+            raise problem("FT1261", "workers share an address for clients, and there is none", hint)
+        return self
 
     @property
     def listeners(self) -> dict[str, Endpoint]:
@@ -502,10 +544,17 @@ class Blueprint(Document):
     """Named changes for what-if runs: keys of a blueprint, and ``inventory`` with changes by cluster."""
 
     @property
-    def every_gateway(self) -> dict[str, Gateway]:
+    def written_gateways(self) -> dict[str, Gateway]:
         """By name, however they are written."""
         alone = {} if self.gateway is None else {MAIN: self.gateway}
         return dict(sorted((alone | self.gateways).items()))
+
+    @property
+    def every_gateway(self) -> dict[str, Gateway]:
+        """By name, with the workers of each."""
+        return {
+            name: worker for written, its in self.written_gateways.items() for name, worker in its.each_worker(written)
+        }
 
     @property
     def key_api(self) -> KeyOrders | None:

@@ -262,6 +262,8 @@ class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_
     """`label_key` → what requests may ask for there. Unset: written by an earlier release."""
     key_api: str | msgspec.UnsetType = msgspec.UNSET
     """Consumer group of the keys that are made at its key API; not written where it has none."""
+    shares: str | msgspec.UnsetType = msgspec.UNSET
+    """Of a worker: the gateway whose clients' address, limits and records it shares; not written where it is alone."""
     login: LoginSpec | msgspec.UnsetType = msgspec.UNSET
     """Not written where people cannot make keys."""
     telemetry: TelemetrySpec | msgspec.UnsetType = msgspec.UNSET
@@ -272,6 +274,11 @@ class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_
         """``clients``, where it has such, and ``mesh``."""
         clients = {} if isinstance(self.listen, msgspec.UnsetType) else {"clients": self.listen}
         return clients | {"mesh": self.mesh}
+
+    @property
+    def household(self) -> str:
+        """The name by which its records are kept, with those of the other workers of its gateway."""
+        return self.name if isinstance(self.shares, msgspec.UnsetType) else self.shares
 
     @property
     def ingress(self) -> bool:

@@ -22,7 +22,7 @@ from fabrictool.gateway.openai import GatewayResponse, error_response
 from fabrictool.routing.allowances import Allowance, Purse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from fabrictool.base.clock import Clock
     from fabrictool.domain.terms import BudgetTerms, KeyLimits
@@ -127,6 +127,8 @@ class KeyAccounts:
         self._model_limits: Mapping[str, KeyLimits] = {}
         self._purses: dict[tuple[str, str], tuple[Purse, BudgetTerms]] = {}
         """By account and period."""
+        self._limits: Mapping[str, KeyLimits] = {}
+        """By account."""
         self._budgets: Mapping[str, BudgetTerms] = {}
         """By account, as they were told last."""
         self._empty: set[tuple[str, str]] = set()
@@ -164,6 +166,9 @@ class KeyAccounts:
             if self._budgets.get(account) != budget:  # of a thousand keys one was changed
                 self._purse(self._place(account, budget), budget, now)
         self._budgets = budgets
+        self._limits = {
+            account: consumer.terms.limits for account, consumer in consumers.items() if consumer.terms is not None
+        }
         self._woken.set()
 
     # Wide: who asks for what, and what is known of it.
@@ -200,6 +205,19 @@ class KeyAccounts:
         for allowance in allowances:
             allowance.begin()
         return ticket
+
+    def shareable(self) -> Iterator[tuple[str, Allowance]]:
+        """All limits that were used here, by names that other workers know."""
+        yield from ((f"key {account}", allowance) for account, allowance in self._keys.items())
+        yield from ((f"model {model}", allowance) for model, allowance in self._models.items())
+
+    def shared(self, name: str) -> Allowance | None:
+        """Of which another worker tells; None: it is not known here."""
+        kind, _, of = name.partition(" ")
+        if kind == "model":
+            return self._models.get(of)
+        limits = self._limits.get(of)
+        return None if limits is None else self._allowance(of, limits)
 
     def _allowance(self, account: str, limits: KeyLimits) -> Allowance:
         allowance = self._keys.get(account)

@@ -199,9 +199,17 @@ class GatewayServer:
 
     # Wide: where, by which protocol, and from whom.
     async def listen(
-        self, host: str, port: int, tls: ClientTls | None = None, sockets: Iterable[socket.socket] = ()
+        self,
+        host: str,
+        port: int,
+        tls: ClientTls | None = None,
+        sockets: Iterable[socket.socket] = (),
+        *,
+        shared: bool = False,
     ) -> None:
-        """Accept clients, perhaps at `sockets` of another process; raises FT8004 when the address cannot be used."""
+        """Accept clients, perhaps at `sockets` of another process; `shared`: other workers accept at the address, too.
+        Raises FT8004 when the address cannot be used.
+        """
         self._tls = tls
         self._most_clients = max(1, open_files() - OWN_FILES) // 2
         self.listening = Listening(
@@ -212,9 +220,9 @@ class GatewayServer:
         )
         try:
             if sockets:
-                await self.listening.adopt(sockets)
+                await self.listening.adopt(sockets, shared=shared)
             else:
-                await self.listening.open(host, port)
+                await self.listening.open(host, port, shared=shared)
         except OSError as error:
             raise FabrictoolError.of(
                 "FT8004",

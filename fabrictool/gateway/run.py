@@ -24,6 +24,7 @@ from fabrictool.gateway.keeping import budgeting, forget_old, issuing, records_f
 from fabrictool.gateway.reloading import Reloading, keyring_of
 from fabrictool.gateway.rules import RoutingRules
 from fabrictool.gateway.settling import Settling
+from fabrictool.gateway.sharing import sharing
 from fabrictool.mesh.attestation import SignedBuilds, read_signer
 from fabrictool.mesh.records import Lifecycle
 from fabrictool.mesh.revocation import read_revocation
@@ -164,7 +165,7 @@ async def _listen(
 ) -> None:
     """For clients, whose requests are recorded; a hub has none."""
     if not isinstance(spec.listen, msgspec.UnsetType):
-        here = records_folder(folder.path.parent, spec.fabric, spec.name)
+        here = records_folder(folder.path.parent, spec.fabric, spec.household)
         store = await stack.enter_async_context(storing(here, spec.recording.database))
         spool = await stack.enter_async_context(spooling(here, store, spec.fabric, spec.name))
         if spec.recording.keep_s:
@@ -177,12 +178,15 @@ async def _listen(
             keys = issuing(gateway, store, here, clock, fabric=spec.fabric, group=spec.key_api, login=login)
             await stack.enter_async_context(keys)
         await stack.enter_async_context(budgeting(gateway.accounts, store))
+        alone = isinstance(spec.shares, msgspec.UnsetType)
+        if not alone:
+            await stack.enter_async_context(sharing(here, spec.name, gateway.accounts, clock))
         if not isinstance(spec.telemetry, msgspec.UnsetType):
             from fabrictool.gateway.spanexport import exporting  # noqa: PLC0415 - loads Protocol Buffers
 
             await stack.enter_async_context(exporting(gateway, spec, spec.telemetry))
         tls = None if isinstance(spec.tls, msgspec.UnsetType) else ClientTls(*spec.tls)
-        await gateway.listen(spec.listen.host, spec.listen.port, tls, sockets)
+        await gateway.listen(spec.listen.host, spec.listen.port, tls, sockets, shared=not alone)
 
 
 def _show_prometheus(folder: RunFolder, spec: GatewaySpec, address: str) -> Callable[[], None]:

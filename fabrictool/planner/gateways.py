@@ -157,6 +157,7 @@ def _spec(
         or msgspec.UNSET,
         trace=msgspec.UNSET if gateway.trace is None else int(gateway.trace),
         key_api=msgspec.UNSET if gateway.key_api is None else gateway.key_api.group,
+        shares=gateway.shares or msgspec.UNSET,
         login=_login(gateway),
         telemetry=_telemetry(gateway),
     )
@@ -260,7 +261,9 @@ def _link(pair: Link, hubs: Mapping[str, HostPort], kept: Mapping[str, GatewaySp
 
 def clash(former: GatewaySpec, wanted: GatewaySpec | Gateway) -> bool:
     """Whether the two cannot run side by side: both would listen at one address of, perhaps, one machine."""
-    theirs, ours = former.listeners.values(), wanted.listeners.values()
+    theirs, ours = [*former.listeners.values()], [*wanted.listeners.values()]
+    if former.shares and (former.shares, former.cluster) == (wanted.shares, wanted.cluster):
+        theirs, ours = [former.mesh], [wanted.mesh]  # workers of one gateway accept clients side by side
     pairs = [{a.host, b.host} for a in theirs for b in ours if a.port == b.port != 0]
     # Two names may mean one address; two addresses never do.
     near = former.cluster == wanted.cluster

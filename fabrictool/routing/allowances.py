@@ -44,11 +44,17 @@ class Bucket:
 class Allowance:
     """The limits of one key or one model; times are seconds of a monotonic clock."""
 
-    __slots__ = ("_limits", "_open", "_requests", "_tokens")
+    __slots__ = ("_elsewhere", "_limits", "_open", "_requests", "_tokens", "begun", "used")
 
     def __init__(self, limits: KeyLimits, now: float) -> None:
         self._limits = limits
         self._open = 0
+        self._elsewhere: dict[str, int] = {}
+        """Another process that shares these limits → how many of its requests are open."""
+        self.begun = 0
+        """Requests, of this process."""
+        self.used = 0
+        """Tokens of those that have ended."""
         self._requests = Bucket(limits.requests_per_minute, limits.requests_per_minute, now)
         self._tokens = Bucket(limits.tokens_per_minute, limits.tokens_per_minute, now)
 
@@ -66,7 +72,7 @@ class Allowance:
     def refusal(self, now: float) -> tuple[Limited, float] | None:
         """What is exceeded, and after how many seconds to ask again; None: go on, and `begin`."""
         limits = self._limits
-        if limits.concurrency and self._open >= limits.concurrency:
+        if limits.concurrency and self._open + sum(self._elsewhere.values()) >= limits.concurrency:
             return "concurrency", RETRY_S
         if limits.requests_per_minute:
             self._requests.fill(now)
@@ -81,12 +87,33 @@ class Allowance:
     def begin(self) -> None:
         """A request that was not refused."""
         self._open += 1
+        self.begun += 1
         self._requests.level -= 1
 
     def end(self, tokens: int) -> None:
         """It is over, and took so many."""
         self._open -= 1
+        self.used += tokens
         self._tokens.level -= tokens
+
+    @property
+    def open(self) -> int:
+        """Requests of this process."""
+        return self._open
+
+    def took_elsewhere(self, process: str, requests: int, tokens: int, open_: int, now: float) -> None:
+        """What another process let begin, and what came to its end, since it was heard last; and what is open there."""
+        self._requests.fill(now)
+        self._tokens.fill(now)
+        self._requests.level -= requests
+        self._tokens.level -= tokens
+        self.left(process)
+        if open_:
+            self._elsewhere[process] = open_
+
+    def left(self, process: str) -> None:
+        """Its requests are open no more."""
+        self._elsewhere.pop(process, None)
 
 
 class Purse:

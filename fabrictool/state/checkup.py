@@ -203,7 +203,7 @@ def _ports(observed: Observed, loaded: Loaded) -> list[Check]:
     running = observed.running()
     return [
         _port("clients" if what == "listen" else "agents", address)
-        for name, gateway in loaded.blueprint.every_gateway.items()
+        for name, gateway in loaded.blueprint.written_gateways.items()
         if loaded.inventory.clusters[gateway.cluster].here and str(Address("gateway", name)) not in running
         for what, address in gateway.listeners.items()
     ]

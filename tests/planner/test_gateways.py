@@ -192,6 +192,25 @@ def test_a_login_is_known_from_the_start_without_its_secret(world):
     )  # fmt: skip
 
 
+def test_workers_are_gateways_that_share_what_clients_see(world):
+    world.in_force, world.more = "current", TRUST
+    world.apply(ONE)
+    wanted = ONE.replace("}", ", workers: 3}")
+    changes = world.apply(wanted)
+    assert changes[:2] == [("delete", "gateway/one"), ("create", "gateway/one")], "it had the address for itself"
+    assert changes[2:] == [("create", "gateway/one-2"), ("create", "gateway/one-3")]
+    specs = [world.spec(f"gateway/{name}") for name in ("one", "one-2", "one-3")]
+    assert [spec.listen for spec in specs] == [HostPort("10.0.0.1", 1)] * 3
+    assert [spec.mesh.port for spec in specs] == [spec.hub.port for spec in specs] == [2, 3, 4]
+    assert {(spec.shares, spec.household) for spec in specs} == {("one", "one")}
+    assert {hub.port for hub in specs[0].hubs} == {3, 4}, "they know each other"
+    again = wanted.replace("}", ", records: {opt_out: true}}")
+    assert {kind for kind, _ in world.apply(again)} == {"replace"}, "workers are replaced side by side"
+    changes = dict(reversed(change) for change in world.apply(ONE))
+    assert changes == {"gateway/one": "replace", "gateway/one-2": "delete", "gateway/one-3": "delete"}
+    assert world.spec("gateway/one").household == "one"
+
+
 def test_names_of_a_model_and_for_whom_it_is_there_are_taken_over_in_place(world):
     world.in_force, world.more = "current", TRUST
     world.apply(ONE)
