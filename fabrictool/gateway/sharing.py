@@ -47,7 +47,7 @@ class Taken(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Told(msgspec.Struct, frozen=True, array_like=True):
-    """A datagram."""
+    """What one worker sends another: all that changed, or nothing, which says that it lives."""
 
     sender: str
     taken: list[Taken]
@@ -57,7 +57,7 @@ _decoder = msgspec.msgpack.Decoder(Told)
 
 
 class LimitSharing:
-    """Of one worker."""
+    """`open`, then `run` beside the requests, then `close`."""
 
     def __init__(self, folder: Path, name: str, accounts: KeyAccounts, clock: Clock) -> None:
         """`folder`: of the workers' records."""
@@ -95,7 +95,7 @@ class LimitSharing:
             self._descriptor = -1
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Tell and forget, until cancelled."""
         while True:
             self.turn()
             await asyncio.sleep(PERIOD_S)
