@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fabrictool.gateway.gateway import GatewayServer
     from fabrictool.gateway.tracing import Tracer
 
+CODE = "FT8161"
 PERIOD_S = 1.0
 BATCH, SLICE = 512, 32
 """Spans in a request, and those that are encoded at a time: the loop does other things between."""
@@ -128,7 +129,7 @@ class SpanExporter:
     def _tell(self, why: str) -> None:
         """Once, when it changes whether the collector takes what it is sent."""
         if bool(why) != bool(self._away):
-            text = f"FT8161: the collector takes no spans, which are dropped: {why}" if why else "the collector is back"
+            text = f"{CODE}: the collector takes no spans, which are dropped: {why}" if why else "the collector is back"
             self._note("telemetry", self._spec.endpoint, text)
         self._away = why
 

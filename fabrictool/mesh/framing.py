@@ -99,6 +99,8 @@ class Beat(msgspec.Struct, frozen=True, array_like=True):
     """Wall seconds of the sender, by which wrong clocks are told; 0: its release does not say."""
     aside: bool = False
     """Of a hub: another process accepts connections at its address now, and is to be dialled beside it."""
+    leaving: bool = False
+    """The sender has other hubs: open nothing more on this tunnel, and close it when what is open has ended."""
 
 
 class Frame(msgspec.Struct, frozen=True, gc=False):

@@ -2,8 +2,8 @@
 
     make bench ARGS=gateway
 
-A mock engine in C (`gateway_rig/mock_engine.c`) answers on the other core, where wrk asks, too. Ours has everything on
-that it always has: keys, allowlists, ejection, admission, figures of usage, and its records kept in SQLite. nginx,
+A mock engine in C (`gateway_rig/mock_engine.c`) answers on the other core, where wrk asks, too. Ours has everything on:
+keys with limits and a budget, allowlists, ejection, admission, figures of usage, and its records kept in SQLite. nginx,
 HAProxy, aiohttp and LiteLLM check one key and pass on; the routers are asked for round robin over one worker and check
 nothing. Figures are CPU seconds of the gateway's own processes, for the machine is shared, and medians of rounds in
 which each has its turn; who is not installed is left out and named.
@@ -96,7 +96,9 @@ def ours(folder, engine, port):
     keys = folder / "keys.json"
     digest = hashlib.sha256(KEY.encode()).hexdigest()
     keys.touch(0o600)
-    keys.write_text(json.dumps({"keys": [{"tenant": "t", "sha256": digest, "group": "all"}]}))
+    limits = {"requests_per_minute": 10**9, "tokens_per_minute": 10**12, "concurrency": 10**6}
+    terms = {"models": ["m"], "limits": limits, "budget": {"tokens": 10**15, "per": "total"}}
+    keys.write_text(json.dumps({"keys": [{"tenant": "t", "sha256": digest, "group": "all", "terms": terms}]}))
     main = [sys.executable, "-m", "fabrictool.cli.main", "gateway", "run"]
     records = ["--records", tempfile.mkdtemp(dir=folder)]
     return [*main, "--registry", folder / "nodes.yaml", "--keys", keys, "--listen", f"127.0.0.1:{port}", *records]

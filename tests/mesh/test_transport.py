@@ -194,6 +194,66 @@ async def test_a_lost_tunnel_breaks_its_streams_and_is_an_event(federation):
     await hub.close()
 
 
+def leave_the_hub(agent):
+    """As an agent does that has others; this one has none, and would come back at once."""
+    agent.hub_links._told = set()
+    ((hub, _),) = agent.hub_links._dialled.items()
+    agent.hub_links._let_go(hub, agent.hub_links._open(hub))
+
+
+async def test_who_leaves_a_hub_breaks_no_stream_that_was_on_its_way(federation):
+    hub, hub_listener, [(agent, listener)] = await linked(federation, "a")
+    listener.accept = lambda stream, head, peer: Echo()
+    sinks = []
+    for turn in range(400):
+        tunnel = hub.tunnel(agent.session)
+        if tunnel is None:
+            break
+        sinks.append(Collect())
+        stream = tunnel.open_stream(StreamHead(b"s" * 16, "GET", "/v1/x", (), 0), sinks[-1])
+        stream.write(b"word")
+        stream.write_eof()
+        if turn == 50:
+            leave_the_hub(agent)
+        await asyncio.sleep(0)
+    assert 50 < len(sinks) < 400, "the hub has heard of it"
+    for sink in sinks:
+        assert await asyncio.wait_for(sink.lost, 10) is None
+        assert sink.data == b"word"
+    await until(lambda: tunnel is None or tunnel.closed.done())
+    await until(lambda: not agent.hub_links._former)
+    assert [up for session, up, _ in hub_listener.links if session == agent.session] == [True, False]
+    for node in (agent, hub):
+        await node.close()
+
+
+async def test_a_stream_goes_on_in_a_tunnel_that_is_left(federation):
+    hub, _, [(agent, listener)] = await linked(federation, "a")
+    listener.accept = lambda stream, head, peer: Echo()
+    tunnel, sink = hub.tunnel(agent.session), Collect()
+    stream = tunnel.open_stream(StreamHead(b"s" * 16, "GET", "/v1/x", (), 0), sink)
+    leave_the_hub(agent)
+    await until(lambda: hub.tunnel(agent.session) is None)
+    stream.write(b"still")
+    await until(lambda: sink.data == b"still")
+    assert not tunnel.closed.done()
+    stream.write_eof()
+    assert await asyncio.wait_for(sink.lost, 10) is None
+    await asyncio.wait_for(tunnel.closed, 10)
+    for node in (agent, hub):
+        await node.close()
+
+
+async def test_a_hub_that_does_not_know_how_is_left_all_the_same(federation, monkeypatch):
+    monkeypatch.setattr("fabrictool.mesh.transport.tunnel.PARTING_S", 0.05)
+    hub, _, [(agent, _)] = await linked(federation, "a")
+    hub.tunnel(agent.session)._frame = lambda frame: None
+    leave_the_hub(agent)
+    await until(lambda: hub.neighbours == [])
+    for node in (agent, hub):
+        await node.close()
+
+
 async def test_leaving_is_acknowledged(federation):
     hub, _, [(agent, _)] = await linked(federation, "a")
     agent.publish(node_body(agent))

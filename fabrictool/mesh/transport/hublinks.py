@@ -171,9 +171,13 @@ class HubLinks:
         return None if tunnel is None or tunnel.closed.done() else tunnel
 
     def _let_go(self, hub: HostPort, tunnel: Tunnel | None) -> None:
-        self._dialled.pop(hub).cancel()
-        if tunnel is not None:
-            tunnel.close("other hubs are enough")
+        task = self._dialled.pop(hub)
+        if tunnel is None:
+            task.cancel()
+        else:
+            self._former.add(task)
+            task.add_done_callback(self._former.discard)
+            tunnel.leave("other hubs are enough")
         for table in (self.errors, self.routes, self.tunnels):
             table.pop(str(hub), None)
 

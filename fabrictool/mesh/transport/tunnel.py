@@ -37,6 +37,8 @@ WRITE_OCTETS = 16 * 1024
 """Handed to the socket at a time. Larger: fewer TLS records and calls a body; all of it is ahead of the next beat."""
 UNSENT_OCTETS = 32 * 1024
 """What the kernel may hold and has not sent yet. Larger: fewer wake-ups on a fast link; longer waits on a slow one."""
+PARTING_S = 5.0
+"""A peer closes a tunnel that we leave within a moment, if its release knows how."""
 HELLO_SECONDS = 10.0
 """A connection that has not proved itself by then is closed: nobody may hold a slot without an identity."""
 
@@ -203,6 +205,8 @@ class Tunnel(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._last_heard = self._beat_due = clock()
         self._socket_full = False
+        self._parting = self._closes_when_idle = False
+        """It carries no gossip any more; and it is ours to close."""
         self._told_wall = 0, 0.0
         """What the peer's clock showed in its last beat, and when that came."""
 
@@ -226,6 +230,20 @@ class Tunnel(asyncio.Protocol):
         if self.peer is not None:
             self.mux.control(F.BEAT, msgspec.msgpack.encode(self._host.beat(self.peer)))
             self.flush()
+
+    def leave(self, reason: str) -> None:
+        """Have the peer open nothing more, and close when all has ended. Were we to close, what it just opened would be
+        lost on the way.
+        """
+        if self.peer is None:
+            self.close(reason)
+            return
+        beat = msgspec.structs.replace(self._host.beat(self.peer), leaving=True)
+        self.mux.control(F.BEAT, msgspec.msgpack.encode(beat))
+        self.flush()
+        self._parting = True
+        self._host.tunnel_down(self, reason)
+        asyncio.get_running_loop().call_later(PARTING_S, self._close_parted, reason)
 
     @property
     def silent_s(self) -> float:
@@ -268,11 +286,24 @@ class Tunnel(asyncio.Protocol):
         self._streams.pop(stream, None)
         self.mux.reset(stream, reason)
         self.flush()
+        self._close_if_idle()
 
     def reap(self, stream: TunnelStream) -> None:
         """When both sides have ended and all was delivered, the stream's protocol has lost its connection."""
         if stream.delivered and not self.mux.is_open(stream.id) and self._streams.pop(stream.id, None) is not None:
             asyncio.get_running_loop().call_soon(stream.peer_gone, None)
+            self._close_if_idle()
+
+    def _close_if_idle(self) -> None:
+        if self._closes_when_idle and not self._streams:
+            asyncio.get_running_loop().call_soon(self.close, "the peer has other hubs")
+
+    def _close_parted(self, reason: str) -> None:
+        """The peer is of a release that does not close."""
+        if self._streams and not self.closed.done():
+            asyncio.get_running_loop().call_later(PARTING_S, self._close_parted, reason)
+        else:
+            self.close(reason)
 
     # -- asyncio.Protocol -------------------------------------------------------------------------------------
 
@@ -339,12 +370,19 @@ class Tunnel(asyncio.Protocol):
             self._opened(frame)
         elif frame.stream:
             self._on_stream(frame)
+        elif self._parting:
+            return  # what is said here has been said elsewhere
         elif frame.type is F.GOSSIP:
             self._host.gossip_received(self, frame.payload)
         elif frame.type is F.BEAT:
             beat = _decoded(frame.payload, Beat)
             self._told_wall = beat.at, self._clock()
-            self._host.beat_received(self, beat)
+            if beat.leaving:
+                self._parting = self._closes_when_idle = True
+                self._host.tunnel_down(self, "it has other hubs")
+                self._close_if_idle()
+            else:
+                self._host.beat_received(self, beat)
 
     def _hello(self, payload: bytes) -> None:
         hello = _decoded(payload, Hello)
@@ -390,6 +428,7 @@ class Tunnel(asyncio.Protocol):
         elif frame.type is F.RST:
             del self._streams[frame.stream]
             stream.peer_gone(ConnectionResetError(frame.payload.decode(errors="replace")))
+            self._close_if_idle()
         elif frame.type is F.CREDIT:
             self.flush()
 
