@@ -4,7 +4,7 @@ import contextlib
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fabrictool.mesh.framing import (
@@ -25,7 +25,7 @@ def pair():
     return Mux(dialler=True), Mux(dialler=False)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(st.lists(st.binary(max_size=40_000), max_size=6), st.lists(st.integers(1, 5000), min_size=1, max_size=20))
 def test_any_cut_of_the_bytes_gives_the_same_stream(pieces, cuts):
     a, b = pair()
