@@ -19,7 +19,7 @@ test: .venv/.ready ## all tests that need no extra build; as root on Debian or U
 	@bash .ci/test-packages
 	$(BIN)/python tests/run.py $(ARGS)
 
-test-extended: .venv/.ready ## builds llama-server and tests against it
+test-extended: .venv/.ready ## builds llama-server and tests against it; renews a certificate by ACME
 	$(BIN)/python -m pytest $(ARGS) -m extended
 
 test-long: .venv/.ready ## what must hold for any input, on thousands of inputs that are drawn anew
