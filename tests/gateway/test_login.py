@@ -263,6 +263,18 @@ async def test_a_sign_in_belongs_to_the_browser_that_began_it_and_works_once(bed
 
 
 @pytest.mark.asyncio
+async def test_who_begins_again_and_again_can_end_it(beds):
+    bed = await beds()
+    async with bed.browser() as anna:
+        for _ in range(30):
+            await anna.open(f"{bed.url}/login", follow=False)
+        cookie = next(c.value for c in anna.http.cookie_jar if c.key == COOKIE)
+        assert len(cookie) < 3000, "browsers drop a cookie of over 4096"
+        await anna.sign_in(bed.url, "anna")
+        assert anna.url.path == "/login/keys"
+
+
+@pytest.mark.asyncio
 async def test_a_code_of_another_sign_in_is_refused_with_the_right_state(beds):
     """What somebody who lures a browser would send: their own code, with the victim's state."""
     bed = await beds()

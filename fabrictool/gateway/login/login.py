@@ -51,6 +51,8 @@ COOKIE = "fabrictool_login"
 FORM_OCTETS = 4096
 AT_ONCE = 32
 """Sign-ins and forms that are worked on; each takes a few milliseconds, and some wait for the provider."""
+BEGUN_KEPT = 4
+"""Sign-ins that a browser may have begun and not ended, each in its tab."""
 PROVIDER_S = 10.0
 _PATHS = {
     "/login": ("GET",),
@@ -158,6 +160,9 @@ class LoginPages:
     async def _begin(self, request: Request) -> Response:
         if self._person(request) is not None:
             return self._to("/login/keys")
+        begun = [name for name in request.session if name.startswith("_state_")]  # Authlib's
+        for name in begun[: -BEGUN_KEPT + 1]:  # a cookie has 4 KB, and browsers drop a larger one
+            del request.session[name]
         provider = self._oauth.create_client("provider")
         try:
             async with asyncio.timeout(PROVIDER_S):
