@@ -72,6 +72,9 @@ class Browser:
 
     async def open(self, url, *, data=None, headers=None, follow=True):
         method = "GET" if data is None else "POST"
+        if data is not None and self.url is not None:  # as browsers say where a form is from, by the page's policy
+            silent = self.headers.get("referrer-policy") == "no-referrer"
+            headers = {"origin": "null" if silent else str(self.url.origin())} | (headers or {})
         async with self.http.request(method, url, data=data, headers=headers, allow_redirects=follow) as answer:
             self.text = await answer.text()
             self.status, self.url, self.headers = answer.status, answer.url, answer.headers
