@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from pathlib import Path
@@ -27,7 +29,7 @@ class Chromium:
         options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--remote-debugging-port=0"]
         command = [program, *options, f"--user-data-dir={self._folder}", "about:blank"]
         self._process = await asyncio.create_subprocess_exec(
-            *command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            *command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )
         self._http, self._answers = aiohttp.ClientSession(), {}
         port = self._folder / "DevToolsActivePort"
@@ -43,7 +45,7 @@ class Chromium:
         await asyncio.gather(self._reading, return_exceptions=True)
         await self._line.close()
         await self._http.close()
-        self._process.kill()
+        os.killpg(self._process.pid, signal.SIGKILL)  # it is many
         await self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
 
