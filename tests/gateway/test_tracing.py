@@ -305,12 +305,17 @@ async def test_what_a_collector_does_not_take_is_dropped_and_counted(bed, collec
 @pytest.mark.asyncio
 async def test_requests_are_answered_while_the_collector_hangs(bed, monkeypatch):
     monkeypatch.setattr("fabrictool.gateway.spanexport.LAST_S", 0.05)
-    held = asyncio.Event()
+    held, there = asyncio.Event(), set()
 
     async def hang(reader, writer):
+        there.add(writer)
         held.set()
-        await reader.read()
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
         writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+        there.discard(writer)
 
     server = await asyncio.start_server(hang, "127.0.0.1", 0)
     async with server:
@@ -319,6 +324,7 @@ async def test_requests_are_answered_while_the_collector_hangs(bed, monkeypatch)
             await held.wait()
             assert [(await ask(bed)).status for _ in range(20)] == [200] * 20
         assert counted(bed) == {"exported": 0, "dropped": 21}
+        await until(lambda: not there)
 
 
 @pytest.mark.asyncio
