@@ -3,7 +3,7 @@
 =========== ============================================================================================
 testbed     what runs on the Slurm testbed (marker ``bed``)
 processes   what starts sshd and whole fabrics on this machine
-commands    what calls the command line again and again
+commands    what calls the command line again and again, and the gateway
 the others  everything else; its output is seen as it comes
 =========== ============================================================================================
 
@@ -18,10 +18,10 @@ from pathlib import Path
 
 PYTEST = [sys.executable, "-m", "pytest"]
 PROCESSES = ["tests/clusters/connections", "tests/e2e", "tests/gitops"]
-COMMANDS = ["tests/cli", "tests/docs", "tests/state", "tests/test_install.py"]
+COMMANDS = ["tests/cli", "tests/docs", "tests/state", "tests/test_install.py", "tests/gateway"]
 SLOWEST = "--durations=15"
 GIVING_WAY = ["nice", "-n", "10"]
-"""What the others begin with: they compute, and the lanes beside them must hear heartbeats in time."""
+"""What the last two begin with: they compute, and the lanes beside them must hear heartbeats in time."""
 NOTHING_COLLECTED = 5
 LEFT_OUT = "not extended and not long and not vllm"
 
@@ -31,17 +31,19 @@ def main(arguments):
     if arguments:
         return subprocess.call([*PYTEST, *arguments, "-m", LEFT_OUT])
     lanes = {
-        "the tests on the Slurm testbed": ["-m", f"bed and {LEFT_OUT}"],
-        "the tests that start programs": ["-m", f"not bed and {LEFT_OUT}", *PROCESSES],
-        "the tests of the command line": ["-m", f"not bed and {LEFT_OUT}", *COMMANDS],
-    }
+        "the tests on the Slurm testbed": [*PYTEST, "-m", f"bed and {LEFT_OUT}"],
+        "the tests that start programs": [*PYTEST, "-m", f"not bed and {LEFT_OUT}", *PROCESSES],
+        "the tests of the command line and the gateway": [
+            *GIVING_WAY, *PYTEST, "-m", f"not bed and {LEFT_OUT}", *COMMANDS,
+        ],
+    }  # fmt: skip
     others = [word for path in (*PROCESSES, *COMMANDS) for word in ("--ignore", path)]
     with tempfile.TemporaryDirectory() as folder:
         started = []
-        for number, (name, words) in enumerate(lanes.items()):
+        for number, (name, command) in enumerate(lanes.items()):
             path = Path(folder, str(number))
             with path.open("wb") as output:
-                process = subprocess.Popen([*PYTEST, SLOWEST, *words], stdout=output, stderr=subprocess.STDOUT)
+                process = subprocess.Popen([*command, SLOWEST], stdout=output, stderr=subprocess.STDOUT)
             started.append((name, process, path))
         try:
             codes = [subprocess.call([*GIVING_WAY, *PYTEST, SLOWEST, "-m", f"not bed and {LEFT_OUT}", *others])]
