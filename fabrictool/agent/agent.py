@@ -27,7 +27,7 @@ from fabrictool.agent.specwatch import SpecWatch
 from fabrictool.agent.supervisor import Supervisor
 from fabrictool.base.clock import duration_text
 from fabrictool.base.errors import FabrictoolError
-from fabrictool.domain.specs import AgentTrust, BroughtEngine
+from fabrictool.domain.specs import AgentTrust, BroughtEngine, EngineInstall
 from fabrictool.engines.adapter import EngineLaunch, adapter
 from fabrictool.engines.artifacts import resolve
 from fabrictool.mesh.identity import CLOCK_SKEW_S
@@ -392,6 +392,7 @@ class Agent:
                 max_num_seqs=self.spec.max_num_seqs,
                 precision=self.spec.precision or None,
                 python=self._python,
+                install=EngineInstall() if isinstance(self.spec.install, msgspec.UnsetType) else self.spec.install,
                 cache_dir=str(self._cache),
                 options=self.spec.options,
                 handover=handover(self.spec, self._handover_host),

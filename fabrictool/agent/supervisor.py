@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import logging
 import os
+import shlex
 import signal
 import socket
 from collections import deque
@@ -33,6 +34,8 @@ FAILED_CHECKS = 3
 MAX_RESTARTS = 5
 STABLE_SECONDS = 300.0
 """An engine that served this long starts counting its restarts anew."""
+PROBE_S = 120.0
+"""To see whether an engine is installed: a shared file system may be slow, and an image has to be unpacked."""
 REFUSES = 65
 """An engine that ends so, before it was ever ready, says that its input is wrong (EX_DATAERR of sysexits.h)."""
 STOP_SECONDS = 10.0
@@ -76,6 +79,7 @@ class Supervisor:
         self._start_timeout = start_timeout_s
         self._process: asyncio.subprocess.Process | None = None
         self._sentinel: asyncio.subprocess.Process | None = None
+        self._installed = False
         self._reader: asyncio.Task[None] | None = None
         self.state: EngineState = "starting"
         self.port: int | None = None
@@ -179,11 +183,14 @@ class Supervisor:
         """Start the process; why that failed, if it did."""
         self.port = free_port("127.0.0.1")
         command = self._command(self.port)
+        environment = {name: value for name, value in os.environ.items() if name not in command.unset} | command.env
+        if command.probe and not self._installed:
+            await self._look_for(command.probe, environment)
         reading, writing = os.pipe()  # our own: asyncio's would make wait() wait for whoever else holds it
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *command.argv,
-                env=os.environ | command.env,
+                env=environment,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=writing,
                 stderr=writing,
@@ -198,6 +205,43 @@ class Supervisor:
             os.close(writing)
         self._reader = asyncio.create_task(self._read_log(reading))
         return None
+
+    async def _look_for(self, probe: tuple[str, ...], environment: dict[str, str]) -> None:
+        """What is not installed is not there at the next start either: said once, and nothing is started."""
+        words = ""
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *probe,
+                env=environment,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_die_with_parent(),
+            )
+        except OSError as error:
+            words = f"{probe[0]}: {(error.strerror or str(error)).lower()}"
+        else:
+            try:
+                async with asyncio.timeout(PROBE_S):
+                    output, _ = await process.communicate()
+            except TimeoutError:
+                _log.warning("nothing said within %.0f s whether engine %s is installed", PROBE_S, self._adapter.name)
+                return
+            finally:
+                _signal_group(process.pid, signal.SIGKILL)
+            if process.returncode == 0:
+                self._installed = True
+                return
+            lines = output.decode(errors="replace").strip().splitlines()
+            words = lines[-1] if lines else f"looked for with {shlex.join(probe)}"
+        self._move("failed")
+        raise EngineFailedError.of(
+            "FT7107",
+            f"engine {self._adapter.name} is not installed where the inventory says: {words}",
+            thing=f"engine/{self._adapter.name}",
+            hint="correct `software.engines` of the cluster, or have it installed there",
+        )
 
     async def _until_ready(self, http: aiohttp.ClientSession) -> str | None:
         readiness = self._adapter.readiness

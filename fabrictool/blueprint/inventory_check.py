@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from fabrictool.base.errors import Problem
 from fabrictool.blueprint.complaints import meant
 from fabrictool.blueprint.tree import dotted
-from fabrictool.catalog import accelerators, links, startable
+from fabrictool.catalog import accelerators, engines, links, startable
 from fabrictool.domain.inventory import TIERS, UNVERIFIED
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from fabrictool.base.errors import Place
     from fabrictool.blueprint.tree import Steps, YamlNode
-    from fabrictool.domain.inventory import ClusterSpec, Inventory, Partition
+    from fabrictool.domain.inventory import ClusterSpec, Install, Inventory, Partition
 
 
 class ReferenceCheck:
@@ -98,6 +98,7 @@ class InventoryCheck(ReferenceCheck):
             below = (*path, "software", "engines", engine)
             self.refer("FT1206", below, engine, startable(), "engine")
             self._one_way(below, install.ways)
+            self._engine_way(below, engine, install, cluster)
         self._one_way((*path, "software", "python"), software.python.ways)
         for name, partition in cluster.partitions.items():
             self._partition((*path, "partitions", name), partition)
@@ -130,6 +131,24 @@ class InventoryCheck(ReferenceCheck):
         elif cluster.login:
             message = "a cluster of kind kubernetes has no login nodes"
             self.say("FT1241", (*path, "login"), message, "remove `login`")
+
+    def _engine_way(self, path: Steps, engine: str, install: Install, cluster: ClusterSpec) -> None:
+        """What the agents of such a cluster cannot do is refused, and not passed over."""
+        way = install.ways[0] if install.ways else ""
+        if way == "path" and engine in startable() and not engines()[engine].program:
+            message, hint = f"{engine} is no program, but a Python package", "name its `venv`, `module` or `container`"
+        elif way and cluster.joined:
+            message, hint = "where engines are is the affair of whoever lets a node join", f"remove `{way}`"
+        elif way in ("module", "container") and cluster.kind == "kubernetes":
+            message, hint = (
+                "a pod has one image, that of its agent",
+                "put the engine into it: `venv`, `path` or nothing",
+            )
+        elif way in ("module", "container") and cluster.software.python.container is not None:
+            message, hint = "agents run in a container, in which there is no other one and no module", "use `venv`"
+        else:
+            return
+        self.say("FT1263", (*path, way), message, hint)
 
     def _one_way(self, path: Steps, ways: tuple[str, ...]) -> None:
         if len(ways) > 1:

@@ -212,6 +212,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     """Whether several devices of a replica hold some of the layers each and work one after the other."""
     started: bool = True
     """Whether we can start it; of the others we only forecast what they do."""
+    program: str = ""
+    """What is on the path where it is installed, and what an inventory may name by its path; "": there is none."""
     source: str
     sources: dict[str, str] = {}
 

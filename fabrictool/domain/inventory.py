@@ -141,7 +141,10 @@ class Software(Document):
     python: Install = Install()
     """Empty: on a local cluster the Python that runs fabrictool, elsewhere ``python3``."""
     engines: dict[Name, Install] = Field(default_factory=dict)
-    """Engines that can run here, and how each gets there; ``{}``: in the environment of `python`."""
+    """Engines that can run here, and how each gets there; ``{}``: in the environment of `python`. An agent starts its
+    engine from there, and says at once where it is not there."""
+    runtime: Literal["apptainer", "singularity"] = "apptainer"
+    """What runs the images of `container`, as the site's users have it on their path."""
 
 
 class Window(Document):

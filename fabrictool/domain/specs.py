@@ -66,6 +66,21 @@ class BroughtEngine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """What it may serve, where no model is named; empty: anything."""
 
 
+class EngineInstall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How an engine got to a node, in one way; in none of them, it is in the agent's own environment or on its path."""
+
+    venv: str = ""
+    """Folder of a Python virtual environment."""
+    module: str = ""
+    """Environment module to load."""
+    container: str = ""
+    """File or reference of an image."""
+    path: str = ""
+    """The program itself."""
+    runtime: tuple[str, ...] = ()
+    """Of an image: what starts a program in it, up to the image."""
+
+
 class IdleOffer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What an agent without a model lets its provider's controller assign to it: its node's owner says so."""
 
@@ -126,6 +141,8 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, tag="agent", tag_fiel
     """What its job asks of the scheduler beside devices, such as an account; unset: written by an earlier release."""
     egress: EgressSpec | msgspec.UnsetType = msgspec.UNSET
     """Ways out of its site; unset: none but straight to the gateways."""
+    install: EngineInstall | msgspec.UnsetType = msgspec.UNSET
+    """Where `engine` is; not written where the inventory names no way."""
     brought: BroughtEngine | msgspec.UnsetType = msgspec.UNSET
     """Unset: the agent starts `engine` by itself. Else `model` may be empty: the one that the server lists."""
     idle: IdleOffer | msgspec.UnsetType = msgspec.UNSET

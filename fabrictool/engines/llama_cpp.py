@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fabrictool.engines.checks import check_launch, flags, variables
+from fabrictool.engines.installs import command_of_program, program
 from fabrictool.engines.protocol import Capabilities, EngineCommand, MetricNames, Readiness
 
 if TYPE_CHECKING:
@@ -48,7 +49,6 @@ class LlamaCpp:
         gguf=True,
         precisions=frozenset({"bf16", "f16", "f32", "fp16", "fp32"}),
         kv_precisions=frozenset(_KV),
-        program="llama-server",
     )
     readiness = Readiness(path="/health", timeout_s=600.0, interval_s=0.5)
     metrics = MetricNames(running="llamacpp:requests_processing", waiting="llamacpp:requests_deferred", kv_use="")
@@ -57,7 +57,7 @@ class LlamaCpp:
         check_launch(launch, self.capabilities, fields=_FIELDS, refused=_REFUSED)
         # A path is absolute (or has a .gguf name); everything else is a repository of the hub.
         is_file = launch.model.startswith("/") or launch.model.endswith(".gguf")
-        argv = ["llama-server", "--model" if is_file else "--hf-repo", launch.model]
+        argv = [program(launch, "llama-server"), "--model" if is_file else "--hf-repo", launch.model]
         argv += ["--alias", launch.served_name, "--host", launch.host, "--port", str(launch.port)]
         if launch.context is not None:
             # The server divides this number among its slots; ours is for each request.
@@ -69,4 +69,5 @@ class LlamaCpp:
         if launch.kv_precision is not None:
             argv += ["--cache-type-k", _KV[launch.kv_precision], "--cache-type-v", _KV[launch.kv_precision]]
         argv += ["--metrics", "--no-slots", "--no-webui"]
-        return EngineCommand(argv=(*argv, *flags(launch.options)), env=variables(launch.options))
+        argv += flags(launch.options)
+        return command_of_program(launch, argv, variables(launch.options))

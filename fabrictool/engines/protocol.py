@@ -6,6 +6,8 @@ from typing import Protocol
 
 import msgspec
 
+from fabrictool.domain.specs import EngineInstall
+
 
 class CacheHandover(msgspec.Struct, frozen=True):
     """An engine's part in a prefill/decode pair. Whoever reaches the address can fetch the caches of prompts."""
@@ -41,7 +43,8 @@ class EngineLaunch(msgspec.Struct, frozen=True, kw_only=True):
     kv_precision: str | None = None
     """Of the key-value cache; None: the engine's default."""
     python: str = "python3"
-    """Interpreter in whose environment the engine is installed."""
+    """The agent's own interpreter, in whose environment the engine is if `install` names no other."""
+    install: EngineInstall = EngineInstall()
     cache_dir: str = ""
     """Where the engine may keep what it can make again; empty: its default."""
     options: dict[str, str] = {}
@@ -58,6 +61,10 @@ class EngineCommand(msgspec.Struct, frozen=True):
     argv: tuple[str, ...]
     env: dict[str, str]
     """Set on top of the environment that the engine inherits; secrets reach an engine by inheritance alone."""
+    unset: tuple[str, ...] = ()
+    """Variables that the engine does not inherit."""
+    probe: tuple[str, ...] = ()
+    """Ends with 0 where the engine is installed; empty: only a start can tell."""
 
 
 class Readiness(msgspec.Struct, frozen=True):
@@ -98,8 +105,6 @@ class Capabilities(msgspec.Struct, frozen=True):
     """The extra of this package that the engine comes with; "": it is installed on its own."""
     brought: bool = False
     """Its command comes from a job script: no blueprint may name it."""
-    program: str = ""
-    """What is looked for on the path to see whether it is installed; "": nothing is."""
 
 
 class EngineAdapter(Protocol):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import InvalidInputError
 from fabrictool.engines.checks import check_launch, flags, variables
+from fabrictool.engines.installs import command_of_package, interpreter
 from fabrictool.engines.protocol import Capabilities, EngineCommand, MetricNames, Readiness
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class Reference:
 
     def command(self, launch: EngineLaunch) -> EngineCommand:
         check_launch(launch, self.capabilities, fields=_FIELDS, refused={}, known=_OPTIONS)
-        argv = [launch.python, "-m", "fabrictool.engines.reference", "--model", launch.model]
+        argv = [interpreter(launch), "-m", "fabrictool.engines.reference", "--model", launch.model]
         argv += ["--served-name", launch.served_name, "--host", launch.host, "--port", str(launch.port)]
         if launch.context is not None:
             argv += ["--context", str(launch.context)]
@@ -61,4 +62,6 @@ class Reference:
         # NumPy's BLAS reads its thread count once, when it is loaded: it cannot be an argument of the program.
         # One thread each, because several replicas share a node and spinning threads of one slow down the others.
         env = dict.fromkeys(("MKL_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads)
-        return EngineCommand(argv=(*argv, *flags(options)), env={**env, **variables(options)})
+        argv += flags(options)
+        elsewhere = "fabrictool" if interpreter(launch) != launch.python else ""
+        return command_of_package(launch, elsewhere, argv, {**env, **variables(options)})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fabrictool.engines.checks import check_launch, flags, variables
+from fabrictool.engines.installs import command_of_package, interpreter
 from fabrictool.engines.protocol import Capabilities, EngineCommand, MetricNames, Readiness
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ _FIELDS = {
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _IN_CHECKPOINT = ("awq", "gptq", "int4", "int8", "mxfp4", "nvfp4", "w4a16", "w8a8")
 """Made when the checkpoint was; the engine reads them from its configuration and needs no flag."""
+_HTTP_LOG = "log-level-http"
+"""The agent looks at its health and its figures every second."""
 _KV = {"bf16": "bf16", "fp8": "fp8_e4m3", "fp8_e4m3": "fp8_e4m3", "fp8_e5m2": "fp8_e5m2"}
 
 
@@ -51,7 +54,7 @@ class SGLang:
 
     def command(self, launch: EngineLaunch) -> EngineCommand:
         check_launch(launch, self.capabilities, fields=_FIELDS, refused={})
-        argv = [launch.python, "-m", "sglang.launch_server", "--model-path", launch.model]
+        argv = [interpreter(launch), "-m", "sglang.launch_server", "--model-path", launch.model]
         argv += ["--served-model-name", launch.served_name, "--host", launch.host, "--port", str(launch.port)]
         argv += ["--tp-size", str(launch.tp)]
         if launch.pp > 1:
@@ -67,4 +70,7 @@ class SGLang:
         if launch.kv_precision is not None:
             argv += ["--kv-cache-dtype", _KV[launch.kv_precision]]
         argv.append("--enable-metrics")
-        return EngineCommand(argv=(*argv, *flags(launch.options)), env=variables(launch.options))
+        if _HTTP_LOG not in launch.options:
+            argv += [f"--{_HTTP_LOG}", "warning"]
+        argv += flags(launch.options)
+        return command_of_package(launch, "sglang", argv, variables(launch.options))

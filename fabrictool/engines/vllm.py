@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from fabrictool.engines.checks import check_launch, flags, variables
+from fabrictool.engines.installs import command_of_package, interpreter
 from fabrictool.engines.protocol import CacheHandover, Capabilities, EngineCommand, MetricNames, Readiness
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ _REFUSED = {"VLLM_SERVER_DEV_MODE": "it opens administrative routes"}
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _IN_CHECKPOINT = ("awq", "gptq", "int4", "int8", "mxfp4", "nvfp4", "w4a16", "w8a8")
 """Made when the checkpoint was; the engine reads them from its configuration and needs no flag."""
+_ACCESS_LOG = "disable-uvicorn-access-log"
+"""The agent looks at its health and its figures every second."""
 _KV = {"bf16": "bfloat16", "fp8": "fp8", "fp8_e4m3": "fp8_e4m3", "fp8_e5m2": "fp8_e5m2"}
 
 
@@ -43,7 +46,6 @@ class Vllm:
         gguf=False,
         precisions=frozenset({*_DTYPES, "fp8", *_IN_CHECKPOINT}),
         kv_precisions=frozenset(_KV),
-        program="vllm",
     )
     # Loading and compiling a 70B model takes minutes: 106 + 379/tp seconds in published measurements.
     readiness = Readiness(path="/health", timeout_s=1200.0, interval_s=1.0)
@@ -53,7 +55,10 @@ class Vllm:
 
     def command(self, launch: EngineLaunch) -> EngineCommand:
         check_launch(launch, self.capabilities, fields=_FIELDS, refused=_REFUSED)
-        argv = [launch.python, "-m", "vllm.entrypoints.openai.api_server", "--model", launch.model]
+        if launch.install.path:
+            argv = [launch.install.path, "serve", launch.model]
+        else:
+            argv = [interpreter(launch), "-m", "vllm.entrypoints.openai.api_server", "--model", launch.model]
         argv += ["--served-model-name", launch.served_name, "--host", launch.host, "--port", str(launch.port)]
         argv += ["--tensor-parallel-size", str(launch.tp)]
         if launch.pp > 1:
@@ -76,7 +81,10 @@ class Vllm:
                 argv += ["--kv-transfer-config", _transfer(launch.handover)]
             env["VLLM_NIXL_SIDE_CHANNEL_HOST"] = launch.handover.host
             env["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(launch.handover.port)
-        return EngineCommand(argv=(*argv, *flags(launch.options)), env={**env, **variables(launch.options)})
+        if _ACCESS_LOG not in launch.options:
+            argv.append(f"--{_ACCESS_LOG}")
+        argv += flags(launch.options)
+        return command_of_package(launch, "vllm", argv, {**env, **variables(launch.options)})
 
 
 def _transfer(handover: CacheHandover) -> str:

@@ -10,7 +10,7 @@ from fabrictool.base.units import as_float
 from fabrictool.catalog import accelerators, engines
 from fabrictool.catalog import model as architecture_of
 from fabrictool.domain.address import Address
-from fabrictool.domain.specs import AgentSpec, AgentTrust, as_assigned
+from fabrictool.domain.specs import AgentSpec, AgentTrust, EngineInstall, as_assigned
 from fabrictool.planner.devices import visibility_variable, with_devices
 from fabrictool.planner.diff import WantedUnit
 from fabrictool.planner.egress import egress_of
@@ -23,9 +23,12 @@ if TYPE_CHECKING:
 
     from fabrictool.domain.blueprint import Blueprint
     from fabrictool.domain.evidence import Evidence
-    from fabrictool.domain.inventory import Inventory, Partition
+    from fabrictool.domain.inventory import Inventory, Partition, Software
     from fabrictool.domain.plan import Placement, ReplicaPlacement
     from fabrictool.domain.specs import GatewaySpec
+
+_DEVICES_SHOWN = {"nvidia": ("--nv",), "amd": ("--rocm",)}
+"""Vendor → what makes Apptainer or Singularity show a container its devices (Apptainer user guide, "GPU Support")."""
 
 
 def wanted_units(
@@ -82,6 +85,7 @@ def _agent(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement
         job=_job(partition),
         egress=egress_of(inventory.clusters[replica.cluster].egress),
         trust=_trust(blueprint, inventory, replica),
+        install=install_of(inventory.clusters[replica.cluster].software, model.engine, replica.device),
         site_links=msgspec.UNSET if inventory.clusters[replica.cluster].site_links else False,
     )
     return as_assigned(spec) if inventory.clusters[replica.cluster].joined else spec
@@ -101,6 +105,16 @@ def _trust(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement
     ingresses = (gateway for gateway in blueprint.every_gateway.values() if gateway.listen is not None)
     asking = {inventory.provider_of(gateway.cluster) for gateway in ingresses}
     return AgentTrust(groups=groups, gateways=tuple(sorted(asking)))
+
+
+def install_of(software: Software, engine: str, device: str) -> EngineInstall | msgspec.UnsetType:
+    """Where its engine is; unset where the agents' own Python has it."""
+    install = software.engines.get(engine)
+    if install is None or not install.ways:
+        return msgspec.UNSET
+    ways = {way: getattr(install, way) for way in install.ways}
+    shown = _DEVICES_SHOWN.get(accelerators()[device].vendor, ())
+    return EngineInstall(**ways, runtime=(software.runtime, "exec", *shown) if install.container else ())
 
 
 def _job(partition: Partition) -> dict[str, str]:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import subprocess
 import sys
 import time
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from fabrictool.base.clock import duration_text
 from fabrictool.base.errors import FabrictoolError
@@ -15,13 +18,16 @@ from fabrictool.blueprint.secrets import resolve as resolve_secret
 from fabrictool.catalog import startable
 from fabrictool.clusters.checks.result import Check, failed, guarded
 from fabrictool.domain.address import Address
-from fabrictool.engines.adapter import adapter
+from fabrictool.domain.specs import EngineInstall
+from fabrictool.engines.adapter import EngineLaunch, adapter
 from fabrictool.engines.intact import check_intact
 from fabrictool.mesh.identity import CLOCK_SKEW_S
 from fabrictool.planner.drift import drift_of
 from fabrictool.planner.succession import successions
+from fabrictool.planner.units import install_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from fabrictool.base.settings import Settings
@@ -33,6 +39,8 @@ if TYPE_CHECKING:
     from fabrictool.state.fabric import Fabric
 
 LOW_SPACE = 2 * 1024**3
+PROBE_S = 60.0
+"""To see whether an engine is there."""
 LOW_VALIDITY_S = 7 * 86400.0
 """A certificate that ends sooner is worth a word."""
 
@@ -136,16 +144,41 @@ def _engines(loaded: Loaded) -> list[Check]:
     checks = []
     for name in sorted({model.engine for model in loaded.blueprint.models.values()}):
         label = f"engine {name}"
-        program = adapter(name).capabilities.program
-        if _clusters_with(loaded, name, here=True):
-            where = shutil.which(program) if program else sys.executable
-            checks.append(Check(label, where is not None, where or f"{program} is not on PATH", "install it"))
+        for cluster in _clusters_with(loaded, name, here=True):
+            checks += guarded(label, lambda n=name, c=cluster: [_engine_here(loaded, n, c)])  # type: ignore[misc]
         away = _clusters_with(loaded, name, here=False)
         if away:
             ways = [f"{cluster} ({_way(loaded.inventory.clusters[cluster], name)})" for cluster in away]
             hint = f"`fabrictool doctor {away[0]}` looks there"
             checks.append(Check(label, True, f"runs on {', '.join(ways)}; not looked for on this machine", hint))
     return checks
+
+
+def _engine_here(loaded: Loaded, name: str, cluster: str) -> Check:
+    """Whether an agent of a cluster of this machine would find it, looked for as the agent does."""
+    described = loaded.inventory.clusters[cluster]
+    partition = next(iter(described.partitions.values()))
+    install = install_of(described.software, name, partition.device)
+    way = f"{_way(described, name)} of {cluster}"
+    launch = EngineLaunch(
+        engine=name, model="/model", served_name="model", host="127.0.0.1", port=1, python=sys.executable,
+        install=EngineInstall() if isinstance(install, msgspec.UnsetType) else install,
+    )  # fmt: skip
+    command = adapter(name).command(launch)
+    environment = {key: value for key, value in os.environ.items() if key not in command.unset} | command.env
+    there = not command.probe or _succeeds(command.probe, environment)
+    hint = "correct `software.engines` of the cluster, or install it there"
+    return Check(f"engine {name}", there, way if there else f"not there: {way}", "" if there else hint)
+
+
+def _succeeds(argv: Sequence[str], environment: Mapping[str, str]) -> bool:
+    try:
+        done = subprocess.run(
+            argv, env=environment, capture_output=True, stdin=subprocess.DEVNULL, timeout=PROBE_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0
 
 
 def _clusters_with(loaded: Loaded, engine: str, *, here: bool) -> list[str]:

@@ -138,3 +138,56 @@ async def test_an_engine_that_refuses_its_input_is_started_once_and_its_words_ar
     (problem,) = error.value.problems
     assert (problem.code, len(starts), supervisor.state) == ("FT7105", 1, "failed")
     assert "tiny.gguf: error[FT7020]: cut off" in problem.message
+
+
+@pytest.mark.parametrize(
+    ("probe", "words"),
+    [
+        (
+            (sys.executable, "-c", "import sys; print('a b'); sys.exit('no such module: vllm/9')"),
+            "no such module: vllm/9",
+        ),
+        (("/no/such/python", "-c", ""), "/no/such/python: no such file or directory"),
+        (("false",), "looked for with false"),
+    ],
+    ids=["it says why", "no interpreter", "no word"],
+)
+async def test_an_engine_that_is_not_installed_is_said_once_and_nothing_is_started(tmp_path, probe, words):
+    begun, asked = tmp_path / "begun", []
+
+    def command(_port):
+        asked.append(1)
+        return EngineCommand(("touch", str(begun)), {}, probe=probe)
+
+    supervisor = Supervisor(FakeAdapter(), command, "m", lambda: None, start_timeout_s=20)
+    with pytest.raises(EngineFailedError) as caught:
+        await supervisor.run()
+    assert caught.value.problems[0].code == "FT7107"
+    assert words in caught.value.problems[0].message
+    assert (supervisor.state, supervisor.restarts, len(asked), begun.exists()) == ("failed", 0, 1, False)
+
+
+async def test_an_engine_is_looked_for_before_its_first_start_only(tmp_path):
+    looks = tmp_path / "looks"
+    probe = ("sh", "-c", f"echo x >>{looks}")
+    supervisor = Supervisor(
+        FakeAdapter(), lambda _: EngineCommand(("false",), {}, probe=probe), "m", lambda: None, start_timeout_s=20
+    )
+    running = asyncio.create_task(supervisor.run())
+    await until(lambda: supervisor.restarts >= 2)
+    await stopped(supervisor, running)
+    assert looks.read_text() == "x\n"
+
+
+async def test_what_an_engine_does_not_inherit_it_does_not_see(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "/agents/own")
+    monkeypatch.setenv("KEPT", "yes")
+    show = ("sh", "-c", "echo <$PYTHONPATH> <$KEPT> <$SET>".replace("<", "\\<").replace(">", "\\>"))
+    supervisor = Supervisor(
+        FakeAdapter(), lambda _: EngineCommand(show, {"SET": "too"}, unset=("PYTHONPATH",)), "m", lambda: None,
+        start_timeout_s=20,
+    )  # fmt: skip
+    running = asyncio.create_task(supervisor.run())
+    await until(lambda: supervisor.lines)
+    await stopped(supervisor, running)
+    assert supervisor.lines[0] == "<> <yes> <too>"

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+import urllib.error
 import urllib.request
 
 import msgspec
@@ -57,6 +58,8 @@ class Asking(threading.Thread):
         while not self.over.is_set():
             try:
                 self.answers.append(ask(self.bed))
+            except urllib.error.HTTPError as error:
+                self.failures.append(f"{error.code}: {error.read().decode()}")
             except OSError as error:
                 self.failures.append(repr(error))
 

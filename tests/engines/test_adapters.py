@@ -28,6 +28,7 @@ def test_golden_case(path):
     command = one.command(launch)
     assert list(command.argv) == case["argv"]
     assert command.env == case["env"]
+    assert [list(command.unset), list(command.probe)] == [case.get("unset", []), case.get("probe", [])]
     assert {
         "path": one.readiness.path,
         "timeout_s": one.readiness.timeout_s,

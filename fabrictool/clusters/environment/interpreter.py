@@ -12,9 +12,6 @@ if TYPE_CHECKING:
     from fabrictool.clusters.survey import Survey
     from fabrictool.domain.inventory import ClusterSpec
 
-CONTAINER_RUN = ("apptainer", "exec", "--nv")
-"""The container runtime of HPC sites: it needs no root, and `--nv` shows the GPUs."""
-
 
 def python_of(described: ClusterSpec, cluster: str, survey: Survey) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The interpreter's words, and shell lines that come before them; raises FT5403 when there is none.
@@ -26,7 +23,7 @@ def python_of(described: ClusterSpec, cluster: str, survey: Survey) -> tuple[tup
     if way.venv is not None:
         return (f"{way.venv}/bin/python",), ()
     if way.container is not None:
-        return (*CONTAINER_RUN, way.container, "python3"), ()
+        return (described.software.runtime, "exec", "--nv", way.container, "python3"), ()  # `--nv` shows the GPUs
     if survey.environment:
         return (posixpath.join(survey.base, "env", survey.environment, "bin", "python"),), ()
     if way.path is not None:
