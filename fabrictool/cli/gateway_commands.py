@@ -42,10 +42,10 @@ def run(
     from fabrictool.base.settings import Settings
     from fabrictool.cli.output import say
     from fabrictool.gateway.clienttls import ClientTls
-    from fabrictool.gateway.directory import read_registry
     from fabrictool.gateway.keys import read_keys
     from fabrictool.gateway.loop import run_loop
     from fabrictool.gateway.run import run_on_list
+    from fabrictool.gateway.staticlist import read_registry
 
     host, port = split_address(listen)
     nodes = read_registry(registry)

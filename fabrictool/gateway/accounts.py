@@ -108,7 +108,8 @@ class Ticket:
         return estimated if self.purse is None else min(estimated, self.most)
 
 
-class Unfilled(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Unfilled:
     """The ledger was not asked yet for what a request may cost."""
 
     refusal: GatewayResponse

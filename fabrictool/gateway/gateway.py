@@ -12,7 +12,7 @@ import logging
 import secrets
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from fabrictool import __version__
 from fabrictool.base.errors import FabrictoolError
@@ -126,7 +126,7 @@ class GatewayServer:
         self.follower = MeshFollower(clock, self.directory, lambda: self._rules.attestation, self.note)
         self._started = self._looked_at_tls = clock.monotonic()
         self._born = int(clock.wall())
-        self.listening = Listening(lambda: ClientConnection(self, clock))
+        self.listening = Listening(self._connection)
         self._tick: asyncio.Task[None] | None = None
         self.draining = False
         """Nothing new is accepted, for good or until a successor turns out to have failed."""
@@ -213,7 +213,7 @@ class GatewayServer:
         self._tls = tls
         self._most_clients = max(1, open_files() - OWN_FILES) // 2
         self.listening = Listening(
-            lambda: ClientConnection(self, self._clock),
+            self._connection,
             backlog=1024,
             ssl=None if tls is None else tls.context,
             ssl_handshake_timeout=None if tls is None else HANDSHAKE_S,
@@ -232,6 +232,9 @@ class GatewayServer:
             ) from error
         self.listen_address = f"{host}:{self.listening.port}"
         self._tick = asyncio.create_task(self._tick_forever())
+
+    def _connection(self) -> asyncio.Protocol:
+        return cast("asyncio.Protocol", ClientConnection(self, self._clock))
 
     def step_aside(self) -> None:
         """Accept no connection; those that are here get an answer more, and are told to come back by another one."""

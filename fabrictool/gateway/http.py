@@ -116,8 +116,10 @@ class Handler(Protocol):
     def closed(self, connection: ClientConnection) -> None: ...
 
 
-class ClientConnection(asyncio.Protocol):
-    """One client: parses its requests, writes its answers."""
+class ClientConnection:
+    """One client: parses its requests, writes its answers. An asyncio.Protocol by its methods: it is compiled, and a
+    compiled class has no base that is not.
+    """
 
     def __init__(self, handler: Handler, clock: Clock) -> None:
         self._handler = handler
@@ -250,6 +252,9 @@ class ClientConnection(asyncio.Protocol):
             self._refuse(400, "FT8110", f"the request is not valid HTTP: {error}")
         if self._in_head and self._head_octets > MAX_HEAD_OCTETS:
             self._refuse(431, "FT8108", "the request's head is too large")
+
+    def eof_received(self) -> None:
+        """The transport closes itself."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The client went away: whatever runs for it is wasted. A half-closed client counts as gone, as in nginx."""

@@ -82,6 +82,12 @@ class Peek(msgspec.Struct, frozen=True):
         return isinstance(options, StreamOptions) and bool(options.include_usage)
 
 
+class Prompted(msgspec.Struct, frozen=True):
+    """What a replica answers that computed a prompt for another one."""
+
+    kv_transfer_params: msgspec.Raw = msgspec.Raw(b"null")
+
+
 TRANSFER_FIELD = "kv_transfer_params"
 """By which vLLM's servers hand a prompt's cache to one another: from whom, and which blocks."""
 CHAT_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from fabrictool.gateway.exchange import SLOW_S, Exchange
-from fabrictool.gateway.openai import CHAT_PATHS, TRANSFER_FIELD, with_field
+from fabrictool.gateway.openai import CHAT_PATHS, TRANSFER_FIELD, Prompted, with_field
 from fabrictool.routing.candidates import ready
 
 if TYPE_CHECKING:
@@ -36,13 +36,7 @@ _LEFT_OUT = ("stream_options", "max_completion_tokens", "min_tokens")
 _EMPTY = (b"null", b"false", b"0", b"1")
 
 
-class _Prompted(msgspec.Struct, frozen=True):
-    """What a prefill replica answers."""
-
-    kv_transfer_params: msgspec.Raw = msgspec.Raw(b"null")
-
-
-_prompted = msgspec.json.Decoder(_Prompted)
+_prompted = msgspec.json.Decoder(Prompted)
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 

@@ -16,7 +16,6 @@ import msgspec
 from fabrictool.base.errors import InvalidInputError
 from fabrictool.base.files import write_atomic
 from fabrictool.gateway.clienttls import ClientTls
-from fabrictool.gateway.directory import StaticRegistry, static_targets
 from fabrictool.gateway.following import node_body
 from fabrictool.gateway.gateway import GatewayServer
 from fabrictool.gateway.handover import Handover, take_over
@@ -25,6 +24,7 @@ from fabrictool.gateway.reloading import Reloading, keyring_of
 from fabrictool.gateway.rules import RoutingRules
 from fabrictool.gateway.settling import Settling
 from fabrictool.gateway.sharing import sharing
+from fabrictool.gateway.staticlist import StaticRegistry, static_targets
 from fabrictool.mesh.attestation import SignedBuilds, read_signer
 from fabrictool.mesh.records import Lifecycle
 from fabrictool.mesh.revocation import read_revocation

@@ -95,8 +95,10 @@ class AnswerListener(Protocol):
         """A kept connection was closed before anything came: the server closed it while the request was on its way."""
 
 
-class Upstream(asyncio.Protocol):
-    """A connection to a server, with one request after another, or a tunnel's stream, with one."""
+class Upstream:
+    """A connection to a server, with one request after another, or a tunnel's stream, with one; an asyncio.Protocol by
+    its methods.
+    """
 
     __slots__ = (
         "_bodies", "_connecting", "_done", "_head_octets", "_head_seen", "_headers", "_heard", "_keep", "_listener",
@@ -202,6 +204,12 @@ class Upstream(asyncio.Protocol):
     def eof_received(self) -> None:
         """A body without a length ends here; any other was cut off."""
         self._ended("the engine closed the connection early")
+
+    def pause_writing(self) -> None:
+        """A request is here as a whole: there is nobody to slow down."""
+
+    def resume_writing(self) -> None:
+        """See `pause_writing`."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Too early, or we would not be listening any more."""
@@ -324,7 +332,7 @@ class TunnelConnector:
     @staticmethod
     def _send(tunnel: Tunnel, head: StreamHead, body: bytes, upstream: Upstream) -> None:
         try:
-            stream = tunnel.open_stream(head, upstream)
+            stream = tunnel.open_stream(head, cast("asyncio.Protocol", upstream))
         except FabrictoolError as error:
             _refuse_soon(upstream, str(error))
             return
@@ -402,7 +410,9 @@ class TcpConnector:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                transport, _ = await loop.create_connection(lambda: upstream, self._host, self._port)
+                transport, _ = await loop.create_connection(
+                    lambda: cast("asyncio.Protocol", upstream), self._host, self._port
+                )
         except TimeoutError:
             text = f"{self._host}:{self._port} did not accept a connection within {CONNECT_SECONDS:.0f} s"
             upstream.fail(text, refused=True)

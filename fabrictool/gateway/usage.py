@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Annotated
+from dataclasses import dataclass
 
 import msgspec
 
+from fabrictool.gateway.figures import EngineUsage, Figured
 from fabrictool.gateway.openai import with_field
 
 _TOKEN = re.compile(
@@ -20,46 +21,11 @@ _TOKEN = re.compile(
 _FIGURES = re.compile(rb'"usage"\s*:\s*\{')
 TAIL_OCTETS = 64 * 1024
 """Of a whole answer that is too large to be held: its figures stand at its end."""
-_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)] | None
-"""An engine that says less or more than could be is not believed at all: sums, purses and tables go by what it says."""
+_decoder = msgspec.json.Decoder(Figured)
 
 
-class _Details(msgspec.Struct, frozen=True):
-    cached_tokens: _Count = None
-
-
-class _Usage(msgspec.Struct, frozen=True):
-    """OpenAI's names for chat, its names for responses, and Anthropic's."""
-
-    prompt_tokens: _Count = None
-    completion_tokens: _Count = None
-    prompt_tokens_details: _Details | None = None
-    input_tokens: _Count = None
-    output_tokens: _Count = None
-    input_tokens_details: _Details | None = None
-    cache_read_input_tokens: _Count = None
-    cache_creation_input_tokens: _Count = None
-
-
-class _Inner(msgspec.Struct, frozen=True):
-    id: str = ""
-    usage: _Usage | None = None
-
-
-class _Holder(msgspec.Struct, frozen=True):
-    """An answer, or an event: its usage, or that of the response or message which it tells of."""
-
-    id: str = ""
-    usage: _Usage | None = None
-    response: _Inner | None = None
-    message: _Inner | None = None
-    choices: list[msgspec.Raw] | None = None
-
-
-_decoder = msgspec.json.Decoder(_Holder)
-
-
-class Usage(msgspec.Struct):
+@dataclass(slots=True)
+class Usage:
     """Of one request, so far."""
 
     prompt: int = 0
@@ -96,12 +62,12 @@ class Usage(msgspec.Struct):
             try:
                 text = tail[places[-1].end() - 1 :].decode()
                 figures, _ = json.JSONDecoder().raw_decode(text)
-                self._take(msgspec.convert(figures, _Usage))
+                self._take(msgspec.convert(figures, EngineUsage))
             except (ValueError, UnicodeDecodeError, RecursionError):  # msgspec's errors are ValueErrors
                 return
             self.counted = True
 
-    def _take(self, usage: _Usage) -> None:
+    def _take(self, usage: EngineUsage) -> None:
         """What is not said again stands."""
         details = usage.prompt_tokens_details or usage.input_tokens_details
         if usage.prompt_tokens is not None:

@@ -12,10 +12,10 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from fabrictool.gateway.directory import StaticNode, StaticRegistry, static_targets
 from fabrictool.gateway.gateway import GatewayServer
 from fabrictool.gateway.keys import Keyring, KeyRow, hash_key
 from fabrictool.gateway.rules import RoutingRules
+from fabrictool.gateway.staticlist import StaticNode, StaticRegistry, static_targets
 from fabrictool.routing.candidates import TrustPolicy
 from fabrictool.routing.policies import routing_policy
 from tests.gateway.postgres import Postgres, programs

@@ -15,9 +15,9 @@ from sqlalchemy import func, select
 from fabrictool.base.clock import SystemClock
 from fabrictool.base.runfolder import RunFolder
 from fabrictool.domain.specs import RecordsSpec
-from fabrictool.gateway.directory import StaticNode, StaticRegistry
 from fabrictool.gateway.keeping import records_folder, spooling
 from fabrictool.gateway.run import run_on_list, run_on_mesh
+from fabrictool.gateway.staticlist import StaticNode, StaticRegistry
 from fabrictool.gateway.store import RecordStore
 from fabrictool.gateway.storeprocess import StoreProcess
 from fabrictool.gateway.tables import REQUESTS

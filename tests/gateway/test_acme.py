@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 
 from fabrictool.gateway.clienttls import LOOK_S, ClientTls
-from fabrictool.gateway.directory import StaticNode
+from fabrictool.gateway.staticlist import StaticNode
 from tests.gateway.conftest import Bed, until
 from tests.gateway.test_sharing import free_port
 

@@ -7,7 +7,8 @@ import json
 import aiohttp
 import pytest
 
-from fabrictool.gateway.directory import RoutingTarget, StaticNode
+from fabrictool.gateway.directory import RoutingTarget
+from fabrictool.gateway.staticlist import StaticNode
 from fabrictool.routing.admission import PATIENCE_S, STANDARD
 from tests.gateway.conftest import FakeEngine, until
 

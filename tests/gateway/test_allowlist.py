@@ -8,6 +8,7 @@ import itertools
 import random
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -158,6 +159,7 @@ REQUESTS = st.lists(
 )
 
 
+@pytest.mark.interpreted
 @settings(max_examples=200)
 @given(
     replicas=REPLICAS,

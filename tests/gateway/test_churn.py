@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 
 from fabrictool.base.clock import SystemClock
-from fabrictool.gateway.directory import StaticNode, StaticRegistry, static_targets
 from fabrictool.gateway.gateway import GatewayServer
 from fabrictool.gateway.rules import RoutingRules
+from fabrictool.gateway.staticlist import StaticNode, StaticRegistry, static_targets
 from fabrictool.routing.candidates import TrustPolicy
 from fabrictool.routing.policies import routing_policy
 from tests.gateway.conftest import until

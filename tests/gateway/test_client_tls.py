@@ -13,7 +13,7 @@ from cryptography.x509.oid import NameOID
 
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.gateway.clienttls import LOOK_S, ClientTls
-from fabrictool.gateway.directory import StaticNode
+from fabrictool.gateway.staticlist import StaticNode
 from tests.gateway.conftest import FakeEngine, until
 
 pytestmark = pytest.mark.asyncio

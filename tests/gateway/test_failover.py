@@ -7,8 +7,8 @@ import aiohttp
 import openai
 import pytest
 
-from fabrictool.gateway.directory import StaticNode
 from fabrictool.gateway.patience import UNKNOWN_STREAM_S
+from fabrictool.gateway.staticlist import StaticNode
 from fabrictool.gateway.upstream import ANSWER_HEAD_OCTETS, IDLE_S
 from tests.gateway.conftest import FakeEngine, until
 from tests.gateway.test_raw_http import CHAT, post

@@ -14,10 +14,10 @@ from aiohttp import web
 
 from fabrictool.domain.terms import BudgetTerms, KeyLimits, Terms
 from fabrictool.gateway.accounts import KeyAccounts
-from fabrictool.gateway.directory import StaticNode
 from fabrictool.gateway.keeping import RECORDS_FILE, budgeting, spooling
 from fabrictool.gateway.keys import Consumer, Keyring, KeyRow, hash_key
 from fabrictool.gateway.records import RequestRecord, StoreAwayError
+from fabrictool.gateway.staticlist import StaticNode
 from fabrictool.gateway.store import RecordStore
 from fabrictool.gateway.storeprocess import StoreProcess
 from fabrictool.gateway.tables import REQUESTS

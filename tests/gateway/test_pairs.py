@@ -12,8 +12,8 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from fabrictool.gateway.directory import StaticNode
 from fabrictool.gateway.pairs import HANDED_HEADER, HANDED_OCTETS, prompt_request
+from fabrictool.gateway.staticlist import StaticNode
 from tests.gateway.conftest import until
 
 PROMPT = "the quick brown fox jumps over the lazy dog " * 40

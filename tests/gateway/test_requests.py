@@ -11,12 +11,13 @@ import openai
 import pytest
 
 from fabrictool.domain.specs import label_key, weight_key
-from fabrictool.gateway.directory import Directory, RoutingTarget, StaticNode
+from fabrictool.gateway.directory import Directory, RoutingTarget
 from fabrictool.gateway.exchange import CHAT_PATH, Exchange
 from fabrictool.gateway.metrics import GatewayMetrics
 from fabrictool.gateway.modelrequest import ModelRequest
 from fabrictool.gateway.openai import peek, renamed
 from fabrictool.gateway.rules import RoutingRules
+from fabrictool.gateway.staticlist import StaticNode
 from fabrictool.mesh.records import AssignedUnit, Lifecycle, NodeBody, ServiceBody
 from fabrictool.mesh.registry import Serving
 from fabrictool.routing.candidates import TrustPolicy
@@ -241,6 +242,7 @@ class Silent:
     close = abort
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("usage", [b"", b'data: {"choices": [], "usage": {"completion_tokens": 5}}\n\n'])
 async def test_time_per_token_counts_tokens_and_no_other_events(usage):
     directory, metrics, client, replica = Directory(), GatewayMetrics(), ManualClient(), Silent()
@@ -458,6 +460,7 @@ async def test_an_alias_in_a_body_that_is_no_text_is_400(bed):
         assert (answer.status, (await answer.json())["error"]["fabric_code"]) == (400, "FT8101")
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("where", ["handle", "start"])
 async def test_a_mistake_of_the_gateways_own_is_answered(bed, monkeypatch, caplog, where):
     def fail(*_):

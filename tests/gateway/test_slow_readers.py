@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from fabrictool.gateway.directory import StaticNode
 from fabrictool.gateway.http import HIGH_WATER
+from fabrictool.gateway.staticlist import StaticNode
 from tests.gateway.conftest import until
 
 READERS = 500

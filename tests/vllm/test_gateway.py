@@ -9,7 +9,7 @@ import openai
 import pytest
 import pytest_asyncio
 
-from fabrictool.gateway.directory import StaticNode
+from fabrictool.gateway.staticlist import StaticNode
 from tests.gateway.conftest import Bed, until
 from tests.vllm.conftest import CONTEXT
 

@@ -20,9 +20,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from fabrictool.domain.specs import TelemetrySpec
 from fabrictool.engines.adapter import EngineLaunch, adapter
 from fabrictool.engines.protocol import CacheHandover
-from fabrictool.gateway.directory import StaticNode
 from fabrictool.gateway.pairs import HANDED_HEADER
 from fabrictool.gateway.spanexport import exporting
+from fabrictool.gateway.staticlist import StaticNode
 from tests.gateway.conftest import Bed, until
 from tests.vllm.conftest import CONTEXT, Vllm, free_port
 

@@ -4,7 +4,7 @@ import anthropic
 import openai
 import pytest_asyncio
 
-from fabrictool.gateway.directory import StaticNode
+from fabrictool.gateway.staticlist import StaticNode
 from tests.gateway.scripted import ScriptedEngine
 
 

@@ -1,0 +1,132 @@
+"""The static list of ``gateway run --registry``: servers that no mesh tells of."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import msgspec
+
+from fabrictool.base.errors import InvalidInputError, Place, Problem
+from fabrictool.base.files import file_error
+from fabrictool.domain.specs import Phase
+from fabrictool.gateway.directory import RoutingTarget
+from fabrictool.gateway.upstream import TcpConnector
+from fabrictool.routing.admission import Priority
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class StaticNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One entry of the file."""
+
+    url: str
+    """``http://host:port`` of an OpenAI-compatible server."""
+    models: list[str]
+    provider: str = "default"
+    device: str = ""
+    variant: str = ""
+    context: int = 0
+    weight: float = 1.0
+    engine: str = ""
+    phase: Phase = "unified"
+    """``prefill``: it computes prompts for the others of its model."""
+    site: str = ""
+    labels: list[str] = []
+    """What requests may ask for by ``x-fabric-labels``."""
+    slots: int = 0
+    """Requests that it works on at the same time; 0: it is sent all at once."""
+
+
+class StaticRegistry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The file: nodes, and the consumer groups that keys may name."""
+
+    nodes: list[StaticNode]
+    groups: dict[str, list[str]] = {}
+    aliases: dict[str, str] = {}
+    """Another name → the model that it means."""
+    priorities: dict[str, Priority] = {}
+    """Tenant → the most important class that its requests may have."""
+
+
+def read_registry(path: Path) -> StaticRegistry:
+    """Parse a static registry, YAML or JSON; all problems at once under FT8001."""
+    import yaml  # noqa: PLC0415 - a mesh gateway never reads YAML
+
+    try:
+        document = yaml.load(path.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - both are safe loaders
+        registry = msgspec.convert(document, StaticRegistry)
+    except OSError as error:
+        raise file_error(error, path) from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = Place(str(path), mark.line + 1, mark.column + 1) if mark else Place(str(path))
+        raise InvalidInputError(Problem("FT8001", f"not YAML: {getattr(error, 'problem', error)}", place)) from error
+    except (msgspec.ValidationError, UnicodeDecodeError) as error:
+        hint = "nodes: [{url: http://host:port, models: [name], provider: …, device: …, variant: …, context: …}]"
+        raise InvalidInputError.of("FT8001", f"not a registry: {error}", file=str(path), hint=hint) from error
+    problems = [p for index, node in enumerate(registry.nodes) for p in _node_problems(path, index, node)]
+    served = {model for node in registry.nodes for model in node.models}
+    for alias, model in registry.aliases.items():
+        if model not in served or alias in served:
+            why = f"no node serves {model}" if model not in served else "it is the name of a model"
+            problems.append(Problem("FT8001", f"aliases.{alias}: {why}", Place(str(path), thing=f"aliases.{alias}")))
+    if not registry.nodes:
+        problems.append(Problem("FT8001", "the registry lists no nodes", Place(str(path))))
+    if problems:
+        raise InvalidInputError(problems)
+    return registry
+
+
+def static_targets(registry: StaticRegistry) -> list[RoutingTarget]:
+    """A target for each model of each node."""
+    targets = []
+    for index, node in enumerate(registry.nodes):
+        parts = urlsplit(node.url)
+        connector = TcpConnector(parts.hostname or "", parts.port or 80, parts.path.rstrip("/"))
+        group = [
+            RoutingTarget(
+                f"{index}/{model}".encode(),
+                model,
+                node.provider,
+                connector,
+                f"{parts.hostname}:{parts.port or 80}",
+                context=node.context,
+                weight=node.weight,
+                device=node.device,
+                precision=node.variant,
+                engine=node.engine,
+                phase=node.phase,
+                site=node.site,
+                labels=frozenset(node.labels),
+                slots=node.slots,
+                declared_slots=node.slots,
+            )
+            for model in node.models
+        ]
+        for target in group:
+            target.shares = [other for other in group if other is not target]
+            target.ejection = group[0].ejection
+        targets += group
+    return targets
+
+
+def _node_problems(path: Path, index: int, node: StaticNode) -> list[Problem]:
+    place = Place(str(path), thing=f"nodes[{index}]")
+    problems = []
+    try:
+        parts = urlsplit(node.url)
+        valid = parts.scheme == "http" and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        valid = False
+    if not valid:
+        hint = "http://host:port; for TLS put a proxy beside the engine"
+        problems.append(Problem("FT8001", f"nodes[{index}]: {node.url!r} is not an http URL", place, hint))
+    if not node.models:
+        problems.append(Problem("FT8001", f"nodes[{index}]: models is empty", place))
+    if not 0 < node.weight < 1e6:
+        problems.append(Problem("FT8001", f"nodes[{index}]: weight must be above 0", place))
+    if not 0 <= node.slots < 1e6:
+        problems.append(Problem("FT8001", f"nodes[{index}]: slots must be 0 or more", place))
+    return problems
