@@ -32,6 +32,8 @@ from typing import Any
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.base.files import file_error, write_atomic
 
+LOG_OCTETS = 16 * 1024 * 1024
+"""Some hundred thousand lines. Engines write for months, and the folder is on a file system with a quota."""
 _FLOCK = "hhqqi"  # struct flock of 64-bit Linux: type, whence, start, length, pid
 
 
@@ -151,6 +153,26 @@ class RunFolder:
                 return file.read().decode(errors="replace").splitlines()[-lines:]
         except FileNotFoundError:
             return []
+        except OSError as error:
+            raise file_error(error, self.log) from error
+
+    def bound_log(self, most: int = LOG_OCTETS) -> None:
+        """Cut a log that takes more to the younger half of that; raises FT4301 or FT4302.
+
+        Whoever writes it goes on at its end, for it was opened to append; a line that comes meanwhile stands before
+        older ones.
+        """
+        try:
+            with self.log.open("rb") as file:
+                if os.fstat(file.fileno()).st_blocks * 512 <= most:  # of one that is not appended to, after a cut
+                    return
+                file.seek(-(most // 2), os.SEEK_END)
+                kept = file.read().partition(b"\n")[2]
+            with self.log.open("ab") as file:
+                file.truncate(0)
+                file.write(b"(older lines were cut off)\n" + kept)
+        except FileNotFoundError:
+            return  # started by hand, or by a scheduler that brings it at the end
         except OSError as error:
             raise file_error(error, self.log) from error
 

@@ -61,7 +61,7 @@ class SignsOfLife:
         """Once; in a thread, for a shared file system may make it wait."""
         health, document = msgspec.json.encode(self._health()), encode(self._document())
         try:
-            await asyncio.to_thread(self._folder.write_health, health, document)
+            await asyncio.to_thread(self._write, health, document)
         except FabrictoolError as error:
             why = "; ".join(f"{problem.code} {problem.message}" for problem in error.problems)
             if why != self._failure:
@@ -71,3 +71,7 @@ class SignsOfLife:
             if self._failure:
                 _log.info("signs of life can be written again")
             self._failure = ""
+
+    def _write(self, health: bytes, document: bytes) -> None:
+        self._folder.write_health(health, document)
+        self._folder.bound_log()

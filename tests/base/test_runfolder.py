@@ -1,0 +1,66 @@
+"""A unit's log stays bounded while somebody writes it."""
+
+import os
+import subprocess
+import sys
+
+from fabrictool.base.runfolder import RunFolder
+
+MOST = 1 << 20
+WRITER = """
+import sys
+for number in range(int(sys.argv[1])):
+    print(f"line {number} " + "x" * 80, flush=True)
+    sys.stdin.readline() if number % 1000 == 0 else None
+"""
+
+
+def test_a_log_is_cut_to_its_younger_half_while_its_writer_goes_on(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.bound_log(MOST)  # there is none yet
+    with folder.log.open("ab") as log:
+        writer = subprocess.Popen([sys.executable, "-c", WRITER, "30000"], stdin=subprocess.PIPE, stdout=log)
+    largest = 0
+    try:
+        while writer.poll() is None:
+            writer.stdin.write(b"\n")
+            writer.stdin.flush()
+            folder.bound_log(MOST)
+            largest = max(largest, folder.log.stat().st_size)
+    except BrokenPipeError:
+        pass
+    finally:
+        writer.kill()
+        writer.wait()
+        writer.stdin.close()
+    folder.bound_log(MOST)
+    lines = folder.log.read_text().splitlines()
+    assert lines[0] == "(older lines were cut off)"
+    assert lines[-1].startswith("line 29999 ")
+    assert folder.log.stat().st_size <= MOST
+    assert all(line.startswith(("line ", "(older")) and len(line) < 100 for line in lines)
+    assert largest < 4 * MOST
+
+
+def test_a_short_log_is_left_as_it_is(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.log.write_bytes(b"one\ntwo\n")
+    before = os.stat(folder.log)
+    folder.bound_log(MOST)
+    assert (folder.log.read_bytes(), os.stat(folder.log).st_mtime_ns) == (b"one\ntwo\n", before.st_mtime_ns)
+
+
+def test_a_log_whose_writer_does_not_append_is_cut_once_and_not_for_ever(tmp_path):
+    folder = RunFolder(tmp_path)
+    with folder.log.open("wb") as log:
+        log.write(b"y" * 99 + b"\n")
+        for _ in range(20_000):
+            log.write(b"z" * 99 + b"\n")
+        log.flush()
+        folder.bound_log(MOST)
+        log.write(b"after\n")
+        log.flush()
+        size = folder.log.stat().st_size
+        folder.bound_log(MOST)
+        assert folder.log.stat().st_size == size  # mostly a hole, which takes no room
+    assert folder.log_tail(1)[0].endswith("after")

