@@ -168,7 +168,7 @@ class RunFolder:
                     return
                 file.seek(-(most // 2), os.SEEK_END)
                 kept = file.read().partition(b"\n")[2]
-            with self.log.open("ab") as file:
+            with self.log.open("ab", buffering=0) as file:  # one write: no line of the writer's comes into it
                 file.truncate(0)
                 file.write(b"(older lines were cut off)\n" + kept)
         except FileNotFoundError:

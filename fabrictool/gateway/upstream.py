@@ -209,7 +209,7 @@ class Upstream:
         """A request is here as a whole: there is nobody to slow down."""
 
     def resume_writing(self) -> None:
-        """See `pause_writing`."""
+        """It was never slowed down; see `pause_writing`."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Too early, or we would not be listening any more."""
