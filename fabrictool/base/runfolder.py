@@ -159,8 +159,8 @@ class RunFolder:
     def bound_log(self, most: int = LOG_OCTETS) -> None:
         """Cut a log that takes more to the younger half of that; raises FT4301 or FT4302.
 
-        Whoever writes it goes on at its end, for it was opened to append; a line that comes meanwhile stands before
-        older ones.
+        Whoever writes it goes on at its end, for it was opened to append. As with logrotate's copytruncate, lines that
+        come in the moment between reading and cutting are lost.
         """
         try:
             with self.log.open("rb") as file:
@@ -168,6 +168,7 @@ class RunFolder:
                     return
                 file.seek(-(most // 2), os.SEEK_END)
                 kept = file.read().partition(b"\n")[2]
+                kept = kept[: kept.rfind(b"\n") + 1]
             with self.log.open("ab", buffering=0) as file:  # one write: no line of the writer's comes into it
                 file.truncate(0)
                 file.write(b"(older lines were cut off)\n" + kept)

@@ -73,8 +73,9 @@ def test_the_sites_own_vllm_is_started_and_answers(bed):
         assert file.read().startswith(os.fsencode(VLLM / "bin" / "python"))
     time.sleep(10)
     log = fabric.run("logs", "replica/smol/0", "--lines", "400").stdout
-    assert "/health" not in log
-    assert "/metrics" not in log
+    assert "Application startup complete" in log
+    assert "GET /health" not in log
+    assert "GET /metrics" not in log
     fabric.run("destroy", "--yes")
 
 
