@@ -19,6 +19,11 @@ COLUMNS = [
     *(f"{phase}_{name}" for phase in ("prefill", "decode") for name in ("workers", "tp", "pp", "ep", "dp")),
     *("ttft_ms", "tpot_ms", "e2e_ms", "version"),
 ]
+KERNEL_COLUMNS = [
+    *("op", "dtype", "m", "n", "k", "experts", "chosen", "batch", "context", "heads", "kv_heads", "head_dim", "note"),
+    *("median_us", "p10_us", "p90_us", "repeats"),
+]
+KERNEL_DTYPES = {"bfloat16": "bf16", "fp8": "fp8", "fp8_block": "fp8"}
 DEVICES = {"b200_sxm": "b200", "b300_sxm": "b300", "h100_sxm": "h100-sxm", "h200_sxm": "h200"}
 ENGINES = {"trtllm": "tensorrt-llm", "vllm": "vllm", "sglang": "sglang"}
 ARGONNE_DEVICES = {
@@ -38,6 +43,7 @@ def main(argv: list[str]) -> None:
     folder = Path(argv[0])
     _write("silicon", list(_silicon(folder / "aiconfigurator-silicon" / "silicon_sample.csv")))
     _write("argonne", list(_argonne(folder / "argonne-llm-inference-bench" / "All_results.csv.gz")))
+    _write("kernels-h100", list(_kernels(folder / "aiconfigurator-operators")), KERNEL_COLUMNS)
 
 
 def _silicon(path: Path):
@@ -122,10 +128,43 @@ def _argonne(path: Path):
         }
 
 
-def _write(name: str, lines: list[dict[str, object]]) -> None:
+def _kernels(folder: Path):
+    """Of vLLM on H100: 16-bit and 8-bit products and experts, 16-bit attention of 128 wide heads; powers of two."""
+    tables = {}
+    for op in ("gemm", "generation_attention", "context_attention", "moe"):
+        lines = (
+            gzip.decompress((folder / f"h100_sxm__vllm_0.24.0__{op}_perf.csv.gz").read_bytes()).decode().splitlines()
+        )
+        tables[op] = list(csv.DictReader(lines))
+    for row in tables["gemm"]:
+        m, n, k = (int(row[name]) for name in "mnk")
+        if row["gemm_dtype"] in ("bfloat16", "fp8") and min(n, k) >= 1024 and not m & (m - 1):
+            yield _kernel("matmul", row, row["gemm_dtype"], m=m, n=n, k=k)
+    for op, name in (("decode_attention", "generation_attention"), ("prefill_attention", "context_attention")):
+        for row in tables[name]:
+            plain = row["kv_cache_dtype"] == "bfloat16" and row["head_dim"] == "128" and row["window_size"] == "0"
+            length = int(row["step"]) + 1 if "step" in row else int(row["isl"])
+            if plain and row["kernel_source"].endswith("fa3") and not length & (length - 1):
+                heads, kv_heads = row["num_heads"], row["num_key_value_heads"]
+                sizes = {"batch": row["batch_size"], "context": length, "heads": heads, "kv_heads": kv_heads}
+                yield _kernel(op, row, "bfloat16", head_dim=128, **sizes)
+    for row in tables["moe"]:
+        whole = row["moe_tp_size"] == row["moe_ep_size"] == "1" and row["distribution"] == "balanced"
+        m = int(row["num_tokens"])
+        if whole and row["moe_dtype"] in ("bfloat16", "fp8_block") and not m & (m - 1):
+            sizes = {"n": row["inter_size"], "k": row["hidden_size"], "experts": row["num_experts"]}
+            yield _kernel("experts", row, row["moe_dtype"], m=m, chosen=row["topk"], **sizes)
+
+
+def _kernel(op: str, row: dict[str, str], dtype: str, **sizes: object) -> dict[str, object]:
+    time = f"{1e3 * float(row['latency']):.4g}"
+    return {"op": op, "dtype": KERNEL_DTYPES[dtype], "note": row["kernel_source"], "median_us": time, **sizes}
+
+
+def _write(name: str, lines: list[dict[str, object]], columns: list[str] = COLUMNS) -> None:
     OUT.mkdir(parents=True, exist_ok=True)
     with gzip.GzipFile(OUT / f"{name}.csv.gz", "wb", mtime=0) as raw:
-        text = [",".join(COLUMNS)] + [",".join(str(line.get(c, "")) for c in COLUMNS) for line in lines]
+        text = [",".join(columns)] + [",".join(str(line.get(c, "")) for c in columns) for line in lines]
         raw.write(("\n".join(text) + "\n").encode())
     print(name, len(lines))
 
