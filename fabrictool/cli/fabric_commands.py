@@ -64,6 +64,9 @@ def plan(
         Path | None,
         typer.Option(metavar="FILE", help="Draw that, and the progress of the search, into FILE.svg or FILE.png."),
     ] = None,
+    render: Annotated[
+        bool, typer.Option("--render", help="Also print each job as the scheduler would be given it.")
+    ] = False,
     what_if: Annotated[
         list[str] | None,
         typer.Option(
@@ -125,9 +128,9 @@ def plan(
     source = Source(blueprint, inventory, overlay, scenario, planned=not what_if)
     if what_if:
         _refuse(
-            "--what-if makes no plan: no --out, --plot, --chart, --explain, --policy, --offline, --assume-empty or"
-            " --detailed-exitcode with it",
-            out or plot or chart or explain or policy or offline or assume_empty or detailed_exitcode,
+            "--what-if makes no plan: no --out, --plot, --chart, --render, --explain, --policy, --offline,"
+            " --assume-empty or --detailed-exitcode with it",
+            out or plot or chart or render or explain or policy or offline or assume_empty or detailed_exitcode,
         )
         from fabrictool.cli.whatif import SweepOptions, show_sweep
 
@@ -135,6 +138,10 @@ def plan(
         return show_sweep(what_if, source, sweep, as_json=as_json)
     _refuse("--executor and --workers are for --what-if", executor or workers is not None)
     _refuse("--json prints one document: no --chart with it; --plot draws into a file", chart and as_json)
+    _refuse(
+        "--render asks the login nodes: no --offline or --assume-empty with it", render and (offline or assume_empty)
+    )
+    _refuse("--json prints one document: no --render with it; `show PLAN --scripts --json`", render and as_json)
     if plot is not None:
         from fabrictool.cli.plan_plots import drawable
 
@@ -143,7 +150,9 @@ def plan(
     bundle = bundle_meant(source, observed_file, root, max_age) if offline else None
     progress = search_progress() if bundle is None else None
     options = PlanOptions(seed, time_limit, watch, progress, explain=explain, node_loss=node_loss)
-    output = PlanOutput(out, policy, chart, plot, explain, verbose, as_json, detailed_exitcode, assume_empty)
+    output = PlanOutput(
+        out, policy, chart, plot, explain, verbose, as_json, detailed_exitcode, assume_empty, render=render
+    )
     return show_plan(source, bundle, options, watch, output)
 
 

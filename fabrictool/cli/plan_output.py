@@ -38,6 +38,8 @@ class PlanOutput:
     detailed: bool
     assume: bool
     """Whether no cluster is asked."""
+    render: bool
+    """Whether jobs are printed, too."""
 
 
 def show_plan(
@@ -62,6 +64,10 @@ def show_plan(
         from fabrictool.cli.plan_plots import draw
 
         draw(plan, watch.moments, source.inventory, chart=output.chart, path=output.plot)
+    if output.render:
+        from fabrictool.cli.job_scripts import show_scripts
+
+        show_scripts(plan, source, as_json=False)
     code = _ending(plan, verdicts or [], output, offline=bundle is not None)
     seen = bundle is None and not output.assume
     missing = say_what_is_missing(source, plan, evidence, shown=not output.as_json) if seen else 0

@@ -40,6 +40,10 @@ def show(
     as_markdown: Annotated[
         bool, typer.Option("--markdown", help="Of a plan: one comment for a pull or merge request.")
     ] = False,
+    scripts: Annotated[
+        bool,
+        typer.Option("--scripts", help="Of a plan: each job as the scheduler would be given it; asks the login nodes."),
+    ] = False,
     policy: PolicyOption = None,
     as_json: JsonOption = False,
     verbose: Annotated[
@@ -49,17 +53,22 @@ def show(
     """Print a saved plan; without one, every value of the blueprint and the inventory, with --origin its place."""
     source = Source(blueprint, inventory, overlay, scenario)
     if plan_file is None:
-        if as_markdown or policy is not None:
-            raise typer.BadParameter("--markdown and --policy are for a saved plan")
+        if as_markdown or scripts or policy is not None:
+            raise typer.BadParameter("--markdown, --scripts and --policy are for a saved plan")
         _values(source, resolved=resolved, origin=origin, as_json=as_json)
         return 0
     from fabrictool.cli.output import data, print_problems
     from fabrictool.cli.policies import as_rows, exit_code, verdicts_on
     from fabrictool.state.planfile import read_plan
 
-    if as_markdown and as_json:
-        raise typer.BadParameter("either --markdown or --json")
+    if as_markdown + scripts + as_json > 1 and not (scripts and as_json):
+        raise typer.BadParameter("one of --markdown, --scripts and --json")
     plan = read_plan(plan_file)
+    if scripts:
+        from fabrictool.cli.job_scripts import show_scripts
+
+        show_scripts(plan, source, as_json=as_json)
+        return 0
     verdicts = verdicts_on(plan, policy, source)
     if as_markdown:
         from fabrictool.cli.plan_markdown import markdown

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
     from contextlib import AbstractContextManager
 
-    from fabrictool.clusters.protocol import NewUnit
+    from fabrictool.clusters.protocol import JobScript, NewUnit
     from fabrictool.domain.inventory import ClusterSpec
     from fabrictool.domain.plan import Outlook
     from fabrictool.domain.specs import UnitSpec
@@ -75,6 +75,9 @@ class JoinedCluster:
                 return [], [warning] if warning else []
         except FabrictoolError as error:
             return [], [f"{problem.code} {problem.message}" for problem in error.problems]
+
+    def scripts(self, units: Sequence[NewUnit]) -> list[JobScript]:
+        return []
 
     def spec(self, operation: str) -> UnitSpec:
         """From the last look; raises FT5104 when that has none."""

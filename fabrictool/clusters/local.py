@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
-    from fabrictool.clusters.protocol import NewUnit
+    from fabrictool.clusters.protocol import JobScript, NewUnit
     from fabrictool.domain.inventory import KeptLogs
     from fabrictool.domain.plan import Outlook
     from fabrictool.status.documents import StatusDocument
@@ -83,6 +83,9 @@ class LocalCluster:
 
     def outlook(self, units: Sequence[NewUnit]) -> tuple[list[Outlook], list[str]]:
         return [], []
+
+    def scripts(self, units: Sequence[NewUnit]) -> list[JobScript]:
+        return []
 
     def spec(self, operation: str) -> UnitSpec:
         return _read_spec(self._folder(operation))

@@ -31,6 +31,17 @@ class NewUnit:
     """Of the state at the start: a late writer is seen by it."""
 
 
+@dataclass(frozen=True, slots=True)
+class JobScript:
+    """What a scheduler would be given for a unit."""
+
+    address: str
+    cluster: str
+    command: str
+    """That submits it, as a line of a shell."""
+    script: str
+
+
 class Cluster(Protocol):
     """One cluster of the inventory.
 
@@ -78,6 +89,11 @@ class Cluster(Protocol):
 
     def outlook(self, units: Sequence[NewUnit]) -> tuple[list[Outlook], list[str]]:
         """What a scheduler expects of units that would be started now, and warnings; submits nothing."""
+
+    def scripts(self, units: Sequence[NewUnit]) -> list[JobScript]:
+        """What its scheduler would be given for units that would be started now; submits nothing. Empty where there is
+        no scheduler, or what is started is no script.
+        """
 
     def spec(self, operation: str) -> UnitSpec:
         """What a unit was told; raises FT5104 when that cannot be read."""

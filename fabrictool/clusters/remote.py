@@ -25,6 +25,7 @@ from fabrictool.base.clock import SystemClock, minute_text
 from fabrictool.base.errors import FabrictoolError, UnreachableError
 from fabrictool.clusters.heartbeats import LOOK_AGAIN_S, Heartbeats
 from fabrictool.clusters.jobs import away, job_of, run_folder, tar, told_files
+from fabrictool.clusters.protocol import JobScript
 from fabrictool.clusters.schedulers import shell
 from fabrictool.clusters.schedulers.processes import Processes
 from fabrictool.clusters.survey import Looker, read_survey
@@ -221,6 +222,14 @@ class RemoteCluster:
                 )
             )
         return outlooks, list(warnings)
+
+    def scripts(self, units: Sequence[NewUnit]) -> list[JobScript]:
+        survey = self.survey()
+        scripts = []
+        for unit in units:
+            submission = self._scheduler.submission(survey.scheduler, self._job(unit, survey))
+            scripts.append(JobScript(unit.address, self.name, submission.line, submission.script))
+        return scripts
 
     def _estimate(self, job: Job, survey: Survey) -> float | None:
         """Wall second of the expected start; raises FT5404 when it would never start."""

@@ -1,6 +1,7 @@
 """Getting to know a site, placing the agents' environment there, and checking it: on both real Slurm clusters."""
 
 import json
+import re
 import signal
 
 import pytest
@@ -154,6 +155,23 @@ def test_a_replica_serves_from_the_environment(bed, fed, placed):
 
 
 @pytest.mark.usefixtures("placed")
+def test_the_scripts_of_a_plan_are_what_is_submitted(bed, fed, placed):
+    assert "no job of a scheduler" not in fed.run("plan", "--out", "plan.json", "--render").stderr
+    shown = json.loads(fed.run("show", "plan.json", "--scripts", "--json").stdout)["scripts"]
+    assert [(each["address"], each["cluster"]) for each in shown] == [("replica/tiny/0", "a"), ("gateway/main", "ing")]
+    text = fed.run("show", "plan.json", "--scripts").stdout
+    assert all(each["script"] in text and each["command"] in text for each in shown)
+    fed.run("apply", "plan.json", "--yes")
+    operation = fed.units()["replica/tiny/0"]["operation"]
+    folder = f"/home/alice/.fabrictool/units/site/{operation}"
+    assert bed.machine("a-login").run(["cat", f"{folder}/job.sh"]).stdout == shown[0]["script"]
+    submitted = bed.machine("a-login").run(["cat", f"{folder}/submit"]).stdout
+    serial = re.compile(r";ser=\d+;")  # of the state, which changes as a plan is carried out
+    assert serial.sub(";", submitted) == serial.sub(";", shown[0]["command"] + "\n")
+    assert fed.run("plan", "--render").stderr.count("this plan submits no job") == 1
+    fed.run("destroy", "--yes")
+
+
 def test_bootstrap_of_a_plain_host_and_of_none(bed, fed):
     found = json.loads(fed.run("bootstrap", "host", "--json").stdout)
     argv = ["/home/hostuser/.fabrictool/env/current/bin/python", "-P", "-c", "import uvloop, fabrictool.gateway"]

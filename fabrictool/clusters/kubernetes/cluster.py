@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from fabrictool.clusters.kubernetes.facts import NamespaceFacts
     from fabrictool.clusters.kubernetes.manifests import UnitObjects
-    from fabrictool.clusters.protocol import NewUnit
+    from fabrictool.clusters.protocol import JobScript, NewUnit
     from fabrictool.domain.inventory import ClusterSpec
     from fabrictool.domain.plan import Outlook
     from fabrictool.domain.specs import UnitSpec
@@ -77,6 +77,9 @@ class KubernetesCluster:
             except FabrictoolError as error:
                 warnings |= {f"{problem.code} {problem.message}": None for problem in error.problems}
         return [], list(warnings)
+
+    def scripts(self, units: Sequence[NewUnit]) -> list[JobScript]:
+        return []
 
     def spec(self, operation: str) -> UnitSpec:
         """From the last look; raises FT5104 when that has none."""

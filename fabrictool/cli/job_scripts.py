@@ -1,0 +1,26 @@
+"""The jobs of a plan as schedulers would be given them, for whoever answers for a site."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from fabrictool.applier.outlook import scripts_of
+from fabrictool.cli.output import data, json_data, say
+
+if TYPE_CHECKING:
+    from fabrictool.cli.source import Source
+    from fabrictool.domain.plan import Plan
+
+
+def show_scripts(plan: Plan, source: Source, *, as_json: bool) -> None:
+    """Print them; raises what `scripts_of` raises."""
+    with source.fabric() as fabric:
+        scripts = scripts_of(plan, fabric.clusters, fabric.folder.read_state().serial + 1)
+    if as_json:
+        json_data({"format_version": "1", "type": "scripts", "scripts": [asdict(script) for script in scripts]})
+        return
+    for script in scripts:
+        data(f"# {script.address} on {script.cluster}, submitted by\n# {script.command}\n{script.script}")
+    if not scripts:
+        say("this plan submits no job: what it starts are no jobs of a scheduler, or nothing")
