@@ -45,7 +45,7 @@ def scripts_of(plan: Plan, clusters: Mapping[str, Cluster], serial: int) -> list
 
 
 def _started(plan: Plan, serial: int = 0) -> dict[str, list[NewUnit]]:
-    """By cluster."""
+    """Units that the plan starts, by their cluster."""
     groups: dict[str, list[NewUnit]] = {}
     for action in plan.actions:
         if action.kind in ("create", "replace") and action.spec is not None:

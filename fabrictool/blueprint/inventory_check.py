@@ -93,13 +93,7 @@ class InventoryCheck(ReferenceCheck):
             message = f"support for `{cluster.kind}` follows its documentation and was never tried on a real one"
             hint = "try one replica first, and tell us what differs"
             self.say("FT1240", (*path, "kind"), message, hint, "warning")
-        software = cluster.software
-        for engine, install in software.engines.items():
-            below = (*path, "software", "engines", engine)
-            self.refer("FT1206", below, engine, startable(), "engine")
-            self._one_way(below, install.ways)
-            self._engine_way(below, engine, install, cluster)
-        self._one_way((*path, "software", "python"), software.python.ways)
+        self._software(path, cluster)
         for name, partition in cluster.partitions.items():
             self._partition((*path, "partitions", name), partition)
             if partition.whole_nodes and cluster.kind == "local":
@@ -110,6 +104,19 @@ class InventoryCheck(ReferenceCheck):
                     "only a batch scheduler gives whole nodes",
                     hint,
                 )
+
+    def _software(self, path: Steps, cluster: ClusterSpec) -> None:
+        if cluster.environment.given and (cluster.here or cluster.kind in ("kubernetes", "joined")):
+            message = f"what starts the units of a {cluster.kind} cluster is no job script"
+            hint = "remove `environment`; engines take variables as options"
+            self.say("FT1245", (*path, "environment"), message, hint)
+        software = cluster.software
+        for engine, install in software.engines.items():
+            below = (*path, "software", "engines", engine)
+            self.refer("FT1206", below, engine, startable(), "engine")
+            self._one_way(below, install.ways)
+            self._engine_way(below, engine, install, cluster)
+        self._one_way((*path, "software", "python"), software.python.ways)
 
     def _joined(self, path: Steps, cluster: ClusterSpec) -> None:
         """Its nodes are told what model to serve, and nothing else."""

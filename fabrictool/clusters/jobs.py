@@ -13,7 +13,7 @@ import msgspec
 
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.clusters.allocation import allocation
-from fabrictool.clusters.environment.interpreter import python_of
+from fabrictool.clusters.environment.interpreter import MODULES_THERE, python_of
 from fabrictool.clusters.schedulers.protocol import ENDS_AT, Job
 from fabrictool.domain.observed import Away
 from fabrictool.domain.specs import GatewaySpec, encode_spec
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fabrictool.clusters.protocol import NewUnit
     from fabrictool.clusters.schedulers.protocol import Scheduler
     from fabrictool.clusters.survey import Survey
-    from fabrictool.domain.inventory import ClusterSpec
+    from fabrictool.domain.inventory import ClusterSpec, NodeEnvironment
 
 WARNING_MARGIN_S = 120.0
 """A scheduler looks at its clocks every half minute, and sends its warning up to a minute early."""
@@ -42,6 +42,7 @@ def job_of(unit: NewUnit, described: ClusterSpec, cluster: str, fabric: str, sur
     spec, operation = unit.spec, unit.operation
     folder = posixpath.join(survey.base, "units", fabric, operation)
     python, setup = python_of(described, cluster, survey)
+    cache = f"export FABRICTOOL_CACHE_DIR={shlex.quote(posixpath.join(survey.base, 'cache'))}"
     common: dict[str, Any] = {
         "operation": operation,
         "address": unit.address,
@@ -50,7 +51,7 @@ def job_of(unit: NewUnit, described: ClusterSpec, cluster: str, fabric: str, sur
         "serial": unit.serial,
         "folder": folder,
         "home": survey.home,
-        "setup": (*setup, f"export FABRICTOOL_CACHE_DIR={shlex.quote(posixpath.join(survey.base, 'cache'))}"),
+        "setup": (*_environment(described.environment), *setup, cache),
     }
     if isinstance(spec, GatewaySpec):
         if described.queues:
@@ -84,6 +85,15 @@ def job_of(unit: NewUnit, described: ClusterSpec, cluster: str, fabric: str, sur
         warning_s=spec.drain_s + WARNING_MARGIN_S,
         options=request.options,
     )
+
+
+def _environment(wanted: NodeEnvironment) -> list[str]:
+    """As lines of a shell; of all that only the loading of a module has to work."""
+    lines = [MODULES_THERE] if wanted.purge or wanted.modules else []
+    lines += ["module purge"] if wanted.purge else []
+    lines += [f"module load {shlex.quote(module)} || exit 66" for module in wanted.modules]
+    lines += [f"unset {name}" for name in wanted.unset]
+    return lines + [f"export {name}={shlex.quote(value)}" for name, value in sorted(wanted.set.items())]
 
 
 def away(described: ClusterSpec, survey: Survey) -> tuple[Away, ...]:

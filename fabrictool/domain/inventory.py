@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal, get_args
 
 from pydantic import Field, model_validator
@@ -33,6 +34,7 @@ __all__ = [
     "Kubernetes",
     "Link",
     "Login",
+    "NodeEnvironment",
     "Partition",
     "Provider",
     "Site",
@@ -145,6 +147,47 @@ class Software(Document):
     engine from there, and says at once where it is not there."""
     runtime: Literal["apptainer", "singularity"] = "apptainer"
     """What runs the images of `container`, as the site's users have it on their path."""
+
+
+_SECRET = re.compile(r".*(TOKEN|SECRET|PASSWORD|PASSWD|API_KEY|ACCESS_KEY|CREDENTIAL).*", re.IGNORECASE)
+_OWN = frozenset({"HOME", "PATH", "PWD"})
+"""What job scripts set by themselves."""
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_MODULE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+/:@-]*")
+
+
+class NodeEnvironment(Document):
+    """What the scripts of this cluster's jobs do before they start an agent; its engine inherits it."""
+
+    purge: bool = False
+    """``true``: environment modules that a node loads by itself are unloaded first."""
+    modules: tuple[Text, ...] = ()
+    """To load, in order; one that cannot be loaded ends the job."""
+    set: dict[Text, Text] = Field(default_factory=dict)
+    """Variables, such as ``NCCL_SOCKET_IFNAME: hsn0``; never a secret, for others can read job scripts."""
+    unset: tuple[Text, ...] = ()
+    """Variables that are not to be there, such as ``http_proxy``."""
+
+    @property
+    def given(self) -> bool:
+        return self != NodeEnvironment()
+
+    @model_validator(mode="after")
+    def _sound(self) -> NodeEnvironment:
+        for module in self.modules:
+            if not _MODULE.fullmatch(module):
+                raise problem("FT1264", f"`{module}` is not a module's name", "such as `cuda/12.6`")
+        for name in (*self.set, *self.unset):
+            if not _VARIABLE.fullmatch(name):
+                raise problem("FT1264", f"`{name}` is not a variable's name", "such as `NCCL_SOCKET_IFNAME`")
+        for name in self.set:
+            if _SECRET.fullmatch(name):
+                hint = "put it into a file that only you can read, and name that"
+                raise problem("FT1264", f"`{name}` is named like a secret, and others can read job scripts", hint)
+        for name in (*self.set, *self.unset):
+            if name in _OWN or name.startswith("FABRICTOOL_"):
+                raise problem("FT1264", f"`{name}` is what job scripts set by themselves", "leave it out")
+        return self
 
 
 class Window(Document):
@@ -280,6 +323,8 @@ class ClusterSpec(Document):
     """Seconds between two questions to the login node while something is awaited."""
     software: Software = Software()
     """How Python and engines get there."""
+    environment: NodeEnvironment = NodeEnvironment()
+    """Modules and variables that its jobs begin with; for batch schedulers and ``ssh``."""
     after_reboot: Literal["cron", "site"] | None = None
     """What starts this host's gateways again after a reboot: ``cron``, a line ``@reboot`` in the crontab of the user
     who logs in, or ``site``, something of your own that calls ``FOLDER/on-boot``. Absent: only ``fabrictool reconcile``

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from fabrictool.domain.blueprint import Blueprint
     from fabrictool.domain.evidence import Evidence
-    from fabrictool.domain.inventory import Inventory, Partition, Software
+    from fabrictool.domain.inventory import Inventory, NodeEnvironment, Partition, Software
     from fabrictool.domain.plan import Placement, ReplicaPlacement
     from fabrictool.domain.specs import GatewaySpec
 
@@ -82,7 +82,7 @@ def _agent(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement
         options={name: _flag(value) for name, value in model.options.items()},
         hubs=tuple(gateway.hub for gateway in blueprint.every_gateway.values()),
         walltime_s=None if partition.walltime is None else float(partition.walltime),
-        job=_job(partition),
+        job=_job(partition) | _prepared(inventory.clusters[replica.cluster].environment),
         egress=egress_of(inventory.clusters[replica.cluster].egress),
         trust=_trust(blueprint, inventory, replica),
         install=install_of(inventory.clusters[replica.cluster].software, model.engine, replica.device),
@@ -126,6 +126,15 @@ def _job(partition: Partition) -> dict[str, str]:
         "whole nodes": partition.whole_nodes or None,
     }
     return dict(request.options) | {name: str(value) for name, value in sizes.items() if value is not None}
+
+
+def _prepared(environment: NodeEnvironment) -> dict[str, str]:
+    """What its job does before it starts: a job that began otherwise is another one."""
+    words = {f"set {name}": value for name, value in environment.set.items()}
+    words |= {f"unset {name}": "" for name in environment.unset}
+    if environment.purge or environment.modules:
+        words["modules"] = " ".join([*(["purge"] if environment.purge else []), *environment.modules])
+    return words
 
 
 def _wanted(spec: AgentSpec, replica: ReplicaPlacement) -> WantedUnit:

@@ -155,7 +155,7 @@ def test_a_replica_serves_from_the_environment(bed, fed, placed):
 
 
 @pytest.mark.usefixtures("placed")
-def test_the_scripts_of_a_plan_are_what_is_submitted(bed, fed, placed):
+def test_the_scripts_of_a_plan_are_what_is_submitted(bed, fed):
     assert "no job of a scheduler" not in fed.run("plan", "--out", "plan.json", "--render").stderr
     shown = json.loads(fed.run("show", "plan.json", "--scripts", "--json").stdout)["scripts"]
     assert [(each["address"], each["cluster"]) for each in shown] == [("replica/tiny/0", "a"), ("gateway/main", "ing")]
@@ -172,6 +172,7 @@ def test_the_scripts_of_a_plan_are_what_is_submitted(bed, fed, placed):
     fed.run("destroy", "--yes")
 
 
+@pytest.mark.usefixtures("placed")
 def test_bootstrap_of_a_plain_host_and_of_none(bed, fed):
     found = json.loads(fed.run("bootstrap", "host", "--json").stdout)
     argv = ["/home/hostuser/.fabrictool/env/current/bin/python", "-P", "-c", "import uvloop, fabrictool.gateway"]

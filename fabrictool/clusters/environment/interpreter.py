@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from fabrictool.clusters.survey import Survey
     from fabrictool.domain.inventory import ClusterSpec
 
+MODULES_THERE = "command -v module >/dev/null 2>&1 || . /etc/profile"
+"""In a shell that is no login shell."""
+
 
 def python_of(described: ClusterSpec, cluster: str, survey: Survey) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The interpreter's words, and shell lines that come before them; raises FT5403 when there is none.
@@ -29,7 +32,6 @@ def python_of(described: ClusterSpec, cluster: str, survey: Survey) -> tuple[tup
     if way.path is not None:
         return (way.path,), ()
     if way.module is not None:
-        load = "command -v module >/dev/null 2>&1 || . /etc/profile"
-        return ("python3",), (load, f"module load {shlex.quote(way.module)} || exit 66")
+        return ("python3",), (MODULES_THERE, f"module load {shlex.quote(way.module)} || exit 66")
     message = f"{cluster} has no Python for agents"
     raise FabrictoolError.of("FT5403", message, thing=f"cluster/{cluster}", hint=f"fabrictool bootstrap {cluster}")
