@@ -96,6 +96,10 @@ class InventoryCheck(ReferenceCheck):
         self._software(path, cluster)
         for name, partition in cluster.partitions.items():
             self._partition((*path, "partitions", name), partition)
+            ours = {"devices_as": partition.job.devices_as != "gres", "step_options": partition.job.step_options}
+            for key in [key for key, given in ours.items() if given and cluster.kind != "slurm"]:
+                message = f"`{key}` is for Slurm; this is a {cluster.kind} cluster"
+                self.say("FT1245", (*path, "partitions", name, "job", key), message, "remove it")
             if partition.whole_nodes and cluster.kind == "local":
                 hint = "remove it: replicas of a local cluster share its nodes"
                 self.say(

@@ -38,7 +38,7 @@ class PlanOutput:
     detailed: bool
     assume: bool
     """Whether no cluster is asked."""
-    render: bool
+    render: bool = False
     """Whether jobs are printed, too."""
 
 

@@ -77,6 +77,7 @@ def job_of(unit: NewUnit, described: ClusterSpec, cluster: str, fabric: str, sur
         command=(*python, "-P", "-m", "fabrictool.agent", folder, ENDS_AT),
         partition=queue,
         devices=0 if spec.device == "cpu" else spec.devices,
+        devices_as=request.devices_as,
         whole_node=partition.whole_nodes,
         cpus=request.cpus_per_device * devices if request.cpus_per_device is not None else None,
         memory=int(request.memory_per_device) * devices if request.memory_per_device is not None else None,
@@ -84,6 +85,7 @@ def job_of(unit: NewUnit, described: ClusterSpec, cluster: str, fabric: str, sur
         begin_in_s=granted.begin_in_s,
         warning_s=spec.drain_s + WARNING_MARGIN_S,
         options=request.options,
+        step_options=request.step_options,
     )
 
 

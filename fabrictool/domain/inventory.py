@@ -214,6 +214,9 @@ PROTECTED = frozenset({
 })  # fmt: skip
 """Options of a submission that decide whether a job is ours and runs once: never passed through."""
 
+STEP_OWN = frozenset({"cpus-per-task", "input", "jobid", "nodes", "ntasks", "quiet"})
+"""Those of a job's one step that are ours; it has the node to itself."""
+
 
 def _protected(name: str) -> bool:
     """Also for the beginning of such a name, which option parsers take for the whole; letters alone are others'."""
@@ -227,15 +230,22 @@ class JobRequest(Document):
     """CPU cores for each accelerator; on a CPU partition for the replica; absent: the scheduler's default."""
     memory_per_device: Memory | None = None
     """Main memory, alike; absent: the scheduler's default."""
+    devices_as: Literal["gres", "gpus-per-node", "gpus"] = "gres"
+    """The option of Slurm by which a site counts accelerators, where it refuses ``--gres``."""
     options: dict[Text, str] = Field(default_factory=dict)
     """Options passed through to the submission, without their dashes, such as ``account: proj01``."""
+    step_options: dict[Text, str] = Field(default_factory=dict)
+    """The same for Slurm's ``srun`` in the job, such as ``environment: /capstor/vllm.toml``."""
 
     @model_validator(mode="after")
     def _unprotected(self) -> JobRequest:
-        for name in self.options:
+        for name in (*self.options, *self.step_options):
             if _protected(name) or not name[:1].isalpha():
                 hint = "what decides whether a job is ours and runs once is not passed through"
                 raise problem("FT1149", f"`{name}` cannot be given as an option of jobs", hint)
+        for name in self.step_options:
+            if any(own.startswith(name) for own in STEP_OWN):
+                raise problem("FT1149", f"`{name}` cannot be given as an option of steps", "it is ours, or `options`'")
         return self
 
 

@@ -122,10 +122,12 @@ def _job(partition: Partition) -> dict[str, str]:
     sizes = {
         "cpus per device": request.cpus_per_device,
         "memory per device": None if request.memory_per_device is None else int(request.memory_per_device),
+        "devices as": None if request.devices_as == "gres" else request.devices_as,
         "queue": partition.queue,
         "whole nodes": partition.whole_nodes or None,
     }
-    return dict(request.options) | {name: str(value) for name, value in sizes.items() if value is not None}
+    steps = {f"step {name}": value for name, value in request.step_options.items()}
+    return dict(request.options) | steps | {name: str(value) for name, value in sizes.items() if value is not None}
 
 
 def _prepared(environment: NodeEnvironment) -> dict[str, str]:

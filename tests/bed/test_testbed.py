@@ -13,6 +13,8 @@ from datetime import datetime
 
 import pytest
 
+from fabrictool.clusters.schedulers.protocol import Job, SchedulerFacts
+from fabrictool.clusters.schedulers.slurm import Slurm
 from tests.testbed.bed import Bed
 from tests.testbed.state import BedError, Process
 from tests.testbed.waiting import wait_until
@@ -98,6 +100,19 @@ def test_a_job_that_comes_through_ssh_gets_its_gpus(bed, cluster, user):
     job = submit(bed, cluster, "echo $CUDA_VISIBLE_DEVICES $(hostname) $(id -un)", "--gres=gpu:2", f"-w {cluster}-n1")
     wait_job(bed, cluster, job, "COMPLETED")
     assert bed.ssh(f"{cluster}-login", f"cat slurm-{job}.out").stdout == f"0,1 {cluster}-n1 {user}\n"
+
+
+@pytest.mark.parametrize("way", ["gres", "gpus-per-node", "gpus"])
+def test_slurm_takes_each_way_in_which_we_ask_for_gpus(bed, way):
+    job = Job(
+        operation="o", address="replica/m/0", fabric="f", lineage="", serial=1, folder="/", home="/", command=("true",),
+        partition="normal", devices=2, devices_as=way,
+    )  # fmt: skip
+    asked = [word for word in Slurm().submission(SchedulerFacts(), job).argv if word.startswith(("--gres", "--gpus"))]
+    assert [word.split("=")[0] for word in asked] == [f"--{way}"]
+    number = submit(bed, "a", "echo $CUDA_VISIBLE_DEVICES", *asked)
+    wait_job(bed, "a", number, "COMPLETED")
+    assert bed.ssh("a-login", f"cat slurm-{number}.out").stdout == "0,1\n"
 
 
 def test_a_job_that_asks_for_no_gpu_gets_none(bed):

@@ -82,6 +82,8 @@ class Job:
     """Accelerators, all of one node."""
     device: str = ""
     """Their type in the scheduler's words; "": any."""
+    devices_as: str = "gres"
+    """See `JobRequest`."""
     whole_node: bool = False
     cpus: int | None = None
     memory: int | None = None
@@ -95,6 +97,8 @@ class Job:
     """Shell lines that come before the command, such as ``module load python/3.11``."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Passed through: option (without dashes) → value."""
+    step_options: Mapping[str, str] = field(default_factory=dict)
+    """The same for what starts the agent in the job, where a scheduler has that."""
 
     @property
     def name(self) -> str:

@@ -110,9 +110,10 @@ class Slurm(Scheduler):
             argv += [f"--time={_limit(walltime)}", f"--signal=TERM@{int(min(job.warning_s, walltime / 10, 65535))}"]
         argv += _size(facts, job)
         argv += [f"--begin=now+{math.ceil(job.begin_in_s)}"] if job.begin_in_s > 0 else []
-        argv += [f"--{name}={value}" if value else f"--{name}" for name, value in sorted(job.options.items())]
+        argv += _passed(job.options)
         step = ["srun", "--nodes=1", "--ntasks=1", "--export=ALL", "--input=none", "--quiet"]
         step += [f"--cpus-per-task={job.cpus}"] if job.cpus and not job.whole_node else []  # not inherited since 22.05
+        step += _passed(job.step_options)
         script = job_script(
             job,
             identity='"${SLURM_JOB_ID:?}"',
@@ -155,6 +156,10 @@ def _state_of() -> str:
     )
 
 
+def _passed(options: Mapping[str, str]) -> list[str]:
+    return [f"--{name}={value}" if value else f"--{name}" for name, value in sorted(options.items())]
+
+
 def _size(facts: SchedulerFacts, job: Job) -> list[str]:
     options = ["--exclusive", "--mem=0"] if job.whole_node else []
     if not job.whole_node:
@@ -163,7 +168,8 @@ def _size(facts: SchedulerFacts, job: Job) -> list[str]:
     if job.devices:
         queue = facts.queues.get(job.partition)
         kind = job.device or (queue.device if queue is not None else "")
-        options.append(f"--gres=gpu:{kind}:{job.devices}" if kind else f"--gres=gpu:{job.devices}")
+        counted = f"{kind}:{job.devices}" if kind else str(job.devices)
+        options.append(f"--gres=gpu:{counted}" if job.devices_as == "gres" else f"--{job.devices_as}={counted}")
     return options
 
 
