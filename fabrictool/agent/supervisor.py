@@ -229,7 +229,9 @@ class Supervisor:
                 _log.warning("nothing said within %.0f s whether engine %s is installed", PROBE_S, self._adapter.name)
                 return
             finally:
-                _signal_group(process.pid, signal.SIGKILL)
+                if process.returncode is None:
+                    _signal_group(process.pid, signal.SIGKILL)
+                    await process.wait()
             if process.returncode == 0:
                 self._installed = True
                 return

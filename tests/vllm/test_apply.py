@@ -38,11 +38,11 @@ def smollm2(tmp_path_factory):
 
 @pytest.fixture
 def bed(fabric_bed, smollm2):
-    def write(venv):
+    def write(way):
         options = json.dumps({"enforce-eager": True, **SETTINGS})
         head, _, rest = BLUEPRINT.partition("models:")
         blueprint = head + MODELS.format(folder=smollm2, options=options) + rest.partition("trust:")[2]
-        own = f"\n    software: {{engines: {{vllm: {{venv: {venv}}}}}}}\n    partitions:"
+        own = f"\n    software: {{engines: {{vllm: {{{way}}}}}}}\n    partitions:"
         fabric_bed.write(blueprint=blueprint, inventory=INVENTORY.replace("\n    partitions:", own))
         return fabric_bed
 
@@ -60,17 +60,20 @@ def ask(bed, question):
         return json.load(answer)["choices"][0]["message"]["content"]
 
 
-def test_the_sites_own_vllm_is_started_and_answers(bed):
-    fabric = bed(VLLM)
+@pytest.mark.parametrize("way", [f"venv: {VLLM}", f"path: {VLLM / 'bin' / 'vllm'}"], ids=["venv", "path"])
+def test_the_sites_own_vllm_is_started_and_answers(bed, way):
+    fabric = bed(way)
     fabric.run("trust", "init")
-    assert "venv" in fabric.run("doctor").stdout
+    assert way.partition(":")[0] in fabric.run("doctor").stdout
     fabric.run("apply", "--yes", timeout=1200)
     assert "Paris" in ask(fabric, "What is the capital of France?")
     unit = fabric.units()["replica/smol/0", "running"]
     cluster = next(c for c in fabric.clusters().values() if c.state(unit.operation) is not None)
     engine = cluster.document(unit.operation).engine
     with open(f"/proc/{engine.pid}/cmdline", "rb") as file:  # noqa: PTH123
-        assert file.read().startswith(os.fsencode(VLLM / "bin" / "python"))
+        words = file.read().split(b"\0")
+    assert os.fsencode(VLLM / "bin") in words[0]  # a program's line begins with its interpreter
+    assert (os.fsencode(VLLM / "bin" / "vllm") in words) == way.startswith("path")
     time.sleep(10)
     log = fabric.run("logs", "replica/smol/0", "--lines", "400").stdout
     assert "Application startup complete" in log
@@ -83,7 +86,7 @@ def test_an_environment_without_vllm_is_told_at_once_and_once(bed, tmp_path):
     import venv
 
     venv.create(tmp_path / "bare", symlinks=True)
-    fabric = bed(tmp_path / "bare")
+    fabric = bed(f"venv: {tmp_path / 'bare'}")
     fabric.run("trust", "init")
     told = fabric.run("doctor", code=None).stdout
     assert "not there: venv" in told
