@@ -5,18 +5,16 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from fabrictool.applier.outlook import scripts_of
 from fabrictool.cli.output import data, json_data, say
 
 if TYPE_CHECKING:
-    from fabrictool.cli.source import Source
-    from fabrictool.domain.plan import Plan
+    from collections.abc import Sequence
+
+    from fabrictool.clusters.protocol import JobScript
 
 
-def show_scripts(plan: Plan, source: Source, *, as_json: bool) -> None:
-    """Print them; raises what `scripts_of` raises."""
-    with source.fabric() as fabric:
-        scripts = scripts_of(plan, fabric.clusters, fabric.folder.read_state().serial + 1)
+def show_scripts(scripts: Sequence[JobScript], *, as_json: bool) -> None:
+    """As text that is a shell script itself, or as JSON."""
     if as_json:
         json_data({"format_version": "1", "type": "scripts", "scripts": [asdict(script) for script in scripts]})
         return

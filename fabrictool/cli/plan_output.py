@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from fabrictool.applier.checks import unstartable
+from fabrictool.applier.outlook import scripts_of
 from fabrictool.base.errors import UnreachableError
 from fabrictool.cli.output import data, json_text, print_problems, say
 from fabrictool.cli.plan_text import as_document, render
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from fabrictool.cli.policies import RuleVerdict
     from fabrictool.cli.solve_watch import SolverWatch
     from fabrictool.cli.source import Source
+    from fabrictool.clusters.protocol import JobScript
     from fabrictool.domain.evidence import Evidence
     from fabrictool.domain.plan import Plan
     from fabrictool.planner.plan import PlanOptions
@@ -52,7 +54,7 @@ def show_plan(
     if output.file is not None:
         check_output(output.file)  # before a search that takes minutes
     with source.warnings_without_a_plan():
-        plan, evidence = _planned(source, bundle, options, assume=output.assume)
+        plan, evidence, scripts = _planned(source, bundle, options, output)
     verdicts = verdicts_on(plan, output.policy, source)
     if output.file is not None:
         write_output(output.file, encode_file(plan))
@@ -67,25 +69,30 @@ def show_plan(
     if output.render:
         from fabrictool.cli.job_scripts import show_scripts
 
-        show_scripts(plan, source, as_json=False)
+        show_scripts(scripts, as_json=False)
     code = _ending(plan, verdicts or [], output, offline=bundle is not None)
     seen = bundle is None and not output.assume
     missing = say_what_is_missing(source, plan, evidence, shown=not output.as_json) if seen else 0
     return exit_code(verdicts or []) or missing or code
 
 
-def _planned(source: Source, bundle: BundleFile | None, options: PlanOptions, *, assume: bool) -> tuple[Plan, Evidence]:
-    if assume:
-        return plan_assumed(source, options)
+def _planned(
+    source: Source, bundle: BundleFile | None, options: PlanOptions, output: PlanOutput
+) -> tuple[Plan, Evidence, list[JobScript]]:
+    """The plan, what it was made from and, where they are wanted, its jobs, by one look at the clusters."""
+    if output.assume:
+        return *plan_assumed(source, options), []
     if bundle is not None:
-        return plan_offline(source, bundle, options)
+        return *plan_offline(source, bundle, options), []
     with source.fabric() as fabric:
         try:
-            return plan_online(source, fabric, options)
+            plan, evidence = plan_online(source, fabric, options)
+            scripts = scripts_of(plan, fabric.clusters, evidence.state.serial + 1) if output.render else []
         except UnreachableError as error:
             *others, last = error.problems
             hint = f"{last.hint or 'try again'}; `fabrictool plan --assume-empty` plans without a cluster"
             raise UnreachableError([*others, replace(last, hint=hint)]) from error
+    return plan, evidence, scripts
 
 
 def _ending(plan: Plan, verdicts: list[RuleVerdict], output: PlanOutput, *, offline: bool) -> int:

@@ -61,13 +61,18 @@ def show(
     from fabrictool.cli.policies import as_rows, exit_code, verdicts_on
     from fabrictool.state.planfile import read_plan
 
-    if as_markdown + scripts + as_json > 1 and not (scripts and as_json):
-        raise typer.BadParameter("one of --markdown, --scripts and --json")
+    if as_markdown and (as_json or scripts):
+        raise typer.BadParameter("either --markdown, or --json or --scripts")
+    if scripts and policy is not None:
+        raise typer.BadParameter("--scripts judges nothing: no --policy with it")
     plan = read_plan(plan_file)
     if scripts:
+        from fabrictool.applier.outlook import scripts_of
         from fabrictool.cli.job_scripts import show_scripts
 
-        show_scripts(plan, source, as_json=as_json)
+        with source.fabric() as fabric:
+            scripts_there = scripts_of(plan, fabric.clusters, fabric.folder.read_state().serial + 1)
+        show_scripts(scripts_there, as_json=as_json)
         return 0
     verdicts = verdicts_on(plan, policy, source)
     if as_markdown:
