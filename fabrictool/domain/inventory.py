@@ -24,6 +24,7 @@ from fabrictool.domain.quantities import (
     UserName,
     problem,
 )
+from fabrictool.domain.secrets import NAMED_LIKE_ONE
 
 __all__ = [
     "ClusterSpec",
@@ -149,7 +150,6 @@ class Software(Document):
     """What runs the images of `container`, as the site's users have it on their path."""
 
 
-_SECRET = re.compile(r".*(TOKEN|SECRET|PASSWORD|PASSWD|API_KEY|ACCESS_KEY|CREDENTIAL).*", re.IGNORECASE)
 _OWN = frozenset({"HOME", "PATH", "PWD"})
 """What job scripts set by themselves."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -181,7 +181,7 @@ class NodeEnvironment(Document):
             if not _VARIABLE.fullmatch(name):
                 raise problem("FT1264", f"`{name}` is not a variable's name", "such as `NCCL_SOCKET_IFNAME`")
         for name in self.set:
-            if _SECRET.fullmatch(name):
+            if NAMED_LIKE_ONE.fullmatch(name):
                 hint = "put it into a file that only you can read, and name that"
                 raise problem("FT1264", f"`{name}` is named like a secret, and others can read job scripts", hint)
         for name in (*self.set, *self.unset):

@@ -17,6 +17,9 @@ _FORMS: dict[str, tuple[re.Pattern[str], str]] = {
     "sops": (re.compile(r"[^\s#]+#[^\s#]+"), "secret://sops/FILE#KEY"),
 }
 
+NAMED_LIKE_ONE = re.compile(r".*(TOKEN|SECRET|PASSWORD|PASSWD|API_KEY|ACCESS_KEY|CREDENTIAL).*", re.IGNORECASE)
+"""A variable with such a name holds a secret: it stands in no command line and in no script."""
+
 
 @dataclass(frozen=True, slots=True)
 class SecretRef:

@@ -76,7 +76,7 @@ class EngineInstall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     container: str = ""
     """File or reference of an image."""
     path: str = ""
-    """The program itself."""
+    """The engine's own program, to be executed."""
     runtime: tuple[str, ...] = ()
     """Of an image: what starts a program in it, up to the image."""
 

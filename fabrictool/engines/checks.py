@@ -8,6 +8,7 @@ import re
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import InvalidInputError, Place, Problem
+from fabrictool.domain.secrets import NAMED_LIKE_ONE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 _FLAG = re.compile(r"[a-z0-9][a-z0-9-]*")
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
 _SECRET_FLAGS = ("admin-api-key", "api-key", "api-key-file", "hf-token", "ssl-keyfile-password")
-_SECRET_VARIABLE = re.compile(r".*(TOKEN|SECRET|PASSWORD|API_KEY|ACCESS_KEY|CREDENTIAL).*")
 _GGUF_PRECISION = re.compile(r"i?q[1-8](_[a-z0-9]+)*")
 
 
@@ -163,7 +163,7 @@ def _option_problems(
 def _is_secret(name: str) -> bool:
     # Argument parsers accept unambiguous beginnings of a flag, so a beginning is as bad as the flag.
     if _VARIABLE.fullmatch(name):
-        return _SECRET_VARIABLE.fullmatch(name) is not None
+        return NAMED_LIKE_ONE.fullmatch(name) is not None
     return any(secret.startswith(name) and len(name) > 2 for secret in _SECRET_FLAGS)
 
 
