@@ -208,7 +208,6 @@ class Supervisor:
 
     async def _look_for(self, probe: tuple[str, ...], environment: dict[str, str]) -> None:
         """What is not installed is not there at the next start either: said once, and nothing is started."""
-        words = ""
         try:
             process = await asyncio.create_subprocess_exec(
                 *probe,

@@ -9,7 +9,8 @@ provider does not serve this group. A whole JSON answer is held until it is comp
 writing it costs a retry and not the request; a stream is passed on as it comes, and if its replica dies the client gets
 a well-formed error event and no ``[DONE]``, or, if it asked for that, the rest from another replica (`continuing`).
 
-Every request that gets this far ends in `_finish`, which writes its record.
+Every request that gets this far ends in `_finish`, which writes its record. Longer than most modules: it is one object
+with one life, and whatever were taken out would change the same fields from elsewhere.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The gateway: who asks, where it may go, and what this gateway knows of the fabric.
 
 One object serves both forms: on the mesh's registry (`mesh` given), and on a static list (`targets` given).
+Longer than most modules: what a request needs of it stands in one compiled class, and that is asked for each request.
 """
 
 from __future__ import annotations

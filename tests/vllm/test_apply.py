@@ -74,7 +74,7 @@ def test_the_sites_own_vllm_is_started_and_answers(bed, way):
         words = file.read().split(b"\0")
     assert os.fsencode(VLLM / "bin") in words[0]  # a program's line begins with its interpreter
     assert (os.fsencode(VLLM / "bin" / "vllm") in words) == way.startswith("path")
-    time.sleep(10)
+    time.sleep(10)  # ten of the agent's looks
     log = fabric.run("logs", "replica/smol/0", "--lines", "400").stdout
     assert "Application startup complete" in log
     assert "GET /health" not in log
