@@ -18,7 +18,7 @@ _HAS = "import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1
 _RUNS = 'at=$(command -v "$0") && [ -f "$at" ] && [ -x "$at" ]'
 _LOADED = 'command -v module >/dev/null 2>&1 || . /etc/profile; module load "$0" || exit 66; exec "$@"'
 """A shell that loads the module ``$0`` and becomes the rest."""
-_AGENTS_OWN = ("PYTHONHOME", "PYTHONNOUSERSITE", "PYTHONPATH")
+_AGENTS_OWN = ("PYTHONHOME", "PYTHONPATH")
 """By which the agent's Python finds the agent's packages: another Python would load what was built for this one."""
 
 
