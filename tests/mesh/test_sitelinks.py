@@ -112,7 +112,7 @@ async def test_an_agent_that_lost_its_gateways_is_heard_of_through_one_that_has_
 
 
 @pytest.mark.asyncio
-async def test_neither_another_providers_agent_nor_one_that_answers_for_another_becomes_a_neighbour(federation):
+async def test_neither_another_providers_agent_nor_one_that_answers_for_another_becomes_a_neighbour(federation, caplog):
     hub, _, port = await listening(federation)
     ((agent, listener),) = await at_site(federation, [port], 1)
     stranger, _ = federation.node("stranger", provider="beta")
@@ -123,9 +123,9 @@ async def test_neither_another_providers_agent_nor_one_that_answers_for_another_
     liar.dial([("127.0.0.1", port)])
     liar.publish(node_body(liar, addresses=(f"127.0.0.1:{theirs}",)))
     await until(lambda: agent.registry.node(liar.session) is not None)
-    await asyncio.sleep(3 * sitelinks.PAUSE_FIRST_S + 2.0)
-    assert stranger.neighbours == []
-    assert impostor.neighbours == []
+    await until(lambda: all(words in caplog.text for words in ("answers where agent", "another provider's agent")), 20.0)
+    await until(lambda: stranger.neighbours == [] == impostor.neighbours)  # each heard the hello before the refusal
+    await asyncio.sleep(2 * sitelinks.PAUSE_FIRST_S)
     assert site_neighbours(agent) == set()
     assert {session for session, up, _ in listener.links if up} == {hub.session}
     for each in (hub, agent, stranger, impostor, liar):
