@@ -19,16 +19,18 @@ import msgspec
 
 from fabrictool import __version__
 from fabrictool.agent.bodies import node_body, service_body
+from fabrictool.agent.crew import LEADER, Leader
 from fabrictool.agent.forwarder import Forwarder, allowed
 from fabrictool.agent.guarding import Guard, Refuser
+from fabrictool.agent.launching import first_node, launch_of
 from fabrictool.agent.measured import package_folder, signed_build
 from fabrictool.agent.pairing import handover, handover_host
 from fabrictool.agent.specwatch import SpecWatch
 from fabrictool.agent.supervisor import Supervisor
 from fabrictool.base.clock import duration_text
 from fabrictool.base.errors import FabrictoolError
-from fabrictool.domain.specs import AgentTrust, BroughtEngine, EngineInstall
-from fabrictool.engines.adapter import EngineLaunch, adapter
+from fabrictool.domain.specs import AgentTrust, BroughtEngine
+from fabrictool.engines.adapter import adapter
 from fabrictool.engines.artifacts import resolve
 from fabrictool.mesh.identity import CLOCK_SKEW_S
 from fabrictool.mesh.records import Lifecycle, with_note
@@ -76,6 +78,7 @@ class Agent:
 
     _handover_host = ""
 
+    # Long: a line for each thing that it holds.
     def __init__(
         self,
         spec: AgentSpec,
@@ -128,6 +131,7 @@ class Agent:
         self._warned = False
         self._signs = SignsOfLife(folder, self.health, self.status)
         self._brought = BroughtEngine() if isinstance(spec.brought, msgspec.UnsetType) else spec.brought
+        self._leader = None if spec.on_nodes == 1 else self._leader_of(folder)
         self._supervisor = Supervisor(
             self._adapter,
             self._command,
@@ -135,6 +139,7 @@ class Agent:
             self._engine_moved,
             start_timeout_s=spec.start_timeout_s,
             brought=self._brought,
+            crew=self._leader,
         )
 
     @property
@@ -168,6 +173,8 @@ class Agent:
             self._model_path = resolve(self.spec.source)
         await self._measure()
         self._handover_host = await handover_host(self.spec, self._note)
+        if self._leader is not None:
+            await self._leader.listen(await own_address(self.spec.hubs))
         self._publish_node(Lifecycle.JOIN)
         linking = asyncio.create_task(self._link_site())  # it may wait for names, and nothing else waits for it
         self.mesh.dial([(hub.host, hub.port) for hub in self.spec.hubs], self.spec.egress)
@@ -186,6 +193,8 @@ class Agent:
                 await engine  # raises what the supervisor raised
         finally:
             async with AsyncExitStack() as leaving:  # last in, first out; each step is taken whatever another raises
+                if self._leader is not None:
+                    leaving.push_async_callback(self._leader.close)
                 leaving.push_async_callback(self._supervisor.stop)
                 leaving.push_async_callback(self._signs.write)
                 leaving.push_async_callback(cancelled, engine, stop, signs, watch, end, linking, clocks)
@@ -380,25 +389,21 @@ class Agent:
 
     def _command(self, port: int) -> EngineCommand:
         return self._adapter.command(
-            EngineLaunch(
-                engine=self.spec.engine,
+            launch_of(
+                self.spec,
                 model=self._model_path,
-                served_name=self.spec.model,
-                host="127.0.0.1",
                 port=port,
-                tp=self.spec.tp,
-                pp=self.spec.pp,
-                context=self.spec.context or None,
-                max_num_seqs=self.spec.max_num_seqs,
-                precision=self.spec.precision or None,
                 python=self._python,
-                install=EngineInstall() if isinstance(self.spec.install, msgspec.UnsetType) else self.spec.install,
-                cache_dir=str(self._cache),
-                options=self.spec.options,
+                cache=self._cache,
+                node=None if self._leader is None else first_node(self._leader.nodes, self._leader.meets_at),
                 handover=handover(self.spec, self._handover_host),
                 command=self._brought.command,
             )
         )
+
+    def _leader_of(self, folder: RunFolder) -> Leader:
+        files, notice = IdentityFiles(folder.identity), folder.path / LEADER
+        return Leader(self.spec.on_nodes, files, notice, self._note, come_s=self.spec.start_timeout_s)
 
     def _request_finished(self, gateway: bytes) -> None:
         self._in_flight -= 1

@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import logging
 import os
 import shlex
 import signal
 import socket
-from collections import deque
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import aiohttp
 
+from fabrictool.agent.process import EngineProcess, die_with_parent, environment_of, signal_group
 from fabrictool.base.errors import FabrictoolError
 
 if TYPE_CHECKING:
+    from collections import deque
     from collections.abc import Callable
 
     from fabrictool.domain.specs import BroughtEngine
@@ -38,18 +38,31 @@ PROBE_S = 120.0
 """To see whether an engine is installed: a shared file system may be slow, and an image has to be unpacked."""
 REFUSES = 65
 """An engine that ends so, before it was ever ready, says that its input is wrong (EX_DATAERR of sysexits.h)."""
-STOP_SECONDS = 10.0
-LOG_SECONDS = 1.0
-"""What a stopped engine has still to say is read for this long."""
-LOG_LINES = 200
-LINE_OCTETS = 8192
-"""A longer line of an engine's log is cut into pieces of this size."""
-
-_PR_SET_PDEATHSIG = 1
+HANG_S = 180.0
+"""An engine whose requests got no further for this long hangs: one of its workers stands still, or waits for another
+that is gone. Its own clocks are no shorter (vLLM's VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS is 300)."""
 
 
 class EngineFailedError(FabrictoolError):
     """The engine did not start, or fell over too often (FT7103)."""
+
+
+class Crew(Protocol):
+    """The other nodes of an engine that stands on several."""
+
+    @property
+    def broken(self) -> str:
+        """Why the engine is whole no more; "": it is."""
+
+    @property
+    def lost(self) -> bool:
+        """Whether a node is gone, so that another start would be in vain."""
+
+    async def begin(self) -> str | None:
+        """Have the engine's processes started there; why that failed, if it did."""
+
+    async def end(self) -> None:
+        """Returns when none of them runs there any more."""
 
 
 class Supervisor:
@@ -57,9 +70,11 @@ class Supervisor:
 
     `command` makes the command line for a port; it is asked anew at every start, so a port that was taken in
     between costs one restart and not the replica. A server that a job has `brought` running is watched and
-    neither started nor stopped. Without a `model` it is the only one that the engine lists, of those that are allowed.
+    neither started nor stopped. An engine on several nodes has a `crew` on the others. Without a `model` it is the only
+    one that the engine lists, of those that are allowed.
     """
 
+    # Wide: what is run, how that is seen, and whom it has beside it.
     def __init__(
         self,
         adapter: EngineAdapter,
@@ -69,6 +84,8 @@ class Supervisor:
         *,
         start_timeout_s: float,
         brought: BroughtEngine | None = None,
+        crew: Crew | None = None,
+        hang_s: float = HANG_S,
     ) -> None:
         self._adapter = adapter
         self._command = command
@@ -77,10 +94,12 @@ class Supervisor:
         self._allowed = brought.models if brought is not None else ()
         self._on_change = on_change
         self._start_timeout = start_timeout_s
-        self._process: asyncio.subprocess.Process | None = None
-        self._sentinel: asyncio.subprocess.Process | None = None
+        self._crew = crew
+        self._hang_s = hang_s
+        self._sign: tuple[tuple[float, float, float], float] | None = None
+        """What its figures say of how far its requests are, and since when they say so."""
+        self._process = EngineProcess(self._log_line)
         self._installed = False
-        self._reader: asyncio.Task[None] | None = None
         self.state: EngineState = "starting"
         self.port: int | None = None
         self.restarts = 0
@@ -88,12 +107,17 @@ class Supervisor:
         self.running = 0
         self.waiting = 0
         self.kv_use = 0.0
-        self.lines: deque[str] = deque(maxlen=LOG_LINES)
+        self._advance = 0.0
+
+    @property
+    def lines(self) -> deque[str]:
+        """What its log says last."""
+        return self._process.lines
 
     @property
     def pid(self) -> int | None:
         """Of the engine, while it lives."""
-        return None if self._process is None or self._process.returncode is not None else self._process.pid
+        return self._process.pid
 
     async def run(self) -> None:
         """Start and watch until cancelled; raises EngineFailedError when restarts are used up."""
@@ -102,8 +126,11 @@ class Supervisor:
             while True:
                 began = loop.time()
                 reason = await self._run_once(http)
-                if self.state == "loading" and self._process is not None and self._process.returncode == REFUSES:
+                if self.state == "loading" and self._process.returncode == REFUSES:
                     await self._refused()
+                if self._crew is not None and self._crew.lost:
+                    self._move("failed")
+                    raise EngineFailedError.of("FT7108", reason, thing=f"engine/{self._adapter.name}")
                 if loop.time() - began > STABLE_SECONDS:
                     self.restarts = 0
                 if self.restarts >= MAX_RESTARTS:
@@ -125,10 +152,7 @@ class Supervisor:
     async def _refused(self) -> NoReturn:
         """The same input would be refused again: said once, with the engine's own words."""
         self._move("failed")
-        if self._reader is not None:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOG_SECONDS):
-                    await self._reader
+        await self._process.log_read()
         words = " ".join(line.strip() for line in list(self.lines)[-2:]) or f"it ended with code {REFUSES}"
         raise EngineFailedError.of(
             "FT7105",
@@ -138,29 +162,11 @@ class Supervisor:
         )
 
     async def stop(self) -> None:
-        """TERM to the engine's process group, then KILL; returns when it is gone."""
-        process = self._process
-        if process is not None and process.returncode is None:
-            _signal_group(process.pid, signal.SIGTERM)
-            try:
-                async with asyncio.timeout(STOP_SECONDS):  # Python 3.11's wait_for may swallow a cancellation
-                    await process.wait()
-            except TimeoutError:
-                _log.warning("engine ignored TERM for %.0f s; killing it", STOP_SECONDS)
-        if process is not None:
-            _signal_group(process.pid, signal.SIGKILL)  # what the engine left behind in its group
-            await process.wait()
-        if self._sentinel is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self._sentinel.kill()
-            await self._sentinel.wait()
-            self._sentinel = None
-        if self._reader is not None:
-            with contextlib.suppress(TimeoutError):  # a worker that left the group may hold the log open for ever
-                async with asyncio.timeout(LOG_SECONDS):
-                    await self._reader
-            self._reader = None
-        self._process = None
+        """Returns when it is gone, everywhere."""
+        if self._crew is None:
+            await self._process.stop()
+        else:
+            await asyncio.gather(self._process.stop(), self._crew.end())
 
     # -- internals --------------------------------------------------------------------------------------------
 
@@ -175,36 +181,22 @@ class Supervisor:
         self._move("loading")
         why = await self._until_ready(http)
         if why is None:
+            self._sign = None
             self._move("ready")
             why = await self._watch(http)
         return why
 
     async def _start(self) -> str | None:
-        """Start the process; why that failed, if it did."""
+        """Start the process, and those on other nodes; why that failed, if it did."""
+        if self._crew is not None:
+            failed = await self._crew.begin()
+            if failed is not None:
+                return failed
         self.port = free_port("127.0.0.1")
         command = self._command(self.port)
-        environment = {name: value for name, value in os.environ.items() if name not in command.unset} | command.env
         if command.probe and not self._installed:
-            await self._look_for(command.probe, environment)
-        reading, writing = os.pipe()  # our own: asyncio's would make wait() wait for whoever else holds it
-        try:
-            self._process = await asyncio.create_subprocess_exec(
-                *command.argv,
-                env=environment,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=writing,
-                stderr=writing,
-                start_new_session=True,
-                preexec_fn=_die_with_parent(),  # one prctl call, no locks: safe after fork
-            )
-            self._sentinel = await _sentinel(self._process.pid)
-        except OSError as error:
-            os.close(reading)
-            return f"cannot start {command.argv[0]}: {(error.strerror or str(error)).lower()}"
-        finally:
-            os.close(writing)
-        self._reader = asyncio.create_task(self._read_log(reading))
-        return None
+            await self._look_for(command.probe, environment_of(command, os.environ))
+        return await self._process.start(command)
 
     async def _look_for(self, probe: tuple[str, ...], environment: dict[str, str]) -> None:
         """What is not installed is not there at the next start either: said once, and nothing is started."""
@@ -216,7 +208,7 @@ class Supervisor:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_die_with_parent(),
+                preexec_fn=die_with_parent(),
             )
         except OSError as error:
             words = f"{probe[0]}: {(error.strerror or str(error)).lower()}"
@@ -229,7 +221,7 @@ class Supervisor:
                 return
             finally:
                 if process.returncode is None:
-                    _signal_group(process.pid, signal.SIGKILL)
+                    signal_group(process.pid, signal.SIGKILL)
                     await process.wait()
             if process.returncode == 0:
                 self._installed = True
@@ -248,8 +240,8 @@ class Supervisor:
         readiness = self._adapter.readiness
         deadline = asyncio.get_running_loop().time() + self._start_timeout
         while asyncio.get_running_loop().time() < deadline:
-            if self._ended:
-                return self._obituary()
+            if self._over:
+                return self._over
             if await self._healthy(http, readiness.path):
                 served = await self._served_models(http)
                 self.model = self.model or only_model(served, self._allowed)
@@ -264,22 +256,31 @@ class Supervisor:
         failures = 0
         while failures < FAILED_CHECKS:
             await asyncio.sleep(WATCH_SECONDS)
-            if self._ended:
-                return self._obituary()
+            if self._over:
+                return self._over
             if await self._healthy(http, self._adapter.readiness.path):
                 failures = 0
                 await self._scrape(http)
+                if self._hangs():
+                    return f"{self.running} requests got no further for {self._hang_s:.0f} s: it hangs"
             else:
                 failures += 1
         return f"{failures} health checks in a row failed"
 
     @property
-    def _ended(self) -> bool:
-        return not self._running_at and self.pid is None
+    def _over(self) -> str:
+        """Why the engine is none any more; "": it is."""
+        if not self._running_at and self.pid is None:
+            return self._process.obituary
+        return "" if self._crew is None else self._crew.broken
 
-    def _obituary(self) -> str:
-        code = None if self._process is None else self._process.returncode
-        return f"it ended with code {code}" if code is None or code >= 0 else f"it was killed by signal {-code}"
+    def _hangs(self) -> bool:
+        """Whether it has requests and has done nothing for them for too long."""
+        now = asyncio.get_running_loop().time()
+        sign = (self._advance, self.kv_use, float(self.running))
+        if self._sign is None or self._sign[0] != sign or not self.running:
+            self._sign = (sign, now)
+        return bool(self._adapter.metrics.advances) and now - self._sign[1] >= self._hang_s
 
     async def _healthy(self, http: aiohttp.ClientSession, path: str) -> bool:
         try:
@@ -308,33 +309,12 @@ class Supervisor:
         self.running = int(values.get(names.running, 0))
         self.waiting = int(values.get(names.waiting, 0))
         self.kv_use = values.get(names.kv_use, 0.0) if names.kv_use else 0.0
+        self._advance = sum(values.get(name, 0.0) for name in names.advances)
 
-    async def _read_log(self, descriptor: int) -> None:
-        """Keep the tail, and pass every line on to our own log, which is the unit's log file."""
-        reader = asyncio.StreamReader()
-        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(descriptor, "rb", buffering=0)
-        )
-        try:
-            rest = b""
-            while data := await reader.read(LINE_OCTETS):
-                *lines, rest = (rest + data).split(b"\n")
-                if len(rest) >= LINE_OCTETS:
-                    lines, rest = [*lines, rest], b""
-                for line in lines:
-                    self._log_line(line)
-            if rest:
-                self._log_line(rest)
-        finally:
-            transport.close()
-
-    def _log_line(self, line: bytes) -> None:
-        for begin in range(0, max(1, len(line)), LINE_OCTETS):
-            text = line[begin : begin + LINE_OCTETS].decode(errors="replace").rstrip()
-            self.lines.append(text)
-            if self.state == "loading":
-                self.progress = text[:200]
-            _log.info("engine: %s", text)
+    def _log_line(self, text: str) -> None:
+        if self.state == "loading":
+            self.progress = text[:200]
+        _log.info("engine: %s", text)
 
     def _move(self, state: EngineState) -> None:
         if state == "ready":
@@ -367,30 +347,3 @@ def free_port(host: str) -> int:
         probe.bind((host, 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def _signal_group(pid: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, number)
-
-
-async def _sentinel(group: int) -> asyncio.subprocess.Process:
-    """A shell that outlives us and kills the engine's whole group when its stdin, held by us alone, closes.
-
-    The parent-death signal reaches the engine but not the workers that it started.
-    """
-    return await asyncio.create_subprocess_exec(
-        "/bin/sh",
-        "-c",
-        f"read -r _; kill -s KILL -- -{group}",
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.DEVNULL,
-        start_new_session=True,
-    )
-
-
-def _die_with_parent() -> Callable[[], object]:
-    """For the child: be killed when the agent dies, however it dies; an engine without an agent helps nobody."""
-    libc = ctypes.CDLL(None)  # loaded before the fork: the child only makes the system call
-    return lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

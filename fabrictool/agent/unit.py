@@ -44,14 +44,14 @@ def run_unit(
         spec = read_spec(folder, kind)
         folder.claim()  # the descriptor stays open until this process ends, however it ends
     except FabrictoolError as error:
-        _report(error)
+        report(error)
         return error.exit_code  # the folder may belong to another process: write nothing into it
     try:
         if isinstance(spec, AgentSpec):
             os.environ.update(visible_devices(spec, os.environ))  # this process is the unit: its engine inherits it
         reason, code = loop(run(spec, folder)), 0
     except FabrictoolError as error:
-        _report(error)
+        report(error)
         reason, code = str(error), error.exit_code
     except Exception as error:  # noqa: BLE001 - the last line of defence: exit.json must say that it ended
         _log.exception("this is a bug in fabrictool: report it with the log")
@@ -59,7 +59,7 @@ def run_unit(
     try:
         folder.write_exit(code, reason, SystemClock().wall())
     except FabrictoolError as error:  # the disk is full: the lock and the code say that it is over, too
-        _report(error)
+        report(error)
     _log.info("ended: %s", reason)
     return code
 
@@ -93,6 +93,7 @@ def read_spec(folder: RunFolder, kind: type[S]) -> S:
     return spec
 
 
-def _report(error: FabrictoolError) -> None:
+def report(error: FabrictoolError) -> None:
+    """All that is wrong, in the log."""
     for problem in error.problems:
         _log.error("%s", problem.render())

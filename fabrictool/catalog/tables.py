@@ -50,8 +50,8 @@ class Accelerator(msgspec.Struct, frozen=True, kw_only=True):
     """Id of the usual link between devices of a node; empty when devices of this kind stand alone."""
     link_bandwidth: float
     """Octets/s of that link in one direction; 0 when there is none."""
-    link_devices: int = 8
-    """Devices that this link joins: those of a node, or of a rack where the vendor builds it so."""
+    link_devices: int = 0
+    """Devices that this link joins, where they are those of a rack; 0: those of a node."""
     tdp_w: float
     """Watts that the vendor designs for."""
     source: str
@@ -272,7 +272,7 @@ def _accelerator(id_: str, row: dict[str, Any]) -> Accelerator:
         flops={precision: float(Compute.parse(text)) for precision, text in row["flops"].items()},
         link=link,
         link_bandwidth=links()[link].bandwidth if link else 0.0,
-        link_devices=row.get("link_devices", 8),
+        link_devices=row.get("link_devices", 0),
         tdp_w=float(Power.parse(row["tdp"])),
         source=row["source"],
         sources=row.get("sources", {}),

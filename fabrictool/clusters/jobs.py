@@ -16,7 +16,7 @@ from fabrictool.clusters.allocation import allocation
 from fabrictool.clusters.environment.interpreter import MODULES_THERE, python_of
 from fabrictool.clusters.schedulers.protocol import ENDS_AT, Job
 from fabrictool.domain.observed import Away
-from fabrictool.domain.specs import GatewaySpec, encode_spec
+from fabrictool.domain.specs import AgentSpec, GatewaySpec, encode_spec
 from fabrictool.mesh.identity import describe_chain
 
 if TYPE_CHECKING:
@@ -25,13 +25,17 @@ if TYPE_CHECKING:
     from fabrictool.clusters.protocol import NewUnit
     from fabrictool.clusters.schedulers.protocol import Scheduler
     from fabrictool.clusters.survey import Survey
-    from fabrictool.domain.inventory import ClusterSpec, NodeEnvironment
+    from fabrictool.domain.inventory import ClusterSpec, NodeEnvironment, Partition
+    from fabrictool.domain.specs import UnitSpec
 
 WARNING_MARGIN_S = 120.0
 """A scheduler looks at its clocks every half minute, and sends its warning up to a minute early."""
 
 
-def job_of(unit: NewUnit, described: ClusterSpec, cluster: str, fabric: str, survey: Survey) -> Job:
+# Wide: a unit, its place, and what is known of that.
+def job_of(
+    unit: NewUnit, described: ClusterSpec, cluster: str, fabric: str, survey: Survey, scheduler: Scheduler
+) -> Job:
     """The job of one unit.
 
     Raises
@@ -59,9 +63,9 @@ def job_of(unit: NewUnit, described: ClusterSpec, cluster: str, fabric: str, sur
             raise FabrictoolError.of("FT5408", message, thing=unit.address)
         return Job(**common, command=(*python, "-P", "-m", "fabrictool.gateway", folder))
     partition = described.partitions[spec.partition]
-    if spec.devices > partition.devices_per_node:
-        message = f"{unit.address} needs {spec.devices} devices of one node, and a node of {spec.partition} has "
-        raise FabrictoolError.of("FT5408", f"{message}{partition.devices_per_node}", thing=unit.address)
+    if not scheduler.several_nodes:
+        check_one_node(unit.address, spec, described.kind)
+    on_each = _devices_of_a_node(unit, spec, partition)
     queue = partition.queue or spec.partition
     granted = allocation(
         operation,
@@ -71,12 +75,13 @@ def job_of(unit: NewUnit, described: ClusterSpec, cluster: str, fabric: str, sur
         away(described, survey),
         survey.now,
     )
-    request, devices = partition.job, max(1, spec.devices)
+    request, devices = partition.job, max(1, on_each)
     return Job(
         **common,
         command=(*python, "-P", "-m", "fabrictool.agent", folder, ENDS_AT),
         partition=queue,
-        devices=0 if spec.device == "cpu" else spec.devices,
+        nodes=spec.on_nodes,
+        devices=0 if spec.device == "cpu" else on_each,
         devices_as=request.devices_as,
         whole_node=partition.whole_nodes,
         cpus=request.cpus_per_device * devices if request.cpus_per_device is not None else None,
@@ -87,6 +92,27 @@ def job_of(unit: NewUnit, described: ClusterSpec, cluster: str, fabric: str, sur
         options=request.options,
         step_options=request.step_options,
     )
+
+
+def check_one_node(address: str, spec: UnitSpec, kind: str) -> None:
+    """Raises FT5408 for a replica over several nodes, of a kind of cluster that can give only one."""
+    if isinstance(spec, AgentSpec) and spec.on_nodes > 1:
+        message = f"{address} stands on {spec.on_nodes} nodes, and a unit of a cluster of kind {kind} has one"
+        hint = "set the model's `parallelism` so that a node holds it, or place it on a Slurm cluster"
+        raise FabrictoolError.of("FT5408", message, thing=address, hint=hint)
+
+
+def _devices_of_a_node(unit: NewUnit, spec: AgentSpec, partition: Partition) -> int:
+    """Raises FT5408 where a node has not as many."""
+    if spec.on_nodes > 1 and spec.phase != "unified":
+        message = f"{unit.address} would hand caches over from {spec.on_nodes} nodes, which nobody has tried"
+        hint = "set the model's `phases` to unified, or its `parallelism` so that a node holds it"
+        raise FabrictoolError.of("FT5408", message, thing=unit.address, hint=hint)
+    on_each = spec.devices // spec.on_nodes
+    if on_each > partition.devices_per_node:
+        message = f"{unit.address} needs {on_each} devices of one node, and a node of {spec.partition} has "
+        raise FabrictoolError.of("FT5408", f"{message}{partition.devices_per_node}", thing=unit.address)
+    return on_each
 
 
 def _environment(wanted: NodeEnvironment) -> list[str]:

@@ -23,6 +23,7 @@ from fabrictool.base.errors import FabrictoolError, UnreachableError
 from fabrictool.base.files import file_error, sync_folder, write_atomic
 from fabrictool.base.runfolder import RunFolder
 from fabrictool.base.settings import Settings
+from fabrictool.clusters.jobs import check_one_node
 from fabrictool.clusters.schedulers.protocol import STOPPED
 from fabrictool.domain.address import Address
 from fabrictool.domain.observed import ClusterFacts, ObservedUnit, UnitState, awaited, renewable, standing
@@ -127,6 +128,7 @@ class LocalCluster:
         failed = {}
         for unit in units:
             try:
+                check_one_node(unit.address, unit.spec, "local")
                 self.prepare(unit.operation, unit.spec, unit.files)
                 self.launch(unit.operation)
             except FabrictoolError as error:

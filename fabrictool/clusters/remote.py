@@ -392,7 +392,7 @@ class RemoteCluster:
             )
 
     def _job(self, unit: NewUnit, survey: Survey) -> Job:
-        return job_of(unit, self._described, self.name, self._fabric, survey)
+        return job_of(unit, self._described, self.name, self._fabric, survey, self._scheduler)
 
     def _refusal(self, operation: str, verdict: str, why: str) -> FabrictoolError:
         code, hint = _REFUSALS[verdict]

@@ -168,6 +168,15 @@ class Replicas(Document):
         return self
 
 
+class DeclaredParallelism(Document):
+    """How a replica is cut, for who knows what is best."""
+
+    tp: Annotated[int, Field(ge=1, le=64)] | None = None
+    """Devices over which each layer is cut; more than a node has are whole nodes. Absent: the planner's choice."""
+    pp: Annotated[int, Field(ge=1, le=64)] | None = None
+    """Pipeline stages, of `tp` devices each. Absent: one, or as many as it needs where no node holds it."""
+
+
 class Pin(Document):
     """Exactly that many replicas in one place."""
 
@@ -211,6 +220,8 @@ class ModelDefaults(Document):
     """Bounds on their number."""
     place: PlacementConstraints = PlacementConstraints()
     """Preferences and pins."""
+    parallelism: DeclaredParallelism = DeclaredParallelism()
+    """How each replica is cut over devices and nodes; absent: the planner's choice."""
     phases: Literal["unified", "split", "any"] = "unified"
     """``split``: prompts are read and answers made by different replicas; ``any``: what is better."""
     handover: Literal["bf16", "fp8", "int4"] = "bf16"

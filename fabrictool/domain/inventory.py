@@ -284,8 +284,8 @@ class Partition(Document):
     """Link between nodes, an id of the catalogue."""
 
     def held(self, tp: int) -> int:
-        """Devices of one node that `tp` of them keep from others."""
-        return self.devices_per_node if self.whole_nodes else tp
+        """Devices that `tp` of them keep from others; more than a node has are whole nodes."""
+        return max(self.devices_per_node, tp) if self.whole_nodes else tp
 
 
 class Kubernetes(Document):

@@ -68,7 +68,7 @@ class ObservedUnit(msgspec.Struct, frozen=True, kw_only=True):
     silent_s: float = 0.0
     """Seconds since the last sign of life of a running unit of which it is sure that it gives none."""
     node: str = ""
-    """Where the scheduler put it."""
+    """Where the scheduler put it; several are separated by commas."""
     submitted_at: float | None = None
     begins_at: float | None = None
     """Of a pending job: when the scheduler expects to start it; of a running one: when it did."""

@@ -32,6 +32,17 @@ class StagePlacement(msgspec.Struct, frozen=True, kw_only=True):
     tp: int
 
 
+def node_blocks(tp: int, pp: int, devices_per_node: int) -> tuple[int, int]:
+    """(nodes, devices on each) of a replica of `pp` equal stages: as few nodes as hold it, with as many devices on
+    each, as engines want it. A `tp` that is larger than a node takes whole ones.
+    """
+    if tp > devices_per_node:
+        return pp * tp // devices_per_node, devices_per_node
+    least = math.ceil(pp / (devices_per_node // tp))
+    nodes = next(number for number in range(least, pp + 1) if pp % number == 0)
+    return nodes, tp * pp // nodes
+
+
 class ReplicaPlacement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One replica: devices of one node, or a pipeline over several."""
 
@@ -57,6 +68,21 @@ class ReplicaPlacement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
         """One entry a stage, also for what is no pipeline."""
         stage = StagePlacement(cluster=self.cluster, partition=self.partition, device=self.device, tp=self.tp)
         return self.stages or (stage,) * self.pp
+
+    def blocks(self, inventory: Inventory) -> list[tuple[str, str, int]]:
+        """(cluster, partition, devices that it keeps from others) of each node, or part of one, that it stands on.
+
+        Raises
+        ------
+        KeyError
+            The inventory has no such partition.
+        """
+        partitions = [inventory.clusters[s.cluster].partitions[s.partition] for s in self.every_stage]
+        if self.stages:
+            places = zip(self.stages, partitions, strict=True)
+            return [(stage.cluster, stage.partition, partition.held(stage.tp)) for stage, partition in places]
+        nodes, devices = node_blocks(self.tp, self.pp, partitions[0].devices_per_node)
+        return [(self.cluster, self.partition, partitions[0].held(devices))] * nodes
 
     @property
     def devices(self) -> int:

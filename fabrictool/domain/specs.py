@@ -124,6 +124,8 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, tag="agent", tag_fiel
     max_num_seqs: int = 8
     device: str = "cpu"
     devices: int = 1
+    nodes: int | msgspec.UnsetType = msgspec.UNSET
+    """On which it stands, with as many of its devices on each; not written where that is one."""
     device_indices: tuple[int, ...] = ()
     """Its devices, as the driver numbers those of the node; empty: not restricted."""
     visibility_variable: str = ""
@@ -151,6 +153,11 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, tag="agent", tag_fiel
     """Unset: whoever may speak for a gateway of the federation is served."""
     site_links: bool | msgspec.UnsetType = msgspec.UNSET
     """Whether it listens for the agents of its site and dials them; not written where it does."""
+
+    @property
+    def on_nodes(self) -> int:
+        """On how many nodes it stands."""
+        return 1 if isinstance(self.nodes, msgspec.UnsetType) else self.nodes
 
     @property
     def assigned(self) -> bool:

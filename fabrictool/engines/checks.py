@@ -13,11 +13,13 @@ from fabrictool.domain.secrets import NAMED_LIKE_ONE
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from fabrictool.engines.protocol import Capabilities, EngineLaunch
+    from fabrictool.engines.protocol import Capabilities, EngineLaunch, NodeOfSeveral
 
 _FLAG = re.compile(r"[a-z0-9][a-z0-9-]*")
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
 _SECRET_FLAGS = ("admin-api-key", "api-key", "api-key-file", "hf-token", "ssl-keyfile-password")
+SAID_BY_AGENTS = "the agents of a replica's nodes say this"
+"""Of an option that says which node of several a process is for."""
 _GGUF_PRECISION = re.compile(r"i?q[1-8](_[a-z0-9]+)*")
 
 
@@ -65,6 +67,12 @@ def variables(options: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in sorted(options.items()) if _VARIABLE.fullmatch(name)}
 
 
+def socket_interfaces(node: NodeOfSeveral) -> dict[str, str]:
+    """Variables by which the libraries under an engine choose the interface on which its nodes find each other."""
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME") if node.interface else ()
+    return dict.fromkeys(names, node.interface)
+
+
 def nearest(name: str, among: Mapping[str, object] | frozenset[str] | tuple[str, ...]) -> str:
     """A hint: the nearest valid name, and all of them."""
     close = difflib.get_close_matches(name, sorted(among), n=1)
@@ -96,6 +104,12 @@ def _field_problems(launch: EngineLaunch, can: Capabilities) -> Iterator[Problem
     for wanted, able, text, hint in (
         (launch.pp > 1, can.pipeline_parallel, f"has no pipeline parallelism, but pp is {launch.pp}", "set pp to 1"),
         (launch.tp > 1, can.tensor_parallel, f"has no tensor parallelism, but tp is {launch.tp}", "set tp to 1"),
+        (
+            launch.node is not None,
+            can.several_nodes,
+            "runs on one node only",
+            "let the model fit a node: fewer bits, a shorter context or larger nodes",
+        ),
         (
             launch.handover is not None,
             can.hands_over,

@@ -5,12 +5,15 @@ The adapter says what to run there; this says how to get there, and how to see t
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from fabrictool.engines.protocol import EngineCommand
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from fabrictool.engines.protocol import EngineLaunch
 
@@ -36,13 +39,21 @@ def program(launch: EngineLaunch, name: str) -> str:
     return f"{install.venv}/bin/{name}" if install.venv else install.path or name
 
 
-def command_of_package(launch: EngineLaunch, package: str, argv: Sequence[str], env: dict[str, str]) -> EngineCommand:
+def command_of_package(
+    launch: EngineLaunch,
+    package: str,
+    argv: Sequence[str],
+    env: dict[str, str],
+    unless_set: Mapping[str, str] = MappingProxyType({}),
+) -> EngineCommand:
     """Of an engine that is a Python package; `argv` begins with `interpreter`, or with the program's own path.
     `package` is what that must have; empty: it has it.
     """
     if launch.install.path:
-        return command_of_program(launch, argv, env)
-    return _command(launch, argv, env, (interpreter(launch), "-c", _HAS, package) if package else ())
+        command = command_of_program(launch, argv, env)
+    else:
+        command = _command(launch, argv, env, (interpreter(launch), "-c", _HAS, package) if package else ())
+    return msgspec.structs.replace(command, unless_set=dict(unless_set))
 
 
 def command_of_program(launch: EngineLaunch, argv: Sequence[str], env: dict[str, str]) -> EngineCommand:

@@ -51,7 +51,12 @@ class LlamaCpp:
         kv_precisions=frozenset(_KV),
     )
     readiness = Readiness(path="/health", timeout_s=600.0, interval_s=0.5)
-    metrics = MetricNames(running="llamacpp:requests_processing", waiting="llamacpp:requests_deferred", kv_use="")
+    metrics = MetricNames(
+        running="llamacpp:requests_processing",
+        waiting="llamacpp:requests_deferred",
+        kv_use="",
+        advances=("llamacpp:n_decode_total",),
+    )
 
     def command(self, launch: EngineLaunch) -> EngineCommand:
         check_launch(launch, self.capabilities, fields=_FIELDS, refused=_REFUSED)

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import msgspec
 
-from fabrictool.domain.specs import EngineInstall
+from fabrictool.domain.specs import EngineInstall, HostPort
 
 
 class CacheHandover(msgspec.Struct, frozen=True):
@@ -18,6 +18,19 @@ class CacheHandover(msgspec.Struct, frozen=True):
     port: int
     device: str
     """Where the cache lies: ``cpu``, or an accelerator."""
+
+
+class NodeOfSeveral(msgspec.Struct, frozen=True):
+    """One node's part of an engine that stands on several: a process on each, and only that of rank 0 has an API."""
+
+    nodes: int
+    rank: int
+    leader: HostPort
+    """Where the processes find each other: an address of rank 0's node, and a port that is free there."""
+    host: str
+    """This node's address for the others. What passes between the nodes is neither encrypted nor authenticated."""
+    interface: str = ""
+    """Network interface with that address; empty: the engine finds one."""
 
 
 class EngineLaunch(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +62,8 @@ class EngineLaunch(msgspec.Struct, frozen=True, kw_only=True):
     """Where the engine may keep what it can make again; empty: its default."""
     options: dict[str, str] = {}
     """Flags passed through: ``{"enable-prefix-caching": ""}``. A name in capitals is an environment variable."""
+    node: NodeOfSeveral | None = None
+    """None: the whole engine is on one node."""
     handover: CacheHandover | None = None
     """None: it computes prompts and answers by itself."""
     command: tuple[str, ...] = ()
@@ -65,6 +80,8 @@ class EngineCommand(msgspec.Struct, frozen=True):
     """Variables that the engine does not inherit."""
     probe: tuple[str, ...] = ()
     """Ends with 0 where the engine is installed; empty: only a start can tell."""
+    unless_set: dict[str, str] = {}
+    """Set where the engine inherits no other value: the site knows better."""
 
 
 class Readiness(msgspec.Struct, frozen=True):
@@ -86,6 +103,8 @@ class MetricNames(msgspec.Struct, frozen=True):
     """Requests in the queue."""
     kv_use: str
     """Share of the key-value cache in use, 0 to 1."""
+    advances: tuple[str, ...] = ()
+    """Counters of which one grows, or else `kv_use`, with each step; none: it does not say how far its requests are."""
 
 
 class Capabilities(msgspec.Struct, frozen=True):
@@ -99,6 +118,8 @@ class Capabilities(msgspec.Struct, frozen=True):
     """Takes a GGUF file."""
     precisions: frozenset[str]
     kv_precisions: frozenset[str]
+    several_nodes: bool = False
+    """One replica can stand on several nodes."""
     hands_over: bool = False
     """Two of it can share a request: one computes the prompt, the other answers."""
     extra: str = ""

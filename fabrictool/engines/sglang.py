@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fabrictool.engines.checks import check_launch, flags, variables
+from fabrictool.engines.checks import SAID_BY_AGENTS, check_launch, flags, socket_interfaces, variables
 from fabrictool.engines.installs import command_of_package, interpreter
 from fabrictool.engines.protocol import Capabilities, EngineCommand, MetricNames, Readiness
 
@@ -27,6 +27,7 @@ _FIELDS = {
     "tp": "tp",
     "tp-size": "tp",
 }
+_REFUSED = dict.fromkeys(("dist-init-addr", "nccl-init-addr", "nnodes", "node-rank"), SAID_BY_AGENTS)
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _IN_CHECKPOINT = ("awq", "gptq", "int4", "int8", "mxfp4", "nvfp4", "w4a16", "w8a8")
 """Made when the checkpoint was; the engine reads them from its configuration and needs no flag."""
@@ -42,6 +43,7 @@ class SGLang:
     capabilities = Capabilities(
         tensor_parallel=True,
         pipeline_parallel=True,
+        several_nodes=True,
         hub_models=True,
         gguf=False,
         precisions=frozenset({*_DTYPES, "fp8", *_IN_CHECKPOINT}),
@@ -53,7 +55,7 @@ class SGLang:
     )
 
     def command(self, launch: EngineLaunch) -> EngineCommand:
-        check_launch(launch, self.capabilities, fields=_FIELDS, refused={})
+        check_launch(launch, self.capabilities, fields=_FIELDS, refused=_REFUSED)
         argv = [interpreter(launch), "-m", "sglang.launch_server", "--model-path", launch.model]
         argv += ["--served-model-name", launch.served_name, "--host", launch.host, "--port", str(launch.port)]
         argv += ["--tp-size", str(launch.tp)]
@@ -69,8 +71,14 @@ class SGLang:
             argv += ["--quantization", "fp8"]
         if launch.kv_precision is not None:
             argv += ["--kv-cache-dtype", _KV[launch.kv_precision]]
+        env, unless_set = variables(launch.options), {}
+        if launch.node is not None:
+            node = launch.node
+            argv += ["--dist-init-addr", str(node.leader), "--nnodes", str(node.nodes), "--node-rank", str(node.rank)]
+            env["SGLANG_HOST_IP"] = node.host
+            unless_set = socket_interfaces(node)
         argv.append("--enable-metrics")
         if _HTTP_LOG not in launch.options:
             argv += [f"--{_HTTP_LOG}", "warning"]
         argv += flags(launch.options)
-        return command_of_package(launch, "sglang", argv, variables(launch.options))
+        return command_of_package(launch, "sglang", argv, env, unless_set)

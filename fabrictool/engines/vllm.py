@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from fabrictool.engines.checks import check_launch, flags, variables
+from fabrictool.engines.checks import SAID_BY_AGENTS, check_launch, flags, socket_interfaces, variables
 from fabrictool.engines.installs import command_of_package, interpreter
 from fabrictool.engines.protocol import CacheHandover, Capabilities, EngineCommand, MetricNames, Readiness
 
 if TYPE_CHECKING:
-    from fabrictool.engines.protocol import EngineLaunch
+    from fabrictool.engines.protocol import EngineLaunch, NodeOfSeveral
 
 _FIELDS = {
     "dtype": "precision",
@@ -25,7 +25,9 @@ _FIELDS = {
     "served-model-name": "served_name",
     "tensor-parallel-size": "tp",
 }
-_REFUSED = {"VLLM_SERVER_DEV_MODE": "it opens administrative routes"}
+_REFUSED = {"VLLM_SERVER_DEV_MODE": "it opens administrative routes"} | dict.fromkeys(
+    ("headless", "master-addr", "master-port", "nnodes", "node-rank"), SAID_BY_AGENTS
+)
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _IN_CHECKPOINT = ("awq", "gptq", "int4", "int8", "mxfp4", "nvfp4", "w4a16", "w8a8")
 """Made when the checkpoint was; the engine reads them from its configuration and needs no flag."""
@@ -41,6 +43,7 @@ class Vllm:
     capabilities = Capabilities(
         tensor_parallel=True,
         pipeline_parallel=True,
+        several_nodes=True,
         hands_over=True,
         hub_models=True,
         gguf=False,
@@ -50,16 +53,17 @@ class Vllm:
     # Loading and compiling a 70B model takes minutes: 106 + 379/tp seconds in published measurements.
     readiness = Readiness(path="/health", timeout_s=1200.0, interval_s=1.0)
     metrics = MetricNames(
-        running="vllm:num_requests_running", waiting="vllm:num_requests_waiting", kv_use="vllm:kv_cache_usage_perc"
+        running="vllm:num_requests_running",
+        waiting="vllm:num_requests_waiting",
+        kv_use="vllm:kv_cache_usage_perc",
+        advances=("vllm:prompt_tokens_total", "vllm:generation_tokens_total"),
     )
 
     def command(self, launch: EngineLaunch) -> EngineCommand:
         check_launch(launch, self.capabilities, fields=_FIELDS, refused=_REFUSED)
-        if launch.install.path:
-            argv = [launch.install.path, "serve", launch.model]
-        else:
-            argv = [interpreter(launch), "-m", "vllm.entrypoints.openai.api_server", "--model", launch.model]
-        argv += ["--served-model-name", launch.served_name, "--host", launch.host, "--port", str(launch.port)]
+        argv = [*_program(launch), "--served-model-name", launch.served_name]
+        if launch.node is None or not launch.node.rank:
+            argv += ["--host", launch.host, "--port", str(launch.port)]
         argv += ["--tensor-parallel-size", str(launch.tp)]
         if launch.pp > 1:
             argv += ["--pipeline-parallel-size", str(launch.pp)]
@@ -67,11 +71,7 @@ class Vllm:
             argv += ["--max-model-len", str(launch.context)]
         if launch.max_num_seqs is not None:
             argv += ["--max-num-seqs", str(launch.max_num_seqs)]
-        if launch.precision in _DTYPES:
-            argv += ["--dtype", _DTYPES[launch.precision]]
-        elif launch.precision == "fp8" and "quantization" not in launch.options:
-            # For a checkpoint that is quantised already, the option names its method (such as compressed-tensors).
-            argv += ["--quantization", "fp8"]
+        argv += _precision(launch)
         if launch.kv_precision is not None:
             argv += ["--kv-cache-dtype", _KV[launch.kv_precision]]
         # An inherited variable must not open the administrative routes, nor send usage data to strangers.
@@ -81,10 +81,39 @@ class Vllm:
                 argv += ["--kv-transfer-config", _transfer(launch.handover)]
             env["VLLM_NIXL_SIDE_CHANNEL_HOST"] = launch.handover.host
             env["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(launch.handover.port)
+        unless_set = {}
+        if launch.node is not None:
+            argv += _nodes(launch.node)
+            env["VLLM_HOST_IP"] = launch.node.host
+            unless_set = socket_interfaces(launch.node)
         if _ACCESS_LOG not in launch.options:
             argv.append(f"--{_ACCESS_LOG}")
         argv += flags(launch.options)
-        return command_of_package(launch, "vllm", argv, {**env, **variables(launch.options)})
+        return command_of_package(launch, "vllm", argv, {**env, **variables(launch.options)}, unless_set)
+
+
+def _program(launch: EngineLaunch) -> list[str]:
+    if launch.install.path:
+        return [launch.install.path, "serve", launch.model]
+    if launch.node is not None:  # a node without an API is known to this program alone
+        return [interpreter(launch), "-m", "vllm.entrypoints.cli.main", "serve", launch.model]
+    return [interpreter(launch), "-m", "vllm.entrypoints.openai.api_server", "--model", launch.model]
+
+
+def _precision(launch: EngineLaunch) -> list[str]:
+    if launch.precision in _DTYPES:
+        return ["--dtype", _DTYPES[launch.precision]]
+    if launch.precision == "fp8" and "quantization" not in launch.options:
+        # For a checkpoint that is quantised already, the option names its method (such as compressed-tensors).
+        return ["--quantization", "fp8"]
+    return []
+
+
+def _nodes(node: NodeOfSeveral) -> list[str]:
+    """Without Ray (vLLM's documentation, "Parallelism and Scaling")."""
+    argv = ["--nnodes", str(node.nodes), "--node-rank", str(node.rank)]
+    argv += ["--master-addr", node.leader.host, "--master-port", str(node.leader.port)]
+    return [*argv, "--headless"] if node.rank else argv
 
 
 def _transfer(handover: CacheHandover) -> str:

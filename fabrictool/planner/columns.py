@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from fabrictool.base.canonical import tidy
 from fabrictool.catalog import accelerators
+from fabrictool.domain.plan import node_blocks
 from fabrictool.engines.adapter import adapter
 from fabrictool.planner.problem import Level, Option, Transfer
 from fabrictool.planner.targets import slo_excess
@@ -78,26 +79,47 @@ class Columns:
         """All columns on its pools but mixed pipelines: inside one node, or over several where none holds it."""
         for pool in self._pools:
             for phase in self.phases:
+                if self._wanted.parallelism.pp is not None:
+                    yield from self._cut(pool, self._wanted.parallelism.pp, phase)
+                    continue
                 inside = [self.option(pool, tp, 1, phase) for tp in self.degrees(pool)]
                 inside_a_node = [option for option in inside if option is not None]
                 yield from inside_a_node or self._across(pool, phase)
+
+    def _cut(self, pool: Pool, pp: int, phase: Phase) -> Iterator[Option]:
+        """In as many stages as the blueprint says."""
+        if pp > 1 and not self._capabilities.pipeline_parallel:
+            return
+        options = (self.option(pool, tp, pp, phase) for tp in self.degrees(pool) if _nodes(pool, tp, pp) <= pool.nodes)
+        yield from (option for option in options if option is not None)
 
     def _across(self, pool: Pool, phase: Phase) -> Iterator[Option]:
         if not self._capabilities.pipeline_parallel or not self.degrees(pool):
             return
         tp = self.degrees(pool)[-1]
-        numbers = (pp for pp in STAGES if pp <= pool.nodes * (pool.devices_per_node // tp))
+        numbers = (pp for pp in STAGES if _nodes(pool, tp, pp) <= pool.nodes)
         pipelines = (option for pp in numbers if (option := self.option(pool, tp, pp, phase)) is not None)
         for option, _ in zip(pipelines, range(PIPELINES), strict=False):
             yield option
 
     def degrees(self, pool: Pool) -> list[int]:
-        """Tensor-parallel degrees inside a node of a pool; none where the model must not stand."""
+        """Tensor-parallel degrees in a pool: inside a node, or what the blueprint says; none where the model must not
+        stand.
+        """
         if not permitted(self._wanted, pool, self._inventory):
             return []
         most = pool.devices_per_node if self._capabilities.tensor_parallel else 1
+        declared = self._wanted.parallelism.tp
+        if declared is not None and declared > most and self._over_nodes(pool, declared):
+            most = declared
         heads, kv_heads = self._architecture.heads, self._architecture.kv_heads
-        return [tp for tp in DEGREES if tp <= most and heads % tp == 0 and (kv_heads % tp == 0 or tp % kv_heads == 0)]
+        degrees = DEGREES if declared is None else (declared,)
+        return [tp for tp in degrees if tp <= most and heads % tp == 0 and (kv_heads % tp == 0 or tp % kv_heads == 0)]
+
+    def _over_nodes(self, pool: Pool, tp: int) -> bool:
+        """Whether a layer can be cut over whole nodes of a pool."""
+        whole = tp % pool.devices_per_node == 0 and tp // pool.devices_per_node <= pool.nodes
+        return whole and self._capabilities.several_nodes and self._capabilities.tensor_parallel and not pool.joined
 
     def option(self, pool: Pool, tp: int, pp: int, phase: Phase) -> Option | None:
         """Replicas of `pp` stages of `tp` devices each, all in one pool."""
@@ -170,6 +192,9 @@ class Columns:
         if reasons:
             return f"is not allowed: {' and '.join(reasons)}"
         degrees = self.degrees(pool)
+        declared = self._wanted.parallelism.tp
+        if not degrees and declared is not None:
+            return f"has not {declared} devices of a node, or of whole nodes, over which its heads can be dealt out"
         if not degrees:
             return "has no number of devices in a node over which its heads can be dealt out"
         place, tp = self._partition(pool), degrees[-1]
@@ -261,6 +286,11 @@ def after(latency: Latency, arriving: float, demand: MeanWorkload) -> Latency:
     )
 
 
+def _nodes(pool: Pool, tp: int, pp: int) -> int:
+    nodes, _ = node_blocks(tp, pp, pool.devices_per_node)
+    return nodes
+
+
 def _kind(place: Partition) -> tuple[object, ...]:
     """Partitions of the same kind have the same tables."""
     return (place.device, place.link, place.network, place.memory_per_node, place.devices_per_node)
@@ -296,6 +326,11 @@ def forbidden(wanted: Model, pool: Pool, inventory: Inventory) -> list[str]:
         reasons.append("it is scavenger capacity, and `tier` is owned")
     if installed and wanted.engine not in installed:
         reasons.append(f"{wanted.engine} is not installed")
+    can = adapter(wanted.engine).capabilities
+    if (wanted.parallelism.tp or 1) > 1 and not can.tensor_parallel:
+        reasons.append(f"{wanted.engine} does not cut layers over devices, as `parallelism.tp` wants")
+    if (wanted.parallelism.pp or 1) > 1 and not can.pipeline_parallel:
+        reasons.append(f"{wanted.engine} has no pipeline, as `parallelism.pp` wants")
     if wanted.options and pool.joined:
         reasons.append("its nodes joined by themselves, and are told no engine `options`")
     return reasons

@@ -67,10 +67,16 @@ def _places(replica: ReplicaPlacement) -> set[tuple[str, str]]:
     return {(stage.cluster, stage.partition) for stage in replica.every_stage}
 
 
+def _exists(place: tuple[str, str], inventory: Inventory) -> bool:
+    cluster, partition = place
+    return cluster in inventory.clusters and partition in inventory.clusters[cluster].partitions
+
+
 def _fit_one_node(replicas: Sequence[ReplicaPlacement], cluster: str, name: str, inventory: Inventory) -> bool:
     """Whether a node of a partition could have a part of each of them that has one there."""
     partition = inventory.clusters[cluster].partitions.get(name)
     if partition is None:  # of a cluster that does not answer, and has changed: nothing speaks against it
         return True
-    parts = [[s.tp for s in replica.every_stage if (s.cluster, s.partition) == (cluster, name)] for replica in replicas]
-    return sum(partition.held(min(part)) for part in parts if part) <= partition.devices_per_node
+    seen = [replica for replica in replicas if all(_exists(place, inventory) for place in _places(replica))]
+    parts = [[held for *place, held in replica.blocks(inventory) if place == [cluster, name]] for replica in seen]
+    return sum(min(part) for part in parts if part) <= partition.devices_per_node

@@ -71,9 +71,8 @@ def _largest_per_pool(options: list[Option]) -> list[Option]:
 
 def _room(option: Option) -> int:
     """How many of its replicas there would be room for in its first pool, if it had all of it."""
-    pool = option.pool
-    size = pool.held(option.tp)
-    return pool.nodes * (pool.devices_per_node // size) // len(option.stages)
+    size, number = next((size, number) for (key, size), number in option.blocks.items() if key == option.pool.key)
+    return option.pool.nodes * (option.pool.devices_per_node // size) // number
 
 
 def _refused(problem: PlacementProblem, model: str) -> str:

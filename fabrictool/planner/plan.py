@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from fabrictool.base.clock import duration_text
 from fabrictool.base.errors import FabrictoolError, InfeasibleError, Place, Problem, UnreachableError
 from fabrictool.domain.plan import Action, Certificate, Forecast, Placement, Plan, inputs_digest
+from fabrictool.domain.specs import AgentSpec
 from fabrictool.planner.build import waiting
 from fabrictool.planner.certificate import certificate_of
 from fabrictool.planner.chosen import SearchOptions, best, forecast_of
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from fabrictool.domain.inventory import Inventory
     from fabrictool.domain.observed import Observed
     from fabrictool.planner.chosen import Chosen
+    from fabrictool.planner.diff import WantedUnit
     from fabrictool.planner.problem import Solution
     from fabrictool.planner.situation import Situation
 
@@ -93,6 +95,7 @@ def plan(
             *(f"{warning.code} {warning.message}" for warning in warnings),
             *unserved_groups(blueprint, inventory, placement, node_loss=options.node_loss),
             *_without_hours(blueprint),
+            *_open_networks(wanted.values()),
             *_ending_providers(evidence, now),
             *_unread_keys(blueprint, keys),
             *clock_warnings(evidence),
@@ -165,6 +168,16 @@ def _unrepeatable(solution: Solution) -> list[str]:
     if solution.repeatable:
         return []
     return ["the search ran out of time: on another machine the same files may be placed otherwise"]
+
+
+def _open_networks(wanted: Iterable[WantedUnit]) -> list[str]:
+    """No engine encrypts what passes between the nodes of one replica, nor asks who sends it."""
+    specs = [unit.spec for unit in wanted if isinstance(unit.spec, AgentSpec) and unit.spec.on_nodes > 1]
+    return [
+        f"{place}: what passes between the nodes of one replica is neither encrypted nor authenticated, so whoever is"
+        " on their network can read and change it"
+        for place in sorted({f"{spec.cluster}/{spec.partition}" for spec in specs})
+    ]
 
 
 def _ending_providers(evidence: Evidence, now: float) -> list[str]:

@@ -9,6 +9,8 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
+from fabrictool.domain.plan import node_blocks
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
@@ -50,8 +52,8 @@ class Pool:
         return (self.cluster, self.partition)
 
     def held(self, tp: int) -> int:
-        """Devices of one node that `tp` of them keep from others."""
-        return self.devices_per_node if self.whole_nodes else tp
+        """Devices that `tp` of them keep from others; more than a node has are whole nodes."""
+        return max(self.devices_per_node, tp) if self.whole_nodes else tp
 
     def within(self, cluster: str, partition: str) -> bool:
         """Whether this is that partition of that cluster; "": any."""
@@ -100,7 +102,10 @@ class Option:
     @property
     def blocks(self) -> Counter[tuple[PoolKey, int]]:
         """How many blocks of so many devices of one node it takes, by pool and size."""
-        return Counter((pool.key, pool.held(tp)) for pool, tp in self.stages)
+        if self.others:
+            return Counter((pool.key, pool.held(tp)) for pool, tp in self.stages)
+        nodes, devices = node_blocks(self.tp, self.pp, self.pool.devices_per_node)
+        return Counter({(self.pool.key, self.pool.held(devices)): nodes})
 
     @property
     def pools(self) -> tuple[Pool, ...]:
@@ -109,7 +114,14 @@ class Option:
     @property
     def devices(self) -> int:
         """That one replica keeps from others."""
-        return sum(pool.held(tp) for pool, tp in self.stages)
+        return sum(size * number for (_, size), number in self.blocks.items())
+
+    @property
+    def _nodes(self) -> Iterator[tuple[Pool, float]]:
+        """How many nodes of each pool it keeps, not whole ones."""
+        for pool in self.pools:
+            held = sum(size * number for (key, size), number in self.blocks.items() if key == pool.key)
+            yield pool, held / pool.devices_per_node
 
     @property
     def stable(self) -> bool:
@@ -129,12 +141,12 @@ class Option:
     @property
     def cost(self) -> float:
         """Per replica and hour: its share of the nodes' prices."""
-        return sum(pool.price_per_node_hour * pool.held(tp) / pool.devices_per_node for pool, tp in self.stages)
+        return sum(pool.price_per_node_hour * share for pool, share in self._nodes)
 
     @property
     def power(self) -> float:
         """Watts per replica: its share of the nodes'."""
-        return sum(pool.power_per_node_w * pool.held(tp) / pool.devices_per_node for pool, tp in self.stages)
+        return sum(pool.power_per_node_w * share for pool, share in self._nodes)
 
     @property
     def kind(self) -> Kind:

@@ -124,7 +124,8 @@ def _succession(
 def _taken_away(unit: ObservedUnit, spec: AgentSpec, facts: ClusterFacts, now: float) -> Away | None:
     """The reservation before which the unit must leave now, if its allocation does not end before that."""
     for away in facts.away:
-        here = unit.node in away.nodes if away.nodes else not away.partitions or spec.partition in away.partitions
+        there = not set(away.nodes).isdisjoint(unit.node.split(","))
+        here = there if away.nodes else not away.partitions or spec.partition in away.partitions
         outlasts = unit.ends_at is None or unit.ends_at > away.begin
         if here and outlasts and now < away.end and away.begin - now < spec.drain_s + SIGNAL_SLACK_S:
             return away

@@ -10,6 +10,7 @@ from fabrictool.base.units import as_float
 from fabrictool.catalog import accelerators, engines
 from fabrictool.catalog import model as architecture_of
 from fabrictool.domain.address import Address
+from fabrictool.domain.plan import node_blocks
 from fabrictool.domain.specs import AgentSpec, AgentTrust, EngineInstall, as_assigned
 from fabrictool.planner.devices import visibility_variable, with_devices
 from fabrictool.planner.diff import WantedUnit
@@ -59,6 +60,7 @@ def _agent(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement
     architecture = architecture_of(model.architecture_id)
     partition = inventory.clusters[replica.cluster].partitions[replica.partition]
     memory = as_float(partition.memory_per_node, accelerators()[replica.device].memory * partition.devices_per_node)
+    nodes, _ = node_blocks(replica.tp, replica.pp, partition.devices_per_node)
     spec = AgentSpec(
         fabric=blueprint.fabric,
         provider=replica.provider,
@@ -77,6 +79,7 @@ def _agent(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement
         max_num_seqs=model.max_num_seqs or engines()[model.engine].default_max_num_seqs,
         device=replica.device,
         devices=replica.devices,
+        nodes=nodes if nodes > 1 else msgspec.UNSET,
         visibility_variable=visibility_variable(replica.device),
         memory=int(memory),
         options={name: _flag(value) for name, value in model.options.items()},
@@ -142,7 +145,8 @@ def _prepared(environment: NodeEnvironment) -> dict[str, str]:
 def _wanted(spec: AgentSpec, replica: ReplicaPlacement) -> WantedUnit:
     which = f" {','.join(map(str, spec.device_indices))}" if spec.device_indices else ""
     stages = f"{spec.pp}×" if spec.pp > 1 else ""
-    where = f"{spec.cluster}/{spec.partition}  {stages}{spec.tp}×{spec.device}{which}"
+    nodes = f" on {spec.on_nodes} nodes" if spec.on_nodes > 1 else ""
+    where = f"{spec.cluster}/{spec.partition}  {stages}{spec.tp}×{spec.device}{which}{nodes}"
     if replica.stages:
         where = " → ".join(f"{stage.cluster}/{stage.partition} {stage.tp}×{stage.device}" for stage in replica.stages)
     part = f", {spec.phase}" if spec.phase != "unified" else ""

@@ -47,9 +47,8 @@ def violations(
             broken.append(f"{replica.replica}: there is no such model or place ({replica.model} in {place})")
             continue
         by_model[replica.model].append(replica)
-        for stage in replica.every_stage:
-            held = inventory.clusters[stage.cluster].partitions[stage.partition].held(stage.tp)
-            by_partition[stage.cluster, stage.partition].append(held)
+        for cluster, name, held in replica.blocks(inventory):
+            by_partition[cluster, name].append(held)
         broken += [f"{replica.replica}: {complaint}" for complaint in _misplaced(blueprint, inventory, replica)]
     for name, count in Counter(replica.replica for replica in placement.replicas).items():
         if count > 1:
@@ -87,13 +86,28 @@ def _misplaced(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlace
             yield f"{stage.cluster}/{stage.partition} is scavenger capacity"
         if cluster.software.engines and wanted.engine not in cluster.software.engines:
             yield f"{wanted.engine} is not installed on {stage.cluster}"
-        if stage.tp > partition.devices_per_node:
-            yield f"{stage.tp} devices are more than a node has"
-    if replica.pp > 1 and not adapter(wanted.engine).capabilities.pipeline_parallel:
-        yield f"{wanted.engine} has no pipeline"
+    yield from _badly_cut(wanted, inventory, replica)
     if (replica.phase == "unified") == (wanted.phases == "split") and wanted.phases != "any":
         yield f"its phase is {replica.phase}, the blueprint says {wanted.phases}"
     yield from _too_large(wanted, inventory, replica)
+
+
+def _badly_cut(wanted: Model, inventory: Inventory, replica: ReplicaPlacement) -> Iterable[str]:
+    declared, capabilities = wanted.parallelism, adapter(wanted.engine).capabilities
+    for stage in dict.fromkeys(replica.every_stage):
+        per_node = inventory.clusters[stage.cluster].partitions[stage.partition].devices_per_node
+        if stage.tp > per_node and stage.tp != declared.tp:
+            yield f"{stage.tp} devices are more than a node has"
+        elif stage.tp > per_node and stage.tp % per_node:
+            yield f"{stage.tp} devices are no whole nodes of {per_node}"
+        if declared.tp not in (None, stage.tp):
+            yield f"its tp is {stage.tp}, the blueprint says {declared.tp}"
+    if declared.pp not in (None, replica.pp):
+        yield f"its pp is {replica.pp}, the blueprint says {declared.pp}"
+    if replica.pp > 1 and not capabilities.pipeline_parallel:
+        yield f"{wanted.engine} has no pipeline"
+    if not capabilities.several_nodes and len(replica.blocks(inventory)) > 1:
+        yield f"{wanted.engine} runs on one node only"
 
 
 def _too_large(wanted: Model, inventory: Inventory, replica: ReplicaPlacement) -> Iterable[str]:

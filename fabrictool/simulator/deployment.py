@@ -159,7 +159,8 @@ def of_model(
         stages = [(inventory.clusters[s.cluster].partitions[s.partition], s.tp) for s in replica.every_stage]
         power = sum(tp * _watts(partition) for partition, tp in stages)
         tdp.append(power / replica.devices)
-        shares = [(partition.price, partition.held(tp) / partition.devices_per_node) for partition, tp in stages]
+        held = [(inventory.clusters[c].partitions[p], devices) for c, p, devices in replica.blocks(inventory)]
+        shares = [(partition.price, devices / partition.devices_per_node) for partition, devices in held]
         price.append(sum(share * paid.amount for paid, share in shares if paid is not None))
     demand = wanted.demand
     return ModelSimulation(
@@ -231,7 +232,8 @@ def _spec(
     """`receivers` are the decode replicas that a prefill replica hands its caches to."""
     for stage in replica.every_stage:
         partition = inventory.clusters[stage.cluster].partitions[stage.partition]
-        if not 1 <= stage.tp <= partition.devices_per_node:
+        nodes = wanted.parallelism.tp == stage.tp and stage.tp % partition.devices_per_node == 0
+        if not 1 <= stage.tp <= partition.devices_per_node and not nodes:
             raise InvalidInputError.of(
                 "FT2112",
                 f"{replica.replica} would stand on {stage.tp} devices;"

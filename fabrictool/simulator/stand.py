@@ -103,4 +103,5 @@ def _machine(partition: Partition) -> Machine:
     if device.kind == "cpu" and partition.memory_per_node is not None:
         memory = as_float(partition.memory_per_node) / partition.devices_per_node
     network = links()[partition.network].bandwidth if partition.network else base.network
-    return Machine(base.flops, base.bandwidth, memory, link, base.per_node, network)
+    linked = device.link_devices or partition.devices_per_node
+    return Machine(base.flops, base.bandwidth, memory, link, linked, network)

@@ -137,7 +137,7 @@ class Machine:
             bandwidth=device.memory_bandwidth,
             memory=device.memory,
             link=device.link_bandwidth,
-            per_node=per_node or device.link_devices,
+            per_node=per_node or device.link_devices or 8,
             network=network,
         )
 

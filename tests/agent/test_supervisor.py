@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fabrictool.agent.supervisor import LINE_OCTETS, EngineFailedError, Supervisor
+from fabrictool.agent.process import LINE_OCTETS
+from fabrictool.agent.supervisor import EngineFailedError, Supervisor
 from fabrictool.engines.protocol import EngineCommand, MetricNames, Readiness
 
 pytestmark = pytest.mark.asyncio

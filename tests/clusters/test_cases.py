@@ -70,7 +70,7 @@ def commands(case):
         operation, address = "replica-m-0-g1-0a1b2c3d", "replica/m/0"
     unit = NewUnit(desired.get("operation", operation), address, spec, {}, "0123456789abcdef", 7)
     survey = survey_of(facts, scheduler)
-    job = job_of(unit, described, "c", "fab", survey)
+    job = job_of(unit, described, "c", "fab", survey, scheduler)
     if desired["action"] == "estimate":
         argv = scheduler.estimate(survey.scheduler, job)
         return {"argv": None if argv is None else list(argv)}

@@ -64,7 +64,7 @@ def test_a_job_begins_as_the_centre_has_it(inventory, name):
     scheduler = scheduler_of("slurm")
     survey = survey_of({"sections": {"version": ["slurm 24.05.1"]}}, scheduler)
     unit = NewUnit("replica-m-0-g1-0a1b2c3d", "replica/m/0", spec, {}, "0123456789abcdef", 7)
-    submission = scheduler.submission(survey.scheduler, job_of(unit, described, name, "fab", survey))
+    submission = scheduler.submission(survey.scheduler, job_of(unit, described, name, "fab", survey, scheduler))
     options, lines, engine = WANTED[name]
     assert [word for word in submission.argv if word in options] == sorted(options, key=submission.argv.index)
     script = submission.script.splitlines()

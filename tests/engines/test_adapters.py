@@ -27,7 +27,7 @@ def test_golden_case(path):
     one = adapter(launch.engine)
     command = one.command(launch)
     assert list(command.argv) == case["argv"]
-    assert command.env == case["env"]
+    assert [command.env, command.unless_set] == [case["env"], case.get("unless_set", {})]
     assert [list(command.unset), list(command.probe)] == [case.get("unset", []), case.get("probe", [])]
     assert {
         "path": one.readiness.path,

@@ -17,7 +17,7 @@ import msgspec
 
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.catalog import accelerators
-from fabrictool.clusters.jobs import meta_of
+from fabrictool.clusters.jobs import check_one_node, meta_of
 from fabrictool.clusters.kubernetes.names import ADDRESS, FABRIC, LINEAGE, OPERATION, UNIT, label_value, object_name
 from fabrictool.domain.specs import AgentSpec, GatewaySpec, encode_spec
 
@@ -250,6 +250,7 @@ def _fit(
     address: str, spec: AgentSpec, described: ClusterSpec, cluster: str, inside: Object, container: Object
 ) -> None:
     """Devices, size, nodes and the time that it may last."""
+    check_one_node(address, spec, described.kind)
     partition = described.partitions[spec.partition]
     if spec.devices > partition.devices_per_node:
         message = f"{address} needs {spec.devices} devices of one node, and a node of {spec.partition} has "

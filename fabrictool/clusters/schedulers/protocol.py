@@ -78,16 +78,19 @@ class Job:
     command: tuple[str, ...]
     """What to run; `ENDS_AT` in it is replaced by the wall second at which the allocation ends, 0 if none."""
     partition: str = ""
+    nodes: int = 1
+    """On each of which the command runs."""
     devices: int = 0
-    """Accelerators, all of one node."""
+    """Accelerators of each node."""
     device: str = ""
     """Their type in the scheduler's words; "": any."""
     devices_as: str = "gres"
     """See `JobRequest`."""
     whole_node: bool = False
     cpus: int | None = None
+    """Of each node, as is `memory`; None: the site's default."""
     memory: int | None = None
-    """Octets; None: the site's default."""
+    """Octets."""
     walltime_s: float | None = None
     begin_in_s: float = 0.0
     """Not before that many seconds from now."""
@@ -140,6 +143,8 @@ class Scheduler(Protocol):
     """Programs that a login node must have on its path; empty where nobody has tried what is needed."""
     oldest: tuple[int, int] | None = None
     """Release before which it is not used; None: any."""
+    several_nodes: bool = False
+    """Whether a job can run its command on several nodes, and tell each which of them it is."""
     accounting: str = ""
     """The command that remembers jobs which are over; "": there is none."""
 

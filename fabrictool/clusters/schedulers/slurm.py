@@ -60,6 +60,7 @@ class Slurm(Scheduler):
     commands = ("sbatch", "srun", "squeue", "scancel", "sinfo", "scontrol")
     oldest = OLDEST
     accounting = "sacct"
+    several_nodes = True
 
     def survey(self, *, brief: bool) -> str:
         """Jobs always; version, partitions and reservations for the full one."""
@@ -102,7 +103,7 @@ class Slurm(Scheduler):
             raise FabrictoolError.of("FT5402", message, thing=job.partition, hint="ask the site for a later release")
         walltime = job.walltime_s
         argv = [
-            "sbatch", "--parsable", f"--job-name={job.name}", f"--comment={job.comment}", "--nodes=1", "--ntasks=1",
+            "sbatch", "--parsable", f"--job-name={job.name}", f"--comment={job.comment}", *_nodes(job),
             "--no-requeue", "--export=NIL", "--open-mode=append", f"--output={_escaped(job.folder)}/log",
         ]  # fmt: skip
         argv += [f"--partition={job.partition}"] if job.partition else []
@@ -111,7 +112,9 @@ class Slurm(Scheduler):
         argv += _size(facts, job)
         argv += [f"--begin=now+{math.ceil(job.begin_in_s)}"] if job.begin_in_s > 0 else []
         argv += _passed(job.options)
-        step = ["srun", "--nodes=1", "--ntasks=1", "--export=ALL", "--input=none", "--quiet"]
+        step = ["srun", *_nodes(job), "--export=ALL", "--input=none", "--quiet"]
+        if job.nodes > 1:  # when one node's agent ends the first one's has that long to leave, and then all do
+            step += ["--kill-on-bad-exit=0", f"--wait={math.ceil(job.warning_s)}"]
         step += [f"--cpus-per-task={job.cpus}"] if job.cpus and not job.whole_node else []  # not inherited since 22.05
         step += _passed(job.step_options)
         script = job_script(
@@ -156,6 +159,11 @@ def _state_of() -> str:
     )
 
 
+def _nodes(job: Job) -> list[str]:
+    """One task a node."""
+    return [f"--nodes={job.nodes}", f"--ntasks={job.nodes}", *(["--ntasks-per-node=1"] if job.nodes > 1 else [])]
+
+
 def _passed(options: Mapping[str, str]) -> list[str]:
     return [f"--{name}={value}" if value else f"--{name}" for name, value in sorted(options.items())]
 
@@ -168,7 +176,9 @@ def _size(facts: SchedulerFacts, job: Job) -> list[str]:
     if job.devices:
         queue = facts.queues.get(job.partition)
         kind = job.device or (queue.device if queue is not None else "")
-        counted = f"{kind}:{job.devices}" if kind else str(job.devices)
+        # `--gpus` counts those of the whole job, the others those of a node.
+        number = job.devices * job.nodes if job.devices_as == "gpus" else job.devices
+        counted = f"{kind}:{number}" if kind else str(number)
         options.append(f"--gres=gpu:{counted}" if job.devices_as == "gres" else f"--{job.devices_as}={counted}")
     return options
 
@@ -207,7 +217,7 @@ def _job(line: str) -> JobFacts:
         name=name,
         comment="" if comment in _NEVER else comment,
         partition=partition,
-        node=node,
+        node=",".join(hostlist(node)),
         reason="" if reason in ("None", "(null)") else reason,
         blocked=_blocked(reason) if state == "pending" else "",
         leaving=native == "COMPLETING",

@@ -1,0 +1,74 @@
+"""From what an agent was told to what its engine is started with; and what of it depends on the node."""
+
+from __future__ import annotations
+
+import fcntl
+import socket
+import struct
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from fabrictool.domain.specs import EngineInstall
+from fabrictool.engines.adapter import EngineLaunch
+from fabrictool.engines.protocol import NodeOfSeveral
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fabrictool.domain.specs import AgentSpec, HostPort
+    from fabrictool.engines.protocol import CacheHandover
+
+_SIOCGIFADDR = 0x8915
+
+
+# Wide: what a spec says, and what only its node knows.
+def launch_of(
+    spec: AgentSpec,
+    *,
+    model: str,
+    port: int,
+    python: str,
+    cache: Path,
+    node: NodeOfSeveral | None = None,
+    handover: CacheHandover | None = None,
+    command: tuple[str, ...] = (),
+) -> EngineLaunch:
+    """The engine process of a replica, or its part on one of several nodes."""
+    return EngineLaunch(
+        engine=spec.engine,
+        model=model,
+        served_name=spec.model,
+        host="127.0.0.1",
+        port=port,
+        tp=spec.tp,
+        pp=spec.pp,
+        context=spec.context or None,
+        max_num_seqs=spec.max_num_seqs,
+        precision=spec.precision or None,
+        python=python,
+        install=EngineInstall() if isinstance(spec.install, msgspec.UnsetType) else spec.install,
+        cache_dir=str(cache),
+        options=spec.options,
+        node=node,
+        handover=handover,
+        command=command,
+    )
+
+
+def first_node(nodes: int, leader: HostPort) -> NodeOfSeveral:
+    """The part of the node on which the others find it."""
+    return NodeOfSeveral(nodes, 0, leader, leader.host, interface_of(leader.host))
+
+
+def interface_of(address: str) -> str:
+    """The network interface that has this IPv4 address; "" where none has, or its name cannot be asked for."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(asking, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            except OSError:
+                continue  # it has no address
+            if socket.inet_ntoa(answer[20:24]) == address:
+                return name
+    return ""
