@@ -95,9 +95,7 @@ class Vllm:
 def _program(launch: EngineLaunch) -> list[str]:
     if launch.install.path:
         return [launch.install.path, "serve", launch.model]
-    if launch.node is not None:  # a node without an API is known to this program alone
-        return [interpreter(launch), "-m", "vllm.entrypoints.cli.main", "serve", launch.model]
-    return [interpreter(launch), "-m", "vllm.entrypoints.openai.api_server", "--model", launch.model]
+    return [interpreter(launch), "-m", "vllm.entrypoints.cli.main", "serve", launch.model]
 
 
 def _precision(launch: EngineLaunch) -> list[str]:

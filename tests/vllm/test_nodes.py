@@ -61,7 +61,7 @@ def served(folder, engine="vllm", cluster="b", number=1, **more):
         "architecture": alike,
         "engine": engine,
         "variant": {"precision": precision, "context": "512 tok"},
-        "replicas": {"min": number, "max": number},
+        "replicas": {"min": 1, "max": number},
         "place": {"pin": [{"cluster": cluster, "replicas": number}]},
     } | more
 
