@@ -102,6 +102,8 @@ class BlueprintCheck(ReferenceCheck):
             self.refer("FT1201", (*path, "trust", index), provider, self._inventory.providers, "provider")
         for index, group in enumerate(wanted.groups or ()):
             self.refer("FT1208", (*path, "groups", index), group, self._blueprint.trust.groups, "group")
+        if wanted.staged is not None:
+            self.refer("FT1270", (*path, "source"), wanted.staged[0], self._blueprint.weights, "weights")
         self._trust(path, wanted)
         for key, names in (("prefer", wanted.place.prefer), ("avoid", wanted.place.avoid)):
             for index, name in enumerate(names):

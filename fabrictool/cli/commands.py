@@ -24,6 +24,7 @@ from fabrictool.cli import (
     state_commands,
     trust_commands,
     usage_command,
+    weights_commands,
 )
 from fabrictool.cli.help_groups import GroupedCommands
 
@@ -56,6 +57,7 @@ def build() -> typer.Typer:
         discover_command,
         bootstrap_command,
         prune_command,
+        weights_commands,
         shell_command,
         help_commands,
     ):

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "Begin": ("init", "demo", "validate", "schema", "explain", "version"),
-    "Get to know and prepare sites": ("discover", "trust", "bootstrap", "doctor", "shell", "prune"),
+    "Get to know and prepare sites": ("discover", "trust", "bootstrap", "doctor", "shell", "weights", "prune"),
     "Plan and carry out": ("plan", "show", "apply", "reconcile", "destroy", "observe", "state"),
     "Look at what runs": ("status", "top", "mesh", "logs", "events", "usage"),
     "Forecast": ("simulate", "calibrate", "trace", "instance"),

@@ -25,6 +25,8 @@ from fabrictool.base.runfolder import RunFolder
 from fabrictool.base.settings import Settings
 from fabrictool.clusters.jobs import check_one_node
 from fabrictool.clusters.schedulers.protocol import STOPPED
+from fabrictool.clusters.weights.depot import ThisMachine
+from fabrictool.clusters.weights.readiness import not_ready
 from fabrictool.domain.address import Address
 from fabrictool.domain.observed import ClusterFacts, ObservedUnit, UnitState, awaited, renewable, standing
 from fabrictool.domain.plan import spec_digest
@@ -83,7 +85,9 @@ class LocalCluster:
         return ClusterFacts(cluster=self.name, known=True, units=units)
 
     def outlook(self, units: Sequence[NewUnit]) -> tuple[list[Outlook], list[str]]:
-        return [], []
+        refused = not_ready(units, self.name, ThisMachine())
+        problems = [problem for error in refused.values() for problem in error.problems]
+        return [], [f"{problem.code} {problem.message}" for problem in problems]
 
     def scripts(self, units: Sequence[NewUnit]) -> list[JobScript]:
         return []
@@ -125,8 +129,10 @@ class LocalCluster:
     # -- commands ---------------------------------------------------------------------------------------------
 
     def start(self, units: Sequence[NewUnit]) -> dict[str, FabrictoolError]:
-        failed = {}
+        failed = not_ready(units, self.name, ThisMachine())
         for unit in units:
+            if unit.operation in failed:
+                continue
             try:
                 check_one_node(unit.address, unit.spec, "local")
                 self.prepare(unit.operation, unit.spec, unit.files)

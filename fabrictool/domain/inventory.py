@@ -329,6 +329,10 @@ class ClusterSpec(Document):
     folder: Text = ".fabrictool"
     """Where units and their environment lie, on a file system that login and compute nodes share; relative: to the
     home."""
+    weights: (
+        Annotated[str, Field(pattern=r"^/[A-Za-z0-9_./+@-]*[A-Za-z0-9_+@-]$", examples=["/scratch/weights"])] | None
+    ) = None
+    """Folder in which models' weights are staged, on a file system that its nodes see; absent: none are."""
     poll: Duration = units.Duration(30)
     """Seconds between two questions to the login node while something is awaited."""
     software: Software = Software()

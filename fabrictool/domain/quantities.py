@@ -221,13 +221,14 @@ _SOURCES = (
     re.compile(r"hf://[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*(:[A-Za-z0-9._-]+)?"),
     re.compile(r"pypi://[A-Za-z0-9][A-Za-z0-9._-]*/\S+"),
     re.compile(r"file:///\S+"),
+    re.compile(r"weights://[a-z0-9][a-z0-9._-]*(/[A-Za-z0-9_+=@][A-Za-z0-9_.+=@/-]*)?"),
 )
 
 
 def _source(value: Any) -> str:
     if isinstance(value, str) and any(form.fullmatch(value) for form in _SOURCES):
         return value
-    hint = "write hf://ORGANISATION/NAME, pypi://DISTRIBUTION/FILE or file:///ABSOLUTE/PATH"
+    hint = "write hf://ORGANISATION/NAME, pypi://DISTRIBUTION/FILE, file:///ABSOLUTE/PATH or weights://NAME"
     if isinstance(value, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", value):
         hint = f"did you mean `hf://{value}`?"
     raise problem("FT1115", "expected a model source", hint)
@@ -240,7 +241,7 @@ Source = Annotated[
         {
             "type": "string",
             "pattern": r"^(hf:\/\/[A-Za-z0-9][A-Za-z0-9._-]*\/[A-Za-z0-9][A-Za-z0-9._-]*(:[A-Za-z0-9._-]+)?"
-            r"|pypi:\/\/[A-Za-z0-9][A-Za-z0-9._-]*\/\S+|file:\/\/\/\S+)$",
+            r"|pypi:\/\/[A-Za-z0-9][A-Za-z0-9._-]*\/\S+|file:\/\/\/\S+|weights:\/\/[a-z0-9][a-z0-9._-]*(\/\S+)?)$",
             "examples": ["hf://meta-llama/Llama-3.1-8B-Instruct"],
             "title": "model source",
         }

@@ -149,6 +149,8 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, tag="agent", tag_fiel
     """Unset: the agent starts `engine` by itself. Else `model` may be empty: the one that the server lists."""
     idle: IdleOffer | msgspec.UnsetType = msgspec.UNSET
     """It begins without a model, and serves what it is assigned. Unset: it serves what stands here."""
+    weights: str | msgspec.UnsetType = msgspec.UNSET
+    """Folder of the staged set that `source` lies in; not written where it lies in none."""
     trust: AgentTrust | msgspec.UnsetType = msgspec.UNSET
     """Unset: whoever may speak for a gateway of the federation is served."""
     site_links: bool | msgspec.UnsetType = msgspec.UNSET

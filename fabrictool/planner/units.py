@@ -60,6 +60,7 @@ def _agent(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement
     architecture = architecture_of(model.architecture_id)
     partition = inventory.clusters[replica.cluster].partitions[replica.partition]
     memory = as_float(partition.memory_per_node, accelerators()[replica.device].memory * partition.devices_per_node)
+    staged, file = staged_in(blueprint, inventory, replica)
     nodes, _ = node_blocks(replica.tp, replica.pp, partition.devices_per_node)
     spec = AgentSpec(
         fabric=blueprint.fabric,
@@ -69,7 +70,7 @@ def _agent(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement
         partition=replica.partition,
         replica=replica.replica,
         model=replica.model,
-        source=model.source,
+        source=model.source if staged is msgspec.UNSET else f"file://{staged}{file}",
         engine=model.engine,
         precision=model.variant.precision,
         context=0 if architecture is None else context_of(model, architecture),
@@ -89,9 +90,21 @@ def _agent(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement
         egress=egress_of(inventory.clusters[replica.cluster].egress),
         trust=_trust(blueprint, inventory, replica),
         install=install_of(inventory.clusters[replica.cluster].software, model.engine, replica.device),
+        weights=staged,
         site_links=msgspec.UNSET if inventory.clusters[replica.cluster].site_links else False,
     )
     return as_assigned(spec) if inventory.clusters[replica.cluster].joined else spec
+
+
+def staged_in(
+    blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement
+) -> tuple[str | msgspec.UnsetType, str]:
+    """The folder of the set that holds its model, and the file of it with a slash, or ""."""
+    name = blueprint.models[replica.model].staged
+    folder = inventory.clusters[replica.cluster].weights
+    if name is None or folder is None:  # of a cluster that does not answer: what stands there stays as it is
+        return msgspec.UNSET, ""
+    return f"{folder}/sha256-{blueprint.weights[name[0]].sha256}", f"/{name[1]}" if name[1] else ""
 
 
 def _trust(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement) -> AgentTrust | msgspec.UnsetType:

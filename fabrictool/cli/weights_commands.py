@@ -1,0 +1,248 @@
+"""``weights lock``, ``plan``, ``stage``, ``verify``, ``list``, ``prune``: models' files, pinned by hash, on sites."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fabrictool.cli.options import BlueprintOption, InventoryOption, JsonOption, YesOption
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ClustersArgument = Annotated[list[str] | None, typer.Argument(help="Names of clusters; default: all that need some.")]
+NameOption = Annotated[str, typer.Option("--name", metavar="NAME", help="Of these weights alone.")]
+
+
+def register(app: typer.Typer) -> None:
+    weights = typer.Typer(help="Models' files: pinned by their hashes, staged on sites.", no_args_is_help=True)
+    for name, function in (
+        ("lock", lock), ("plan", plan), ("stage", stage), ("verify", verify), ("list", list_), ("prune", prune),
+    ):  # fmt: skip
+        weights.command(name)(function)
+    app.add_typer(weights, name="weights")
+
+
+def lock(
+    name: Annotated[str, typer.Argument(help="As the blueprint names them under `weights`.")],
+    source: Annotated[Path | None, typer.Argument(help="File or folder; default: their `source`.")] = None,
+    blueprint: BlueprintOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Hash a model's files and write their list beside the blueprint: what is served is then pinned and reviewed."""
+    from fabrictool.base.errors import UsageError
+    from fabrictool.base.files import write_output
+    from fabrictool.base.ids import is_name
+    from fabrictool.cli.output import data, json_data
+    from fabrictool.cli.staging import declared_source, listing_file
+    from fabrictool.clusters.weights.listing import list_folder
+
+    if not is_name(name):
+        raise UsageError.of("FT9001", f"{name!r} is no name", hint="lower-case letters, digits, . _ -")
+    listing = list_folder(source or declared_source(name, blueprint), _progress(f"hashing {name}"))
+    file = listing_file(name, blueprint)
+    file.parent.mkdir(exist_ok=True)
+    write_output(file, listing.text.encode())
+    if as_json:
+        json_data({"format_version": "1", "type": "weights-lock", "name": name, "sha256": listing.sha256,
+                   "list": str(file), "files": len(listing.files)})  # fmt: skip
+        return
+    data(f"{file}: {len(listing.files)} file{'s'[: len(listing.files) != 1]}")
+    data(f"put this into the blueprint:\n  weights:\n    {name}: {{sha256: {listing.sha256}, source: ...}}")
+
+
+def plan(
+    clusters: ClustersArgument = None,
+    name: NameOption = "",
+    blueprint: BlueprintOption = None,
+    inventory: InventoryOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Say what each cluster has of the blueprint's weights, what would be sent, and whether there is room."""
+    from fabrictool.cli.output import data, json_data, table
+    from fabrictool.cli.staging import open_depots, outlook_of
+
+    rows = []
+    with open_depots(clusters, blueprint, inventory) as (depots, pinned):
+        for depot in depots:
+            rows += [outlook_of(depot, weights) for weights in pinned if name in ("", weights.name)]
+    if as_json:
+        json_data({"format_version": "1", "type": "weights-plan", "sets": rows})
+    else:
+        shown = [
+            [r["cluster"], r["name"], r["condition"], size(r["octets"]), size(r["missing"]), size(r["free"])]
+            for r in rows
+        ]
+        data(table(["CLUSTER", "WEIGHTS", "THERE", "SIZE", "TO SEND", "FREE"], shown))
+        for row in rows:
+            if row["missing"] and row["free"] and row["missing"] > row["free"]:
+                data(
+                    f"{row['name']} does not fit on {row['cluster']}: {size(row['missing'] - row['free'])} are lacking"
+                )
+    return 1 if any(row["missing"] > row["free"] > 0 for row in rows) else 0
+
+
+def stage(
+    clusters: ClustersArgument = None,
+    name: NameOption = "",
+    blueprint: BlueprintOption = None,
+    inventory: InventoryOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Send what is missing or damaged and compare it there; broken off, the same command goes on where it stopped."""
+    from fabrictool.cli.output import json_data, say
+    from fabrictool.cli.staging import check_room, open_depots, outlook_of, paths_of
+
+    results = []
+    with open_depots(clusters, blueprint, inventory) as (depots, pinned):
+        for depot in depots:
+            for weights in pinned:
+                if name not in ("", weights.name):
+                    continue
+                listing, paths = paths_of(weights)
+                check_room(outlook_of(depot, weights))
+                new = depot.weights.stage(listing, paths, _progress(f"{weights.name} to {depot.cluster}"))
+                say(f"{weights.name}: {'staged on' if new else 'was on'} {depot.cluster}{'' if new else ' already'}")
+                results.append({"cluster": depot.cluster, "name": weights.name, "new": new})
+    if as_json:
+        json_data({"format_version": "1", "type": "weights-stage", "sets": results})
+
+
+def verify(
+    clusters: ClustersArgument = None,
+    name: NameOption = "",
+    blueprint: BlueprintOption = None,
+    inventory: InventoryOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Hash every staged file on the clusters and say which are not what is listed; 1 when any is not."""
+    from dataclasses import asdict
+
+    from fabrictool.cli.output import data, json_data, say
+    from fabrictool.cli.staging import open_depots
+    from fabrictool.clusters.weights.depot import set_name
+
+    results = []
+    with open_depots(clusters, blueprint, inventory) as (depots, pinned):
+        for depot in depots:
+            names = {set_name(weights.sha256): weights.name for weights in pinned if name in ("", weights.name)}
+            say(f"{depot.cluster}: hashing, which may take minutes")
+            results += [
+                {"cluster": depot.cluster, "weights": names[compared.name], **asdict(compared)}
+                for compared in depot.weights.compare(names, everything=True)
+            ]
+    if as_json:
+        json_data({"format_version": "1", "type": "weights-verify", "sets": results})
+    else:
+        for result in results:
+            files = f": {', '.join(result['files'])}" if result["files"] else ""
+            data(f"{result['weights']} on {result['cluster']}: {result['condition']}{files}")
+        if any(result["condition"] != "whole" for result in results):
+            data("`fabrictool weights stage` sends again what is missing or damaged")
+    return 1 if any(result["condition"] != "whole" for result in results) else 0
+
+
+def list_(
+    clusters: ClustersArgument = None,
+    blueprint: BlueprintOption = None,
+    inventory: InventoryOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the sets that lie on clusters, their sizes, and how many units name them."""
+    from dataclasses import asdict
+
+    from fabrictool.cli.output import data, json_data, table
+    from fabrictool.cli.staging import open_depots
+    from fabrictool.clusters.weights.depot import set_name
+
+    rows = []
+    with open_depots(clusters, blueprint, inventory) as (depots, pinned):
+        names = {set_name(weights.sha256): weights.name for weights in pinned}
+        for depot in depots:
+            sets, _ = depot.weights.look(depot.units)
+            rows += [
+                {"cluster": depot.cluster, "weights": names.get(staged.name, ""), **asdict(staged)} for staged in sets
+            ]
+    if as_json:
+        json_data({"format_version": "1", "type": "weights-list", "sets": rows})
+    elif rows:
+        shown = [
+            [r["cluster"], r["weights"] or "-", r["name"][:19], size(r["octets"]), "whole" if r["complete"] else "part",
+             str(r["units"])]
+            for r in rows
+        ]  # fmt: skip
+        data(table(["CLUSTER", "WEIGHTS", "SET", "SIZE", "STAGED", "UNITS"], shown))
+    else:
+        data("nothing is staged")
+
+
+def prune(
+    clusters: ClustersArgument = None,
+    blueprint: BlueprintOption = None,
+    inventory: InventoryOption = None,
+    yes: YesOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove sets that neither the blueprint nor any unit of this account names, and damaged ones without a unit."""
+    from fabrictool.cli.applying import ask
+    from fabrictool.cli.output import data, json_data, say, table
+    from fabrictool.cli.staging import open_depots
+    from fabrictool.clusters.weights.depot import set_name
+
+    removed = []
+    with open_depots(clusters, blueprint, inventory) as (depots, pinned):
+        kept = {set_name(weights.sha256) for weights in pinned}
+        for depot in depots:
+            sets, _ = depot.weights.look(depot.units)
+            free = [staged for staged in sets if not staged.units]
+            damaged = {
+                compared.name
+                for compared in depot.weights.compare(
+                    [staged.name for staged in free if staged.complete], everything=False
+                )
+                if compared.condition == "damaged"
+            }
+            unused = [staged for staged in free if staged.name not in kept or staged.name in damaged]
+            if not unused:
+                say(f"{depot.cluster}: nothing to remove")
+                continue
+            if not as_json:
+                data(table(["SET", "SIZE"], [[staged.name[:19], size(staged.octets)] for staged in unused]))
+            question = f"Remove {len(unused)} set{'s'[: len(unused) != 1]} from {depot.cluster}?"
+            ask(question, yes=yes, first="`weights list` lists them")
+            depot.weights.remove([staged.name for staged in unused])
+            say(f"{depot.cluster}: {size(sum(staged.octets for staged in unused))} freed")
+            removed += [{"cluster": depot.cluster, "name": staged.name, "octets": staged.octets} for staged in unused]
+    if as_json:
+        json_data({"format_version": "1", "type": "weights-prune", "removed": removed})
+
+
+def size(octets: int) -> str:
+    """In the unit in which it has up to four figures."""
+    amount, units = float(octets), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while amount >= 1024 and len(units) > 1:
+        amount, units = amount / 1024, units[1:]
+    return f"{amount:.0f} {units[0]}" if amount >= 10 or units[0] == "B" else f"{amount:.1f} {units[0]}"
+
+
+def _progress(what: str) -> Callable[[int, int], None]:
+    """Says every few seconds how far it is; at the end always."""
+    from fabrictool.cli.output import say
+
+    begun = last = time.monotonic()
+
+    def tell(done: int, total: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last < (1.0 if sys.stderr.isatty() else 10.0):
+            return
+        last = now
+        rate = done / max(0.001, now - begun)
+        left = f", {(total - done) / rate:.0f} s to go" if rate > 0 and total > done else ""
+        say(f"{what}: {size(done)} of {size(total)} ({100 * done // max(1, total)} %){left}")
+
+    return tell

@@ -1,0 +1,13 @@
+# Lists sets of weights and the space beside them; argument: the folder of the fabrics' units.
+units=$1; case $units in /*) ;; *) units=$HOME/$units ;; esac
+echo @space
+at=$base; while [ ! -d "$at" ]; do at=$(dirname "$at"); done
+df -Pk "$at" 2>/dev/null | awk 'NR == 2 { print $4 }'
+echo @sets
+for set in "$base"/sha256-* "$base"/part-sha256-*; do
+  [ -d "$set" ] || continue
+  name=${set##*/}
+  used=$(grep -lsF "$base/${name#part-}" "$units"/*/*/spec.json | wc -l)
+  printf '%s\t%s\t%s\n' "$name" "$(du -sk "$set" | cut -f1)" "$((used))"
+done
+echo @end
