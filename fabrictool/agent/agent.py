@@ -174,7 +174,7 @@ class Agent:
         await self._measure()
         self._handover_host = await handover_host(self.spec, self._note)
         if self._leader is not None:
-            await self._leader.listen(await own_address(self.spec.hubs))
+            await self._lead(self._leader)
         self._publish_node(Lifecycle.JOIN)
         linking = asyncio.create_task(self._link_site())  # it may wait for names, and nothing else waits for it
         self.mesh.dial([(hub.host, hub.port) for hub in self.spec.hubs], self.spec.egress)
@@ -400,6 +400,14 @@ class Agent:
                 command=self._brought.command,
             )
         )
+
+    async def _lead(self, leader: Leader) -> None:
+        """Raises FT7108 where the other nodes could not find us."""
+        try:
+            await leader.listen(await own_address(self.spec.hubs))
+        except OSError as error:
+            message = f"{self.spec.replica}: cannot listen for its other nodes: {error}"
+            raise FabrictoolError.of("FT7108", message, thing=f"replica/{self.spec.replica}") from error
 
     def _leader_of(self, folder: RunFolder) -> Leader:
         files, notice = IdentityFiles(folder.identity), folder.path / LEADER

@@ -49,6 +49,7 @@ def launch_of(
         python=python,
         install=EngineInstall() if isinstance(spec.install, msgspec.UnsetType) else spec.install,
         cache_dir=str(cache),
+        compile_dir=str(cache / "compiled" / socket.gethostname()),
         options=spec.options,
         node=node,
         handover=handover,

@@ -38,9 +38,9 @@ PROBE_S = 120.0
 """To see whether an engine is installed: a shared file system may be slow, and an image has to be unpacked."""
 REFUSES = 65
 """An engine that ends so, before it was ever ready, says that its input is wrong (EX_DATAERR of sysexits.h)."""
-HANG_S = 180.0
+HANG_S = 300.0
 """An engine whose requests got no further for this long hangs: one of its workers stands still, or waits for another
-that is gone. Its own clocks are no shorter (vLLM's VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS is 300)."""
+that is gone. vLLM gives one step as long (VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS), and on CPUs one may take minutes."""
 
 
 class EngineFailedError(FabrictoolError):
@@ -262,7 +262,7 @@ class Supervisor:
                 failures = 0
                 await self._scrape(http)
                 if self._hangs():
-                    return f"{self.running} requests got no further for {self._hang_s:.0f} s: it hangs"
+                    return f"its {self.running} requests got no further for {self._hang_s:.0f} s: it hangs"
             else:
                 failures += 1
         return f"{failures} health checks in a row failed"

@@ -73,6 +73,21 @@ def socket_interfaces(node: NodeOfSeveral) -> dict[str, str]:
     return dict.fromkeys(names, node.interface)
 
 
+def compile_folders(launch: EngineLaunch) -> dict[str, str]:
+    """Variables by which the compilers under an engine choose where they keep what they made."""
+    folders = {
+        "FLASHINFER_WORKSPACE_BASE": "flashinfer",
+        "TORCHINDUCTOR_CACHE_DIR": "inductor",
+        "TRITON_CACHE_DIR": "triton",
+    }
+    return {name: f"{launch.compile_dir}/{folder}" for name, folder in folders.items()} if launch.compile_dir else {}
+
+
+def offline(launch: EngineLaunch) -> dict[str, str]:
+    """A model that lies in a folder needs no hub: no name is looked up, and no stale lock of a cache is waited for."""
+    return {"HF_HUB_OFFLINE": "1"} if launch.model.startswith("/") else {}
+
+
 def nearest(name: str, among: Mapping[str, object] | frozenset[str] | tuple[str, ...]) -> str:
     """A hint: the nearest valid name, and all of them."""
     close = difflib.get_close_matches(name, sorted(among), n=1)

@@ -60,6 +60,9 @@ class EngineLaunch(msgspec.Struct, frozen=True, kw_only=True):
     install: EngineInstall = EngineInstall()
     cache_dir: str = ""
     """Where the engine may keep what it can make again; empty: its default."""
+    compile_dir: str = ""
+    """The same for what it compiles, of this node alone: nodes that compile into one folder of a shared file system
+    spoil each other's work (vLLM issue 24601). Empty: its default."""
     options: dict[str, str] = {}
     """Flags passed through: ``{"enable-prefix-caching": ""}``. A name in capitals is an environment variable."""
     node: NodeOfSeveral | None = None

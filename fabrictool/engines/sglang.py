@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fabrictool.engines.checks import SAID_BY_AGENTS, check_launch, flags, socket_interfaces, variables
+from fabrictool.engines.checks import (
+    SAID_BY_AGENTS,
+    check_launch,
+    compile_folders,
+    flags,
+    offline,
+    socket_interfaces,
+    variables,
+)
 from fabrictool.engines.installs import command_of_package, interpreter
 from fabrictool.engines.protocol import Capabilities, EngineCommand, MetricNames, Readiness
 
@@ -71,12 +79,12 @@ class SGLang:
             argv += ["--quantization", "fp8"]
         if launch.kv_precision is not None:
             argv += ["--kv-cache-dtype", _KV[launch.kv_precision]]
-        env, unless_set = variables(launch.options), {}
+        env, unless_set = variables(launch.options), {**offline(launch), **compile_folders(launch)}
         if launch.node is not None:
             node = launch.node
             argv += ["--dist-init-addr", str(node.leader), "--nnodes", str(node.nodes), "--node-rank", str(node.rank)]
             env["SGLANG_HOST_IP"] = node.host
-            unless_set = socket_interfaces(node)
+            unless_set |= socket_interfaces(node)
         argv.append("--enable-metrics")
         if _HTTP_LOG not in launch.options:
             argv += [f"--{_HTTP_LOG}", "warning"]

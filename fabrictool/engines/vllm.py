@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from fabrictool.engines.checks import SAID_BY_AGENTS, check_launch, flags, socket_interfaces, variables
+from fabrictool.engines.checks import (
+    SAID_BY_AGENTS,
+    check_launch,
+    compile_folders,
+    flags,
+    offline,
+    socket_interfaces,
+    variables,
+)
 from fabrictool.engines.installs import command_of_package, interpreter
 from fabrictool.engines.protocol import CacheHandover, Capabilities, EngineCommand, MetricNames, Readiness
 
@@ -81,11 +89,13 @@ class Vllm:
                 argv += ["--kv-transfer-config", _transfer(launch.handover)]
             env["VLLM_NIXL_SIDE_CHANNEL_HOST"] = launch.handover.host
             env["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(launch.handover.port)
-        unless_set = {}
+        unless_set = {**offline(launch), **compile_folders(launch)}
+        if launch.compile_dir:
+            unless_set["VLLM_CACHE_ROOT"] = f"{launch.compile_dir}/vllm"
         if launch.node is not None:
             argv += _nodes(launch.node)
             env["VLLM_HOST_IP"] = launch.node.host
-            unless_set = socket_interfaces(launch.node)
+            unless_set |= socket_interfaces(launch.node)
         if _ACCESS_LOG not in launch.options:
             argv.append(f"--{_ACCESS_LOG}")
         argv += flags(launch.options)

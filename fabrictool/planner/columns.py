@@ -326,8 +326,11 @@ def forbidden(wanted: Model, pool: Pool, inventory: Inventory) -> list[str]:
         reasons.append("it is scavenger capacity, and `tier` is owned")
     if installed and wanted.engine not in installed:
         reasons.append(f"{wanted.engine} is not installed")
-    if wanted.staged is not None and inventory.clusters[pool.cluster].weights is None:
+    described = inventory.clusters[pool.cluster]
+    if wanted.staged is not None and described.weights is None:
         reasons.append("the inventory names no `weights` folder there")
+    elif wanted.staged is not None and not (described.here or described.login):
+        reasons.append("no weights can be staged there: it has no login node")
     can = adapter(wanted.engine).capabilities
     if (wanted.parallelism.tp or 1) > 1 and not can.tensor_parallel:
         reasons.append(f"{wanted.engine} does not cut layers over devices, as `parallelism.tp` wants")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fabrictool.agent import supervisor as supervisor_module
 from fabrictool.agent.process import LINE_OCTETS
 from fabrictool.agent.supervisor import EngineFailedError, Supervisor
 from fabrictool.engines.protocol import EngineCommand, MetricNames, Readiness
@@ -80,6 +81,56 @@ async def until(condition, seconds=10.0):
 
 def worker_of(supervisor):
     return int(next(line for line in supervisor.lines if line.startswith("worker ")).split()[1])
+
+
+HUNG = """
+import http.server, sys
+port, kind = int(sys.argv[1]), sys.argv[2]
+tokens = 0
+class Page(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        global tokens
+        tokens += kind == "works"
+        running = 0 if kind == "idle" else 1
+        body = b'{"data": [{"id": "m"}]}'
+        if self.path == "/metrics":
+            body = f"r{{a=\\"b\\"}} {running}\\nw 0\\nk 0.5\\ntokens_total {tokens}\\n".encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.send_header("content-type", "application/json")
+        self.end_headers()
+        self.wfile.write(body)
+    def log_message(self, *arguments):
+        pass
+http.server.ThreadingHTTPServer(("127.0.0.1", port), Page).serve_forever()
+"""
+
+
+class CountingAdapter(FakeAdapter):
+    """Of an engine that says how far its requests are."""
+
+    metrics = MetricNames("r", "w", "k", ("tokens_total",))
+
+
+@pytest.mark.parametrize(("kind", "restarts"), [("hangs", 1), ("works", 0), ("idle", 0)])
+async def test_an_engine_whose_requests_get_no_further_is_started_anew(monkeypatch, kind, restarts):
+    monkeypatch.setattr(supervisor_module, "WATCH_SECONDS", 0.05)
+    supervisor = Supervisor(
+        CountingAdapter(),
+        lambda port: EngineCommand((sys.executable, "-c", HUNG, str(port), kind), {}),
+        "m",
+        lambda: None,
+        start_timeout_s=20,
+        hang_s=1.0,
+    )
+    running = asyncio.create_task(supervisor.run())
+    await until(lambda: supervisor.state == "ready")
+    await asyncio.sleep(2.0)
+    if restarts:
+        await until(lambda: supervisor.restarts == restarts)
+        assert "its 1 requests got no further for 1 s: it hangs" in supervisor.progress
+    assert supervisor.restarts == restarts
+    await stopped(supervisor, running)
 
 
 async def test_a_log_line_of_any_length_is_cut_and_the_next_is_still_read():
