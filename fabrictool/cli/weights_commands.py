@@ -142,7 +142,7 @@ def verify(
             files = f": {', '.join(result['files'])}" if result["files"] else ""
             data(f"{result['weights']} on {result['cluster']}: {result['condition']}{files}")
         if any(result["condition"] != "whole" for result in results):
-            data("`fabrictool weights stage` sends again what is missing or damaged")
+            data("`fabrictool weights stage` sends what is missing or damaged")
     return 1 if any(result["condition"] != "whole" for result in results) else 0
 
 
