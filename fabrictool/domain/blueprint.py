@@ -15,6 +15,7 @@ from fabrictool.domain.quantities import (
     Duration,
     Endpoint,
     Instant,
+    ListHash,
     Memory,
     Name,
     Price,
@@ -96,7 +97,7 @@ class ModelWeights(Document):
     source: Text
     """File or folder on the operator's machine, relative to the blueprint; only ``weights lock`` and ``weights stage``
     read it."""
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    sha256: ListHash
     """Of the list of its files, ``weights/NAME.sha256`` beside the blueprint, as ``weights lock`` says it."""
 
 

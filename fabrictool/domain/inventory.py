@@ -22,6 +22,7 @@ from fabrictool.domain.quantities import (
     Price,
     Text,
     UserName,
+    WeightsFolder,
     problem,
 )
 from fabrictool.domain.secrets import NAMED_LIKE_ONE
@@ -329,9 +330,7 @@ class ClusterSpec(Document):
     folder: Text = ".fabrictool"
     """Where units and their environment lie, on a file system that login and compute nodes share; relative: to the
     home."""
-    weights: (
-        Annotated[str, Field(pattern=r"^/[A-Za-z0-9_./+@-]*[A-Za-z0-9_+@-]$", examples=["/scratch/weights"])] | None
-    ) = None
+    weights: WeightsFolder | None = None
     """Folder in which models' weights are staged, on a file system that its nodes see; absent: none are."""
     poll: Duration = units.Duration(30)
     """Seconds between two questions to the login node while something is awaited."""

@@ -297,6 +297,38 @@ SignInUrl = Annotated[
 ]  # fmt: skip
 
 
+_HASH = re.compile(r"[0-9a-f]{64}")
+_WEIGHTS_FOLDER = re.compile(r"/[A-Za-z0-9_./+@-]*[A-Za-z0-9_+@-]")
+
+
+def _hash(value: Any) -> str:
+    if isinstance(value, str) and _HASH.fullmatch(value):
+        return value
+    raise problem("FT1271", "expected the hash of a list of weights", "`fabrictool weights lock NAME` prints it")
+
+
+def _weights_folder(value: Any) -> str:
+    if isinstance(value, str) and _WEIGHTS_FOLDER.fullmatch(value) and ".." not in value:
+        return value
+    hint = "an absolute path of letters, digits and . _ - + @, such as /scratch/project/weights"
+    raise problem("FT1272", "expected a folder for weights", hint)
+
+
+ListHash = Annotated[
+    str,
+    PlainValidator(_hash),
+    WithJsonSchema({"type": "string", "pattern": f"^{_HASH.pattern}$", "title": "hash of a list of weights"}),
+]
+WeightsFolder = Annotated[
+    str,
+    PlainValidator(_weights_folder),
+    WithJsonSchema({
+        "type": "string", "pattern": r"^\/[A-Za-z0-9_.\/+@-]*[A-Za-z0-9_+@-]$", "title": "folder for weights",
+        "examples": ["/scratch/project/weights"],
+    }),
+]  # fmt: skip
+
+
 def _user(value: Any) -> str | secrets.SecretRef:
     if isinstance(value, str) and value.startswith("secret://"):
         return _secret(value)
