@@ -24,7 +24,7 @@ from tests.vllm.conftest import Vllm
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 
-SECONDS = float(os.environ.get("FT_TEST_CHURN_S", "300"))
+SECONDS = float(os.environ.get("FT_TEST_CHURN_S", "120"))
 CLIENTS = 6
 BUDGET = 50_000_000
 TERMS = f"limits: {{requests_per_minute: 1000000, concurrency: 100}}, budget: {{tokens: {BUDGET}, per: month}}"
