@@ -107,8 +107,22 @@ def nodes_of(fed, cluster, address):
     return next(line.split()[1:] for line in jobs if line.split()[0] == f"ft-{operation}")
 
 
-def test_two_nodes_a_pair_and_the_reference_engine_give_equal_answers(make_federation, models):  # noqa: F811
-    fed = make_federation("equal")
+@pytest.fixture
+def fabric(make_federation):  # noqa: F811
+    """Gone before the next one needs its ports and cores."""
+    federations = []
+
+    def make(name):
+        federations.append(make_federation(name))
+        return federations[-1]
+
+    yield make
+    for federation in federations:
+        federation.clean_up()
+
+
+def test_two_nodes_a_pair_and_the_reference_engine_give_equal_answers(fabric, models):
+    fed = fabric("equal")
     pipeline = served(models / "smollm2", parallelism={"tp": 1, "pp": 2}, options=TRACED | SETTINGS)
     pair = served(models / "smollm2", cluster="a", number=2, phases="split", options=EAGER | SETTINGS | NOT_BOUND)
     reference = served(models / "smollm2.gguf", "reference", "ing")
@@ -128,9 +142,9 @@ def test_two_nodes_a_pair_and_the_reference_engine_give_equal_answers(make_feder
 
 
 @pytest.fixture
-def wide(make_federation, models):  # noqa: F811
+def wide(fabric, models):
     """The tiny model, cut over the devices of two nodes; and by our own engine."""
-    fed = make_federation("wide")
+    fed = fabric("wide")
     cut = served(models / "tiny", parallelism={"tp": 2, "pp": 1}, options=EAGER | SETTINGS | NOT_BOUND)
     write(fed, {"cut": cut, "whole": served(models / "tiny.gguf", "reference", "ing")})
     fed.run("trust", "init")
