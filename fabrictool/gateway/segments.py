@@ -14,6 +14,7 @@ import contextlib
 import mmap
 import os
 import re
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -140,7 +141,9 @@ def read_lines(folder: Path, cursor: Cursor, most_octets: int) -> tuple[list[byt
     read to its end.
     """
     numbers = [number for number in segments_of(folder) if number >= cursor.segment]
-    for number, later in zip(numbers, [*numbers[1:], None], strict=True):
+    following = dict(pairwise(numbers))
+    for number in numbers:
+        later = following.get(number)
         offset = cursor.offset if number == cursor.segment else 0
         over = later is not None and _read(folder, later, 0, 1)[:1] not in (b"", b"\0")
         data = _read(folder, number, offset, most_octets)

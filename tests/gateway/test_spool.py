@@ -13,7 +13,7 @@ from sqlalchemy import func, select
 
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.gateway.records import RequestRecord, StoreAwayError
-from fabrictool.gateway.segments import Segments
+from fabrictool.gateway.segments import Cursor, Segments, read_lines
 from fabrictool.gateway.spool import RecordSpool
 from fabrictool.gateway.store import RecordStore
 from fabrictool.gateway.storeprocess import StoreProcess
@@ -24,6 +24,11 @@ COUNT = select(func.count(), func.sum(REQUESTS.c.prompt_tokens)).select_from(REQ
 
 def record(number, **more):
     return RequestRecord(f"r{number}", 1e9 + number, "/v1/completions", 200, "answered", 0.1, prompt_tokens=2, **more)
+
+
+def test_a_folder_without_segments_has_no_lines(tmp_path):
+    """As a full disk leaves it: the folder was made, and no segment."""
+    assert read_lines(tmp_path, Cursor(3, 40), 1000) == ([], Cursor(3, 40))
 
 
 class Flaky:
