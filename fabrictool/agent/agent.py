@@ -21,7 +21,7 @@ from fabrictool import __version__
 from fabrictool.agent.bodies import node_body, service_body
 from fabrictool.agent.crew import LEADER, Leader
 from fabrictool.agent.forwarder import Forwarder, allowed
-from fabrictool.agent.guarding import Guard, Refuser
+from fabrictool.agent.guarding import HAS_LEFT, Guard, Refuser
 from fabrictool.agent.launching import first_node, launch_of
 from fabrictool.agent.measured import package_folder, signed_build
 from fabrictool.agent.pairing import handover, handover_host
@@ -66,6 +66,8 @@ LOOK_S = 5.0
 """Between two looks at the spec. Thousands of agents may share a file system."""
 WATCH_S = 60.0
 """Between two looks at the wall clock: a process may be stopped, and clocks are set."""
+UNASKED_LOOK_S = 5.0
+"""Between two looks whether a replica is asked for; no time is lost by it, for it sleeps until it may end."""
 CERTIFICATE_WARNING_S = 4 * 3600.0
 """From here on `reconcile` starts a successor for what it placed; of what joined by itself somebody has to think."""
 TENANTS_KEPT = 256
@@ -112,6 +114,11 @@ class Agent:
         """Gateway (session) → its part of `_in_flight`."""
         self._idle = asyncio.Event()
         self._idle.set()
+        self._asked_at = clock.monotonic()
+        """When a request ended last, or the engine became ready."""
+        self._drained = False
+        """All that was asked is answered, and nothing more is taken."""
+        self._folder = folder
         self._stop = asyncio.Event()
         self._events: deque[Event] = deque(maxlen=EVENTS_KEPT)
         self._model_path = ""
@@ -183,21 +190,25 @@ class Agent:
         stop = asyncio.create_task(self._stop.wait())
         watch = asyncio.create_task(self._watch.run(self._signs.touch))
         end = asyncio.create_task(self._until_end())
+        unasked = asyncio.create_task(self._until_unasked())
         clocks = asyncio.create_task(ClockWatch(self.mesh, self._clock, self._note).run())
         reason = "told to stop"
         try:
-            done, _ = await asyncio.wait({engine, stop, end}, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait({engine, stop, end, unasked}, return_when=asyncio.FIRST_COMPLETED)
             if end in done:
                 reason = end.result()
             if engine in done:
                 await engine  # raises what the supervisor raised
+            if done == {unasked}:
+                reason = unasked.result()
+                self._folder.fall_dormant()
         finally:
             async with AsyncExitStack() as leaving:  # last in, first out; each step is taken whatever another raises
                 if self._leader is not None:
                     leaving.push_async_callback(self._leader.close)
                 leaving.push_async_callback(self._supervisor.stop)
                 leaving.push_async_callback(self._signs.write)
-                leaving.push_async_callback(cancelled, engine, stop, signs, watch, end, linking, clocks)
+                leaving.push_async_callback(cancelled, engine, stop, signs, watch, end, unasked, linking, clocks)
                 leaving.push_async_callback(self._leave)
         return self._ended or reason
 
@@ -304,7 +315,9 @@ class Agent:
             if len(self._refusals_noted) < REFUSALS_NOTED and denial.text not in self._refusals_noted:
                 self._refusals_noted.add(denial.text)
                 self._note("refused", gateway, f"{denial.code} {denial.text}")
-            return Refuser(denial)
+            return Refuser(denial.answer)
+        if self._drained:
+            return Refuser(HAS_LEFT)
         port = self._supervisor.port
         if self._supervisor.state != "ready" or port is None:
             return None
@@ -360,6 +373,19 @@ class Agent:
             if len(self._requests_of) > TENANTS_KEPT:
                 del self._requests_of[next(iter(self._requests_of))]
 
+    async def _until_unasked(self) -> str:
+        """Until nobody has asked for so long that the replica may end; returns why. In ages, where it may not."""
+        while True:
+            now, after = self._clock.monotonic(), self._watch.spec.idle_after_s
+            if self._in_flight or self._supervisor.state != "ready":
+                self._asked_at = now
+            left = math.inf if isinstance(after, msgspec.UnsetType) else self._asked_at + after - now
+            if left <= 0:
+                reason = f"nobody asked for {self.spec.model} for {duration_text(now - self._asked_at)}"
+                self._note("dormant", self.spec.replica, reason)
+                return reason
+            await asyncio.sleep(min(left, UNASKED_LOOK_S))
+
     async def _until_end(self) -> str:
         """Until it is time to leave, of the allocation or of the certificate, whichever ends first; returns why."""
         begun = self._clock.wall()
@@ -414,6 +440,7 @@ class Agent:
         return Leader(self.spec.on_nodes, files, notice, self._note, come_s=self.spec.start_timeout_s)
 
     def _request_finished(self, gateway: bytes) -> None:
+        self._asked_at = self._clock.monotonic()
         self._in_flight -= 1
         self._in_flight_of[gateway] -= 1
         self._in_flight_of = +self._in_flight_of  # forgets gateways with none
@@ -454,6 +481,7 @@ class Agent:
 
     async def _leave(self) -> None:
         await self._drain()
+        self._drained = True  # who asks now is told at once, and asks elsewhere: nothing is cut off with the engine
         try:
             if self._service and self._service_lifecycle < Lifecycle.DOWN:
                 self._publish_service(Lifecycle.DOWN)

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from fabrictool.mesh.framing import LEFT_HEADER
+
 if TYPE_CHECKING:
     from fabrictool.domain.specs import AgentTrust
     from fabrictool.mesh.framing import StreamHead
@@ -21,6 +23,10 @@ GROUP_GRACE_S = 60.0
 """A group that is no longer served is served for so long: gateways hear of a change after agents, and stop sending."""
 GATEWAY_GRACE_S = 900.0
 """The same for a provider whose gateway is to leave: its successor has to come up first, or the change is given up."""
+HAS_LEFT = (
+    b"HTTP/1.1 503 Service Unavailable\r\n%s: yes\r\ncontent-length: 0\r\nconnection: close\r\n\r\n" % LEFT_HEADER
+)
+"""Of an agent that has answered all that it was asked, and ends."""
 Reason = Literal["FT8111", "FT8112"]
 
 
@@ -83,8 +89,8 @@ def _serves(rules: AgentTrust, group: str) -> bool:
 class Refuser(asyncio.Protocol):
     """The handler of a stream that is not served: says why, and listens to nothing."""
 
-    def __init__(self, denial: Denial) -> None:
-        self._answer = denial.answer
+    def __init__(self, answer: bytes) -> None:
+        self._answer = answer
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         stream: TunnelStream = transport  # type: ignore[assignment]  # asyncio types this as BaseTransport

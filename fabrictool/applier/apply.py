@@ -413,7 +413,8 @@ def role_of(spec: UnitSpec) -> SessionRole:
 
 def unready(plan: Plan, observed: Observed) -> list[Action]:
     """Of what the plan leaves running, what was seen and did not serve."""
-    waiting = {unit.operation for facts in observed.clusters.values() for unit in facts.units if not unit.ready}
+    seen = [unit for facts in observed.clusters.values() for unit in facts.units]
+    waiting = {unit.operation for unit in seen if not (unit.ready or unit.dormant)}
     return [action for action in plan.actions if action.kind != "delete" and _operation(action) in waiting]
 
 

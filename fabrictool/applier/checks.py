@@ -97,7 +97,7 @@ def check_fresh(
         planned, seen = plan.read_set.get(fact, ABSENT), now.get(fact, ABSENT)
         # What it was updated to by our own run was in the plan.
         mine = fact in ours and _operations(seen) <= _operations(planned) | ours[fact]
-        if planned != seen and not mine:
+        if planned != seen and not mine and not _dozes(fact, plan, observed, seen):
             changed.append((fact, f"{fact} is no longer what the plan relies on"))
     there = {unit.operation for facts in observed.clusters.values() for unit in facts.units}
     blind = {name for name, facts in observed.clusters.items() if not facts.known}
@@ -108,6 +108,16 @@ def check_fresh(
     if changed:
         hint = "run `fabrictool plan` again and review the difference; nothing was changed"
         raise StaleError([Problem("FT4004", message, Place(thing=thing), hint) for thing, message in changed])
+
+
+def _dozes(fact: str, plan: Plan, observed: Observed, seen: str) -> bool:
+    """Whether a replica that the plan leaves alone only ended for want of requests since, or started for some."""
+    address = fact.removeprefix("unit/")
+    kept = [action for action in plan.actions if action.kind == "keep" and action.address == address]
+    if not kept:
+        return False
+    last = observed.clusters[kept[0].cluster].unit(address) if kept[0].cluster in observed.clusters else None
+    return not kept[0].former if seen != ABSENT else last is not None and last.dormant
 
 
 def _operations(fact: str) -> set[str]:

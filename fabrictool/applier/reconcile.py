@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from fabrictool.applier.journal import Journal, failures, history
 from fabrictool.base.errors import (
     AppliedInPartError,
@@ -14,6 +16,9 @@ from fabrictool.base.errors import (
     Problem,
     StaleError,
 )
+from fabrictool.clusters.protocol import NewUnit
+from fabrictool.domain.address import Address
+from fabrictool.domain.specs import EXPECTED
 from fabrictool.planner.healing import heal
 
 if TYPE_CHECKING:
@@ -48,6 +53,24 @@ def capped(healing: Healing, fabric: Fabric, clock: Clock) -> list[Problem]:
         hint = "`fabrictool status` and `fabrictool logs` may tell why; `fabrictool apply` starts it again"
         problems.append(Problem("FT5112", f"{address}: {text}", Place(thing=address), hint, transient=True))
     return problems
+
+
+def tell_expected(healing: Healing, fabric: Fabric, clock: Clock) -> None:
+    """Tell gateways where requests wait for a replica when one is to serve: they tell their clients.
+
+    Raises
+    ------
+    FabrictoolError
+        FT4003 another writer, and others where a gateway's folder cannot be written.
+    """
+    if not healing.waiting:
+        return
+    files = {EXPECTED: msgspec.json.encode(healing.expected, order="deterministic")}
+    with fabric.folder.lease("reconcile", now=clock.wall()):
+        for cluster, operation in healing.waiting:
+            there = fabric.clusters[cluster]
+            spec = there.spec(operation)  # as it is now: another apply may have told it anew
+            there.update([NewUnit(operation, str(Address.of(spec)), spec, files)])
 
 
 def allowed(healing: Healing, *, max_delete: int, watches: bool) -> tuple[Plan, Sequence[Problem]]:

@@ -8,11 +8,13 @@ lock       an advisory lock that the unit's process holds while it lives: the op
 process.json  pid and the address of its loopback status page, written by the unit itself
 health.json   one line that says whether it serves, rewritten while it lives
 status.json   its status document, as often
+expected.json  a gateway's: when replicas that its requests wait for are to serve, as the operator's side says it
 prometheus.json  where a gateway's series are, for a Prometheus on its host
 handover.sock  a gateway's, by which its successor asks for its listening sockets
 again      there, if it starts again when its host comes back
 stopped    there, if it does not after all: somebody stopped it, or another one runs in its place
 exit.json  how it ended, when it could still say so
+dormant    there, if it ended because nobody asked for what it serves
 log        its stderr, and its engine's
 ========== =====================================================================================================
 """
@@ -34,6 +36,7 @@ from fabrictool.base.files import file_error, write_atomic
 
 LOG_OCTETS = 16 * 1024 * 1024
 """Some hundred thousand lines. Engines write for months, and the folder is on a file system with a quota."""
+DORMANT = "dormant"
 _FLOCK = "hhqqi"  # struct flock of 64-bit Linux: type, whence, start, length, pid
 
 
@@ -61,6 +64,14 @@ class RunFolder:
     def comes_back(self) -> bool:
         """Whether its process is started again after a reboot of its host, under the same session."""
         return (self.path / "again").exists() and not (self.path / "stopped").exists()
+
+    @property
+    def dormant(self) -> bool:
+        return (self.path / DORMANT).exists()
+
+    def fall_dormant(self) -> None:
+        """Say that it ends because nobody asks for it; raises FT4301 or FT4302."""
+        write_atomic(self.path / DORMANT, b"yes\n")
 
     def claim(self) -> int:
         """Become the one process of this folder; returns the descriptor that holds the lock until exit.

@@ -113,6 +113,7 @@ class BlueprintCheck(ReferenceCheck):
             self.say("FT1223", (*path, "place"), f"`{name}` is both preferred and avoided", "keep one")
         self._architecture(path, wanted)
         self._pins(path, wanted)
+        self._idle(path, wanted)
 
     def _engine(self, path: Steps, wanted: Model) -> None:
         having = {name for name, known in self._has_engine.items() if wanted.engine in known}
@@ -201,6 +202,12 @@ class BlueprintCheck(ReferenceCheck):
         if pinned > wanted.replicas.max:
             message = f"{pinned} replicas are pinned, `replicas.max` is {wanted.replicas.max}"
             self.say("FT1228", (*path, "place", "pin"), message, "raise the maximum, or pin fewer")
+
+    def _idle(self, path: Steps, wanted: Model) -> None:
+        if wanted.replicas.idle_after is not None and wanted.replicas.min == 0 and wanted.demand is None:
+            hint = "add `demand`, such as {rate: 0.1 req/s, input: 500 tok, output: 200 tok}"
+            message = "with `min: 0` and no demand it gets no replica that could be started when somebody asks"
+            self.say("FT1267", (*path, "replicas"), message, hint)
 
     def _group(self, path: Steps, allow: tuple[str, ...]) -> None:
         for index, provider in enumerate(allow):

@@ -229,11 +229,14 @@ def reconcile(
     inventory: InventoryOption = None,
     watch: Annotated[bool, typer.Option("--watch/--once", help="Look again and again until Ctrl-C, or once.")] = False,
     interval: Annotated[
-        float,
+        float | None,
         typer.Option(
-            parser=seconds(1, 86400), metavar="DURATION", show_default="60s", help="Time between two looks of --watch."
+            parser=seconds(1, 86400),
+            metavar="DURATION",
+            show_default="60s; 10s while replicas wait for somebody to ask for them",
+            help="Time between two looks of --watch.",
         ),
-    ] = 60.0,
+    ] = None,
     dry_run: Annotated[bool, typer.Option(help="Say what has drifted and what would heal it; change nothing.")] = False,
     prune: Annotated[bool, typer.Option(help="Also stop units of this fabric that nobody asked for.")] = False,
     max_delete: Annotated[int, typer.Option(min=0, help="Stop no more units than this in one look.")] = 1,

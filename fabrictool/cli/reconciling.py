@@ -23,12 +23,18 @@ if TYPE_CHECKING:
     from fabrictool.state.fabric import Fabric
 
 
+INTERVAL_S = 60.0
+DORMANT_INTERVAL_S = 10.0
+"""While requests may come for which a replica has to be started."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReconcileOptions:
     """What the command line asks for."""
 
     watch: bool
-    interval: float
+    interval: float | None
+    """Seconds; None: as often as is needed."""
     dry_run: bool
     prune: bool
     max_delete: int
@@ -45,10 +51,11 @@ def reconcile_fabric(source: Source, options: ReconcileOptions) -> int:
     with source.fabric() as fabric, finishing(interrupt):
         applier = _applier(fabric, source, interrupt, as_json=options.as_json)
         while True:
-            code = _look(applier, options)
+            code, dormant = _look(applier, options)
             if not options.watch:
                 return code
-            until = time.monotonic() + options.interval
+            usual = DORMANT_INTERVAL_S if dormant else INTERVAL_S
+            until = time.monotonic() + (usual if options.interval is None else options.interval)
             while time.monotonic() < until and not interrupt.count:
                 time.sleep(0.1)
             if interrupt.count:
@@ -72,14 +79,20 @@ def _applier(fabric: Fabric, source: Source, interrupt: Interrupt, *, as_json: b
     return Applier(fabric, SystemClock(), reporter(as_json=as_json), keys, healing_facts, interrupt, queue_wait_s=0.0)
 
 
-def _look(applier: Applier, options: ReconcileOptions) -> int:
-    """Of a watch a passing trouble is said, and the next look follows."""
-    from fabrictool.applier.reconcile import allowed, capped, look, passes
+def _look(applier: Applier, options: ReconcileOptions) -> tuple[int, bool]:
+    """The exit code, and whether replicas are dormant. Of a watch a passing trouble is said, the next look follows."""
+    from fabrictool.applier.reconcile import allowed, capped, look, passes, tell_expected
 
+    dormant = False
     try:
         healing = look(applier.fabric, now=time.time(), prune=options.prune, watches=options.watch)
+        dormant = healing.dormant > 0
         _show(healing, options)
         if not options.dry_run:
+            try:
+                tell_expected(healing, applier.fabric, applier.clock)
+            except FabrictoolError as error:  # clients are told something vague instead
+                print_problems(error.problems)
             plan, left_out = allowed(healing, max_delete=options.max_delete, watches=options.watch)
             print_problems(left_out)
             given_up = capped(healing, applier.fabric, applier.clock)
@@ -92,10 +105,10 @@ def _look(applier: Applier, options: ReconcileOptions) -> int:
             raise
         if not isinstance(error, InterruptedByUserError):
             print_problems(error.problems)
-        return 0
+        return 0, dormant
     if not options.watch and (code := _unhealed(healing)):
-        return code
-    return 2 if options.detailed and healing.drift else 0
+        return code, dormant
+    return (2 if options.detailed and healing.drift else 0), dormant
 
 
 def _unhealed(healing: Healing) -> int:
@@ -131,6 +144,9 @@ def _show(healing: Healing, options: ReconcileOptions) -> None:
             "a cluster does not answer: nothing on it is touched; with `enabled: false` in the inventory, "
             "`fabrictool plan` places its replicas elsewhere"
         )
+    if healing.dormant:
+        many = healing.dormant != 1
+        say(f"{healing.dormant} replica{'s'[:many]} ended for want of requests, and start{'s'[many:]} for the next one")
     if not healing.drift:
         say("nothing has drifted")
     elif options.dry_run and healing.plan.changes:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fabrictool.cli.source import Source
     from fabrictool.domain.observed import Observed, ObservedUnit
     from fabrictool.state.fabric import Fabric
-    from fabrictool.status.documents import AgentStatus
+    from fabrictool.status.documents import AgentStatus, ModelRow
     from fabrictool.status.fleet import FleetStatus, LiveDocument
 
 WATCH_S = 2.0
@@ -89,7 +89,9 @@ def _whole_fabric(fabric: Fabric, blueprint_digest: str, *, patient: bool) -> tu
 
     overview = overview_of(fabric, blueprint_digest, now=time.time(), patient=patient)
     units = overview.units
+    asleep = sum(u["state"] == "dormant" for u in units)
     lines = [f"Fabric {overview.fabric}: {sum(u['state'] == 'running' for u in units)} of {len(units)} units run"]
+    lines[0] += f", {asleep} start{'s'[asleep > 1 :]} when somebody asks" if asleep else ""
     lines += [f"! {problem.message}" for problem in overview.unreached]
     lines += [f"~ {text}" for text in overview.drift]
     lines += [f"! {text}" for text in overview.warnings]
@@ -106,7 +108,7 @@ def _gateway_lines(document: GatewayStatus, desired: Mapping[str, int], name: st
     rows = [
         [
             m.model,
-            f"{m.ready}/{desired.get(m.model, m.wanted)}",
+            _readiness(m, desired.get(m.model, m.wanted + m.dormant) - m.dormant),
             ",".join(m.providers),
             str(m.in_flight),
             str(m.requests),
@@ -128,6 +130,12 @@ def _gateway_lines(document: GatewayStatus, desired: Mapping[str, int], name: st
     ]
 
 
+def _readiness(model: ModelRow, wanted: int) -> str:
+    if wanted or not model.dormant:
+        return f"{model.ready}/{wanted}"
+    return f"starting for {model.held}" if model.held else "on request"
+
+
 def _missing(document: GatewayStatus) -> list[str]:
     return [replica for model in document.models for replica in model.missing]
 
@@ -143,7 +151,7 @@ def _detail(unit: Mapping[str, Any]) -> str:
 
 
 def _painted(state: str) -> str:
-    return state if state == "running" else paint(state, "error")
+    return state if state in ("running", "dormant") else paint(state, "error")
 
 
 def show_logs(unit: str, source: Source, lines: int, *, follow: bool) -> None:

@@ -28,7 +28,15 @@ from fabrictool.clusters.schedulers.protocol import STOPPED
 from fabrictool.clusters.weights.depot import ThisMachine
 from fabrictool.clusters.weights.readiness import not_ready
 from fabrictool.domain.address import Address
-from fabrictool.domain.observed import ClusterFacts, ObservedUnit, UnitState, awaited, renewable, standing
+from fabrictool.domain.observed import (
+    ClusterFacts,
+    ObservedUnit,
+    UnitState,
+    awaited,
+    renewable,
+    standing,
+    wanted_models,
+)
 from fabrictool.domain.plan import spec_digest
 from fabrictool.domain.specs import AgentSpec, UnitSpec, decode_spec, encode_spec
 from fabrictool.mesh.identity import describe_chain
@@ -309,6 +317,8 @@ def _observe_unit(folder: RunFolder) -> ObservedUnit | None:
         in_force=standing(health, folder.spec.read_bytes(), ends),
         pid=folder.holder(),
         reason=str(folder.exit().get("reason", "")),
+        dormant=state == "ended" and folder.dormant,
+        wanted=wanted_models(health),
         status_url=str(process.get("status", "")),
         certificate_begins_at=begins,
         certificate_ends_at=ends,

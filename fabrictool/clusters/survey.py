@@ -10,10 +10,20 @@ import msgspec
 
 from fabrictool.base.clock import duration_text
 from fabrictool.base.errors import FabrictoolError
+from fabrictool.base.runfolder import DORMANT
 from fabrictool.clusters.heartbeats import ALIVE, Heartbeats
 from fabrictool.clusters.schedulers.protocol import JobFacts, SchedulerFacts, parse_comment
 from fabrictool.domain.address import Address
-from fabrictool.domain.observed import LIVING, Blocked, ObservedUnit, UnitState, awaited, renewable, standing
+from fabrictool.domain.observed import (
+    LIVING,
+    Blocked,
+    ObservedUnit,
+    UnitState,
+    awaited,
+    renewable,
+    standing,
+    wanted_models,
+)
 from fabrictool.domain.plan import spec_digest
 from fabrictool.domain.specs import GatewaySpec, UnitSpec, decode_spec
 
@@ -172,6 +182,7 @@ def _after_reboot(spec: UnitSpec | None, files: Mapping[str, str]) -> str:
     return "" if wanted == ("again" in files) else f"it would {'not' if wanted else 'still'} start again after a reboot"
 
 
+# Long: a line for each thing that is known of a unit.
 def _unit(
     operation: str,
     files: Mapping[str, str],
@@ -211,6 +222,8 @@ def _unit(
         spec_digest=spec_digest(spec) if spec is not None else "",
         in_force=in_force,
         reason=reason,
+        dormant=state == "ended" and DORMANT in files,
+        wanted=wanted_models(tells),
         holds=holds,
         certificate_begins_at=_number(meta.get("certificate_begins_at"), 0.0) or 0.0,
         certificate_ends_at=certificate_ends_at,

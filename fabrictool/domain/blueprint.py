@@ -15,6 +15,7 @@ from fabrictool.domain.quantities import (
     Duration,
     Endpoint,
     Instant,
+    Latency,
     ListHash,
     Memory,
     Name,
@@ -170,6 +171,12 @@ class Replicas(Document):
     """At least."""
     max: Annotated[int, Field(ge=1, le=100_000)] = 8
     """At most."""
+    idle_after: Annotated[Duration, Field(ge=10)] | None = None
+    """A replica beyond `min` that got no request for so long, such as ``15m``, ends its job; ``reconcile --watch``
+    starts it again when somebody asks. Absent: replicas stay."""
+    hold: Annotated[Latency, Field(le=3600)] = units.Duration(60)
+    """How long a request waits in the gateway for a replica that has to be started first; after that it is answered 503
+    with ``retry-after``."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Replicas:
@@ -177,6 +184,10 @@ class Replicas(Document):
             raise problem(
                 "FT1122", f"min {self.min} is above max {self.max}", f"such as {{min: {self.max}, max: {self.min}}}"
             )
+        if self.idle_after is not None and self.min == self.max:
+            raise problem("FT1265", f"no replica may ever end: min and max are {self.min}", "lower `min`, down to 0")
+        if self.idle_after is None and "hold" in self.model_fields_set:
+            raise problem("FT1266", "`hold` without `idle_after`: no replica is ever waited for", "write `idle_after`")
         return self
 
 

@@ -39,6 +39,10 @@ class ObservedUnit(msgspec.Struct, frozen=True, kw_only=True):
     pid: int | None = None
     reason: str = ""
     """How it ended."""
+    dormant: bool = False
+    """It ended because nobody asked for it, and starts again when somebody does."""
+    wanted: dict[str, int] = {}
+    """Of a gateway: model → replicas that requests wait for, with those that serve."""
     status_url: str = ""
     certificate_begins_at: float = 0.0
     certificate_ends_at: float | None = None
@@ -87,6 +91,14 @@ def standing(health: Mapping[str, object], written: bytes, certificate_ends_at: 
     if isinstance(ends, int | float) and certificate_ends_at is not None and ends < certificate_ends_at - 1.0:
         return "former"
     return "current" if told == mark_of(written) else "former"
+
+
+def wanted_models(health: Mapping[str, object]) -> dict[str, int]:
+    """From what a gateway tells; of another release's words those that are understood."""
+    told = health.get("wanted")
+    if not isinstance(told, dict):
+        return {}
+    return {name: count for name, count in told.items() if isinstance(name, str) and isinstance(count, int)}
 
 
 def renewable(health: Mapping[str, object]) -> bool:

@@ -13,6 +13,10 @@ Phase = Literal["unified", "prefill", "decode"]
 """What a replica does of serving: all of it, or reading prompts, or making answers."""
 
 
+EXPECTED = "expected.json"
+"""Beside a gateway's spec: model that its requests wait for → wall seconds at which a replica is to serve."""
+
+
 class HostPort(msgspec.Struct, frozen=True, array_like=True):
     """A host and a port."""
 
@@ -153,6 +157,8 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, tag="agent", tag_fiel
     """Folder of the staged set that `source` lies in; not written where it lies in none."""
     trust: AgentTrust | msgspec.UnsetType = msgspec.UNSET
     """Unset: whoever may speak for a gateway of the federation is served."""
+    idle_after_s: float | msgspec.UnsetType = msgspec.UNSET
+    """Without a request for so long it ends, until somebody asks for its model; unset: it stays."""
     site_links: bool | msgspec.UnsetType = msgspec.UNSET
     """Whether it listens for the agents of its site and dials them; not written where it does."""
 
@@ -221,6 +227,15 @@ class LoginSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     """Of a person, with all keys together; their end is not among them."""
 
 
+class WakeRule(msgspec.Struct, frozen=True, array_like=True):
+    """Of a model whose replicas end when nobody asks for it."""
+
+    hold_s: float
+    """For which a request waits until a replica is started again."""
+    stay: int
+    """Replicas, the first ones, that never end so."""
+
+
 class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_field="unit"):
     """One gateway: a listener for clients, one for agents; without the former a hub."""
 
@@ -284,6 +299,8 @@ class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_
     """Another name → the model that it means; not written where there is none."""
     model_groups: dict[str, tuple[str, ...]] | msgspec.UnsetType = msgspec.UNSET
     """Model → groups for which it is there; those that are not named are there for all. Not written where all are."""
+    wakes: dict[str, WakeRule] | msgspec.UnsetType = msgspec.UNSET
+    """Models whose replicas may end for want of requests; not written where there is none."""
     labels: dict[str, tuple[str, ...]] | msgspec.UnsetType = msgspec.UNSET
     """`label_key` → what requests may ask for there. Unset: written by an earlier release."""
     key_api: str | msgspec.UnsetType = msgspec.UNSET
@@ -327,6 +344,10 @@ class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_
     @property
     def node_labels(self) -> dict[str, tuple[str, ...]]:
         return {} if isinstance(self.labels, msgspec.UnsetType) else self.labels
+
+    @property
+    def woken(self) -> dict[str, WakeRule]:
+        return {} if isinstance(self.wakes, msgspec.UnsetType) else self.wakes
 
     @property
     def recording(self) -> RecordsSpec:
@@ -412,10 +433,10 @@ def as_assigned(spec: AgentSpec) -> AgentSpec:
 IN_PLACE = (
     "policy", "retries", "groups", "tenants", "keys", "model_providers", "weights", "revocations", "replicas",
     "after_reboot", "bootstrap", "builds", "affinity", "slos", "admission",
-    "priorities", "terms", "model_limits", "labels", "aliases", "model_groups",
+    "priorities", "terms", "model_limits", "labels", "aliases", "model_groups", "wakes",
 )  # fmt: skip
 """Fields of a `GatewaySpec` that a gateway takes over while it serves; for any other a new one must start."""
-AGENT_IN_PLACE = ("trust", "hubs")
+AGENT_IN_PLACE = ("trust", "hubs", "idle_after_s")
 """The same of an `AgentSpec`."""
 
 
@@ -447,11 +468,13 @@ def without_hubs(spec: UnitSpec) -> UnitSpec:
 
 
 def lasting(spec: UnitSpec) -> UnitSpec:
-    """What a unit that differs in it has to be replaced for, or, of a gateway, told anew. Whom an agent serves is left
-    out: one that cannot be told now, such as a job in a queue, must not lose its place for it.
+    """What a unit that differs in it has to be replaced for, or, of a gateway, told anew. Whom an agent serves, and
+    when it may end, is left out: one that cannot be told now, such as a job in a queue, must not lose its place for it.
     """
     spec = without_hubs(spec)
-    return msgspec.structs.replace(spec, trust=msgspec.UNSET) if isinstance(spec, AgentSpec) else spec
+    if not isinstance(spec, AgentSpec):
+        return spec
+    return msgspec.structs.replace(spec, trust=msgspec.UNSET, idle_after_s=msgspec.UNSET)
 
 
 _decoder = msgspec.json.Decoder(UnitSpec)

@@ -60,6 +60,11 @@ class Admission:
             for number, name in enumerate(PRIORITIES)
         }
 
+    @property
+    def queued(self) -> frozenset[str]:
+        """Models for which requests wait."""
+        return frozenset(self._queues)
+
     def enter(self, request: Admitted, able: Sequence[RoutingTarget], now: float) -> Sequence[RoutingTarget]:
         """Those of `able` that have room for it; none: it waits, or was refused."""
         queue = self._queues.get(request.model)

@@ -128,6 +128,8 @@ class Directory:
         self._of_session: dict[bytes, set[bytes]] = {}
         self.loading: Callable[[], set[str]] = set
         """Models that engines load now."""
+        self.arrived: Callable[[str], object] = str
+        """Told of each model that gets a replica more."""
         self.filling_until = -math.inf
         """Monotonic seconds: until then the gateway cannot know which models there are."""
         self._served_at: dict[str, float] = {}
@@ -246,6 +248,7 @@ class Directory:
             if key not in self._targets:
                 self._targets[key] = target = self._target(key, entry, mesh)
                 self._put(target)
+                self.arrived(target.model)
         if keys:
             self._of_session[session] = set(keys)
         else:

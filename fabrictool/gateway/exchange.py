@@ -26,6 +26,7 @@ from fabrictool.gateway.openai import GatewayResponse, error_event, error_respon
 from fabrictool.gateway.patience import IDLE_UPSTREAM_S
 from fabrictool.gateway.records import RequestRecord
 from fabrictool.gateway.usage import TAIL_OCTETS, Usage, tokens_in
+from fabrictool.mesh.framing import LEFT_HEADER
 from fabrictool.routing.admission import PATIENCE_S, Waiter, with_room
 from fabrictool.routing.affinity import preferred
 from fabrictool.routing.candidates import ready
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from fabrictool.gateway.records import End
     from fabrictool.gateway.rules import RoutingRules
     from fabrictool.gateway.upstream import Headers, Upstream
+    from fabrictool.gateway.waking import Waking
     from fabrictool.routing.admission import Busy
     from fabrictool.routing.candidates import Refusal
 
@@ -88,10 +90,39 @@ class Exchange:
     """See the module's docstring; one object for each request."""
 
     __slots__ = (
-        "_admission", "_answer_headers", "_attempt_began", "_began", "_client", "_content_type", "_directory",
-        "_event_stream", "_finished", "_first_byte", "_first_token", "_former_tokens", "_held", "_metrics", "_over",
-        "_partial", "_passing", "_request", "_retries", "_retries_left", "_rules", "_status", "_tail", "_target",
-        "_tokens", "_tried", "_upstream", "_usage", "_utterance", "_waiter", "last_activity",
+        "_admission",
+        "_answer_headers",
+        "_attempt_began",
+        "_began",
+        "_client",
+        "_content_type",
+        "_directory",
+        "_event_stream",
+        "_finished",
+        "_first_byte",
+        "_first_token",
+        "_former_tokens",
+        "_held",
+        "_left",
+        "_metrics",
+        "_over",
+        "_partial",
+        "_passing",
+        "_request",
+        "_retries",
+        "_retries_left",
+        "_rules",
+        "_status",
+        "_tail",
+        "_target",
+        "_tokens",
+        "_tried",
+        "_upstream",
+        "_usage",
+        "_utterance",
+        "_waiter",
+        "_waking",
+        "last_activity",
     )  # fmt: skip
 
     # Wide: whom it serves, what it may use, and who hears how it ended.
@@ -104,6 +135,7 @@ class Exchange:
         metrics: GatewayMetrics,
         finished: Callable[[RequestRecord], None],
         admission: Admission | None = None,
+        waking: Waking | None = None,
     ) -> None:
         self._client = client
         self._request = request
@@ -113,6 +145,10 @@ class Exchange:
         self._finished = finished
         self._admission = admission
         """None: it waits for no slot."""
+        self._waking = waking
+        """None: it waits for no replica."""
+        self._left = False
+        """Whether the agent that was asked last takes nothing any more."""
         self._waiter: Waiter[Admitted] | None = None
         self._retries_left = rules.retries
         self._retries = 0
@@ -195,6 +231,19 @@ class Exchange:
         self._client.answer(error_response(429, "FT8131", text, headers=again, path=self._request.path))
         self._finish(429, "refused")
 
+    # -- Sleeper, for waking ----------------------------------------------------------------------------------
+
+    def awake(self) -> None:
+        self._attempt(None)
+
+    def still_asleep(self, again_s: float) -> None:
+        """503, with a time to try again."""
+        seconds = max(1, round(again_s))
+        text = f"no replica of {self.model!r} runs, for nobody asked for it; one is to be started, try in {seconds} s"
+        again = (("retry-after", str(seconds)),)
+        self._client.answer(error_response(503, "FT8116", text, headers=again, path=self._request.path))
+        self._finish(503, "refused")
+
     def stop(self) -> None:
         """The gateway ends and cannot wait any longer."""
         if not self._over:
@@ -218,7 +267,8 @@ class Exchange:
         target = self._target
         if target is None:
             return
-        if status >= 500:
+        self._left = status == HTTPStatus.SERVICE_UNAVAILABLE and any(name == LEFT_HEADER for name, _ in headers)
+        if status >= 500 and not self._left:
             target.ejection.failed(now)
         if status in _RETRIED_STATUS and self._may_retry(now):
             self._drop_attempt()
@@ -361,7 +411,15 @@ class Exchange:
         if self._passing or now - self._began > DEADLINE_S:
             return False
         fast = now - self._attempt_began <= SLOW_S
-        return (fast or self._retries_left > 0) and isinstance(self._candidates(), list)
+        return (fast or self._retries_left > 0) and (isinstance(self._candidates(), list) or self._may_sleep())
+
+    def _may_sleep(self) -> bool:
+        """Whether nobody serves its model because nobody asked for it, and somebody will."""
+        model = self._request.model
+        if self._waking is None or self._passing or model not in self._waking.rules:
+            return False
+        gone = self._left or not self._directory.of_model(model)
+        return gone and self._rules.trust.sees(self._request.group, model)
 
     def _lost(self, code: str, word: str, reason: str, *, status: int) -> None:
         now = self._client.now()
@@ -406,6 +464,11 @@ class Exchange:
 
     def _refuse(self, refusal: Refusal | Unmet) -> None:
         model, path = self._request.model, self._request.path
+        if self._waking is not None and self._may_sleep():
+            again_s = self._waking.hold(self, self._began, self._request.max_wait_s)
+            if again_s is not None:
+                self.still_asleep(again_s)
+            return
         if self._tried:
             answer = error_response(502, "FT8106", f"every replica of {model!r} failed", path=path)
         elif isinstance(refusal, Unmet):
@@ -527,6 +590,8 @@ class Exchange:
         if record.ttft_s is not None and target is not None and end == "answered" and status == 200:
             target.timed(record.ttft_s - (self._attempt_began - self._began), tpot)
         self._drop_attempt(self._outcome(record))
+        if self._waking is not None:
+            self._waking.leave(self)
         if self._admission is not None:
             if self._waiter is not None:
                 self._admission.leave(self)

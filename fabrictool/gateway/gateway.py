@@ -49,6 +49,7 @@ from fabrictool.gateway.tracing import RecordSink, Tracer
 from fabrictool.gateway.upstream import NOBODY, Caller
 from fabrictool.gateway.usage import with_usage
 from fabrictool.gateway.view import as_tenant, model_row
+from fabrictool.gateway.waking import Waking
 from fabrictool.mesh.framing import TEXT_CHARACTERS
 from fabrictool.routing.admission import STANDARD
 from fabrictool.routing.affinity import conversation_of
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from fabrictool.base.clock import Clock
+    from fabrictool.domain.specs import WakeRule
     from fabrictool.domain.terms import KeyLimits
     from fabrictool.gateway.calls import PathOwner
     from fabrictool.gateway.clienttls import ClientTls
@@ -113,6 +115,7 @@ class GatewayServer:
         self._metrics = GatewayMetrics()
         self._metrics.watch(self.directory)
         self._admission = Admission()
+        self.waking = Waking(clock, self.directory)
         self.sinks: list[Callable[[RequestRecord], object]] = []
         """Who is told what became of each request."""
         self._opt_out = False
@@ -148,6 +151,8 @@ class GatewayServer:
     def join(self, mesh: MeshNode) -> None:
         """Follow this mesh node's registry from now on."""
         self.follower.mesh = mesh
+        # Soon, for the directory is in the middle of a change when it says so.
+        self.directory.arrived = self._came
         self.directory.loading = lambda: mesh.registry.loading(mesh.reached)
         self.directory.filling_until = self._clock.monotonic() + FILL_S
 
@@ -158,6 +163,10 @@ class GatewayServer:
     def plan_for(self, replicas: Mapping[str, tuple[int, ...]]) -> None:
         """Model → numbers of the replicas that it should have: what is missed, and what is worth waiting for."""
         self.directory.planned = replicas
+
+    def wake_for(self, rules: Mapping[str, WakeRule]) -> None:
+        """Models whose replicas may have ended for want of requests."""
+        self.waking.rules = rules
 
     def reload(self, rules: RoutingRules, keyring: Keyring | None, limits: Mapping[str, KeyLimits]) -> None:
         """Go on by other rules, keys and limits of models; requests that are open end by those that they began with."""
@@ -339,9 +348,9 @@ class GatewayServer:
                 status = as_tenant(status, lambda provider, model: trust.permits(provider, model, group, None))
             return GatewayResponse(200, encode(status))
         if path == "/v1/models":
-            return models_answer(models_for(consumer, self.directory, self._rules, self._born))
+            return models_answer(models_for(consumer, self.directory, self._rules, self.waking, self._born))
         if path.startswith("/v1/models/"):
-            models = models_for(consumer, self.directory, self._rules, self._born)
+            models = models_for(consumer, self.directory, self._rules, self.waking, self._born)
             name = model_in(path, self._rules)
             return model_answer(name, models, may_come=trust.sees(group, name) and self._may_come(name))
         if path in MODEL_PATHS:
@@ -410,7 +419,7 @@ class GatewayServer:
             ended = ticket.before(ended)
         admission = self._admission if self._rules.admission else None
         kind = PairExchange if peeked.model in self.directory.split else Exchange
-        return kind(connection, asked, self._rules, self.directory, self._metrics, ended, admission)
+        return kind(connection, asked, self._rules, self.directory, self._metrics, ended, admission, self.waking)
 
     def _begin(self, request: ClientRequest, *, kept: bool) -> tuple[TraceContext | None, RecordSink]:
         """What the engine is told of a trace, and who is told of the request's end."""
@@ -489,7 +498,7 @@ class GatewayServer:
             spec=self.spec_mark,
             nodes=nodes,
             models=[
-                model_row(name, nodes, self.directory, metrics)
+                model_row(name, nodes, self.directory, metrics, self.waking)
                 for name in sorted(self.follower.known | self.directory.planned.keys())
             ],
             totals=metrics.totals(in_flight=sum(target.in_flight for target in self.directory)),
@@ -523,6 +532,11 @@ class GatewayServer:
 
     def _admission_tick(self) -> None:
         self._admission.tick(self._clock.monotonic())
+        self.waking.tick(self._admission.queued)
+
+    def _came(self, model: str) -> None:
+        if model in self.waking.rules:
+            asyncio.get_running_loop().call_soon(self.waking.came, model)
 
     def _look_at_tls(self) -> None:
         now = self._clock.monotonic()

@@ -12,19 +12,24 @@ if TYPE_CHECKING:
     from fabrictool.gateway.directory import Directory
     from fabrictool.gateway.keys import Consumer
     from fabrictool.gateway.rules import RoutingRules
+    from fabrictool.gateway.waking import Waking
 
 _OF_A_VARIANT = ("provider", "site", "labels", "engine", "device", "precision", "context", "replicas")
 
 
 def models_for(
-    consumer: Consumer | None, directory: Directory, rules: RoutingRules, created: int
+    consumer: Consumer | None, directory: Directory, rules: RoutingRules, waking: Waking, created: int
 ) -> list[dict[str, Any]]:
-    """The models that somebody serves who may serve this client; `created` is a wall second."""
-    listed = []
-    for name in directory.models():
+    """The models that somebody serves who may serve this client, and those that are served when it asks for them;
+    `created` is a wall second.
+    """
+    listed, group = [], consumer.group if consumer is not None else None
+    for name in sorted({*directory.models(), *waking.rules}):
         if consumer is not None and not consumer.may_use(name):
             continue
-        targets = directory.entitled(name, rules.trust, consumer.group if consumer is not None else None, None)
+        targets = directory.entitled(name, rules.trust, group, None)
+        if targets == "unknown-model" and name in waking.rules and rules.trust.sees(group, name):
+            targets = ()
         if not isinstance(targets, tuple):
             continue
         variants = Counter(

@@ -162,6 +162,7 @@ _CODES = {
     "FT8103": "model_not_found",
     "FT8104": "no_allowed_provider",
     "FT8105": "model_not_ready",
+    "FT8116": "model_not_ready",
     "FT8106": "upstream_failed",
     "FT8107": "not_found",
     "FT8108": "request_too_large",

@@ -15,6 +15,7 @@ import msgspec
 
 from fabrictool.base.errors import InvalidInputError
 from fabrictool.base.files import write_atomic
+from fabrictool.domain.specs import EXPECTED
 from fabrictool.gateway.clienttls import ClientTls
 from fabrictool.gateway.following import node_body
 from fabrictool.gateway.gateway import GatewayServer
@@ -77,8 +78,7 @@ async def run_on_mesh(spec: GatewaySpec, folder: RunFolder, clock: Clock) -> str
     trace = None if isinstance(spec.trace, msgspec.UnsetType) else TraceFile(folder.path / TRACE, spec.trace).write
     mesh = MeshNode(IdentityFiles(folder.identity), gateway.follower, clock, hub=True, trace=trace)
     gateway.join(mesh)
-    gateway.plan_for(spec.planned)
-    gateway.label(spec.node_labels)
+    _tell_plan(gateway, spec)
     stop = _stop_event()
     async with AsyncExitStack() as stack:
         handover = Handover(gateway, mesh, folder)
@@ -98,8 +98,7 @@ async def run_on_mesh(spec: GatewaySpec, folder: RunFolder, clock: Clock) -> str
         def reload(new: GatewaySpec, keyring: Keyring | None) -> None:
             gateway.reload(_rules_of(new, reloading.former, gateway.routing_policy), keyring, new.limits)
             _learn(keyring, stack)
-            gateway.plan_for(new.planned)
-            gateway.label(new.node_labels)
+            _tell_plan(gateway, new)
             _tell_mesh(mesh, new)
 
         reloading = Reloading(spec, folder, reload, gateway.note, mesh.renew)
@@ -109,12 +108,14 @@ async def run_on_mesh(spec: GatewaySpec, folder: RunFolder, clock: Clock) -> str
             seen = settling.health()
             text, ends = seen.text or reloading.refusal[:300], mesh.certificate_ends_at
             seen = msgspec.structs.replace(seen, spec=reloading.mark, text=text, certificate_ends_at=ends)
-            return msgspec.structs.replace(seen, hands_over=handover.offered)
+            return msgspec.structs.replace(seen, hands_over=handover.offered, wanted=gateway.waking.wanted())
 
         signs = SignsOfLife(folder, health, gateway.status, BEAT_S)
         _learn(keyring, stack)
+        gateway.waking.wanted_changed = signs.touch
         clocks = ClockWatch(mesh, clock, gateway.note).run()
-        for loop in (signs.run(), settling.run(signs.touch), reloading.run(signs.touch), clocks):
+        expected = gateway.waking.hear_expected(folder.path / EXPECTED)
+        for loop in (signs.run(), settling.run(signs.touch), reloading.run(signs.touch), clocks, expected):
             stack.callback(asyncio.create_task(loop).cancel)
         reason = await stop()
         handover.stop()
@@ -262,6 +263,12 @@ async def _make_pseudonyms(keyring: Keyring) -> None:
     """Before the tenants ask: each takes longer than the loop may stand still."""
     for tenant in keyring.tenants:
         await asyncio.to_thread(keyring.pseudonym, tenant)
+
+
+def _tell_plan(gateway: GatewayServer, spec: GatewaySpec) -> None:
+    gateway.plan_for(spec.planned)
+    gateway.wake_for(spec.woken)
+    gateway.label(spec.node_labels)
 
 
 def _tell_mesh(mesh: MeshNode, spec: GatewaySpec) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,19 +17,24 @@ if TYPE_CHECKING:
 
     from fabrictool.gateway.directory import Directory
     from fabrictool.gateway.tails import Tails
+    from fabrictool.gateway.waking import Waking
     from fabrictool.mesh.transport.node import MeshNode
 
 GONE_SHOWN_S = 60.0
 """How long a node that left or was lost is still shown."""
 
 
-def model_row(name: str, nodes: list[NodeRow], directory: Directory, metrics: GatewayMetrics) -> ModelRow:
+def model_row(
+    name: str, nodes: list[NodeRow], directory: Directory, metrics: GatewayMetrics, waking: Waking
+) -> ModelRow:
     """One model over all its replicas."""
     targets = directory.of_model(name)
     figures = metrics.models.get(name, ModelFigures())
     known = [s for node in nodes for s in node.services if s.model == name and s.lifecycle in ("JOIN", "SERVING")]
     planned = directory.planned.get(name)
     there = {service.replica for service in known}
+    stay = waking.rules[name].stay if name in waking.rules else sys.maxsize
+    away = [number for number in planned or () if f"{name}/{number}" not in there]
     return ModelRow(
         model=name,
         ready=sum(target.ready for target in targets),
@@ -44,7 +50,9 @@ def model_row(name: str, nodes: list[NodeRow], directory: Directory, metrics: Ga
         tpot_p95_s=percentile(figures.tpot, 0.95),
         samples=len(figures.ttft),
         planned=None if planned is None else len(planned),
-        missing=[replica for number in planned or () if (replica := f"{name}/{number}") not in there],
+        missing=[f"{name}/{number}" for number in away if number < stay],
+        dormant=sum(number >= stay for number in away),
+        held=waking.waiting(name),
     )
 
 

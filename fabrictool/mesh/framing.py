@@ -56,6 +56,8 @@ class FramingError(FabrictoolError):
 
 TEXT_CHARACTERS = 8192
 """Limit of a path and of a header's value inside a tunnel."""
+LEFT_HEADER = b"x-fabric-left"
+"""Of an answer by an agent that takes no request any more: nothing of it came to an engine."""
 Text = Annotated[str, msgspec.Meta(max_length=TEXT_CHARACTERS)]
 
 

@@ -17,6 +17,7 @@ from fabrictool.domain.observed import generation
 from fabrictool.domain.plan import Action, spec_digest
 from fabrictool.domain.specs import AgentSpec, GatewaySpec, updatable, without_hubs
 from fabrictool.domain.state import operation_id
+from fabrictool.planner.dormant import asked_for, dormant
 from fabrictool.planner.gateways import clash
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ TURN = {"create": 0, "update": 1, "replace": 2, "delete": 3, "keep": 4, "unknown
 TURN_OF_AGENTS = -1
 """Of those that are told whom they serve: before any gateway sends them what they would refuse until then."""
 IN_PLACE_REASON = "while it serves: its process and its clients stay"
+ASKED_REASON = "requests wait for its model"
 Place = tuple[str, str]
 """(cluster, partition)."""
 Units = list[tuple[str, "ObservedUnit"]]
@@ -84,7 +86,9 @@ def actions(
     `expiring` names operations that cannot stay as they are although nothing changed, and why.
     """
     living = evidence.observed.living()
-    steps, early = _make_room([_step(want, evidence, living, expiring) for want in wanted.values()], living, evidence)
+    asked = asked_for({want.address: (want.cluster, want.spec) for want in wanted.values()}, evidence)
+    steps = [_step(want, evidence, living, expiring, asked) for want in wanted.values()]
+    steps, early = _make_room(steps, living, evidence)
     planned = [step.worded() for step in steps]
     used = {name for action in planned for name in (action.operation, action.former)} | _awaiting(living)
     untouched = {action.address for action in planned if action.kind == "unknown"}
@@ -213,16 +217,23 @@ def _without_former(step: _Step) -> _Step:
 
 
 def _step(
-    want: WantedUnit, evidence: Evidence, living: Mapping[str, Units], expiring: Mapping[str, Succession]
+    want: WantedUnit,
+    evidence: Evidence,
+    living: Mapping[str, Units],
+    expiring: Mapping[str, Succession],
+    asked: Container[str],
 ) -> _Step:
     facts = evidence.clusters[want.cluster]
     if not facts.known:
         return _Step(want.action("unknown", reason=f"{want.cluster} is unknown: {facts.reason}"))
     units = living.get(want.address)
     if units is None:
-        dead = facts.unit(want.address)
+        dead = dormant(evidence, want.address, want.cluster)
+        if dead is not None and want.address not in asked:
+            return _Step(want.action("keep", reason=f"it starts when somebody asks: {dead.reason}", spec=want.spec))
+        reason = _obituary(facts.unit(want.address)) if dead is None else ASKED_REASON
         operation = next_operation(evidence, want.address)
-        return _Step(want.action("create", reason=_obituary(dead), operation=operation, spec=want.spec))
+        return _Step(want.action("create", reason=reason, operation=operation, spec=want.spec))
     cluster, unit = units[0]
     same = cluster == want.cluster and unit.spec_digest == spec_digest(_comparable(want.spec, unit, evidence))
     again = expiring.get(unit.operation)

@@ -10,7 +10,7 @@ from fabrictool.domain.plan import spec_digest
 from fabrictool.domain.specs import AgentSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Mapping
+    from collections.abc import Container, Iterable, Iterator, Mapping
 
     from fabrictool.domain.evidence import Evidence
     from fabrictool.domain.observed import Blocked, ObservedUnit
@@ -40,19 +40,9 @@ class Drift:
 
 def drift_of(evidence: Evidence, expiring: Mapping[str, Succession]) -> tuple[Drift, ...]:
     """Every way; `expiring` is what `succession.successions` says."""
-    drift: list[Drift] = []
-    kind: DriftKind
     running = evidence.observed.running()
-    for address, unit in sorted(evidence.state.applied_units.items()):
-        facts = evidence.clusters.get(unit.cluster)
-        if facts is None or not facts.known:
-            why = facts.reason if facts is not None else "it is not enabled in the inventory"
-            drift.append(Drift("unreachable", address, unit.cluster, f"{address} is on {unit.cluster}: {why}"))
-        elif address not in running:
-            dead = facts.unit(address)
-            kind = "missing" if dead is None else "ended"
-            text = f"{address} is not on {unit.cluster}" if dead is None else f"{address} {dead.state}: {dead.reason}"
-            drift.append(Drift(kind, address, unit.cluster, text.rstrip(": ")))
+    drift = [*_not_running(evidence, running)]
+    kind: DriftKind
     for address, (cluster, here) in sorted(running.items()):
         want = evidence.state.applied_units.get(address)
         if want is None:
@@ -75,11 +65,28 @@ def drift_of(evidence: Evidence, expiring: Mapping[str, Succession]) -> tuple[Dr
     return tuple(drift)
 
 
+def _not_running(evidence: Evidence, running: Container[str]) -> Iterator[Drift]:
+    """Of what was applied; a replica that ended for want of requests is where it should be."""
+    kind: DriftKind
+    for address, unit in sorted(evidence.state.applied_units.items()):
+        facts = evidence.clusters.get(unit.cluster)
+        if facts is None or not facts.known:
+            why = facts.reason if facts is not None else "it is not enabled in the inventory"
+            yield Drift("unreachable", address, unit.cluster, f"{address} is on {unit.cluster}: {why}")
+        elif address not in running:
+            dead = facts.unit(address)
+            if dead is not None and dead.dormant:
+                continue
+            kind = "missing" if dead is None else "ended"
+            text = f"{address} is not on {unit.cluster}" if dead is None else f"{address} {dead.state}: {dead.reason}"
+            yield Drift(kind, address, unit.cluster, text.rstrip(": "))
+
+
 def _told_otherwise(here: ObservedUnit, told: UnitSpec | None, wanted: UnitSpec) -> bool:
     """Whether an agent that can be told was not, such as one that waited in a queue at the time."""
     if not here.in_force or not isinstance(told, AgentSpec) or not isinstance(wanted, AgentSpec):
         return False
-    return told.trust != wanted.trust
+    return (told.trust, told.idle_after_s) != (wanted.trust, wanted.idle_after_s)
 
 
 def out_of_reach(evidence: Evidence) -> list[Problem]:

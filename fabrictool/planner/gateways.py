@@ -18,6 +18,7 @@ from fabrictool.domain.specs import (
     LoginSpec,
     RecordsSpec,
     TelemetrySpec,
+    WakeRule,
     label_key,
     updatable,
 )
@@ -146,6 +147,7 @@ def _spec(
             if model.limits != RequestLimits()
         }
         or msgspec.UNSET,
+        wakes=_wakes(blueprint) or msgspec.UNSET,
         labels=_labels(inventory),
         aliases={alias: model for model, its in sorted(blueprint.models.items()) for alias in its.aliases}
         or msgspec.UNSET,
@@ -169,6 +171,15 @@ def _labels(inventory: Inventory) -> dict[str, tuple[str, ...]]:
         for name, cluster in sorted(inventory.clusters.items())
         if cluster.enabled
         for partition, its in sorted(cluster.partitions.items())
+    }
+
+
+def _wakes(blueprint: Blueprint) -> dict[str, WakeRule]:
+    """Also of models of which some replicas stay: the others come back when these are not enough."""
+    return {
+        name: WakeRule(float(model.replicas.hold), model.replicas.min)
+        for name, model in sorted(blueprint.models.items())
+        if model.replicas.idle_after is not None
     }
 
 

@@ -7,7 +7,7 @@ does not answer, needs a new plan, and that is said.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,6 +15,7 @@ import msgspec
 from fabrictool.domain.address import Address
 from fabrictool.domain.specs import AgentSpec
 from fabrictool.planner.diff import WantedUnit, actions
+from fabrictool.planner.dormant import dormant, expected_at
 from fabrictool.planner.drift import drift_of
 from fabrictool.planner.plan import unsolved
 from fabrictool.planner.readset import healing_facts
@@ -38,7 +39,8 @@ soon as it starts. More needs a person."""
 MOST_STARTS_EACH = 2
 """As many for each unit of the fabric, in all; never fewer than `MOST_STARTS`.
 
-Both are beside those for which allocations end: twice as many as a unit's walltime fits into the window."""
+Both are beside those for which allocations end, twice as many as a unit's walltime fits into the window, and those of
+replicas that end when nobody asks for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,12 @@ class Healing:
     """What heals it, as far as it may be done."""
     held: tuple[str, ...] = ()
     """What was left out of it, and why."""
+    expected: Mapping[str, float] = field(default_factory=dict)
+    """Model that requests wait for → wall seconds at which a replica of it is to serve."""
+    waiting: tuple[tuple[str, str], ...] = ()
+    """(cluster, operation) of the gateways where they wait."""
+    dormant: int = 0
+    """Replicas that start when somebody asks."""
     capped: tuple[str, ...] = ()
     """Addresses that were healed so often that a person must look."""
 
@@ -108,12 +116,25 @@ def heal(
     facts = healing_facts(state, evidence.observed)
     plan = unsolved(evidence, state.applied_blueprint, facts, tuple(chosen), "heals; forecasts nothing")
     reasons = (f"a look at {now:.3f}", *(f"{change.kind}: {change.text}" for change in drift))
-    return Healing(drift, msgspec.structs.replace(plan, reasons=reasons), tuple(held), tuple(capped))
+    living = evidence.observed.running().values()
+    return Healing(
+        drift,
+        msgspec.structs.replace(plan, reasons=reasons),
+        tuple(held),
+        expected=expected_at(evidence, now),
+        waiting=tuple((cluster, unit.operation) for cluster, unit in living if unit.wanted),
+        dormant=sum(dormant(evidence, address, unit.cluster) is not None for address, unit in wanted.items()),
+        capped=tuple(capped),
+    )
 
 
 def _usual_starts(unit: WantedUnit) -> int:
-    walltime = unit.spec.walltime_s if isinstance(unit.spec, AgentSpec) else None
-    return 0 if walltime is None else math.ceil(2 * WINDOW_S / walltime)
+    """Of an hour: for allocations that end, and for requests that come after it ended for want of them."""
+    if not isinstance(unit.spec, AgentSpec):
+        return 0
+    walltime, idle_after = unit.spec.walltime_s, unit.spec.idle_after_s
+    usual = 0 if walltime is None else math.ceil(2 * WINDOW_S / walltime)
+    return usual if isinstance(idle_after, msgspec.UnsetType) else usual + math.ceil(WINDOW_S / idle_after)
 
 
 def _unwanted(action: Action, wanted: Container[str], *, prune: bool) -> str:

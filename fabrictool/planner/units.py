@@ -9,7 +9,7 @@ import msgspec
 from fabrictool.base.units import as_float
 from fabrictool.catalog import accelerators, engines
 from fabrictool.catalog import model as architecture_of
-from fabrictool.domain.address import Address
+from fabrictool.domain.address import Address, number_of
 from fabrictool.domain.plan import node_blocks
 from fabrictool.domain.specs import AgentSpec, AgentTrust, EngineInstall, as_assigned
 from fabrictool.planner.devices import visibility_variable, with_devices
@@ -22,7 +22,7 @@ from fabrictool.simulator.demanded import context_of
 if TYPE_CHECKING:
     from collections.abc import Container
 
-    from fabrictool.domain.blueprint import Blueprint
+    from fabrictool.domain.blueprint import Blueprint, Model
     from fabrictool.domain.evidence import Evidence
     from fabrictool.domain.inventory import Inventory, NodeEnvironment, Partition, Software
     from fabrictool.domain.plan import Placement, ReplicaPlacement
@@ -91,6 +91,7 @@ def _agent(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement
         trust=_trust(blueprint, inventory, replica),
         install=install_of(inventory.clusters[replica.cluster].software, model.engine, replica.device),
         weights=staged,
+        idle_after_s=_idle_after(model, inventory, replica),
         site_links=msgspec.UNSET if inventory.clusters[replica.cluster].site_links else False,
     )
     return as_assigned(spec) if inventory.clusters[replica.cluster].joined else spec
@@ -105,6 +106,12 @@ def staged_in(
     if name is None or folder is None:  # of a cluster that does not answer: what stands there stays as it is
         return msgspec.UNSET, ""
     return f"{folder}/sha256-{blueprint.weights[name[0]].sha256}", f"/{name[1]}" if name[1] else ""
+
+
+def _idle_after(model: Model, inventory: Inventory, replica: ReplicaPlacement) -> float | msgspec.UnsetType:
+    """The first replicas, as many as there are to be at least, stay; so do those that nobody could see end so."""
+    after = model.replicas.idle_after if inventory.clusters[replica.cluster].tells_anew else None
+    return msgspec.UNSET if after is None or number_of(replica.replica) < model.replicas.min else float(after)
 
 
 def _trust(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement) -> AgentTrust | msgspec.UnsetType:

@@ -53,7 +53,7 @@ class Overview:
     @property
     def good(self) -> bool:
         """Whether all that runs is well, and something does."""
-        well = all(unit["state"] == "running" and unit["ready"] for unit in self.units)
+        well = all(unit["state"] == "dormant" or (unit["state"] == "running" and unit["ready"]) for unit in self.units)
         return bool(self.units) and well and not any(problem.severity == "error" for problem in self.unreached)
 
     def document(self) -> dict[str, Any]:
@@ -130,7 +130,7 @@ def _unit_row(cluster: str, unit: ObservedUnit) -> dict[str, Any]:
         "address": unit.address,
         "cluster": cluster,
         "operation": unit.operation,
-        "state": unit.state,
+        "state": "dormant" if unit.dormant else unit.state,
         "pid": unit.pid,
         "engine": "",
         "detail": unit.reason or unit.detail,
@@ -149,6 +149,8 @@ def _unit_row(cluster: str, unit: ObservedUnit) -> dict[str, Any]:
     if unit.state == "running" and unit.ends_at is not None:
         times.append(f"ends {minute_text(unit.ends_at)}")
     row["detail"] = "; ".join([*times, *([row["detail"]] if row["detail"] else [])])
+    if unit.dormant:
+        row["detail"] = f"starts when somebody asks: {unit.reason}"
     if unit.state == "running" and unit.status_url:
         try:
             document = fetch(unit.status_url, timeout_s=2.0)

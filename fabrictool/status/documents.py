@@ -157,11 +157,15 @@ class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
     """Replicas that the plan has; null when the gateway was not told."""
     missing: list[str] = []
     """Planned replicas that the registry does not know: queued, dead or cut off."""
+    dormant: int = 0
+    """Planned replicas that it does not know either, and that may have ended because nobody asked for them."""
+    held: int = 0
+    """Requests that wait for one of these to be started."""
 
     @property
     def wanted(self) -> int:
-        """Replicas that should serve: those of the plan, and while one follows another both."""
-        return max(self.planned or 0, self.replicas)
+        """Replicas that should serve: those of the plan that are asked for, and while one follows another both."""
+        return max((self.planned or 0) - self.dormant, self.replicas)
 
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True):
@@ -223,6 +227,8 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     """Wall time, of the certificate that is in force, of a unit that takes another one for its key while it runs."""
     hands_over: bool = False
     """Of a gateway: a successor on the same machine can take over its addresses while it runs."""
+    wanted: dict[str, int] = {}
+    """Of a gateway: model → replicas that requests wait for, with those that serve."""
 
 
 StatusDocument = AgentStatus | GatewayStatus

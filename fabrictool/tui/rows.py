@@ -179,6 +179,8 @@ def table_row(key: str, cells: tuple[str, ...], level: Level) -> TableRow:
 def _model_row(model: ModelRow) -> TableRow:
     level: Level = "well" if model.ready and model.ready == model.wanted else "worth a look" if model.ready else "bad"
     state = {"well": "ok", "worth a look": "degraded", "bad": "not served"}[level]
+    if not model.wanted and model.dormant:
+        level, state = "well", f"starting for {model.held}" if model.held else "on request"
     few = f" (n={model.samples})" if 0 < model.samples < FEW else ""
     cells = (
         model.model,

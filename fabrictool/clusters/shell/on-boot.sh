@@ -26,7 +26,7 @@ for d in "$base"/units/*/*/; do
   host=$(cat "$d/again")
   if [ "$host" != "$here" ]; then say "it ran on $host, and this is $here"; continue; fi # hosts may share a home
   ! ft_alive "$d" || continue
-  rm -f "$d"/claim "$d"/claim.* "$d/pid" "$d/exit.json" "$d/health.json"
+  rm -f "$d"/claim "$d"/claim.* "$d/pid" "$d/exit.json" "$d/health.json" "$d/dormant"
   (cd "$d" && exec setsid sh ./job.sh </dev/null >>log 2>&1 8>&-) &
   i=0
   while [ $i -lt 100 ] && [ ! -s "$d/pid" ]; do i=$((i + 1)); sleep 0.05; done

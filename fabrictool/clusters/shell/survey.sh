@@ -5,7 +5,7 @@ echo @base; echo "$base"
 echo @environment; readlink "$base/env/current" 2>/dev/null
 echo @files
 # A file that is there and cannot be read (a stale handle, no rights) makes the whole look unknown: it is not absent.
-for name in spec.json meta.json jobid attempt claim again process.json health.json exit.json; do
+for name in spec.json meta.json jobid attempt claim again process.json health.json exit.json dormant; do
   set --
   for file in "$units"/*/"$name"; do [ ! -e "$file" ] || set -- "$@" "$file"; done
   [ $# -gt 0 ] || continue

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError
-from fabrictool.domain.blueprint import Replicas
 from fabrictool.planner.formulation import Formulation
 from fabrictool.planner.situation import with_model
 from fabrictool.planner.solvers.exact import SMALL, ExactSolver
@@ -94,9 +93,9 @@ def _rules(model: Model, rate: float, total: int, stable: int) -> Iterator[tuple
         yield "`prefer`", placed(prefer=()), True
     # A demand needs one replica in any case.
     if replicas.min == stable > (1 if rate else 0):
-        yield f"`replicas.min: {replicas.min}`", but(replicas=Replicas(min=0, max=replicas.max))
+        yield f"`replicas.min: {replicas.min}`", but(replicas=replicas.model_copy(update={"min": 0}))
     if replicas.max == total:
-        yield f"`replicas.max: {replicas.max}`", but(replicas=Replicas(min=replicas.min, max=NO_MAXIMUM))
+        yield f"`replicas.max: {replicas.max}`", but(replicas=replicas.model_copy(update={"max": NO_MAXIMUM}))
     if model.protect and replicas.min == 0 and stable == 1 and not rate:
         yield "`protect`", but(protect=False)
 

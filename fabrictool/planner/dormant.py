@@ -1,0 +1,88 @@
+"""Replicas that ended because nobody asked for them: they stay away until somebody does.
+
+What is asked for stands in the health of the gateways: how many replicas of a model there should be. Those that are on
+their way count, so that a look that comes before they serve starts none a second time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fabrictool.domain.address import Address, number_of
+from fabrictool.domain.specs import AgentSpec, Phase
+from fabrictool.planner.succession import percentile
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fabrictool.domain.evidence import Evidence
+    from fabrictool.domain.observed import ObservedUnit
+    from fabrictool.domain.specs import UnitSpec
+
+_Part = tuple[str, Phase]
+"""Of a model: a replica for prompts does not help where one for answers is missing."""
+UNKNOWN_WAIT_S = 60.0
+UNKNOWN_LOAD_S = 120.0
+"""A client is told to come again too early rather than too late."""
+
+
+def dormant(evidence: Evidence, address: str, cluster: str) -> ObservedUnit | None:
+    """The unit that was there and ended for want of requests; None where that is not how things stand."""
+    facts = evidence.clusters.get(cluster)
+    if facts is None or not facts.known or address in evidence.observed.living():
+        return None
+    last = facts.unit(address)
+    return last if last is not None and last.dormant else None
+
+
+def asked_for(wanted: Mapping[str, tuple[str, UnitSpec]], evidence: Evidence) -> frozenset[str]:
+    """Of the dormant ones the addresses that should start now; `wanted` is address → (cluster, spec)."""
+    there: dict[_Part, int] = {}
+    away: dict[_Part, list[str]] = {}
+    living = evidence.observed.living()
+    for address, (cluster, spec) in wanted.items():
+        if not isinstance(spec, AgentSpec):
+            continue
+        part = (spec.model, spec.phase)
+        if any(unit.waits_for != "leaving" for _, unit in living.get(address, ())):
+            there[part] = there.get(part, 0) + 1
+        elif dormant(evidence, address, cluster) is not None:
+            away.setdefault(part, []).append(address)
+    counts = _wanted_counts(evidence)
+    asked: set[str] = set()
+    for which, addresses in away.items():
+        more = max(0, counts.get(which[0], 0) - there.get(which, 0))
+        asked.update(sorted(addresses, key=lambda address: number_of(Address.parse(address).name))[:more])
+    return frozenset(asked)
+
+
+def expected_at(evidence: Evidence, now: float) -> dict[str, float]:
+    """Model that requests wait for → wall seconds at which a replica of it is to serve.
+
+    By the scheduler's word for a job that is in its queue, else by what our last jobs waited there and took to load.
+    """
+    state, counts = evidence.state, _wanted_counts(evidence)
+    running = evidence.observed.running()
+    expected: dict[str, float] = {}
+    for address, applied in state.applied_units.items():
+        spec = applied.spec
+        if not isinstance(spec, AgentSpec) or spec.model not in counts:
+            continue
+        _, unit = running.get(address, (applied.cluster, None))
+        if unit is not None and unit.ready:
+            continue
+        load = percentile(state.loads.get(spec.model, ()), 0.5, UNKNOWN_LOAD_S)
+        wait = percentile(state.waits.get(f"{applied.cluster}/{spec.partition}", ()), 0.5, UNKNOWN_WAIT_S)
+        begins = now + wait if unit is None or unit.begins_at is None else unit.begins_at
+        at = max(now, begins) + load
+        expected[spec.model] = min(at, expected.get(spec.model, at))
+    return expected
+
+
+def _wanted_counts(evidence: Evidence) -> dict[str, int]:
+    """Model → replicas that there should be, by the gateway that wants most."""
+    counts: dict[str, int] = {}
+    for _, unit in evidence.observed.running().values():
+        for model, count in unit.wanted.items():
+            counts[model] = max(count, counts.get(model, 0))
+    return counts
