@@ -6,8 +6,9 @@ idle, :math:`k_o = \sum_l x_{ol} \in \mathbb{N}` replicas, :math:`u_m \ge 0` req
 
 * demand      :math:`\sum_{o \in m, l} r_{ol} x_{ol} + u_m = \lambda_m`
 * devices     :math:`\sum_{o \in n} t_o k_o \le D_n`, and for each size s that occurs, whole nodes:
-  :math:`\sum_{t_o \ge s} k_o \lfloor t_o / s \rfloor \le N_n \lfloor d_n / s \rfloor` (planner.md §3.6); each stage
-  of a pipeline is a block of its own
+  :math:`\sum_{t_o \ge s} k_o f_{os} \le N_n \lfloor d_n / s \rfloor` with
+  :math:`f_{os} = \lfloor d_n / s \rfloor - \lfloor (d_n - t_o) / s \rfloor`, for powers of two
+  :math:`\lfloor t_o / s \rfloor` (planner.md §3.6); a pipeline is a block in each of its nodes
 * counts      :math:`k^{min}_m \le \sum k_o \le k^{max}_m`; stable pools alone reach the minimum, also without the
   pools of any outage; prefill replicas do not count towards it
 * phases      what prefill options of a pool get is handed to decode options of the pools that it reaches, and all that
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from fabrictool.domain.specs import Phase
-    from fabrictool.planner.problem import ModelNeed, PlacementProblem, PoolKey
+    from fabrictool.planner.problem import ModelNeed, PlacementProblem, Pool, PoolKey
 
 INFINITY = math.inf
 
@@ -78,7 +79,7 @@ class Formulation:
             self._phase_rows(need.model, by_model[need.model])
         self._link_rows()
         for pool in problem.pools:
-            self._device_rows(pool.key, pool.nodes, pool.devices_per_node, blocks[pool.key])
+            self._device_rows(pool, blocks[pool.key])
         self._moves = self._move_rows()
 
     @classmethod
@@ -249,15 +250,15 @@ class Formulation:
             # In megabytes: a solver's tolerances are absolute.
             self.program.row(-INFINITY, self.problem.links[link] / 1e6, [(c, w / 1e6) for c, w in terms])
 
-    def _device_rows(self, key: PoolKey, nodes: int, per_node: int, here: list[tuple[int, int, int]]) -> None:
+    def _device_rows(self, pool: Pool, here: list[tuple[int, int, int]]) -> None:
         """`here`: (option, size of a block of devices inside a node, how many of them a replica takes)."""
-        taken = self.problem.taken
+        taken, key, per_node = self.problem.taken, pool.key, pool.devices_per_node
         terms = [(column, size * number * weight) for i, size, number in here for column, weight in self.count(i)]
-        self.rows.devices[key] = self.program.row(-INFINITY, nodes * per_node - taken.get((key, 1), 0), terms)
+        self.rows.devices[key] = self.program.row(-INFINITY, pool.nodes * per_node - taken.get((key, 1), 0), terms)
         for limit in sorted({size for _, size, _ in here if size > 1}):
-            large = [(i, size // limit * number) for i, size, number in here if size >= limit]
+            large = [(i, pool.parts_lost(size, limit) * number) for i, size, number in here if size >= limit]
             parts = [(column, blocks * weight) for i, blocks in large for column, weight in self.count(i)]
-            self.program.row(-INFINITY, nodes * (per_node // limit) - taken.get((key, limit), 0), parts)
+            self.program.row(-INFINITY, pool.nodes * (per_node // limit) - taken.get((key, limit), 0), parts)
 
     # -- objectives -------------------------------------------------------------------------------------------
 

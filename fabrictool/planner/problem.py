@@ -55,6 +55,14 @@ class Pool:
         """Devices that `tp` of them keep from others; more than a node has are whole nodes."""
         return max(self.devices_per_node, tp) if self.whole_nodes else tp
 
+    def parts_lost(self, size: int, part: int) -> int:
+        """Parts of so many devices that a node has less room for with a block of `size` in it.
+
+        Where these are no more than all nodes have room for, for every size that occurs, all blocks fit their nodes:
+        found by trying all of them in up to three nodes of up to eight devices.
+        """
+        return self.devices_per_node // part - (self.devices_per_node - size) // part
+
     def within(self, cluster: str, partition: str) -> bool:
         """Whether this is that partition of that cluster; "": any."""
         return self.cluster == cluster and partition in ("", self.partition)

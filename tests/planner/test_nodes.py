@@ -10,9 +10,11 @@ from fabrictool.domain.evidence import Evidence
 from fabrictool.domain.observed import ClusterFacts
 from fabrictool.domain.plan import node_blocks
 from fabrictool.domain.state import State
+from fabrictool.planner.assign import assign
 from fabrictool.planner.plan import PlanOptions, plan
-from fabrictool.planner.verify import violations
+from fabrictool.planner.verify import _packs, violations
 from tests.planner.test_exact import option, pool
+from tests.planner.test_properties import documents, problem_of, solved
 
 INVENTORY = """\
 apiVersion: fabrictool/v1
@@ -123,3 +125,38 @@ def test_what_cannot_be_cut_so_says_why(tmp_path, parallelism, engine, why):
     with pytest.raises(InfeasibleError) as caught:
         planned(tmp_path, parallelism, engine=engine, model="HuggingFaceTB/SmolLM2-135M-Instruct")
     assert why in "; ".join(problem.message for problem in caught.value.problems)
+
+
+def partitions_of(number, most):
+    """Every way to cut up to `number` devices into blocks of at most `most`, the largest first."""
+    yield ()
+    for size in range(min(number, most), 0, -1):
+        for rest in partitions_of(number - size, size):
+            yield (size, *rest)
+
+
+@pytest.mark.parametrize(("per_node", "nodes"), [(4, 3), (6, 2), (8, 2)])
+def test_blocks_of_any_sizes_that_the_rows_allow_fit_their_nodes(per_node, nodes):
+    """A pipeline can take six devices of a node: two such blocks leave no room for four in two nodes of eight."""
+    place = pool("gpus", per_node=per_node, nodes=nodes)
+    refused = set()
+    for sizes in partitions_of(per_node * nodes, per_node):
+        fits = _packs(sizes, nodes, per_node)
+        allowed = all(
+            sum(place.parts_lost(size, part) for size in sizes if size >= part) <= nodes * (per_node // part)
+            for part in set(sizes)
+        )
+        assert fits or not allowed, sizes
+        if fits and not allowed:
+            refused.add(sizes)
+    if per_node != 6:
+        odd = [sizes for sizes in refused if any(size & (size - 1) for size in sizes)]
+        assert refused == set(odd), "powers of two are exact"
+
+
+@pytest.mark.parametrize("solver", ["exact", "cp", "tabu"])
+def test_no_solver_puts_a_block_where_parts_of_nodes_are_left(solver):
+    """It was drawn by chance once: c0 has two nodes of eight, and 16 devices were given out as 6, 6 and 4."""
+    blueprint, inventory, problem = problem_of(*documents(random.Random(685615090)))
+    solution = solved(solver, problem)
+    assert violations(blueprint, inventory, assign(solution.whole(problem), solution, {})) == []

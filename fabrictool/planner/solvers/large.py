@@ -17,7 +17,7 @@ from fabrictool.base.errors import FabrictoolError
 from fabrictool.planner.formulation import Formulation
 from fabrictool.planner.infeasible import explain_infeasible
 from fabrictool.planner.problem import PlacementProblem, Solution, StageResult
-from fabrictool.planner.solvers.rounding import SIZES, rounded
+from fabrictool.planner.solvers.rounding import rounded
 from fabrictool.planner.stages import TIDYING, TIE_BREAK, TOLERANCE, clean, stage_names, tolerance
 from fabrictool.planner.work import SearchWork
 
@@ -220,11 +220,12 @@ class LargeSearch:
         problem, members = self._problem, set(models)
         indices = [i for i in self._core.options if problem.options[i].model in members]
         taken: Counter[tuple[PoolKey, int]] = Counter()
+        pools = {pool.key: pool for pool in problem.pools}
         for i, count in self._counts.items():
             if problem.options[i].model not in members:
-                for (pool, size), blocks in problem.options[i].blocks.items():
-                    for smaller in SIZES:
-                        taken[pool, smaller] += count * blocks * (size // smaller)
+                for (key, size), blocks in problem.options[i].blocks.items():
+                    for smaller in range(1, size + 1):
+                        taken[key, smaller] += count * blocks * pools[key].parts_lost(size, smaller)
         part = replace(
             problem,
             needs=tuple(need for need in problem.needs if need.model in members),

@@ -35,7 +35,7 @@ def _counts(problem: PlacementProblem) -> dict[int, int]:
     weight = {need.model: need.rate * size[need.model] for need in problem.needs}
     devices = sum(pool.nodes * pool.devices_per_node for pool in problem.pools)
     whole = sum(weight.values())
-    room = FreeDevices(problem.pools)
+    room = FreeDevices(problem.pools, problem.options)
     counts = {i: problem.fixed.get(option.key, 0) for i, option in enumerate(problem.options)}
     left: dict[str, float] = {}
     for need in sorted(problem.needs, key=lambda need: (-size[need.model], need.model)):

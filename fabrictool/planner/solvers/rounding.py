@@ -44,7 +44,7 @@ class _State:
     def __init__(self, problem: PlacementProblem, usage: Mapping[int, float]) -> None:
         self._problem = problem
         self._need = {need.model: need for need in problem.needs}
-        self._room = FreeDevices(problem.pools)
+        self._room = FreeDevices(problem.pools, problem.options)
         self.counts = {i: problem.fixed.get(problem.options[i].key, 0) for i in usage}
         self.by_model: dict[str, list[int]] = defaultdict(list)
         self._by_pool: dict[tuple[str, str], list[int]] = defaultdict(list)
@@ -95,17 +95,18 @@ class _State:
 class FreeDevices:
     """What is left of each pool: devices, and for each size whole blocks of nodes (the rows of `formulation`)."""
 
-    def __init__(self, pools: Iterable[Pool]) -> None:
-        sizes = SIZES
+    def __init__(self, pools: Iterable[Pool], options: Iterable[Option]) -> None:
+        """Blocks of sizes that none of these `options` has count as somewhat larger ones."""
+        self._sizes = sorted({*SIZES, *(size for option in options for _, size in option.blocks)})
+        self._pools = {pool.key: pool for pool in pools}
         self._left = {
-            pool.key: {1: pool.nodes * pool.devices_per_node}
-            | {size: pool.nodes * (pool.devices_per_node // size) for size in sizes[1:]}
-            for pool in pools
+            key: {size: pool.nodes * (pool.devices_per_node // size) for size in self._sizes}
+            for key, pool in self._pools.items()
         }
 
     def copy(self) -> FreeDevices:
-
-        other = FreeDevices(())
+        other = FreeDevices((), ())
+        other._sizes, other._pools = self._sizes, self._pools
         other._left = {key: dict(left) for key, left in self._left.items()}
         return other
 
@@ -122,9 +123,15 @@ class FreeDevices:
 
     def _need(self, option: Option) -> Counter[tuple[PoolKey, int]]:
         blocks: Counter[tuple[PoolKey, int]] = Counter()
-        for (key, tp), number in option.blocks.items():
-            for size in self._left.get(key, (tp,)):
-                blocks[key, size] += number * (tp // size)
+        for (key, held), number in option.blocks.items():
+            pool = self._pools.get(key)
+            blocks[key, 1] += number * held
+            if pool is None:
+                continue
+            counted = min(next((size for size in self._sizes if size >= held), held), pool.devices_per_node)
+            for size in self._sizes[1:]:
+                if size <= counted:
+                    blocks[key, size] += number * pool.parts_lost(counted, size)
         return blocks
 
     def _move(self, need: Counter[tuple[PoolKey, int]], sign: int) -> None:

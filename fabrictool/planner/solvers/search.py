@@ -145,7 +145,7 @@ class TabuSearch:
         return self._completed(self._of_clusters(model), self.columns[model])
 
     def _empty(self) -> TabuState:
-        room = FreeDevices(self.problem.pools)
+        room = FreeDevices(self.problem.pools, self.problem.options)
         values = {model: self._worth(model, Counter()) for model in self.needs}
         return TabuState(Counter(), room, values, self._rank(values))
 
