@@ -6,6 +6,7 @@ import sys
 import time
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -189,3 +190,66 @@ async def test_an_agent_whose_files_were_changed_serves_and_shows_no_build(agent
     assert "FT6008" in event.text
     agent.request_stop("enough")
     await asyncio.wait_for(running, 20)
+
+
+def asked_rarely(folder, idle_after_s):
+    Federation(folder).node("run/identity")
+    about = {"fabric": "f", "provider": "alpha", "site": "s", "cluster": "c", "partition": "n", "replica": "m/0"}
+    spec = AgentSpec(**about, model="m", source="x", engine="fake", drain_s=5.0, idle_after_s=idle_after_s)
+    run = RunFolder(folder / "run")
+    run.spec.write_bytes(encode_spec(spec))
+    return Agent(spec, run, SystemClock(), python=sys.executable, cache=folder)
+
+
+class AnsweredStream(FakeStream):
+    """Keeps what is written to it."""
+
+    def __init__(self):
+        self.written = b""
+
+    def write(self, data):
+        self.written += data
+
+    def write_eof(self):
+        pass
+
+    def resume_reading(self):
+        pass
+
+
+def gateway(name=b"a"):
+    return SimpleNamespace(session=name * 16, claims=SimpleNamespace(role="gateway", provider="p", uri=lambda: "g"))
+
+
+async def test_one_that_nobody_asks_ends_and_what_came_last_is_answered_before(tmp_path, adapter, monkeypatch):
+    monkeypatch.setattr(agent_module, "UNASKED_LOOK_S", 0.05)
+    adapter.script = SERVE
+    agent = asked_rarely(tmp_path, 1.0)
+    running = asyncio.create_task(agent.run())
+    await state_of_engine(agent, "ready", running)
+    (service,) = (r.body.service for r in agent.mesh.registry if isinstance(r.body, ServiceBody))
+    head = StreamHead(service, "POST", "/v1/completions", (), 0)
+    open_request = agent.stream_opened(None, head, gateway())
+    open_request.connection_made(FakeStream())
+    await asyncio.sleep(2.0)
+    assert not running.done(), "a request is open"
+    open_request.connection_lost(None)
+    ended_at = time.monotonic()
+    assert await asyncio.wait_for(running, 20) == "nobody asked for m for 1 s"
+    assert time.monotonic() - ended_at >= 0.9
+    assert agent._folder.dormant
+    late = agent.stream_opened(None, head, gateway())
+    late.connection_made(stream := AnsweredStream())
+    assert stream.written.startswith(b"HTTP/1.1 503 ")
+    assert b"x-fabric-left: yes" in stream.written
+
+
+@pytest.mark.parametrize("idle_after", [1000.0, None])
+async def test_one_that_is_told_to_stop_is_not_dormant(tmp_path, adapter, idle_after):
+    adapter.script = SERVE
+    agent = asked_rarely(tmp_path, msgspec.UNSET if idle_after is None else idle_after)
+    running = asyncio.create_task(agent.run())
+    await state_of_engine(agent, "ready", running)
+    agent.request_stop("enough")
+    await asyncio.wait_for(running, 20)
+    assert not agent._folder.dormant

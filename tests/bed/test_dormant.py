@@ -1,4 +1,4 @@
-"""Jobs that end when nobody asks for what they serve, and are submitted again, into a queue that others fill as well."""
+"""Jobs that end when nobody asks for what they serve, and are submitted again, into a queue that others fill, too."""
 
 import json
 import signal

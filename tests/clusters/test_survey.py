@@ -106,6 +106,15 @@ def test_states(given, state, word):
     assert word in found.detail + found.reason
 
 
+def test_one_that_ended_for_want_of_requests_is_dormant_and_no_other():
+    assert unit(files=files(exit_json=BYE) | {"dormant": "yes"}).dormant
+    assert not unit(files=files(exit_json=BYE)).dormant
+    killed = unit(files=files() | {"dormant": "yes"}, jobs=[job(state="NODE_FAIL")])
+    assert (killed.state, killed.dormant) == ("killed", False), "it did not come to its end"
+    ending = files(exit_json=BYE, health_json=health(), claim="17") | {"dormant": "yes"}
+    assert not unit(files=ending, jobs=[job()]).dormant, "its job holds its devices yet"
+
+
 def test_a_mute_unit_is_not_ready_and_says_for_how_long():
     found = unit(files=files(health_json=health(age=400)), jobs=[job()])
     assert (found.state, found.ready, found.silent_s) == ("running", False, 400.0)
