@@ -46,6 +46,7 @@ def launch_of(
         context=spec.context or None,
         max_num_seqs=spec.max_num_seqs,
         precision=spec.precision or None,
+        kv_precision=None if isinstance(spec.kv_precision, msgspec.UnsetType) else spec.kv_precision,
         python=python,
         install=EngineInstall() if isinstance(spec.install, msgspec.UnsetType) else spec.install,
         cache_dir=str(cache),

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from fabrictool.base.errors import InvalidInputError, Place, Problem, StaleError
 from fabrictool.base.ids import is_name
 from fabrictool.domain.observed import generation
+from fabrictool.domain.specs import AgentSpec
 from fabrictool.domain.state import operation_id, same_lineage
+from fabrictool.engines.adapter import adapter
 from fabrictool.planner.readset import ABSENT, AS
 
 if TYPE_CHECKING:
@@ -58,6 +62,17 @@ def unstartable(plan: Plan) -> Problem | None:
                 Place(thing=f"replica/{replica.replica}"),
                 "plan with another solver than tabu",
             )
+    for action in plan.actions:
+        if isinstance(action.spec, AgentSpec) and not isinstance(action.spec.kv_precision, msgspec.UnsetType):
+            held = adapter(action.spec.engine).capabilities.kv_precisions
+            if action.spec.kv_precision not in held:
+                engine, wanted = action.spec.engine, action.spec.kv_precision
+                return Problem(
+                    "FT4008",
+                    f"{action.spec.replica}: {engine} hands caches over as it holds them, and holds none in {wanted}",
+                    Place(thing=action.address),
+                    f"set `handover` to one of {', '.join(sorted(held))}, or leave it out",
+                )
     return None
 
 

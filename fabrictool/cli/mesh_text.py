@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from fabrictool.base.clock import duration_text, minute_text
 from fabrictool.base.units import Memory
-from fabrictool.cli.output import paint, table, terminal_columns, text_width
+from fabrictool.cli.output import octets_text, paint, table, terminal_columns, text_width
 from fabrictool.status.fleet import (
     NEEDS_SOMEBODY,
     OVER,
@@ -202,12 +202,6 @@ def _link_row(link: FleetLink, member: FleetMember | None) -> list[str]:
         "–" if link.sent_octets is None else octets_text(link.sent_octets),
         "–" if link.silent_s is None else f"{link.silent_s:.1f} s ago",
     ]
-
-
-def octets_text(octets: int) -> str:
-    if octets < 1024:
-        return f"{octets} B"
-    return f"{octets / 1024:.1f} KiB" if octets < 2**20 else f"{octets / 2**20:.1f} MiB"
 
 
 def record_lines(view: RecordsStatus, rows: Sequence[RecordRow], now: float) -> list[str]:

@@ -146,3 +146,11 @@ def seconds_text(seconds: float | None) -> str:
     return (
         f"{seconds * 1000:.0f} ms" if seconds < 0.9995 else f"{seconds:.2g} s" if seconds < 100 else f"{seconds:.0f} s"
     )
+
+
+def octets_text(octets: int) -> str:
+    """In the unit in which it has up to four figures."""
+    amount, units = float(octets), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while amount >= 1024 and len(units) > 1:
+        amount, units = amount / 1024, units[1:]
+    return f"{amount:.0f} {units[0]}" if amount >= 10 or units[0] == "B" else f"{amount:.1f} {units[0]}"

@@ -15,7 +15,7 @@ import msgspec
 from fabrictool.base.clock import duration_text
 from fabrictool.base.errors import UnreachableError, UsageError
 from fabrictool.cli.mesh_text import fleet_lines
-from fabrictool.cli.output import data, json_data, paint, say, seconds_text, table
+from fabrictool.cli.output import data, json_data, octets_text, paint, say, seconds_text, table
 from fabrictool.domain.address import Address
 from fabrictool.status.client import NoFleetError, StatusUnavailableError, fetch, fetch_fleet
 from fabrictool.status.documents import GatewayStatus
@@ -126,8 +126,29 @@ def _gateway_lines(document: GatewayStatus, desired: Mapping[str, int], name: st
             f"{totals.retries} retried   up {duration_text(document.at - document.started_at)}"
         ),
         table(["MODEL", "READY", "PROVIDERS", "OPEN", "REQUESTS", "FAILED", "TTFT p95", "TPOT p95"], rows),
+        *_phase_lines(document),
         *(f"! {replica} is planned, and no node serves or loads it" for replica in _missing(document)),
     ]
+
+
+def _phase_lines(document: GatewayStatus) -> Iterator[str]:
+    """Of pairs: what each phase takes, and what went from one to the other."""
+    services = [s for node in document.nodes for s in node.services if s.lifecycle == "SERVING"]
+    for model, phase in sorted({(s.model, s.phase) for s in services if s.phase != "unified"}, key=_prefill_first):
+        mine = [s for s in services if (s.model, s.phase) == (model, phase)]
+        ttft = [s.ttft_s for s in mine if s.ttft_s is not None]
+        tpot = [s.tpot_s for s in mine if s.tpot_s is not None]
+        took = f"TTFT {seconds_text(sum(ttft) / len(ttft) if ttft else None)}"
+        if phase == "decode":
+            took += f" from then on, TPOT {seconds_text(sum(tpot) / len(tpot) if tpot else None)}"
+        yield f"  {model} {phase} ({len(mine)}): {took}"
+    for row in document.handed:
+        where = f"inside {row.sender}" if row.sender == row.receiver else f"{row.sender} → {row.receiver}"
+        yield f"  {row.model} caches {where}: {row.prompts:,} prompts, {row.tokens:,} tokens, {octets_text(row.octets)}"
+
+
+def _prefill_first(part: tuple[str, str]) -> tuple[str, bool]:
+    return part[0], part[1] != "prefill"
 
 
 def _readiness(model: ModelRow, wanted: int) -> str:

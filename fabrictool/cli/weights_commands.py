@@ -63,7 +63,7 @@ def plan(
     as_json: JsonOption = False,
 ) -> int:
     """Say what each cluster has of the blueprint's weights, what would be sent, and whether there is room."""
-    from fabrictool.cli.output import data, json_data, table
+    from fabrictool.cli.output import data, json_data, octets_text, table
     from fabrictool.cli.staging import open_depots, outlook_of
 
     rows = []
@@ -74,15 +74,14 @@ def plan(
         json_data({"format_version": "1", "type": "weights-plan", "sets": rows})
     else:
         shown = [
-            [r["cluster"], r["name"], r["condition"], size(r["octets"]), size(r["missing"]), size(r["free"])]
+            [r["cluster"], r["name"], r["condition"], *(octets_text(r[key]) for key in ("octets", "missing", "free"))]
             for r in rows
         ]
         data(table(["CLUSTER", "WEIGHTS", "THERE", "SIZE", "TO SEND", "FREE"], shown))
         for row in rows:
             if row["missing"] and row["free"] and row["missing"] > row["free"]:
-                data(
-                    f"{row['name']} does not fit on {row['cluster']}: {size(row['missing'] - row['free'])} are lacking"
-                )
+                lacking = octets_text(row["missing"] - row["free"])
+                data(f"{row['name']} does not fit on {row['cluster']}: {lacking} are lacking")
     return 1 if any(row["missing"] > row["free"] > 0 for row in rows) else 0
 
 
@@ -155,7 +154,7 @@ def list_(
     """List the sets that lie on clusters, their sizes, and how many units name them."""
     from dataclasses import asdict
 
-    from fabrictool.cli.output import data, json_data, table
+    from fabrictool.cli.output import data, json_data, octets_text, table
     from fabrictool.cli.staging import open_depots
     from fabrictool.clusters.weights.depot import set_name
 
@@ -171,10 +170,16 @@ def list_(
         json_data({"format_version": "1", "type": "weights-list", "sets": rows})
     elif rows:
         shown = [
-            [r["cluster"], r["weights"] or "-", r["name"][:19], size(r["octets"]), "whole" if r["complete"] else "part",
-             str(r["units"])]
+            [
+                r["cluster"],
+                r["weights"] or "-",
+                r["name"][:19],
+                octets_text(r["octets"]),
+                "whole" if r["complete"] else "part",
+                str(r["units"]),
+            ]
             for r in rows
-        ]  # fmt: skip
+        ]
         data(table(["CLUSTER", "WEIGHTS", "SET", "SIZE", "STAGED", "UNITS"], shown))
     else:
         data("nothing is staged")
@@ -189,7 +194,7 @@ def prune(
 ) -> None:
     """Remove sets that neither the blueprint nor any unit of this account names, and damaged ones without a unit."""
     from fabrictool.cli.applying import ask
-    from fabrictool.cli.output import data, json_data, say, table
+    from fabrictool.cli.output import data, json_data, octets_text, say, table
     from fabrictool.cli.staging import open_depots
     from fabrictool.clusters.weights.depot import set_name
 
@@ -211,27 +216,19 @@ def prune(
                 say(f"{depot.cluster}: nothing to remove")
                 continue
             if not as_json:
-                data(table(["SET", "SIZE"], [[staged.name[:19], size(staged.octets)] for staged in unused]))
+                data(table(["SET", "SIZE"], [[staged.name[:19], octets_text(staged.octets)] for staged in unused]))
             question = f"Remove {len(unused)} set{'s'[: len(unused) != 1]} from {depot.cluster}?"
             ask(question, yes=yes, first="`weights list` lists them")
             depot.weights.remove([staged.name for staged in unused])
-            say(f"{depot.cluster}: {size(sum(staged.octets for staged in unused))} freed")
+            say(f"{depot.cluster}: {octets_text(sum(staged.octets for staged in unused))} freed")
             removed += [{"cluster": depot.cluster, "name": staged.name, "octets": staged.octets} for staged in unused]
     if as_json:
         json_data({"format_version": "1", "type": "weights-prune", "removed": removed})
 
 
-def size(octets: int) -> str:
-    """In the unit in which it has up to four figures."""
-    amount, units = float(octets), ["B", "KiB", "MiB", "GiB", "TiB"]
-    while amount >= 1024 and len(units) > 1:
-        amount, units = amount / 1024, units[1:]
-    return f"{amount:.0f} {units[0]}" if amount >= 10 or units[0] == "B" else f"{amount:.1f} {units[0]}"
-
-
 def _progress(what: str) -> Callable[[int, int], None]:
     """Says every few seconds how far it is; at the end always."""
-    from fabrictool.cli.output import say
+    from fabrictool.cli.output import octets_text, say
 
     begun = last = time.monotonic()
 
@@ -243,6 +240,6 @@ def _progress(what: str) -> Callable[[int, int], None]:
         last = now
         rate = done / max(0.001, now - begun)
         left = f", {(total - done) / rate:.0f} s to go" if rate > 0 and total > done else ""
-        say(f"{what}: {size(done)} of {size(total)} ({100 * done // max(1, total)} %){left}")
+        say(f"{what}: {octets_text(done)} of {octets_text(total)} ({100 * done // max(1, total)} %){left}")
 
     return tell

@@ -153,6 +153,8 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, tag="agent", tag_fiel
     """Unset: the agent starts `engine` by itself. Else `model` may be empty: the one that the server lists."""
     idle: IdleOffer | msgspec.UnsetType = msgspec.UNSET
     """It begins without a model, and serves what it is assigned. Unset: it serves what stands here."""
+    kv_precision: str | msgspec.UnsetType = msgspec.UNSET
+    """Of its key-value cache; unset: the engine's default."""
     weights: str | msgspec.UnsetType = msgspec.UNSET
     """Folder of the staged set that `source` lies in; not written where it lies in none."""
     trust: AgentTrust | msgspec.UnsetType = msgspec.UNSET
@@ -299,6 +301,8 @@ class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_
     """Another name → the model that it means; not written where there is none."""
     model_groups: dict[str, tuple[str, ...]] | msgspec.UnsetType = msgspec.UNSET
     """Model → groups for which it is there; those that are not named are there for all. Not written where all are."""
+    cache_octets: dict[str, float] | msgspec.UnsetType = msgspec.UNSET
+    """Model with prefill and decode replicas → octets of one token's cache on its way; not written where none has."""
     wakes: dict[str, WakeRule] | msgspec.UnsetType = msgspec.UNSET
     """Models whose replicas may end for want of requests; not written where there is none."""
     labels: dict[str, tuple[str, ...]] | msgspec.UnsetType = msgspec.UNSET
@@ -344,6 +348,10 @@ class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_
     @property
     def node_labels(self) -> dict[str, tuple[str, ...]]:
         return {} if isinstance(self.labels, msgspec.UnsetType) else self.labels
+
+    @property
+    def octets_of_caches(self) -> dict[str, float]:
+        return {} if isinstance(self.cache_octets, msgspec.UnsetType) else self.cache_octets
 
     @property
     def woken(self) -> dict[str, WakeRule]:
@@ -433,7 +441,7 @@ def as_assigned(spec: AgentSpec) -> AgentSpec:
 IN_PLACE = (
     "policy", "retries", "groups", "tenants", "keys", "model_providers", "weights", "revocations", "replicas",
     "after_reboot", "bootstrap", "builds", "affinity", "slos", "admission",
-    "priorities", "terms", "model_limits", "labels", "aliases", "model_groups", "wakes",
+    "priorities", "terms", "model_limits", "labels", "aliases", "model_groups", "wakes", "cache_octets",
 )  # fmt: skip
 """Fields of a `GatewaySpec` that a gateway takes over while it serves; for any other a new one must start."""
 AGENT_IN_PLACE = ("trust", "hubs", "idle_after_s")

@@ -138,6 +138,8 @@ class Directory:
         """Id of an answer of ``/v1/responses`` → key of the replica that keeps it."""
         self.planned: Mapping[str, tuple[int, ...]] = {}
         """Model → numbers of the replicas that it should have."""
+        self.cache_octets: Mapping[str, float] = {}
+        """Model → octets of one token's cache."""
         self._providers: frozenset[str] | None = None
         self._entitled: dict[Entitlement, tuple[RoutingTarget, ...] | Refusal | Unmet] = {}
         """Model, rules, group, the client's own list and what it asks for → who may serve that; emptied whenever a

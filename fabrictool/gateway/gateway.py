@@ -54,7 +54,7 @@ from fabrictool.mesh.framing import TEXT_CHARACTERS
 from fabrictool.routing.admission import STANDARD
 from fabrictool.routing.affinity import conversation_of
 from fabrictool.routing.requirements import ANYTHING, Requirements, requirements_of
-from fabrictool.status.documents import Event, GatewayStatus, encode
+from fabrictool.status.documents import Event, GatewayStatus, HandedRow, encode
 from fabrictool.status.pages import METRICS_TYPE
 from fabrictool.workload.prefixes import PrefixTable
 
@@ -163,6 +163,10 @@ class GatewayServer:
     def plan_for(self, replicas: Mapping[str, tuple[int, ...]]) -> None:
         """Model → numbers of the replicas that it should have: what is missed, and what is worth waiting for."""
         self.directory.planned = replicas
+
+    def count_caches(self, octets: Mapping[str, float]) -> None:
+        """Model whose caches are handed over → octets of one token's."""
+        self.directory.cache_octets = octets
 
     def wake_for(self, rules: Mapping[str, WakeRule]) -> None:
         """Models whose replicas may have ended for want of requests."""
@@ -504,6 +508,10 @@ class GatewayServer:
             totals=metrics.totals(in_flight=sum(target.in_flight for target in self.directory)),
             registry_records=len(mesh.registry) if mesh is not None else 0,
             registry_root=mesh.registry.root().hex() if mesh is not None else "",
+            handed=[
+                HandedRow(model=model, sender=sender, receiver=receiver, prompts=n, tokens=tokens, octets=round(octets))
+                for (model, sender, receiver), (n, tokens, octets) in sorted(metrics.crossed.items())
+            ],
             events=list(self._events),
         )
 

@@ -98,6 +98,11 @@ class GatewayMetrics:
         self._cancelled = Counter("fabric_cancelled", "Requests that the client gave up on", ["phase"], registry=own)
         self._tokens = Counter("fabric_tokens", "Tokens, from the engines' usage", ["model", "direction"], registry=own)
         self._handed = Counter("fabric_handed_prompts", "Of split models", ["model", "outcome"], registry=own)
+        self._cache_octets = Counter(
+            "fabric_cache_octets", "Of caches that were handed over", ["model", "sender", "receiver"], registry=own
+        )
+        self.crossed: dict[tuple[str, str, str], tuple[int, int, float]] = {}
+        """(model, sending site, receiving site) → prompts, tokens and octets of their caches."""
         self._spans = Counter("fabric_spans", "Of traces, brought to the collector or not", ["outcome"], registry=own)
         self._ttft = Histogram(
             "fabric_ttft_seconds", "To the first body byte", ["model"], buckets=_TTFT_BUCKETS, registry=own
@@ -141,6 +146,12 @@ class GatewayMetrics:
 
     def cancelled(self, phase: str) -> None:
         self._cancelled.labels(phase).inc()
+
+    def cross(self, way: tuple[str, str, str], tokens: int, octets: float) -> None:
+        """One prompt's cache went that way: model, sending site, receiving site."""
+        prompts, before, octets_before = self.crossed.get(way, (0, 0, 0.0))
+        self.crossed[way] = (prompts + 1, before + tokens, octets_before + octets)
+        self._cache_octets.labels(*way).inc(octets)
 
     def handed(self, model: str, outcome: str) -> None:
         """`outcome`: handed to the replica that answers, or alone: that computes it by itself."""

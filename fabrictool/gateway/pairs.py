@@ -18,6 +18,7 @@ from fabrictool.routing.candidates import ready
 
 if TYPE_CHECKING:
     from fabrictool.gateway.directory import RoutingTarget, Unmet
+    from fabrictool.gateway.records import End
     from fabrictool.routing.candidates import Refusal
     from fabrictool.routing.protocol import RequestOutcome
 
@@ -60,7 +61,16 @@ def prompt_request(path: str, body: bytes) -> bytes | None:
 class PairExchange(Exchange):
     """`Exchange`, with a turn at a prefill replica before the first attempt."""
 
-    __slots__ = ("_asked_of", "_handed_by", "_prefiller", "_prompt", "_prompt_held", "_prompt_octets", "_split")
+    __slots__ = (
+        "_asked_of",
+        "_handed_by",
+        "_prefiller",
+        "_prompt",
+        "_prompt_held",
+        "_prompt_octets",
+        "_sender",
+        "_split",
+    )
 
     def start(self) -> None:
         self._split = False
@@ -72,6 +82,8 @@ class PairExchange(Exchange):
         self._prefiller: RoutingTarget | None = None
         self._asked_of: list[RoutingTarget] = []
         self._handed_by = ""
+        self._sender = ""
+        """Site of who computed the prompt."""
         super().start()
 
     def head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
@@ -111,7 +123,8 @@ class PairExchange(Exchange):
         if self._status != 200 or not handed.startswith(b"{"):
             self._without(again=False)  # its answer ended with the prompt, or the request is wrong: the other says so
             return
-        self._handed_by = self._prefiller.replica
+        self._handed_by, self._sender = self._prefiller.replica, self._prefiller.site
+        self._prefiller.timed(self._client.now() - self._attempt_began, None)
         self._metrics.handed(self.model, "handed")
         self._answer(handed)
 
@@ -202,6 +215,14 @@ class PairExchange(Exchange):
         prefiller.failures += 1
         prefiller.ejection.failed(now, refused=word in ("refused", "timeout"))
         self._without(again=now - self._attempt_began <= SLOW_S)
+
+    def _finish(self, status: int, end: End, *, known: bool = True) -> None:
+        if self._handed_by and self._target is not None and self._usage.prompt:
+            way = (self.model, self._sender, self._target.site)
+            tokens = self._usage.prompt
+            self._metrics.cross(way, tokens, tokens * self._directory.cache_octets.get(self.model, 0.0))
+            self._handed_by = ""
+        super()._finish(status, end, known=known)
 
     def _drop_attempt(self, *outcome: RequestOutcome) -> None:
         super()._drop_attempt(*outcome)

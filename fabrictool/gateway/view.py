@@ -144,6 +144,9 @@ def _service_row(service: ServiceBody, directory: Directory, tail: str) -> Servi
         in_flight=target.in_flight if target else 0,
         requests=target.requests if target else 0,
         failures=target.failures if target else 0,
+        phase=service.phase,
+        ttft_s=target.ttft_s if target else None,
+        tpot_s=target.tpot_s if target else None,
         note="\n".join(filter(None, (service.note, tail))),
     )
 

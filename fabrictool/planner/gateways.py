@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from fabrictool.catalog import model as architecture_of
 from fabrictool.domain.address import Address
 from fabrictool.domain.blueprint import ROUTING_POLICIES, Records, RequestLimits
 from fabrictool.domain.specs import (
@@ -24,6 +25,8 @@ from fabrictool.domain.specs import (
 )
 from fabrictool.domain.terms import BudgetTerms, KeyLimits, Terms
 from fabrictool.planner.succession import Succession
+from fabrictool.simulator.operators import Parallelism, kv_elements_per_token
+from fabrictool.simulator.stepmodel import KV_OCTETS
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
@@ -148,6 +151,7 @@ def _spec(
         }
         or msgspec.UNSET,
         wakes=_wakes(blueprint) or msgspec.UNSET,
+        cache_octets=_cache_octets(blueprint) or msgspec.UNSET,
         labels=_labels(inventory),
         aliases={alias: model for model, its in sorted(blueprint.models.items()) for alias in its.aliases}
         or msgspec.UNSET,
@@ -172,6 +176,15 @@ def _labels(inventory: Inventory) -> dict[str, tuple[str, ...]]:
         if cluster.enabled
         for partition, its in sorted(cluster.partitions.items())
     }
+
+
+def _cache_octets(blueprint: Blueprint) -> dict[str, float]:
+    octets = {}
+    for name, model in sorted(blueprint.models.items()):
+        architecture = architecture_of(model.architecture_id)
+        if model.phases != "unified" and architecture is not None:
+            octets[name] = kv_elements_per_token(architecture, Parallelism()) * KV_OCTETS[model.handover]
+    return octets
 
 
 def _wakes(blueprint: Blueprint) -> dict[str, WakeRule]:

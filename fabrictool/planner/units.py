@@ -91,6 +91,7 @@ def _agent(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement
         trust=_trust(blueprint, inventory, replica),
         install=install_of(inventory.clusters[replica.cluster].software, model.engine, replica.device),
         weights=staged,
+        kv_precision=_kv_precision(model, replica),
         idle_after_s=_idle_after(model, inventory, replica),
         site_links=msgspec.UNSET if inventory.clusters[replica.cluster].site_links else False,
     )
@@ -106,6 +107,11 @@ def staged_in(
     if name is None or folder is None:  # of a cluster that does not answer: what stands there stays as it is
         return msgspec.UNSET, ""
     return f"{folder}/sha256-{blueprint.weights[name[0]].sha256}", f"/{name[1]}" if name[1] else ""
+
+
+def _kv_precision(model: Model, replica: ReplicaPlacement) -> str | msgspec.UnsetType:
+    """Engines hand caches over as they hold them."""
+    return msgspec.UNSET if replica.phase == "unified" or model.handover == "bf16" else model.handover
 
 
 def _idle_after(model: Model, inventory: Inventory, replica: ReplicaPlacement) -> float | msgspec.UnsetType:

@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from fabrictool.domain.observed import Awaited
+from fabrictool.domain.specs import Phase
 
 API = "fabrictool/status/v1"
 
@@ -100,7 +101,26 @@ class ServiceRow(msgspec.Struct, frozen=True, kw_only=True):
     """Requests that this gateway has open on it."""
     requests: int = 0
     failures: int = 0
+    phase: Phase = "unified"
+    ttft_s: float | None = None
+    """What this gateway's last streams took to their first token there, a moving mean; of a prefill replica what its
+    last prompts took, and of a decode replica from then on."""
+    tpot_s: float | None = None
     note: str = ""
+
+
+class HandedRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Caches of prompts that one site's replicas computed for another's, since the gateway started."""
+
+    model: str
+    sender: str
+    """Site of the prefill replicas."""
+    receiver: str
+    prompts: int
+    tokens: int
+    """Of these prompts. What a receiver had in its own cache was not sent, and is counted all the same."""
+    octets: int
+    """Of these tokens' caches."""
 
 
 class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -200,6 +220,7 @@ class GatewayStatus(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", ta
     totals: Totals
     registry_records: int
     registry_root: str
+    handed: list[HandedRow] = []
     events: list[Event] = []
 
     @property

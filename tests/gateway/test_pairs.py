@@ -115,6 +115,8 @@ async def pairs(make_bed):
         for name, (phase, site) in places.items()
     ]
     bed = await make_bed().start(nodes=nodes)
+    bed.gateway.count_caches({"m": 1024.0})
+    bed.site_of = lambda engine: places[engine.name][1]
     bed.caches, bed.records = caches, []
     bed.gateway.sinks.append(bed.records.append)
     bed.of = SimpleNamespace(**engines)
@@ -167,6 +169,15 @@ async def test_a_prompt_is_computed_by_one_and_answered_by_another(pairs, stream
     assert record.replica == f"127.0.0.1:{decoder.port}"
     assert handed(pairs) == {"handed": 1.0}
     assert at_rest(pairs)
+    (row,) = pairs.gateway.status().handed
+    site = pairs.site_of(decoder)
+    assert (row.model, row.sender, row.receiver) == ("m", pairs.site_of(prefiller), site)
+    assert (row.prompts, row.tokens, row.octets) == (1, 400, 400 * 1024)
+    line = f'fabric_cache_octets_total{{model="m",receiver="{site}",sender="{row.sender}"}} 409600.0'
+    assert line in pairs.gateway.exposition().decode()
+    took = {target.replica: target.ttft_s for target in pairs.gateway.directory if target.ttft_s is not None}
+    both = {f"127.0.0.1:{prefiller.port}"} | ({f"127.0.0.1:{decoder.port}"} if stream else set())
+    assert took.keys() == both, "each phase by itself"
 
 
 @pytest.mark.asyncio

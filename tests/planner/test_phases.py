@@ -4,9 +4,17 @@ import itertools
 import random
 from dataclasses import replace
 
+import msgspec
 import pytest
 
+from fabrictool.applier.checks import unstartable
 from fabrictool.base.errors import InfeasibleError
+from fabrictool.blueprint import load
+from fabrictool.domain.evidence import Evidence
+from fabrictool.domain.observed import ClusterFacts
+from fabrictool.domain.specs import AgentSpec, GatewaySpec
+from fabrictool.domain.state import State
+from fabrictool.planner.plan import PlanOptions, plan
 from fabrictool.planner.problem import Level, ModelNeed, Option, Transfer
 from fabrictool.planner.solvers.exact import ExactSolver
 from fabrictool.planner.solvers.search import TabuSearch
@@ -15,6 +23,7 @@ from tests.planner.test_exact import figures, option, pool, problem
 from tests.seeds import some
 
 SECONDS = 30.0
+HEAD = "apiVersion: fabrictool/v1\n"
 
 
 def phase(which, model, where, *, rate=1.0, tp=1, pp=1, in_system=1.0):
@@ -188,3 +197,34 @@ def test_whole_nodes_are_taken_whole():
         solution = last(instance)
         assert sum(solution.counts.values()) == most
         assert {stage.name: stage.objective for stage in solution.stages}["cost"] == pytest.approx(3 * 1.0)
+
+
+@pytest.mark.parametrize(
+    ("handover", "held", "refused"),
+    [("bf16", msgspec.UNSET, ""), ("fp8", "fp8", ""), ("int4", "int4", "holds none in int4")],
+)
+def test_a_precision_on_the_way_is_that_of_both_caches_or_is_refused(tmp_path, handover, held, refused):
+    inventory = (
+        f"{HEAD}kind: Inventory\nproviders: {{p: {{}}}}\nsites: {{s: {{provider: p}}}}\n"
+        "clusters: {c: {site: s, kind: local, partitions: {g: {device: h100-sxm, devices_per_node: 4, nodes: 1}}}}\n"
+    )
+    model = "source: hf://meta-llama/Llama-3.1-8B-Instruct, phases: split, replicas: {min: 1, max: 2}"
+    demand = "demand: {rate: 1 req/s, input: 500 tok, output: 100 tok}"
+    (tmp_path / "inventory.yaml").write_text(inventory)
+    (tmp_path / "blueprint.yaml").write_text(
+        f"{HEAD}kind: Blueprint\nfabric: f\ninventory: inventory.yaml\n"
+        f"models: {{m: {{{model}, {demand}, handover: {handover}}}}}\n"
+        "gateway: {cluster: c, listen: 127.0.0.1:1, mesh: 127.0.0.1:2}\n"
+    )
+    loaded = load(tmp_path / "blueprint.yaml", environment={})
+    seen = {"c": ClusterFacts(cluster="c", known=True)}
+    evidence = Evidence(fabric="f", lineage="", at=0.0, clusters=seen, specs={}, state=State())
+    made = plan(loaded.blueprint, loaded.inventory, evidence, PlanOptions(), now=0.0)
+    agents = [action.spec for action in made.changes if isinstance(action.spec, AgentSpec)]
+    assert {(spec.phase, spec.kv_precision) for spec in agents} == {("prefill", held), ("decode", held)}
+    (gateway,) = [action.spec for action in made.changes if isinstance(action.spec, GatewaySpec)]
+    elements = 2 * 32 * 8 * 128  # keys and values, layers, heads and their width of Llama 3.1 8B
+    assert gateway.octets_of_caches == {"m": elements * {"bf16": 2.0, "fp8": 1.0, "int4": 0.5}[handover]}
+    problem = unstartable(made)
+    assert refused in ("" if problem is None else problem.message)
+    assert (problem is None) == (not refused)
