@@ -88,15 +88,22 @@ def shared_model():
 
 
 @pytest.fixture(scope="session")
-def make_federation(bed, shared_model):
-    made = []
+def warm_command_line(bed):
     command_line = WarmCommandLine(bed.operator_popen)
+    yield command_line
+    command_line.close()
+
+
+@pytest.fixture(scope="module")
+def make_federation(bed, shared_model, warm_command_line):
+    """A module's fabrics end with the module: the next one finds the machines and their ports free."""
+    federations = []
 
     def make(name):
-        made.append(Federation(bed, Path(tempfile.mkdtemp(prefix=f"ft-{name}-")), shared_model, name, command_line))
-        return made[-1]
+        folder = Path(tempfile.mkdtemp(prefix=f"ft-{name}-"))
+        federations.append(Federation(bed, folder, shared_model, name, warm_command_line))
+        return federations[-1]
 
     yield make
-    for federation in made:
+    for federation in federations:
         federation.clean_up()
-    command_line.close()
