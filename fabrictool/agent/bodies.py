@@ -62,6 +62,7 @@ def service_body(
         tp=spec.tp,
         max_num_seqs=spec.max_num_seqs,
         phase=spec.phase,
+        adapters=tuple(spec.served_adapters),
     )
 
 

@@ -11,6 +11,7 @@ import msgspec
 
 from fabrictool.domain.specs import EngineInstall
 from fabrictool.engines.adapter import EngineLaunch
+from fabrictool.engines.artifacts import resolve
 from fabrictool.engines.protocol import NodeOfSeveral
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ def launch_of(
         install=EngineInstall() if isinstance(spec.install, msgspec.UnsetType) else spec.install,
         cache_dir=str(cache),
         compile_dir=str(cache / "compiled" / socket.gethostname()),
+        adapters={name: resolve(its.source) for name, its in spec.served_adapters.items()},
+        adapter_rank=max((its.rank for its in spec.served_adapters.values()), default=0),
         options=spec.options,
         node=node,
         handover=handover,

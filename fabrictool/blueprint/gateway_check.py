@@ -73,7 +73,8 @@ class GatewayCheck(ReferenceCheck):
                 hint = "name one PostgreSQL database in the `records` of each of them"
                 self.say("FT1247", ("tenants", name, "budget"), message, hint)
             for index, model in enumerate(tenant.models or ()):
-                self.refer("FT1248", ("tenants", name, "models", index), model, blueprint.models, "model")
+                known = {*blueprint.models, *blueprint.bases}
+                self.refer("FT1248", ("tenants", name, "models", index), model, known, "model")
 
     def _key_apis(self, below: dict[str, Steps]) -> None:
         """Keys that are made at one gateway are good at all that have a key API."""

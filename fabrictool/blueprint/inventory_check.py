@@ -40,7 +40,8 @@ class ReferenceCheck:
         """Complain unless `name` is known; `where` narrows the place in the message, such as `` in alpha-gpu``."""
         if name in known:
             return True
-        self.say(code, path, f"there is no {noun} `{name}`{where}", meant(name, known, f"{noun}s{where}"))
+        plural = noun if noun.endswith("s") else f"{noun}s"
+        self.say(code, path, f"there is no {noun} `{name}`{where}", meant(name, known, f"{plural}{where}"))
         return False
 
 

@@ -12,7 +12,7 @@ from fabrictool.blueprint.gateway_check import GatewayCheck
 from fabrictool.blueprint.inventory_check import InventoryCheck, ReferenceCheck
 from fabrictool.blueprint.tree import dotted
 from fabrictool.catalog import accelerators, engines, model, models, startable
-from fabrictool.domain.blueprint import ROUTING_POLICIES
+from fabrictool.domain.blueprint import ROUTING_POLICIES, staged_name
 
 if TYPE_CHECKING:
     from fabrictool.blueprint.tree import Steps, YamlNode
@@ -76,6 +76,12 @@ class BlueprintCheck(ReferenceCheck):
         """One name is one model."""
         owners = {name: name for name in self._blueprint.models}
         for name, wanted in self._blueprint.models.items():
+            for adapter in wanted.adapters:
+                if adapter in owners:
+                    message = f"`{adapter}` is already the name of {owners[adapter]}"
+                    self.say("FT1250", ("models", name, "adapters", adapter), message, "a name leads to one model")
+                owners.setdefault(adapter, f"adapter of {name}")
+        for name, wanted in self._blueprint.models.items():
             for index, alias in enumerate(wanted.aliases):
                 owner = owners.setdefault(alias, f"alias of {name}")
                 if owner != f"alias of {name}" or alias in wanted.aliases[:index]:
@@ -102,8 +108,11 @@ class BlueprintCheck(ReferenceCheck):
             self.refer("FT1201", (*path, "trust", index), provider, self._inventory.providers, "provider")
         for index, group in enumerate(wanted.groups or ()):
             self.refer("FT1208", (*path, "groups", index), group, self._blueprint.trust.groups, "group")
-        if wanted.staged is not None:
-            self.refer("FT1270", (*path, "source"), wanted.staged[0], self._blueprint.weights, "weights")
+        places = [(*path, "source"), *((*path, "adapters", name, "source") for name in wanted.adapters)]
+        for place, source in zip(places, wanted.sources, strict=True):
+            staged = staged_name(source)
+            if staged is not None:
+                self.refer("FT1270", place, staged[0], self._blueprint.weights, "weights")
         self._trust(path, wanted)
         for key, names in (("prefer", wanted.place.prefer), ("avoid", wanted.place.avoid)):
             for index, name in enumerate(names):
@@ -128,12 +137,22 @@ class BlueprintCheck(ReferenceCheck):
             able = choices({name for name, engine in startable().items() if engine.hands_over})
             hint = f"use {able}, or leave `phases` out"
             self.say("FT1258", (*path, "phases"), f"{wanted.engine} cannot compute prompts for another replica", hint)
+        self._adapters(path, wanted)
         held = engines()[wanted.engine].weight_bytes
         if wanted.variant.precision not in held:
             message = f"{wanted.engine} does not hold weights as {wanted.variant.precision}"
             self.say(
                 "FT1213", (*path, "variant", "precision"), message, meant(wanted.variant.precision, held, "one of")
             )
+
+    def _adapters(self, path: Steps, wanted: Model) -> None:
+        if wanted.adapters and not engines()[wanted.engine].serves_adapters:
+            able = choices({name for name, engine in startable().items() if engine.serves_adapters})
+            self.say("FT1268", (*path, "adapters"), f"{wanted.engine} serves no adapters by name", f"use {able}")
+        for name, adapter in wanted.adapters.items():
+            if not adapter.source.startswith(("file://", "weights://")):
+                hint = "fetch it, and write file:///FOLDER, or stage it and write weights://NAME"
+                self.say("FT1269", (*path, "adapters", name, "source"), "an adapter is a folder on its site", hint)
 
     def _trust(self, path: Steps, wanted: Model) -> None:
         if wanted.trust is None or any(name not in self._inventory.providers for name in wanted.trust):

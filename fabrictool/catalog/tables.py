@@ -208,6 +208,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it keeps the cache of prompts' beginnings by default."""
     hands_over: bool = False
     """Whether one replica can compute prompts for another one that answers."""
+    serves_adapters: bool = False
+    """Whether a replica serves LoRA adapters beside its model, each by a name of its own."""
     layer_split: bool = False
     """Whether several devices of a replica hold some of the layers each and work one after the other."""
     started: bool = True

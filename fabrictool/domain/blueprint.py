@@ -224,6 +224,16 @@ class PlacementConstraints(Document):
     """Fixed placements."""
 
 
+class Adapter(Document):
+    """A LoRA adapter: another model on the same weights, which its base's replicas serve with it."""
+
+    source: Source
+    """Its folder in the form of Hugging Face PEFT: ``file:///FOLDER``, ``weights://NAME`` or ``weights://NAME/FOLDER``.
+    """
+    rank: Annotated[int, Field(ge=1, le=512)] = 16
+    """Of its matrices, at most; replicas keep room for the largest of their adapters."""
+
+
 class ModelDefaults(Document):
     """What `defaults` may say for every model; a model's own words win."""
 
@@ -280,22 +290,39 @@ class Model(ModelDefaults):
     """Model id of the catalogue; absent: taken from an ``hf://`` source."""
     limits: RequestLimits = RequestLimits()
     """How much all tenants together may ask of it at each gateway."""
+    adapters: Annotated[dict[Name, Adapter], Field(max_length=64)] = Field(default_factory=dict)
+    """LoRA adapters by the name that clients ask for; who may ask for the model may ask for them."""
     aliases: tuple[ModelAlias, ...] = ()
     """Other names by which clients may ask for it, such as ``openai/gpt-oss-20b``."""
     groups: tuple[Name, ...] | None = None
     """Consumer groups for which it is there, of ``trust.groups``; absent: all. For others it does not exist."""
 
     @property
-    def staged(self) -> tuple[str, str] | None:
-        """(name of its weights, file of them or "") where its source says so."""
-        scheme, _, rest = self.source.partition("://")
-        name, _, file = rest.partition("/")
-        return (name, file) if scheme == "weights" else None
+    def stages(self) -> bool:
+        """Whether anything of it has to be staged."""
+        return any(staged_name(source) is not None for source in self.sources)
+
+    @property
+    def adapter_rank(self) -> int:
+        """The largest of its adapters'; 0: it has none."""
+        return max((adapter.rank for adapter in self.adapters.values()), default=0)
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Its own, and its adapters'."""
+        return (self.source, *(adapter.source for adapter in self.adapters.values()))
 
     @property
     def architecture_id(self) -> str:
         """The catalogue's id, or one that it may not know."""
         return self.architecture or self.source.removeprefix("hf://").partition(":")[0]
+
+
+def staged_name(source: str) -> tuple[str, str] | None:
+    """(name of weights, file of them or "") where a source says so."""
+    scheme, _, rest = source.partition("://")
+    name, _, file = rest.partition("/")
+    return (name, file) if scheme == "weights" else None
 
 
 class Group(Document):
@@ -593,6 +620,11 @@ class Blueprint(Document):
         return dict(sorted((alone | self.gateways).items()))
 
     @property
+    def bases(self) -> dict[str, str]:
+        """Adapter → the model that it stands on."""
+        return {adapter: name for name, model in sorted(self.models.items()) for adapter in sorted(model.adapters)}
+
+    @property
     def every_gateway(self) -> dict[str, Gateway]:
         """By name, with the workers of each."""
         return {
@@ -606,8 +638,10 @@ class Blueprint(Document):
 
     @property
     def latency_targets(self) -> dict[str, tuple[float | None, float | None]]:
-        """Model → see `Slo.held_to`; those that have any."""
-        held_to = {name: model.slo.held_to for name, model in sorted(self.models.items()) if model.slo is not None}
+        """Model or adapter → see `Slo.held_to`; those that have any."""
+        bases = {name: name for name in self.models} | self.bases
+        slos = [(name, self.models[base].slo) for name, base in sorted(bases.items())]
+        held_to = {name: slo.held_to for name, slo in slos if slo is not None}
         return {name: targets for name, targets in held_to.items() if targets != (None, None)}
 
     @field_validator("objective")

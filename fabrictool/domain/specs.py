@@ -94,6 +94,16 @@ class IdleOffer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Models' sources, or how they begin, with a ``*`` behind that; empty: any."""
 
 
+class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A LoRA adapter that a replica serves beside its model."""
+
+    source: str
+    """``file://…``, a folder."""
+    rank: int
+    weights: str = ""
+    """Folder of the staged set that it lies in; "": in none."""
+
+
 class AgentTrust(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Whom an agent serves, whichever gateway asks it."""
 
@@ -153,6 +163,8 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, tag="agent", tag_fiel
     """Unset: the agent starts `engine` by itself. Else `model` may be empty: the one that the server lists."""
     idle: IdleOffer | msgspec.UnsetType = msgspec.UNSET
     """It begins without a model, and serves what it is assigned. Unset: it serves what stands here."""
+    adapters: dict[str, AdapterSpec] | msgspec.UnsetType = msgspec.UNSET
+    """By the name that clients ask for; not written where there is none."""
     kv_precision: str | msgspec.UnsetType = msgspec.UNSET
     """Of its key-value cache; unset: the engine's default."""
     weights: str | msgspec.UnsetType = msgspec.UNSET
@@ -168,6 +180,21 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, tag="agent", tag_fiel
     def on_nodes(self) -> int:
         """On how many nodes it stands."""
         return 1 if isinstance(self.nodes, msgspec.UnsetType) else self.nodes
+
+    @property
+    def served_adapters(self) -> dict[str, AdapterSpec]:
+        return {} if isinstance(self.adapters, msgspec.UnsetType) else self.adapters
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        """What clients ask for that it answers: its model, and its adapters."""
+        return (self.model, *self.served_adapters)
+
+    @property
+    def staged_sets(self) -> tuple[str, ...]:
+        """Folders that must be whole before it starts."""
+        own = "" if isinstance(self.weights, msgspec.UnsetType) else self.weights
+        return tuple(dict.fromkeys(filter(None, (own, *(its.weights for its in self.served_adapters.values())))))
 
     @property
     def assigned(self) -> bool:
@@ -301,6 +328,8 @@ class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_
     """Another name → the model that it means; not written where there is none."""
     model_groups: dict[str, tuple[str, ...]] | msgspec.UnsetType = msgspec.UNSET
     """Model → groups for which it is there; those that are not named are there for all. Not written where all are."""
+    bases: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
+    """Adapter → the model with which it is served; not written where there is none."""
     cache_octets: dict[str, float] | msgspec.UnsetType = msgspec.UNSET
     """Model with prefill and decode replicas → octets of one token's cache on its way; not written where none has."""
     wakes: dict[str, WakeRule] | msgspec.UnsetType = msgspec.UNSET
@@ -348,6 +377,10 @@ class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_
     @property
     def node_labels(self) -> dict[str, tuple[str, ...]]:
         return {} if isinstance(self.labels, msgspec.UnsetType) else self.labels
+
+    @property
+    def adapter_bases(self) -> dict[str, str]:
+        return {} if isinstance(self.bases, msgspec.UnsetType) else self.bases
 
     @property
     def octets_of_caches(self) -> dict[str, float]:
@@ -441,7 +474,7 @@ def as_assigned(spec: AgentSpec) -> AgentSpec:
 IN_PLACE = (
     "policy", "retries", "groups", "tenants", "keys", "model_providers", "weights", "revocations", "replicas",
     "after_reboot", "bootstrap", "builds", "affinity", "slos", "admission",
-    "priorities", "terms", "model_limits", "labels", "aliases", "model_groups", "wakes", "cache_octets",
+    "priorities", "terms", "model_limits", "labels", "aliases", "model_groups", "wakes", "cache_octets", "bases",
 )  # fmt: skip
 """Fields of a `GatewaySpec` that a gateway takes over while it serves; for any other a new one must start."""
 AGENT_IN_PLACE = ("trust", "hubs", "idle_after_s")

@@ -103,8 +103,14 @@ def _field_problems(launch: EngineLaunch, can: Capabilities) -> Iterator[Problem
             place,
             "engines have no authentication and some have administrative routes: let them listen on 127.0.0.1",
         )
+    yield from _value_problems(launch, place)
+    yield from _capability_problems(launch, can, place)
+
+
+def _value_problems(launch: EngineLaunch, place: Place) -> Iterator[Problem]:
     # The interpreter would take a model or name that starts with a dash for a flag of its own.
-    for field, text in (("model", launch.model), ("served_name", launch.served_name)):
+    named = [("adapters", text) for pair in launch.adapters.items() for text in pair]
+    for field, text in (("model", launch.model), ("served_name", launch.served_name), *named):
         if not text or text.startswith("-") or not text.isprintable():
             yield Problem("FT7007", f"{field} {text!r} cannot be put on a command line", place)
     for field, number, least, most in (
@@ -116,6 +122,9 @@ def _field_problems(launch: EngineLaunch, can: Capabilities) -> Iterator[Problem
     ):
         if number is not None and not least <= number <= most:
             yield Problem("FT7007", f"{field} is {number}, not from {least} to {most}", place)
+
+
+def _capability_problems(launch: EngineLaunch, can: Capabilities, place: Place) -> Iterator[Problem]:
     for wanted, able, text, hint in (
         (launch.pp > 1, can.pipeline_parallel, f"has no pipeline parallelism, but pp is {launch.pp}", "set pp to 1"),
         (launch.tp > 1, can.tensor_parallel, f"has no tensor parallelism, but tp is {launch.tp}", "set tp to 1"),
@@ -130,6 +139,12 @@ def _field_problems(launch: EngineLaunch, can: Capabilities) -> Iterator[Problem
             can.hands_over,
             "cannot compute prompts for another, or have them computed",
             "set the model's `phases` to unified",
+        ),
+        (
+            bool(launch.adapters),
+            can.serves_adapters,
+            "serves no adapters by name",
+            "merge each into weights of its own, and serve these as models",
         ),
     ):
         if wanted and not able:

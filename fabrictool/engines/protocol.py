@@ -63,6 +63,10 @@ class EngineLaunch(msgspec.Struct, frozen=True, kw_only=True):
     compile_dir: str = ""
     """The same for what it compiles, of this node alone: nodes that compile into one folder of a shared file system
     spoil each other's work (vLLM issue 24601). Empty: its default."""
+    adapters: dict[str, str] = {}
+    """Name in the engine's API → folder of a LoRA adapter that is served beside the model."""
+    adapter_rank: int = 0
+    """The largest of theirs."""
     options: dict[str, str] = {}
     """Flags passed through: ``{"enable-prefix-caching": ""}``. A name in capitals is an environment variable."""
     node: NodeOfSeveral | None = None
@@ -125,6 +129,8 @@ class Capabilities(msgspec.Struct, frozen=True):
     """One replica can stand on several nodes."""
     hands_over: bool = False
     """Two of it can share a request: one computes the prompt, the other answers."""
+    serves_adapters: bool = False
+    """It serves LoRA adapters beside its model, each by a name of its own."""
     extra: str = ""
     """The extra of this package that the engine comes with; "": it is installed on its own."""
     brought: bool = False

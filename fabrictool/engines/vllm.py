@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from fabrictool.engines.protocol import EngineLaunch, NodeOfSeveral
 
 _FIELDS = {
+    "enable-lora": "adapters",
+    "lora-modules": "adapters",
+    "max-lora-rank": "adapters",
+    "max-loras": "adapters",
     "dtype": "precision",
     "host": "host",
     "kv-cache-dtype": "kv_precision",
@@ -39,6 +43,7 @@ _REFUSED = {"VLLM_SERVER_DEV_MODE": "it opens administrative routes"} | dict.fro
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _IN_CHECKPOINT = ("awq", "gptq", "int4", "int8", "mxfp4", "nvfp4", "w4a16", "w8a8")
 """Made when the checkpoint was; the engine reads them from its configuration and needs no flag."""
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 _ACCESS_LOG = "disable-uvicorn-access-log"
 """The agent looks at its health and its figures every second."""
 _KV = {"bf16": "bfloat16", "fp8": "fp8", "fp8_e4m3": "fp8_e4m3", "fp8_e5m2": "fp8_e5m2"}
@@ -53,6 +58,7 @@ class Vllm:
         pipeline_parallel=True,
         several_nodes=True,
         hands_over=True,
+        serves_adapters=True,
         hub_models=True,
         gguf=False,
         precisions=frozenset({*_DTYPES, "fp8", *_IN_CHECKPOINT}),
@@ -80,6 +86,7 @@ class Vllm:
         if launch.max_num_seqs is not None:
             argv += ["--max-num-seqs", str(launch.max_num_seqs)]
         argv += _precision(launch)
+        argv += _adapters(launch)
         if launch.kv_precision is not None:
             argv += ["--kv-cache-dtype", _KV[launch.kv_precision]]
         # An inherited variable must not open the administrative routes, nor send usage data to strangers.
@@ -115,6 +122,16 @@ def _precision(launch: EngineLaunch) -> list[str]:
         # For a checkpoint that is quantised already, the option names its method (such as compressed-tensors).
         return ["--quantization", "fp8"]
     return []
+
+
+def _adapters(launch: EngineLaunch) -> list[str]:
+    """All of them are in the batch's memory at once; its size goes by the rank, of which vLLM knows these."""
+    if not launch.adapters:
+        return []
+    rank = next(known for known in _RANKS if known >= launch.adapter_rank)
+    modules = [f"{name}={path}" for name, path in sorted(launch.adapters.items())]
+    sizes = ["--max-loras", str(len(modules)), "--max-lora-rank", str(rank)]
+    return ["--enable-lora", *sizes, "--lora-modules", *modules]
 
 
 def _nodes(node: NodeOfSeveral) -> list[str]:

@@ -126,6 +126,8 @@ class KeyAccounts:
         """By account, once it has asked for something."""
         self._models: dict[str, Allowance] = {}
         self._model_limits: Mapping[str, KeyLimits] = {}
+        self.bases: Mapping[str, str] = {}
+        """Adapter → the model whose limits and keys count for it."""
         self._purses: dict[tuple[str, str], tuple[Purse, BudgetTerms]] = {}
         """By account and period."""
         self._limits: Mapping[str, KeyLimits] = {}
@@ -181,12 +183,13 @@ class KeyAccounts:
         `context`: of the replicas of a model the largest, in tokens; 0: unknown; None: there is no such model.
         """
         terms = consumer.terms if consumer is not None else None
-        model = self._models.get(peeked.model) if self._models else None
+        base = self.bases.get(peeked.model, peeked.model)
+        model = self._models.get(base) if self._models else None
         if terms is None and model is None:
             return None
         allowances = () if model is None else (model,)
         if consumer is not None and terms is not None:
-            if not consumer.may_use(peeked.model):
+            if not (consumer.may_use(peeked.model) or consumer.may_use(base)):
                 text = f"this key may not use the model {peeked.model!r}"
                 return error_response(403, "FT8124", text, param="model", path=path)
             allowances = (self._allowance(consumer.account, terms.limits), *allowances)

@@ -30,6 +30,8 @@ Entitlement = tuple[str, TrustPolicy, str | None, frozenset[str] | None, Require
 ENTITLED_KEPT = 4096
 CHAINS_KEPT = 10_000
 """Answers that a later request may refer to; the oldest are forgotten."""
+SERVICE_OCTETS = 16
+"""Of a service's id; in the key of an adapter's target its name follows."""
 NEWS = 0.1
 """What the last stream counts in a moving mean."""
 MISSED_KEPT = 10_000
@@ -138,6 +140,8 @@ class Directory:
         """Id of an answer of ``/v1/responses`` → key of the replica that keeps it."""
         self.planned: Mapping[str, tuple[int, ...]] = {}
         """Model → numbers of the replicas that it should have."""
+        self.bases: Mapping[str, str] = {}
+        """Adapter → the model with which it is served."""
         self.cache_octets: Mapping[str, float] = {}
         """Model → octets of one token's cache."""
         self._providers: frozenset[str] | None = None
@@ -188,8 +192,8 @@ class Directory:
     def may_come(self, model: str, now: float) -> bool:
         """Whether a model that nobody serves now may be served soon; `now` in monotonic seconds."""
         served_at = self._served_at.get(model, -math.inf)
-        if model in self.planned:  # its job waits in a queue, for days perhaps, or it is started anew
-            return True
+        if self.bases.get(model, model) in self.planned:
+            return True  # its job waits in a queue, for days perhaps, or it is started anew
         return now < self.filling_until or model in self.loading() or now < served_at + MISSED_S
 
     def get(self, key: bytes) -> RoutingTarget | None:
@@ -236,7 +240,11 @@ class Directory:
 
     def follow(self, session: bytes, serving: Iterable[Serving], mesh: MeshNode, now: float) -> None:
         """Make a session's targets those that serve now; who is known already keeps its counters."""
-        keys = {entry.service.session + entry.service.service: entry for entry in serving}
+        keys = {
+            entry.service.session + entry.service.service + adapter.encode(): (entry, adapter)
+            for entry in serving
+            for adapter in ("", *entry.service.adapters)
+        }
         if keys.keys() != self._of_session.get(session, set()):
             self._changed()
         for key in self._of_session.get(session, set()) - keys.keys():
@@ -246,15 +254,24 @@ class Directory:
             if len(self._served_at) > MISSED_KEPT:
                 del self._served_at[next(iter(self._served_at))]
             self._drop(target)
-        for key, entry in keys.items():
+        for key, (entry, adapter) in keys.items():
             if key not in self._targets:
                 self._targets[key] = target = self._target(key, entry, mesh)
+                if adapter:
+                    self._stand_on(target, adapter, self._targets[entry.service.session + entry.service.service])
                 self._put(target)
                 self.arrived(target.model)
         if keys:
             self._of_session[session] = set(keys)
         else:
             self._of_session.pop(session, None)
+
+    def _stand_on(self, target: RoutingTarget, adapter: str, base: RoutingTarget) -> None:
+        """One engine serves both: what loads or fails the one does so to the other."""
+        target.model, target.connector, target.ejection = adapter, base.connector, base.ejection
+        together = [base, *base.shares, target]
+        for member in together:
+            member.shares = [other for other in together if other is not member]
 
     def _here(self) -> frozenset[str]:
         """The providers of all replicas."""
@@ -314,9 +331,12 @@ class Directory:
         What it brought last must not stand: a replica that seemed busy then would never be asked again.
         """
         if not load:
-            load = tuple((key[len(session) :], 0, 0, 0.0, 0) for key in self._of_session.get(session, ()))
+            keys = self._of_session.get(session, ())
+            load = tuple(
+                (key[len(session) :], 0, 0, 0.0, 0) for key in keys if len(key) == len(session) + SERVICE_OCTETS
+            )
         for service, running, waiting, kv_use, foreign in load:
-            target = self._targets.get(session + service)
-            if target is not None:
+            base = self._targets.get(session + service)
+            for target in () if base is None else (base, *base.shares):
                 target.loaded(running, waiting)
                 target.kv_use, target.foreign = kv_use, foreign

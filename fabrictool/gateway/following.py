@@ -137,7 +137,8 @@ class MeshFollower:
                 self._refuse_node(serving[0].node, refusal)
                 serving = []
             self._directory.follow(session, serving, self.mesh, self._clock.monotonic())
-            self.known.update(entry.service.model for entry in serving)
+            for entry in serving:
+                self.known.update((entry.service.model, *entry.service.adapters))
 
     def _refuse_node(self, node: NodeBody, why: str) -> None:
         if self._unattested.get(node.session) != why:

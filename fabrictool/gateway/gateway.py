@@ -164,6 +164,10 @@ class GatewayServer:
         """Model → numbers of the replicas that it should have: what is missed, and what is worth waiting for."""
         self.directory.planned = replicas
 
+    def stand_on(self, bases: Mapping[str, str]) -> None:
+        """Adapter → the model with which it is served, and whose limits count for it."""
+        self.directory.bases = self.accounts.bases = bases
+
     def count_caches(self, octets: Mapping[str, float]) -> None:
         """Model whose caches are handed over → octets of one token's."""
         self.directory.cache_octets = octets

@@ -25,7 +25,8 @@ def models_for(
     """
     listed, group = [], consumer.group if consumer is not None else None
     for name in sorted({*directory.models(), *waking.rules}):
-        if consumer is not None and not consumer.may_use(name):
+        base = directory.bases.get(name, name)
+        if consumer is not None and not (consumer.may_use(name) or consumer.may_use(base)):
             continue
         targets = directory.entitled(name, rules.trust, group, None)
         if targets == "unknown-model" and name in waking.rules and rules.trust.sees(group, name):
@@ -37,7 +38,8 @@ def models_for(
         )
         rows = [dict(zip(_OF_A_VARIANT, (*kind, number), strict=True)) for kind, number in sorted(variants.items())]
         aliases = sorted(alias for alias, means in rules.aliases.items() if means == name)
-        listed.append(model_object(name, aliases, sorted({t.provider for t in targets}), rows, created))
+        parent = {"parent": base} if base != name else {}  # as vLLM says it
+        listed.append(parent | model_object(name, aliases, sorted({t.provider for t in targets}), rows, created))
     return listed
 
 

@@ -267,6 +267,7 @@ async def _make_pseudonyms(keyring: Keyring) -> None:
 
 def _tell_plan(gateway: GatewayServer, spec: GatewaySpec) -> None:
     gateway.plan_for(spec.planned)
+    gateway.stand_on(spec.adapter_bases)
     gateway.wake_for(spec.woken)
     gateway.count_caches(spec.octets_of_caches)
     gateway.label(spec.node_labels)

@@ -30,7 +30,8 @@ def model_row(
     """One model over all its replicas."""
     targets = directory.of_model(name)
     figures = metrics.models.get(name, ModelFigures())
-    known = [s for node in nodes for s in node.services if s.model == name and s.lifecycle in ("JOIN", "SERVING")]
+    services = [s for node in nodes for s in node.services if s.lifecycle in ("JOIN", "SERVING")]
+    known = [service for service in services if service.model == name or name in service.adapters]
     planned = directory.planned.get(name)
     there = {service.replica for service in known}
     stay = waking.rules[name].stay if name in waking.rules else sys.maxsize
@@ -128,6 +129,7 @@ def mesh_rows(
 
 def _service_row(service: ServiceBody, directory: Directory, tail: str) -> ServiceRow:
     target = directory.get(service.session + service.service)
+    targets = [target, *target.shares] if target else []
     return ServiceRow(
         service=service.service.hex(),
         replica=service.replica,
@@ -141,10 +143,11 @@ def _service_row(service: ServiceBody, directory: Directory, tail: str) -> Servi
         running=target.running if target else 0,
         waiting=target.waiting if target else 0,
         kv_use=target.kv_use if target else 0.0,
-        in_flight=target.in_flight if target else 0,
-        requests=target.requests if target else 0,
-        failures=target.failures if target else 0,
+        in_flight=sum(its.in_flight for its in targets),
+        requests=sum(its.requests for its in targets),
+        failures=sum(its.failures for its in targets),
         phase=service.phase,
+        adapters=list(service.adapters),
         ttft_s=target.ttft_s if target else None,
         tpot_s=target.tpot_s if target else None,
         note="\n".join(filter(None, (service.note, tail))),

@@ -130,6 +130,10 @@ class AssignedUnit(msgspec.Struct, frozen=True, omit_defaults=True):
     """Of the inventory's."""
 
 
+MAX_ADAPTERS = 64
+"""Of one engine: a record is small."""
+
+
 class ServiceBody(msgspec.Struct, frozen=True, tag="s", omit_defaults=True):
     """One start of one engine, owned by a session."""
 
@@ -160,6 +164,8 @@ class ServiceBody(msgspec.Struct, frozen=True, tag="s", omit_defaults=True):
     """Requests that its engine works on at the same time; 0: not said."""
     phase: Phase = "unified"
     """Of serving: ``prefill`` computes prompts for the others of its model, ``decode`` fetches them there."""
+    adapters: Annotated[tuple[Name, ...], msgspec.Meta(max_length=MAX_ADAPTERS)] = ()
+    """LoRA adapters that it serves beside its model, by the names that clients ask for."""
 
 
 Evidence = Literal["closed", "silent", "never-came", "other-hub"]

@@ -235,9 +235,10 @@ class Registry:
         return [body for body in bodies if isinstance(body, ServiceBody)]
 
     def loading(self, sessions: Iterable[bytes]) -> set[str]:
-        """Models that the engines of these sessions are loading."""
+        """Models and adapters that the engines of these sessions are loading."""
         services = (service for session in sessions for service in self.services_of(session))
-        return {service.model for service in services if service.lifecycle is Lifecycle.JOIN}
+        joining = [service for service in services if service.lifecycle is Lifecycle.JOIN]
+        return {name for service in joining for name in (service.model, *service.adapters)}
 
     def lives(self, session: bytes, *, wall: float) -> bool:
         """Whether a session is on record and has neither left, nor been evicted, nor expired."""

@@ -327,10 +327,12 @@ def forbidden(wanted: Model, pool: Pool, inventory: Inventory) -> list[str]:
     if installed and wanted.engine not in installed:
         reasons.append(f"{wanted.engine} is not installed")
     described = inventory.clusters[pool.cluster]
-    if wanted.staged is not None and described.weights is None:
+    if wanted.stages and described.weights is None:
         reasons.append("the inventory names no `weights` folder there")
-    elif wanted.staged is not None and not (described.here or described.login):
+    elif wanted.stages and not (described.here or described.login):
         reasons.append("no weights can be staged there: it has no login node")
+    if wanted.adapters and described.joined:
+        reasons.append("its nodes joined by themselves, and are told of no adapters")
     can = adapter(wanted.engine).capabilities
     if (wanted.parallelism.tp or 1) > 1 and not can.tensor_parallel:
         reasons.append(f"{wanted.engine} does not cut layers over devices, as `parallelism.tp` wants")

@@ -37,6 +37,7 @@ def dormant(evidence: Evidence, address: str, cluster: str) -> ObservedUnit | No
 
 def asked_for(wanted: Mapping[str, tuple[str, UnitSpec]], evidence: Evidence) -> frozenset[str]:
     """Of the dormant ones the addresses that should start now; `wanted` is address → (cluster, spec)."""
+    names: dict[str, tuple[str, ...]] = {}
     there: dict[_Part, int] = {}
     away: dict[_Part, list[str]] = {}
     living = evidence.observed.living()
@@ -44,6 +45,7 @@ def asked_for(wanted: Mapping[str, tuple[str, UnitSpec]], evidence: Evidence) ->
         if not isinstance(spec, AgentSpec):
             continue
         part = (spec.model, spec.phase)
+        names[spec.model] = spec.served_names
         if any(unit.waits_for != "leaving" for _, unit in living.get(address, ())):
             there[part] = there.get(part, 0) + 1
         elif dormant(evidence, address, cluster) is not None:
@@ -51,7 +53,8 @@ def asked_for(wanted: Mapping[str, tuple[str, UnitSpec]], evidence: Evidence) ->
     counts = _wanted_counts(evidence)
     asked: set[str] = set()
     for which, addresses in away.items():
-        more = max(0, counts.get(which[0], 0) - there.get(which, 0))
+        most = max(counts.get(name, 0) for name in names[which[0]])
+        more = max(0, most - there.get(which, 0))
         asked.update(sorted(addresses, key=lambda address: number_of(Address.parse(address).name))[:more])
     return frozenset(asked)
 
@@ -66,7 +69,7 @@ def expected_at(evidence: Evidence, now: float) -> dict[str, float]:
     expected: dict[str, float] = {}
     for address, applied in state.applied_units.items():
         spec = applied.spec
-        if not isinstance(spec, AgentSpec) or spec.model not in counts:
+        if not isinstance(spec, AgentSpec) or not (asked := [name for name in spec.served_names if name in counts]):
             continue
         _, unit = running.get(address, (applied.cluster, None))
         if unit is not None and unit.ready:
@@ -75,7 +78,7 @@ def expected_at(evidence: Evidence, now: float) -> dict[str, float]:
         wait = percentile(state.waits.get(f"{applied.cluster}/{spec.partition}", ()), 0.5, UNKNOWN_WAIT_S)
         begins = now + wait if unit is None or unit.begins_at is None else unit.begins_at
         at = max(now, begins) + load
-        expected[spec.model] = min(at, expected.get(spec.model, at))
+        expected |= {name: min(at, expected.get(name, at)) for name in asked}
     return expected
 
 

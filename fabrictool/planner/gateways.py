@@ -31,7 +31,7 @@ from fabrictool.simulator.stepmodel import KV_OCTETS
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
 
-    from fabrictool.domain.blueprint import Blueprint, Budget, Gateway, Tenant
+    from fabrictool.domain.blueprint import Blueprint, Budget, Gateway, Model, Tenant
     from fabrictool.domain.evidence import Evidence
     from fabrictool.domain.inventory import Inventory
 
@@ -128,7 +128,7 @@ def _spec(
         tenants={tenant: its.group for tenant, its in sorted(blueprint.tenants.items())},
         keys=keys,
         model_providers={
-            model: tuple(sorted(its.trust)) for model, its in sorted(blueprint.models.items()) if its.trust is not None
+            name: tuple(sorted(its.trust)) for name, its in _with_adapters(blueprint) if its.trust is not None
         },
         weights=dict(sorted(weights.items())) or msgspec.UNSET,
         revocations=revocations or msgspec.UNSET,
@@ -152,13 +152,12 @@ def _spec(
         or msgspec.UNSET,
         wakes=_wakes(blueprint) or msgspec.UNSET,
         cache_octets=_cache_octets(blueprint) or msgspec.UNSET,
+        bases=blueprint.bases or msgspec.UNSET,
         labels=_labels(inventory),
         aliases={alias: model for model, its in sorted(blueprint.models.items()) for alias in its.aliases}
         or msgspec.UNSET,
         model_groups={
-            name: tuple(sorted(model.groups))
-            for name, model in sorted(blueprint.models.items())
-            if model.groups is not None
+            name: tuple(sorted(its.groups)) for name, its in _with_adapters(blueprint) if its.groups is not None
         }
         or msgspec.UNSET,
         trace=msgspec.UNSET if gateway.trace is None else int(gateway.trace),
@@ -178,9 +177,15 @@ def _labels(inventory: Inventory) -> dict[str, tuple[str, ...]]:
     }
 
 
+def _with_adapters(blueprint: Blueprint) -> list[tuple[str, Model]]:
+    """What clients ask for, with the model whose rules it has."""
+    bases = {name: name for name in blueprint.models} | blueprint.bases
+    return [(name, blueprint.models[base]) for name, base in sorted(bases.items())]
+
+
 def _cache_octets(blueprint: Blueprint) -> dict[str, float]:
     octets = {}
-    for name, model in sorted(blueprint.models.items()):
+    for name, model in _with_adapters(blueprint):
         architecture = architecture_of(model.architecture_id)
         if model.phases != "unified" and architecture is not None:
             octets[name] = kv_elements_per_token(architecture, Parallelism()) * KV_OCTETS[model.handover]
@@ -191,7 +196,7 @@ def _wakes(blueprint: Blueprint) -> dict[str, WakeRule]:
     """Also of models of which some replicas stay: the others come back when these are not enough."""
     return {
         name: WakeRule(float(model.replicas.hold), model.replicas.min)
-        for name, model in sorted(blueprint.models.items())
+        for name, model in _with_adapters(blueprint)
         if model.replicas.idle_after is not None
     }
 

@@ -10,8 +10,9 @@ from fabrictool.base.units import as_float
 from fabrictool.catalog import accelerators, engines
 from fabrictool.catalog import model as architecture_of
 from fabrictool.domain.address import Address, number_of
+from fabrictool.domain.blueprint import staged_name
 from fabrictool.domain.plan import node_blocks
-from fabrictool.domain.specs import AgentSpec, AgentTrust, EngineInstall, as_assigned
+from fabrictool.domain.specs import AdapterSpec, AgentSpec, AgentTrust, EngineInstall, as_assigned
 from fabrictool.planner.devices import visibility_variable, with_devices
 from fabrictool.planner.diff import WantedUnit
 from fabrictool.planner.egress import egress_of
@@ -60,7 +61,7 @@ def _agent(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement
     architecture = architecture_of(model.architecture_id)
     partition = inventory.clusters[replica.cluster].partitions[replica.partition]
     memory = as_float(partition.memory_per_node, accelerators()[replica.device].memory * partition.devices_per_node)
-    staged, file = staged_in(blueprint, inventory, replica)
+    staged, source = staged_in(blueprint, inventory, replica, model.source)
     nodes, _ = node_blocks(replica.tp, replica.pp, partition.devices_per_node)
     spec = AgentSpec(
         fabric=blueprint.fabric,
@@ -70,7 +71,7 @@ def _agent(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement
         partition=replica.partition,
         replica=replica.replica,
         model=replica.model,
-        source=model.source if staged is msgspec.UNSET else f"file://{staged}{file}",
+        source=source,
         engine=model.engine,
         precision=model.variant.precision,
         context=0 if architecture is None else context_of(model, architecture),
@@ -90,7 +91,8 @@ def _agent(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement
         egress=egress_of(inventory.clusters[replica.cluster].egress),
         trust=_trust(blueprint, inventory, replica),
         install=install_of(inventory.clusters[replica.cluster].software, model.engine, replica.device),
-        weights=staged,
+        weights=staged or msgspec.UNSET,
+        adapters=_adapters(blueprint, inventory, replica) or msgspec.UNSET,
         kv_precision=_kv_precision(model, replica),
         idle_after_s=_idle_after(model, inventory, replica),
         site_links=msgspec.UNSET if inventory.clusters[replica.cluster].site_links else False,
@@ -98,15 +100,22 @@ def _agent(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement
     return as_assigned(spec) if inventory.clusters[replica.cluster].joined else spec
 
 
-def staged_in(
-    blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement
-) -> tuple[str | msgspec.UnsetType, str]:
-    """The folder of the set that holds its model, and the file of it with a slash, or ""."""
-    name = blueprint.models[replica.model].staged
+def staged_in(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement, source: str) -> tuple[str, str]:
+    """The folder of the set that holds it, or "", and where a source is on that cluster."""
+    name = staged_name(source)
     folder = inventory.clusters[replica.cluster].weights
     if name is None or folder is None:  # of a cluster that does not answer: what stands there stays as it is
-        return msgspec.UNSET, ""
-    return f"{folder}/sha256-{blueprint.weights[name[0]].sha256}", f"/{name[1]}" if name[1] else ""
+        return "", source
+    staged = f"{folder}/sha256-{blueprint.weights[name[0]].sha256}"
+    return staged, f"file://{staged}" + (f"/{name[1]}" if name[1] else "")
+
+
+def _adapters(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement) -> dict[str, AdapterSpec]:
+    specs = {}
+    for name, adapter in sorted(blueprint.models[replica.model].adapters.items()):
+        staged, source = staged_in(blueprint, inventory, replica, adapter.source)
+        specs[name] = AdapterSpec(source=source, rank=adapter.rank, weights=staged)
+    return specs
 
 
 def _kv_precision(model: Model, replica: ReplicaPlacement) -> str | msgspec.UnsetType:

@@ -56,7 +56,28 @@ def weight_octets(model: ModelArchitecture, cut: Parallelism, precision: str, oc
     return layers * cut.tp * cut.dp + embeddings * cut.dp
 
 
-# Wide: a model, its cut and its device, and four ways in which engines differ.
+_SLICES = {"qkv_proj": 3, "ffn_up": 2, "experts_up": 2, "shared_up": 2}
+"""Matrices that engines multiply as one, though an adapter has a part for each."""
+
+
+def adapter_octets(model: ModelArchitecture, cut: Parallelism, slots: int, rank: int, width: float = 2.0) -> float:
+    """Octets that `slots` adapters take on all devices of a replica, whichever matrices they change.
+
+    Engines hold room for every matrix of every layer, at a rank of their own that is not smaller
+    (vLLM: ``create_lora_weights`` in ``vllm.lora.layers``); `width` is that of what they multiply in.
+    """
+    if not slots:
+        return 0.0
+    rounded = 1 << (max(rank, 8) - 1).bit_length()
+    lines = sum(
+        (matmul.inputs * _SLICES.get(matmul.name, 1) + matmul.outputs) * matmul.count * max(1.0, matmul.experts)
+        for matmul in work(model, cut).matmuls
+        if matmul.precision == "weights"
+    )
+    return slots * rounded * lines * width * cut.tp * cut.dp
+
+
+# Wide: a model, its cut and its device, and five ways in which engines differ.
 def room(
     model: ModelArchitecture,
     cut: Parallelism,
@@ -67,15 +88,17 @@ def room(
     octets: float | None = None,
     usable: float | None = None,
     reserved: float | None = None,
+    beside: float = 0.0,
 ) -> ReplicaMemory:
     """Memory of a replica of `model`.
 
     `device_memory` octets a device; `usable` is the share that the engine takes, None: the usual 0.9, or more where
     the weights would not fit otherwise. `reserved` octets of each device are for neither; None: as many as vLLM's.
+    `beside` octets on all devices together are held with the weights.
     """
     if reserved is None:
         reserved = engines()["vllm"].reserved(device_memory)
-    held = weight_octets(model, cut, weights, octets)
+    held = weight_octets(model, cut, weights, octets) + beside
     token = kv_elements_per_token(model, cut) * KV_OCTETS[kv] * cut.dp
     for share, kept in ((USABLE if usable is None else usable, reserved), (USABLE_WHEN_TIGHT, reserved / 3)):
         total = cut.devices * (device_memory * share - kept)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fabrictool.base.units import as_float
 from fabrictool.catalog import accelerators, engines, links
 from fabrictool.simulator.calibration import choose, shipped
-from fabrictool.simulator.memory import USABLE, reported_memory, room
+from fabrictool.simulator.memory import USABLE, adapter_octets, reported_memory, room
 from fabrictool.simulator.operators import Parallelism, kv_elements_per_token
 from fabrictool.simulator.stepmodel import KV_OCTETS, OCTETS, Factors, Machine, StepModel
 
@@ -83,6 +83,7 @@ def stand(
         octets=octets,
         usable=USABLE if part else None,
         reserved=engine.reserved(machine.memory),
+        beside=adapter_octets(architecture, cut, len(wanted.adapters), wanted.adapter_rank, KV_OCTETS[kv]),
     )
     token = kv_elements_per_token(architecture, cut) * KV_OCTETS[kv]
     return Stand(step, space, calibration, wanted.max_num_seqs or engine.default_max_num_seqs, token)

@@ -102,6 +102,8 @@ class ServiceRow(msgspec.Struct, frozen=True, kw_only=True):
     requests: int = 0
     failures: int = 0
     phase: Phase = "unified"
+    adapters: list[str] = []
+    """LoRA adapters that it serves beside its model."""
     ttft_s: float | None = None
     """What this gateway's last streams took to their first token there, a moving mean; of a prefill replica what its
     last prompts took, and of a decode replica from then on."""

@@ -60,7 +60,7 @@ def with_traces(blueprint: Blueprint, folder: Path, place: Callable[[str], Place
         path = folder / model.demand.trace
         try:
             if path not in read:
-                read[path] = read_trace(path)
+                read[path] = read_trace(path).renamed(blueprint.bases)
             demand = _recorded(model.demand, name, read[path])
         except FabrictoolError as error:
             message = f"{name}: {'; '.join(problem.message for problem in error.problems)}"

@@ -77,6 +77,13 @@ class Trace:
             ttft=None if self.ttft is None else self.ttft[index],
         )
 
+    def renamed(self, names: Mapping[str, str]) -> Trace:
+        """The same, with each of the models that `names` has called what it says there."""
+        meant = [names.get(name, name) for name in self.models]
+        models = tuple(dict.fromkeys(meant))
+        places = np.array([models.index(name) for name in meant])
+        return replace(self, models=models, model=None if self.model is None else places[self.model])
+
     def of_model(self, name: str) -> Trace:
         if self.model is None:
             return self if self.models == (name,) else self.only(np.zeros(len(self), dtype=bool))

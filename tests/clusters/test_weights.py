@@ -14,7 +14,7 @@ from fabrictool.clusters.weights import depot as depot_module
 from fabrictool.clusters.weights.depot import ThisMachine, WeightsDepot, read_compared, set_name
 from fabrictool.clusters.weights.listing import files_of, list_folder, parse_listing
 from fabrictool.clusters.weights.readiness import not_ready
-from fabrictool.domain.specs import AgentSpec
+from fabrictool.domain.specs import AdapterSpec, AgentSpec
 
 
 class CutOff:
@@ -200,6 +200,16 @@ def test_units_wait_for_their_weights(depot, source, tmp_path):
     assert not_ready(units, "here", ThisMachine()) == {}
     (tmp_path / "depot" / name / "empty.txt").write_text("no more")
     assert "empty.txt" in str(not_ready(units, "here", ThisMachine())["op-0"])
+
+
+def test_a_unit_waits_for_its_adapters_too(tmp_path):
+    absent = AdapterSpec(source=f"file://{tmp_path}/depot/sha256-1/x", rank=8, weights=f"{tmp_path}/depot/sha256-1")
+    spec = AgentSpec(
+        fabric="f", provider="p", site="s", cluster="here", partition="n", model="m", replica="m/0", engine="vllm",
+        source="file:///x", adapters={"law": AdapterSpec(source="file:///law", rank=8), "sql": absent},
+    )  # fmt: skip
+    refused = not_ready([NewUnit("op", "replica/m/0", spec, {})], "here", ThisMachine())
+    assert str(refused["op"]).startswith("FT5605")
 
 
 def test_what_is_there_is_listed_with_who_uses_it_and_removed(depot, source, tmp_path):

@@ -6,7 +6,7 @@ import pytest
 from fabrictool.domain.evidence import Evidence
 from fabrictool.domain.observed import ClusterFacts, ObservedUnit
 from fabrictool.domain.plan import spec_digest
-from fabrictool.domain.specs import AgentSpec, GatewaySpec, HostPort, WakeRule
+from fabrictool.domain.specs import AdapterSpec, AgentSpec, GatewaySpec, HostPort, WakeRule
 from fabrictool.domain.state import Applied, State, operation_id
 from fabrictool.planner.diff import WantedUnit, actions
 from fabrictool.planner.dormant import UNKNOWN_LOAD_S, UNKNOWN_WAIT_S
@@ -109,6 +109,13 @@ def test_of_a_pair_both_halves_start():
     specs = [agent(0, phase="prefill"), agent(1, phase="decode"), agent(2, phase="decode")]
     assert started(seen(["dormant"] * 3, {"m": 1}, specs)) == ["replica/m/0", "replica/m/1"]
     assert started(seen(["running", "dormant", "dormant"], {"m": 1}, specs)) == ["replica/m/1"]
+
+
+def test_a_request_for_an_adapter_starts_its_base():
+    law = {"law": AdapterSpec(source="file:///law", rank=8)}
+    evidence = seen(["dormant", "dormant"], {"law": 1}, [agent(0, adapters=law), agent(1, adapters=law)])
+    assert started(evidence) == ["replica/m/0"]
+    assert set(heal(evidence, {}, now=NOW).expected) == {"law"}
 
 
 def test_starts_for_requests_are_no_sign_of_trouble():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fabrictool.catalog import accelerators, models
-from fabrictool.simulator.memory import reported_memory, room, weight_octets
+from fabrictool.simulator.memory import adapter_octets, reported_memory, room, weight_octets
 from fabrictool.simulator.operators import Parallelism, kv_elements_per_token, work
 from fabrictool.simulator.stepmodel import OCTETS, Factors, Machine, StepModel
 
@@ -80,6 +80,22 @@ def test_what_does_not_fit_says_so():
     assert not room(model, Parallelism(), 80e9, weights="bf16", kv="bf16").fits
     assert room(model, Parallelism(tp=2), 80e9, weights="fp8", kv="fp8").fits
     assert weight_octets(model, Parallelism(tp=4), "fp8") < weight_octets(model, Parallelism(tp=4), "bf16")
+
+
+def test_adapters_take_memory_of_the_cache():
+    """PEFT counts 41,943,040 parameters of an adapter of rank 16 of all linear layers of Llama-3.1-8B."""
+    model, alone = models()["meta-llama/Llama-3.1-8B-Instruct"], Parallelism()
+    assert adapter_octets(model, alone, slots=1, rank=16) == 2 * 41_943_040
+    assert adapter_octets(model, alone, slots=3, rank=9) == 6 * 41_943_040, "ranks are rounded up"
+    assert adapter_octets(model, alone, slots=0, rank=16) == 0
+    cut = Parallelism(tp=4)
+    assert 2 * 41_943_040 < adapter_octets(model, cut, slots=1, rank=16) < 8 * 41_943_040, "half of it is everywhere"
+    spaces = [
+        room(model, alone, 40e9, weights="bf16", kv="bf16", usable=0.9, beside=adapter_octets(model, alone, slots, 64))
+        for slots in (0, 8, 64)
+    ]
+    assert spaces[0].kv_tokens > spaces[1].kv_tokens > 0
+    assert not spaces[2].fits
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp8", "int8", "int4", "fp4"])

@@ -23,12 +23,14 @@ parser = FlexibleArgumentParser()
 serve.subparser_init(parser.add_subparsers(required=True, dest="subparser"))
 names = ("model_tag", "served_model_name", "host", "port", "tensor_parallel_size", "pipeline_parallel_size", "headless",
          "nnodes", "node_rank", "master_addr", "master_port", "max_model_len", "max_num_seqs",
-         "disable_uvicorn_access_log", "kv_transfer_config")
+         "disable_uvicorn_access_log", "kv_transfer_config", "enable_lora", "max_loras", "max_lora_rank")
 print("release", vllm.__version__)
 for line in sys.stdin:
     read = parser.parse_args(json.loads(line))
     serve.validate(read)
-    print("read", json.dumps({name: getattr(read, name) for name in names}, default=lambda value: value.kv_role))
+    seen = {name: getattr(read, name) for name in names}
+    seen["adapters"] = {module.name: module.path for module in read.lora_modules or ()}
+    print("read", json.dumps(seen, default=lambda value: value.kv_role))
 """
 
 
@@ -68,3 +70,8 @@ def test_a_release_reads_every_command_line_as_it_is_meant(release):
         assert seen["disable_uvicorn_access_log"] is (wanted != "false")
         role = {True: "kv_producer", False: "kv_consumer", None: None}[launch.get("handover", {}).get("prefill")]
         assert seen["kv_transfer_config"] == role
+        adapters = launch.get("adapters", {})
+        assert (bool(seen["enable_lora"]), seen["adapters"]) == (bool(adapters), adapters)
+        if adapters:
+            assert seen["max_loras"] == len(adapters)
+            assert seen["max_lora_rank"] >= launch["adapter_rank"]

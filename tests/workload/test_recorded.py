@@ -47,6 +47,19 @@ def source(folder, text, name="october.jsonl"):
     return Source(folder / "blueprint.yaml")
 
 
+def test_what_was_asked_of_an_adapter_is_demand_of_its_base(tmp_path):
+    folder, alone = tmp_path / "adapters", tmp_path / "alone"
+    for where in (folder, alone):
+        where.mkdir()
+    mixed = lines(model="m").splitlines() + lines(model="law", seed=1).splitlines() + lines(model="x").splitlines()
+    source(folder, "\n".join(sorted(mixed, key=lambda line: json.loads(line)["t"])))
+    text = (folder / "blueprint.yaml").read_text()
+    (folder / "blueprint.yaml").write_text(text + "    adapters: {law: {source: file:///law}}\n")
+    both = Source(folder / "blueprint.yaml").blueprint.models["m"].demand
+    alone = source(alone, lines(model="m")).blueprint.models["m"].demand
+    assert float(both.rate) == pytest.approx(2 * float(alone.rate), rel=0.1)
+
+
 @pytest.mark.parametrize("packed", [False, True])
 def test_its_statistics_are_the_demand(tmp_path, packed):
     text = lines()

@@ -6,8 +6,6 @@ import posixpath
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from fabrictool.base.errors import FabrictoolError, InvalidInputError
 from fabrictool.clusters.weights.depot import WeightsDepot
 from fabrictool.domain.specs import AgentSpec
@@ -23,8 +21,8 @@ def not_ready(units: Sequence[NewUnit], cluster: str, runner: Runner) -> dict[st
     """Operation → why it must not start (FT5605), of those whose weights are not there as they are listed."""
     wanted: dict[str, dict[str, list[NewUnit]]] = defaultdict(lambda: defaultdict(list))
     for unit in units:
-        if isinstance(unit.spec, AgentSpec) and not isinstance(unit.spec.weights, msgspec.UnsetType):
-            folder, name = posixpath.split(unit.spec.weights)
+        for staged in unit.spec.staged_sets if isinstance(unit.spec, AgentSpec) else ():
+            folder, name = posixpath.split(staged)
             wanted[folder][name].append(unit)
     refused: dict[str, FabrictoolError] = {}
     for folder, sets in wanted.items():
