@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from fabrictool.agent.engine_address import EngineAddress
+    from fabrictool.agent.ports import PortBlock
     from fabrictool.base.clock import Clock
     from fabrictool.base.runfolder import RunFolder
     from fabrictool.domain.observed import Awaited
@@ -257,7 +259,8 @@ class Agent:
                 engine=self.spec.engine,
                 state=engine.state,
                 pid=engine.pid,
-                port=engine.port,
+                port=engine.address.port or None,
+                socket=engine.address.socket,
                 restarts=engine.restarts,
                 progress=engine.progress,
                 running=engine.running,
@@ -318,14 +321,13 @@ class Agent:
             return Refuser(denial.answer)
         if self._drained:
             return Refuser(HAS_LEFT)
-        port = self._supervisor.port
-        if self._supervisor.state != "ready" or port is None:
+        if self._supervisor.state != "ready":
             return None
         self._count(head)
         self._in_flight += 1
         self._in_flight_of[peer.session] += 1
         self._idle.clear()
-        return Forwarder(head, port, lambda: self._request_finished(peer.session))
+        return Forwarder(head, self._supervisor.address, lambda: self._request_finished(peer.session))
 
     # -- internals --------------------------------------------------------------------------------------------
 
@@ -413,16 +415,17 @@ class Agent:
         what = "join again with a new session" if joined else "`fabrictool reconcile` gives it another one"
         return f"the session's certificate ends in {left}, and this agent leaves before that: {what}"
 
-    def _command(self, port: int) -> EngineCommand:
+    def _command(self, at: EngineAddress, ports: PortBlock) -> EngineCommand:
         return self._adapter.command(
             launch_of(
                 self.spec,
                 model=self._model_path,
-                port=port,
+                at=at,
+                ports=ports,
                 python=self._python,
                 cache=self._cache,
                 node=None if self._leader is None else first_node(self._leader.nodes, self._leader.meets_at),
-                handover=handover(self.spec, self._handover_host),
+                handover=handover(self.spec, self._handover_host, ports.handover),
                 command=self._brought.command,
             )
         )

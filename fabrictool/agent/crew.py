@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fabrictool.agent.supervisor import free_port
 from fabrictool.base.files import write_atomic
 from fabrictool.domain.specs import HostPort
 from fabrictool.mesh.transport.tls import server_context
@@ -172,8 +171,8 @@ class Leader:
         self.meets_at = HostPort(host, port)
         await asyncio.to_thread(write_atomic, self._notice, msgspec.json.encode(self.meets_at), mode=0o600)
 
-    async def begin(self) -> str | None:
-        """Have the members start; why that failed, if it did."""
+    async def begin(self, port: int) -> str | None:
+        """Have the members start, to meet at our `port`; why that failed, if it did."""
         if self.lost:
             return self.broken
         try:
@@ -185,7 +184,7 @@ class Leader:
             return self.broken
         self._number += 1
         self.broken = ""
-        self.meets_at = HostPort(self.meets_at.host, free_port(self.meets_at.host))
+        self.meets_at = HostPort(self.meets_at.host, port)
         for member in self._members.values():
             member.ended.clear()
             member.wire.send(StartPart(self._number, self.meets_at))

@@ -1,4 +1,4 @@
-"""Splices a tunnel's stream to the engine's loopback port: one stream, one request, bytes unparsed.
+"""Splices a tunnel's stream to the engine: one stream, one request, bytes unparsed.
 
 The request head arrives as data, not as bytes to be parsed, so nothing that a client sends can smuggle a second
 request or reach another path: only ``/v1/`` passes, hop-by-hop headers do not.
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, cast
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from fabrictool.agent.engine_address import EngineAddress
     from fabrictool.mesh.framing import StreamHead
     from fabrictool.mesh.transport.tunnel import TunnelStream
 
@@ -44,9 +45,9 @@ def allowed(head: StreamHead) -> bool:
     return clean and path.startswith("/v1/") and head.method in ("GET", "POST")
 
 
-def request_head(head: StreamHead, port: int) -> bytes:
+def request_head(head: StreamHead) -> bytes:
     """The HTTP/1.1 head for the engine; header values with control characters are dropped."""
-    lines = [f"{head.method} {head.path} HTTP/1.1", f"host: 127.0.0.1:{port}", "connection: close"]
+    lines = [f"{head.method} {head.path} HTTP/1.1", "host: localhost", "connection: close"]
     lines.append(f"content-length: {head.length}")
     lines += [
         f"{name}: {value}"
@@ -90,9 +91,9 @@ class EngineSide(asyncio.Protocol):
 class Forwarder(asyncio.Protocol):
     """The stream's handler on the agent: connects to the engine and splices."""
 
-    def __init__(self, head: StreamHead, port: int, finished: Callable[[], None]) -> None:
+    def __init__(self, head: StreamHead, engine: EngineAddress, finished: Callable[[], None]) -> None:
         self._head = head
-        self._port = port
+        self._address = engine
         self._finished = finished
         self._stream: TunnelStream
         self._engine: EngineSide
@@ -106,15 +107,14 @@ class Forwarder(asyncio.Protocol):
         self._connecting = asyncio.get_running_loop().create_task(self._connect())
 
     async def _connect(self) -> None:
-        loop = asyncio.get_running_loop()
         try:
-            await loop.create_connection(lambda: self._engine, "127.0.0.1", self._port)
+            await self._address.connect(lambda: self._engine)
         except OSError as error:
-            _log.warning("engine port %d does not answer: %s", self._port, error)
+            _log.warning("the engine at %s does not answer: %s", self._address, error)
             self._stream.close()
             return
         if self._engine.transport is not None and not self._stream.is_closing():
-            self._engine.transport.write(request_head(self._head, self._port))
+            self._engine.transport.write(request_head(self._head))
             self._stream.resume_reading()
 
     def data_received(self, data: bytes) -> None:

@@ -17,6 +17,8 @@ from fabrictool.engines.protocol import NodeOfSeveral
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from fabrictool.agent.engine_address import EngineAddress
+    from fabrictool.agent.ports import PortBlock
     from fabrictool.domain.specs import AgentSpec, HostPort
     from fabrictool.engines.protocol import CacheHandover
 
@@ -28,7 +30,8 @@ def launch_of(
     spec: AgentSpec,
     *,
     model: str,
-    port: int,
+    at: EngineAddress,
+    ports: PortBlock,
     python: str,
     cache: Path,
     node: NodeOfSeveral | None = None,
@@ -41,7 +44,9 @@ def launch_of(
         model=model,
         served_name=spec.model,
         host="127.0.0.1",
-        port=port,
+        port=at.port or ports.api,
+        socket=at.socket,
+        inner_port=ports.inner,
         tp=spec.tp,
         pp=spec.pp,
         context=spec.context or None,

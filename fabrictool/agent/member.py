@@ -23,9 +23,10 @@ from fabrictool.agent.crew import (
     Wire,
     same_session,
 )
+from fabrictool.agent.engine_address import EngineAddress
 from fabrictool.agent.launching import interface_of, launch_of
+from fabrictool.agent.ports import PortBlock
 from fabrictool.agent.process import EngineProcess
-from fabrictool.agent.supervisor import free_port
 from fabrictool.agent.unit import read_spec, report
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.base.logs import configure_logging
@@ -160,19 +161,26 @@ class MemberAgent:
 
     async def _run(self, wire: Wire, number: int, node: NodeOfSeveral) -> None:
         """One start; says how it ended, unless it is told to."""
-        command = self._adapter.command(
-            launch_of(
-                self._spec,
-                model=self._model,
-                port=free_port("127.0.0.1"),
-                python=sys.executable,
-                cache=self._cache,
-                node=node,
+        try:
+            ports = PortBlock.take()
+        except OSError as error:
+            wire.send(PartEnded(number, str(error), ""))
+            return
+        with ports:
+            command = self._adapter.command(
+                launch_of(
+                    self._spec,
+                    model=self._model,
+                    at=EngineAddress(ports.api),
+                    ports=ports,
+                    python=sys.executable,
+                    cache=self._cache,
+                    node=node,
+                )
             )
-        )
-        failed = await self._process.start(command)
-        if failed is None:
-            await self._process.ended()
-            await self._process.log_read()
+            failed = await self._process.start(command)
+            if failed is None:
+                await self._process.ended()
+                await self._process.log_read()
         lines = self._process.lines
         wire.send(PartEnded(number, failed or self._process.obituary, lines[-1][:500] if lines else ""))

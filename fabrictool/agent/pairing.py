@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fabrictool.agent.supervisor import free_port
 from fabrictool.engines.protocol import CacheHandover
 from fabrictool.mesh.transport.sitelinks import own_address
 
@@ -24,8 +23,6 @@ async def handover_host(spec: AgentSpec, note: Callable[[str, str, str], None]) 
     return "127.0.0.1"
 
 
-def handover(spec: AgentSpec, host: str) -> CacheHandover | None:
-    """None for a replica that does both; a port of its own for each start of the engine."""
-    if spec.phase == "unified":
-        return None
-    return CacheHandover(spec.phase == "prefill", host, free_port(host), spec.device)
+def handover(spec: AgentSpec, host: str, port: int) -> CacheHandover | None:
+    """None for a replica that does both."""
+    return None if spec.phase == "unified" else CacheHandover(spec.phase == "prefill", host, port, spec.device)

@@ -11,11 +11,13 @@ import logging
 import os
 import shlex
 import signal
-import socket
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import aiohttp
 
+from fabrictool.agent.engine_address import EngineAddress, socket_folder
+from fabrictool.agent.ports import PortBlock
 from fabrictool.agent.process import EngineProcess, die_with_parent, environment_of, signal_group
 from fabrictool.base.errors import FabrictoolError
 
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("fabrictool.agent")
 
 WATCH_SECONDS = 1.0
+ANSWER_S = 5.0
+"""For a look at its health or its figures."""
 FAILED_CHECKS = 3
 MAX_RESTARTS = 5
 STABLE_SECONDS = 300.0
@@ -58,8 +62,8 @@ class Crew(Protocol):
     def lost(self) -> bool:
         """Whether a node is gone, so that another start would be in vain."""
 
-    async def begin(self) -> str | None:
-        """Have the engine's processes started there; why that failed, if it did."""
+    async def begin(self, port: int) -> str | None:
+        """Have the engine's processes started there, to meet at this node's `port`; why that failed, if it did."""
 
     async def end(self) -> None:
         """Returns when none of them runs there any more."""
@@ -68,17 +72,18 @@ class Crew(Protocol):
 class Supervisor:
     """Runs one engine and knows how it is.
 
-    `command` makes the command line for a port; it is asked anew at every start, so a port that was taken in
-    between costs one restart and not the replica. A server that a job has `brought` running is watched and
-    neither started nor stopped. An engine on several nodes has a `crew` on the others. Without a `model` it is the only
-    one that the engine lists, of those that are allowed.
+    `command` makes the command line for an address and ports; it is asked anew at every start, so a port that was taken
+    in between costs one restart and not the replica. An engine that can listens at a socket, which no other user of its
+    node reaches. A server that a job has `brought` running is watched and neither started nor stopped. An engine on
+    several nodes has a `crew` on the others. Without a `model` it is the only one that the engine lists, of those that
+    are allowed.
     """
 
     # Wide: what is run, how that is seen, and whom it has beside it.
     def __init__(
         self,
         adapter: EngineAdapter,
-        command: Callable[[int], EngineCommand],
+        command: Callable[[EngineAddress, PortBlock], EngineCommand],
         model: str,
         on_change: Callable[[], None],
         *,
@@ -94,6 +99,7 @@ class Supervisor:
         self._allowed = brought.models if brought is not None else ()
         self._on_change = on_change
         self._start_timeout = start_timeout_s
+        self._on_socket = adapter.capabilities.sockets and not self._running_at
         self._crew = crew
         self._hang_s = hang_s
         self._sign: tuple[tuple[float, float, float], float] | None = None
@@ -101,7 +107,7 @@ class Supervisor:
         self._process = EngineProcess(self._log_line)
         self._installed = False
         self.state: EngineState = "starting"
-        self.port: int | None = None
+        self.address = EngineAddress(self._running_at)
         self.restarts = 0
         self.progress = ""
         self.running = 0
@@ -122,10 +128,10 @@ class Supervisor:
     async def run(self) -> None:
         """Start and watch until cancelled; raises EngineFailedError when restarts are used up."""
         loop = asyncio.get_running_loop()
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as http:
+        with socket_folder() if self._on_socket else contextlib.nullcontext() as folder:
             while True:
                 began = loop.time()
-                reason = await self._run_once(http)
+                reason = await self._run_once(folder)
                 if self.state == "loading" and self._process.returncode == REFUSES:
                     await self._refused()
                 if self._crew is not None and self._crew.lost:
@@ -170,30 +176,41 @@ class Supervisor:
 
     # -- internals --------------------------------------------------------------------------------------------
 
-    async def _run_once(self, http: aiohttp.ClientSession) -> str:
+    async def _run_once(self, folder: Path | None) -> str:
         """One life of the engine; returns why it ended."""
-        if not self._running_at:
-            failed = await self._start()
-            if failed is not None:
-                return failed
-        else:
-            self.port = self._running_at
+        if self._running_at:
+            return await self._life()
+        try:
+            ports = PortBlock.take()
+        except OSError as error:
+            return str(error)
+        with ports:
+            return await self._start(ports, folder) or await self._life()
+
+    async def _life(self) -> str:
+        """From its start to its end; returns why that came."""
         self._move("loading")
-        why = await self._until_ready(http)
-        if why is None:
-            self._sign = None
-            self._move("ready")
-            why = await self._watch(http)
+        async with self.address.http(ANSWER_S) as http:
+            why = await self._until_ready(http)
+            if why is None:
+                self._sign = None
+                self._move("ready")
+                why = await self._watch(http)
         return why
 
-    async def _start(self) -> str | None:
+    async def _start(self, ports: PortBlock, folder: Path | None) -> str | None:
         """Start the process, and those on other nodes; why that failed, if it did."""
         if self._crew is not None:
-            failed = await self._crew.begin()
+            failed = await self._crew.begin(ports.meeting)
             if failed is not None:
                 return failed
-        self.port = free_port("127.0.0.1")
-        command = self._command(self.port)
+        if folder is None:
+            self.address = EngineAddress(ports.api)
+        else:
+            self.address = EngineAddress(socket=str(folder / "api.sock"))
+            # That of the start before: engines take no address that is there already.
+            await asyncio.to_thread(Path(self.address.socket).unlink, missing_ok=True)
+        command = self._command(self.address, ports)
         if command.probe and not self._installed:
             await self._look_for(command.probe, environment_of(command, os.environ))
         return await self._process.start(command)
@@ -284,7 +301,7 @@ class Supervisor:
 
     async def _healthy(self, http: aiohttp.ClientSession, path: str) -> bool:
         try:
-            async with http.get(f"http://127.0.0.1:{self.port}{path}") as answer:
+            async with http.get(f"{self.address.url}{path}") as answer:
                 await answer.read()
                 return answer.status == 200
         except (aiohttp.ClientError, TimeoutError, OSError):
@@ -292,7 +309,7 @@ class Supervisor:
 
     async def _served_models(self, http: aiohttp.ClientSession) -> list[str]:
         try:
-            async with http.get(f"http://127.0.0.1:{self.port}/v1/models") as answer:
+            async with http.get(f"{self.address.url}/v1/models") as answer:
                 document = await answer.json()
                 return [str(entry["id"]) for entry in document["data"]]
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError):
@@ -301,7 +318,7 @@ class Supervisor:
     async def _scrape(self, http: aiohttp.ClientSession) -> None:
         names = self._adapter.metrics
         try:
-            async with http.get(f"http://127.0.0.1:{self.port}/metrics") as answer:
+            async with http.get(f"{self.address.url}/metrics") as answer:
                 text = await answer.text()
         except (aiohttp.ClientError, TimeoutError, OSError):
             return
@@ -339,11 +356,3 @@ def samples(text: str) -> dict[str, float]:
             with contextlib.suppress(ValueError, IndexError):
                 values[name] = values.get(name, 0.0) + float(line.rsplit(" ", 1)[1])
     return values
-
-
-def free_port(host: str) -> int:
-    """Of this machine's address `host`; raises OSError."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -110,6 +110,7 @@ def _field_problems(launch: EngineLaunch, can: Capabilities) -> Iterator[Problem
 def _value_problems(launch: EngineLaunch, place: Place) -> Iterator[Problem]:
     # The interpreter would take a model or name that starts with a dash for a flag of its own.
     named = [("adapters", text) for pair in launch.adapters.items() for text in pair]
+    named += [("socket", launch.socket)] if launch.socket else []
     for field, text in (("model", launch.model), ("served_name", launch.served_name), *named):
         if not text or text.startswith("-") or not text.isprintable():
             yield Problem("FT7007", f"{field} {text!r} cannot be put on a command line", place)
@@ -140,6 +141,7 @@ def _capability_problems(launch: EngineLaunch, can: Capabilities, place: Place) 
             "cannot compute prompts for another, or have them computed",
             "set the model's `phases` to unified",
         ),
+        (bool(launch.socket), can.sockets, "has no API at a Unix socket", "give it a port of loopback"),
         (
             bool(launch.adapters),
             can.serves_adapters,

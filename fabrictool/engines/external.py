@@ -15,10 +15,6 @@ class External:
 
     name = "external"
     capabilities = Capabilities(
-        tensor_parallel=False,
-        pipeline_parallel=False,
-        hub_models=False,
-        gguf=False,
         precisions=frozenset(),
         kv_precisions=frozenset(),
         brought=True,

@@ -75,9 +75,12 @@ def _command(launch: EngineLaunch, argv: Sequence[str], env: dict[str, str], pro
 
 
 def _binds(launch: EngineLaunch) -> list[str]:
-    """The model's files, and for a home the folder of what can be made again: not the user's own home."""
+    """The model's files, the folder of its socket, and for a home that of what can be made again: not the user's."""
     words = ["--home", launch.cache_dir] if launch.cache_dir else ["--no-home"]
-    return [*words, "--bind", f"{launch.model}:{launch.model}:ro"] if launch.model.startswith("/") else words
+    for path in (launch.model, *launch.adapters.values()):
+        words += ["--bind", f"{path}:{path}:ro"] if path.startswith("/") else []
+    folder = launch.socket.rpartition("/")[0]
+    return [*words, "--bind", f"{folder}:{folder}"] if folder else words
 
 
 def _image(container: str) -> str:

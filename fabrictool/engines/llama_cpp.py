@@ -44,8 +44,8 @@ class LlamaCpp:
     name = "llama.cpp"
     capabilities = Capabilities(
         tensor_parallel=True,
-        pipeline_parallel=False,
         hub_models=True,
+        sockets=True,
         gguf=True,
         precisions=frozenset({"bf16", "f16", "f32", "fp16", "fp32"}),
         kv_precisions=frozenset(_KV),
@@ -63,7 +63,9 @@ class LlamaCpp:
         # A path is absolute (or has a .gguf name); everything else is a repository of the hub.
         is_file = launch.model.startswith("/") or launch.model.endswith(".gguf")
         argv = [program(launch, "llama-server"), "--model" if is_file else "--hf-repo", launch.model]
-        argv += ["--alias", launch.served_name, "--host", launch.host, "--port", str(launch.port)]
+        argv += ["--alias", launch.served_name, "--host", launch.socket or launch.host]
+        if not launch.socket:  # an address that ends with .sock is one
+            argv += ["--port", str(launch.port)]
         if launch.context is not None:
             # The server divides this number among its slots; ours is for each request.
             argv += ["--ctx-size", str(launch.context * (launch.max_num_seqs or 1))]

@@ -43,6 +43,10 @@ class EngineLaunch(msgspec.Struct, frozen=True, kw_only=True):
     """The model's name in the engine's API."""
     host: str
     port: int
+    socket: str = ""
+    """Path of a Unix socket that takes the place of the port; empty: it listens at the port."""
+    inner_port: int = 0
+    """First of some ports that it may use inside; 0: it looks for some by itself."""
     tp: int = 1
     """Tensor-parallel degree, in devices."""
     pp: int = 1
@@ -117,18 +121,20 @@ class MetricNames(msgspec.Struct, frozen=True):
 class Capabilities(msgspec.Struct, frozen=True):
     """What the engine can be asked for. Whoever decides asks for a capability, never for an engine by name."""
 
-    tensor_parallel: bool
-    pipeline_parallel: bool
-    hub_models: bool
+    tensor_parallel: bool = False
+    pipeline_parallel: bool = False
+    hub_models: bool = False
     """Takes a Hugging Face id and fetches it; otherwise only a file or folder."""
-    gguf: bool
+    gguf: bool = False
     """Takes a GGUF file."""
-    precisions: frozenset[str]
-    kv_precisions: frozenset[str]
+    precisions: frozenset[str] = frozenset()
+    kv_precisions: frozenset[str] = frozenset()
     several_nodes: bool = False
     """One replica can stand on several nodes."""
     hands_over: bool = False
     """Two of it can share a request: one computes the prompt, the other answers."""
+    sockets: bool = False
+    """Its API can be at a Unix socket, whose path ends with ``.sock``."""
     serves_adapters: bool = False
     """It serves LoRA adapters beside its model, each by a name of its own."""
     extra: str = ""

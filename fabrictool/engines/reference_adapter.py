@@ -20,6 +20,7 @@ _FIELDS = {
     "max-num-seqs": "max_num_seqs",
     "model": "model",
     "port": "port",
+    "socket": "socket",
     "served-name": "served_name",
 }
 _OPTIONS = frozenset({"block-size", "kv-blocks", "kv-memory", "max-waiting", "threads", "token-budget"})
@@ -30,9 +31,7 @@ class Reference:
 
     name = "reference"
     capabilities = Capabilities(
-        tensor_parallel=False,
-        pipeline_parallel=False,
-        hub_models=False,
+        sockets=True,
         gguf=True,
         precisions=frozenset({"bf16", "f16", "f32", "fp16", "fp32"}),
         kv_precisions=frozenset({"fp32"}),
@@ -46,7 +45,8 @@ class Reference:
     def command(self, launch: EngineLaunch) -> EngineCommand:
         check_launch(launch, self.capabilities, fields=_FIELDS, refused={}, known=_OPTIONS)
         argv = [interpreter(launch), "-m", "fabrictool.engines.reference", "--model", launch.model]
-        argv += ["--served-name", launch.served_name, "--host", launch.host, "--port", str(launch.port)]
+        argv += ["--served-name", launch.served_name]
+        argv += ["--socket", launch.socket] if launch.socket else ["--host", launch.host, "--port", str(launch.port)]
         if launch.context is not None:
             argv += ["--context", str(launch.context)]
         if launch.max_num_seqs is not None:

@@ -29,6 +29,7 @@ _FIELDS = {
     "model-path": "model",
     "pipeline-parallel-size": "pp",
     "port": "port",
+    "nccl-port": "inner_port",
     "pp-size": "pp",
     "served-model-name": "served_name",
     "tensor-parallel-size": "tp",
@@ -53,7 +54,6 @@ class SGLang:
         pipeline_parallel=True,
         several_nodes=True,
         hub_models=True,
-        gguf=False,
         precisions=frozenset({*_DTYPES, "fp8", *_IN_CHECKPOINT}),
         kv_precisions=frozenset(_KV),
     )
@@ -66,6 +66,8 @@ class SGLang:
         check_launch(launch, self.capabilities, fields=_FIELDS, refused=_REFUSED)
         argv = [interpreter(launch), "-m", "sglang.launch_server", "--model-path", launch.model]
         argv += ["--served-model-name", launch.served_name, "--host", launch.host, "--port", str(launch.port)]
+        if launch.inner_port and launch.node is None:
+            argv += ["--nccl-port", str(launch.inner_port)]
         argv += ["--tp-size", str(launch.tp)]
         if launch.pp > 1:
             argv += ["--pp-size", str(launch.pp)]

@@ -34,6 +34,8 @@ _FIELDS = {
     "model": "model",
     "pipeline-parallel-size": "pp",
     "port": "port",
+    "uds": "socket",
+    "VLLM_PORT": "inner_port",
     "served-model-name": "served_name",
     "tensor-parallel-size": "tp",
 }
@@ -59,8 +61,8 @@ class Vllm:
         several_nodes=True,
         hands_over=True,
         serves_adapters=True,
+        sockets=True,
         hub_models=True,
-        gguf=False,
         precisions=frozenset({*_DTYPES, "fp8", *_IN_CHECKPOINT}),
         kv_precisions=frozenset(_KV),
     )
@@ -77,7 +79,7 @@ class Vllm:
         check_launch(launch, self.capabilities, fields=_FIELDS, refused=_REFUSED)
         argv = [*_program(launch), "--served-model-name", launch.served_name]
         if launch.node is None or not launch.node.rank:
-            argv += ["--host", launch.host, "--port", str(launch.port)]
+            argv += ["--uds", launch.socket] if launch.socket else ["--host", launch.host, "--port", str(launch.port)]
         argv += ["--tensor-parallel-size", str(launch.tp)]
         if launch.pp > 1:
             argv += ["--pipeline-parallel-size", str(launch.pp)]
@@ -91,6 +93,8 @@ class Vllm:
             argv += ["--kv-cache-dtype", _KV[launch.kv_precision]]
         # An inherited variable must not open the administrative routes, nor send usage data to strangers.
         env = {"VLLM_NO_USAGE_STATS": "1", "VLLM_SERVER_DEV_MODE": "0"}
+        if launch.inner_port:
+            env["VLLM_PORT"] = str(launch.inner_port)
         if launch.handover is not None:
             if "kv-transfer-config" not in launch.options:
                 argv += ["--kv-transfer-config", _transfer(launch.handover)]

@@ -37,6 +37,8 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     state: EngineState
     pid: int | None = None
     port: int | None = None
+    socket: str = ""
+    """The Unix socket of its API, where it has that in place of a port."""
     restarts: int = 0
     progress: str = ""
     """What a starting engine says of itself."""

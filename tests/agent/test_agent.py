@@ -17,7 +17,7 @@ from fabrictool.agent.measured import measured_build
 from fabrictool.base.clock import SystemClock
 from fabrictool.base.runfolder import RunFolder
 from fabrictool.domain.specs import AgentSpec, encode_spec
-from fabrictool.engines.protocol import EngineCommand, MetricNames, Readiness
+from fabrictool.engines.protocol import Capabilities, EngineCommand, MetricNames, Readiness
 from fabrictool.mesh.attestation import BUILD_FILE, SignedBuilds, sign_build
 from fabrictool.mesh.framing import StreamHead
 from fabrictool.mesh.identity import raw_key
@@ -52,6 +52,7 @@ class ScriptedAdapter:
     name = "fake"
     readiness = Readiness("/health", 5, 0.05)
     metrics = MetricNames("r", "w", "k")
+    capabilities = Capabilities()
     script = CRASH
 
     def command(self, launch):

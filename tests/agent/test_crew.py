@@ -15,7 +15,7 @@ from fabrictool.agent.supervisor import EngineFailedError, Supervisor
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.base.runfolder import RunFolder
 from fabrictool.domain.specs import AgentSpec, encode_spec
-from fabrictool.engines.protocol import EngineCommand, MetricNames, Readiness
+from fabrictool.engines.protocol import Capabilities, EngineCommand, MetricNames, Readiness
 from fabrictool.mesh.transport.tls import IdentityFiles
 from tests.agent.test_supervisor import alive, until
 from tests.mesh.conftest import Federation
@@ -43,6 +43,7 @@ class ScriptedEngine:
     name = "fake"
     readiness = Readiness("/health", 5, 0.05)
     metrics = MetricNames("r", "w", "k")
+    capabilities = Capabilities()
 
     def __init__(self):
         self.launches = []
@@ -67,10 +68,12 @@ class Replica:
         self.supervisor = Supervisor(engine, self.command, "m", lambda: None, start_timeout_s=20, crew=self.leader)
         self.members = {}
 
-    def command(self, port):
+    def command(self, at, ports):
         node = first_node(self.leader.nodes, self.leader.meets_at)
         python, cache = sys.executable, self.cache
-        return self.engine.command(launch_of(self.spec, model="x", port=port, python=python, cache=cache, node=node))
+        return self.engine.command(
+            launch_of(self.spec, model="x", at=at, ports=ports, python=python, cache=cache, node=node)
+        )
 
     def come(self, rank):
         agent = MemberAgent(self.spec, self.folder, rank, cache=self.cache)

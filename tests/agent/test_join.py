@@ -255,10 +255,10 @@ async def test_of_several_models_that_a_command_serves_the_one_that_the_token_al
     )
     engine = adapter(join.ENGINE)
 
-    def command(port):
+    def command(at, _):
         argv = (sys.executable, "-c", program, "{port}")
         return engine.command(
-            EngineLaunch(engine="external", model="", served_name="", host="127.0.0.1", port=port, command=argv)
+            EngineLaunch(engine="external", model="", served_name="", host="127.0.0.1", port=at.port, command=argv)
         )
 
     ready = asyncio.Event()

@@ -4,14 +4,16 @@ import asyncio
 import os
 import signal
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
+from fabrictool.agent import ports as ports_module
 from fabrictool.agent import supervisor as supervisor_module
 from fabrictool.agent.process import LINE_OCTETS
 from fabrictool.agent.supervisor import EngineFailedError, Supervisor
-from fabrictool.engines.protocol import EngineCommand, MetricNames, Readiness
+from fabrictool.engines.protocol import Capabilities, EngineCommand, MetricNames, Readiness
 
 pytestmark = pytest.mark.asyncio
 
@@ -43,13 +45,14 @@ class FakeAdapter:
     name = "fake"
     readiness = Readiness("/health", 5, 0.05)
     metrics = MetricNames("r", "w", "k")
+    capabilities = Capabilities()
 
 
 async def started(mode):
     up = asyncio.Event()
     supervisor = Supervisor(
         FakeAdapter(),
-        lambda port: EngineCommand((sys.executable, "-c", ENGINE, str(port), mode), {}),
+        lambda at, _: EngineCommand((sys.executable, "-c", ENGINE, str(at.port), mode), {}),
         "m",
         lambda: up.set() if supervisor.state == "ready" else None,
         start_timeout_s=20,
@@ -117,7 +120,7 @@ async def test_an_engine_whose_requests_get_no_further_is_started_anew(monkeypat
     monkeypatch.setattr(supervisor_module, "WATCH_SECONDS", 0.05)
     supervisor = Supervisor(
         CountingAdapter(),
-        lambda port: EngineCommand((sys.executable, "-c", HUNG, str(port), kind), {}),
+        lambda at, _: EngineCommand((sys.executable, "-c", HUNG, str(at.port), kind), {}),
         "m",
         lambda: None,
         start_timeout_s=20,
@@ -179,8 +182,8 @@ async def test_an_engine_that_refuses_its_input_is_started_once_and_its_words_ar
     script = "import sys; print('tiny.gguf: error[FT7020]: cut off', flush=True); sys.exit(65)"
     starts = []
 
-    def command(port):
-        starts.append(port)
+    def command(at, _):
+        starts.append(at.port)
         return EngineCommand((sys.executable, "-c", script), {})
 
     supervisor = Supervisor(FakeAdapter(), command, "m", lambda: None, start_timeout_s=20)
@@ -207,7 +210,7 @@ async def test_an_engine_that_refuses_its_input_is_started_once_and_its_words_ar
 async def test_an_engine_that_is_not_installed_is_said_once_and_nothing_is_started(tmp_path, probe, words):
     begun, asked = tmp_path / "begun", []
 
-    def command(_port):
+    def command(_at, _ports):
         asked.append(1)
         return EngineCommand(("touch", str(begun)), {}, probe=probe)
 
@@ -223,7 +226,7 @@ async def test_an_engine_is_looked_for_before_its_first_start_only(tmp_path):
     looks = tmp_path / "looks"
     probe = ("sh", "-c", f"echo x >>{looks}")
     supervisor = Supervisor(
-        FakeAdapter(), lambda _: EngineCommand(("false",), {}, probe=probe), "m", lambda: None, start_timeout_s=20
+        FakeAdapter(), lambda *_: EngineCommand(("false",), {}, probe=probe), "m", lambda: None, start_timeout_s=20
     )
     running = asyncio.create_task(supervisor.run())
     await until(lambda: supervisor.restarts >= 2)
@@ -236,10 +239,64 @@ async def test_what_an_engine_does_not_inherit_it_does_not_see(monkeypatch):
     monkeypatch.setenv("KEPT", "yes")
     show = ("sh", "-c", "echo <$PYTHONPATH> <$KEPT> <$SET>".replace("<", "\\<").replace(">", "\\>"))
     supervisor = Supervisor(
-        FakeAdapter(), lambda _: EngineCommand(show, {"SET": "too"}, unset=("PYTHONPATH",)), "m", lambda: None,
+        FakeAdapter(), lambda *_: EngineCommand(show, {"SET": "too"}, unset=("PYTHONPATH",)), "m", lambda: None,
         start_timeout_s=20,
     )  # fmt: skip
     running = asyncio.create_task(supervisor.run())
     await until(lambda: supervisor.lines)
     await stopped(supervisor, running)
     assert supervisor.lines[0] == "<> <yes> <too>"
+
+
+SOCKET_ENGINE = """
+import http.server, socketserver, sys
+class Server(socketserver.ThreadingUnixStreamServer):
+    def get_request(self):
+        return self.socket.accept()[0], ("local", 0)
+class Page(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        body = b'{"data": [{"id": "m"}]}'
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.send_header("content-type", "application/json")
+        self.end_headers()
+        self.wfile.write(body)
+Server(sys.argv[1], Page).serve_forever()
+"""
+
+
+class FakeSocketAdapter(FakeAdapter):
+    capabilities = Capabilities(sockets=True)
+
+
+async def test_an_engine_at_a_socket_is_reached_by_its_user_alone_and_stays_there(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    addresses, blocks = [], []
+
+    def command(at, ports):
+        addresses.append(at)
+        blocks.append(ports.inner)
+        return EngineCommand((sys.executable, "-c", SOCKET_ENGINE, at.socket), {})
+
+    supervisor = Supervisor(FakeSocketAdapter(), command, "m", lambda: None, start_timeout_s=20)
+    running = asyncio.create_task(supervisor.run())
+    await until(lambda: supervisor.state == "ready")
+    (folder,) = tmp_path.iterdir()
+    assert Path(addresses[0].socket).parent == folder
+    assert (folder.stat().st_mode & 0o777, addresses[0].port) == (0o700, 0)
+    os.kill(supervisor.pid, signal.SIGKILL)
+    await until(lambda: len(addresses) == 2 and supervisor.state == "ready")
+    assert addresses[0] == addresses[1]
+    assert blocks[0] != blocks[1] or supervisor.restarts == 1
+    await stopped(supervisor, running)
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_where_no_ports_are_left_that_is_said(monkeypatch):
+    monkeypatch.setattr(ports_module, "LAST", ports_module.FIRST + 2 * ports_module.SIZE)
+    with ports_module.PortBlock.take():
+        supervisor = Supervisor(FakeAdapter(), lambda *_: None, "m", lambda: None, start_timeout_s=20)
+        running = asyncio.create_task(supervisor.run())
+        await until(lambda: supervisor.restarts)
+        assert "ports in a row are free" in supervisor.progress
+        await stopped(supervisor, running)

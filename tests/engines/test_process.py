@@ -12,6 +12,7 @@ import time
 import urllib.request
 from pathlib import Path
 
+import httpx2 as httpx
 import numpy as np
 import openai
 import pytest
@@ -115,6 +116,31 @@ def test_smollm2_knows_the_capital_of_france(smollm2_path, smollm2_cache, tmp_pa
     assert "Traceback" not in log.read_text()
 
 
+def check_socket(launch, log, program=None):
+    """It answers at its socket, and at no port."""
+    with started(launch, log, program) as process:
+        with httpx.Client(transport=httpx.HTTPTransport(uds=launch.socket), base_url="http://localhost") as client:
+            deadline = time.monotonic() + 60
+            while not Path(launch.socket).is_socket() or client.get("/health").status_code != 200:
+                assert process.poll() is None, log.read_text()
+                assert time.monotonic() < deadline, log.read_text()
+                time.sleep(0.1)
+            body = {"model": "smollm2", "prompt": "a", "max_tokens": 2}
+            assert client.post("/v1/completions", json=body).json()["usage"]["completion_tokens"]
+        assert get(launch.port, "/health")[0] == 0
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+
+
+@pytest.mark.e2e
+def test_the_api_is_at_a_socket_where_one_is_given(tiny_path, tmp_path):
+    check_socket(launch_of("reference", tiny_path, tmp_path, socket=str(tmp_path / "api.sock")), tmp_path / "log")
+    taken = launch_of("reference", tiny_path, tmp_path, socket=str(tmp_path / "absent" / "api.sock"))
+    with started(taken, tmp_path / "log") as process:
+        assert process.wait(60) == 1
+    assert "FT7024" in (tmp_path / "log").read_text()
+
+
 @pytest.mark.e2e
 def test_clear_ends(tiny_path, tmp_path):
     log = tmp_path / "log"
@@ -207,3 +233,4 @@ def test_llama_server_through_the_adapter(smollm2_path, smollm2_cache, tmp_path)
         assert get(launch.port, "/")[0] != 200
         process.send_signal(signal.SIGTERM)
         process.wait(30)
+    check_socket(launch_of("llama.cpp", smollm2_path, context=1024, socket=str(tmp_path / "api.sock")), log, program)

@@ -23,7 +23,7 @@ parser = FlexibleArgumentParser()
 serve.subparser_init(parser.add_subparsers(required=True, dest="subparser"))
 names = ("model_tag", "served_model_name", "host", "port", "tensor_parallel_size", "pipeline_parallel_size", "headless",
          "nnodes", "node_rank", "master_addr", "master_port", "max_model_len", "max_num_seqs",
-         "disable_uvicorn_access_log", "kv_transfer_config", "enable_lora", "max_loras", "max_lora_rank")
+         "disable_uvicorn_access_log", "kv_transfer_config", "enable_lora", "max_loras", "max_lora_rank", "uds")
 print("release", vllm.__version__)
 for line in sys.stdin:
     read = parser.parse_args(json.loads(line))
@@ -70,6 +70,7 @@ def test_a_release_reads_every_command_line_as_it_is_meant(release):
         assert seen["disable_uvicorn_access_log"] is (wanted != "false")
         role = {True: "kv_producer", False: "kv_consumer", None: None}[launch.get("handover", {}).get("prefill")]
         assert seen["kv_transfer_config"] == role
+        assert seen["uds"] == launch.get("socket")
         adapters = launch.get("adapters", {})
         assert (bool(seen["enable_lora"]), seen["adapters"]) == (bool(adapters), adapters)
         if adapters:

@@ -52,6 +52,7 @@ def parser() -> argparse.ArgumentParser:
     add("--served-name", required=True, help="the model's name in the API")
     add("--host", default="127.0.0.1")
     add("--port", type=int, default=8000)
+    add("--socket", type=Path, help="listen at this Unix socket and at no port")
     add("--context", type=_positive, help="tokens for each request (default: the model's, at most 8192)")
     add("--max-num-seqs", type=_positive, default=8, help="requests in one batch")
     add("--token-budget", type=_positive, default=256, help="tokens in one step")
@@ -110,7 +111,7 @@ async def serve(arguments: argparse.Namespace, settings: Settings) -> int:
     runner = web.AppRunner(server.application(), handler_cancellation=True, shutdown_timeout=1.0, access_log=None)
     await runner.setup()
     try:
-        await _listen(runner, arguments.host, arguments.port)
+        await _listen(runner, arguments)
         loading = asyncio.create_task(_load(server, arguments, settings, failed), name="loading")
         await asyncio.wait((loading, stop), return_when=asyncio.FIRST_COMPLETED)
         if loading.done():
@@ -124,12 +125,14 @@ async def serve(arguments: argparse.Namespace, settings: Settings) -> int:
         await runner.cleanup()
 
 
-async def _listen(runner: web.AppRunner, host: str, port: int) -> None:
+async def _listen(runner: web.AppRunner, arguments: argparse.Namespace) -> None:
+    host, port, at = arguments.host, arguments.port, arguments.socket
+    site = web.TCPSite(runner, host, port) if at is None else web.UnixSite(runner, str(at))
     try:
-        await web.TCPSite(runner, host, port).start()
+        await site.start()
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise FabrictoolError.of("FT7024", f"cannot listen on {host} port {port}: {reason}") from error
+        reason, where = (error.strerror or str(error)).lower(), f"{host} port {port}" if at is None else at
+        raise FabrictoolError.of("FT7024", f"cannot listen on {where}: {reason}") from error
 
 
 async def _load(

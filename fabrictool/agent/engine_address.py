@@ -1,0 +1,59 @@
+"""Where an engine's API is, for its agent alone.
+
+Engines ask nobody who they are. A port of loopback can be reached by every user of a shared node; a socket in a folder
+of the agent's cannot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import aiohttp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+LONGEST = 100
+"""Octets of a Unix socket's path; Linux takes 107."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAddress:
+    """A Unix socket, or a port of loopback where there is none."""
+
+    port: int = 0
+    socket: str = ""
+
+    def __str__(self) -> str:
+        return self.socket or f"127.0.0.1:{self.port}"
+
+    @property
+    def url(self) -> str:
+        return "http://localhost" if self.socket else f"http://127.0.0.1:{self.port}"
+
+    def http(self, timeout_s: float) -> aiohttp.ClientSession:
+        """Asks this engine, whatever the host of a URL is."""
+        connector = aiohttp.UnixConnector(self.socket) if self.socket else aiohttp.TCPConnector()
+        return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=timeout_s))
+
+    async def connect(self, protocol: Callable[[], asyncio.Protocol]) -> None:
+        """A connection of its own for `protocol`; raises OSError where nobody listens."""
+        loop = asyncio.get_running_loop()
+        if self.socket:
+            await loop.create_unix_connection(protocol, self.socket)
+        else:
+            await loop.create_connection(protocol, "127.0.0.1", self.port)
+
+
+@contextlib.contextmanager
+def socket_folder() -> Iterator[Path]:
+    """Only this user can enter it."""
+    usual = Path(tempfile.gettempdir())
+    short = usual if len(str(usual)) < LONGEST - len("/ft-engine-12345678/api.sock") else Path("/tmp")  # noqa: S108 - mkdtemp
+    with tempfile.TemporaryDirectory(prefix="ft-engine-", dir=short, ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
