@@ -28,6 +28,8 @@ class Interconnect(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     bandwidth: float
     """Octets/s in one direction, per device or port."""
+    adapters: str = ""
+    """Folder of ``/sys/class`` in which nodes with it show their adapters; "": Linux shows it as any Ethernet."""
     source: str
 
 

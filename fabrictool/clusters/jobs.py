@@ -55,7 +55,7 @@ def job_of(
         "serial": unit.serial,
         "folder": folder,
         "home": survey.home,
-        "setup": (*_environment(described.environment), *setup, cache),
+        "setup": (*environment_lines(described.environment), *setup, cache),
     }
     if isinstance(spec, GatewaySpec):
         if described.queues:
@@ -115,7 +115,7 @@ def _devices_of_a_node(unit: NewUnit, spec: AgentSpec, partition: Partition) -> 
     return on_each
 
 
-def _environment(wanted: NodeEnvironment) -> list[str]:
+def environment_lines(wanted: NodeEnvironment) -> list[str]:
     """As lines of a shell; of all that only the loading of a module has to work."""
     lines = [MODULES_THERE] if wanted.purge or wanted.modules else []
     lines += ["module purge"] if wanted.purge else []

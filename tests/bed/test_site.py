@@ -195,12 +195,13 @@ def serving(fed, placed):
     return write_checked(fed)
 
 
-def write_checked(fed, login=None, job=None):
+def write_checked(fed, login=None, job=None, cluster=None):
     inventory = json.loads((fed.folder / "inventory.yaml").read_text())
     gpu = {"device": "a100-40g", "devices_per_node": 4, "nodes": 1, "walltime": "5m", "job": job or {}}
     cpu = {"device": "cpu", "nodes": 2, "memory_per_node": "4 GiB", "walltime": "60m"}
     inventory["clusters"]["a"]["partitions"] = {"normal": cpu, "debug": gpu}
     inventory["clusters"]["a"]["login"][0] |= login or {}
+    inventory["clusters"]["a"] |= cluster or {}
     inventory["clusters"]["b"] = fed.cluster("b", {"normal": cpu}) | {"site": "a"}
     (fed.folder / "checked.yaml").write_text(json.dumps(inventory))
     return ["-b", "blueprint.yaml", "-i", "checked.yaml", "--json"]
@@ -250,6 +251,22 @@ def test_doctor_finds_a_cut_way_to_the_gateway(bed, fed, serving):
         bed.undrop("ing", 8443)
     assert [name for name, each in found.items() if each[0] == "FAIL"] == ["a: way to the gateway"]
     assert "timed out" in found["a: way to the gateway"][1]
+    assert left(bed) == []
+
+
+@pytest.mark.usefixtures("serving")
+def test_doctor_finds_a_promise_that_a_compute_node_does_not_keep(bed, fed):
+    """The job has the environment of replicas' jobs, and looks on the node where it runs."""
+    bed.machine("a-login").run(["mkdir", "-p", "/home/alice/weights"], user="alice")
+    environment = {"set": {"NCCL_SOCKET_IFNAME": "eth", "GLOO_SOCKET_IFNAME": "hsn0"}}
+    kept = {"weights": "/home/alice/weights", "environment": environment}
+    found = checks(fed, "a", *write_checked(fed, cluster=kept), code=1)
+    assert [name for name, each in found.items() if each[0] == "FAIL"] == ["a: GLOO_SOCKET_IFNAME"]
+    assert found["a: weights on a node"][0] == found["a: NCCL_SOCKET_IFNAME"][0] == "ok"
+    absent = {"environment": {"modules": ["no/such"]}}
+    found = checks(fed, "a", *write_checked(fed, cluster=absent), code=1)
+    assert found["a: job"][0] == "FAIL"
+    assert "no/such" in found["a: job"][1] or "module" in found["a: job"][1]
     assert left(bed) == []
 
 

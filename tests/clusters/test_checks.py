@@ -272,7 +272,7 @@ def test_a_mark_that_a_site_strips():
 def check(tmp_path, capsys):
     """Runs `doctor box` for a plain host; name → mark, and all the text."""
 
-    def check(server, *more, identity, expected=0, **changes):
+    def check(server, *more, identity, expected=0, cluster=None, network=None, **changes):
         entry = {
             "host": "127.0.0.1", "port": server.port, "user": getpass.getuser(), "identity": str(identity),
             "host_keys": [public(server.host_key)],
@@ -283,8 +283,8 @@ def check(tmp_path, capsys):
             "clusters": {
                 "box": {
                     "site": "s", "kind": "ssh", "login": [entry], "software": {"python": {"venv": sys.prefix}},
-                    "partitions": {"cpu": {"device": "cpu", "nodes": 1, "memory_per_node": "1GiB"}},
-                },
+                    "partitions": {"cpu": {"device": "cpu", "nodes": 1, "memory_per_node": "1GiB", "network": network}},
+                } | (cluster or {}),
             },
         }  # fmt: skip
         (tmp_path / "inventory.yaml").write_text(json.dumps(inventory))
@@ -307,6 +307,34 @@ def test_doctor_of_a_sound_host(yard, check):  # noqa: F811
             "environment", "shared folder", "agents' Python", "way to the gateway"} <= set(found)  # fmt: skip
     assert found["agents' Python"][1].startswith("fabrictool 0.1.0 3.")
     assert not (server.folder / ".fabrictool/doctor").exists()  # it has tidied up
+
+
+def test_doctor_looks_for_what_the_inventory_promises_of_a_node(yard, check, tmp_path):  # noqa: F811
+    engine = tmp_path / "engine with space"
+    engine.write_text("")
+    software = {
+        "python": {"venv": sys.prefix}, "runtime": "singularity",
+        "engines": {
+            "vllm": {"path": str(engine)}, "sglang": {"module": "no/such"}, "llama.cpp": {"container": "/no/image.sif"},
+        },
+    }  # fmt: skip
+    interfaces = {"NCCL_SOCKET_IFNAME": "l", "GLOO_SOCKET_IFNAME": "lo,none0", "TP_SOCKET_IFNAME": "^lo"}
+    promised = {"software": software, "environment": {"set": interfaces}, "weights": str(tmp_path)}
+    found = check(yard.server(), identity=yard.key, expected=1, cluster=promised, network="infiniband-ndr")
+    marks = {name: mark for name, (mark, _) in found.items()}
+    assert marks["engine vllm on a node"] == marks["weights folder"] == marks["weights on a node"] == "ok"
+    assert marks["NCCL_SOCKET_IFNAME"] == "ok", "a name begins so"
+    assert found["GLOO_SOCKET_IFNAME"] == ("FAIL", "not so: there is an interface none0")
+    assert found["engine sglang on a node"] == ("FAIL", "not so: module no/such can be loaded")
+    assert found["singularity on a node"] == ("FAIL", "not so: singularity is on the path")
+    assert found["network infiniband-ndr"] == ("FAIL", "not so: there is an adapter in /sys/class/infiniband")
+    assert "TP_SOCKET_IFNAME" not in found
+
+
+def test_doctor_sees_that_weights_cannot_be_staged(yard, check):  # noqa: F811
+    found = check(yard.server(), identity=yard.key, expected=1, cluster={"weights": "/dev/null/folder"})
+    assert found["weights folder"] == ("FAIL", "/dev/null is no folder that can be written")
+    assert "weights on a node" not in found
 
 
 def test_doctor_finds_a_server_with_few_sessions(yard, check):  # noqa: F811

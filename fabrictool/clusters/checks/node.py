@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError
+from fabrictool.clusters.checks.promises import promise_checks
 from fabrictool.clusters.checks.result import Check
+from fabrictool.clusters.jobs import environment_lines
 from fabrictool.clusters.schedulers import shell
 from fabrictool.clusters.schedulers.protocol import Job
 from fabrictool.clusters.site_facts import sections_of
@@ -16,6 +18,7 @@ from fabrictool.clusters.site_facts import sections_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from fabrictool.clusters.checks.promises import Promise
     from fabrictool.clusters.connections.protocol import Connection
     from fabrictool.clusters.schedulers.protocol import Scheduler
     from fabrictool.clusters.survey import Survey
@@ -42,6 +45,8 @@ class Visit:
     setup: tuple[str, ...]
     hubs: tuple[HostPort, ...]
     """Where agents will connect to."""
+    promises: tuple[Promise, ...] = ()
+    """What the inventory says of its nodes."""
 
     @property
     def operation(self) -> str:
@@ -86,7 +91,7 @@ def job_of(visit: Visit, described: ClusterSpec, survey: Survey) -> Job:
         whole_node=partition.whole_nodes,
         walltime_s=WALLTIME_S,
         warning_s=WALLTIME_S / 10,
-        setup=visit.setup,
+        setup=(*environment_lines(described.environment), *visit.setup),
         options=partition.job.options,
     )
 
@@ -103,6 +108,8 @@ def in_a_job(
     number = ""
     try:
         connection.put(shell.program("doctor-node").encode(), f"{visit.folder}/check.sh", mode=0o700)
+        promised = "".join(promise.line for promise in visit.promises)
+        connection.put(promised.encode(), f"{visit.folder}/promised", mode=0o600)
         if not described.queues:
             done = connection.run(["sh", "-c", 'cd "$0" && exec "$@"', visit.folder, *visit.command])
             return node_checks(_read(connection, visit), visit, described) or [_no_result(done.stderr.decode())]
@@ -160,7 +167,8 @@ def node_checks(text: str, visit: Visit, described: ClusterSpec) -> list[Check]:
     ]
     if described.partitions[visit.partition].device != "cpu":
         checks.append(_gpu(sections.get("gpu", ())))
-    return [*checks, *_python(sections, visit), *_egress(sections, visit)]
+    promised = promise_checks(visit.promises, sections.get("promised", ()))
+    return [*checks, *promised, *_python(sections, visit), *_egress(sections, visit)]
 
 
 def _gpu(lines: Sequence[str]) -> Check:

@@ -22,6 +22,7 @@ from fabrictool.clusters.checks.login import (
     scheduler_checks,
 )
 from fabrictool.clusters.checks.node import Visit, in_a_job, partition_for
+from fabrictool.clusters.checks.promises import file_of, promises_of
 from fabrictool.clusters.checks.result import Check, failed, guarded
 from fabrictool.clusters.connections.commands import wrap
 from fabrictool.clusters.connections.factory import at_keyboard, connect_login, endpoint_of, login_of
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from fabrictool.clusters.connections.protocol import Connection, Endpoint
     from fabrictool.clusters.schedulers.protocol import Scheduler
     from fabrictool.clusters.survey import Survey
-    from fabrictool.domain.inventory import ClusterSpec, Install, Inventory, Login
+    from fabrictool.domain.inventory import ClusterSpec, Inventory, Login
     from fabrictool.domain.specs import HostPort
 
 CHANNELS = 4
@@ -104,8 +105,10 @@ def _cluster(name: str, described: ClusterSpec, wanted: SiteCheckup, add: Callab
                 return
             add(guarded("environment", lambda: _environment(name, described, connection, survey)))
             add(guarded("engines", lambda: engine_checks(described, connection)))
+            if described.weights is not None:
+                add(guarded("weights", lambda: [weights_check(described.weights or "", connection)]))
             if wanted.jobs and folder:
-                visit = _visit(name, described, survey, wanted, token, folder)
+                visit = _visit(name, described, survey, wanted, connection, token, folder)
                 add(guarded("job", lambda: in_a_job(visit, described, survey, scheduler, connection, wanted.wait_s)))
         finally:
             with contextlib.suppress(FabrictoolError):
@@ -230,7 +233,7 @@ def _environment(name: str, described: ClusterSpec, connection: Connection, surv
 
 def engine_checks(described: ClusterSpec, connection: Connection) -> list[Check]:
     """Each engine of the inventory where it says that it is: a file of the site's. What only a job can load is said."""
-    files = {engine: _file_of(install) for engine, install in described.software.engines.items()}
+    files = {engine: file_of(install) for engine, install in described.software.engines.items()}
     argv = ["sh", "-c", 'for p; do [ -e "$p" ] && echo "$p"; done; true', "ft-engines", *filter(None, files.values())]
     there = set(connection.run(argv).stdout.decode(errors="replace").splitlines()) if any(files.values()) else set()
     checks = []
@@ -247,20 +250,40 @@ def engine_checks(described: ClusterSpec, connection: Connection) -> list[Check]
     return checks
 
 
-def _file_of(install: Install) -> str:
-    """The file that must be there; "" where none is named, as for a module or an image in a registry."""
-    if install.venv is not None:
-        return f"{install.venv}/bin/python"
-    container = install.container if install.container is not None and install.container.startswith("/") else None
-    return install.path or container or ""
+def weights_check(folder: str, connection: Connection) -> Check:
+    """Where sets are staged: it is made with the first of them, where that may be."""
+    look = 'at=$0; while [ ! -e "$at" ]; do at=$(dirname "$at"); done; echo "$at"; [ -d "$at" ] && [ -w "$at" ]'
+    done = connection.run(["sh", "-c", look, folder])
+    nearest = done.stdout.decode(errors="replace").strip()
+    where = folder if nearest == folder else f"{folder}, which is made in {nearest}"
+    if done.status == 0:
+        return Check("weights folder", True, where)
+    return Check(
+        "weights folder",
+        False,
+        f"{nearest} is no folder that can be written",
+        "choose another `weights` in the inventory",
+    )
 
 
-def _visit(name: str, described: ClusterSpec, survey: Survey, wanted: SiteCheckup, token: str, folder: str) -> Visit:
+# Wide: what is known by then of the site, and where the job may write.
+def _visit(
+    name: str,
+    described: ClusterSpec,
+    survey: Survey,
+    wanted: SiteCheckup,
+    connection: Connection,
+    token: str,
+    folder: str,
+) -> Visit:
     try:
         python, setup = python_of(described, name, survey)
     except FabrictoolError:
         python, setup = (), ()
-    return Visit(token, folder, partition_for(described, survey, wanted.partition), python, setup, wanted.hubs)
+    partition = partition_for(described, survey, wanted.partition)
+    staged = described.weights is not None and connection.run(["test", "-d", described.weights]).status == 0
+    promises = tuple(promises_of(described, described.partitions[partition], weights=staged))
+    return Visit(token, folder, partition, python, setup, wanted.hubs, promises)
 
 
 def _run(connection: Connection, name: str, described: ClusterSpec, *arguments: str) -> str:

@@ -1,5 +1,6 @@
 # Runs in a job, in the folder doctor/TOKEN; arguments: the gateways' addresses for agents, HOST:PORT with commas between
-# ("-": none), then Python's words. Writes `result`, whole or not at all.
+# ("-": none), then Python's words. What the inventory promises lies in `promised`, a kind and what it is a line. Writes
+# `result`, whole or not at all.
 hubs=$1; shift
 {
   echo @host; hostname
@@ -7,6 +8,17 @@ hubs=$1; shift
   echo @locks; command -v flock >/dev/null 2>&1 && { flock -n lock true && echo "flock works" || echo "flock fails"; }
   echo @gpu; echo "visible ${CUDA_VISIBLE_DEVICES:-${ROCR_VISIBLE_DEVICES:-${ZE_AFFINITY_MASK:-}}}"
   command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null
+  echo @promised
+  while read -r kind what; do
+    case $kind in
+      path) [ -e "$what" ] ;;
+      program) command -v "$what" >/dev/null ;;
+      module) ( command -v module >/dev/null 2>&1 || . /etc/profile; module load "$what" ) >/dev/null 2>&1 ;;
+      interface) [ -e "/sys/class/net/$what" ] ;;
+      interfaces) for i in "/sys/class/net/$what"*; do [ -e "$i" ] && break; done; [ -e "$i" ] ;;
+      adapter) [ -n "$(ls "/sys/class/$what" 2>/dev/null)" ] ;;
+    esac && echo "there $kind $what" || echo "missing $kind $what"
+  done <promised
   echo @python
   if [ $# -gt 0 ]; then
     "$@" -P -c 'import platform, fabrictool, fabrictool.agent.__main__
