@@ -24,6 +24,7 @@ from fabrictool.agent.forwarder import Forwarder, allowed
 from fabrictool.agent.guarding import HAS_LEFT, Guard, Refuser
 from fabrictool.agent.launching import first_node, launch_of
 from fabrictool.agent.measured import package_folder, signed_build
+from fabrictool.agent.nextjob import NextJob
 from fabrictool.agent.pairing import handover, handover_host
 from fabrictool.agent.specwatch import SpecWatch
 from fabrictool.agent.supervisor import Supervisor
@@ -139,6 +140,7 @@ class Agent:
         """``GROUP/PSEUDONYM`` → its requests; the one that asked last stands last."""
         self._warned = False
         self._signs = SignsOfLife(folder, self.health, self.status)
+        self._next = NextJob(folder, clock, self._note)
         self._brought = BroughtEngine() if isinstance(spec.brought, msgspec.UnsetType) else spec.brought
         self._leader = None if spec.on_nodes == 1 else self._leader_of(folder)
         self._supervisor = Supervisor(
@@ -193,12 +195,14 @@ class Agent:
         watch = asyncio.create_task(self._watch.run(self._signs.touch))
         end = asyncio.create_task(self._until_end())
         unasked = asyncio.create_task(self._until_unasked())
+        followed = asyncio.create_task(self._next.run(lambda: self._watch.spec.may_follow > 0, lambda: self.ends_at))
         clocks = asyncio.create_task(ClockWatch(self.mesh, self._clock, self._note).run())
         reason = "told to stop"
         try:
-            done, _ = await asyncio.wait({engine, stop, end, unasked}, return_when=asyncio.FIRST_COMPLETED)
-            if end in done:
-                reason = end.result()
+            awaited = {engine, stop, end, unasked, followed}
+            done, _ = await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+            for over in {end, followed} & done:
+                reason = over.result()
             if engine in done:
                 await engine  # raises what the supervisor raised
             if done == {unasked}:
@@ -210,7 +214,8 @@ class Agent:
                     leaving.push_async_callback(self._leader.close)
                 leaving.push_async_callback(self._supervisor.stop)
                 leaving.push_async_callback(self._signs.write)
-                leaving.push_async_callback(cancelled, engine, stop, signs, watch, end, unasked, linking, clocks)
+                tasks = (engine, stop, signs, watch, end, unasked, followed, linking, clocks)
+                leaving.push_async_callback(cancelled, *tasks)
                 leaving.push_async_callback(self._leave)
         return self._ended or reason
 

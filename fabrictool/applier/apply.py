@@ -30,9 +30,9 @@ from fabrictool.clusters.joined import JoinedCluster
 from fabrictool.clusters.protocol import NewUnit
 from fabrictool.domain.observed import LIVING, generation
 from fabrictool.domain.specs import AgentSpec, GatewaySpec
-from fabrictool.domain.state import Applied, Placed
+from fabrictool.domain.state import Applied, Placed, operation_id
 from fabrictool.planner.healing import WINDOW_S
-from fabrictool.planner.succession import KEPT
+from fabrictool.planner.succession import KEPT, lead_s, preparable
 from fabrictool.state.controllers import check_controller
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from fabrictool.applier.events import Notify
     from fabrictool.applier.journal import EntryKind
     from fabrictool.base.clock import Clock
-    from fabrictool.domain.observed import Observed, ObservedUnit
+    from fabrictool.domain.observed import ClusterFacts, Observed, ObservedUnit
     from fabrictool.domain.plan import Action, Plan
     from fabrictool.domain.specs import UnitSpec
     from fabrictool.domain.state import State
@@ -146,12 +146,14 @@ class Applier:
             run.carry_out(observed)
             return True
 
-    def identity(self, spec: UnitSpec) -> dict[str, bytes]:
-        """Relative name → bytes of a new session's keys and certificates; a node that joined has its own."""
+    def identity(self, spec: UnitSpec, *, after: int = 0) -> dict[str, bytes]:
+        """Relative name → bytes of a new session's keys and certificates; a node that joined has its own. It starts
+        when so many others have come and gone `after` which it follows.
+        """
         if isinstance(spec, AgentSpec) and spec.assigned:
             return {}
         walltime = spec.walltime_s if isinstance(spec, AgentSpec) else None
-        seconds = SESSION_SECONDS if walltime is None else walltime + QUEUED_SECONDS
+        seconds = SESSION_SECONDS if walltime is None else walltime * (1 + after) + QUEUED_SECONDS
         return self.fabric.trust.session_files(spec.provider, role_of(spec), now=self.clock.wall(), seconds=seconds)
 
     def renewed(self, action: Action) -> dict[str, bytes]:
@@ -196,6 +198,7 @@ class _Run:
         self._state = state
         self._heals = heals
         self._problems: list[Problem] = []
+        self._facts: Mapping[str, ClusterFacts] = {}
         self._only_stops = all(action.kind == "delete" for action in plan.changes) and bool(plan.changes)
         self._driver = Driver(
             clusters=applier.fabric.clusters,
@@ -210,6 +213,7 @@ class _Run:
 
     def carry_out(self, observed: Observed) -> None:
         """Raises what `Applier.apply` raises."""
+        self._facts = observed.clusters
         with self._telling_failures():
             self._run_waves(observed)
         if self._applier.interrupt.count:
@@ -303,7 +307,23 @@ class _Run:
         if isinstance(spec, GatewaySpec) and spec.ingress and keys is not None:
             files["keys.json"] = keys.file
             spec = msgspec.structs.replace(spec, keys=keys.digest)
-        return NewUnit(action.operation, action.address, spec, files, self._state.lineage, self._state.serial)
+        unit = NewUnit(action.operation, action.address, spec, files, self._state.lineage, self._state.serial)
+        return self._with_followers(unit, action.cluster)
+
+    def _with_followers(self, unit: NewUnit, cluster: str) -> NewUnit:
+        """And what may follow it from inside its job: a session each, where its provider's key is here."""
+        spec, facts = unit.spec, self._facts.get(cluster)
+        if not isinstance(spec, AgentSpec) or not spec.may_follow or facts is None:
+            return unit
+        provider_ends = self._fabric.trust.signs().get(spec.provider)
+        if provider_ends is None:
+            return unit
+        followers = []
+        for number in range(1, preparable(spec, provider_ends - self._clock.wall()) + 1):
+            operation = operation_id(unit.lineage, unit.address, generation(unit.operation) + number)
+            files = self._applier.identity(spec, after=number)
+            followers.append(replace(unit, operation=operation, files=files))
+        return replace(unit, followers=tuple(followers), lead_s=lead_s(spec, facts, self._state))
 
     def _report(self, report: Notify) -> None:
         action = report.action
@@ -379,7 +399,7 @@ class _Run:
     def _save_end(self, action: Action) -> None:
         """Forget the place of a unit that was stopped, unless a younger one of its address stands there."""
         placed = self._state.units.get(action.address)
-        if placed is not None and placed.operation in ("", action.former):
+        if placed is not None and generation(placed.operation) <= generation(action.former):
             self.remember(units={name: at for name, at in self._state.units.items() if name != action.address})
 
     def note(self, kind: EntryKind, **about: Any) -> None:

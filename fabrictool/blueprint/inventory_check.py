@@ -97,10 +97,7 @@ class InventoryCheck(ReferenceCheck):
         self._software(path, cluster)
         for name, partition in cluster.partitions.items():
             self._partition((*path, "partitions", name), partition)
-            ours = {"devices_as": partition.job.devices_as != "gres", "step_options": partition.job.step_options}
-            for key in [key for key, given in ours.items() if given and cluster.kind != "slurm"]:
-                message = f"`{key}` is for Slurm; this is a {cluster.kind} cluster"
-                self.say("FT1245", (*path, "partitions", name, "job", key), message, "remove it")
+            self._job((*path, "partitions", name), partition, cluster.kind)
             if partition.whole_nodes and cluster.kind == "local":
                 hint = "remove it: replicas of a local cluster share its nodes"
                 self.say(
@@ -109,6 +106,17 @@ class InventoryCheck(ReferenceCheck):
                     "only a batch scheduler gives whole nodes",
                     hint,
                 )
+
+    def _job(self, path: Steps, partition: Partition, kind: str) -> None:
+        job = partition.job
+        ours = {
+            "devices_as": job.devices_as != "gres", "step_options": job.step_options, "successors": job.successors,
+        }  # fmt: skip
+        for key in [key for key, given in ours.items() if given and kind != "slurm"]:
+            self.say("FT1245", (*path, "job", key), f"`{key}` is for Slurm; this is a {kind} cluster", "remove it")
+        if job.successors and partition.walltime is None:
+            hint = "write the partition's `walltime`"
+            self.say("FT1273", (*path, "job", "successors"), "no job follows one that never ends", hint)
 
     def _software(self, path: Steps, cluster: ClusterSpec) -> None:
         if cluster.environment.given and (cluster.here or cluster.kind in ("kubernetes", "joined")):

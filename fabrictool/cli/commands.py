@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from fabrictool.cli import (
+    adopt_command,
     agent_commands,
     blueprint_commands,
     bootstrap_command,
@@ -51,6 +52,7 @@ def build() -> typer.Typer:
         gateway_commands,
         usage_command,
         agent_commands,
+        adopt_command,
         mesh_commands,
         state_commands,
         trust_commands,

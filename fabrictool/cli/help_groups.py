@@ -15,7 +15,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "Plan and carry out": ("plan", "show", "apply", "reconcile", "destroy", "observe", "state"),
     "Look at what runs": ("status", "top", "mesh", "logs", "events", "usage"),
     "Forecast": ("simulate", "calibrate", "trace", "instance"),
-    "Serve": ("gateway", "keys", "agent"),
+    "Serve": ("gateway", "keys", "agent", "adopt"),
 }
 OTHERS = "Other"
 

@@ -14,13 +14,14 @@ import msgspec
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.clusters.allocation import allocation
 from fabrictool.clusters.environment.interpreter import MODULES_THERE, python_of
+from fabrictool.clusters.schedulers import shell
 from fabrictool.clusters.schedulers.protocol import ENDS_AT, Job
 from fabrictool.domain.observed import Away
 from fabrictool.domain.specs import AgentSpec, GatewaySpec, encode_spec
 from fabrictool.mesh.identity import describe_chain
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from fabrictool.clusters.protocol import NewUnit
     from fabrictool.clusters.schedulers.protocol import Scheduler
@@ -34,9 +35,16 @@ WARNING_MARGIN_S = 120.0
 
 # Wide: a unit, its place, and what is known of that.
 def job_of(
-    unit: NewUnit, described: ClusterSpec, cluster: str, fabric: str, survey: Survey, scheduler: Scheduler
+    unit: NewUnit,
+    described: ClusterSpec,
+    cluster: str,
+    fabric: str,
+    survey: Survey,
+    scheduler: Scheduler,
+    *,
+    later: bool = False,
 ) -> Job:
-    """The job of one unit.
+    """The job of one unit; one that is submitted `later` may not run into any window that is known now.
 
     Raises
     ------
@@ -72,7 +80,7 @@ def job_of(
         queue,
         spec.walltime_s,
         survey.scheduler.queues.get(queue),
-        away(described, survey),
+        () if later else away(described, survey),
         survey.now,
     )
     request, devices = partition.job, max(1, on_each)
@@ -153,6 +161,22 @@ def meta_of(unit: NewUnit) -> bytes:
         "certificate_ends_at": described.end if described is not None else None,
     }
     return msgspec.json.encode(meta)
+
+
+def follower_files(unit: NewUnit, jobs: Sequence[Job], scheduler: Scheduler, survey: Survey) -> dict[str, bytes]:
+    """Relative name → bytes of what may follow a unit: a run folder each, in order, and the program that submits the
+    first of them from inside the unit's job. Empty where nothing may.
+    """
+    if not jobs:
+        return {}
+    files = {
+        "next/lead": f"{unit.lead_s:.0f}\n".encode(),
+        "next/submit.sh": shell.follow_program(scheduler).encode(),
+    }
+    for number, (follower, job) in enumerate(zip(unit.followers, jobs, strict=True), start=1):
+        for name, data in run_folder(follower, job, scheduler, survey).items():
+            files[f"next/{number}-{follower.operation}/{name}"] = data
+    return files
 
 
 def told_files(unit: NewUnit) -> dict[str, bytes]:

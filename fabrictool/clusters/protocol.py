@@ -29,6 +29,10 @@ class NewUnit:
     """Whose it is."""
     serial: int = 0
     """Of the state at the start: a late writer is seen by it."""
+    followers: tuple[NewUnit, ...] = ()
+    """Units that may be submitted from inside it, one after the other."""
+    lead_s: float = 0.0
+    """Seconds before its end at which the first of them is to be."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ import msgspec
 from fabrictool.base.clock import SystemClock, minute_text
 from fabrictool.base.errors import FabrictoolError, UnreachableError
 from fabrictool.clusters.heartbeats import LOOK_AGAIN_S, Heartbeats
-from fabrictool.clusters.jobs import away, job_of, run_folder, tar, told_files
+from fabrictool.clusters.jobs import away, follower_files, job_of, run_folder, tar, told_files
 from fabrictool.clusters.protocol import JobScript
 from fabrictool.clusters.schedulers import shell
 from fabrictool.clusters.schedulers.processes import Processes
@@ -267,7 +267,8 @@ class RemoteCluster:
         folders: dict[str, dict[str, bytes]] = {}
         for unit in units:
             try:
-                folders[unit.operation] = run_folder(unit, self._job(unit, survey), self._scheduler, survey)
+                files = run_folder(unit, self._job(unit, survey), self._scheduler, survey)
+                folders[unit.operation] = files | self._followers(unit, survey)
             except FabrictoolError as error:
                 failed[unit.operation] = error
         if not folders:
@@ -314,7 +315,8 @@ class RemoteCluster:
         return failed
 
     def update(self, units: Sequence[NewUnit]) -> dict[str, FabrictoolError]:
-        folders = {unit.operation: told_files(unit) for unit in units}
+        survey = self.survey()
+        folders = {unit.operation: told_files(unit) | self._followers(unit, survey) for unit in units}
         done = self._run("ft-update", shell.program("update"), sorted(folders), stdin=tar(folders), changes=True)
         placed = set(done.stdout.decode(errors="replace").split())
         why = done.stderr.decode(errors="replace").strip()[-200:] or "its run folder is missing"
@@ -408,6 +410,13 @@ class RemoteCluster:
 
     def _job(self, unit: NewUnit, survey: Survey) -> Job:
         return job_of(unit, self._described, self.name, self._fabric, survey, self._scheduler)
+
+    def _followers(self, unit: NewUnit, survey: Survey) -> dict[str, bytes]:
+        jobs = [
+            job_of(follower, self._described, self.name, self._fabric, survey, self._scheduler, later=True)
+            for follower in unit.followers
+        ]
+        return follower_files(unit, jobs, self._scheduler, survey)
 
     def _refusal(self, operation: str, verdict: str, why: str) -> FabrictoolError:
         code, hint = _REFUSALS[verdict]

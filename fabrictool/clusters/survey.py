@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -97,7 +98,8 @@ def read_survey(text: str, scheduler: Scheduler, *, thing: str, looker: Looker |
         for operation, files in folders.items()
         if (stamps := _stamps(files))
     }
-    units = _units(folders, specs, facts.jobs, pulses)
+    prepared = Counter(path.rpartition("/next/")[0].rpartition("/")[2] for path in sections.get("next", ()))
+    units = _units(folders, specs, facts.jobs, pulses, prepared)
     unsure = {operation for operation, pulse in pulses.items() if pulse.verdict == "unsure"}
     return Survey(
         now=facts.now or now,
@@ -110,7 +112,7 @@ def read_survey(text: str, scheduler: Scheduler, *, thing: str, looker: Looker |
         specs=specs,
         here="here" in sections,
         pages={
-            operation: str(_object(files["process.json"]).get("status", ""))
+            operation: str(object_of(files["process.json"]).get("status", ""))
             for operation, files in folders.items()
             if "process.json" in files
         },
@@ -142,7 +144,9 @@ def _units(
     specs: Mapping[str, UnitSpec],
     jobs: tuple[JobFacts, ...],
     pulses: Mapping[str, Pulse],
+    prepared: Counter[str],
 ) -> tuple[ObservedUnit, ...]:
+    """`prepared`: of an operation, how many may follow it from inside its job."""
     by_name: dict[str, JobFacts] = {}
     for job in jobs:  # of several with one name the one that is not over counts
         if job.name not in by_name or by_name[job.name].state == "ended":
@@ -155,7 +159,9 @@ def _units(
         same = by_id.get(number)
         if mine is None and same is not None and not same.name:
             mine = same  # a number with another name is another's job: the scheduler uses numbers again
-        units.append(_unit(operation, files, specs.get(operation), mine, number, pulses.get(operation)))
+        units.append(
+            _unit(operation, files, specs.get(operation), mine, number, pulses.get(operation), prepared[operation])
+        )
     known = {f"ft-{operation}" for operation in folders}
     for job in by_name.values():
         tags = parse_comment(job.comment)
@@ -190,8 +196,9 @@ def _unit(
     job: JobFacts | None,
     number: str,
     pulse: Pulse | None,
+    prepared: int,
 ) -> ObservedUnit:
-    meta, health, ending = (_object(files.get(name, "")) for name in ("meta.json", "health.json", "exit.json"))
+    meta, health, ending = (object_of(files.get(name, "")) for name in ("meta.json", "health.json", "exit.json"))
     state, reason = _state(files, job, number, ending, silent=pulse is None or _over(pulse))
     pulse = pulse or ALIVE  # it never said anything: nothing can be missed
     detail = paused = ""
@@ -229,6 +236,7 @@ def _unit(
         certificate_ends_at=certificate_ends_at,
         renewable=renewable(tells),
         hands_over=tells.get("hands_over") is True,
+        successors=prepared,
         ends_at=told_end if state == "running" else None,
         waits_for="leaving" if ending else awaited(health.get("waits_for")) if state == "running" else "",
         ready=state == "running"
@@ -289,12 +297,13 @@ def _queued(job: JobFacts) -> str:
 
 def _stamps(files: Mapping[str, str]) -> tuple[float, ...]:
     """Of the last heartbeat: by its writer's clock, and by the file server's; none without one."""
-    health = _object(files.get("health.json", ""))
+    health = object_of(files.get("health.json", ""))
     stamps = (_number(health.get("at"), 0.0), _seconds(files.get("health.json.mtime", "")))
     return tuple(stamp for stamp in stamps if stamp > 0.0) if health else ()
 
 
-def _object(text: str) -> dict[str, Any]:
+def object_of(text: str) -> dict[str, Any]:
+    """What a unit wrote as JSON; empty for anything else."""
     try:
         value = msgspec.json.decode(text.encode())
     except msgspec.DecodeError:

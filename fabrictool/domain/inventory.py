@@ -237,6 +237,9 @@ class JobRequest(Document):
     """Options passed through to the submission, without their dashes, such as ``account: proj01``."""
     step_options: dict[Text, str] = Field(default_factory=dict)
     """The same for Slurm's ``srun`` in the job, such as ``environment: /capstor/vllm.toml``."""
+    successors: Annotated[int, Field(ge=0, le=7)] = 0
+    """How many jobs may follow a replica's, each submitted by the one before from its node, while nobody reconciles.
+    The nodes must be allowed to submit, and the partition needs a walltime."""
 
     @model_validator(mode="after")
     def _unprotected(self) -> JobRequest:

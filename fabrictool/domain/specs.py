@@ -175,6 +175,13 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, tag="agent", tag_fiel
     """Without a request for so long it ends, until somebody asks for its model; unset: it stays."""
     site_links: bool | msgspec.UnsetType = msgspec.UNSET
     """Whether it listens for the agents of its site and dials them; not written where it does."""
+    successors: int | msgspec.UnsetType = msgspec.UNSET
+    """How many jobs may follow its own, each submitted by the one before; not written where none may."""
+
+    @property
+    def may_follow(self) -> int:
+        """How many jobs may follow its own from inside."""
+        return 0 if isinstance(self.successors, msgspec.UnsetType) else self.successors
 
     @property
     def on_nodes(self) -> int:
@@ -477,7 +484,7 @@ IN_PLACE = (
     "priorities", "terms", "model_limits", "labels", "aliases", "model_groups", "wakes", "cache_octets", "bases",
 )  # fmt: skip
 """Fields of a `GatewaySpec` that a gateway takes over while it serves; for any other a new one must start."""
-AGENT_IN_PLACE = ("trust", "hubs", "idle_after_s")
+AGENT_IN_PLACE = ("trust", "hubs", "idle_after_s", "successors")
 """The same of an `AgentSpec`."""
 
 
@@ -510,12 +517,13 @@ def without_hubs(spec: UnitSpec) -> UnitSpec:
 
 def lasting(spec: UnitSpec) -> UnitSpec:
     """What a unit that differs in it has to be replaced for, or, of a gateway, told anew. Whom an agent serves, and
-    when it may end, is left out: one that cannot be told now, such as a job in a queue, must not lose its place for it.
+    when it may end and what follows it, is left out: one that cannot be told now, such as a job in a queue, must not
+    lose its place for it.
     """
     spec = without_hubs(spec)
     if not isinstance(spec, AgentSpec):
         return spec
-    return msgspec.structs.replace(spec, trust=msgspec.UNSET, idle_after_s=msgspec.UNSET)
+    return msgspec.structs.replace(spec, trust=msgspec.UNSET, idle_after_s=msgspec.UNSET, successors=msgspec.UNSET)
 
 
 _decoder = msgspec.json.Decoder(UnitSpec)

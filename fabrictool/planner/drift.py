@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fabrictool.domain.observed import Blocked, ObservedUnit
     from fabrictool.domain.plan import Action
     from fabrictool.domain.specs import UnitSpec
-    from fabrictool.planner.succession import Succession
+    from fabrictool.planner.succession import Cause, Succession
 
 DriftKind = Literal["missing", "ended", "changed", "degraded", "ending", "stuck", "orphan", "unreachable"]
 STUCK_HINTS: Mapping[Blocked, str] = {
@@ -26,6 +26,10 @@ STUCK_HINTS: Mapping[Blocked, str] = {
     "limit": "end other jobs of yours, or ask the site for more",
     "nodes": "ask the site when they are back; `fabrictool doctor SITE` shows the partition",
 }
+
+
+_KINDS: Mapping[Cause, DriftKind] = {"silence": "degraded", "requeued": "degraded", "successors": "changed"}
+"""Of those that are not just at their end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +53,7 @@ def drift_of(evidence: Evidence, expiring: Mapping[str, Succession]) -> tuple[Dr
             drift.append(Drift("orphan", address, cluster, f"{address} is on {cluster}, and was not asked for"))
         elif here.operation in expiring:
             succession = expiring[here.operation]
-            kind = "degraded" if succession.cause in ("silence", "requeued") else "ending"
+            kind = _KINDS.get(succession.cause, "ending")
             drift.append(Drift(kind, address, cluster, f"{address}: {succession.reason}"))
         elif cluster != want.cluster or here.spec_digest != spec_digest(want.spec):
             drift.append(Drift("changed", address, cluster, f"{address} is not what was applied"))
@@ -86,7 +90,8 @@ def _told_otherwise(here: ObservedUnit, told: UnitSpec | None, wanted: UnitSpec)
     """Whether an agent that can be told was not, such as one that waited in a queue at the time."""
     if not here.in_force or not isinstance(told, AgentSpec) or not isinstance(wanted, AgentSpec):
         return False
-    return (told.trust, told.idle_after_s) != (wanted.trust, wanted.idle_after_s)
+    told_now = (told.trust, told.idle_after_s, told.successors)
+    return told_now != (wanted.trust, wanted.idle_after_s, wanted.successors)
 
 
 def out_of_reach(evidence: Evidence) -> list[Problem]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fabrictool.domain.specs import UnitSpec
     from fabrictool.domain.state import State
 
-Cause = Literal["certificate", "silence", "requeued", "maintenance", "walltime", "gateways"]
+Cause = Literal["certificate", "silence", "requeued", "maintenance", "walltime", "gateways", "successors"]
 
 SIGNAL_SLACK_S = 180.0
 MUTE_S = 300.0
@@ -61,12 +61,15 @@ class Succession:
 def successions(evidence: Evidence, now: float) -> dict[str, Succession]:
     """Operation → why it needs a successor, of the youngest living unit of every address; `now` in wall seconds."""
     expiring = {}
-    for cluster, unit in evidence.observed.running().values():
+    for units in evidence.observed.living().values():
+        cluster, unit = units[0]
         facts = evidence.clusters[cluster]
         spec = evidence.specs.get(unit.operation)
         succession = _succession(unit, spec, facts, evidence.state, now)
         if succession is not None and succession.cause == "certificate":
             succession = _renewed(succession, unit, spec, evidence, now)
+        if succession is None and len(units) == 1:  # while one follows another, nobody is told anything
+            succession = _unprepared(unit, spec, evidence, now)
         if succession is not None:
             expiring[unit.operation] = succession
     return expiring
@@ -75,6 +78,28 @@ def successions(evidence: Evidence, now: float) -> dict[str, Succession]:
 def successors(expiring: Mapping[str, Succession]) -> set[str]:
     """Operations that another unit follows."""
     return {operation for operation, succession in expiring.items() if not succession.in_place}
+
+
+def _unprepared(unit: ObservedUnit, spec: UnitSpec | None, evidence: Evidence, now: float) -> Succession | None:
+    """Where its provider's key is here, jobs that may follow it from inside are prepared again once some were used."""
+    provider_ends = None if spec is None else evidence.signs.get(spec.provider)
+    if provider_ends is None or not isinstance(spec, AgentSpec) or unit.state != "running" or not unit.in_force:
+        return None
+    wanted = preparable(spec, provider_ends - now)
+    if unit.successors >= wanted:
+        return None
+    reason = f"{unit.successors} of {wanted} jobs that may follow it are prepared"
+    return Succession("successors", reason, in_place=True)
+
+
+def preparable(spec: AgentSpec, provider_s: float) -> int:
+    """How many jobs can be prepared to follow one that starts now: the last one's certificate must last until its end,
+    and no key lies on a site for longer than any other; `provider_s` is what is left of their provider's own.
+    """
+    if spec.walltime_s is None:
+        return 0
+    longest = min(provider_s, KEY_LIFE_S) / spec.walltime_s
+    return max(0, min(spec.may_follow, int(longest) - 1))
 
 
 def _renewed(
@@ -114,7 +139,7 @@ def _succession(
             text = f"{window.name} takes its nodes away at {_clock(window.begin)}"
             # Where it takes some nodes only, others are there for a successor.
             return Succession("maintenance", text, stop_first=not window.nodes)
-        lead = lead_s(unit, spec, facts, state)
+        lead = _lead_of(unit, spec, facts, state)
         if unit.ends_at is not None and unit.ends_at - there < lead:
             at = _clock(unit.ends_at)
             return Succession("walltime", f"its allocation ends at {at}, and a successor needs up to {lead:.0f} s")
@@ -136,13 +161,18 @@ def _clock(at: float) -> str:
     return time.strftime("%H:%M:%S UTC", time.gmtime(at))
 
 
-def lead_s(unit: ObservedUnit, spec: AgentSpec, facts: ClusterFacts, state: State) -> float:
-    """Seconds before a unit's end at which its successor is asked for; at most a part of its allocation."""
+def lead_s(spec: AgentSpec, facts: ClusterFacts, state: State) -> float:
+    """Seconds before a unit's end at which its successor is asked for, of an allocation that is long enough."""
     queue = facts.queues.get(spec.partition)
     usual = IDLE_WAIT_S if queue is not None and queue.idle else UNKNOWN_WAIT_S
     wait = percentile(state.waits.get(f"{facts.cluster}/{spec.partition}", ()), 0.95, usual)
     load = percentile(state.loads.get(spec.model, ()), 0.95, UNKNOWN_LOAD_S)
-    lead = wait + load + spec.drain_s + SIGNAL_SLACK_S
+    return wait + load + spec.drain_s + SIGNAL_SLACK_S
+
+
+def _lead_of(unit: ObservedUnit, spec: AgentSpec, facts: ClusterFacts, state: State) -> float:
+    """At most a part of its allocation."""
+    lead = lead_s(spec, facts, state)
     if unit.begins_at is not None and unit.ends_at is not None:
         lead = min(lead, (unit.ends_at - unit.begins_at) * LONGEST_LEAD)
     return lead

@@ -96,6 +96,7 @@ def _agent(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement
         kv_precision=_kv_precision(model, replica),
         idle_after_s=_idle_after(model, inventory, replica),
         site_links=msgspec.UNSET if inventory.clusters[replica.cluster].site_links else False,
+        successors=partition.job.successors or msgspec.UNSET,
     )
     return as_assigned(spec) if inventory.clusters[replica.cluster].joined else spec
 
@@ -133,12 +134,16 @@ def _trust(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement
     """Whom it serves. One that could not be told of a change is told nothing: it would have to be replaced for it."""
     if not inventory.clusters[replica.cluster].tells_anew:
         return msgspec.UNSET
-    provider, model = replica.provider, blueprint.models[replica.model]
+    return trust_of(blueprint, inventory, replica.provider, blueprint.models[replica.model])
+
+
+def trust_of(blueprint: Blueprint, inventory: Inventory, provider: str, model: Model | None) -> AgentTrust:
+    """Whom an agent of that provider serves; None: a model that the blueprint does not know."""
     allowing = tuple(sorted(name for name, group in blueprint.trust.groups.items() if provider in group.allow))
-    if model.groups is not None:
+    if model is not None and model.groups is not None:
         allowing = tuple(group for group in allowing if group in model.groups)
     groups = allowing if blueprint.tenants or blueprint.key_api else None
-    if model.trust is not None and provider not in model.trust:
+    if model is not None and model.trust is not None and provider not in model.trust:
         groups = ()
     ingresses = (gateway for gateway in blueprint.every_gateway.values() if gateway.listen is not None)
     asking = {inventory.provider_of(gateway.cluster) for gateway in ingresses}

@@ -25,6 +25,7 @@ from fabrictool.domain.observed import ClusterFacts, Observed, ObservedUnit
 from fabrictool.domain.plan import Action, Certificate, Forecast, Placement, Plan
 from fabrictool.domain.specs import AgentSpec, HostPort
 from fabrictool.domain.state import State, operation_id
+from fabrictool.mesh.identity import describe_chain
 from fabrictool.planner.drift import stuck
 from fabrictool.planner.readset import unit_facts
 from fabrictool.state.controllers import accept_controller, write_controller
@@ -194,6 +195,36 @@ def test_a_controller_that_has_ended_is_said_before_anything_is_deleted(bench, t
     clock.advance(-2 * 86400.0)
     applier.apply(wanted)
     assert cluster.told[0] == ("stop", operation(1))
+
+
+class FakeBatch(FakeCluster):
+    """Keeps what it was given."""
+
+    def start(self, units):
+        self.given = list(units)
+        return super().start(units)
+
+
+@pytest.mark.parametrize(("days", "count"), [(90, 3), (3, 2), (1, 0)])
+def test_what_may_follow_a_job_is_prepared_with_it_each_with_a_session_that_lasts(bench, tmp_path, days, count):
+    clock = ManualClock(wall=SystemClock().wall())
+    trust = TrustStore(tmp_path / "trust")
+    trust.init("f", now=clock.wall())
+    trust.issue("p", now=clock.wall() - 60.0, days=days)
+    cluster = FakeBatch()
+    applier = bench(cluster)
+    applier = replace(applier, fabric=replace(applier.fabric, trust=trust), clock=clock)
+    spec = msgspec.structs.replace(SPEC, walltime_s=86000.0, successors=3)
+    applier.apply(plan(msgspec.structs.replace(action("create", new=1), spec=spec)))
+    (unit,) = cluster.given
+    lineage = applier.fabric.folder.read_state().lineage
+    assert [f.operation for f in unit.followers] == [operation_id(lineage, ADDRESS, n + 2) for n in range(count)]
+    assert unit.lead_s >= 600.0
+    keys = {follower.files["identity/session.key"] for follower in (unit, *unit.followers)}
+    assert len(keys) == count + 1
+    for number, follower in enumerate(unit.followers, start=2):
+        described = describe_chain(follower.files["identity/session.crt"])
+        assert described.end - clock.wall() >= number * 86000.0
 
 
 def test_a_second_ctrl_c_keeps_the_evidence_of_the_dead(bench):

@@ -314,3 +314,11 @@ def test_a_gateway_that_would_not_come_back_as_it_should_is_not_as_it_was_told(w
     found = unit(files=there, jobs=[job()])
     assert found.in_force == in_force
     assert ("after a reboot" in found.detail) == (in_force == "former")
+
+
+def test_what_may_follow_a_job_from_inside_is_counted():
+    place = f"/home/u/.fabrictool/units/f/{OPERATION}/next"
+    lines = [f"{place}/{number}-replica-m-0-g{number}-0a1b2c3d/submit" for number in (2, 3)]
+    seen = read_survey(text(files(), [job()], next=lines), Slurm(), thing="cluster/c")
+    assert [unit.successors for unit in seen.units] == [2]
+    assert [unit.successors for unit in read_survey(text(files(), [job()]), Slurm(), thing="cluster/c").units] == [0]

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import time
 import urllib.error
 
 import pytest
@@ -12,6 +11,9 @@ from tests.e2e.test_standstill import ask, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
+WITHIN_S = 60.0
+"""Seconds at most; the machine may be busy with other tests."""
+
 
 def providers(bed):
     found = set()
@@ -20,30 +22,40 @@ def providers(bed):
             found.add(ask(bed))
         except urllib.error.HTTPError as error:
             found.add(error.code)
+            error.close()
     return found
+
+
+def until_both_serve(bed):
+    """Who is asked is drawn for each request: both are seen sooner or later."""
+    seen = set()
+
+    def both():
+        seen.update(providers(bed))
+        return seen >= {"alpha", "beta"}
+
+    until(both, WITHIN_S)
 
 
 def test_who_shows_no_signed_build_gets_no_requests(fabric_bed):
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", fabric_bed.folder / "key"], check=True)
     signer = (fabric_bed.folder / "key.pub").read_text().strip()
     fabric_bed.up()
-    assert providers(fabric_bed) == {"alpha", "beta"}
+    until_both_serve(fabric_bed)
     before = {address: unit.pid for (address, _), unit in fabric_bed.units().items()}
     rule = f"trust: {{builds: {{signers: ['{signer}'], providers: [beta]}}, groups:"
     fabric_bed.write(blueprint=BLUEPRINT.replace("trust: {groups:", rule))
     plan = json.loads(fabric_bed.run("plan", "--json").stdout)
     assert [(a["kind"], a["address"]) for a in plan["actions"] if a["kind"] != "keep"] == [("update", "gateway/main")]
     fabric_bed.run("apply", "--yes")
-    until(lambda: providers(fabric_bed) == {"alpha"}, 15.0)
+    until(lambda: providers(fabric_bed) == {"alpha"}, WITHIN_S)
     assert "nothing is sent there: it shows no signed build" in fabric_bed.run("events").stdout
     fabric_bed.write(blueprint=BLUEPRINT.replace("trust: {groups:", rule.replace(", providers: [beta]", "")))
     fabric_bed.run("apply", "--yes")
-    until(lambda: providers(fabric_bed) & {404, 503} == providers(fabric_bed), 15.0)
+    until(lambda: providers(fabric_bed) & {404, 503} == providers(fabric_bed), WITHIN_S)
     fabric_bed.write()
     fabric_bed.run("apply", "--yes")
-    end = time.monotonic() + 15.0
-    while providers(fabric_bed) != {"alpha", "beta"}:
-        assert time.monotonic() < end
+    until_both_serve(fabric_bed)
     assert {address: unit.pid for (address, _), unit in fabric_bed.units().items()} == before
 
 

@@ -194,3 +194,46 @@ def test_a_certificate_is_renewed_where_that_can_be_done_and_a_successor_started
     evidence = msgspec.structs.replace(seen(unit(**(ENDING | changes))), signs=signs)
     found = heal(evidence, {}, now=NOW).plan.changes
     assert [(action.kind, action.renews is True) for action in found] == ([(kind, kind == "update")] if kind else [])
+
+
+FOLLOWED = msgspec.structs.replace(SPEC, walltime_s=86400.0, successors=3)
+
+
+def followed(*units, signs=None):
+    evidence = seen(*(msgspec.structs.replace(unit, spec_digest=spec_digest(FOLLOWED)) for unit in units))
+    applied = {ADDRESS: Applied(cluster="c", spec=FOLLOWED)}
+    return msgspec.structs.replace(
+        evidence,
+        specs={unit.operation: FOLLOWED for unit in units},
+        state=msgspec.structs.replace(evidence.state, applied_units=applied),
+        signs={"p": LATER} if signs is None else signs,
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "signs", "kinds"),
+    [
+        ({"successors": 3}, None, []),
+        ({"successors": 2}, None, ["update"]),
+        ({"successors": 0}, {}, []),  # its provider's key is elsewhere
+        ({"successors": 0}, {"p": NOW + 2.5 * 86400}, ["update"]),
+        ({"successors": 1}, {"p": NOW + 2.5 * 86400}, []),  # no certificate lasts until another one's end
+        ({"successors": 0, "in_force": ""}, None, []),  # of an earlier release, which is told nothing
+    ],
+)
+def test_what_may_follow_a_job_from_inside_is_prepared_again(changes, signs, kinds):
+    evidence = followed(unit(**({"in_force": "current"} | changes)), signs=signs)
+    healing = heal(evidence, {}, now=NOW)
+    assert [action.kind for action in healing.plan.changes] == kinds
+    assert [action.renews is True for action in healing.plan.changes] == [False] * len(kinds)
+    assert [drift.kind for drift in healing.drift] == ["changed"] * len(kinds)
+
+
+def test_a_job_that_followed_from_inside_is_ours_and_the_former_one_leaves_when_it_serves():
+    second = operation_id(LINEAGE, ADDRESS, 2)
+    late = {"ends_at": NOW + 600, "in_force": "current", "successors": 2}
+    queued = msgspec.structs.replace(unit(state="pending", ready=False, ends_at=None), operation=second)
+    assert heal(followed(unit(**late), queued), {}, now=NOW).plan.changes == ()
+    serving = msgspec.structs.replace(unit(in_force="current", successors=2), operation=second)
+    (action,) = heal(followed(unit(**late), serving), {}, now=NOW).plan.changes
+    assert (action.kind, action.operation, action.former) == ("replace", second, OPERATION)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError
-from fabrictool.clusters.checks.promises import promise_checks
+from fabrictool.clusters.checks.promises import promise_checks, submits
 from fabrictool.clusters.checks.result import Check
 from fabrictool.clusters.jobs import environment_lines
 from fabrictool.clusters.schedulers import shell
@@ -62,11 +62,12 @@ class Visit:
 def partition_for(described: ClusterSpec, survey: Survey, wanted: str) -> str:
     """The wanted one; else one with an idle node, with accelerators if any has."""
     queues = survey.scheduler.queues
-    names = [name for name in described.partitions if name in queues and queues[name].up] or list(described.partitions)
+    of = {name: queues.get(partition.queue or name) for name, partition in described.partitions.items()}
+    names = [name for name, queue in of.items() if queue is not None and queue.up] or list(of)
     ranked = sorted(
         names,
         key=lambda name: (
-            name in queues and queues[name].idle == 0,
+            (queue := of[name]) is not None and queue.idle == 0,
             described.partitions[name].device == "cpu",
             described.partitions[name].tier != "owned",
         ),
@@ -86,7 +87,7 @@ def job_of(visit: Visit, described: ClusterSpec, survey: Survey) -> Job:
         folder=visit.folder,
         home=survey.home,
         command=visit.command,
-        partition=visit.partition,
+        partition=partition.queue or visit.partition,
         devices=0 if partition.device == "cpu" else 1,
         whole_node=partition.whole_nodes,
         walltime_s=WALLTIME_S,
@@ -107,13 +108,16 @@ def in_a_job(
     """Submit, wait, judge; the job is cancelled and its folder removed whatever happens, Ctrl-C included."""
     number = ""
     try:
+        job = job_of(visit, described, survey)
+        if described.partitions[visit.partition].job.successors:
+            again = scheduler.estimate(survey.scheduler, job) or ()
+            visit = replace(visit, promises=(*visit.promises, submits(again)))
         connection.put(shell.program("doctor-node").encode(), f"{visit.folder}/check.sh", mode=0o700)
         promised = "".join(promise.line for promise in visit.promises)
         connection.put(promised.encode(), f"{visit.folder}/promised", mode=0o600)
         if not described.queues:
             done = connection.run(["sh", "-c", 'cd "$0" && exec "$@"', visit.folder, *visit.command])
             return node_checks(_read(connection, visit), visit, described) or [_no_result(done.stderr.decode())]
-        job = job_of(visit, described, survey)
         submission = scheduler.submission(survey.scheduler, job)
         connection.put(submission.script.encode(), f"{visit.folder}/job.sh", mode=0o700)
         done = connection.run(list(submission.argv))

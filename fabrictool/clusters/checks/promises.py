@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -21,8 +22,10 @@ _INTERFACES = "_SOCKET_IFNAME"
 class Promise:
     """One thing that a node must have, as `doctor-node.sh` looks for it."""
 
-    kind: Literal["path", "program", "module", "interface", "interfaces", "adapter"]
-    """`interfaces`: one whose name begins so; `adapter`: any in that folder of ``/sys/class``."""
+    kind: Literal["path", "program", "module", "interface", "interfaces", "adapter", "submission"]
+    """`interfaces`: one whose name begins so; `adapter`: any in that folder of ``/sys/class``; `submission`: a command
+    that submits nothing.
+    """
     what: str
     name: str
     """Of the check."""
@@ -87,6 +90,12 @@ def _network(partition: Partition) -> Iterator[Promise]:
         yield Promise("adapter", network.adapters, f"network {network.id}", hint)
 
 
+def submits(argv: Sequence[str]) -> Promise:
+    """Jobs can be submitted from nodes, as `argv` asks without doing it: those that follow a replica's job are."""
+    hint = "remove `successors` from the partition's `job`, or have the site allow its nodes to submit"
+    return Promise("submission", shlex.join(argv), "successors from a node", hint)
+
+
 def promise_checks(promises: Sequence[Promise], lines: Sequence[str]) -> list[Check]:
     """`lines`: ``there`` or ``missing``, then a promise's line."""
     seen = {line.partition(" ")[2] for line in lines if line.startswith("there ")}
@@ -99,6 +108,7 @@ def promise_checks(promises: Sequence[Promise], lines: Sequence[str]) -> list[Ch
 
 
 _TEXTS = {
+    "submission": "a job can be submitted from there",
     "path": "{what} is there",
     "program": "{what} is on the path",
     "module": "module {what} can be loaded",

@@ -145,6 +145,8 @@ class Scheduler(Protocol):
     """Release before which it is not used; None: any."""
     several_nodes: bool = False
     """Whether a job can run its command on several nodes, and tell each which of them it is."""
+    from_inside: bool = False
+    """Whether a job can be submitted from inside another one, on its node."""
     accounting: str = ""
     """The command that remembers jobs which are over; "": there is none."""
 
@@ -180,6 +182,10 @@ class Scheduler(Protocol):
     def kill(self) -> str:
         """Shell text: the end of the job ``$1`` with the name ``$2``."""
 
+    def within(self) -> Within | None:
+        """None where a scheduler starts nothing inside a job of somebody else's making."""
+        return None
+
     def estimate(self, facts: SchedulerFacts, job: Job) -> tuple[str, ...] | None:
         """A command that predicts the job's start and submits nothing; None where there is none."""
         return None
@@ -187,6 +193,22 @@ class Scheduler(Protocol):
     def estimated(self, stdout: str, stderr: str) -> float | None:
         """Wall seconds that `estimate` printed, if it says a time."""
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class Within:
+    """How something is started beside what a job does, which somebody else submitted from the same account."""
+
+    running: str
+    """Shell text: prints ``NODE END`` of the running job ``$1`` of this account, and nothing of any other; END is the
+    wall second at which it ends, or something else. Fails where the scheduler does not answer.
+    """
+    run: tuple[str, ...]
+    """What comes before a command that runs inside the job ``@JOB@``, on its node ``@NODE@``, called ``@NAME@``."""
+    steps: str
+    """Shell text: prints the ids of what was so started in the job ``$1`` with the name ``$2`` and runs, one a line."""
+    leave: str
+    """Shell text: TERM to those with the ids ``$@``."""
 
 
 def parse_comment(comment: str) -> dict[str, str]:

@@ -56,7 +56,18 @@ def survey_program(scheduler: Scheduler, *, brief: bool) -> str:
 
 def submit_program(scheduler: Scheduler) -> str:
     """Submits at most once; see the file."""
-    return program("submit", prelude=scheduler.prelude(), lookup=scheduler.lookup(), refused=REFUSED)
+    return program("submit", **_submitting(scheduler))
+
+
+def follow_program(scheduler: Scheduler) -> str:
+    """The same from inside a job; see the file."""
+    return program("follow", **_submitting(scheduler))
+
+
+def _submitting(scheduler: Scheduler) -> dict[str, str]:
+    """In this order, for the first holds places of the others."""
+    words = {"prelude": scheduler.prelude(), "lookup": scheduler.lookup(), "refused": REFUSED}
+    return {"submitting": _file("submitting"), **words}
 
 
 def prune_program(scheduler: Scheduler) -> str:

@@ -20,6 +20,7 @@ from fabrictool.clusters.schedulers.protocol import (
     Scheduler,
     SchedulerFacts,
     Submission,
+    Within,
     first_line,
 )
 from fabrictool.clusters.schedulers.script import job_script
@@ -61,6 +62,7 @@ class Slurm(Scheduler):
     oldest = OLDEST
     accounting = "sacct"
     several_nodes = True
+    from_inside = True
 
     def survey(self, *, brief: bool) -> str:
         """Jobs always; version, partitions and reservations for the full one."""
@@ -134,6 +136,18 @@ class Slurm(Scheduler):
 
     def kill(self) -> str:
         return _state_of() + '[ -z "$state" ] || scancel --quiet "$1"\n'
+
+    def within(self) -> Within:
+        """A step that shares what the job has (``--overlap``, Slurm 20.11); it lasts as long as its ``srun``."""
+        return Within(
+            running="SLURM_TIME_FORMAT=%s squeue --local -h --me -t R -j \"$1\" -o '%B %e' 2>&1 || exit 75\n",
+            run=(
+                "srun", "--jobid=@JOB@", "--nodelist=@NODE@", "--job-name=@NAME@", "--overlap", "--nodes=1",
+                "--ntasks=1", "--export=ALL", "--input=none", "--quiet",
+            ),
+            steps="squeue --local -h -s -j \"$1\" -o '%i %j' | awk -v name=\"$2\" '$2 == name { print $1 }'\n",
+            leave='scancel --quiet --signal=TERM "$@"\n',
+        )  # fmt: skip
 
     def estimate(self, facts: SchedulerFacts, job: Job) -> tuple[str, ...] | None:
         """``sbatch --test-only``: tells a start and the node, refuses what can never run."""

@@ -16,6 +16,7 @@ hubs=$1; shift
       module) ( command -v module >/dev/null 2>&1 || . /etc/profile; module load "$what" ) >/dev/null 2>&1 ;;
       interface) [ -e "/sys/class/net/$what" ] ;;
       interfaces) for i in "/sys/class/net/$what"*; do [ -e "$i" ] && break; done; [ -e "$i" ] ;;
+      submission) sh -c "$what" >/dev/null 2>&1 </dev/null ;;
       adapter) [ -n "$(ls "/sys/class/$what" 2>/dev/null)" ] ;;
     esac && echo "there $kind $what" || echo "missing $kind $what"
   done <promised

@@ -6,7 +6,7 @@ minutes=$1; logs=$2; shift 2
 case $logs in /*) ;; "~/"*) logs=$HOME/${logs#??} ;; *) logs=$HOME/$logs ;; esac
 for op; do
   case $op in *[!a-z0-9._-]*|''|.*) continue ;; esac
-  rm -rf "$units/$op/identity" "$units/$op/keys.json" || { code=1; continue; }
+  rm -rf "$units/$op/identity" "$units/$op/keys.json" "$units/$op/next" || { code=1; continue; }
   if [ "$minutes" -gt 0 ] && [ -s "$units/$op/log" ]; then
     mkdir -p "$logs/$fabric" && cp "$units/$op/log" "$logs/$fabric/$op.log" || { [ $code = 1 ] || code=4; continue; }
   fi

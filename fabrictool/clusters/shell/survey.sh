@@ -13,6 +13,8 @@ for name in spec.json meta.json jobid attempt claim again process.json health.js
 done
 # The file server's clock beside the node's own: either may be wrong.
 find "$units" -maxdepth 2 -name health.json -printf '%p.mtime:%T@\n' 2>/dev/null
+echo @next
+for file in "$units"/*/next/*-*/submit; do [ ! -e "$file" ] || echo "$file"; done
 [ ! -e "$units/.here" ] || { echo @here; echo yes; }
 echo @owner; cat "$units/.owner" 2>/dev/null
 #@scheduler@

@@ -10,5 +10,8 @@ for op; do
     name=${file#"$in/$op/"}
     [ ! -f "$file" ] || [ "$name" = spec.json ] || mv -f "$file" "$units/$op/$name" || continue 2
   done
+  # What may follow it was prepared by its former spec.
+  rm -rf "$units/$op/next"
+  [ ! -d "$in/$op/next" ] || mv -T "$in/$op/next" "$units/$op/next" || continue
   mv -f "$in/$op/spec.json" "$units/$op/spec.json" && echo "$op"
 done

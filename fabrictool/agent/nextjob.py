@@ -1,0 +1,130 @@
+"""The job that follows this one, submitted from inside it: where a site allows that, no operator's machine is needed.
+
+``next`` in the run folder holds what may follow, each with a session of its own, as `apply` prepared it, and the
+program that submits the first of them. Its operation is the one that `reconcile` would give it: whoever comes first has
+it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from fabrictool.agent.process import signal_group
+from fabrictool.base.errors import FabrictoolError
+from fabrictool.base.runfolder import RunFolder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fabrictool.base.clock import Clock
+
+LOOK_S = 5.0
+"""Between two looks at what is prepared, and whether a successor serves."""
+AGAIN_S = 120.0
+"""After a submission that failed: a controller may be away for a while."""
+SUBMIT_S = 300.0
+LONGEST_LEAD = 2 / 3
+"""Of an allocation: of a short one no more is spent on two at once."""
+ACCEPTED = ("submitted", "already", "adopted")
+ENVIRONMENT = ("HOME", "PATH", "USER", "LOGNAME", "SLURM_CONF")
+"""Of our environment: what a job is told of itself would be taken for options of the next one's submission."""
+
+
+class NextJob:
+    """Prepared ones, the first of which is submitted in time."""
+
+    def __init__(self, folder: RunFolder, clock: Clock, note: Callable[[str, str, str], None]) -> None:
+        self._folder, self._clock, self._note = folder, clock, note
+        self._said = ""
+
+    async def run(self, wanted: Callable[[], bool], ends_at: Callable[[], float | None]) -> str:
+        """Until the job that follows serves; returns why this one may leave. While it is not `wanted` nothing is looked
+        for. `ends_at` is asked for the wall second at which the allocation ends again and again, for clocks are set.
+        """
+        began = self._clock.wall()
+        while True:
+            first, lead = await asyncio.to_thread(self._look) if wanted() else ("", 0.0)
+            end = ends_at()
+            if end is not None and first and end - self._clock.wall() <= min(lead, (end - began) * LONGEST_LEAD):
+                break
+            await asyncio.sleep(LOOK_S)
+        operation = first.partition("-")[2]
+        while True:
+            if await self._submitted(first, operation):
+                break
+            await asyncio.sleep(AGAIN_S)
+        while True:
+            if await asyncio.to_thread(self._serves, operation):
+                return f"{operation} serves in its place"
+            await asyncio.sleep(LOOK_S)
+
+    # -- internals --------------------------------------------------------------------------------------------
+
+    def _look(self) -> tuple[str, float]:
+        """The name of the first that is prepared, or "", and how long before our end it is submitted, in seconds."""
+        place = self._folder.path / "next"
+        try:
+            names = sorted(path.name for path in place.iterdir() if path.name[:1].isdecimal())
+            lead = float((place / "lead").read_text())
+        except (OSError, ValueError):  # none, or they are being replaced
+            names, lead = [], 0.0
+        return (names[0] if names else ""), lead
+
+    async def _submitted(self, first: str, operation: str) -> bool:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                "sh",
+                str(self._folder.path / "next" / "submit.sh"),
+                str(self._folder.path.parents[2]),
+                self._folder.path.parent.name,
+                self._folder.path.name,
+                first,
+                env={name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            return self._refused(operation, str(error))
+        output = b""
+        try:
+            async with asyncio.timeout(SUBMIT_S):
+                output, _ = await process.communicate()
+        except TimeoutError:
+            return self._refused(operation, f"nothing was said within {SUBMIT_S:.0f} s")
+        finally:
+            if process.returncode is None:
+                signal_group(process.pid, signal.SIGKILL)
+                await process.wait()
+        text = output.decode(errors="replace")
+        verdict, job, why = _verdict(text, operation)
+        if verdict not in ACCEPTED:
+            return self._refused(operation, f"{verdict}: {why}" if verdict else text.strip()[-200:])
+        self._note("next-job", operation, f"job {job} follows this one")
+        return True
+
+    def _refused(self, operation: str, why: str) -> bool:
+        if why != self._said:
+            self._note("no-next-job", operation, f"it could not be submitted from here: {why}")
+        self._said = why
+        return False
+
+    def _serves(self, operation: str) -> bool:
+        health: dict[str, object] = {}
+        with suppress(FabrictoolError):
+            health = RunFolder(self._folder.path.parent / operation).health()
+        return health.get("ready") is True
+
+
+def _verdict(text: str, operation: str) -> tuple[str, str, str]:
+    """Verdict, job and reason, of what the program printed."""
+    for line in text.splitlines():
+        fields = line.split("\t")
+        if len(fields) == 4 and fields[0] == operation:
+            return fields[1], fields[2], fields[3]
+    return "", "", ""
