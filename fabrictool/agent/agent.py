@@ -213,6 +213,7 @@ class Agent:
                 if self._leader is not None:
                     leaving.push_async_callback(self._leader.close)
                 leaving.push_async_callback(self._supervisor.stop)
+                leaving.push_async_callback(asyncio.to_thread, self._next.forget)
                 leaving.push_async_callback(self._signs.write)
                 tasks = (engine, stop, signs, watch, end, unasked, followed, linking, clocks)
                 leaving.push_async_callback(cancelled, *tasks)

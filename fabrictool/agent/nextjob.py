@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -61,6 +62,10 @@ class NextJob:
             if await asyncio.to_thread(self._serves, operation):
                 return f"{operation} serves in its place"
             await asyncio.sleep(LOOK_S)
+
+    def forget(self) -> None:
+        """Remove what is prepared still: no other process would submit it, and keys of sessions are in it."""
+        shutil.rmtree(self._folder.path / "next", ignore_errors=True)
 
     # -- internals --------------------------------------------------------------------------------------------
 

@@ -315,8 +315,13 @@ class _Run:
         spec, facts = unit.spec, self._facts.get(cluster)
         if not isinstance(spec, AgentSpec) or not spec.may_follow or facts is None:
             return unit
-        provider_ends = self._fabric.trust.signs().get(spec.provider)
+        trust = self._fabric.trust
+        provider_ends = trust.signs().get(spec.provider)
         if provider_ends is None:
+            return unit
+        try:
+            trust.signer(spec.provider)
+        except FabrictoolError:  # it was revoked, and that must keep nobody from being told so
             return unit
         followers = []
         for number in range(1, preparable(spec, provider_ends - self._clock.wall()) + 1):

@@ -89,6 +89,8 @@ async def test_it_is_submitted_in_time_and_not_before_and_left_to_when_it_serves
     serving(folder, ready=True)
     assert await followed.running == f"{SECOND} serves in its place"
     assert [note[:2] for note in followed.notes] == [("next-job", SECOND)]
+    followed.next.forget()
+    assert not (folder / "next").exists(), "no key is left behind"
     assert "42" in followed.notes[0][2]
 
 

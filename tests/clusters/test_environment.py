@@ -508,11 +508,16 @@ def test_old_releases_go_when_no_unit_needs_them(shell):
     run = shell.home / ".fabrictool/units/fab/replica-m-0"
     run.mkdir(parents=True)
     (run / "job.sh").write_text(f"exec srun /x/.fabrictool/env/rel/{made[0].name}/bin/python -P -m fabrictool.agent\n")
+    ahead = run / "next/1-replica-m-0-g2-00000000"
+    ahead.mkdir(parents=True)
+    (ahead / "job.sh").write_text(
+        f"exec srun /x/.fabrictool/env/rel/{made[1].name}/bin/python -P -m fabrictool.agent\n"
+    )
     for number, one in enumerate(made):
         placed(site, one, keep=2)
         os.utime(shell.home / ".fabrictool/env/rel" / one.name, (number, number))
     left = {path.name for path in (shell.home / ".fabrictool/env/rel").iterdir()}
-    assert left == {made[0].name, made[4].name, made[5].name}
+    assert left == {made[0].name, made[1].name, made[4].name, made[5].name}
     assert site.verify(made[0].name)[0] == "whole"
     site.place(made[4], "", 2, run=True)  # back to one that is there
     assert current(shell) == f"rel/{made[4].name}"

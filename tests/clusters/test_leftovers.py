@@ -128,3 +128,12 @@ def test_nothing_is_removed_while_the_scheduler_is_silent(site):
 
 def test_a_site_without_anything_has_nothing(tmp_path, site):
     assert leftovers("c", str(tmp_path / "none"), Here(site.tools), Slurm(), keep_days=7) == []
+
+
+def test_an_environment_that_a_job_to_come_or_an_adopted_server_needs_stays(site):
+    site.add("units/f/living-g1-0/next/1-living-g2-0/job.sh", "exec /x/env/rel/cccc/bin/python")
+    assert ("environment", "env/rel/cccc") not in site()
+    site.add("units/f/living-g1-0/next/1-living-g2-0/job.sh", "exec /x/env/rel/aaaa/bin/python")
+    assert ("environment", "env/rel/cccc") in site()
+    site.add("adopted/f/ft-adopted-7/start.sh", "exec /x/env/rel/cccc/bin/python")
+    assert ("environment", "env/rel/cccc") not in site()

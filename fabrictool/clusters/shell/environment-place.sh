@@ -29,8 +29,9 @@ touch "$env/rel/$release"
 ln -s "rel/$release" "$in/current" && mv -T "$in/current" "$env/current" || fail "the link cannot be made" 3
 : step
 echo "used $(printf %s "$out" | tail -n 1)"
-# Releases that a unit's job names stay, whatever their age: a job in a queue may start tomorrow.
-named=$(cat "$base"/units/*/*/job.sh 2>/dev/null | grep -o 'env/rel/[0-9a-f]*' | sort -u)
+# Releases that a unit's job names stay, whatever their age: a job in a queue may start tomorrow, one that follows another
+# next week.
+named=$(cat "$base"/units/*/*/job.sh "$base"/units/*/*/next/*/job.sh "$base"/adopted/*/*/start.sh 2>/dev/null | grep -o 'env/rel/[0-9a-f]*' | sort -u)
 n=0
 for old in $(ls -t "$env/rel" 2>/dev/null); do
   n=$((n + 1))

@@ -14,11 +14,11 @@ tell() { # KIND PATH
   line=$(printf '%s\t%s\t%s\t%s' "$1" "$(du -sk "$2" | cut -f1)" "$(( (now - $(stat -c %Y "$2")) / 86400 ))" "$2")
   if [ "$verb" = remove ]; then
     printf '%s\n' "$allowed" | grep -qxF "$2" || return 0
-    rm -rf "${2:?}/identity" && rm -rf "${2:?}" || { failed=1; return 0; }
+    rm -rf "${2:?}/identity" "${2:?}/next" && rm -rf "${2:?}" || { failed=1; return 0; }
   fi
   printf '%s\n' "$line"
 }
-names() { cat units/*/*/job.sh 2>/dev/null | grep -qF "$1/"; }
+names() { cat units/*/*/job.sh units/*/*/next/*/job.sh adopted/*/*/start.sh 2>/dev/null | grep -qF "$1/"; }
 unused() { [ -z "$(find units -mindepth 2 -maxdepth 2 -type d 2>/dev/null | head -n 1)" ]; }
 echo @items
 for f in units/*/; do
