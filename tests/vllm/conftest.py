@@ -60,6 +60,7 @@ class Vllm:
         self.more, self.settings = more, settings or {}
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
+        self.process = None
 
     def start(self):
         settings = {
@@ -102,6 +103,8 @@ class Vllm:
         os.killpg(self.process.pid, number)
 
     def stop(self):
+        if self.process is None:
+            return
         try:
             self.signal(signal.SIGKILL)
         except ProcessLookupError:

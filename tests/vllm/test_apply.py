@@ -52,7 +52,8 @@ def smollm2(tmp_path_factory):
 
 @pytest.fixture
 def bed(fabric_bed, smollm2):
-    def write(way, adapters):
+    def write(way, adapters=None):
+        adapters = adapters or {}
         options = json.dumps({"enforce-eager": True, **SETTINGS})
         head, _, rest = BLUEPRINT.partition("models:")
         blueprint = (
