@@ -63,7 +63,7 @@ def service_body(
         tp=spec.tp,
         max_num_seqs=spec.max_num_seqs,
         phase=spec.phase,
-        pairing="in-turn" if spec.phase == "unified" else adapter(spec.engine).capabilities.pairing,
+        pairing="relayed" if spec.phase == "unified" else adapter(spec.engine).capabilities.pairing,
         adapters=tuple(spec.served_adapters),
     )
 

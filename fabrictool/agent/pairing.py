@@ -28,7 +28,7 @@ class PairMember:
 
     def __init__(self, spec: AgentSpec, pairing: Pairing, note: Callable[[str, str, str], None]) -> None:
         self._spec, self._note = spec, note
-        self._at_once = pairing == "at-once"
+        self._at_once = pairing == "together"
         self._host = "127.0.0.1"
         self._port = 0
         """Of the engine that runs now, at loopback."""

@@ -88,7 +88,7 @@ def _unpaired(specs: Sequence[AgentSpec]) -> Problem | None:
             told = " and ".join(f"{engine} ({way})" for engine, way in sorted(ways.items()))
             text = f"{model}: prefill and decode replicas share a request in one way, and here are {told}"
             return Problem("FT4008", text, Place(thing=f"model/{model}"), "let all its replicas have one engine")
-        if "at-once" in ways.values():
+        if "together" in ways.values():
             where = {phase: {(s.provider, s.site) for s in mine if s.phase == phase} for phase in ("prefill", "decode")}
             alone = sorted(site for _, site in where["prefill"] ^ where["decode"])
             if alone:

@@ -135,7 +135,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     """One replica can stand on several nodes."""
     hands_over: bool = False
     """Two of it can share a request: one computes the prompt, the other answers."""
-    pairing: Pairing = "in-turn"
+    pairing: Pairing = "relayed"
     """How they do, if they can."""
     sockets: bool = False
     """Its API can be at a Unix socket, whose path ends with ``.sock``."""

@@ -61,7 +61,7 @@ class SGLang:
         pipeline_parallel=True,
         several_nodes=True,
         hands_over=True,
-        pairing="at-once",
+        pairing="together",
         hub_models=True,
         precisions=frozenset({*_DTYPES, "fp8", *_IN_CHECKPOINT}),
         kv_precisions=frozenset(_KV),

@@ -64,9 +64,9 @@ class RoutingTarget:
     precision: str = ""
     engine: str = ""
     phase: Phase = "unified"
-    pairing: Pairing = "in-turn"
+    pairing: Pairing = "relayed"
     meets_at: tuple[str, int] | None = None
-    """Of one that computes prompts ``at-once``: where the others find it, for their ears alone."""
+    """Of one that computes prompts ``together``: where the others find it, for their ears alone."""
     site: str = ""
     labels: frozenset[str] = frozenset()
     labelled_as: str = ""
@@ -93,7 +93,7 @@ class RoutingTarget:
     @property
     def in_rooms(self) -> bool:
         """Whether it answers nothing alone: who it works with joins it in a room, at once."""
-        return self.phase != "unified" and self.pairing == "at-once"
+        return self.phase != "unified" and self.pairing == "together"
 
     @property
     def ready(self) -> bool:

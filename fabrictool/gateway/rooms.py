@@ -1,4 +1,4 @@
-"""Requests that two replicas share at once: both get one, and find each other in a *room*, which is a number of its own.
+"""Requests that two replicas share at once: both get one, and find each other in a *room*: a number of its own.
 
 As SGLang's servers do (its PD disaggregation). The one for the prompt waits in the room until the other one has asked
 it for the cache; then it answers with a token that nobody wants. What the client gets is the other's. Neither can do

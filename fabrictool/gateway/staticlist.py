@@ -32,8 +32,8 @@ class StaticNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     engine: str = ""
     phase: Phase = "unified"
     """``prefill``: it computes prompts for the others of its model."""
-    pairing: Pairing = "in-turn"
-    """``at-once`` of SGLang's servers that share requests: both are asked at the same time."""
+    pairing: Pairing = "relayed"
+    """``together`` of SGLang's servers that share requests: both are asked at the same time."""
     meets_at: str = ""
     """``address:port`` of such a ``prefill`` server's rendezvous, where those that fetch its caches reach it."""
     site: str = ""
@@ -131,9 +131,9 @@ def _node_problems(path: Path, index: int, node: StaticNode) -> list[Problem]:
         problems.append(Problem("FT8001", f"nodes[{index}]: {node.url!r} is not an http URL", place, hint))
     if not node.models:
         problems.append(Problem("FT8001", f"nodes[{index}]: models is empty", place))
-    at_once = node.phase == "prefill" and node.pairing == "at-once"
+    at_once = node.phase == "prefill" and node.pairing == "together"
     if at_once is not bool(node.meets_at) or (at_once and meeting_place(node.meets_at) is None):
-        hint = "an address and a port, of a server with `phase: prefill` and `pairing: at-once`, and of no other"
+        hint = "an address and a port, of a server with `phase: prefill` and `pairing: together`, and of no other"
         problems.append(Problem("FT8001", f"nodes[{index}]: meets_at is {node.meets_at!r}", place, hint))
     if not 0 < node.weight < 1e6:
         problems.append(Problem("FT8001", f"nodes[{index}]: weight must be above 0", place))

@@ -166,10 +166,10 @@ class ServiceBody(msgspec.Struct, frozen=True, tag="s", omit_defaults=True):
     """Requests that its engine works on at the same time; 0: not said."""
     phase: Phase = "unified"
     """Of serving: ``prefill`` computes prompts for the others of its model, ``decode`` fetches them there."""
-    pairing: Pairing = "in-turn"
+    pairing: Pairing = "relayed"
     """How it shares a request, unless its phase is unified; earlier releases know no other way."""
     meets_at: MeetingAddress | None = None
-    """Of one that computes prompts ``at-once``: where those that fetch them find it. No gateway connects there."""
+    """Of one that computes prompts ``together``: where those that fetch them find it. No gateway connects there."""
     adapters: Annotated[tuple[Name, ...], msgspec.Meta(max_length=MAX_ADAPTERS)] = ()
     """LoRA adapters that it serves beside its model, by the names that clients ask for."""
 

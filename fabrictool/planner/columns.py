@@ -218,7 +218,7 @@ class Columns:
         """
         way = hop(self._inventory, sender.key, receiver.key)
         apart = (sender.provider, sender.site) != (receiver.provider, receiver.site)
-        if way is None or (apart and self._capabilities.pairing == "at-once"):
+        if way is None or (apart and self._capabilities.pairing == "together"):
             return None
         octets = kv_elements_per_token(self._architecture, Parallelism()) * KV_OCTETS[self._wanted.handover]
         octets *= self._demand.input

@@ -122,7 +122,7 @@ async def rooms_bed(make_bed, places, more=(), provider_of=None):
         await engine.start()
         meets_at = f"10.0.0.{number}:8998" if phase == "prefill" else ""
         provider = (provider_of or {}).get(name, "alpha")
-        at = {"phase": phase, "site": site, "engine": "sglang", "pairing": "at-once", "meets_at": meets_at}
+        at = {"phase": phase, "site": site, "engine": "sglang", "pairing": "together", "meets_at": meets_at}
         nodes.append(StaticNode(engine.url, ["m"], provider, **at))
     bed = await make_bed().start(nodes=[*nodes, *more])
     bed.gateway.count_caches({"m": 1024.0})
@@ -456,6 +456,6 @@ def test_only_an_address_of_one_machine_is_a_meeting_place(told, place):
 )
 def test_a_list_says_where_a_prefill_server_is_found_and_of_no_other(tmp_path, entry):
     path = tmp_path / "list.yaml"
-    path.write_text(f"nodes: [{{url: 'http://127.0.0.1:1', models: [m], pairing: at-once, {entry}}}]")
+    path.write_text(f"nodes: [{{url: 'http://127.0.0.1:1', models: [m], pairing: together, {entry}}}]")
     with pytest.raises(InvalidInputError, match=re.escape("nodes[0]: meets_at")):
         read_registry(path)
