@@ -43,7 +43,7 @@ _REFUSED = dict.fromkeys(("dist-init-addr", "nccl-init-addr", "nnodes", "node-ra
     "the model's `phases` and the agent say this",
 )
 _TRANSFER = "disaggregation-transfer-backend"
-"""Its default is mooncake, which wants InfiniBand."""
+"""Its default, mooncake, looks for InfiniBand; nixl takes what there is."""
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _IN_CHECKPOINT = ("awq", "gptq", "int4", "int8", "mxfp4", "nvfp4", "w4a16", "w8a8")
 """Made when the checkpoint was; the engine reads them from its configuration and needs no flag."""

@@ -14,10 +14,12 @@ import pytest_asyncio
 from aiohttp import web
 
 from fabrictool.base.errors import InvalidInputError
-from fabrictool.gateway.directory import meeting_place
+from fabrictool.gateway.directory import Directory, meeting_place
 from fabrictool.gateway.pairs import HANDED_HEADER
 from fabrictool.gateway.rooms import ROOMS, unfit
 from fabrictool.gateway.staticlist import StaticNode, read_registry
+from fabrictool.mesh.records import Lifecycle, NodeBody, ServiceBody
+from fabrictool.mesh.registry import Serving
 from tests.gateway.conftest import until
 from tests.gateway.test_pairs import FakePairEngine, ask, at_rest, handed
 
@@ -429,6 +431,26 @@ async def test_a_client_cannot_send_a_replica_anywhere(pairs, name):
     answer = await ask(pairs, raw=f'{{"model": "m", "{name}": "192.0.2.1", "messages": []}}'.encode())
     assert (answer.status, "FT8162" in answer.text) == (400, True)
     assert not any(engine.asked for engine in pairs.engines.values())
+
+
+def test_the_registry_says_who_shares_how_and_nothing_of_a_place_that_is_none():
+    """Models of which nobody shares at once are served as ever: also when the last of them is gone."""
+    directory = Directory()
+    about = {"federation": "f", "session": b"n" * 16, "lifecycle": Lifecycle.SERVING, "version": 1}
+    node = NodeBody(**about, role="agent", fabric="f", provider="alpha", site="s", cluster="c", node="n")
+    served = {"replica": "m/0", "model": "m", "engine": "sglang", "phase": "prefill"}
+    for number, (told, place) in enumerate(
+        [("10.0.0.7:8998", ("10.0.0.7", 8998)), ("169.254.169.254:80", None), (None, None)]
+    ):
+        service = bytes([number]) * 16
+        body = ServiceBody(**about, **served, service=service, pairing="together", meets_at=told)
+        directory.follow(b"n" * 16, [Serving(node, body)], None, 0.0)
+        (target,) = directory.of_model("m")
+        assert (target.pairing, target.phase, target.meets_at, target.in_rooms) == ("together", "prefill", place, True)
+        assert dict(directory.in_rooms) == {"m": 1}
+    directory.follow(b"n" * 16, [Serving(node, ServiceBody(**about, **served, service=b"v" * 16))], None, 0.0)
+    assert dict(directory.in_rooms) == {}
+    assert dict(directory.split) == {"m": 1}
 
 
 @pytest.mark.parametrize(
