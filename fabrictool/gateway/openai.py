@@ -122,11 +122,11 @@ def peek(body: bytes, path: str) -> Peek | GatewayResponse:
     """The routing fields of a request body, or the 400 that it deserves."""
     try:
         peeked = _peek.decode(body)
-        said = next((name for name in (TRANSFER_FIELD, *ROOM_FIELDS) if getattr(peeked, name)), "")
-        if not said:
+        field = next((name for name in (TRANSFER_FIELD, *ROOM_FIELDS) if getattr(peeked, name)), "")
+        if not field:
             return peeked
-        text = f"`{said}` names servers and parts of their caches: only a gateway may say it"
-        return error_response(400, "FT8162", text, param=said, path=path)
+        text = f"`{field}` names servers and parts of their caches: only a gateway may say it"
+        return error_response(400, "FT8162", text, param=field, path=path)
     except msgspec.ValidationError as error:
         where = "model" if "`model`" in str(error) or "$.model" in str(error) else None
         return error_response(400, "FT8101", f"the request is not valid: {error}", param=where, path=path)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from fabrictool.gateway.exchange import Exchange
 from fabrictool.gateway.openai import CHAT_PATHS, ROOM_FIELDS, GatewayResponse, error_response, with_field
 from fabrictool.gateway.pairs import HANDED_OCTETS, PairExchange
 from fabrictool.mesh.framing import LEFT_HEADER
@@ -24,7 +25,7 @@ from fabrictool.routing.candidates import ready
 from fabrictool.routing.ejection import available
 
 if TYPE_CHECKING:
-    from fabrictool.gateway.directory import RoutingTarget, Unmet
+    from fabrictool.gateway.directory import Directory, RoutingTarget, Unmet
     from fabrictool.gateway.modelrequest import ModelRequest
     from fabrictool.gateway.upstream import Upstream
     from fabrictool.routing.candidates import Refusal
@@ -261,11 +262,11 @@ class RoomExchange(PairExchange):
             self._attempt(word)
         elif self._passing and self._continue(word, now):
             return
-        elif self._passing or isinstance(found := self._candidates(), list):
+        elif self._passing or isinstance(candidates := self._candidates(), list):
             self._break("FT8106", reason, status=502)
         else:
             self._drop_attempt()
-            self._refuse(found)
+            self._refuse(candidates)
 
     def _send(self, target: RoutingTarget, *, anew: bool) -> None:
         if not target.in_rooms or self._request.path.partition("?")[0] in ALONE_PATHS:
@@ -296,29 +297,29 @@ class RoomExchange(PairExchange):
         return []
 
     def _candidates(self) -> list[RoutingTarget] | Refusal | Unmet:
-        found = super()._candidates()
-        if not isinstance(found, list):
-            return found
+        candidates = super()._candidates()
+        if not isinstance(candidates, list):
+            return candidates
         alone = self._request.path.partition("?")[0] in ALONE_PATHS
         shared = not self._unfit and not alone
         places = {(other.provider, other.site) for other in self._computing()} if shared else set()
         able = [
             target
-            for target in found
+            for target in candidates
             if not target.in_rooms or (target.phase == "decode" and (alone or (target.provider, target.site) in places))
         ]
         return able or "not-ready"
 
     def _refuse(self, refusal: Refusal | Unmet) -> None:
-        found, path = super()._candidates(), self._request.path
-        if not isinstance(found, list):
+        candidates, path = super()._candidates(), self._request.path
+        if not isinstance(candidates, list):
             super()._refuse(refusal)
             return
         if self._unfit:
             text = f"two replicas of {self.model!r} share a request, and cannot share this one: {self._unfit}"
             answer = error_response(400, "FT8163", text, path=path)
         else:
-            lacking = "prefill" if any(target.phase == "decode" for target in found) else "decode"
+            lacking = "prefill" if any(target.phase == "decode" for target in candidates) else "decode"
             text = f"no {lacking} replica of {self.model!r} is ready where its other half is: neither answers alone"
             answer = error_response(503, "FT8105", text, headers=(("retry-after", "2"),), path=path)
         self._client.answer(answer)
@@ -348,3 +349,10 @@ class RoomExchange(PairExchange):
             room, self._room = self._room, None
             room.leave()
             self._handed_by = ""
+
+
+def exchange_for(model: str, directory: Directory) -> type[Exchange]:
+    """What becomes of its requests, by what its replicas are to one another."""
+    if model in directory.in_rooms:
+        return RoomExchange
+    return PairExchange if model in directory.split else Exchange

@@ -26,29 +26,16 @@ from tests.gateway.test_pairs import FakePairEngine, ask, at_rest, handed
 PLACES = {"p": ("prefill", "one"), "q": ("prefill", "one"), "d": ("decode", "one"), "e": ("decode", "one")}
 
 
-class FakeSGLang:
+class FakeSGLang(FakePairEngine):
     """A server of SGLang's for one phase, by script; it is no model.
 
     In a room each waits for the other one, as long as it takes; without a room it refuses.
     """
 
     def __init__(self, name, phase, rooms):
-        self.name, self.phase, self.rooms = name, phase, rooms
-        self.asked, self.bodies, self.mode = [], [], "ok"
-        self.release, self.cancelled = asyncio.Event(), 0
-
-    async def start(self):
-        app = web.Application(client_max_size=64 << 20)
-        app.router.add_post("/{tail:.*}", self.answer)
-        self.runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
-        await self.runner.setup()
-        await web.TCPSite(self.runner, "127.0.0.1", 0).start()
-        self.port = self.runner.addresses[0][1]
-        self.url = f"http://127.0.0.1:{self.port}"
-
-    async def stop(self):
-        self.release.set()
-        await self.runner.cleanup()
+        super().__init__(name, {})
+        self.phase, self.rooms = phase, rooms
+        self.cancelled = 0
 
     async def answer(self, request):
         raw = await request.read()
@@ -105,7 +92,7 @@ class FakeSGLang:
             await self.release.wait()
             request.transport.abort()
             return response
-        return await FakePairEngine.say(self, request, asked)
+        return await self.say(request, asked)
 
 
 @pytest_asyncio.fixture
