@@ -91,6 +91,23 @@ class Prompted(msgspec.Struct, frozen=True):
     kv_transfer_params: msgspec.Raw = msgspec.Raw(b"null")
 
 
+class _Ended(msgspec.Struct, frozen=True):
+    """A choice, as far as it says why it has no more tokens."""
+
+    finish_reason: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class Computed(msgspec.Struct, frozen=True):
+    """What a replica answers that computed a prompt which another one fetches meanwhile."""
+
+    choices: list[_Ended] = []
+
+    @property
+    def given_up(self) -> bool:
+        """SGLang's word for a request that it let go of."""
+        return any(bytes(choice.finish_reason) == b'"abort"' for choice in self.choices)
+
+
 TRANSFER_FIELD = "kv_transfer_params"
 """By which vLLM's servers hand a prompt's cache to one another: from whom, and which blocks."""
 ROOM_FIELDS = ("bootstrap_host", "bootstrap_port", "bootstrap_room")

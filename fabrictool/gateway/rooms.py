@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from fabrictool.gateway.exchange import Exchange
-from fabrictool.gateway.openai import CHAT_PATHS, ROOM_FIELDS, GatewayResponse, error_response, with_field
+from fabrictool.gateway.openai import CHAT_PATHS, ROOM_FIELDS, Computed, GatewayResponse, error_response, with_field
 from fabrictool.gateway.pairs import HANDED_OCTETS, PairExchange
 from fabrictool.mesh.framing import LEFT_HEADER
 from fabrictool.routing.candidates import ready
@@ -35,24 +35,13 @@ ROOMS = (1 << 63) - (1 << 16)
 """Rooms are positive numbers of 64 bits; for each further prompt of a request the engines take the next one."""
 ALONE_PATHS = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_tokens"})
 """They compute no prompt."""
-_ABORTED = msgspec.Raw(b'"abort"')
 _ONE = (b"null", b"1")
 _NOTHING = (b"null", b"false", b"0")
 
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-class _Choice(msgspec.Struct, frozen=True):
-    finish_reason: msgspec.Raw = msgspec.Raw(b"null")
-
-
-class _Computed(msgspec.Struct, frozen=True):
-    """What the prompt's replica answers, as far as it matters."""
-
-    choices: list[_Choice] = []
-
-
-_computed = msgspec.json.Decoder(_Computed)
+_computed = msgspec.json.Decoder(Computed)
 
 
 def unfit(path: str, body: bytes) -> str:
@@ -139,14 +128,16 @@ class Room:
     def complete(self, *, sized: bool) -> None:
         del sized  # an answer that breaks off is no JSON
         self._upstream = None
-        try:
-            computed = _computed.decode(self._held)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            computed = _Computed([_Choice(_ABORTED)] if len(self._held) <= HANDED_OCTETS else [])
+        given_up = False
+        if len(self._held) <= HANDED_OCTETS:
+            try:
+                given_up = _computed.decode(self._held).given_up
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                given_up = True
         if self._status >= 400:
             self._end()
             self._owner.prompt_refused(self._status, self._held)
-        elif self._status != 200 or _ABORTED in [choice.finish_reason for choice in computed.choices]:
+        elif self._status != 200 or given_up:
             self._fail("abort", "it gave the prompt up")
         else:
             self._end()
