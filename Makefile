@@ -6,7 +6,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 BIN := .venv/bin
 
 .PHONY: testbed-up testbed-down testbed-status testbed-shell test-bed
-.PHONY: demo test check bench compiled bench-mesh validate-simulator docs lock clean test-extended test-long test-vllm
+.PHONY: demo test check bench compiled bench-mesh validate-simulator docs lock clean test-extended test-long test-vllm test-sglang
 .DELETE_ON_ERROR:
 
 .venv/.ready: requirements.lock pyproject.toml .ci/setup
@@ -27,7 +27,12 @@ test-long: .venv/.ready ## what must hold for any input, on thousands of inputs 
 
 test-vllm: .venv/.ready ## installs a real vLLM for CPUs (5.9 GB, some minutes) and tests the gateway before it
 	@bash tests/vllm/install
+	@bash tests/vllm/install-sglang
 	$(BIN)/python -m pytest $(ARGS) -m vllm tests/vllm
+
+test-sglang: .venv/.ready ## installs SGLang's parser (2.5 GB) and has it read our command lines
+	@bash tests/vllm/install-sglang
+	$(BIN)/python -m pytest $(ARGS) -m vllm tests/vllm/test_sglang_releases.py
 
 test-bed: .venv/.ready ## only the tests on the Slurm testbed
 	@bash .ci/test-packages

@@ -25,7 +25,7 @@ from fabrictool.agent.guarding import HAS_LEFT, Guard, Refuser
 from fabrictool.agent.launching import first_node, launch_of
 from fabrictool.agent.measured import package_folder, signed_build
 from fabrictool.agent.nextjob import NextJob
-from fabrictool.agent.pairing import handover, handover_host
+from fabrictool.agent.pairing import PairMember
 from fabrictool.agent.specwatch import SpecWatch
 from fabrictool.agent.supervisor import Supervisor
 from fabrictool.base.clock import duration_text
@@ -143,6 +143,7 @@ class Agent:
         self._next = NextJob(folder, clock, self._note)
         self._brought = BroughtEngine() if isinstance(spec.brought, msgspec.UnsetType) else spec.brought
         self._leader = None if spec.on_nodes == 1 else self._leader_of(folder)
+        self._pair = PairMember(spec, self._adapter.capabilities.pairing, self._note)
         self._supervisor = Supervisor(
             self._adapter,
             self._command,
@@ -183,7 +184,7 @@ class Agent:
         if isinstance(self.spec.brought, msgspec.UnsetType):
             self._model_path = resolve(self.spec.source)
         await self._measure()
-        self._handover_host = await handover_host(self.spec, self._note)
+        await self._pair.open()
         if self._leader is not None:
             await self._lead(self._leader)
         self._publish_node(Lifecycle.JOIN)
@@ -212,6 +213,7 @@ class Agent:
             async with AsyncExitStack() as leaving:  # last in, first out; each step is taken whatever another raises
                 if self._leader is not None:
                     leaving.push_async_callback(self._leader.close)
+                leaving.push_async_callback(self._pair.close)
                 leaving.push_async_callback(self._supervisor.stop)
                 leaving.push_async_callback(asyncio.to_thread, self._next.forget)
                 leaving.push_async_callback(self._signs.write)
@@ -431,7 +433,7 @@ class Agent:
                 python=self._python,
                 cache=self._cache,
                 node=None if self._leader is None else first_node(self._leader.nodes, self._leader.meets_at),
-                handover=handover(self.spec, self._handover_host, ports.handover),
+                handover=self._pair.handover(ports.handover),
                 command=self._brought.command,
             )
         )
@@ -520,7 +522,7 @@ class Agent:
     def _service_body(self, lifecycle: Lifecycle, model: str) -> ServiceBody:
         mesh = self.mesh
         body = service_body(self.spec, mesh.federation, mesh.session, self._service, lifecycle, model)
-        return msgspec.structs.replace(body, accepting=self._accepting)
+        return msgspec.structs.replace(body, accepting=self._accepting, meets_at=self._pair.meets_at)
 
     def _note(self, kind: str, subject: str, text: str) -> None:
         self._events.append(Event(at=self._clock.wall(), kind=kind, subject=subject, text=text))

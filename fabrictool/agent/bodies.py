@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from fabrictool import __version__
+from fabrictool.engines.adapter import adapter
 from fabrictool.mesh.records import MAX_VERSION, Lifecycle, NodeBody, NodeHardware, ServiceBody, decode, seal
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ def service_body(
         tp=spec.tp,
         max_num_seqs=spec.max_num_seqs,
         phase=spec.phase,
+        pairing="relayed" if spec.phase == "unified" else adapter(spec.engine).capabilities.pairing,
         adapters=tuple(spec.served_adapters),
     )
 
@@ -78,6 +80,7 @@ def check_sayable(spec: AgentSpec, federation: str, hardware: NodeHardware | Non
     node = node_body(spec, federation, session, Lifecycle.LEFT, 0.0, hardware)
     node = msgspec.structs.replace(node, addresses=(f"{'f' * 39}:65535",), build=bytes(LONGEST_BUILD))
     service = service_body(spec, federation, session, session, Lifecycle.DOWN, spec.model)
+    service = msgspec.structs.replace(service, meets_at=None if spec.phase == "unified" else f"{'f' * 39}:65535")
     for body in (node, service):
         longest = msgspec.structs.replace(body, version=MAX_VERSION)
         decode(seal(longest, lambda _: bytes(64)).envelope)

@@ -73,6 +73,29 @@ def unstartable(plan: Plan) -> Problem | None:
                     Place(thing=action.address),
                     f"set `handover` to one of {', '.join(sorted(held))}, or leave it out",
                 )
+    return _unpaired([action.spec for action in plan.actions if isinstance(action.spec, AgentSpec)])
+
+
+def _unpaired(specs: Sequence[AgentSpec]) -> Problem | None:
+    """Prefill and decode replicas of a model that could not work together."""
+    halves: dict[str, list[AgentSpec]] = {}
+    for spec in specs:
+        if spec.phase != "unified":
+            halves.setdefault(spec.model, []).append(spec)
+    for model, mine in sorted(halves.items()):
+        ways = {spec.engine: adapter(spec.engine).capabilities.pairing for spec in mine}
+        if len(set(ways.values())) > 1:
+            told = " and ".join(f"{engine} ({way})" for engine, way in sorted(ways.items()))
+            text = f"{model}: prefill and decode replicas share a request in one way, and here are {told}"
+            return Problem("FT4008", text, Place(thing=f"model/{model}"), "let all its replicas have one engine")
+        if "together" in ways.values():
+            where = {phase: {(s.provider, s.site) for s in mine if s.phase == phase} for phase in ("prefill", "decode")}
+            alone = sorted(site for _, site in where["prefill"] ^ where["decode"])
+            if alone:
+                engine = next(iter(ways))
+                text = f"{model}: {engine} needs a prefill and a decode replica at one site; at {alone[0]} is one half"
+                hint = "keep the model to one site by `place`, or set its `phases` to unified"
+                return Problem("FT4008", text, Place(thing=f"model/{model}"), hint)
     return None
 
 

@@ -11,6 +11,9 @@ from fabrictool.domain.terms import KeyLimits, Terms
 
 Phase = Literal["unified", "prefill", "decode"]
 """What a replica does of serving: all of it, or reading prompts, or making answers."""
+Pairing = Literal["relayed", "together"]
+"""How two replicas share a request: the one for the prompt first, and what it answers goes to the other; or both at the
+same time, and they find each other by themselves. Who shares ``together`` answers nothing alone."""
 
 
 EXPECTED = "expected.json"

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import msgspec
 
-from fabrictool.domain.specs import EngineInstall, HostPort
+from fabrictool.domain.specs import EngineInstall, HostPort, Pairing
 
 
 class CacheHandover(msgspec.Struct, frozen=True):
@@ -15,7 +15,9 @@ class CacheHandover(msgspec.Struct, frozen=True):
     prefill: bool
     """It computes prompts for others; else it fetches them."""
     host: str
+    """This node's address for the other one."""
     port: int
+    """Where an engine that is asked first gives its caches out; where one that shares at once is found, at loopback."""
     device: str
     """Where the cache lies: ``cpu``, or an accelerator."""
 
@@ -133,6 +135,8 @@ class Capabilities(msgspec.Struct, frozen=True):
     """One replica can stand on several nodes."""
     hands_over: bool = False
     """Two of it can share a request: one computes the prompt, the other answers."""
+    pairing: Pairing = "relayed"
+    """How they do, if they can."""
     sockets: bool = False
     """Its API can be at a Unix socket, whose path ends with ``.sock``."""
     serves_adapters: bool = False

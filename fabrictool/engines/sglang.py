@@ -17,7 +17,9 @@ from fabrictool.engines.installs import command_of_package, interpreter
 from fabrictool.engines.protocol import Capabilities, EngineCommand, MetricNames, Readiness
 
 if TYPE_CHECKING:
-    from fabrictool.engines.protocol import EngineLaunch
+    from collections.abc import Mapping
+
+    from fabrictool.engines.protocol import CacheHandover, EngineLaunch
 
 _FIELDS = {
     "context-length": "context",
@@ -36,7 +38,12 @@ _FIELDS = {
     "tp": "tp",
     "tp-size": "tp",
 }
-_REFUSED = dict.fromkeys(("dist-init-addr", "nccl-init-addr", "nnodes", "node-rank"), SAID_BY_AGENTS)
+_REFUSED = dict.fromkeys(("dist-init-addr", "nccl-init-addr", "nnodes", "node-rank"), SAID_BY_AGENTS) | dict.fromkeys(
+    ("disaggregation-mode", "disaggregation-bootstrap-port", "enable-pd-role-switch"),
+    "the model's `phases` and the agent say this",
+)
+_TRANSFER = "disaggregation-transfer-backend"
+"""Its default, mooncake, looks for InfiniBand; nixl takes what there is."""
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _IN_CHECKPOINT = ("awq", "gptq", "int4", "int8", "mxfp4", "nvfp4", "w4a16", "w8a8")
 """Made when the checkpoint was; the engine reads them from its configuration and needs no flag."""
@@ -53,6 +60,8 @@ class SGLang:
         tensor_parallel=True,
         pipeline_parallel=True,
         several_nodes=True,
+        hands_over=True,
+        pairing="together",
         hub_models=True,
         precisions=frozenset({*_DTYPES, "fp8", *_IN_CHECKPOINT}),
         kv_precisions=frozenset(_KV),
@@ -82,6 +91,9 @@ class SGLang:
         if launch.kv_precision is not None:
             argv += ["--kv-cache-dtype", _KV[launch.kv_precision]]
         env, unless_set = variables(launch.options), {**offline(launch), **compile_folders(launch)}
+        if launch.handover is not None:
+            argv += _pair(launch.handover, launch.options)
+            env["SGLANG_HOST_IP"] = launch.handover.host
         if launch.node is not None:
             node = launch.node
             argv += ["--dist-init-addr", str(node.leader), "--nnodes", str(node.nodes), "--node-rank", str(node.rank)]
@@ -92,3 +104,10 @@ class SGLang:
             argv += [f"--{_HTTP_LOG}", "warning"]
         argv += flags(launch.options)
         return command_of_package(launch, "sglang", argv, env, unless_set)
+
+
+def _pair(handover: CacheHandover, options: Mapping[str, str]) -> list[str]:
+    """The server for prompts has one more, of rendezvous, that listens where its API does: at loopback."""
+    argv = ["--disaggregation-mode", "prefill" if handover.prefill else "decode"]
+    argv += [] if _TRANSFER in options else [f"--{_TRANSFER}", "nixl"]
+    return [*argv, "--disaggregation-bootstrap-port", str(handover.port)] if handover.prefill else argv

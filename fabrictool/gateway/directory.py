@@ -5,13 +5,14 @@ Both sources fill the same `RoutingTarget`s, so that everything above them is on
 
 from __future__ import annotations
 
+import ipaddress
 import math
 from collections import Counter
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from fabrictool.domain.specs import Phase, label_key, weight_key
+from fabrictool.domain.specs import Pairing, Phase, label_key, weight_key
 from fabrictool.gateway.upstream import Connector, TunnelConnector
 from fabrictool.routing.candidates import TrustPolicy, entitled
 from fabrictool.routing.ejection import Ejection
@@ -63,6 +64,9 @@ class RoutingTarget:
     precision: str = ""
     engine: str = ""
     phase: Phase = "unified"
+    pairing: Pairing = "relayed"
+    meets_at: tuple[str, int] | None = None
+    """Of one that computes prompts ``together``: where the others find it, for their ears alone."""
     site: str = ""
     labels: frozenset[str] = frozenset()
     labelled_as: str = ""
@@ -85,6 +89,11 @@ class RoutingTarget:
     """One for all targets of a server."""
     shares: list[RoutingTarget] = field(default_factory=list)
     """The same server's targets for its other models: their requests load it too."""
+
+    @property
+    def in_rooms(self) -> bool:
+        """Whether it answers nothing alone: who it works with joins it in a room, at once."""
+        return self.phase != "unified" and self.pairing == "together"
 
     @property
     def ready(self) -> bool:
@@ -115,6 +124,19 @@ class RoutingTarget:
             self.tpot_s = tpot_s if self.tpot_s is None else self.tpot_s + NEWS * (tpot_s - self.tpot_s)
 
 
+def meeting_place(told: str) -> tuple[str, int] | None:
+    """``address:port`` as an engine may be told it; None where it is the address of no single machine."""
+    host, _, port = told.rpartition(":")
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return None
+    nobodys = address.is_unspecified or address.is_multicast or address.is_link_local or address.is_reserved
+    if nobodys or not 0 < int(port) < 1 << 16:
+        return None
+    return (f"[{address}]" if address.version == 6 else str(address)), int(port)
+
+
 class Directory:
     """All targets, by model."""
 
@@ -127,6 +149,8 @@ class Directory:
         self._by_model: dict[str, list[RoutingTarget]] = {}
         self.split: Counter[str] = Counter()
         """Model → how many replicas compute prompts for others."""
+        self.in_rooms: Counter[str] = Counter()
+        """Model → how many replicas share requests at once."""
         self._of_session: dict[bytes, set[bytes]] = {}
         self.loading: Callable[[], set[str]] = set
         """Models that engines load now."""
@@ -219,6 +243,7 @@ class Directory:
         self._targets = {target.key: target for target in targets}
         self._by_model = {}
         self.split.clear()
+        self.in_rooms.clear()
         for target in self._targets.values():
             self._put(target)
 
@@ -288,6 +313,8 @@ class Directory:
         self._by_model.setdefault(target.model, []).append(target)
         if target.phase == "prefill":
             self.split[target.model] += 1
+        if target.in_rooms:
+            self.in_rooms[target.model] += 1
 
     def _drop(self, target: RoutingTarget) -> None:
         others = self._by_model[target.model]
@@ -297,6 +324,9 @@ class Directory:
         if target.phase == "prefill":
             self.split[target.model] -= 1
             self.split = +self.split
+        if target.in_rooms:
+            self.in_rooms[target.model] -= 1
+            self.in_rooms = +self.in_rooms
 
     def _target(self, key: bytes, entry: Serving, mesh: MeshNode) -> RoutingTarget:
         node, service = entry.node, entry.service
@@ -318,6 +348,8 @@ class Directory:
             precision=service.precision,
             engine=service.engine,
             phase=service.phase,
+            pairing=service.pairing,
+            meets_at=meeting_place(service.meets_at or ""),
             site=node.site,
             labels=frozenset(self.labels.get(labelled_as, ())),
             labelled_as=labelled_as,

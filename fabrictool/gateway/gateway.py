@@ -41,9 +41,9 @@ from fabrictool.gateway.openai import (
     peek,
     renamed,
 )
-from fabrictool.gateway.pairs import PairExchange
 from fabrictool.gateway.pursewait import PurseWait
 from fabrictool.gateway.records import RequestRecord
+from fabrictool.gateway.rooms import exchange_for
 from fabrictool.gateway.tracecontext import TraceContext, trace_of
 from fabrictool.gateway.tracing import RecordSink, Tracer
 from fabrictool.gateway.upstream import NOBODY, Caller
@@ -426,7 +426,7 @@ class GatewayServer:
         if ticket is not None:
             ended = ticket.before(ended)
         admission = self._admission if self._rules.admission else None
-        kind = PairExchange if peeked.model in self.directory.split else Exchange
+        kind = exchange_for(peeked.model, self.directory)
         return kind(connection, asked, self._rules, self.directory, self._metrics, ended, admission, self.waking)
 
     def _begin(self, request: ClientRequest, *, kept: bool) -> tuple[TraceContext | None, RecordSink]:

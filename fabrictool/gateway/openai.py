@@ -48,6 +48,9 @@ class Peek(msgspec.Struct, frozen=True):
     n: int | None = None
     best_of: int | None = None
     kv_transfer_params: msgspec.Raw = msgspec.Raw(b"")
+    bootstrap_host: msgspec.Raw = msgspec.Raw(b"")
+    bootstrap_port: msgspec.Raw = msgspec.Raw(b"")
+    bootstrap_room: msgspec.Raw = msgspec.Raw(b"")
 
     @property
     def beginning(self) -> bytes:
@@ -88,8 +91,27 @@ class Prompted(msgspec.Struct, frozen=True):
     kv_transfer_params: msgspec.Raw = msgspec.Raw(b"null")
 
 
+class _Ended(msgspec.Struct, frozen=True):
+    """A choice, as far as it says why it has no more tokens."""
+
+    finish_reason: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class Computed(msgspec.Struct, frozen=True):
+    """What a replica answers that computed a prompt which another one fetches meanwhile."""
+
+    choices: list[_Ended] = []
+
+    @property
+    def given_up(self) -> bool:
+        """SGLang's word for a request that it let go of."""
+        return any(bytes(choice.finish_reason) == b'"abort"' for choice in self.choices)
+
+
 TRANSFER_FIELD = "kv_transfer_params"
 """By which vLLM's servers hand a prompt's cache to one another: from whom, and which blocks."""
+ROOM_FIELDS = ("bootstrap_host", "bootstrap_port", "bootstrap_room")
+"""By which SGLang's servers find one another for a prompt: where, and under which number."""
 CHAT_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
 """Those whose streams end with figures of usage if one asks for them."""
 MODEL_PATHS = CHAT_PATHS | {
@@ -117,10 +139,11 @@ def peek(body: bytes, path: str) -> Peek | GatewayResponse:
     """The routing fields of a request body, or the 400 that it deserves."""
     try:
         peeked = _peek.decode(body)
-        if not peeked.kv_transfer_params:
+        field = next((name for name in (TRANSFER_FIELD, *ROOM_FIELDS) if getattr(peeked, name)), "")
+        if not field:
             return peeked
-        text = f"`{TRANSFER_FIELD}` names servers and parts of their caches: only a gateway may say it"
-        return error_response(400, "FT8162", text, param=TRANSFER_FIELD, path=path)
+        text = f"`{field}` names servers and parts of their caches: only a gateway may say it"
+        return error_response(400, "FT8162", text, param=field, path=path)
     except msgspec.ValidationError as error:
         where = "model" if "`model`" in str(error) or "$.model" in str(error) else None
         return error_response(400, "FT8101", f"the request is not valid: {error}", param=where, path=path)
@@ -184,6 +207,7 @@ _CODES = {
     "FT8126": "insufficient_quota",
     "FT8127": "max_tokens_needed",
     "FT8162": "field_not_allowed",
+    "FT8163": "not_supported",
 }
 
 

@@ -175,7 +175,9 @@ class PairExchange(Exchange):
         entitled = self._directory.entitled(
             asked.model, self._rules.trust, asked.group, asked.requested, asked.required, prefill=True
         )
-        return ready(entitled) if isinstance(entitled, tuple) else []
+        if not isinstance(entitled, tuple):
+            return []
+        return ready(target for target in entitled if target.phase == "prefill" and not target.in_rooms)
 
     def _candidates(self) -> list[RoutingTarget] | Refusal | Unmet:
         """Where nobody else is left, a prefill replica answers as any other would."""

@@ -9,8 +9,8 @@ import msgspec
 
 from fabrictool.base.errors import InvalidInputError, Place, Problem
 from fabrictool.base.files import file_error
-from fabrictool.domain.specs import Phase
-from fabrictool.gateway.directory import RoutingTarget
+from fabrictool.domain.specs import Pairing, Phase
+from fabrictool.gateway.directory import RoutingTarget, meeting_place
 from fabrictool.gateway.upstream import TcpConnector
 from fabrictool.routing.admission import Priority
 
@@ -32,6 +32,10 @@ class StaticNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     engine: str = ""
     phase: Phase = "unified"
     """``prefill``: it computes prompts for the others of its model."""
+    pairing: Pairing = "relayed"
+    """``together`` of SGLang's servers that share requests: both are asked at the same time."""
+    meets_at: str = ""
+    """``address:port`` of such a ``prefill`` server's rendezvous, where those that fetch its caches reach it."""
     site: str = ""
     labels: list[str] = []
     """What requests may ask for by ``x-fabric-labels``."""
@@ -98,6 +102,8 @@ def static_targets(registry: StaticRegistry) -> list[RoutingTarget]:
                 precision=node.variant,
                 engine=node.engine,
                 phase=node.phase,
+                pairing=node.pairing,
+                meets_at=meeting_place(node.meets_at),
                 site=node.site,
                 labels=frozenset(node.labels),
                 slots=node.slots,
@@ -125,6 +131,10 @@ def _node_problems(path: Path, index: int, node: StaticNode) -> list[Problem]:
         problems.append(Problem("FT8001", f"nodes[{index}]: {node.url!r} is not an http URL", place, hint))
     if not node.models:
         problems.append(Problem("FT8001", f"nodes[{index}]: models is empty", place))
+    at_once = node.phase == "prefill" and node.pairing == "together"
+    if at_once is not bool(node.meets_at) or (at_once and meeting_place(node.meets_at) is None):
+        hint = "an address and a port, of a server with `phase: prefill` and `pairing: together`, and of no other"
+        problems.append(Problem("FT8001", f"nodes[{index}]: meets_at is {node.meets_at!r}", place, hint))
     if not 0 < node.weight < 1e6:
         problems.append(Problem("FT8001", f"nodes[{index}]: weight must be above 0", place))
     if not 0 <= node.slots < 1e6:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 
 from fabrictool.base.errors import FabrictoolError
-from fabrictool.domain.specs import Phase
+from fabrictool.domain.specs import Pairing, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,6 +40,8 @@ _DOMAIN = b"fabrictool record v1\0"
 Name = Annotated[str, msgspec.Meta(max_length=200)]
 DialAddress = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9:][A-Za-z0-9.:-]{0,252}:[0-9]{1,5}\Z")]
 """``host:port``. Strict: who reads it dials it, through a proxy or a login node's shell perhaps."""
+MeetingAddress = Annotated[str, msgspec.Meta(pattern=r"\A(?:[0-9.]{7,15}|[0-9A-Fa-f:]{2,39}):[0-9]{1,5}\Z")]
+"""``address:port``, and never a name: whoever resolves that could be led elsewhere."""
 Id = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 Version = Annotated[int, msgspec.Meta(ge=0, le=MAX_VERSION)]
 
@@ -164,6 +166,10 @@ class ServiceBody(msgspec.Struct, frozen=True, tag="s", omit_defaults=True):
     """Requests that its engine works on at the same time; 0: not said."""
     phase: Phase = "unified"
     """Of serving: ``prefill`` computes prompts for the others of its model, ``decode`` fetches them there."""
+    pairing: Pairing = "relayed"
+    """How it shares a request, unless its phase is unified; earlier releases know no other way."""
+    meets_at: MeetingAddress | None = None
+    """Of one that computes prompts ``together``: where those that fetch them find it. No gateway connects there."""
     adapters: Annotated[tuple[Name, ...], msgspec.Meta(max_length=MAX_ADAPTERS)] = ()
     """LoRA adapters that it serves beside its model, by the names that clients ask for."""
 

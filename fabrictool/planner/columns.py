@@ -210,13 +210,15 @@ class Columns:
         return "has a walltime that is too short to load it"
 
     def transfer(self, sender: Pool, receiver: Pool) -> Transfer | None:
-        """What handing a mean prompt's cache over takes: alpha plus size/beta; None without a network between them.
+        """What handing a mean prompt's cache over takes: alpha plus size/beta; None without a network between them, and
+        between sites where the engine's two halves find each other by themselves (`gateway.rooms` says why).
 
         All layers, grouped-query heads as they are, at the precision that the blueprint chooses for the way
         (ThunderServe, paper 002, section 3.3, whose formula leaves out the number of layers).
         """
         way = hop(self._inventory, sender.key, receiver.key)
-        if way is None:
+        apart = (sender.provider, sender.site) != (receiver.provider, receiver.site)
+        if way is None or (apart and self._capabilities.pairing == "together"):
             return None
         octets = kv_elements_per_token(self._architecture, Parallelism()) * KV_OCTETS[self._wanted.handover]
         octets *= self._demand.input

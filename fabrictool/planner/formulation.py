@@ -25,12 +25,12 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from fabrictool.planner.program import Program, ProgramSolution, Terms
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Container, Iterable, Mapping, Sequence
 
     from fabrictool.domain.specs import Phase
     from fabrictool.planner.problem import ModelNeed, PlacementProblem, Pool, PoolKey
@@ -234,11 +234,21 @@ class Formulation:
             for pool, load in load_by_pool.items():
                 handed = [(c, -1.0) for key, c in self._handed.items() if key[0] == model and key[side] == pool]
                 program.row(0, 0, [*load, *handed])
-        # Without a demand nothing flows, and still neither phase is of use without the other.
-        total = {phase: [term for i in mine if options[i].phase == phase for term in self.count(i)] for phase in loads}
+        # Without a demand nothing flows, and still neither phase is of use without the other, where it reaches it.
         most = float(self._limit[model])
-        for these, those in ((total["prefill"], total["decode"]), (total["decode"], total["prefill"])):
-            program.row(-INFINITY, 0, [*these, *[(c, -most * w) for c, w in those]])
+        sides: tuple[tuple[Phase, Phase, Literal[1, 2]], ...] = (("prefill", "decode", 1), ("decode", "prefill", 2))
+        for phase, other, side in sides:
+            reached: dict[frozenset[PoolKey], set[PoolKey]] = defaultdict(set)
+            for pool in loads[phase]:
+                ways = [(key[1], key[2]) for key in self._handed if key[0] == model and key[side] == pool]
+                reached[frozenset(way[2 - side] for way in ways)].add(pool)
+            for there, pools in reached.items():
+                these = [term for i in mine if options[i].phase == phase for term in self._count_in(i, pools)]
+                those = [term for i in mine if options[i].phase == other for term in self._count_in(i, there)]
+                program.row(-INFINITY, 0, [*these, *[(c, -most * w) for c, w in those]])
+
+    def _count_in(self, i: int, pools: Container[PoolKey]) -> Terms:
+        return self.count(i) if self.problem.options[i].pool.key in pools else []
 
     def _link_rows(self) -> None:
         shared: dict[tuple[str, str], Terms] = defaultdict(list)

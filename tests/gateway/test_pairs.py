@@ -30,7 +30,7 @@ class FakePairEngine:
 
     async def start(self):
         app = web.Application(client_max_size=64 << 20)
-        app.router.add_post("/v1/{tail:.*}", self.answer)
+        app.router.add_post("/{tail:.*}", self.answer)
         self.runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self.runner.setup()
         await web.TCPSite(self.runner, "127.0.0.1", 0).start()

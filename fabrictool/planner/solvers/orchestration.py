@@ -82,6 +82,8 @@ def _broken(problem: PlacementProblem, need: ModelNeed, mine: Sequence[tuple[Opt
     phases = {option.phase for option, count in mine if count}
     if ("prefill" in phases) != ("decode" in phases):
         wrong += 1
+    else:
+        wrong += _stranded(problem, need.model, mine)
     if need.spread_sites:
         sites = Counter({option.pool.site: 0 for option in problem.options if option.model == need.model})
         for option, count in mine:
@@ -89,6 +91,21 @@ def _broken(problem: PlacementProblem, need: ModelNeed, mine: Sequence[tuple[Opt
         even = math.ceil(total / max(1, need.sites, len(sites)))
         wrong += sum(max(0, count - even) for count in sites.values())
     return float(wrong)
+
+
+def _stranded(problem: PlacementProblem, model: str, mine: Sequence[tuple[Option, int]]) -> int:
+    """Places of one phase that reach none of the other's."""
+    places = {
+        phase: {option.pool.key for option, count in mine if count and option.phase == phase}
+        for phase in ("prefill", "decode")
+    }
+    ways = [
+        (sender, receiver)
+        for sender in places["prefill"]
+        for receiver in places["decode"]
+        if (model, sender, receiver) in problem.transfers
+    ]
+    return sum(len(there - {way[side] for way in ways}) for side, there in enumerate(places.values()))
 
 
 Rung = tuple[float, float, bool]
