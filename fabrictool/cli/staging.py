@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from fabrictool.clusters.connections.protocol import Connection
-    from fabrictool.clusters.weights.fetching import Told
+    from fabrictool.clusters.weights.fetching import FetchReport
     from fabrictool.clusters.weights.listing import WeightsListing
     from fabrictool.clusters.weights.sources import RemoteSource
     from fabrictool.domain.inventory import ClusterSpec, Inventory
@@ -238,7 +238,7 @@ def stage_for(plan: Plan, blueprint: Path | None, inventory: Path | None) -> Non
     with open_depots(clusters, blueprint, inventory) as (depots, pinned):
         for depot in depots:
             compared = depot.weights.compare(needed[depot.cluster], everything=False)
-            lacking = {one.name for one in compared if one.condition != "whole"}
+            lacking = {staged.name for staged in compared if staged.condition != "whole"}
             for weights in pinned:
                 if set_name(weights.sha256) in lacking:
                     say(f"replicas on {depot.cluster} wait for weights {weights.name}: staging them first")
@@ -266,7 +266,7 @@ class StagingProgress:
         of = f" of {octets_text(total)} ({100 * done // total} %)" if total else ""
         say(f"{self._what}: {octets_text(done)}{of}{left}")
 
-    def told(self, told: Told) -> None:
+    def told(self, told: FetchReport) -> None:
         """By a program that fetches; what it waits for is said once."""
         if told.state == "fetching":
             self._text = ""

@@ -357,9 +357,9 @@ class ClusterSpec(Document):
 
     @model_validator(mode="after")
     def _fetches(self) -> ClusterSpec:
-        said = [name for name in ("weights_from", "weights_partition") if getattr(self, name) is not None]
-        if said and self.weights is None:
-            raise problem("FT1274", f"`{said[0]}` without a folder for weights", "add `weights: /FOLDER`")
+        given = [name for name in ("weights_from", "weights_partition") if getattr(self, name) is not None]
+        if given and self.weights is None:
+            raise problem("FT1274", f"`{given[0]}` without a folder for weights", "add `weights: /FOLDER`")
         if self.weights_from == "job" and not self.login:
             raise problem("FT1274", f"a cluster of kind {self.kind} runs no job that fetches", "leave it out")
         if self.weights_partition is not None and self.weights_partition not in self.partitions:

@@ -1,39 +1,45 @@
 """A fake of a hub and of the host that its large files lie on, with the faults that real ones have."""
 
+import contextlib
 import hashlib
 import json
 import re
+import sys
 import threading
+import time
 import urllib.parse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 COMMIT = "0e9e39f249a16976918f6564b8830bc894c89659"
 TOKEN = "hf_a-planted-token-that-must-not-leak"
 REPOSITORY = "org/tiny"
+LARGE = 10_000
+"""Faults happen to files with more octets."""
 
 
 class FakeHost:
     """Paths → what is served; every request is kept with its headers."""
 
-    def __init__(self):
+    def __init__(self, host="127.0.0.1", port=0):
         self.pages, self.files, self.asked = {}, {}, []
         self.faults = []
-        """Called with the handler, the path and the body of a file in turn; the first that returns True has answered."""
-        host = self
+        """Called with the handler, the path and the body of a file in turn, until one returns True: it has answered."""
+        fake = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
             def do_GET(self):
-                host.asked.append((self.path, dict(self.headers)))
-                host.answer(self)
+                fake.asked.append((self.path, dict(self.headers)))
+                fake.answer(self)
 
             def log_message(self, *_):
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = ThreadingHTTPServer((host, port), Handler)
         self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self.url = f"http://{host}:{self._server.server_address[1]}"
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
         self._thread.start()
 
@@ -68,8 +74,8 @@ class FakeHost:
 class FakeHub(FakeHost):
     """One repository, whose large files are on another host."""
 
-    def __init__(self, cdn, files, *, private=False, page=2):
-        super().__init__()
+    def __init__(self, cdn, files, *, private=False, page=2, **where):
+        super().__init__(**where)
         self._private, self.cdn = private, cdn
         api = f"/api/models/{REPOSITORY}"
         for revision in ("main", COMMIT):
@@ -131,22 +137,52 @@ def send_file(handler, body, *, ranges=True, cut=None):
     return True
 
 
-def large(handler, path, body):
-    """Whether it is a large file."""
-    return len(body) > 10_000
-
-
 def cut_after(octets, *, ranges=True):
-    return lambda handler, path, body: large(handler, path, body) and send_file(handler, body, ranges=ranges, cut=octets)
+    return lambda handler, path, body: len(body) > LARGE and send_file(handler, body, ranges=ranges, cut=octets)
 
 
 def says(status, headers=None):
-    return lambda handler, path, body: large(handler, path, body) and send(handler, status, b"", headers)
+    return lambda handler, _, body: len(body) > LARGE and send(handler, status, b"", headers)
 
 
-def wrong_octet(handler, path, body):
-    return large(handler, path, body) and send_file(handler, bytes([body[0] ^ 1]) + body[1:])
+def wrong_octet(handler, _, body):
+    return len(body) > LARGE and send_file(handler, bytes([body[0] ^ 1]) + body[1:])
 
 
-def without_ranges(handler, path, body):
-    return large(handler, path, body) and send_file(handler, body, ranges=False)
+def without_ranges(handler, _, body):
+    return len(body) > LARGE and send_file(handler, body, ranges=False)
+
+
+def slowly(seconds, piece=1 << 20):
+    """As much at a time, with a pause after each."""
+
+    def happen(handler, _, body):
+        asked = re.fullmatch(r"bytes=([0-9]+)-", handler.headers.get("Range", ""))
+        begin = int(asked.group(1)) if asked else 0
+        if len(body) <= LARGE or begin >= len(body):
+            return False
+        handler.send_response(206 if asked else 200)
+        handler.send_header("Content-Length", str(len(body) - begin))
+        if asked:
+            handler.send_header("Content-Range", f"bytes {begin}-{len(body) - 1}/{len(body)}")
+        handler.end_headers()
+        handler.close_connection = True
+        with contextlib.suppress(OSError):  # who asked was killed
+            for at in range(begin, len(body), piece):
+                handler.wfile.write(body[at : at + piece])
+                time.sleep(seconds)
+        return True
+
+    return happen
+
+
+def serve(host, port, pause, *paths):
+    """As a program: a hub with files of this machine, on two ports, until it is killed."""
+    cdn = FakeHost(host, int(port) + 1)
+    cdn.faults.append(slowly(float(pause)))
+    FakeHub(cdn, {Path(path).name: Path(path).read_bytes() for path in paths}, host=host, port=int(port))
+    print("ready", flush=True)
+
+
+if __name__ == "__main__":
+    serve(*sys.argv[1:])

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from fabrictool.clusters.weights.fetching import FetchWay, Told
+    from fabrictool.clusters.weights.fetching import FetchReport, FetchWay
     from fabrictool.clusters.weights.listing import WeightsListing
     from fabrictool.clusters.weights.sources import RemoteSource
 
@@ -142,7 +142,9 @@ class WeightsDepot:
             raise self._not_as_listed([line.removeprefix("damaged\t") for line in last])
         return True
 
-    def fetch(self, listing: WeightsListing, source: RemoteSource, way: FetchWay, tell: Callable[[Told], None]) -> bool:
+    def fetch(
+        self, listing: WeightsListing, source: RemoteSource, way: FetchWay, tell: Callable[[FetchReport], None]
+    ) -> bool:
         """Have what is missing fetched there, compared, and named; returns whether it was not there already.
 
         Raises

@@ -218,7 +218,7 @@ class SetLock:
         self.lost = False
 
     def __enter__(self) -> SetLock:  # noqa: PYI034 - `Self` is newer than the Pythons of sites
-        """Raises HeldByAnotherError."""
+        """Wait until it is known whether a holder lives; raises HeldByAnotherError if one does."""
         while True:
             with contextlib.suppress(FileExistsError):
                 self._file = os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
@@ -390,11 +390,12 @@ class Fetcher:
 
     def _store(self, answer: http.client.HTTPResponse, part: str, begin: int, begun: int) -> None:
         with open(part, "r+b" if begin else "wb") as out:  # noqa: PTH123
-            out.seek(begin)
-            out.truncate()
+            if begin:
+                out.seek(begin)
+                out.truncate()
             while True:
                 try:
-                    piece = answer.read(_PIECE)
+                    piece = answer.read1(_PIECE)  # what has come, be it little: it is kept when this is killed
                 except (OSError, http.client.HTTPException) as error:
                     raise PassingTrouble(f"the connection broke: {error}") from error
                 if not piece:
@@ -414,8 +415,8 @@ class Fetcher:
         if not always and now - self._told < TELL_S:
             return
         self._told = now
-        said = {"state": state, "done": self._done, "total": self._total, "text": text, "kind": kind}
-        line = json.dumps(said)
+        report = {"state": state, "done": self._done, "total": self._total, "text": text, "kind": kind}
+        line = json.dumps(report)
         with contextlib.suppress(OSError):  # nobody listens any more
             print(line, flush=True)  # noqa: T201
         told = self._wanted["progress"]

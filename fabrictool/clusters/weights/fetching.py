@@ -46,7 +46,7 @@ _FINAL = frozenset({"staged", "damaged", "failed", "busy", "ended"})
 _CLEAN = 'rm -rf "$1"; cd "$2" && rmdir units/- units && cd .. && rmdir "$2"; true'
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True):
+class FetchReport(msgspec.Struct, frozen=True, kw_only=True):
     """What a fetching program says of itself; `queued` is said by us, of its job."""
 
     state: str
@@ -65,14 +65,14 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
 class FetchWay(Protocol):
     """Somewhere a fetching program runs."""
 
-    def run(self, control: str, wanted: Mapping[str, Any], tell: Callable[[Told], None]) -> Told:
+    def run(self, control: str, wanted: Mapping[str, Any], tell: Callable[[FetchReport], None]) -> FetchReport:
         """To its end; whatever happens, Ctrl-C included, nothing of it runs on. `control` is its set's folder."""
 
 
-def read_told(text: str) -> Told | None:
+def read_told(text: str) -> FetchReport | None:
     """One line of the program's; None for anything else."""
     try:
-        return msgspec.json.decode(text, type=Told)
+        return msgspec.json.decode(text, type=FetchReport)
     except msgspec.DecodeError:
         return None
 
@@ -94,20 +94,22 @@ def _fresh(control: str) -> str:
     return f"{control}/units/-/weights-{secrets.token_hex(6)}"
 
 
-def _no_answer(log: str) -> Told:
-    return Told(state="failed", kind="refused", text=f"it ended without an answer: {log.strip()[-300:] or 'no words'}")
+def _no_answer(log: str) -> FetchReport:
+    return FetchReport(
+        state="failed", kind="refused", text=f"it ended without an answer: {log.strip()[-300:] or 'no words'}"
+    )
 
 
 class FetchHere:
     """On the machine of this tool, for a cluster that is this machine."""
 
-    def run(self, control: str, wanted: Mapping[str, Any], tell: Callable[[Told], None]) -> Told:
+    def run(self, control: str, wanted: Mapping[str, Any], tell: Callable[[FetchReport], None]) -> FetchReport:
         folder = _fresh(control)
         Path(folder).mkdir(parents=True, mode=0o700)
         for name, data in _files(control, folder, wanted).items():
             Path(folder, name).write_bytes(data)
         line = _line((), (sys.executable,), folder)
-        last: Told | None = None
+        last: FetchReport | None = None
         # A group of its own: Ctrl-C is ours to hand on.
         with subprocess.Popen(["/bin/sh", "-c", line], stdout=subprocess.PIPE, start_new_session=True) as process:
             try:
@@ -133,7 +135,7 @@ class _Remote:
         self._scheduler = scheduler_of(described.kind)
 
     def _survey(self) -> Survey:
-        """Raises FT5407."""
+        """What jobs and the interpreter depend on there; raises FT5407."""
         text = shell.survey_program(self._scheduler, brief=False)
         done = self._connection.run(["sh", "-c", text, "ft-survey", self._described.folder, "-"])
         if done.status != 0:
@@ -168,10 +170,10 @@ class _Remote:
 class FetchAtLogin(_Remote):
     """On the login node; ends with the connection, and then the same command goes on where it stopped."""
 
-    def run(self, control: str, wanted: Mapping[str, Any], tell: Callable[[Told], None]) -> Told:
+    def run(self, control: str, wanted: Mapping[str, Any], tell: Callable[[FetchReport], None]) -> FetchReport:
         folder = _fresh(control)
         setup, python = self._python(self._survey())
-        last: Told | None = None
+        last: FetchReport | None = None
         try:
             self._place(folder, _files(control, folder, wanted))
             with self._connection.stream(["sh", "-c", _line(setup, python, folder)]) as lines:
@@ -196,16 +198,16 @@ class FetchInJob(_Remote):
         super().__init__(cluster, described, connection)
         self._partition, self._poll_s = partition_of(described, partition), poll_s
 
-    def run(self, control: str, wanted: Mapping[str, Any], tell: Callable[[Told], None]) -> Told:
+    def run(self, control: str, wanted: Mapping[str, Any], tell: Callable[[FetchReport], None]) -> FetchReport:
         operation, number = self._left(control)
         folder = f"{control}/units/-/{operation}"
-        last: Told | None = None
+        last: FetchReport | None = None
         try:
             if not number:
                 folder = _fresh(control)
                 operation = posixpath.basename(folder)
                 number = self._submitted(folder, _files(control, folder, wanted))
-            tell(Told(state="queued", text=f"job {number} on {self._partition}"))
+            tell(FetchReport(state="queued", text=f"job {number} on {self._partition}"))
             last = self._awaited(control, folder, operation, number, tell)
             return last
         finally:
@@ -243,13 +245,15 @@ class FetchInJob(_Remote):
             raise FabrictoolError.of("FT5608", message, thing=f"cluster/{self._cluster}", hint=hint)
         return number
 
-    def _awaited(self, control: str, folder: str, operation: str, number: str, tell: Callable[[Told], None]) -> Told:
+    def _awaited(
+        self, control: str, folder: str, operation: str, number: str, tell: Callable[[FetchReport], None]
+    ) -> FetchReport:
         looked = time.monotonic()
         while True:
             told = read_told(self._text(f"{folder}/progress"))
             if told is not None and told.final:
                 return told
-            tell(told or Told(state="queued", text=f"job {number} on {self._partition}"))
+            tell(told or FetchReport(state="queued", text=f"job {number} on {self._partition}"))
             time.sleep(self._poll_s)
             if time.monotonic() - looked < LOOK_S * self._poll_s / POLL_S:
                 continue
