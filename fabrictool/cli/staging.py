@@ -17,6 +17,7 @@ from fabrictool.base.settings import Settings
 from fabrictool.cli.output import octets_text, say
 from fabrictool.cli.source import Source, find_blueprint
 from fabrictool.clusters.connections.factory import connect_login
+from fabrictool.clusters.kinds import scheduler_of
 from fabrictool.clusters.weights.depot import ThisMachine, WeightsDepot, set_name
 from fabrictool.clusters.weights.fetch import HUB
 from fabrictool.clusters.weights.fetching import FetchAtLogin, FetchHere, FetchInJob
@@ -207,11 +208,9 @@ def stage_one(depot: ClusterDepot, weights: PinnedWeights, wanted: Origin | None
     if origin == "here":
         paths = _fetched_here(weights, listing, remote, progress)
         return depot.weights.stage(listing, paths, progress.octets)
-    if origin == "job":
-        job = FetchInJob(depot.cluster, depot.described, depot.connection)
-        return depot.weights.fetch(listing, remote, job, progress.told)
-    login = FetchAtLogin(depot.cluster, depot.described, depot.connection)
-    return depot.weights.fetch(listing, remote, login, progress.told)
+    kind = FetchInJob if origin == "job" else FetchAtLogin
+    way = kind(depot.cluster, depot.described, depot.connection, scheduler_of(depot.described.kind))
+    return depot.weights.fetch(listing, remote, way, progress.told)
 
 
 def _fetched_here(

@@ -15,6 +15,7 @@ import pytest
 
 from fabrictool.base.errors import FabrictoolError, InvalidInputError
 from fabrictool.clusters.connections.factory import connect
+from fabrictool.clusters.schedulers.processes import Processes
 from fabrictool.clusters.weights import fetch
 from fabrictool.clusters.weights.depot import ThisMachine, WeightsDepot, set_name
 from fabrictool.clusters.weights.fetching import FetchAtLogin, FetchHere, FetchInJob, partition_of
@@ -469,7 +470,7 @@ def test_on_a_site_it_arrives_with_what_its_environment_says(hubs, files, tmp_pa
     try:
         other.answer = lambda handler: send_file(handler, b"through the proxy")
         described = site_of(tmp_path, environment={"set": {"http_proxy": other.url, "no_proxy": "127.0.0.1"}})
-        way = {"login": FetchAtLogin, "job": FetchInJob}[how]("box", described, connection)
+        way = {"login": FetchAtLogin, "job": FetchInJob}[how]("box", described, connection, Processes())
         if how == "job":
             way._poll_s = 0.1
         _, listing = fetched(tmp_path, hub, way)
@@ -486,7 +487,7 @@ def test_on_a_site_it_arrives_with_what_its_environment_says(hubs, files, tmp_pa
 @pytest.mark.parametrize("how", ["login", "job"])
 def test_ctrl_c_ends_what_runs_there_and_keeps_what_arrived(hubs, cdn, files, tmp_path, connection, how):
     hub, slow = hubs(), Slow(cdn)
-    way = {"login": FetchAtLogin, "job": FetchInJob}[how]("box", site_of(tmp_path), connection)
+    way = {"login": FetchAtLogin, "job": FetchInJob}[how]("box", site_of(tmp_path), connection, Processes())
     if how == "job":
         way._poll_s = 0.1
 
@@ -525,7 +526,7 @@ def test_a_job_that_a_killed_command_left_is_awaited(hubs, cdn, files, tmp_path,
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fetched(tmp_path, hub, Killed("box", described, connection, poll_s=0.1), tell=stop)
+        fetched(tmp_path, hub, Killed("box", described, connection, Processes(), poll_s=0.1), tell=stop)
     queued = []
 
     def tell(told):
@@ -533,7 +534,7 @@ def test_a_job_that_a_killed_command_left_is_awaited(hubs, cdn, files, tmp_path,
         slow.go_on.set()
 
     asked = len(cdn.asked)
-    _, listing = fetched(tmp_path, hub, FetchInJob("box", described, connection, poll_s=0.1), tell=tell)
+    _, listing = fetched(tmp_path, hub, FetchInJob("box", described, connection, Processes(), poll_s=0.1), tell=tell)
     whole(tmp_path, listing, files)
     assert len(cdn.asked) == asked, "nothing was fetched anew"
 
@@ -541,15 +542,14 @@ def test_a_job_that_a_killed_command_left_is_awaited(hubs, cdn, files, tmp_path,
 def test_a_program_that_cannot_begin_says_why(hubs, tmp_path, connection):
     described = site_of(tmp_path, software={"python": {"venv": "/nowhere"}})
     with pytest.raises(FabrictoolError, match=r"FT5608.*nowhere"):
-        fetched(tmp_path, hubs(), FetchAtLogin("box", described, connection))
+        fetched(tmp_path, hubs(), FetchAtLogin("box", described, connection, Processes()))
 
 
 def test_the_partition_of_a_job():
     cpu = {"device": "cpu", "nodes": 1, "memory_per_node": "1GiB"}
     partitions = {"gpu": {"device": "a100-sxm-80gb", "nodes": 1}, "cpu": cpu}
     described = ClusterSpec.model_validate({"site": "s", "kind": "slurm", "partitions": partitions})
-    assert partition_of(described, "") == "cpu"
-    assert partition_of(described, "gpu") == "gpu"
+    assert partition_of(described) == "cpu"
     wanted = {"weights": "/w", "weights_partition": "gpu"}
     described = ClusterSpec.model_validate({"site": "s", "kind": "slurm", "partitions": partitions} | wanted)
-    assert partition_of(described, "") == "gpu"
+    assert partition_of(described) == "gpu"

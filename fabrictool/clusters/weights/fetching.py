@@ -23,7 +23,6 @@ import msgspec
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.clusters.environment.interpreter import python_of
 from fabrictool.clusters.jobs import environment_lines
-from fabrictool.clusters.kinds import scheduler_of
 from fabrictool.clusters.schedulers import shell
 from fabrictool.clusters.schedulers.protocol import Job
 from fabrictool.clusters.survey import read_survey
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fabrictool.clusters.connections.protocol import Connection
+    from fabrictool.clusters.schedulers.protocol import Scheduler
     from fabrictool.clusters.survey import Survey
     from fabrictool.domain.inventory import ClusterSpec
 
@@ -130,9 +130,9 @@ class FetchHere:
 class _Remote:
     """What both ways over SSH share."""
 
-    def __init__(self, cluster: str, described: ClusterSpec, connection: Connection) -> None:
+    def __init__(self, cluster: str, described: ClusterSpec, connection: Connection, scheduler: Scheduler) -> None:
         self._cluster, self._described, self._connection = cluster, described, connection
-        self._scheduler = scheduler_of(described.kind)
+        self._scheduler = scheduler
 
     def _survey(self) -> Survey:
         """What jobs and the interpreter depend on there; raises FT5407."""
@@ -193,10 +193,15 @@ class FetchInJob(_Remote):
     """
 
     def __init__(
-        self, cluster: str, described: ClusterSpec, connection: Connection, partition: str = "", poll_s: float = POLL_S
+        self,
+        cluster: str,
+        described: ClusterSpec,
+        connection: Connection,
+        scheduler: Scheduler,
+        poll_s: float = POLL_S,
     ) -> None:
-        super().__init__(cluster, described, connection)
-        self._partition, self._poll_s = partition_of(described, partition), poll_s
+        super().__init__(cluster, described, connection, scheduler)
+        self._partition, self._poll_s = partition_of(described), poll_s
 
     def run(self, control: str, wanted: Mapping[str, Any], tell: Callable[[FetchReport], None]) -> FetchReport:
         operation, number = self._left(control)
@@ -290,8 +295,8 @@ class FetchInJob(_Remote):
                 self._connection.run(["sh", "-c", text, "ft-signal", control, "-", operation, known])
 
 
-def partition_of(described: ClusterSpec, wanted: str) -> str:
-    """The wanted one, else the inventory's, else one without accelerators if there is any."""
+def partition_of(described: ClusterSpec) -> str:
+    """The inventory's, else one without accelerators if there is any."""
     every = described.partitions
     ranked = sorted(every, key=lambda name: (every[name].device != "cpu", every[name].tier != "owned"))
-    return wanted or described.weights_partition or ranked[0]
+    return described.weights_partition or ranked[0]
