@@ -263,6 +263,10 @@ class ModelDefaults(Document):
     """Precision of the cache on its way from prefill to decode."""
     trust: tuple[Name, ...] | None = None
     """Providers that may serve this model at all; absent: all."""
+    loader: Literal["default", "eager", "streamer", "measured"] = "default"
+    """How the engine reads the weights: ``eager`` whole files at once (for Lustre), ``streamer`` by the Run:ai model
+    streamer, which has to be installed there. ``measured``: of those that the engine has, each is tried at a start on a
+    cluster, then the quickest is taken. A replica that runs is never replaced for it."""
     tier: Literal["owned", "scavenger"] = "scavenger"
     """The least stable tier that replicas beyond the minimum may use."""
     protect: bool = False
