@@ -186,7 +186,7 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, tag="agent", tag_fiel
 
     @property
     def loads_by(self) -> str:
-        """The loader's name."""
+        """Its loader by name, `DEFAULT_LOADER` where it is the engine's own."""
         return DEFAULT_LOADER if isinstance(self.loader, msgspec.UnsetType) else self.loader
 
     @property

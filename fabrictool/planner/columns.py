@@ -52,6 +52,7 @@ LOAD_S = 106.0
 class Columns:
     """Of one model. Options are asked for by place and cut; None: it does not fit or must not stand there."""
 
+    # Wide: a model, where it may stand, and what is known of it.
     def __init__(
         self,
         name: str,
@@ -251,8 +252,8 @@ class Columns:
     ) -> Figures | None:
         """What a replica does under each load; `weights` are octets a device, which take time to load."""
         # Each partition's walltime ends by itself, and one stage that is away is one too many.
-        each = {pool.key: pool for pool in pools}.values()
-        promise = math.prod(promised(self._partition(pool), weights, self._start_s(pool)) for pool in each)
+        places = {pool.key: pool for pool in pools}.values()
+        promise = math.prod(promised(self._partition(pool), weights, self._start_s(pool)) for pool in places)
         if not figures.fits or promise <= 0.0:
             return None
         demand, slo = self._demand, self._wanted.slo

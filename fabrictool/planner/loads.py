@@ -39,10 +39,10 @@ def known_loads(loads: Loads, spec: AgentSpec) -> Sequence[float]:
     if spec.loads_by in there:
         return there[spec.loads_by]
     if there:
-        return [each for seconds in there.values() for each in seconds]
+        return [start for starts in there.values() for start in starts]
     # Earlier releases knew the model alone.
-    mine = (seconds for key, seconds in loads.items() if key.partition("@")[0] == spec.model)
-    return [each for seconds in mine for each in seconds]
+    mine = (starts for key, starts in loads.items() if key.partition("@")[0] == spec.model)
+    return [start for starts in mine for start in starts]
 
 
 def start_s(loads: Loads, wanted: Model, model: str, cluster: str) -> float | None:

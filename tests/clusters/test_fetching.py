@@ -1,5 +1,6 @@
 """Weights fetched on a site: the real program, from a fake hub, here and over a real sshd; broken off in every way."""
 
+import ast
 import contextlib
 import hashlib
 import json
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -160,10 +162,17 @@ def test_a_private_repository_needs_a_token_which_is_in_no_error(hubs, tmp_path)
         lock_remote(remote_source("hf://org/other"), {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN}, lambda *_: None)
 
 
-@pytest.mark.parametrize("text", ["hf://org", "hf://org/name@", "hf://../x/y"])
-def test_what_is_no_repository_is_refused(text):
-    with pytest.raises(InvalidInputError, match="FT5602"):
+@pytest.mark.parametrize("text", ["hf://org", "hf://org/name@", "hf://../x/y", "https://me:planted@host/f"])
+def test_what_is_no_source_is_refused(text):
+    with pytest.raises(InvalidInputError, match="FT5602") as refused:
         remote_source(text)
+    assert "planted" not in str(refused.value)
+
+
+def test_the_program_needs_no_more_than_it_says():
+    ast.parse(Path(fetch.__file__).read_text(), feature_version=(3, 8))
+    alone = [sys.executable, "-I", "-S", fetch.__file__, "/nowhere.json"]
+    assert "FileNotFoundError" in subprocess.run(alone, capture_output=True, text=True, check=False).stderr
 
 
 # -- HTTP ---------------------------------------------------------------------------------------------------------

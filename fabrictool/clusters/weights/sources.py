@@ -71,8 +71,11 @@ RemoteSource = HubSource | UrlSource
 
 
 def remote_source(text: str) -> RemoteSource | None:
-    """None for what lies on this machine. Raises FT5602 for what only looks like a hub's."""
+    """None for what lies on this machine. Raises FT5602 for what only looks like a hub's, or holds a password."""
     if text.startswith(("https://", "http://")):
+        if "@" in urllib.parse.urlsplit(text).netloc:
+            hint = "what is fetched there must need no password, or lie on a hub, which takes a token"
+            raise InvalidInputError.of("FT5602", "an address with a user or a password is no source", hint=hint)
         return UrlSource(text)
     if not text.startswith("hf://"):
         return None
