@@ -115,8 +115,9 @@ def _outlook_lines(outlook: Outlook) -> list[str]:
 
 
 def _start_line(start: StartTime) -> str:
-    there = f"there by the loader {start.loader}" if start.alike else "of this model by other loaders or elsewhere"
-    return f"serves about {start.median_s:.0f} s after its job begins (median of {start.starts}, {there})"
+    where = f"loader {start.loader}" if start.alike else "by other loaders or elsewhere"
+    number = f"{start.starts} start{'s'[: start.starts != 1]}"
+    return f"should serve after {start.median_s:.3g} s, as measured ({number}, {where})"
 
 
 def _first_changes(action: Action) -> str:

@@ -109,8 +109,9 @@ def _start_lines(starts: Sequence[Mapping[str, Any]]) -> list[str]:
     lines: dict[tuple[str, str], list[str]] = {}
     for row in starts:
         mine = lines.setdefault((row["model"], row["cluster"]), [])
-        mine.append(f"{row['median_s']:.0f} s by the loader {row['loader']} ({row['starts']})")
-    return [f"{model} on {cluster} served after {', '.join(mine)}" for (model, cluster), mine in lines.items()]
+        number = f"{row['starts']} start{'s'[: row['starts'] != 1]}"
+        mine.append(f"{row['median_s']:.3g} s ({number}, loader {row['loader']})")
+    return [f"{model} on {cluster} serves after {', '.join(mine)}" for (model, cluster), mine in lines.items()]
 
 
 def _gateway_lines(document: GatewayStatus, desired: Mapping[str, int], name: str = "") -> list[str]:

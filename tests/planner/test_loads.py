@@ -178,4 +178,4 @@ def test_a_plan_says_by_which_loader_and_how_long(loaded):
         creates
     )
     text = "\n".join(action_lines(made, 0))
-    assert "serves about 95 s after its job begins (median of 3, there by the loader eager)" in text
+    assert "should serve after 95 s, as measured (3 starts, loader eager)" in text
