@@ -32,7 +32,8 @@ def watch(dormant_bed):
     process = dormant_bed.start("reconcile", "--watch", "--interval", "1s")
     yield process
     process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 0, process.stderr.read()
+    complaints = process.communicate(timeout=60)[1]
+    assert process.returncode == 0, complaints
 
 
 def call(bed, path, body=None, **headers):
