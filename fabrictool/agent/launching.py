@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from fabrictool.domain.specs import EngineInstall
+from fabrictool.domain.specs import DEFAULT_LOADER, EngineInstall
 from fabrictool.engines.adapter import EngineLaunch
 from fabrictool.engines.artifacts import resolve
 from fabrictool.engines.protocol import NodeOfSeveral
@@ -59,6 +59,7 @@ def launch_of(
         compile_dir=str(cache / "compiled" / socket.gethostname()),
         adapters={name: resolve(its.source) for name, its in spec.served_adapters.items()},
         adapter_rank=max((its.rank for its in spec.served_adapters.values()), default=0),
+        loader="" if spec.loads_by == DEFAULT_LOADER else spec.loads_by,
         options=spec.options,
         node=node,
         handover=handover,

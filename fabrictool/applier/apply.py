@@ -29,8 +29,8 @@ from fabrictool.base.errors import (
 from fabrictool.clusters.joined import JoinedCluster
 from fabrictool.clusters.protocol import NewUnit
 from fabrictool.domain.observed import LIVING, generation
-from fabrictool.domain.specs import AgentSpec, GatewaySpec
-from fabrictool.domain.state import Applied, Placed, operation_id
+from fabrictool.domain.specs import DEFAULT_LOADER, AgentSpec, GatewaySpec
+from fabrictool.domain.state import Applied, Placed, load_key, operation_id
 from fabrictool.planner.healing import WINDOW_S
 from fabrictool.planner.succession import KEPT, lead_s, preparable
 from fabrictool.state.controllers import check_controller
@@ -345,6 +345,8 @@ class _Run:
             self.note("failed", **about, text=str(course.error))
             self._reporter.step(action, "failed", str(course.error))
             self._problems += course.error.problems
+            if course.death:
+                self._save_failed_loader(action)
         elif course.phase == "done" or (course.phase == "left-in-queue" and action.kind in ("create", "keep")):
             if action.kind == "delete":
                 self._save_end(action)
@@ -394,12 +396,21 @@ class _Run:
         if not isinstance(spec, AgentSpec) or begun is None:
             return
         waits, loads = dict(self._state.waits), dict(self._state.loads)
+        key = load_key(spec.model, action.cluster, spec.loads_by)
         if unit.submitted_at is not None:
             place = f"{action.cluster}/{spec.partition}"
             waits[place] = [*waits.get(place, ()), round(max(0.0, begun - unit.submitted_at), 1)][-KEPT:]
         load = round(max(0.0, served_at - begun), 1)
-        loads[spec.model] = [*loads.get(spec.model, ()), load][-KEPT:]
-        self.remember(waits=waits, loads=loads)
+        loads[key] = [*loads.get(key, ()), load][-KEPT:]
+        self.remember(waits=waits, loads=loads, failed_loaders=[k for k in self._state.failed_loaders if k != key])
+
+    def _save_failed_loader(self, action: Action) -> None:
+        """Where loaders are compared, the one with which a replica ended before it served is tried no more."""
+        spec = action.spec
+        if isinstance(spec, AgentSpec) and not isinstance(spec.loaders, msgspec.UnsetType):
+            key = load_key(spec.model, action.cluster, spec.loads_by)
+            if spec.loads_by != DEFAULT_LOADER and key not in self._state.failed_loaders:
+                self.remember(failed_loaders=[*self._state.failed_loaders, key])
 
     def _save_end(self, action: Action) -> None:
         """Forget the place of a unit that was stopped, unless a younger one of its address stands there."""

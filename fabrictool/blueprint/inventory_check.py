@@ -116,7 +116,7 @@ class InventoryCheck(ReferenceCheck):
             self.say("FT1245", (*path, "job", key), f"`{key}` is for Slurm; this is a {kind} cluster", "remove it")
         if job.successors and partition.walltime is None:
             hint = "write the partition's `walltime`"
-            self.say("FT1273", (*path, "job", "successors"), "no job follows one that never ends", hint)
+            self.say("FT1276", (*path, "job", "successors"), "no job follows one that never ends", hint)
 
     def _software(self, path: Steps, cluster: ClusterSpec) -> None:
         if cluster.environment.given and (cluster.here or cluster.kind in ("kubernetes", "joined")):

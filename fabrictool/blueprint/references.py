@@ -137,6 +137,10 @@ class BlueprintCheck(ReferenceCheck):
             able = choices({name for name, engine in startable().items() if engine.hands_over})
             hint = f"use {able}, or leave `phases` out"
             self.say("FT1258", (*path, "phases"), f"{wanted.engine} cannot compute prompts for another replica", hint)
+        loaders = engines()[wanted.engine].loaders
+        if wanted.loader in ("eager", "streamer") and wanted.loader not in loaders:
+            hint = f"leave `loader` out, or write {', '.join(loaders)}" if loaders else "leave `loader` out"
+            self.say("FT1275", (*path, "loader"), f"{wanted.engine} cannot load weights by `{wanted.loader}`", hint)
         self._adapters(path, wanted)
         held = engines()[wanted.engine].weight_bytes
         if wanted.variant.precision not in held:

@@ -212,6 +212,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     """Whether one replica can compute prompts for another one that answers."""
     serves_adapters: bool = False
     """Whether a replica serves LoRA adapters beside its model, each by a name of its own."""
+    loaders: tuple[str, ...] = ()
+    """Ways to read weights that it can be told, beside its own."""
     layer_split: bool = False
     """Whether several devices of a replica hold some of the layers each and work one after the other."""
     started: bool = True

@@ -183,6 +183,7 @@ def apply(
             help="How long to wait for jobs in their queues.",
         ),
     ] = 900.0,
+    stage: Annotated[bool, typer.Option(help="Stage weights that are missing first, as `weights stage` does.")] = False,
     policy: PolicyOption = None,
     reviewed: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Refuse unless the changes are those of this saved plan.")
@@ -198,6 +199,7 @@ def apply(
     from fabrictool.cli.plan_text import action_lines, render
     from fabrictool.cli.planning import plan_online, say_what_is_missing
     from fabrictool.cli.policies import check_policy, check_reviewed
+    from fabrictool.cli.staging import stage_for
     from fabrictool.planner.plan import PlanOptions
     from fabrictool.state.planfile import read_plan
 
@@ -219,6 +221,8 @@ def apply(
             if judged is not None:
                 check_reviewed(judged, plan)
             confirm(plan, yes=yes, max_delete=max_delete)
+        if stage:
+            stage_for(plan, blueprint, inventory)
         code = carry_out(plan, source, fabric, as_json=as_json, queue_wait_s=queue_wait if wait else 0.0)
         shown = not as_json and (evidence is not None or bool(plan.changes))
         return say_what_is_missing(source, plan, evidence, shown=shown) or code

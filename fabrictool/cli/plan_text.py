@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fabrictool.domain.observed import Observed
-    from fabrictool.domain.plan import Action, Band, Certificate, ModelForecast, Outlook, Plan
+    from fabrictool.domain.plan import Action, Band, Certificate, ModelForecast, Outlook, Plan, StartTime
 
 SYMBOLS = {"create": "+", "update": "~", "replace": "~", "delete": "-", "keep": "=", "unknown": "?"}
 
@@ -66,6 +66,7 @@ def action_lines(plan: Plan, verbosity: int, told: frozenset[str] = frozenset())
     width = max((len(a.address) for a in shown), default=0)
     edge, lines = terminal_columns(), []
     outlooks = {outlook.address: _outlook_lines(outlook) for outlook in plan.outlook}
+    starts = {start.address: [_start_line(start)] for start in plan.starts}
     for action in shown:
         lines += _within(f"  {SYMBOLS[action.kind]} {action.kind:<7} {action.address:<{width}}", action.summary, edge)
         if action.kind == "unknown":
@@ -73,7 +74,9 @@ def action_lines(plan: Plan, verbosity: int, told: frozenset[str] = frozenset())
             told |= {action.cluster}
         elif action.reason and (verbosity or action.kind in ("delete", "create") or not action.changes):
             lines.append(f"            {action.reason}")
-        lines += [f"            {text}" for text in outlooks.get(action.address, ())]
+        lines += [
+            f"            {text}" for text in (*outlooks.get(action.address, ()), *starts.get(action.address, ()))
+        ]
         if verbosity:
             lines += [f"            {change}" for change in action.changes]
         elif action.changes:
@@ -109,6 +112,12 @@ def _outlook_lines(outlook: Outlook) -> list[str]:
         end = f", until {minute_text(outlook.ends_at)}" if outlook.ends_at is not None else ""
         words.append(f"walltime {outlook.walltime_s / 3600:.1f} h{end}")
     return ["; ".join(words), *([f"window: {outlook.window}"] if outlook.window else [])]
+
+
+def _start_line(start: StartTime) -> str:
+    where = f"loader {start.loader}" if start.alike else "by other loaders or elsewhere"
+    number = f"{start.starts} start{'s'[: start.starts != 1]}"
+    return f"should serve after {start.median_s:.3g} s, as measured ({number}, {where})"
 
 
 def _first_changes(action: Action) -> str:

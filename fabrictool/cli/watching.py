@@ -21,7 +21,7 @@ from fabrictool.status.client import NoFleetError, StatusUnavailableError, fetch
 from fabrictool.status.documents import GatewayStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from fabrictool.cli.source import Source
     from fabrictool.domain.observed import Observed, ObservedUnit
@@ -98,9 +98,20 @@ def _whole_fabric(fabric: Fabric, blueprint_digest: str, *, patient: bool) -> tu
     if units:
         rows = [[u["address"], u["cluster"], _painted(u["state"]), u["engine"], _detail(u)] for u in units]
         lines += ["", table(["UNIT", "CLUSTER", "STATE", "ENGINE", ""], rows)]
+    lines += _start_lines(overview.starts)
     for name, gateway in overview.gateways.items():
         lines += ["", *_gateway_lines(gateway, overview.desired, name)]
     return overview.document(), "\n".join(lines), overview.good
+
+
+def _start_lines(starts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """One of each model and cluster, with its loaders."""
+    lines: dict[tuple[str, str], list[str]] = {}
+    for row in starts:
+        mine = lines.setdefault((row["model"], row["cluster"]), [])
+        number = f"{row['starts']} start{'s'[: row['starts'] != 1]}"
+        mine.append(f"{row['median_s']:.3g} s ({number}, loader {row['loader']})")
+    return [f"{model} on {cluster} serves after {', '.join(mine)}" for (model, cluster), mine in lines.items()]
 
 
 def _gateway_lines(document: GatewayStatus, desired: Mapping[str, int], name: str = "") -> list[str]:

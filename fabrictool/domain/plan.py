@@ -236,6 +236,17 @@ class Outlook(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The reservation or maintenance window that shortens or delays it."""
 
 
+class StartTime(msgspec.Struct, frozen=True, kw_only=True):
+    """How long starts like one of the plan took before, from the start of the job until the replica served."""
+
+    address: str
+    loader: str
+    median_s: float
+    starts: int
+    alike: bool
+    """Whether they were on the same cluster by the same loader; else what is known of the model elsewhere."""
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """See the module's docstring."""
 
@@ -256,11 +267,15 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Whether clusters were supposed to be there and empty, and none was asked: such a plan is never carried out."""
     outlook: tuple[Outlook, ...] = ()
     """Of the units that would be submitted to a scheduler; no part of the id."""
+    starts: tuple[StartTime, ...] = ()
+    """Of the replicas that start, as far as it was measured; no part of the id."""
 
     @property
     def id(self) -> str:
-        """The digest of everything above but the outlook, which is of the moment."""
-        return digest(msgspec.to_builtins(msgspec.structs.replace(self, outlook=())))
+        """The digest of everything above but what is of the moment."""
+        document = msgspec.to_builtins(msgspec.structs.replace(self, outlook=()))
+        del document["starts"]
+        return digest(document)
 
     @property
     def changes(self) -> tuple[Action, ...]:

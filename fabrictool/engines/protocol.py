@@ -73,6 +73,8 @@ class EngineLaunch(msgspec.Struct, frozen=True, kw_only=True):
     """Name in the engine's API → folder of a LoRA adapter that is served beside the model."""
     adapter_rank: int = 0
     """The largest of theirs."""
+    loader: str = ""
+    """How weights are read; empty: the engine's own way."""
     options: dict[str, str] = {}
     """Flags passed through: ``{"enable-prefix-caching": ""}``. A name in capitals is an environment variable."""
     node: NodeOfSeveral | None = None
@@ -139,6 +141,8 @@ class Capabilities(msgspec.Struct, frozen=True):
     """How they do, if they can."""
     sockets: bool = False
     """Its API can be at a Unix socket, whose path ends with ``.sock``."""
+    loaders: frozenset[str] = frozenset()
+    """Ways to read weights that it can be told, beside its own."""
     serves_adapters: bool = False
     """It serves LoRA adapters beside its model, each by a name of its own."""
     extra: str = ""

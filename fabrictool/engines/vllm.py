@@ -48,6 +48,8 @@ _IN_CHECKPOINT = ("awq", "gptq", "int4", "int8", "mxfp4", "nvfp4", "w4a16", "w8a
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 _ACCESS_LOG = "disable-uvicorn-access-log"
 """The agent looks at its health and its figures every second."""
+_LOADERS = {"eager": ["--safetensors-load-strategy", "eager"], "streamer": ["--load-format", "runai_streamer"]}
+_LOADER_FIELDS = {"load-format": "loader", "safetensors-load-strategy": "loader"}
 _KV = {"bf16": "bfloat16", "fp8": "fp8", "fp8_e4m3": "fp8_e4m3", "fp8_e5m2": "fp8_e5m2"}
 
 
@@ -61,6 +63,7 @@ class Vllm:
         several_nodes=True,
         hands_over=True,
         serves_adapters=True,
+        loaders=frozenset(_LOADERS),
         sockets=True,
         hub_models=True,
         precisions=frozenset({*_DTYPES, "fp8", *_IN_CHECKPOINT}),
@@ -76,7 +79,9 @@ class Vllm:
     )
 
     def command(self, launch: EngineLaunch) -> EngineCommand:
-        check_launch(launch, self.capabilities, fields=_FIELDS, refused=_REFUSED)
+        # Without a loader an option may say more than we know of, such as another format.
+        fields = _FIELDS | (_LOADER_FIELDS if launch.loader else {})
+        check_launch(launch, self.capabilities, fields=fields, refused=_REFUSED)
         argv = [*_program(launch), "--served-model-name", launch.served_name]
         if launch.node is None or not launch.node.rank:
             argv += ["--uds", launch.socket] if launch.socket else ["--host", launch.host, "--port", str(launch.port)]
@@ -88,6 +93,7 @@ class Vllm:
         if launch.max_num_seqs is not None:
             argv += ["--max-num-seqs", str(launch.max_num_seqs)]
         argv += _precision(launch)
+        argv += _LOADERS.get(launch.loader, ())
         argv += _adapters(launch)
         if launch.kv_precision is not None:
             argv += ["--kv-cache-dtype", _KV[launch.kv_precision]]

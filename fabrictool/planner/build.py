@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from fabrictool.base.canonical import digest, tidy
@@ -47,12 +48,13 @@ def build_problem(
     unseen: Sequence[ReplicaPlacement],
     current: Mapping[OptionKey, int],
     now: float = -math.inf,
+    loads: Mapping[str, Sequence[float]] = MappingProxyType({}),
 ) -> tuple[PlacementProblem, Tables]:
     """The problem over the clusters in `usable`; those are the ones that answered.
 
-    Maintenance windows that end before `now` (seconds since 1970) are over. `unseen` replicas stand on clusters that
-    did not answer: columns with a fixed count, which serve and count towards the bounds. One without a column, such as
-    of a partition that is gone, counts towards the bounds.
+    `loads`: what starts took, as the state keeps it. Maintenance windows that end before `now` (seconds since 1970) are
+    over. `unseen` replicas stand on clusters that did not answer: columns with a fixed count, which serve and count
+    towards the bounds. One without a column, such as of a partition that is gone, counts towards the bounds.
 
     Raises
     ------
@@ -74,7 +76,7 @@ def build_problem(
         if architecture is None:
             continue
         demands[name] = demand_of(wanted, architecture)
-        columns[name] = Columns(name, wanted, architecture, demands[name], inventory, considered)
+        columns[name] = Columns(name, wanted, architecture, demands[name], inventory, considered, loads)
         everywhere = columns[name].everywhere()
         mine = [option for option in everywhere if option.pool.key not in unseen_pools or option.key in there]
         options += mine

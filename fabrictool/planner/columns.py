@@ -11,6 +11,7 @@ from fabrictool.base.canonical import tidy
 from fabrictool.catalog import accelerators
 from fabrictool.domain.plan import node_blocks
 from fabrictool.engines.adapter import adapter
+from fabrictool.planner.loads import start_s
 from fabrictool.planner.problem import Level, Option, Transfer
 from fabrictool.planner.targets import slo_excess
 from fabrictool.simulator.capacity import replica, under_load
@@ -22,7 +23,7 @@ from fabrictool.simulator.stand import stand
 from fabrictool.simulator.stepmodel import KV_OCTETS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from fabrictool.catalog import ModelArchitecture
     from fabrictool.domain.blueprint import Model
@@ -51,6 +52,7 @@ LOAD_S = 106.0
 class Columns:
     """Of one model. Options are asked for by place and cut; None: it does not fit or must not stand there."""
 
+    # Wide: a model, where it may stand, and what is known of it.
     def __init__(
         self,
         name: str,
@@ -59,7 +61,10 @@ class Columns:
         demand: MeanWorkload,
         inventory: Inventory,
         pools: Sequence[Pool],
+        loads: Mapping[str, Sequence[float]],
     ) -> None:
+        """`loads` are the state's: seconds that starts took."""
+        self._loads = loads
         self._name, self._wanted, self._architecture = name, wanted, architecture
         self._demand, self._inventory, self._pools = demand, inventory, pools
         self._arriving: dict[PoolKey, float] = {}
@@ -127,10 +132,10 @@ class Columns:
             return None  # each node is told for itself what it serves
         place = self._partition(pool)
         arriving = self._arrival(pool) if phase == "decode" else 0.0
-        key = (*_kind(place), place.walltime, tp, pp, phase, arriving)
+        key = (*_kind(place), place.walltime, self._start_s(pool), tp, pp, phase, arriving)
         if key not in self._tables:
             there = stand(self._wanted, self._architecture, place, tp, pp=pp)
-            self._tables[key] = None if there is None else self._figures(there, phase, [place], arriving)
+            self._tables[key] = None if there is None else self._figures(there, phase, [pool], arriving)
         table = self._tables[key]
         if table is None:
             return None
@@ -174,7 +179,7 @@ class Columns:
         figures = replica(steps, room, self._demand, first.max_num_seqs, first.calibration)
         share = room.weights / sum(tp for _, tp in stages)
         arriving = self._arrival(stages[0][0]) if phase == "decode" else 0.0
-        return self._levels(figures, steps, phase, places, share, arriving)
+        return self._levels(figures, steps, phase, [pool for pool, _ in stages], share, arriving)
 
     def _part(self, place: Partition, tp: int) -> Part | None:
         key = (*_kind(place), tp)
@@ -233,23 +238,24 @@ class Columns:
             self._arriving[pool.key] = min((way.seconds for way in ways if way is not None), default=0.0)
         return self._arriving[pool.key]
 
-    def _figures(self, there: Stand, phase: Phase, places: Sequence[Partition], arriving: float) -> Figures | None:
+    def _figures(self, there: Stand, phase: Phase, pools: Sequence[Pool], arriving: float) -> Figures | None:
         figures = replica(there.step, there.room, self._demand, there.max_num_seqs, there.calibration)
         share = there.room.weights / there.step.cut.devices
-        return self._levels(figures, there.step, phase, places, share, arriving)
+        return self._levels(figures, there.step, phase, pools, share, arriving)
 
     def _levels(
         self,
         figures: ReplicaFigures,
         step: Steps,
         phase: Phase,
-        places: Sequence[Partition],
+        pools: Sequence[Pool],
         weights: float,
         arriving: float,
     ) -> Figures | None:
         """What a replica does under each load; `weights` are octets a device, which take time to load."""
         # Each partition's walltime ends by itself, and one stage that is away is one too many.
-        promise = math.prod(promised(place, weights) for place in {id(place): place for place in places}.values())
+        places = {pool.key: pool for pool in pools}.values()
+        promise = math.prod(promised(self._partition(pool), weights, self._start_s(pool)) for pool in places)
         if not figures.fits or promise <= 0.0:
             return None
         demand, slo = self._demand, self._wanted.slo
@@ -272,6 +278,9 @@ class Columns:
                 excess = slo_excess(slo, latency)
             levels.append(Level(rate * promise, latency.in_system, excess <= 0.0, tidy(excess)))
         return figures, tuple(levels)
+
+    def _start_s(self, pool: Pool) -> float | None:
+        return start_s(self._loads, self._wanted, self._name, pool.cluster)
 
     def _partition(self, pool: Pool) -> Partition:
         return self._inventory.clusters[pool.cluster].partitions[pool.partition]
@@ -298,15 +307,17 @@ def _kind(place: Partition) -> tuple[object, ...]:
     return (place.device, place.link, place.network, place.memory_per_node, place.devices_per_node)
 
 
-def promised(place: Partition, weights: float) -> float:
+def promised(place: Partition, weights: float, measured_s: float | None = None) -> float:
     """The share of its time in which a replica of a partition with a walltime serves; 0 where it hardly does.
 
-    `weights`: octets on each device. Its successor gets other devices only where some are free, so a start counts as
-    lost whenever the walltime ends.
+    `weights`: octets on each device; `measured_s`: what starts of the model took there, which is believed more. Its
+    successor gets other devices only where some are free, so a start counts as lost whenever the walltime ends.
     """
     if place.walltime is None:
         return 1.0
-    if accelerators()[place.device].kind == "cpu":
+    if measured_s is not None:
+        start = measured_s
+    elif accelerators()[place.device].kind == "cpu":
         start = weights / LOAD_OCTETS_PER_S
     else:
         start = LOAD_S + weights / LOAD_OCTETS_PER_S

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from fabrictool.domain.address import Address, number_of
 from fabrictool.domain.specs import AgentSpec, Phase
+from fabrictool.planner.loads import known_loads
 from fabrictool.planner.succession import percentile
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def expected_at(evidence: Evidence, now: float) -> dict[str, float]:
         _, unit = running.get(address, (applied.cluster, None))
         if unit is not None and unit.ready:
             continue
-        load = percentile(state.loads.get(spec.model, ()), 0.5, UNKNOWN_LOAD_S)
+        load = percentile(known_loads(state.loads, spec), 0.5, UNKNOWN_LOAD_S)
         wait = percentile(state.waits.get(f"{applied.cluster}/{spec.partition}", ()), 0.5, UNKNOWN_WAIT_S)
         begins = now + wait if unit is None or unit.begins_at is None else unit.begins_at
         at = max(now, begins) + load

@@ -17,6 +17,7 @@ from fabrictool.domain.specs import AgentSpec
 from fabrictool.planner.diff import WantedUnit, actions
 from fabrictool.planner.dormant import dormant, expected_at
 from fabrictool.planner.drift import drift_of
+from fabrictool.planner.loads import with_loader
 from fabrictool.planner.plan import unsolved
 from fabrictool.planner.readset import healing_facts
 from fabrictool.planner.succession import successions
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
     from fabrictool.domain.evidence import Evidence
     from fabrictool.domain.plan import Action, Plan
+    from fabrictool.domain.specs import UnitSpec
+    from fabrictool.domain.state import State
     from fabrictool.planner.drift import Drift
 
 BACK_OFF_S = 30.0
@@ -89,7 +92,7 @@ def heal(
     """
     state = evidence.state
     wanted = {
-        address: WantedUnit(address, unit.cluster, unit.spec, unit.summary)
+        address: WantedUnit(address, unit.cluster, _to_start(unit.spec, state), unit.summary)
         for address, unit in state.applied_units.items()
         if unit.cluster in evidence.clusters
     }
@@ -126,6 +129,10 @@ def heal(
         dormant=sum(dormant(evidence, address, unit.cluster) is not None for address, unit in wanted.items()),
         capped=tuple(capped),
     )
+
+
+def _to_start(spec: UnitSpec, state: State) -> UnitSpec:
+    return with_loader(spec, state) if isinstance(spec, AgentSpec) else spec
 
 
 def _usual_starts(unit: WantedUnit) -> int:

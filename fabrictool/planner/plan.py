@@ -23,6 +23,7 @@ from fabrictool.planner.explaining.explain import explanation, reasons
 from fabrictool.planner.explaining.relaxations import explain_conflict
 from fabrictool.planner.gateways import stranded
 from fabrictool.planner.judged import learned_sentences
+from fabrictool.planner.loads import start_times
 from fabrictool.planner.readset import ABSENT, read_set
 from fabrictool.planner.situation import placed_option, situation_of
 from fabrictool.planner.succession import successions, successors
@@ -77,13 +78,15 @@ def plan(
     currency = currency_of(inventory)
     sentences = explanation(situation, problem, solution, currency, options.seed) if options.explain else ()
     why, cut = _until_interrupted(sentences, patient=options.progress is None)
+    steps = actions(wanted, evidence, expiring)
     return Plan(
         fabric=evidence.fabric,
         lineage=evidence.lineage,
         blueprint_digest=inputs_digest(blueprint, inventory),
         read_set={f"unit/{address}": ABSENT for address in wanted}
         | read_set(inputs_digest(blueprint, inventory), evidence.observed, keys),
-        actions=actions(wanted, evidence, expiring),
+        actions=steps,
+        starts=start_times(steps, evidence.state.loads),
         placement=placement,
         forecast=forecast_of(chosen, currency),
         certificate=certificate_of(chosen, options.seed),

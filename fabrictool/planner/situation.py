@@ -15,7 +15,7 @@ from fabrictool.planner.problem import unit_key
 from fabrictool.planner.units import running_weights
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from fabrictool.domain.blueprint import Blueprint, Model
     from fabrictool.domain.evidence import Evidence
@@ -49,6 +49,8 @@ class Situation:
     """By which the running gateways deal requests out, by `weight_key`."""
     blind: frozenset[str] = frozenset()
     """Clusters of which nothing is known."""
+    loads: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """Seconds that starts took, as the state keeps them."""
 
     def build(self) -> tuple[PlacementProblem, Tables]:
         """The solver's problem. Raises as `build_problem`."""
@@ -59,6 +61,7 @@ class Situation:
             unseen=self.unseen,
             current=self.current,
             now=self.now,
+            loads=self.loads,
         )
         return taught(problem, self.learned), tables
 
@@ -98,6 +101,7 @@ def situation_of(blueprint: Blueprint, inventory: Inventory, evidence: Evidence,
         now=now,
         names=_names_out_of_sight(evidence) | running_options(evidence),
         weights=dict(running_weights(evidence)),
+        loads=evidence.state.loads,
         blind=frozenset(name for name, facts in evidence.clusters.items() if not facts.known),
     )
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from fabrictool.base.clock import duration_text
 from fabrictool.domain.specs import AgentSpec
+from fabrictool.planner.loads import known_loads
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -166,7 +167,7 @@ def lead_s(spec: AgentSpec, facts: ClusterFacts, state: State) -> float:
     queue = facts.queues.get(spec.partition)
     usual = IDLE_WAIT_S if queue is not None and queue.idle else UNKNOWN_WAIT_S
     wait = percentile(state.waits.get(f"{facts.cluster}/{spec.partition}", ()), 0.95, usual)
-    load = percentile(state.loads.get(spec.model, ()), 0.95, UNKNOWN_LOAD_S)
+    load = percentile(known_loads(state.loads, spec), 0.95, UNKNOWN_LOAD_S)
     return wait + load + spec.drain_s + SIGNAL_SLACK_S
 
 

@@ -12,11 +12,12 @@ from fabrictool.catalog import model as architecture_of
 from fabrictool.domain.address import Address, number_of
 from fabrictool.domain.blueprint import staged_name
 from fabrictool.domain.plan import node_blocks
-from fabrictool.domain.specs import AdapterSpec, AgentSpec, AgentTrust, EngineInstall, as_assigned
+from fabrictool.domain.specs import DEFAULT_LOADER, AdapterSpec, AgentSpec, AgentTrust, EngineInstall, as_assigned
 from fabrictool.planner.devices import visibility_variable, with_devices
 from fabrictool.planner.diff import WantedUnit
 from fabrictool.planner.egress import egress_of
 from fabrictool.planner.gateways import running_gateways, wanted_gateways
+from fabrictool.planner.loads import MEASURED, with_loader
 from fabrictool.planner.weights import gateway_weights
 from fabrictool.simulator.demanded import context_of
 
@@ -38,6 +39,7 @@ def wanted_units(
 ) -> dict[str, WantedUnit]:
     """Address → what should run there; `expiring` are operations that get a successor even if nothing changed."""
     agents = [_agent(blueprint, inventory, replica) for replica in placement.replicas]
+    agents = [with_loader(spec, evidence.state) for spec in agents]
     placed = {replica.replica: replica for replica in placement.replicas}
     running = evidence.running_specs().values()
     youngest = evidence.observed.running()
@@ -97,6 +99,8 @@ def _agent(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement
         idle_after_s=_idle_after(model, inventory, replica),
         site_links=msgspec.UNSET if inventory.clusters[replica.cluster].site_links else False,
         successors=partition.job.successors or msgspec.UNSET,
+        loader=msgspec.UNSET if model.loader in (DEFAULT_LOADER, MEASURED) else model.loader,
+        loaders=_compared(model) or msgspec.UNSET,
     )
     return as_assigned(spec) if inventory.clusters[replica.cluster].joined else spec
 
@@ -117,6 +121,12 @@ def _adapters(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacem
         staged, source = staged_in(blueprint, inventory, replica, adapter.source)
         specs[name] = AdapterSpec(source=source, rank=adapter.rank, weights=staged)
     return specs
+
+
+def _compared(model: Model) -> tuple[str, ...]:
+    """Loaders among which measurements choose; none where the engine has only its own."""
+    known = engines()[model.engine].loaders
+    return (DEFAULT_LOADER, *known) if model.loader == MEASURED and known else ()
 
 
 def _kv_precision(model: Model, replica: ReplicaPlacement) -> str | msgspec.UnsetType:

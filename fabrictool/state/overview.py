@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -12,6 +13,7 @@ from fabrictool.base.clock import duration_text, minute_text
 from fabrictool.domain.address import Address
 from fabrictool.domain.specs import AgentSpec
 from fabrictool.planner.drift import clock_warnings, drift_of, out_of_reach
+from fabrictool.planner.loads import loads_of
 from fabrictool.planner.succession import successions
 from fabrictool.status.client import StatusUnavailableError, fetch
 from fabrictool.status.documents import AgentStatus, GatewayStatus
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
     from fabrictool.base.errors import Problem
     from fabrictool.domain.observed import Observed, ObservedUnit
-    from fabrictool.domain.state import Applied
+    from fabrictool.domain.state import Applied, State
     from fabrictool.state.fabric import Fabric
 
 
@@ -49,6 +51,8 @@ class Overview:
     """Model → replicas that were applied last."""
     gateways: dict[str, GatewayStatus]
     """By name, what each gateway that answers says."""
+    starts: list[dict[str, Any]]
+    """What the last starts took: a row for each model, cluster and loader."""
 
     @property
     def good(self) -> bool:
@@ -70,6 +74,7 @@ class Overview:
             "warnings": self.warnings,
             "desired": self.desired,
             "units": self.units,
+            "starts": self.starts,
             "gateway": next(iter(gateways.values()), None),
             "gateways": gateways,
         }
@@ -97,7 +102,24 @@ def overview_of(fabric: Fabric, blueprint_digest: str, *, now: float, patient: b
         clock_warnings(evidence),
         dict(Counter(s.model for s in (u.spec for u in applied.values()) if isinstance(s, AgentSpec))),
         _gateway_documents(fabric, observed),
+        _start_rows(evidence.state),
     )
+
+
+def _start_rows(state: State) -> list[dict[str, Any]]:
+    """Of what was applied last."""
+    specs = [unit.spec for unit in state.applied_units.values() if isinstance(unit.spec, AgentSpec)]
+    return [
+        {
+            "model": model,
+            "cluster": cluster,
+            "loader": loader,
+            "median_s": round(median(seconds), 1),
+            "starts": len(seconds),
+        }
+        for model, cluster in sorted({(spec.model, spec.cluster) for spec in specs})
+        for loader, seconds in loads_of(state.loads, model, cluster).items()
+    ]
 
 
 def latest_units(observed: Observed) -> list[tuple[str, ObservedUnit]]:

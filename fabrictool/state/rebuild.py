@@ -81,6 +81,7 @@ def rebuild(fabric: Fabric, *, lineage: str = "", partial: bool = False) -> Rebu
         healed=former.healed if former is not None else {},
         waits=former.waits if former is not None else {},
         loads=former.loads if former is not None else {},
+        failed_loaders=former.failed_loaders if former is not None else [],
         units=dict(sorted(units.items())),
     )
     return Rebuilt(state, tuple(notes))

@@ -512,3 +512,37 @@ def test_what_was_waited_for_is_known_to_have_served_and_tells_no_time_of_a_star
     bench(cluster).apply(plan(kept(1), facts=facts(cluster)))
     state = json.loads((tmp_path / "state.json").read_text())
     assert (state["served_on"], state["loads"]) == (["c"], {})
+
+
+class Timed(FakeCluster):
+    """Its units began at second 100 of a minute that is long over; those that `die` end at once."""
+
+    def __init__(self, *, die=(), **states):
+        super().__init__(**states)
+        self.die = die
+
+    def observe(self, *, brief=False, patient=False):
+        facts = super().observe(brief=brief, patient=patient)
+        units = tuple(msgspec.structs.replace(unit, begins_at=100.0) for unit in facts.units)
+        return msgspec.structs.replace(facts, units=units)
+
+    def start(self, units):
+        failed = super().start(units)
+        self.states |= {unit.operation: "ended" for unit in units if unit.operation in self.die}
+        return failed
+
+
+def test_what_a_start_took_is_kept_by_model_cluster_and_loader(bench, tmp_path):
+    spec = msgspec.structs.replace(SPEC, loader="eager")
+    bench(Timed()).apply(plan(msgspec.structs.replace(action("create", new=1), spec=spec)))
+    state = json.loads((tmp_path / "state.json").read_bytes())
+    assert list(state["loads"]) == [f"{SPEC.model}@c/eager"]
+
+
+@pytest.mark.parametrize(("loader", "failed"), [("streamer", ["@c/streamer"]), ("default", [])])
+def test_a_loader_with_which_a_replica_ends_is_known_to_fail(bench, tmp_path, loader, failed):
+    spec = msgspec.structs.replace(SPEC, loader=loader, loaders=("default", "streamer"))
+    with pytest.raises(FabrictoolError):
+        bench(Timed(die=[operation(1)])).apply(plan(msgspec.structs.replace(action("create", new=1), spec=spec)))
+    state = json.loads((tmp_path / "state.json").read_bytes())
+    assert state["failed_loaders"] == [f"{SPEC.model}{key}" for key in failed]

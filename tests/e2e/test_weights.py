@@ -5,7 +5,15 @@ import re
 
 import pytest
 
+from tests.clusters.fake_hub import COMMIT, REPOSITORY, FakeHost, FakeHub, wrong_octet
 from tests.conftest import BLUEPRINT, INVENTORY
+
+
+def with_folders(bed):
+    inventory = INVENTORY
+    for name in ("one", "two"):
+        inventory = inventory.replace(f"  {name}:\n", f"  {name}:\n    weights: {bed.folder / name}\n")
+    return inventory
 
 
 @pytest.fixture
@@ -17,9 +25,7 @@ def pinned(fabric_bed):
     (folder / "tiny.gguf").write_bytes((bed.folder / bed.values["model"]).read_bytes())
     for name in ("one", "two"):
         (bed.folder / name).mkdir()
-    inventory = INVENTORY
-    for name in ("one", "two"):
-        inventory = inventory.replace(f"  {name}:\n", f"  {name}:\n    weights: {bed.folder / name}\n")
+    inventory = with_folders(bed)
     locked = bed.run("weights", "lock", "tiny", str(folder), "--json")
     bed.digest = json.loads(locked.stdout)["sha256"]
     weights = f"weights: {{tiny: {{source: files, sha256: {bed.digest}}}}}\nmodels:"
@@ -84,3 +90,48 @@ def test_what_is_wrong_is_said_with_what_to_type(pinned):
     text = (bed.folder / "blueprint.yaml").read_text().replace("weights://tiny/", "weights://tinny/")
     (bed.folder / "blueprint.yaml").write_text(text)
     assert "FT1270" in bed.run("validate", code=65).stderr
+
+
+@pytest.fixture
+def hub(fabric_bed):
+    """A repository with the model, and a large file that the model does not need."""
+    model = (fabric_bed.folder / fabric_bed.values["model"]).read_bytes()
+    cdn = FakeHost()
+    hub = FakeHub(cdn, {"tiny.gguf": model, "large.safetensors": bytes(50_000)})
+    yield hub
+    hub.stop()
+    cdn.stop()
+
+
+def test_from_a_hub_to_an_answer_with_one_command(fabric_bed, hub):
+    bed = fabric_bed
+    bed.environment["HF_ENDPOINT"] = hub.url
+    locked = json.loads(bed.run("weights", "lock", "tiny", f"hf://{REPOSITORY}@main", "--json").stdout)
+    assert locked["source"] == f"hf://{REPOSITORY}@{COMMIT}"
+    weights = f"weights: {{tiny: {{source: {locked['source']}, sha256: {locked['sha256']}}}}}\nmodels:"
+    blueprint = BLUEPRINT.replace("models:", weights).replace("file://%(model)s", "weights://tiny/tiny.gguf")
+    bed.write(inventory=with_folders(bed), blueprint=blueprint)
+    before = len(hub.asked)
+    row = json.loads(bed.run("weights", "plan", "one", "--json").stdout)["sets"][0]
+    assert (row["condition"], row["from"], row["source"]) == ("absent", "login", locked["source"])
+    assert row["missing"] == row["octets"] > 50_000
+    assert len(hub.asked) == before, "a plan needs no network"
+    assert "FT5610" in bed.run("weights", "stage", "--from", "job", code=64).stderr
+
+    bed.run("trust", "init")
+    assert "`fabrictool apply --stage`" in bed.run("apply", "--yes", code=4).stderr
+    hub.cdn.once(wrong_octet)
+    said = bed.run("apply", "--yes", "--stage").stderr
+    assert said.index("replicas on one wait for weights tiny") < said.index("tiny: staged on one")
+    assert "tiny: staged on two" in said
+    assert bed.running() == ["gateway/main", "replica/tiny/0", "replica/tiny/1"]
+    assert bed.run("weights", "verify").stdout.count(": whole") == 2
+
+
+def test_a_hub_that_does_not_give_it_is_said(fabric_bed, hub):
+    bed = fabric_bed
+    bed.environment["HF_ENDPOINT"] = hub.url
+    assert "FT5608" in bed.run("weights", "lock", "tiny", "hf://org/other", code=65).stderr
+    assert "FT5602" in bed.run("weights", "lock", "tiny", "hf://other", code=65).stderr
+    locked = bed.run("weights", "lock", "tiny", f"hf://{REPOSITORY}", "--exclude", "*.safetensors", "--json").stdout
+    assert json.loads(locked)["files"] == 1

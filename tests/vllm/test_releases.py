@@ -23,7 +23,8 @@ parser = FlexibleArgumentParser()
 serve.subparser_init(parser.add_subparsers(required=True, dest="subparser"))
 names = ("model_tag", "served_model_name", "host", "port", "tensor_parallel_size", "pipeline_parallel_size", "headless",
          "nnodes", "node_rank", "master_addr", "master_port", "max_model_len", "max_num_seqs",
-         "disable_uvicorn_access_log", "kv_transfer_config", "enable_lora", "max_loras", "max_lora_rank", "uds")
+         "disable_uvicorn_access_log", "kv_transfer_config", "enable_lora", "max_loras", "max_lora_rank", "uds",
+         "load_format", "safetensors_load_strategy")
 print("release", vllm.__version__)
 for line in sys.stdin:
     read = parser.parse_args(json.loads(line))
@@ -72,6 +73,9 @@ def test_a_release_reads_every_command_line_as_it_is_meant(release):
         role = {True: "kv_producer", False: "kv_consumer", None: None}[launch.get("handover", {}).get("prefill")]
         assert seen["kv_transfer_config"] == role
         assert seen["uds"] == launch.get("socket")
+        loader = launch.get("loader")
+        assert seen["load_format"] == ("runai_streamer" if loader == "streamer" else "auto")
+        assert seen["safetensors_load_strategy"] == ("eager" if loader == "eager" else None)
         adapters = launch.get("adapters", {})
         assert (bool(seen["enable_lora"]), seen["adapters"]) == (bool(adapters), adapters)
         if adapters:

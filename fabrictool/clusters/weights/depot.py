@@ -15,12 +15,17 @@ from fabrictool.base.errors import FabrictoolError, UnreachableError
 from fabrictool.clusters.connections.protocol import Completed
 from fabrictool.clusters.schedulers.shell import program
 from fabrictool.clusters.site_facts import sections_of
+from fabrictool.clusters.weights.fetch import HUB
+from fabrictool.clusters.weights.room import free_octets
+from fabrictool.clusters.weights.sources import not_fetched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
+    from fabrictool.clusters.weights.fetching import FetchReport, FetchWay
     from fabrictool.clusters.weights.listing import WeightsListing
+    from fabrictool.clusters.weights.sources import RemoteSource
 
 PART = 32 << 20
 """Octets sent at once."""
@@ -79,20 +84,24 @@ def set_name(sha256: str) -> str:
 class WeightsDepot:
     """The sets of one cluster."""
 
-    def __init__(self, cluster: str, folder: str, runner: Runner) -> None:
-        self._cluster, self._folder = cluster, folder
+    def __init__(self, cluster: str, folder: str, runner: Runner, endpoint: str = HUB) -> None:
+        self._cluster, self._folder, self._endpoint = cluster, folder, endpoint
         self._runner = runner
 
+    @property
+    def folder(self) -> str:
+        """In which the sets lie."""
+        return self._folder
+
     def look(self, units: str) -> tuple[list[StagedSet], int]:
-        """What is there, and free octets (0: not known); `units` is the folder of the fabrics' units."""
+        """What is there, and octets that quotas and space leave free (0: not known). `units`: the fabrics' folder."""
         sections = sections_of(self._said("weights-look", [units]))
         sets = []
         for line in sections.get("sets", ()):
             name, kibibytes, units = line.split("\t")
             complete = name.startswith("sha256-")
             sets.append(StagedSet(name.removeprefix("part-"), int(kibibytes) << 10, complete, int(units)))
-        space = next(iter(sections.get("space", ())), "0")
-        return sets, int(space) << 10 if space.isdecimal() else 0
+        return sets, free_octets(sections)
 
     def compare(self, sets: Iterable[str], *, everything: bool) -> list[Compared]:
         """Hash what changed since it was compared last, or `everything`."""
@@ -108,12 +117,15 @@ class WeightsDepot:
         Raises
         ------
         FabrictoolError
-            FT5603 when it could not be stored, FT5604 when what arrived is not what is listed. Again goes on.
+            FT5603 when it could not be stored, FT5604 when what arrived is not what is listed, FT5609 when somebody
+            fetches it there. Again goes on.
         """
         name = set_name(listing.sha256)
-        opened = self._said("weights-open", [name], stdin=listing.text.encode()).splitlines()
+        opened = self._said("weights-open", [name, "send"], stdin=listing.text.encode()).splitlines()
         if opened and opened[0] == "staged":
             return False
+        if opened and opened[0].startswith("busy\t"):
+            raise self._held(name, opened[0].removeprefix("busy\t"))
         stored = {file: int(octets) for _, octets, file in (line.split("\t") for line in opened if "\t" in line)}
         sizes = {file.name: paths[file.name].stat().st_size for file in listing.files}
         done, total = 0, sum(sizes.values())
@@ -127,10 +139,37 @@ class WeightsDepot:
                 done += sizes[file] - begin
         last = self._said("weights-close", [name], timeout_s=HASH_SECONDS).splitlines()
         if last != ["staged"]:
-            wrong = ", ".join(line.removeprefix("damaged\t") for line in last[:5])
-            message = f"{self._cluster}: not what is listed: {wrong or 'the list itself'}"
-            hint = "were files changed since `weights lock`? What is damaged was removed there; stage it again"
-            raise FabrictoolError.of("FT5604", message, thing=f"cluster/{self._cluster}", hint=hint)
+            raise self._not_as_listed([line.removeprefix("damaged\t") for line in last])
+        return True
+
+    def fetch(
+        self, listing: WeightsListing, source: RemoteSource, way: FetchWay, tell: Callable[[FetchReport], None]
+    ) -> bool:
+        """Have what is missing fetched there, compared, and named; returns whether it was not there already.
+
+        Raises
+        ------
+        FabrictoolError
+            As `stage`; FT5608 when the source does not give it. Again goes on.
+        """
+        name = set_name(listing.sha256)
+        opened = self._said("weights-open", [name, "fetch"], stdin=listing.text.encode()).splitlines()
+        if opened and opened[0] == "staged":
+            return False
+        close = ["sh", "-c", program("weights-close"), "ft-weights-close", self._folder, "-", name]
+        files = [
+            {"name": file.name, "octets": file.octets, **source.place(file.name)}
+            for file in sorted(listing.files, key=lambda file: file.name)
+        ]
+        wanted = {"part": f"{self._folder}/part-{name}", "endpoint": self._endpoint, "files": files, "close": close}
+        last = way.run(f"{self._folder}/.fetch-{name}", wanted, tell)
+        if last.state == "busy":
+            raise self._held(name, last.text)
+        if last.state == "damaged":
+            raise self._not_as_listed(last.text.splitlines())
+        if last.state != "staged":
+            kind = "network" if last.state == "ended" else last.kind
+            raise not_fetched(kind, f"{self._cluster}: {last.text}", thing=f"cluster/{self._cluster}")
         return True
 
     def remove(self, sets: Iterable[str]) -> None:
@@ -138,6 +177,16 @@ class WeightsDepot:
         self._said("weights-remove", sorted(set(sets)), timeout_s=PART_SECONDS)
 
     # -- internals --------------------------------------------------------------------------------------------
+
+    def _not_as_listed(self, files: Sequence[str]) -> FabrictoolError:
+        message = f"{self._cluster}: not what is listed: {', '.join(files[:5]) or 'the list itself'}"
+        hint = "were files changed since `weights lock`? What is damaged was removed there; stage it again"
+        return FabrictoolError.of("FT5604", message, thing=f"cluster/{self._cluster}", hint=hint)
+
+    def _held(self, name: str, machine: str) -> FabrictoolError:
+        message = f"{self._cluster}: {name[:19]}… is being fetched already, on {machine}"
+        hint = "`fabrictool weights plan` says how far it is; then run the command again"
+        return FabrictoolError.of("FT5609", message, thing=f"cluster/{self._cluster}", hint=hint, transient=True)
 
     def _send(self, name: str, file: str, path: Path, begin: int, size: int) -> Iterable[int]:
         """Octets of this file that were sent, as they are."""

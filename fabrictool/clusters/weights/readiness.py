@@ -39,10 +39,12 @@ def _refusal(unit: NewUnit, cluster: str, folder: str, compared: Compared) -> Fa
         "partial": f"are staged in part only in {folder}",
         "damaged": f"are not what is listed in {folder}/{compared.name}: {', '.join(compared.files[:3])}",
     }
-    verb = "verify" if compared.condition == "damaged" else "stage"
+    commands = f"`fabrictool weights stage {cluster}`, or `fabrictool apply --stage`"
+    if compared.condition == "damaged":
+        commands = f"`fabrictool weights verify {cluster}`, then {commands}"
     return InvalidInputError.of(
         "FT5605",
         f"{unit.address}: its weights {words[compared.condition]}",
         thing=f"cluster/{cluster}",
-        hint=f"`fabrictool weights {verb} {cluster}`; nothing was submitted for it",
+        hint=f"{commands}; nothing was submitted for it",
     )

@@ -1,0 +1,2 @@
+# Prints ``ID NAME COMMENT`` a line of our jobs that are not over.
+#@living@
