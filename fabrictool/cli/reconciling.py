@@ -86,7 +86,7 @@ def _look(applier: Applier, options: ReconcileOptions) -> tuple[int, bool]:
     dormant = False
     try:
         healing = look(applier.fabric, now=time.time(), prune=options.prune, watches=options.watch)
-        dormant = healing.dormant > 0
+        dormant = healing.dormant + healing.extra > 0
         _show(healing, options)
         if not options.dry_run:
             try:

@@ -179,6 +179,9 @@ class Replicas(Document):
     hold: Annotated[Latency, Field(le=3600)] = units.Duration(60)
     """How long a request waits in the gateway for a replica that has to be started first; after that it is answered 503
     with ``retry-after``."""
+    extra: Annotated[int, Field(ge=0, le=1000)] = 0
+    """So many more than planned start one by one while requests wait and nodes of the model's partitions are idle, on
+    clusters with a scheduler; each ends after `idle_after`."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Replicas:
@@ -186,8 +189,10 @@ class Replicas(Document):
             raise problem(
                 "FT1122", f"min {self.min} is above max {self.max}", f"such as {{min: {self.max}, max: {self.min}}}"
             )
-        if self.idle_after is not None and self.min == self.max:
+        if self.idle_after is not None and self.min == self.max and not self.extra:
             raise problem("FT1265", f"no replica may ever end: min and max are {self.min}", "lower `min`, down to 0")
+        if self.idle_after is None and self.extra:
+            raise problem("FT1277", "`extra` without `idle_after`: they would never end", "write `idle_after`")
         if self.idle_after is None and "hold" in self.model_fields_set:
             raise problem("FT1266", "`hold` without `idle_after`: no replica is ever waited for", "write `idle_after`")
         return self

@@ -184,10 +184,17 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, tag="agent", tag_fiel
     """Whether it listens for the agents of its site and dials them; not written where it does."""
     successors: int | msgspec.UnsetType = msgspec.UNSET
     """How many jobs may follow its own, each submitted by the one before; not written where none may."""
+    extra: bool | msgspec.UnsetType = msgspec.UNSET
+    """It is beyond those that were planned: it starts while requests wait and nodes are idle; not written of others."""
     loader: str | msgspec.UnsetType = msgspec.UNSET
     """How its engine reads the weights; unset: by the engine's default."""
     loaders: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
     """Among which each start chooses by what was measured; unset: there is no choice."""
+
+    @property
+    def is_extra(self) -> bool:
+        """Whether the plan has no room for it, so that nobody misses it."""
+        return self.extra is True
 
     @property
     def may_follow(self) -> int:
@@ -500,7 +507,7 @@ IN_PLACE = (
     "priorities", "terms", "model_limits", "labels", "aliases", "model_groups", "wakes", "cache_octets", "bases",
 )  # fmt: skip
 """Fields of a `GatewaySpec` that a gateway takes over while it serves; for any other a new one must start."""
-AGENT_IN_PLACE = ("trust", "hubs", "idle_after_s", "successors")
+AGENT_IN_PLACE = ("trust", "hubs", "idle_after_s", "successors", "extra")
 """The same of an `AgentSpec`."""
 
 
@@ -539,7 +546,8 @@ def lasting(spec: UnitSpec) -> UnitSpec:
     spec = without_hubs(spec)
     if not isinstance(spec, AgentSpec):
         return spec
-    return msgspec.structs.replace(spec, trust=msgspec.UNSET, idle_after_s=msgspec.UNSET, successors=msgspec.UNSET)
+    left_out = dict.fromkeys(("trust", "idle_after_s", "successors", "extra"), msgspec.UNSET)
+    return msgspec.structs.replace(spec, **left_out)
 
 
 _decoder = msgspec.json.Decoder(UnitSpec)

@@ -47,6 +47,7 @@ TURN_OF_AGENTS = -1
 """Of those that are told whom they serve: before any gateway sends them what they would refuse until then."""
 IN_PLACE_REASON = "while it serves: its process and its clients stay"
 ASKED_REASON = "requests wait for its model"
+EXTRA_REASON = "it starts while requests wait and nodes are idle"
 Place = tuple[str, str]
 """(cluster, partition)."""
 Units = list[tuple[str, "ObservedUnit"]]
@@ -229,9 +230,11 @@ def _step(
     units = living.get(want.address)
     if units is None:
         dead = dormant(evidence, want.address, want.cluster)
-        if dead is not None and want.address not in asked:
-            return _Step(want.action("keep", reason=f"it starts when somebody asks: {dead.reason}", spec=want.spec))
-        reason = _obituary(facts.unit(want.address)) if dead is None else ASKED_REASON
+        extra = isinstance(want.spec, AgentSpec) and want.spec.is_extra
+        if (extra or dead is not None) and want.address not in asked:
+            reason = EXTRA_REASON if extra or dead is None else f"it starts when somebody asks: {dead.reason}"
+            return _Step(want.action("keep", reason=reason, spec=want.spec))
+        reason = ASKED_REASON if extra or dead is not None else _obituary(facts.unit(want.address))
         operation = next_operation(evidence, want.address)
         return _Step(want.action("create", reason=reason, operation=operation, spec=want.spec))
     cluster, unit = units[0]

@@ -37,10 +37,13 @@ def dormant(evidence: Evidence, address: str, cluster: str) -> ObservedUnit | No
 
 
 def asked_for(wanted: Mapping[str, tuple[str, UnitSpec]], evidence: Evidence) -> frozenset[str]:
-    """Of the dormant ones the addresses that should start now; `wanted` is address → (cluster, spec)."""
+    """Of the dormant ones the addresses that should start now, and of extra ones, of these where nodes are idle;
+    `wanted` is address → (cluster, spec).
+    """
     names: dict[str, tuple[str, ...]] = {}
     there: dict[_Part, int] = {}
     away: dict[_Part, list[str]] = {}
+    extra: dict[_Part, list[tuple[str, AgentSpec]]] = {}
     living = evidence.observed.living()
     for address, (cluster, spec) in wanted.items():
         if not isinstance(spec, AgentSpec):
@@ -49,15 +52,33 @@ def asked_for(wanted: Mapping[str, tuple[str, UnitSpec]], evidence: Evidence) ->
         names[spec.model] = spec.served_names
         if any(unit.waits_for != "leaving" for _, unit in living.get(address, ())):
             there[part] = there.get(part, 0) + 1
+        elif spec.is_extra:
+            extra.setdefault(part, []).append((address, spec))
         elif dormant(evidence, address, cluster) is not None:
             away.setdefault(part, []).append(address)
     counts = _wanted_counts(evidence)
+    idle = {
+        (name, partition): queue.idle
+        for name, facts in evidence.clusters.items()
+        for partition, queue in facts.queues.items()
+    }
     asked: set[str] = set()
-    for which, addresses in away.items():
+    for which in {**away, **extra}:
         most = max(counts.get(name, 0) for name in names[which[0]])
         more = max(0, most - there.get(which, 0))
-        asked.update(sorted(addresses, key=lambda address: number_of(Address.parse(address).name))[:more])
+        planned = sorted(away.get(which, ()), key=_number)[:more]
+        asked.update(planned)
+        for address, spec in sorted(extra.get(which, ()), key=lambda pair: _number(pair[0])):
+            place = (spec.cluster, spec.partition)
+            if more > len(planned) and idle.get(place, 0) >= spec.on_nodes:
+                idle[place] -= spec.on_nodes
+                more -= 1
+                asked.add(address)
     return frozenset(asked)
+
+
+def _number(address: str) -> int:
+    return number_of(Address.parse(address).name)
 
 
 def expected_at(evidence: Evidence, now: float) -> dict[str, float]:
@@ -73,7 +94,7 @@ def expected_at(evidence: Evidence, now: float) -> dict[str, float]:
         if not isinstance(spec, AgentSpec) or not (asked := [name for name in spec.served_names if name in counts]):
             continue
         _, unit = running.get(address, (applied.cluster, None))
-        if unit is not None and unit.ready:
+        if (unit is not None and unit.ready) or (unit is None and spec.is_extra):
             continue
         load = percentile(known_loads(state.loads, spec), 0.5, UNKNOWN_LOAD_S)
         wait = percentile(state.waits.get(f"{applied.cluster}/{spec.partition}", ()), 0.5, UNKNOWN_WAIT_S)

@@ -70,6 +70,8 @@ class Healing:
     """(cluster, operation) of the gateways where they wait."""
     dormant: int = 0
     """Replicas that start when somebody asks."""
+    extra: int = 0
+    """Replicas beyond the planned ones that start while requests wait, as far as they do not run."""
     capped: tuple[str, ...] = ()
     """Addresses that were healed so often that a person must look."""
 
@@ -126,7 +128,15 @@ def heal(
         tuple(held),
         expected=expected_at(evidence, now),
         waiting=tuple((cluster, unit.operation) for cluster, unit in living if unit.wanted),
-        dormant=sum(dormant(evidence, address, unit.cluster) is not None for address, unit in wanted.items()),
+        dormant=sum(
+            dormant(evidence, address, unit.cluster) is not None
+            for address, unit in wanted.items()
+            if not (isinstance(unit.spec, AgentSpec) and unit.spec.is_extra)
+        ),
+        extra=sum(
+            isinstance(unit.spec, AgentSpec) and unit.spec.is_extra and address not in evidence.observed.living()
+            for address, unit in wanted.items()
+        ),
         capped=tuple(capped),
     )
 

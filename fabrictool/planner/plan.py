@@ -21,6 +21,7 @@ from fabrictool.planner.drift import clock_warnings, out_of_reach
 from fabrictool.planner.entitled import unserved_groups
 from fabrictool.planner.explaining.explain import explanation, reasons
 from fabrictool.planner.explaining.relaxations import explain_conflict
+from fabrictool.planner.extra import extra_replicas, extra_sentences
 from fabrictool.planner.gateways import stranded
 from fabrictool.planner.judged import learned_sentences
 from fabrictool.planner.loads import start_times
@@ -90,7 +91,12 @@ def plan(
         placement=placement,
         forecast=forecast_of(chosen, currency),
         certificate=certificate_of(chosen, options.seed),
-        reasons=(*reasons(problem, solution, currency), *learned_sentences(situation.learned), *why),
+        reasons=(
+            *reasons(problem, solution, currency),
+            *extra_sentences(blueprint, extra_replicas(blueprint, inventory, placement, evidence)),
+            *learned_sentences(situation.learned),
+            *why,
+        ),
         warnings=(
             *_unrepeatable(solution),
             *(["the search was stopped early: this is the best placement that it found"] if chosen.stopped else ()),

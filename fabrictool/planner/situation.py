@@ -107,8 +107,9 @@ def situation_of(blueprint: Blueprint, inventory: Inventory, evidence: Evidence,
 
 
 def running_options(evidence: Evidence) -> dict[str, OptionKey]:
-    """Replica (``MODEL/NUMBER``) → the option as which it runs."""
-    return {replica: placed_option(replica, spec) for replica, spec in evidence.running_agents().items()}
+    """Replica (``MODEL/NUMBER``) → the option as which it runs; of those that a plan has room for."""
+    planned = ((name, spec) for name, spec in evidence.running_agents().items() if not spec.is_extra)
+    return {replica: placed_option(replica, spec) for replica, spec in planned}
 
 
 def placed_option(replica: str, placed: AgentSpec | Placed | ReplicaPlacement) -> OptionKey:

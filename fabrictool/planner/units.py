@@ -16,6 +16,7 @@ from fabrictool.domain.specs import DEFAULT_LOADER, AdapterSpec, AgentSpec, Agen
 from fabrictool.planner.devices import visibility_variable, with_devices
 from fabrictool.planner.diff import WantedUnit
 from fabrictool.planner.egress import egress_of
+from fabrictool.planner.extra import extra_replicas
 from fabrictool.planner.gateways import running_gateways, wanted_gateways
 from fabrictool.planner.loads import MEASURED, with_loader
 from fabrictool.planner.weights import gateway_weights
@@ -47,6 +48,11 @@ def wanted_units(
     living = [spec for spec in running if isinstance(spec, AgentSpec)]
     specs = with_devices(agents, inventory, evidence.running_agents(), living, renewed)
     units = [_wanted(spec, placed[spec.replica]) for spec in specs]
+    for replica in extra_replicas(blueprint, inventory, placement, evidence):
+        spec = with_loader(_agent(blueprint, inventory, replica), evidence.state)
+        after = blueprint.models[replica.model].replicas.idle_after
+        spec = msgspec.structs.replace(spec, extra=True, idle_after_s=float(after or 0))
+        units.append(_wanted(spec, replica))
     weights = gateway_weights(placement.replicas, running_weights(evidence))
     again = {name for name, (_, unit) in youngest.items() if unit.operation in expiring}
     gateways = wanted_gateways(blueprint, inventory, evidence, weights, placed, again)

@@ -100,7 +100,9 @@ def overview_of(fabric: Fabric, blueprint_digest: str, *, now: float, patient: b
         out_of_reach(evidence),
         drift,
         clock_warnings(evidence),
-        dict(Counter(s.model for s in (u.spec for u in applied.values()) if isinstance(s, AgentSpec))),
+        dict(
+            Counter(s.model for s in (u.spec for u in applied.values()) if isinstance(s, AgentSpec) and not s.is_extra)
+        ),
         _gateway_documents(fabric, observed),
         _start_rows(evidence.state),
     )
@@ -138,7 +140,7 @@ def _missing_rows(applied: Mapping[str, Applied], observed: Observed) -> list[di
     rows = []
     there = {unit.address for facts in observed.clusters.values() for unit in facts.units}
     for address, want in applied.items():
-        if address not in there:
+        if address not in there and not (isinstance(want.spec, AgentSpec) and want.spec.is_extra):
             facts = observed.clusters.get(want.cluster)
             known = facts is not None and facts.known
             text = "applied, and not there" if known else "its cluster does not answer"
