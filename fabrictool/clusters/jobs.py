@@ -165,10 +165,8 @@ def meta_of(unit: NewUnit) -> bytes:
 
 def follower_files(unit: NewUnit, jobs: Sequence[Job], scheduler: Scheduler, survey: Survey) -> dict[str, bytes]:
     """Relative name → bytes of what may follow a unit: a run folder each, in order, and the program that submits the
-    first of them from inside the unit's job. Empty where nothing may.
+    first of them from inside the unit's job.
     """
-    if not jobs:
-        return {}
     files = {
         "next/lead": f"{unit.lead_s:.0f}\n".encode(),
         "next/submit.sh": shell.follow_program(scheduler).encode(),

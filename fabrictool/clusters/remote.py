@@ -268,7 +268,7 @@ class RemoteCluster:
         for unit in units:
             try:
                 files = run_folder(unit, self._job(unit, survey), self._scheduler, survey)
-                folders[unit.operation] = files | self._followers(unit, survey)
+                folders[unit.operation] = files | self._followers(unit)
             except FabrictoolError as error:
                 failed[unit.operation] = error
         if not folders:
@@ -315,8 +315,7 @@ class RemoteCluster:
         return failed
 
     def update(self, units: Sequence[NewUnit]) -> dict[str, FabrictoolError]:
-        survey = self.survey()
-        folders = {unit.operation: told_files(unit) | self._followers(unit, survey) for unit in units}
+        folders = {unit.operation: told_files(unit) | self._followers(unit) for unit in units}
         done = self._run("ft-update", shell.program("update"), sorted(folders), stdin=tar(folders), changes=True)
         placed = set(done.stdout.decode(errors="replace").split())
         why = done.stderr.decode(errors="replace").strip()[-200:] or "its run folder is missing"
@@ -411,7 +410,10 @@ class RemoteCluster:
     def _job(self, unit: NewUnit, survey: Survey) -> Job:
         return job_of(unit, self._described, self.name, self._fabric, survey, self._scheduler)
 
-    def _followers(self, unit: NewUnit, survey: Survey) -> dict[str, bytes]:
+    def _followers(self, unit: NewUnit) -> dict[str, bytes]:
+        if not unit.followers:
+            return {}
+        survey = self.survey()
         jobs = [
             job_of(follower, self._described, self.name, self._fabric, survey, self._scheduler, later=True)
             for follower in unit.followers

@@ -22,7 +22,9 @@ def fed(make_federation):
         "b": fed.cluster("b", {"normal": cpu | {"walltime": WALLTIME, "job": {"successors": 2}}}),
         "ing": fed.cluster("ing", {"cpu": cpu | {"nodes": 1}}, kind="ssh"),
     }
-    fed.write(clusters, {"tiny": {"replicas": {"min": 1, "max": 1}}})
+    fed.write(
+        clusters, {"tiny": {"replicas": {"min": 1, "max": 1}, "place": {"pin": [{"cluster": "b", "replicas": 1}]}}}
+    )
     fed.up()
     return fed
 

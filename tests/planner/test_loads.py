@@ -100,11 +100,10 @@ def test_a_healing_starts_by_the_loader_whose_turn_it_is():
 
 
 def test_a_successor_is_asked_for_by_what_starts_took_there():
-    unit = ObservedUnit(address="replica/m/0", operation="o", state="running", spec_digest="")
     facts, state = ClusterFacts(cluster="c", known=True), State(loads={"m@c/default": [500.0], "m@d/default": [5.0]})
     other = State(loads={"m@c/default": [100.0], "m@d/default": [5.0]})
     spec = agent(0)
-    assert lead_s(unit, spec, facts, state) - lead_s(unit, spec, facts, other) == 400.0
+    assert lead_s(spec, facts, state) - lead_s(spec, facts, other) == 400.0
 
 
 def test_a_state_of_an_earlier_release_is_read():
