@@ -215,11 +215,15 @@ class Agent:
                     leaving.push_async_callback(self._leader.close)
                 leaving.push_async_callback(self._pair.close)
                 leaving.push_async_callback(self._supervisor.stop)
-                leaving.push_async_callback(asyncio.to_thread, self._next.forget)
                 leaving.push_async_callback(self._signs.write)
-                tasks = (engine, stop, signs, watch, end, unasked, followed, linking, clocks)
+                tasks = (engine, stop, signs, watch, end, unasked, linking, clocks)
                 leaving.push_async_callback(cancelled, *tasks)
                 leaving.push_async_callback(self._leave)
+                if (
+                    self._stop.is_set() or self._node_lifecycle is not Lifecycle.JOIN
+                ):  # else the job before goes on with it
+                    leaving.push_async_callback(asyncio.to_thread, self._next.forget)
+                leaving.push_async_callback(cancelled, followed)  # first: who leaves has nobody follow any more
         return self._ended or reason
 
     def health(self) -> Health:

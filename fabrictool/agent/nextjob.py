@@ -11,7 +11,6 @@ import asyncio
 import os
 import shutil
 import signal
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from fabrictool.agent.process import signal_group
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
 
 LOOK_S = 5.0
 """Between two looks at what is prepared, and whether a successor serves."""
-AGAIN_S = 120.0
-"""After a submission that failed: a controller may be away for a while."""
+AGAIN_S, LONGEST_AGAIN_S = 60.0, 900.0
+"""After a submission that failed, and at most: a controller may be away for a while, and some refuse for ever."""
 SUBMIT_S = 300.0
 LONGEST_LEAD = 2 / 3
 """Of an allocation: of a short one no more is spent on two at once."""
@@ -48,20 +47,21 @@ class NextJob:
         """
         began = self._clock.wall()
         while True:
-            first, lead = await asyncio.to_thread(self._look) if wanted() else ("", 0.0)
+            first, lead = await asyncio.to_thread(_prepared, self._folder) if wanted() else ("", 0.0)
             end = ends_at()
             if end is not None and first and end - self._clock.wall() <= min(lead, (end - began) * LONGEST_LEAD):
                 break
             await asyncio.sleep(LOOK_S)
-        operation = first.partition("-")[2]
-        while True:
-            if await self._submitted(first, operation):
-                break
-            await asyncio.sleep(AGAIN_S)
-        while True:
-            if await asyncio.to_thread(self._serves, operation):
-                return f"{operation} serves in its place"
-            await asyncio.sleep(LOOK_S)
+        former = self._folder
+        while first:
+            follower = RunFolder(former.path.parent / first.partition("-")[2])
+            await self._submit(former, first)
+            if await self._served(follower):
+                return f"{follower.path.name} serves in its place"
+            former = follower  # it took along what may follow
+            first, _ = await asyncio.to_thread(_prepared, former)
+        self._note("no-next-job", former.path.name, "it ended before it served, and no other is prepared")
+        return await asyncio.Future()
 
     def forget(self) -> None:
         """Remove what is prepared still: no other process would submit it, and keys of sessions are in it."""
@@ -69,24 +69,32 @@ class NextJob:
 
     # -- internals --------------------------------------------------------------------------------------------
 
-    def _look(self) -> tuple[str, float]:
-        """The name of the first that is prepared, or "", and how long before our end it is submitted, in seconds."""
-        place = self._folder.path / "next"
-        try:
-            names = sorted(path.name for path in place.iterdir() if path.name[:1].isdecimal())
-            lead = float((place / "lead").read_text())
-        except (OSError, ValueError):  # none, or they are being replaced
-            names, lead = [], 0.0
-        return (names[0] if names else ""), lead
+    async def _submit(self, former: RunFolder, first: str) -> None:
+        """Until the scheduler has taken `first`, which is prepared beside `former`."""
+        pause = AGAIN_S
+        while True:
+            if await self._submitted(former, first):
+                return
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_AGAIN_S)
 
-    async def _submitted(self, first: str, operation: str) -> bool:
+    async def _served(self, follower: RunFolder) -> bool:
+        """Until it serves, or else has said that it is over."""
+        while True:
+            ready, over = await asyncio.to_thread(_state_of, follower)
+            if ready or over:
+                return ready
+            await asyncio.sleep(LOOK_S)
+
+    async def _submitted(self, former: RunFolder, first: str) -> bool:
+        operation = first.partition("-")[2]
         try:
             process = await asyncio.create_subprocess_exec(
                 "sh",
-                str(self._folder.path / "next" / "submit.sh"),
-                str(self._folder.path.parents[2]),
-                self._folder.path.parent.name,
-                self._folder.path.name,
+                str(former.path / "next" / "submit.sh"),
+                str(former.path.parents[2]),
+                former.path.parent.name,
+                former.path.name,
                 first,
                 env={name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
                 stdin=asyncio.subprocess.DEVNULL,
@@ -119,11 +127,24 @@ class NextJob:
         self._said = why
         return False
 
-    def _serves(self, operation: str) -> bool:
-        health: dict[str, object] = {}
-        with suppress(FabrictoolError):
-            health = RunFolder(self._folder.path.parent / operation).health()
-        return health.get("ready") is True
+
+def _prepared(folder: RunFolder) -> tuple[str, float]:
+    """The name of the first that is prepared there, or "", and how long before an end it is submitted, in seconds."""
+    place = folder.path / "next"
+    try:
+        names = sorted(path.name for path in place.iterdir() if path.name[:1].isdecimal())
+        lead = float((place / "lead").read_text())
+    except (OSError, ValueError):  # none, or they are being replaced
+        names, lead = [], 0.0
+    return (names[0] if names else ""), lead
+
+
+def _state_of(follower: RunFolder) -> tuple[bool, bool]:
+    """Whether it serves, and whether it has said that it is over."""
+    try:
+        return follower.health().get("ready") is True, bool(follower.exit())
+    except FabrictoolError:
+        return False, False
 
 
 def _verdict(text: str, operation: str) -> tuple[str, str, str]:

@@ -28,7 +28,8 @@ from fabrictool.base.errors import (
 )
 from fabrictool.clusters.joined import JoinedCluster
 from fabrictool.clusters.protocol import NewUnit
-from fabrictool.domain.observed import LIVING, generation
+from fabrictool.domain.observed import LIVING, generation, lives
+from fabrictool.domain.plan import spec_digest
 from fabrictool.domain.specs import DEFAULT_LOADER, AgentSpec, GatewaySpec
 from fabrictool.domain.state import Applied, Placed, load_key, operation_id
 from fabrictool.planner.healing import WINDOW_S
@@ -278,6 +279,19 @@ class _Run:
             if any(_stops_everything(course) for course in failures):
                 break
         self._forget_dead(over)
+        self._stop_followers({action.address: action.former for action in over if action.kind == "delete"})
+
+    def _stop_followers(self, gone: Mapping[str, str]) -> None:
+        """Jobs that units which were stopped had submitted in the moment before."""
+        for cluster in self._fabric.clusters.values() if gone else ():
+            late = [
+                unit.operation
+                for unit in cluster.observe(brief=True).units
+                if unit.address in gone and lives(unit) and generation(unit.operation) > generation(gone[unit.address])
+            ]
+            if late:
+                self.remember()
+                cluster.stop(late)
 
     def _run_wave(self, courses: Sequence[Course]) -> None:
         polls = {name: cluster.poll_s for name, cluster in self._fabric.clusters.items()}
@@ -324,8 +338,9 @@ class _Run:
         except FabrictoolError:  # it was revoked, and that must keep nobody from being told so
             return unit
         followers = []
+        latest = max(generation(unit.operation), self._state.generations.get(unit.address, 0))
         for number in range(1, preparable(spec, provider_ends - self._clock.wall()) + 1):
-            operation = operation_id(unit.lineage, unit.address, generation(unit.operation) + number)
+            operation = operation_id(unit.lineage, unit.address, latest + number)
             files = self._applier.identity(spec, after=number)
             followers.append(replace(unit, operation=operation, files=files))
         return replace(unit, followers=tuple(followers), lead_s=lead_s(spec, facts, self._state))
@@ -353,11 +368,21 @@ class _Run:
             if course.ready is not None:
                 if action.cluster not in self._state.served_on:
                     self.remember(served_on=[*self._state.served_on, action.cluster])
+                if action.kind in ("create", "replace"):
+                    self._check_spec(action, course.ready)
                 if action.kind != "keep":  # what was only waited for tells no time of a start
                     self._save_measured(action, course.ready, course.ready_at or self._clock.wall())
             self.note("done", **about, operation=_operation(action))
             kind, text = ("done", "") if course.phase == "done" else ("queued", course.text)
             self._reporter.step(action, kind, text)
+
+    def _check_spec(self, action: Action, unit: ObservedUnit) -> None:
+        """Whether it runs by what was planned: a job may have submitted it before, as it was prepared once."""
+        if isinstance(action.spec, AgentSpec) and unit.spec_digest not in ("", spec_digest(action.spec)):
+            message = f"{action.address} was submitted by the job before it, as it was prepared then"
+            place = Place(thing=action.address)
+            hint = "it serves by a former spec: plan and apply again"
+            self._problems.append(Problem("FT5113", message, place, hint, transient=True))
 
     # -- state ------------------------------------------------------------------------------------------------------
 

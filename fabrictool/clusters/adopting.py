@@ -6,6 +6,7 @@ Nothing of the job is changed, and nothing of the engine: when the agent leaves,
 from __future__ import annotations
 
 import posixpath
+import re
 import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
     from fabrictool.clusters.schedulers.protocol import Scheduler, Within
     from fabrictool.domain.inventory import ClusterSpec
     from fabrictool.domain.specs import AgentSpec
+
+
+_NUMBER = re.compile(r"[0-9]+(_[0-9]+)?")
+"""Of a job, or of a task of an array."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +71,17 @@ class AdoptingCluster:
         self._within: Within = within
 
     def job(self, number: str) -> RunningJob:
-        """Raises FT5419 where it is not a job of ours that runs."""
+        """Raises FT5419 where it is not one job of ours that runs."""
+        if not _NUMBER.fullmatch(number):
+            message = f"{number[:40]!r} is not the number of a job"
+            raise InvalidInputError.of(
+                "FT5419", message, thing=f"cluster/{self._name}", hint="such as 48213, or 48213_7"
+            )
         done = self._shell(self._within.running, number)
         words = done.stdout.decode(errors="replace").split()
         if done.status != 0 or len(words) != 2:
-            why = " ".join(words)[-200:] if done.status != 0 else "no such job of this account runs"
+            why = "several tasks of it run: name one, such as 48213_7" if words else "no such job of this account runs"
+            why = why if done.status == 0 else " ".join(words)[-200:]
             hint = "`squeue --me -t R` on the login node lists those that do"
             message = f"job {number} of {self._name}: {why}"
             raise InvalidInputError.of("FT5419", message, thing=f"cluster/{self._name}", hint=hint)
@@ -86,8 +97,7 @@ class AdoptingCluster:
             FT5403 without a Python, FT5406 where its files cannot be written, FT5423 there is one already.
         """
         if self._steps(job.id, name):
-            message = f"an agent runs in job {job.id} already"
-            raise FabrictoolError.of("FT5423", message, thing=f"cluster/{self._name}")
+            raise self._already(job)
         survey = self._run(shell.survey_program(self._scheduler, brief=False), "ft-survey")
         there = read_survey(survey.stdout.decode(errors="replace"), self._scheduler, thing=f"cluster/{self._name}")
         python, setup = python_of(self._described, self._name, there)
@@ -103,6 +113,8 @@ class AdoptingCluster:
         argv = [self._filled(word, words) for word in self._within.run]
         program = shell.program("adopt", prelude=self._scheduler.prelude())
         done = self._run(program, "ft-adopt", name, *argv, stdin=tar({name: files}))
+        if done.stdout.split() == [b"running"]:
+            raise self._already(job)
         if done.stdout.split() != [b"started"]:
             why = done.stderr.decode(errors="replace").strip()[-200:] or f"exit {done.status}"
             hint = "check space, quota and rights there; `folder` in the inventory chooses another place"
@@ -132,11 +144,21 @@ class AdoptingCluster:
         argv = ["sh", "-c", program, first, self._described.folder, self._fabric, *rest]
         return self._connection.run(argv, stdin=stdin)
 
+    def _already(self, job: RunningJob) -> FabrictoolError:
+        message = f"an agent runs in job {job.id} already"
+        return FabrictoolError.of("FT5423", message, thing=f"cluster/{self._name}")
+
     def _shell(self, text: str, *words: str) -> Completed:
         return self._connection.run(["sh", "-c", f"{self._scheduler.prelude()}\n{text}", "ft", *words])
 
     def _steps(self, job: str, name: str) -> list[str]:
-        return self._shell(self._within.steps, job, name).stdout.decode(errors="replace").split()
+        """Raises FT5407 when the scheduler does not say."""
+        done = self._shell(self._within.steps, job, name)
+        if done.status != 0:
+            why = done.stderr.decode(errors="replace").strip()[-200:] or f"exit {done.status}"
+            message = f"{self._name}: the scheduler does not say what runs in job {job}: {why}"
+            raise UnreachableError.of("FT5407", message, hint="run the command again", transient=True)
+        return done.stdout.decode(errors="replace").split()
 
     @staticmethod
     def _filled(word: str, words: Mapping[str, str]) -> str:

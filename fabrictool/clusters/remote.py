@@ -315,7 +315,10 @@ class RemoteCluster:
         return failed
 
     def update(self, units: Sequence[NewUnit]) -> dict[str, FabrictoolError]:
-        folders = {unit.operation: told_files(unit) | self._followers(unit) for unit in units}
+        folders = {unit.operation: told_files(unit) for unit in units}
+        for unit in units:
+            with contextlib.suppress(FabrictoolError):  # whom it serves must not wait for what may follow it
+                folders[unit.operation] |= self._followers(unit)
         done = self._run("ft-update", shell.program("update"), sorted(folders), stdin=tar(folders), changes=True)
         placed = set(done.stdout.decode(errors="replace").split())
         why = done.stderr.decode(errors="replace").strip()[-200:] or "its run folder is missing"

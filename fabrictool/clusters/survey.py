@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import posixpath
-from collections import Counter
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -98,7 +98,10 @@ def read_survey(text: str, scheduler: Scheduler, *, thing: str, looker: Looker |
         for operation, files in folders.items()
         if (stamps := _stamps(files))
     }
-    prepared = Counter(path.rpartition("/next/")[0].rpartition("/")[2] for path in sections.get("next", ()))
+    prepared: dict[str, list[str]] = defaultdict(list)
+    for path in sections.get("next", ()):  # …/OPERATION/next/NUMBER-OPERATION/submit
+        *_, operation, _, follower, _ = path.split("/")
+        prepared[operation].append(follower.partition("-")[2])
     units = _units(folders, specs, facts.jobs, pulses, prepared)
     unsure = {operation for operation, pulse in pulses.items() if pulse.verdict == "unsure"}
     return Survey(
@@ -144,9 +147,9 @@ def _units(
     specs: Mapping[str, UnitSpec],
     jobs: tuple[JobFacts, ...],
     pulses: Mapping[str, Pulse],
-    prepared: Counter[str],
+    prepared: Mapping[str, list[str]],
 ) -> tuple[ObservedUnit, ...]:
-    """`prepared`: of an operation, how many may follow it from inside its job."""
+    """`prepared`: of an operation, those that may follow it from inside its job."""
     by_name: dict[str, JobFacts] = {}
     for job in jobs:  # of several with one name the one that is not over counts
         if job.name not in by_name or by_name[job.name].state == "ended":
@@ -160,7 +163,9 @@ def _units(
         if mine is None and same is not None and not same.name:
             mine = same  # a number with another name is another's job: the scheduler uses numbers again
         units.append(
-            _unit(operation, files, specs.get(operation), mine, number, pulses.get(operation), prepared[operation])
+            _unit(
+                operation, files, specs.get(operation), mine, number, pulses.get(operation), tuple(prepared[operation])
+            )
         )
     known = {f"ft-{operation}" for operation in folders}
     for job in by_name.values():
@@ -196,7 +201,7 @@ def _unit(
     job: JobFacts | None,
     number: str,
     pulse: Pulse | None,
-    prepared: int,
+    prepared: tuple[str, ...],
 ) -> ObservedUnit:
     meta, health, ending = (object_of(files.get(name, "")) for name in ("meta.json", "health.json", "exit.json"))
     state, reason = _state(files, job, number, ending, silent=pulse is None or _over(pulse))
@@ -236,7 +241,7 @@ def _unit(
         certificate_ends_at=certificate_ends_at,
         renewable=renewable(tells),
         hands_over=tells.get("hands_over") is True,
-        successors=prepared,
+        followers=prepared,
         ends_at=told_end if state == "running" else None,
         waits_for="leaving" if ending else awaited(health.get("waits_for")) if state == "running" else "",
         ready=state == "running"

@@ -51,8 +51,8 @@ class ObservedUnit(msgspec.Struct, frozen=True, kw_only=True):
     """It takes another certificate for its key, and other gateways, while it runs."""
     hands_over: bool = False
     """A gateway: its successor can start beside it, and takes over its ports."""
-    successors: int = 0
-    """Jobs that are prepared to follow its own, submitted from inside it."""
+    followers: tuple[str, ...] = ()
+    """Operations that are prepared to follow it, submitted from inside its job."""
     ends_at: float | None = None
     """Wall seconds at which its walltime ends; None when it has none or was not started."""
     holds: bool = False

@@ -318,7 +318,7 @@ class RoomExchange(PairExchange):
 
     def _lost(self, code: str, word: str, reason: str, *, status: int) -> None:
         room, target, now = self._room, self._target, self._client.now()
-        if word != "timeout" or room is None or room.over or target is None or self._first_byte is not None:
+        if word != "timeout" or room is None or target is None or self._first_byte is not None:
             super()._lost(code, word, reason, status=status)
             return
         # Each waits for the other one, so that nothing says which of them stands still.

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from fabrictool.base.clock import duration_text
+from fabrictool.domain.observed import generation
 from fabrictool.domain.specs import AgentSpec
 from fabrictool.planner.loads import known_loads
 
@@ -86,10 +87,11 @@ def _unprepared(unit: ObservedUnit, spec: UnitSpec | None, evidence: Evidence, n
     provider_ends = None if spec is None else evidence.signs.get(spec.provider)
     if provider_ends is None or not isinstance(spec, AgentSpec) or unit.state != "running" or not unit.in_force:
         return None
-    wanted = preparable(spec, provider_ends - now)
-    if unit.successors >= wanted:
+    wanted, used = preparable(spec, provider_ends - now), evidence.state.generations.get(unit.address, 0)
+    prepared = sum(generation(operation) > used for operation in unit.followers)
+    if prepared >= wanted:
         return None
-    reason = f"{unit.successors} of {wanted} jobs that may follow it are prepared"
+    reason = f"{prepared} of {wanted} jobs that may follow it are prepared"
     return Succession("successors", reason, in_place=True)
 
 

@@ -13,7 +13,8 @@ from tests.manual_clock import ManualClock
 pytestmark = pytest.mark.asyncio
 
 SECOND = "replica-m-0-g2-22222222"
-SUBMITS = f'echo "$@" >>"$1/asked"; printf "{SECOND}\\tsubmitted\\t42\\t\\n"\n'
+THIRD = "replica-m-0-g3-33333333"
+SUBMITS = 'echo "$@" >>"$1/asked"; printf "${4#*-}\\tsubmitted\\t42\\t\\n"\n'
 FAILS_ONCE = f"""
 verdict="submitted\\t42\\t"
 [ -e "$1/asked" ] || verdict="refused\\t\\tno account"
@@ -27,7 +28,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(nextjob, "LOOK_S", 0.01)
     monkeypatch.setattr(nextjob, "AGAIN_S", 0.01)
     place = tmp_path / "base/units/f/replica-m-0-g1-11111111"
-    for name in (f"1-{SECOND}", "2-replica-m-0-g3-33333333"):
+    for name in (f"1-{SECOND}", f"2-{THIRD}"):
         (place / "next" / name).mkdir(parents=True)
     (place / "next/lead").write_text("600\n")
     (place / "next/submit.sh").write_text(SUBMITS)
@@ -130,4 +131,25 @@ async def test_nothing_is_submitted_without_an_end_or_where_nobody_wants_it(fold
     followed.clock.advance(599)
     await followed.a_while()
     assert asked(folder) == []
+    await followed.end()
+
+
+async def test_after_one_that_ends_before_it_serves_comes_the_next_and_then_none(folder):
+    followed = await Followed.begun(folder, 600)
+    followed.clock.advance(590)
+    await followed.until(lambda: asked(folder))
+    there = folder.parent / SECOND
+    (folder / "next").rename(folder / "former")  # as the program does: the rest goes along
+    (there / "next" / f"2-{THIRD}").mkdir(parents=True)
+    for name in ("lead", "submit.sh"):
+        (there / "next" / name).write_text((folder / "former" / name).read_text())
+    (there / "exit.json").write_text('{"code": 1, "reason": "the engine failed"}')
+    await followed.until(lambda: len(asked(folder)) == 2)
+    assert asked(folder)[1].split()[2:] == [SECOND, f"2-{THIRD}"]
+    (folder.parent / THIRD).mkdir()
+    (folder.parent / THIRD / "exit.json").write_text('{"code": 1, "reason": "the engine failed"}')
+    await followed.until(lambda: followed.notes[-1][0] == "no-next-job")
+    assert followed.notes[-1][1] == THIRD
+    await followed.a_while()
+    assert not followed.running.done(), "it goes on until its own end"
     await followed.end()

@@ -17,10 +17,11 @@ from tests.clusters.test_cases import LOGIN
 FAKE_SQUEUE = """#!/bin/sh
 # A fake squeue: job 7 runs, and so do the steps that the fake srun noted.
 case "$*" in
-  *"-s -j 7"*) cat "$FAKE/steps" 2>/dev/null ;;
+  *"-s -j 7"*) [ ! -e "$FAKE/away" ] || exit 1; [ ! -e "$FAKE/steps" ] || cat "$FAKE/steps" ;;
   *"-j 7 "*) echo "node1 1800000000" ;;
   *"-j 8 "*) echo "node1 Unknown" ;;
   *"-j 9 "*) ;;
+  *"-j 11 "*) echo "node1 1800000000"; echo "node2 1800000000" ;;
   *"-j"*) echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1 ;;
 esac
 """
@@ -97,6 +98,11 @@ def test_a_job_of_ours_that_runs_is_found_and_no_other(site):
         site.job("9")
     with pytest.raises(FabrictoolError, match="Invalid job id"):
         site.job("10")
+    with pytest.raises(FabrictoolError, match="name one"):
+        site.job("11")
+    for odd in ("7,8", "7+1", "-7", "7; true"):
+        with pytest.raises(FabrictoolError, match="is not the number of a job"):
+            site.job(odd)
 
 
 def test_an_agent_starts_serves_and_leaves_and_takes_its_key_along(site, tmp_path):
@@ -108,6 +114,15 @@ def test_an_agent_starts_serves_and_leaves_and_takes_its_key_along(site, tmp_pat
     assert "export NCCL_SOCKET_IFNAME=hsn" in (folder / "start.sh").read_text()
     with pytest.raises(FabrictoolError, match="already"):
         site.start(SPEC, "ft-adopted-7", site.job("7"), {})
+    steps = (tmp_path / "steps").read_text()
+    (tmp_path / "steps").unlink()  # as while a step is still being made
+    with pytest.raises(FabrictoolError, match="already"):
+        site.start(SPEC, "ft-adopted-7", site.job("7"), {})
+    (tmp_path / "away").touch()
+    with pytest.raises(FabrictoolError, match="does not say what runs"):
+        site.leave("7", "ft-adopted-7")
+    (tmp_path / "away").unlink()
+    (tmp_path / "steps").write_text(steps)
     assert site.leave("7", "ft-adopted-7")
     assert (tmp_path / "cancelled").read_text() == "--quiet --signal=TERM 7.1\n"
     until(lambda: site.look("ft-adopted-7").over == "signal SIGTERM")

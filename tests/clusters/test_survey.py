@@ -320,5 +320,5 @@ def test_what_may_follow_a_job_from_inside_is_counted():
     place = f"/home/u/.fabrictool/units/f/{OPERATION}/next"
     lines = [f"{place}/{number}-replica-m-0-g{number}-0a1b2c3d/submit" for number in (2, 3)]
     seen = read_survey(text(files(), [job()], next=lines), Slurm(), thing="cluster/c")
-    assert [unit.successors for unit in seen.units] == [2]
-    assert [unit.successors for unit in read_survey(text(files(), [job()]), Slurm(), thing="cluster/c").units] == [0]
+    assert [unit.followers for unit in seen.units] == [("replica-m-0-g2-0a1b2c3d", "replica-m-0-g3-0a1b2c3d")]
+    assert [unit.followers for unit in read_survey(text(files(), [job()]), Slurm(), thing="cluster/c").units] == [()]

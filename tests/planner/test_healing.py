@@ -196,6 +196,7 @@ def test_a_certificate_is_renewed_where_that_can_be_done_and_a_successor_started
     assert [(action.kind, action.renews is True) for action in found] == ([(kind, kind == "update")] if kind else [])
 
 
+AHEAD = tuple(operation_id(LINEAGE, ADDRESS, number) for number in (2, 3, 4, 5))
 FOLLOWED = msgspec.structs.replace(SPEC, walltime_s=86400.0, successors=3)
 
 
@@ -213,12 +214,12 @@ def followed(*units, signs=None):
 @pytest.mark.parametrize(
     ("changes", "signs", "kinds"),
     [
-        ({"successors": 3}, None, []),
-        ({"successors": 2}, None, ["update"]),
-        ({"successors": 0}, {}, []),  # its provider's key is elsewhere
-        ({"successors": 0}, {"p": NOW + 2.5 * 86400}, ["update"]),
-        ({"successors": 1}, {"p": NOW + 2.5 * 86400}, []),  # no certificate lasts until another one's end
-        ({"successors": 0, "in_force": ""}, None, []),  # of an earlier release, which is told nothing
+        ({"followers": AHEAD[:3]}, None, []),
+        ({"followers": AHEAD[:2]}, None, ["update"]),
+        ({"followers": AHEAD[:0]}, {}, []),  # its provider's key is elsewhere
+        ({"followers": AHEAD[:0]}, {"p": NOW + 2.5 * 86400}, ["update"]),
+        ({"followers": AHEAD[:1]}, {"p": NOW + 2.5 * 86400}, []),  # no certificate lasts until another one's end
+        ({"followers": AHEAD[:0], "in_force": ""}, None, []),  # of an earlier release, which is told nothing
     ],
 )
 def test_what_may_follow_a_job_from_inside_is_prepared_again(changes, signs, kinds):
@@ -231,9 +232,9 @@ def test_what_may_follow_a_job_from_inside_is_prepared_again(changes, signs, kin
 
 def test_a_job_that_followed_from_inside_is_ours_and_the_former_one_leaves_when_it_serves():
     second = operation_id(LINEAGE, ADDRESS, 2)
-    late = {"ends_at": NOW + 600, "in_force": "current", "successors": 2}
+    late = {"ends_at": NOW + 600, "in_force": "current", "followers": AHEAD[:2]}
     queued = msgspec.structs.replace(unit(state="pending", ready=False, ends_at=None), operation=second)
     assert heal(followed(unit(**late), queued), {}, now=NOW).plan.changes == ()
-    serving = msgspec.structs.replace(unit(in_force="current", successors=2), operation=second)
+    serving = msgspec.structs.replace(unit(in_force="current", followers=AHEAD[1:3]), operation=second)
     (action,) = heal(followed(unit(**late), serving), {}, now=NOW).plan.changes
     assert (action.kind, action.operation, action.former) == ("replace", second, OPERATION)

@@ -101,7 +101,7 @@ def promise_checks(promises: Sequence[Promise], lines: Sequence[str]) -> list[Ch
     seen = {line.partition(" ")[2] for line in lines if line.startswith("there ")}
     checks = []
     for promise in promises:
-        there = promise.line.strip() in seen
+        there = promise.line.rstrip("\n") in seen
         text = _TEXTS[promise.kind].format(what=promise.what)
         checks.append(Check(promise.name, there, text if there else f"not so: {text}", promise.hint))
     return checks

@@ -145,7 +145,10 @@ class Slurm(Scheduler):
                 "srun", "--jobid=@JOB@", "--nodelist=@NODE@", "--job-name=@NAME@", "--overlap", "--nodes=1",
                 "--ntasks=1", "--export=ALL", "--input=none", "--quiet",
             ),
-            steps="squeue --local -h -s -j \"$1\" -o '%i %j' | awk -v name=\"$2\" '$2 == name { print $1 }'\n",
+            steps=(
+                "listed=$(squeue --local -h -s -j \"$1\" -o '%i %j') || exit 75\n"
+                "printf '%s\\n' \"$listed\" | awk -v name=\"$2\" '$2 == name { print $1 }'\n"
+            ),
             leave='scancel --quiet --signal=TERM "$@"\n',
         )  # fmt: skip
 

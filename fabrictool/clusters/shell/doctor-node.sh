@@ -9,16 +9,19 @@ hubs=$1; shift
   echo @gpu; echo "visible ${CUDA_VISIBLE_DEVICES:-${ROCR_VISIBLE_DEVICES:-${ZE_AFFINITY_MASK:-}}}"
   command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null
   echo @promised
-  while read -r kind what; do
+  while IFS= read -r line; do
+    kind=${line%% *} what=${line#* }
     case $kind in
       path) [ -e "$what" ] ;;
       program) command -v "$what" >/dev/null ;;
       module) ( command -v module >/dev/null 2>&1 || . /etc/profile; module load "$what" ) >/dev/null 2>&1 ;;
       interface) [ -e "/sys/class/net/$what" ] ;;
       interfaces) for i in "/sys/class/net/$what"*; do [ -e "$i" ] && break; done; [ -e "$i" ] ;;
-      submission) sh -c "$what" >/dev/null 2>&1 </dev/null ;;
+      submission) # with what an agent keeps of its environment for that
+        env -i HOME="$HOME" PATH="$PATH" ${USER:+USER="$USER"} ${LOGNAME:+LOGNAME="$LOGNAME"} \
+          ${SLURM_CONF:+SLURM_CONF="$SLURM_CONF"} sh -c "$what" >/dev/null 2>&1 </dev/null ;;
       adapter) [ -n "$(ls "/sys/class/$what" 2>/dev/null)" ] ;;
-    esac && echo "there $kind $what" || echo "missing $kind $what"
+    esac && printf 'there %s\n' "$line" || printf 'missing %s\n' "$line"
   done <promised
   echo @python
   if [ $# -gt 0 ]; then

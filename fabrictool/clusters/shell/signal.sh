@@ -8,6 +8,7 @@ err=$(mktemp) || exit 75
 trap 'rm -f "$err"' EXIT
 while [ $# -ge 2 ]; do
   op=$1; j=$2; shift 2
+  rm -rf "${units:?}/$op/next" # who is to leave has nobody follow
   [ ! -e "$units/$op/again" ] || touch "$units/$op/stopped" 2>/dev/null || rm -f "$units/$op/again" # nor after a reboot
   [ "$j" != - ] || j=$(cat "$units/$op/jobid" 2>/dev/null)
   [ -n "$j" ] || j=$(cat "$units/$op/claim" 2>/dev/null)

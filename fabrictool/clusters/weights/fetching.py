@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 JOB_SECONDS = 12 * 3600.0
 """Of a job that fetches, where its partition allows as much: a terabyte at 25 MB/s."""
 POLL_S = 3.0
+LOST_LOOKS = 10
+"""In a row; each pause is longer than the one before: some three minutes in all."""
 LOOK_S = 30.0
 """Between two questions to the scheduler; most is learned from the file that the program writes."""
 _ENOUGH = "python3 -c 'import sys; sys.exit(sys.version_info < (3, 8))' || exit 69"
@@ -207,6 +209,8 @@ class FetchInJob(_Remote):
         operation, number = self._left(control)
         folder = f"{control}/units/-/{operation}"
         last: FetchReport | None = None
+        joined = bool(number)
+        """Somebody else may await it, too: it is neither cancelled nor cleared away from here."""
         try:
             if not number:
                 folder = _fresh(control)
@@ -216,9 +220,10 @@ class FetchInJob(_Remote):
             last = self._awaited(control, folder, operation, number, tell)
             return last
         finally:
-            if last is None:
+            if last is None and not joined:
                 self._cancel(control, operation, number)
-            self._clean(control, folder)
+            if last is not None or not joined:
+                self._clean(control, folder)
 
     def _submitted(self, folder: str, files: Mapping[str, bytes]) -> str:
         """The job's number; raises FT5608 when the scheduler refuses it."""
@@ -253,9 +258,17 @@ class FetchInJob(_Remote):
     def _awaited(
         self, control: str, folder: str, operation: str, number: str, tell: Callable[[FetchReport], None]
     ) -> FetchReport:
-        looked = time.monotonic()
+        looked, lost = time.monotonic(), 0
         while True:
-            told = read_told(self._text(f"{folder}/progress"))
+            try:
+                told = read_told(self._text(f"{folder}/progress"))
+            except FabrictoolError:  # a login node may be away for a while, and the job goes on
+                lost += 1
+                if lost > LOST_LOOKS:
+                    raise
+                time.sleep(self._poll_s * lost)
+                continue
+            lost = 0
             if told is not None and told.final:
                 return told
             tell(told or FetchReport(state="queued", text=f"job {number} on {self._partition}"))

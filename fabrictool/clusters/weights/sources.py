@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import json
+import http.client
 import posixpath
 import re
 import time
 import urllib.parse
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import msgspec
 
 from fabrictool.base.errors import FabrictoolError, InvalidInputError, UnreachableError
 from fabrictool.clusters.weights.fetch import FetchRefusedError, PassingTrouble, Web, pause
@@ -24,6 +26,26 @@ _HUB = re.compile(r"hf://([A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _PIECE = 1 << 20
 _TRIES = 4
+T = TypeVar("T")
+
+
+class _Large(msgspec.Struct):
+    """Of a file that the hub keeps by its hash (LFS)."""
+
+    oid: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+
+
+class _Entry(msgspec.Struct):
+    """One of a repository's tree."""
+
+    type: str
+    path: str
+    size: Annotated[int, msgspec.Meta(ge=0)] = 0
+    lfs: _Large | None = None
+
+
+class _Revision(msgspec.Struct):
+    sha: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,21 +150,21 @@ def not_fetched(kind: str, text: str, thing: str) -> FabrictoolError:
 def _of_hub(source: HubSource, web: Web, progress: Callable[[int, int], None]) -> tuple[RemoteSource, WeightsListing]:
     api = f"{web.endpoint}/api/models/{source.repository}"
     revision = urllib.parse.quote(source.revision or "main", safe="")
-    commit = str(_document(web, f"{api}/revision/{revision}")[0].get("sha", ""))
+    commit = _document(web, f"{api}/revision/{revision}", _Revision)[0].sha
     if not _COMMIT.fullmatch(commit):
         raise FetchRefusedError("refused", f"{web.endpoint} names no commit of {source.repository}")
     pinned = replace(source, revision=commit)
-    entries = [entry for entry in _tree(web, f"{api}/tree/{commit}?recursive=true") if _shown(entry["path"])]
-    check_names([entry["path"] for entry in entries], source.text)
-    small = sum(int(entry["size"]) for entry in entries if not entry.get("lfs"))
+    entries = [entry for entry in _tree(web, f"{api}/tree/{commit}?recursive=true") if _shown(entry.path)]
+    check_names([entry.path for entry in entries], source.text)
+    small = sum(entry.size for entry in entries if entry.lfs is None)
     done, files = 0, []
-    for entry in sorted(entries, key=lambda entry: str(entry["path"])):
-        if entry.get("lfs"):
-            files.append(WeightsFile(entry["path"], str(entry["lfs"]["oid"]), int(entry["size"])))
+    for entry in sorted(entries, key=lambda entry: entry.path):
+        if entry.lfs is not None:
+            files.append(WeightsFile(entry.path, entry.lfs.oid, entry.size))
             continue
-        url = f"{web.endpoint}/{pinned.place(entry['path'])['path']}"
-        files.append(_hashed(web, url, entry["path"], lambda octets, _, done=done: progress(done + octets, small)))  # type: ignore[misc]
-        done += int(entry["size"])
+        url = f"{web.endpoint}/{pinned.place(entry.path)['path']}"
+        files.append(_hashed(web, url, entry.path, lambda octets, _, done=done: progress(done + octets, small)))  # type: ignore[misc]
+        done += entry.size
     return pinned, WeightsListing(tuple(files))
 
 
@@ -150,20 +172,21 @@ def _shown(path: str) -> bool:
     return not any(part.startswith(".") for part in path.split("/"))
 
 
-def _tree(web: Web, url: str) -> Iterator[dict[str, Any]]:
+def _tree(web: Web, url: str) -> Iterator[_Entry]:
     while url:
-        entries, link = _document(web, url)
-        yield from (entry for entry in entries if entry["type"] == "file")
+        entries, link = _document(web, url, list[_Entry])
+        yield from (entry for entry in entries if entry.type == "file")
         after = re.search(r'<([^>]+)>;\s*rel="next"', link)
         url = urllib.parse.urljoin(url, after.group(1)) if after else ""
 
 
-def _document(web: Web, url: str) -> tuple[Any, str]:
+def _document(web: Web, url: str, kind: type[T]) -> tuple[T, str]:
+    """Raises FetchRefusedError for what a hub does not answer."""
     data, link = web.read(url)
     try:
-        return json.loads(data), link
-    except ValueError as error:
-        raise FetchRefusedError("refused", f"{url} answers with no JSON") from error
+        return msgspec.json.decode(data, type=kind), link
+    except msgspec.DecodeError as error:
+        raise FetchRefusedError("refused", f"{url} answers otherwise than a hub: {error}") from error
 
 
 def _hashed(web: Web, url: str, name: str, progress: Callable[[int, int], None]) -> WeightsFile:
@@ -182,7 +205,7 @@ def _hashed(web: Web, url: str, name: str, progress: Callable[[int, int], None])
             trouble = PassingTrouble("the connection broke")
         except PassingTrouble as error:
             trouble = error
-        except OSError as error:
+        except (OSError, http.client.HTTPException) as error:
             trouble = PassingTrouble(str(error))
         time.sleep(pause(tries, trouble.wait_s))
     raise FetchRefusedError("network", f"{name}: {trouble}")
