@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 
-import aiohttp
 import psutil
 import pytest
 
@@ -22,24 +21,24 @@ OPTIONS = {
 }  # fmt: skip
 
 
-def command(model, port):
+def command(model, at, ports):
     launch = EngineLaunch(
-        engine="vllm", model=str(model), served_name="m", host="127.0.0.1", port=port, precision="bf16", context=2048,
-        install=EngineInstall(venv=str(VLLM)), options=OPTIONS,
+        engine="vllm", model=str(model), served_name="m", host="127.0.0.1", port=at.port, socket=at.socket,
+        inner_port=ports.inner, precision="bf16", context=2048, install=EngineInstall(venv=str(VLLM)), options=OPTIONS,
     )  # fmt: skip
     return adapter("vllm").command(launch)
 
 
-async def asked(http, port, tokens):
+async def asked(http, url, tokens):
     body = {"model": "m", "prompt": "hello", "max_tokens": tokens, "ignore_eos": True}
-    async with http.post(f"http://127.0.0.1:{port}/v1/completions", json=body) as answer:
+    async with http.post(f"{url}/v1/completions", json=body) as answer:
         return answer.status
 
 
 async def test_a_stopped_engine_process_is_noticed_though_its_health_page_answers(random_model):
     supervisor = Supervisor(
         adapter("vllm"),
-        lambda port: command(random_model, port),
+        lambda at, ports: command(random_model, at, ports),
         "m",
         lambda: None,
         start_timeout_s=READY_S,
@@ -47,17 +46,18 @@ async def test_a_stopped_engine_process_is_noticed_though_its_health_page_answer
     )
     running = asyncio.create_task(supervisor.run())
     try:
-        async with aiohttp.ClientSession() as http:
-            await until(lambda: supervisor.state == "ready", READY_S)
-            assert await asked(http, supervisor.port, 200) == 200
+        await until(lambda: supervisor.state == "ready", READY_S)
+        async with supervisor.address.http(READY_S) as http:
+            url = supervisor.address.url
+            assert await asked(http, url, 200) == 200
             await until(lambda: not supervisor.running)
             assert supervisor.restarts == 0
-            asking = asyncio.create_task(asked(http, supervisor.port, 1900))
+            asking = asyncio.create_task(asked(http, url, 1900))
             await until(lambda: supervisor.running == 1)
             started = psutil.Process(supervisor.pid).children(recursive=True)
             (core,) = [process for process in started if "EngineCore" in " ".join(process.cmdline())]
             os.kill(core.pid, signal.SIGSTOP)
-            async with http.get(f"http://127.0.0.1:{supervisor.port}/health") as answer:
+            async with http.get(f"{url}/health") as answer:
                 assert answer.status == 200
             await until(lambda: supervisor.restarts == 1, 120)
             assert "got no further for 15 s: it hangs" in supervisor.progress

@@ -11,7 +11,7 @@ import pytest
 
 from fabrictool.engines.artifacts import resolve
 from fabrictool.gateway.pairs import LEAST_OCTETS
-from tests.bed.conftest import bed, make_federation, shared_model  # noqa: F401 - fixtures
+from tests.bed.conftest import bed, make_federation, shared_model, warm_command_line  # noqa: F401 - fixtures
 from tests.bed.federation import KEY
 from tests.tiny_model import write_tiny_model
 from tests.vllm.conftest import VLLM
