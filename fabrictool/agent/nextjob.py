@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from fabrictool.agent.process import signal_group
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.base.runfolder import RunFolder
+from fabrictool.domain.following import LONGEST_LEAD, SUBMITTED_WITH
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,11 +28,7 @@ LOOK_S = 5.0
 AGAIN_S, LONGEST_AGAIN_S = 60.0, 900.0
 """After a submission that failed, and at most: a controller may be away for a while, and some refuse for ever."""
 SUBMIT_S = 300.0
-LONGEST_LEAD = 2 / 3
-"""Of an allocation: of a short one no more is spent on two at once."""
 ACCEPTED = ("submitted", "already", "adopted")
-ENVIRONMENT = ("HOME", "PATH", "USER", "LOGNAME", "SLURM_CONF")
-"""Of our environment: what a job is told of itself would be taken for options of the next one's submission."""
 
 
 class NextJob:
@@ -96,7 +93,7 @@ class NextJob:
                 former.path.parent.name,
                 former.path.name,
                 first,
-                env={name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
+                env={name: os.environ[name] for name in SUBMITTED_WITH if name in os.environ},
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,

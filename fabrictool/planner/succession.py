@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from fabrictool.base.clock import duration_text
+from fabrictool.domain.following import LONGEST_LEAD
 from fabrictool.domain.observed import generation
 from fabrictool.domain.specs import AgentSpec
 from fabrictool.planner.loads import known_loads
@@ -41,8 +42,6 @@ KEY_LIFE_S = 7 * 86400.0
 """A key that was stolen is good for as long as its certificates are renewed."""
 WORTH_IT_S = 300.0
 """What another certificate must last longer than the one that it follows."""
-LONGEST_LEAD = 2 / 3
-"""Of an allocation: of a short one no more is spent on two at once."""
 KEPT = 20
 """Measured waits and loads that are remembered."""
 

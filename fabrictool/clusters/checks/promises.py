@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from fabrictool.catalog import links
 from fabrictool.clusters.checks.result import Check
+from fabrictool.domain.following import SUBMITTED_WITH
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -93,7 +94,8 @@ def _network(partition: Partition) -> Iterator[Promise]:
 def submits(argv: Sequence[str]) -> Promise:
     """Jobs can be submitted from nodes, as `argv` asks without doing it: those that follow a replica's job are."""
     hint = "remove `successors` from the partition's `job`, or have the site allow its nodes to submit"
-    return Promise("submission", shlex.join(argv), "successors from a node", hint)
+    kept = " ".join(f'${{{name}:+{name}="${name}"}}' for name in SUBMITTED_WITH)
+    return Promise("submission", f"env -i {kept} {shlex.join(argv)}", "successors from a node", hint)
 
 
 def promise_checks(promises: Sequence[Promise], lines: Sequence[str]) -> list[Check]:
