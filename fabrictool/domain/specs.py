@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Literal
+from typing import ClassVar, Literal
 
 import msgspec
 
@@ -297,6 +297,9 @@ class WakeRule(msgspec.Struct, frozen=True, array_like=True):
 
 class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_field="unit"):
     """One gateway: a listener for clients, one for agents; without the former a hub."""
+
+    is_extra: ClassVar[bool] = False
+    """No plan leaves one out."""
 
     fabric: str
     provider: str

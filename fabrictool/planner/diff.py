@@ -230,7 +230,7 @@ def _step(
     units = living.get(want.address)
     if units is None:
         dead = dormant(evidence, want.address, want.cluster)
-        extra = isinstance(want.spec, AgentSpec) and want.spec.is_extra
+        extra = want.spec.is_extra
         if (extra or dead is not None) and want.address not in asked:
             reason = EXTRA_REASON if extra or dead is None else f"it starts when somebody asks: {dead.reason}"
             return _Step(want.action("keep", reason=reason, spec=want.spec))

@@ -68,9 +68,10 @@ def asked_for(wanted: Mapping[str, tuple[str, UnitSpec]], evidence: Evidence) ->
         more = max(0, most - there.get(which, 0))
         planned = sorted(away.get(which, ()), key=_number)[:more]
         asked.update(planned)
+        more -= len(planned)
         for address, spec in sorted(extra.get(which, ()), key=lambda pair: _number(pair[0])):
             place = (spec.cluster, spec.partition)
-            if more > len(planned) and idle.get(place, 0) >= spec.on_nodes:
+            if more and idle.get(place, 0) >= spec.on_nodes:
                 idle[place] -= spec.on_nodes
                 more -= 1
                 asked.add(address)

@@ -79,8 +79,7 @@ def _not_running(evidence: Evidence, running: Container[str]) -> Iterator[Drift]
             yield Drift("unreachable", address, unit.cluster, f"{address} is on {unit.cluster}: {why}")
         elif address not in running:
             dead = facts.unit(address)
-            extra = isinstance(unit.spec, AgentSpec) and unit.spec.is_extra
-            if extra or (dead is not None and dead.dormant):
+            if unit.spec.is_extra or (dead is not None and dead.dormant):
                 continue
             kind = "missing" if dead is None else "ended"
             text = f"{address} is not on {unit.cluster}" if dead is None else f"{address} {dead.state}: {dead.reason}"

@@ -11,15 +11,18 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from fabrictool.base.clock import duration_text
 from fabrictool.domain.address import number_of
+from fabrictool.domain.specs import AgentSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from fabrictool.domain.blueprint import Blueprint
     from fabrictool.domain.evidence import Evidence
     from fabrictool.domain.inventory import Inventory
     from fabrictool.domain.plan import Placement, ReplicaPlacement
+    from fabrictool.domain.specs import UnitSpec
 
 
 def extra_replicas(
@@ -46,15 +49,19 @@ def extra_replicas(
     return extras
 
 
-def extra_sentences(blueprint: Blueprint, extras: list[ReplicaPlacement]) -> Iterator[str]:
+def extra_sentences(specs: Iterable[UnitSpec]) -> Iterator[str]:
     """What a plan says of them, a line for each model."""
-    for model, group in itertools.groupby(extras, key=lambda replica: replica.model):
+    extras = sorted(
+        (spec for spec in specs if isinstance(spec, AgentSpec) and spec.is_extra), key=lambda spec: spec.model
+    )
+    for model, group in itertools.groupby(extras, key=lambda spec: spec.model):
         mine = list(group)
-        where = ", ".join(sorted({f"{replica.cluster}/{replica.partition}" for replica in mine}))
-        after = blueprint.models[model].replicas.idle_after
+        where = ", ".join(sorted({f"{spec.cluster}/{spec.partition}" for spec in mine}))
+        idle_s = mine[0].idle_after_s
+        after = "" if isinstance(idle_s, msgspec.UnsetType) else f" after {duration_text(idle_s)} without a request"
         yield (
             f"{model}: {len(mine)} more start one by one while requests wait and nodes of {where} are idle, and end"
-            f" after {after} without a request; no figure counts them"
+            f"{after}; no figure counts them"
         )
 
 

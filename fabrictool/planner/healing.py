@@ -131,12 +131,9 @@ def heal(
         dormant=sum(
             dormant(evidence, address, unit.cluster) is not None
             for address, unit in wanted.items()
-            if not (isinstance(unit.spec, AgentSpec) and unit.spec.is_extra)
+            if not unit.spec.is_extra
         ),
-        extra=sum(
-            isinstance(unit.spec, AgentSpec) and unit.spec.is_extra and address not in evidence.observed.living()
-            for address, unit in wanted.items()
-        ),
+        extra=sum(unit.spec.is_extra and address not in evidence.observed.living() for address, unit in wanted.items()),
         capped=tuple(capped),
     )
 

@@ -21,7 +21,7 @@ from fabrictool.planner.drift import clock_warnings, out_of_reach
 from fabrictool.planner.entitled import unserved_groups
 from fabrictool.planner.explaining.explain import explanation, reasons
 from fabrictool.planner.explaining.relaxations import explain_conflict
-from fabrictool.planner.extra import extra_replicas, extra_sentences
+from fabrictool.planner.extra import extra_sentences
 from fabrictool.planner.gateways import stranded
 from fabrictool.planner.judged import learned_sentences
 from fabrictool.planner.loads import start_times
@@ -93,7 +93,7 @@ def plan(
         certificate=certificate_of(chosen, options.seed),
         reasons=(
             *reasons(problem, solution, currency),
-            *extra_sentences(blueprint, extra_replicas(blueprint, inventory, placement, evidence)),
+            *extra_sentences(unit.spec for unit in wanted.values()),
             *learned_sentences(situation.learned),
             *why,
         ),

@@ -140,7 +140,7 @@ def _missing_rows(applied: Mapping[str, Applied], observed: Observed) -> list[di
     rows = []
     there = {unit.address for facts in observed.clusters.values() for unit in facts.units}
     for address, want in applied.items():
-        if address not in there and not (isinstance(want.spec, AgentSpec) and want.spec.is_extra):
+        if address not in there and not want.spec.is_extra:
             facts = observed.clusters.get(want.cluster)
             known = facts is not None and facts.known
             text = "applied, and not there" if known else "its cluster does not answer"

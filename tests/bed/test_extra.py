@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
@@ -68,7 +67,8 @@ class Crowd:
         self.reader = threading.Thread(target=self._read)
 
     def _read(self):
-        self.answers += map(json.loads, self.process.stdout)
+        for line in self.process.stdout:
+            self.answers.append(json.loads(line))
 
     def __enter__(self):
         self.reader.start()
@@ -92,7 +92,7 @@ def test_one_more_starts_for_a_crowd_on_an_idle_node_and_ends_after_it(fed):
     try:
         with Crowd(fed) as crowd:
             fed.wait("one more to run", lambda: state(fed) == "running", within_s=120)
-            time.sleep(5)  # it answers beside the first
+            fed.wait("it to answer", lambda: any(replica == "tiny/1" for _, replica in crowd.answers), within_s=60)
         assert {replica for _, replica in crowd.answers} == {"tiny/0", "tiny/1"}
         assert [answer for answer in crowd.answers if answer[0] != 200] == []
         fed.wait("it to end", lambda: state(fed) == "dormant", within_s=120)
