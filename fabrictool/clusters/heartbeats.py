@@ -7,6 +7,7 @@ changes is alive, whatever its stamps say, and one that stays the same for `LOOK
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -19,6 +20,9 @@ AHEAD_S = 10.0
 """A stamp that is further in the future is of a wrong clock."""
 LOOK_AGAIN_S = 50.0
 """Two beats, and the half minute for which a client of NFS may show an old folder (acdirmin)."""
+
+WHOLE_SECONDS = 2.0
+"""`date` prints whole ones, and a clock that is right to that is right enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +69,10 @@ class Heartbeats:
         if still >= LOOK_AGAIN_S:
             return Pulse("silent", max(still, age or 0.0))
         return Pulse("unsure", still if age is None else age, skewed)
+
+
+def skew_s(theirs: float, before: float, after: float) -> float:
+    """How far a clock is ahead of ours that was read between `before` and `after`, less what that may be in error."""
+    ahead = theirs - (before + after) / 2
+    error = (after - before) / 2 + WHOLE_SECONDS
+    return math.copysign(round(abs(ahead)), ahead) if abs(ahead) > error else 0.0

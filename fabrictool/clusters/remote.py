@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import getpass
 import itertools
-import math
 import os
 import re
 import socket
@@ -23,7 +22,7 @@ import msgspec
 
 from fabrictool.base.clock import SystemClock, minute_text
 from fabrictool.base.errors import FabrictoolError, UnreachableError
-from fabrictool.clusters.heartbeats import LOOK_AGAIN_S, Heartbeats
+from fabrictool.clusters.heartbeats import LOOK_AGAIN_S, Heartbeats, skew_s
 from fabrictool.clusters.jobs import away, follower_files, job_of, run_folder, tar, told_files
 from fabrictool.clusters.protocol import JobScript
 from fabrictool.clusters.schedulers import shell
@@ -56,8 +55,6 @@ TRIES, COMMAND_TRIES, FIRST_PAUSE_S, RETRY_FOR_S = 3, 5, 1.0, 20.0
 Nothing is tried anew once 20 s have passed: a login node that swallows packets costs one time-out, not several."""
 LOG_NOT_KEPT = 4
 LOOK_AGAIN_EVERY_S = 5.0
-WHOLE_SECONDS = 2.0
-"""`date` prints whole ones, and a clock that is right to that is right enough."""
 MOST_ESTIMATES = 8
 """Shapes of jobs that one plan asks the scheduler about: a login node belongs to everybody."""
 _REFUSALS = {
@@ -410,17 +407,14 @@ class RemoteCluster:
     def _without_weights(self, units: Sequence[NewUnit]) -> dict[str, FabrictoolError]:
         return not_ready(units, self.name, _AnyLogin(self._connected))
 
-    def _job(self, unit: NewUnit, survey: Survey) -> Job:
-        return job_of(unit, self._described, self.name, self._fabric, survey, self._scheduler)
+    def _job(self, unit: NewUnit, survey: Survey, *, later: bool = False) -> Job:
+        return job_of(unit, self._described, self.name, self._fabric, survey, self._scheduler, later=later)
 
     def _followers(self, unit: NewUnit) -> dict[str, bytes]:
         if not unit.followers:
             return {}
         survey = self.survey()
-        jobs = [
-            job_of(follower, self._described, self.name, self._fabric, survey, self._scheduler, later=True)
-            for follower in unit.followers
-        ]
+        jobs = [self._job(follower, survey, later=True) for follower in unit.followers]
         return follower_files(unit, jobs, self._scheduler, survey)
 
     def _refusal(self, operation: str, verdict: str, why: str) -> FabrictoolError:
@@ -496,13 +490,6 @@ def _owner_files(lineage: str) -> dict[str, bytes]:
     except (KeyError, OSError):  # no entry for this number, as in some containers
         user = str(os.getuid())
     return {".owner": f"{lineage} {user}@{socket.gethostname()}\n".encode()}
-
-
-def skew_s(theirs: float, before: float, after: float) -> float:
-    """How far a clock is ahead of ours that was read between `before` and `after`, less what that may be in error."""
-    ahead = theirs - (before + after) / 2
-    error = (after - before) / 2 + WHOLE_SECONDS
-    return math.copysign(round(abs(ahead)), ahead) if abs(ahead) > error else 0.0
 
 
 def _queue_words(queue: Queue) -> str:
