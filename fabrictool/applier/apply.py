@@ -148,8 +148,8 @@ class Applier:
             return True
 
     def identity(self, spec: UnitSpec, *, after: int = 0) -> dict[str, bytes]:
-        """Relative name → bytes of a new session's keys and certificates; a node that joined has its own. It starts
-        when so many others have come and gone `after` which it follows.
+        """Relative name → bytes of a new session's keys and certificates; a node that joined has its own. `after` so
+        many allocations before its own it is made.
         """
         if isinstance(spec, AgentSpec) and spec.assigned:
             return {}

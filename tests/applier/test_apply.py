@@ -227,6 +227,31 @@ def test_what_may_follow_a_job_is_prepared_with_it_each_with_a_session_that_last
         assert described.end - clock.wall() >= number * 86000.0
 
 
+def test_a_job_that_a_deleted_unit_had_submitted_in_the_moment_before_is_told_to_leave(bench):
+    cluster = FakeCluster(**{operation(1): "running"})
+    told = facts(cluster)
+    cluster.on_look = lambda: cluster.states.setdefault(operation(2), "running")
+    bench(cluster).apply(plan(action("delete", old=1), facts=told))
+    assert [what for what in cluster.told if what[0] == "stop"] == [("stop", operation(1)), ("stop", operation(2))]
+    assert cluster.states == {}, "both have ended, and their files are gone"
+
+
+class FakeFollowed(FakeCluster):
+    """Its replicas run by another spec than the one that was given."""
+
+    def observe(self, **more):
+        seen = super().observe(**more)
+        units = tuple(msgspec.structs.replace(unit, spec_digest="another") for unit in seen.units)
+        return msgspec.structs.replace(seen, units=units)
+
+
+def test_one_that_the_job_before_it_had_submitted_by_a_former_spec_is_told_of(bench):
+    cluster = FakeFollowed()
+    with pytest.raises(AppliedInPartError, match=r"FT5113.*as it was prepared then"):
+        bench(cluster).apply(plan(action("create", new=1)))
+    assert cluster.states == {operation(1): "running"}, "it serves"
+
+
 def test_a_second_ctrl_c_keeps_the_evidence_of_the_dead(bench):
     cluster = FakeCluster(ready=False, **{operation(1): "killed"})
     applier = bench(cluster)

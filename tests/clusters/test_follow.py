@@ -7,7 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from fabrictool.clusters.schedulers.shell import follow_program, forget_program, program, submit_program
+from fabrictool.clusters.schedulers.shell import (
+    follow_program,
+    forget_program,
+    program,
+    signal_program,
+    submit_program,
+)
 from fabrictool.clusters.schedulers.slurm import Slurm
 from tests.clusters.submit_bench import FAKE_SBATCH, FAKE_SQUEUE, REFUSING, SUBMIT, archive
 
@@ -101,6 +107,14 @@ def test_a_refusal_is_said_and_the_next_attempt_may_succeed(site):
     assert site.follow()[:2] == [SECOND, "refused"]
     site.tool("sbatch", FAKE_SBATCH)
     assert site.follow() == [SECOND, "submitted", "1"]
+
+
+def test_who_is_told_to_leave_has_nobody_follow(site):
+    done = site.run(signal_program(Slurm(), kill=False), FIRST, "-")
+    assert done.returncode == 0, done.stderr
+    assert not site.next.exists()
+    assert site.follow()[:2] == [SECOND, "unplaced"], "a program that runs on finds nothing to submit"
+    assert site.jobs == []
 
 
 def test_another_spec_brings_other_followers_and_an_end_takes_their_keys_along(site):
