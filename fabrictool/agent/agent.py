@@ -2,6 +2,8 @@
 
 Order of leaving (architecture.md, rule 5): stop accepting → let open requests finish → DOWN → LEFT, acknowledged
 by the gateways → stop the engine. Death in any other way is seen by the gateways as a broken tunnel.
+
+Longer than most modules: the mesh calls this object back, and whatever were taken out would change the same fields.
 """
 
 from __future__ import annotations

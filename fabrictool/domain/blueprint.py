@@ -1,4 +1,7 @@
-"""Desired state: models with demand and SLO, trust, tenants, gateways. One YAML document."""
+"""Desired state: models with demand and SLO, trust, tenants, gateways. One YAML document.
+
+Longer than most modules: it is the format, and its reference page is written from it in this order.
+"""
 
 from __future__ import annotations
 

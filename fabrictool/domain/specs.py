@@ -1,4 +1,8 @@
-"""What a started unit is told: the ``spec.json`` of an agent's or a gateway's run folder. No secrets in it."""
+"""What a started unit is told: the ``spec.json`` of an agent's or a gateway's run folder. No secrets in it.
+
+Longer than most modules: which fields a unit takes over while it runs, and which make it another one, is decided beside
+the fields, so that who adds one sees both lists.
+"""
 
 from __future__ import annotations
 
