@@ -77,7 +77,8 @@ class FakeSGLang(FakePairEngine):
             return web.json_response({"choices": [{"index": 0, "text": "", "finish_reason": "abort"}]})
         if self.mode == "garbage":
             return web.Response(body=b"{]", content_type="application/json")
-        room["computed"].set()
+        if self.mode != "lies":
+            room["computed"].set()
         if self.mode == "computes-and-hangs":
             await self.release.wait()
         usage = {"prompt_tokens": 400, "completion_tokens": 1, "total_tokens": 401}
@@ -309,6 +310,20 @@ async def test_a_pair_that_stands_still_is_given_up(pairs, who):
     statuses = {(await task).status for task in asking}
     assert statuses <= ({504} if len(who) == 2 else {200, 504})
     assert len(pairs.records) == 4
+    assert at_rest(pairs)
+
+
+@pytest.mark.asyncio
+async def test_one_that_says_it_computed_and_did_not_is_blamed_beside_the_one_that_waits(pairs):
+    pairs.of.p.mode = pairs.of.q.mode = "lies"
+    asking = asyncio.create_task(ask(pairs))
+    await until(lambda: pairs.rooms and all(len(room) >= 2 for room in pairs.rooms.values()))
+    while not asking.done():
+        pairs.clock.advance(700.0)
+        await asyncio.sleep(0.01)
+    assert (await asking).status == 504
+    failed = {target.phase for target in pairs.gateway.directory if target.failures}
+    assert failed == {"prefill", "decode"}, "nothing shows which of them it was"
     assert at_rest(pairs)
 
 

@@ -269,6 +269,7 @@ class SetLock:
         # In place: what somebody took away is not put back.
         with contextlib.suppress(OSError):
             os.pwrite(self._file, f"{self._me} {number:08d}\n".encode(), 0)
+            os.fsync(self._file)  # or a client of NFS keeps it for longer than others watch
 
     def _mine(self) -> bool:
         try:
