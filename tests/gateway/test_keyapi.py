@@ -519,10 +519,12 @@ class Unreliable:
 
     def __init__(self, store):
         self.store, self.lost, self.writes = store, "", 0
-        self.goes = threading.Event()
+        self.goes, self.hangs = threading.Event(), threading.Event()
         self.goes.set()
 
     def read_keys(self, fabric, since):
+        if not self.goes.is_set():
+            self.hangs.set()
         self.goes.wait()
         return self.store.read_keys(fabric, since)
 
@@ -565,7 +567,8 @@ async def test_requests_do_not_wait_for_a_store_that_hangs_and_calls_only_so_lon
     monkeypatch.setattr("fabrictool.gateway.issued.TURN_S", 0.05)
     store.goes.clear()
     try:
-        await until(issued._turn.locked)
+        await until(store.hangs.is_set)  # whoever reads there has the turn, and no earlier one
+        assert issued._turn.locked()
         assert error_of(await desk.ask("POST", "/key/block", {"key": made["token"]})) == (503, "FT8143")
         assert (await desk.ask("GET", "/health/readiness"))[0] == 503
         assert await desk.status_of(made["key"]) == 200
