@@ -23,7 +23,7 @@ OPTIONS = {
 
 def command(model, at, ports):
     launch = EngineLaunch(
-        engine="vllm", model=str(model), served_name="m", host="127.0.0.1", port=at.port, socket=at.socket,
+        engine="vllm", model=str(model), served_name="m", host="127.0.0.1", port=at.port or ports.api, socket=at.socket,
         inner_port=ports.inner, precision="bf16", context=2048, install=EngineInstall(venv=str(VLLM)), options=OPTIONS,
     )  # fmt: skip
     return adapter("vllm").command(launch)
@@ -46,7 +46,8 @@ async def test_a_stopped_engine_process_is_noticed_though_its_health_page_answer
     )
     running = asyncio.create_task(supervisor.run())
     try:
-        await until(lambda: supervisor.state == "ready", READY_S)
+        await until(lambda: supervisor.state == "ready" or running.done(), READY_S)
+        assert not running.done(), running.exception()
         async with supervisor.address.http(READY_S) as http:
             url = supervisor.address.url
             assert await asked(http, url, 200) == 200
