@@ -145,7 +145,7 @@ class Agent:
         self._next = NextJob(folder, clock, self._note)
         self._brought = BroughtEngine() if isinstance(spec.brought, msgspec.UnsetType) else spec.brought
         self._leader = None if spec.on_nodes == 1 else self._leader_of(folder)
-        self._pair = PairMember(spec, self._adapter.capabilities.pairing, self._note)
+        self._pair = PairMember(spec, self._adapter.capabilities, self._note)
         self._supervisor = Supervisor(
             self._adapter,
             self._command,

@@ -2,39 +2,49 @@
 
 What an engine that shares requests at once has for that listens where its API does, which must be loopback alone: the
 administrative routes of some stand open there. So its agent listens in its place, at the node's address, and passes on
-what comes. That address asks nobody for a key, as those at which caches are given out.
+the few questions that the other one has. All else is refused: whoever could register an engine there would be given
+prompts. That address asks nobody for a key, as those at which caches are given out.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
+
+import aiohttp
+from aiohttp import web
 
 from fabrictool.engines.protocol import CacheHandover
 from fabrictool.mesh.transport.sitelinks import own_address
-from fabrictool.mesh.transport.splice import Splice
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fabrictool.domain.specs import AgentSpec, Pairing
+    from aiohttp.web_protocol import RequestHandler
+
+    from fabrictool.domain.specs import AgentSpec
+    from fabrictool.engines.protocol import Capabilities
 
 MOST_CONNECTIONS = 1024
-"""At a time; a decode replica opens one for a question, and closes it."""
+"""At a time."""
+MOST_OF_A_PEER = 256
+"""From one address: a decode replica keeps some for each of its workers."""
+SILENCE_S = 30.0
+"""A connection that asks nothing for so long is closed; they ask for a sign of life every five."""
+ANSWER_S = 5.0
+"""For a question and its answer: they wait no longer."""
 
 
 class PairMember:
     """One replica's; of a unified one it does nothing."""
 
-    def __init__(self, spec: AgentSpec, pairing: Pairing, note: Callable[[str, str, str], None]) -> None:
+    def __init__(self, spec: AgentSpec, capabilities: Capabilities, note: Callable[[str, str, str], None]) -> None:
         self._spec, self._note = spec, note
-        self._at_once = pairing == "together"
+        self._routes = capabilities.meeting_routes
         self._host = "127.0.0.1"
         self._port = 0
         """Of the engine that runs now, at loopback."""
-        self._server: asyncio.Server | None = None
-        self._ends: set[Splice] = set()
-        self._dialling: set[asyncio.Task[None]] = set()
+        self._place: MeetingPlace | None = None
         self.meets_at: str | None = None
         """Where the engines that fetch its caches find it; None: it needs no such place."""
 
@@ -47,9 +57,9 @@ class PairMember:
         except OSError as error:
             text = f"caches can be handed over inside this node only: {error}"
             self._note("no-address", self._spec.replica, text)
-        if self._spec.phase == "prefill" and self._at_once:
-            self._server = await asyncio.get_running_loop().create_server(self._enter, self._host, 0)
-            self.meets_at = f"{self._host}:{self._server.sockets[0].getsockname()[1]}"
+        if self._spec.phase == "prefill" and self._routes:
+            self._place = MeetingPlace(self._routes, lambda: self._port)
+            self.meets_at = f"{self._host}:{await self._place.open(self._host)}"
 
     def handover(self, port: int) -> CacheHandover | None:
         """For the engine that starts now; None for one that does both."""
@@ -57,27 +67,62 @@ class PairMember:
         return None if phase == "unified" else CacheHandover(phase == "prefill", self._host, port, self._spec.device)
 
     async def close(self) -> None:
-        if self._server is None:
+        if self._place is not None:
+            await self._place.close()
+
+
+class MeetingPlace(web.Server):
+    """Passes on what an engine tells those it shares requests with.
+
+    `routes` are the methods and paths that may be asked; `port` tells where the engine listens now, at loopback.
+    """
+
+    def __init__(self, routes: frozenset[tuple[str, str]], port: Callable[[], int]) -> None:
+        super().__init__(self._answer, keepalive_timeout=SILENCE_S, access_log=None)
+        self._routes, self._port = routes, port
+        self._peers: dict[RequestHandler, str] = {}
+        self._silent: dict[RequestHandler, asyncio.TimerHandle] = {}
+        """Connections that have yet to ask: aiohttp's own limit holds only between two requests."""
+
+    async def open(self, host: str) -> int:
+        """The port that it listens at."""
+        self._engine = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True))
+        self._listener = await asyncio.get_running_loop().create_server(self, host, 0)
+        return cast("int", self._listener.sockets[0].getsockname()[1])
+
+    async def close(self) -> None:
+        self._listener.close()
+        await self.shutdown(1.0)
+        await self._engine.close()
+
+    def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
+        super().connection_made(handler, transport)
+        peer = transport.get_extra_info("peername")[0]
+        if len(self._peers) >= MOST_CONNECTIONS or list(self._peers.values()).count(peer) >= MOST_OF_A_PEER:
+            transport.abort()
             return
-        self._server.close()
-        for end in self._ends:
-            end.close()
-        await asyncio.gather(*self._dialling, return_exceptions=True)
+        self._peers[handler] = peer
+        self._silent[handler] = asyncio.get_running_loop().call_later(SILENCE_S, transport.abort)
 
-    def _enter(self) -> asyncio.Protocol:
-        outer, inner = Splice.pair()
-        self._ends = {end for end in self._ends if not end.lost}
-        if len(self._ends) >= MOST_CONNECTIONS:
-            outer.close()
-            return outer
-        self._ends.add(outer)
-        task = asyncio.get_running_loop().create_task(self._dial(inner))
-        self._dialling.add(task)
-        task.add_done_callback(self._dialling.discard)
-        return outer
+    def connection_lost(self, handler: RequestHandler, exc: BaseException | None = None) -> None:
+        super().connection_lost(handler, exc)
+        self._peers.pop(handler, None)
+        self._has_asked(handler)
 
-    async def _dial(self, inner: Splice) -> None:
+    def _has_asked(self, handler: RequestHandler) -> None:
+        if (timer := self._silent.pop(handler, None)) is not None:
+            timer.cancel()
+
+    async def _answer(self, request: web.BaseRequest) -> web.Response:
+        self._has_asked(request.protocol)
+        if (request.method, request.path) not in self._routes:
+            return web.Response(status=403, text="this is only for what decode replicas ask\n")
+        url = f"http://127.0.0.1:{self._port()}{request.path_qs}"
         try:
-            await asyncio.get_running_loop().create_connection(lambda: inner, "127.0.0.1", self._port)
-        except OSError:  # the engine has yet to listen, or is gone
-            inner.opposite.close()
+            async with asyncio.timeout(ANSWER_S):
+                body, headers = await request.read(), {"content-type": request.content_type}
+                async with self._engine.request(request.method, url, data=body or None, headers=headers) as answer:
+                    told = await answer.read()
+                    return web.Response(status=answer.status, body=told, content_type=answer.content_type)
+        except (aiohttp.ClientError, OSError, TimeoutError):  # the engine has yet to listen, or is gone
+            return web.Response(status=503, text="the engine does not answer\n")

@@ -9,7 +9,10 @@ import typer
 from fabrictool.cli.options import BlueprintOption, InventoryOption, JsonOption, YesOption
 from fabrictool.cli.source import Source
 
-WORDS = {"run": "ended unit", "environment": "environment", "upload": "broken upload", "cache": "cache"}
+WORDS = {
+    "run": "ended unit", "adopted": "ended agent of an adopted server", "environment": "environment",
+    "upload": "broken upload", "cache": "cache",
+}  # fmt: skip
 
 
 def register(app: typer.Typer) -> None:

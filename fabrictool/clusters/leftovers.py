@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 SECONDS = 600.0
 """Counting and removing a hundred thousand small files on a parallel file system takes its time."""
 NO_SCHEDULER = 75
-LeftoverKind = Literal["run", "environment", "upload", "cache"]
+LeftoverKind = Literal["run", "adopted", "environment", "upload", "cache"]
 
 
 @dataclass(frozen=True, slots=True)

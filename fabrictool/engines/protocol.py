@@ -139,6 +139,8 @@ class Capabilities(msgspec.Struct, frozen=True):
     """Two of it can share a request: one computes the prompt, the other answers."""
     pairing: Pairing = "relayed"
     """How they do, if they can."""
+    meeting_routes: frozenset[tuple[str, str]] = frozenset()
+    """Methods and paths that the one asks of the other where they find each other, if they share ``together``."""
     sockets: bool = False
     """Its API can be at a Unix socket, whose path ends with ``.sock``."""
     loaders: frozenset[str] = frozenset()

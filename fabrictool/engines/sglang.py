@@ -62,6 +62,7 @@ class SGLang:
         several_nodes=True,
         hands_over=True,
         pairing="together",
+        meeting_routes=frozenset({("GET", "/route"), ("POST", "/query_dp_ranks"), ("GET", "/health")}),
         hub_models=True,
         precisions=frozenset({*_DTYPES, "fp8", *_IN_CHECKPOINT}),
         kv_precisions=frozenset(_KV),

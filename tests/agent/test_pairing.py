@@ -3,13 +3,17 @@
 import asyncio
 from types import SimpleNamespace
 
+import aiohttp
 import msgspec
 import pytest
+import pytest_asyncio
+from aiohttp import web
 
 from fabrictool.agent import pairing
 from fabrictool.agent.bodies import service_body
 from fabrictool.agent.pairing import PairMember
 from fabrictool.domain.specs import AgentSpec
+from fabrictool.engines.adapter import adapter
 from fabrictool.mesh.records import Lifecycle, RecordError, ServiceBody, decode, seal
 
 
@@ -20,28 +24,45 @@ def spec(phase, engine="sglang"):
     )  # fmt: skip
 
 
-async def served(port=0):
-    async def answer(reader, writer):
-        writer.write(b"heard " + await reader.readline())
-        await writer.drain()
-        writer.close()
+class Engine:
+    """Where the scripted part of a prefill engine listens for its decode engines, at loopback."""
 
-    return await asyncio.start_server(answer, "127.0.0.1", port)
+    def __init__(self):
+        self.asked = []
+
+    async def __aenter__(self):
+        async def answer(request):
+            self.asked.append((request.method, request.path_qs, await request.text()))
+            return web.json_response({"rank_port": 7}, status=404 if "unknown" in request.path_qs else 200)
+
+        self.runner = web.ServerRunner(web.Server(answer))
+        await self.runner.setup()
+        await web.TCPSite(self.runner, "127.0.0.1", 0).start()
+        self.port = self.runner.addresses[0][1]
+        return self
+
+    async def __aexit__(self, *_):
+        await self.runner.cleanup()
 
 
-async def ask(place):
+async def ask(place, method="GET", path="/route", **more):
+    async with aiohttp.ClientSession() as http, http.request(method, f"http://{place}{path}", **more) as answer:
+        return answer.status, await answer.text()
+
+
+async def connect(place):
     host, _, port = place.rpartition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
+    return await asyncio.open_connection(host, int(port))
+
+
+async def is_closed(reader):
     try:
-        writer.write(b"GET /route\n")
-        return await asyncio.wait_for(reader.read(), 20)
+        return await asyncio.wait_for(reader.read(), 20) == b""
     except ConnectionResetError:
-        return b""
-    finally:
-        writer.close()
+        return True
 
 
-def member(monkeypatch, phase, way="together", host="127.0.0.2"):
+def member(monkeypatch, phase, engine="sglang", host="127.0.0.2"):
     async def own(_hubs):
         if not host:
             raise OSError("no way out")
@@ -49,58 +70,130 @@ def member(monkeypatch, phase, way="together", host="127.0.0.2"):
 
     notes = []
     monkeypatch.setattr(pairing, "own_address", own)
-    return PairMember(spec(phase), way, lambda *words: notes.append(words)), notes
+    return PairMember(spec(phase), adapter(engine).capabilities, lambda *words: notes.append(words)), notes
+
+
+@pytest_asyncio.fixture
+async def met(monkeypatch):
+    """A prefill replica, its engine, and where it is met."""
+    replica, _ = member(monkeypatch, "prefill")
+    async with Engine() as engine:
+        await replica.open()
+        replica.handover(engine.port)
+        yield replica, engine, replica.meets_at
+        await replica.close()
 
 
 @pytest.mark.asyncio
 async def test_what_listens_at_loopback_is_found_at_the_nodes_address_over_restarts(monkeypatch):
-    one, _ = member(monkeypatch, "prefill")
-    await one.open()
-    place = one.meets_at
+    replica, _ = member(monkeypatch, "prefill")
+    await replica.open()
+    place = replica.meets_at
     assert place.startswith("127.0.0.2:")
     try:
         for _ in range(2):
-            server = await served()
-            port = server.sockets[0].getsockname()[1]
-            told = one.handover(port)
-            assert (told.prefill, told.host, told.port, told.device) == (True, "127.0.0.2", port, "h100-sxm")
-            assert await ask(place) == b"heard GET /route\n"
-            server.close()
-            await server.wait_closed()
-            assert await ask(place) == b"", "nobody listens: it says so at once"
-        assert one.meets_at == place
+            async with Engine() as engine:
+                told = replica.handover(engine.port)
+                assert (told.prefill, told.host, told.port, told.device) == (
+                    True, "127.0.0.2", engine.port, "h100-sxm",
+                )  # fmt: skip
+                assert await ask(place, path="/route?prefill_dp_rank=0") == (200, '{"rank_port": 7}')
+                assert await ask(place, path="/route?unknown=1") == (404, '{"rank_port": 7}')
+                assert await ask(place, "POST", "/query_dp_ranks", json={"bootstrap_rooms": [3]}) == (
+                    200, '{"rank_port": 7}',
+                )  # fmt: skip
+                assert engine.asked == [
+                    ("GET", "/route?prefill_dp_rank=0", ""),
+                    ("GET", "/route?unknown=1", ""),
+                    ("POST", "/query_dp_ranks", '{"bootstrap_rooms": [3]}'),
+                ]
+            status, text = await ask(place)
+            assert (status, text) == (503, "the engine does not answer\n"), "nobody listens: it says so at once"
+        assert replica.meets_at == place
     finally:
-        await one.close()
-    with pytest.raises(ConnectionRefusedError):
+        await replica.close()
+    with pytest.raises(aiohttp.ClientConnectorError):
         await ask(place)
 
 
 @pytest.mark.asyncio
-async def test_so_many_connections_and_no_more(monkeypatch):
-    monkeypatch.setattr(pairing, "MOST_CONNECTIONS", 2)
-    one, _ = member(monkeypatch, "prefill")
-    server = await served()
-    await one.open()
-    try:
-        one.handover(server.sockets[0].getsockname()[1])
-        host, _, port = one.meets_at.rpartition(":")
-        held = [await asyncio.open_connection(host, int(port)) for _ in range(2)]
-        assert await ask(one.meets_at) == b""
-        for reader, writer in held:
-            writer.write(b"x\n")
-            assert await asyncio.wait_for(reader.read(), 20) == b"heard x\n"
-            writer.close()
-        assert await ask(one.meets_at) == b"heard GET /route\n"
-    finally:
-        await one.close()
-        server.close()
-        await server.wait_closed()
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("PUT", "/route"), ("POST", "/register_dp_rank"), ("POST", "/route"), ("GET", "/health/../flush"), ("GET", "/")],
+)
+async def test_nobody_registers_an_engine_from_outside(met, method, path):
+    _, engine, place = met
+    reader, writer = await connect(place)
+    writer.write(f"{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
+    assert (await asyncio.wait_for(reader.read(), 20)).startswith(b"HTTP/1.1 403 ")
+    writer.close()
+    assert engine.asked == []
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize(("phase", "way"), [("unified", "together"), ("decode", "together"), ("prefill", "relayed")])
-async def test_nobody_else_needs_such_a_place(monkeypatch, phase, way):
-    one, notes = member(monkeypatch, phase, way)
+async def test_a_second_request_on_a_connection_is_looked_at_as_the_first(met):
+    _, engine, place = met
+    async with aiohttp.ClientSession() as http:
+        statuses = []
+        for method in ("GET", "PUT", "GET"):
+            async with http.request(method, f"http://{place}/route") as answer:
+                statuses.append(answer.status)
+    assert statuses == [200, 403, 200]
+    assert [method for method, *_ in engine.asked] == ["GET", "GET"]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("limit", "lasting"), [("MOST_CONNECTIONS", 2), ("MOST_OF_A_PEER", 2)])
+async def test_so_many_connections_and_no_more(met, monkeypatch, limit, lasting):
+    monkeypatch.setattr(pairing, limit, lasting)
+    _, _, place = met
+    held = [await connect(place) for _ in range(lasting)]
+    reader, writer = await connect(place)
+    assert await is_closed(reader)
+    for one in [*(writer for _, writer in held), writer]:
+        one.close()
+    deadline = asyncio.get_running_loop().time() + 20
+    while asyncio.get_running_loop().time() < deadline:
+        try:
+            assert (await ask(place))[0] == 200
+            break
+        except aiohttp.ClientError:
+            await asyncio.sleep(0.02)
+    else:
+        pytest.fail("those that are gone count still")
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("begun", [b"", b"GET /route HT"], ids=["nothing", "half a line"])
+async def test_who_asks_nothing_is_not_kept(met, monkeypatch, begun):
+    monkeypatch.setattr(pairing, "SILENCE_S", 0.05)
+    _, _, place = met
+    reader, writer = await connect(place)
+    writer.write(begun)
+    assert await is_closed(reader)
+    writer.close()
+
+
+@pytest.mark.asyncio
+async def test_an_engine_that_does_not_answer_is_not_waited_for(met, monkeypatch):
+    monkeypatch.setattr(pairing, "ANSWER_S", 0.05)
+    replica, _, place = met
+
+    async def take_and_say_nothing(reader, writer):
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(take_and_say_nothing, "127.0.0.1", 0)
+    replica.handover(server.sockets[0].getsockname()[1])
+    assert (await ask(place))[0] == 503
+    server.close()
+    await server.wait_closed()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("phase", "engine"), [("unified", "sglang"), ("decode", "sglang"), ("prefill", "vllm")])
+async def test_nobody_else_needs_such_a_place(monkeypatch, phase, engine):
+    one, notes = member(monkeypatch, phase, engine)
     await one.open()
     told = one.handover(20003)
     assert (one.meets_at, notes) == (None, [])

@@ -137,3 +137,18 @@ def test_an_environment_that_a_job_to_come_or_an_adopted_server_needs_stays(site
     assert ("environment", "env/rel/cccc") in site()
     site.add("adopted/f/ft-adopted-7/start.sh", "exec /x/env/rel/cccc/bin/python")
     assert ("environment", "env/rel/cccc") not in site()
+
+
+@pytest.mark.parametrize("job", ["17", "17_3"])
+def test_an_adopted_servers_agent_goes_when_its_job_has_ended(site, job):
+    site.add(f"adopted/f/ft-adopted-{job}/identity/key")
+    site.add("adopted/f/ft-adopted-9/identity/key")
+    site.add("adopted/f/ft-adopted-9.lock")
+    site.add("adopted/f/ft-adopted-8/health.json", days=0)
+    listed = {key: item for key, item in site().items() if key[0] == "adopted"}
+    assert set(listed) == {("adopted", "adopted/f/ft-adopted-9")}
+    assert set(site(remove=listed.values())) == set(listed)
+    left = {path.name for path in (site.base / "adopted/f").iterdir()}
+    assert left == {f"ft-adopted-{job}", "ft-adopted-8"}
+    site.add(f"adopted/f/ft-adopted-{job}/ended", "0")
+    assert ("adopted", f"adopted/f/ft-adopted-{job}") in site(), "the job goes on without it"

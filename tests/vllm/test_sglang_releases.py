@@ -5,11 +5,13 @@ No server runs here: its kernels are built for GPUs alone.
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from fabrictool.engines.adapter import adapter
 from tests.engines.test_adapters import GOLDEN
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
@@ -80,6 +82,13 @@ def test_a_release_reads_every_command_line_as_it_is_meant(release):
             chosen = launch.get("options", {}).get("disaggregation-transfer-backend", "nixl")
             assert seen["disaggregation_transfer_backend"] == chosen
             assert not part["prefill"] or seen["disaggregation_bootstrap_port"] == part["port"]
+
+
+@pytest.mark.parametrize("release", ["0.5.23", "0.5.22"])
+def test_what_a_decode_replica_asks_is_passed_on(release):
+    source = (SGLANG / "releases" / release / "sglang/srt/disaggregation/common/conn.py").read_text()
+    asked = set(re.findall(r"http://\{(?:self\.)?bootstrap_addr\}(/\w+)", source))
+    assert asked == {path for _, path in adapter("sglang").capabilities.meeting_routes}
 
 
 def test_the_parser_does_refuse():

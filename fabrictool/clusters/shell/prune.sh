@@ -19,13 +19,14 @@ tell() { # KIND PATH
   printf '%s\n' "$line"
 }
 names() { cat units/*/*/job.sh units/*/*/next/*/job.sh adopted/*/*/start.sh 2>/dev/null | grep -qF "$1/"; }
-unused() { [ -z "$(find units -mindepth 2 -maxdepth 2 -type d 2>/dev/null | head -n 1)" ]; }
+unused() { [ -z "$(find units adopted -mindepth 2 -maxdepth 2 -type d 2>/dev/null | head -n 1)" ]; }
+alive() { #@living@
+}
 echo @items
 for f in units/*/; do
   [ -d "$f" ] || continue
   units=$base/${f%/}
-  listed=$( { #@living@
-  } 2>&1 ) || { printf '%s\n' "$listed" | tail -n 3 >&2; exit 75; }
+  listed=$(alive 2>&1) || { printf '%s\n' "$listed" | tail -n 3 >&2; exit 75; }
   for d in "$f"*/; do
     d=${d%/}
     [ -d "$d" ] || continue
@@ -34,6 +35,17 @@ for f in units/*/; do
   done
   for d in "$f".in.*; do
     [ ! -d "$d" ] || ! old "$d" 1 || tell upload "$d"
+  done
+done
+for f in adopted/*/; do
+  [ -d "$f" ] || continue
+  units=$base/${f%/}
+  listed=$(alive 2>&1) || { printf '%s\n' "$listed" | tail -n 3 >&2; exit 75; }
+  for d in "$f"*/; do
+    d=${d%/} job=${d##*-} # the agent's name ends with its job's number
+    [ -d "$d" ] || continue
+    if [ ! -e "$d/ended" ] && printf '%s\n' "$listed" | awk -v job="${job%%_*}" '{ sub(/_.*/, "", $1) } $1 == job { hit = 1 } END { exit !hit }'; then continue; fi
+    kept "$d" || { tell adopted "$d"; [ -d "$d" ] || rm -f "$d.lock"; }
   done
 done
 busy=
