@@ -21,6 +21,7 @@ import msgspec
 
 from fabrictool import __version__
 from fabrictool.agent.bodies import node_body, service_body
+from fabrictool.agent.compiled import CompiledCache
 from fabrictool.agent.crew import LEADER, Leader
 from fabrictool.agent.forwarder import Forwarder, allowed
 from fabrictool.agent.guarding import HAS_LEFT, Guard, Refuser
@@ -100,6 +101,8 @@ class Agent:
         self._clock = clock
         self._python = python
         self._cache = cache
+        self._compiled = CompiledCache(spec, cache)
+        self._keeping: asyncio.Task[bool] | None = None
         self._adapter = adapter(spec.engine)
         self.mesh = MeshNode(IdentityFiles(folder.identity), self, clock, hub=False)
         self._started = clock.monotonic()
@@ -185,6 +188,8 @@ class Agent:
         """
         if isinstance(self.spec.brought, msgspec.UnsetType):
             self._model_path = resolve(self.spec.source)
+        if await asyncio.to_thread(self._compiled.fill):
+            self._note("compiled", self.spec.engine, "begins with what another node has compiled")
         await self._measure()
         await self._pair.open()
         if self._leader is not None:
@@ -216,6 +221,7 @@ class Agent:
                 if self._leader is not None:
                     leaving.push_async_callback(self._leader.close)
                 leaving.push_async_callback(self._pair.close)
+                leaving.callback(self._compiled.stop)
                 leaving.push_async_callback(self._supervisor.stop)
                 leaving.push_async_callback(self._signs.write)
                 tasks = (engine, stop, signs, watch, end, unasked, linking, clocks)
@@ -438,6 +444,7 @@ class Agent:
                 ports=ports,
                 python=self._python,
                 cache=self._cache,
+                compiled=self._compiled.folder,
                 node=None if self._leader is None else first_node(self._leader.nodes, self._leader.meets_at),
                 handover=self._pair.handover(ports.handover),
                 command=self._brought.command,
@@ -475,6 +482,7 @@ class Agent:
             self._publish_service(Lifecycle.SERVING)
             if self._node_lifecycle is Lifecycle.JOIN:
                 self._publish_node(Lifecycle.SERVING)
+            self._keeping = self._keeping or asyncio.create_task(asyncio.to_thread(self._compiled.keep))
         elif state in ("unhealthy", "failed") and self._service:
             self._publish_service(Lifecycle.DOWN)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
+from fabrictool.agent.compiled import CompiledCache
 from fabrictool.agent.crew import (
     BEAT_S,
     LEADER,
@@ -175,6 +176,7 @@ class MemberAgent:
                     ports=ports,
                     python=sys.executable,
                     cache=self._cache,
+                    compiled=CompiledCache(self._spec, self._cache).folder,
                     node=node,
                 )
             )

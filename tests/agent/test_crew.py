@@ -72,7 +72,7 @@ class Replica:
         node = first_node(self.leader.nodes, self.leader.meets_at)
         python, cache = sys.executable, self.cache
         return self.engine.command(
-            launch_of(self.spec, model="x", at=at, ports=ports, python=python, cache=cache, node=node)
+            launch_of(self.spec, model="x", at=at, ports=ports, python=python, cache=cache, compiled=cache, node=node)
         )
 
     def come(self, rank):
