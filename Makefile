@@ -6,7 +6,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 BIN := .venv/bin
 
 .PHONY: testbed-up testbed-down testbed-status testbed-shell test-bed
-.PHONY: demo test check bench compiled bench-mesh validate-simulator docs lock clean test-extended test-long test-vllm test-sglang
+.PHONY: demo test check bench compiled bench-mesh validate-simulator docs lock clean test-extended test-long test-vllm test-vllm-churn test-sglang
 .DELETE_ON_ERROR:
 
 .venv/.ready: requirements.lock pyproject.toml .ci/setup
@@ -23,12 +23,16 @@ test-extended: .venv/.ready ## builds llama-server and tests against it; renews 
 	$(BIN)/python -m pytest $(ARGS) -m extended
 
 test-long: .venv/.ready ## what must hold for any input, on thousands of inputs that are drawn anew
-	$(BIN)/python -m pytest $(ARGS) -m long
+	$(BIN)/python -m pytest $(ARGS) -m "long and not vllm"
 
-test-vllm: .venv/.ready ## installs a real vLLM for CPUs (5.9 GB, some minutes) and tests the gateway before it
+test-vllm: .venv/.ready ## installs a real vLLM for CPUs (5.9 GB, some minutes) and tests what is around it: apply, gateway, pairs, several nodes
 	@bash tests/vllm/install
 	@bash tests/vllm/install-sglang
-	$(BIN)/python -m pytest $(ARGS) -m vllm tests/vllm
+	$(BIN)/python -m pytest $(ARGS) -m "vllm and not long" tests/vllm
+
+test-vllm-churn: .venv/.ready ## what takes longer with a real vLLM: killed under load (FT_TEST_CHURN_S=SECONDS), compiled for another node
+	@bash tests/vllm/install
+	$(BIN)/python -m pytest $(ARGS) -m "vllm and long" tests/vllm
 
 test-sglang: .venv/.ready ## installs SGLang's parser (2.5 GB) and has it read our command lines
 	@bash tests/vllm/install-sglang

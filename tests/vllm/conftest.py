@@ -54,8 +54,8 @@ def free_port():
 class Vllm:
     """One server, a process group of its own."""
 
-    def __init__(self, folder, model, name="m", *, more=(), settings=None):
-        """`more` arguments and environment."""
+    def __init__(self, folder, model, name="m", *, more=("--enforce-eager",), settings=None):
+        """`more` arguments, by default those of a start without compiling, and environment."""
         self.folder, self.model, self.name = folder, model, name
         self.more, self.settings = more, settings or {}
         self.port = free_port()
@@ -68,7 +68,7 @@ class Vllm:
         }  # fmt: skip
         command = [
             VLLM / "bin" / "vllm", "serve", self.model, "--served-model-name", self.name, "--host", "127.0.0.1",
-            "--port", self.port, "--load-format", "dummy", "--enforce-eager", "--max-model-len", str(CONTEXT),
+            "--port", self.port, "--load-format", "dummy", "--max-model-len", str(CONTEXT),
             "--dtype", "bfloat16", "--enable-prompt-tokens-details", *self.more,
         ]  # fmt: skip
         with (self.folder / "vllm.log").open("wb") as log:

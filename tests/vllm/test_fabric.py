@@ -22,7 +22,7 @@ from tests.e2e.test_join import Contributor, wait_for
 from tests.gateway.conftest import until
 from tests.vllm.conftest import Vllm
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.vllm, pytest.mark.long, pytest.mark.timeout(1800)]
 
 SECONDS = float(os.environ.get("FT_TEST_CHURN_S", "120"))
 CLIENTS = 6

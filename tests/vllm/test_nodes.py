@@ -87,7 +87,7 @@ def asked(fed, model, question):
     """The answer, and the replica that computed its prompt for another."""
     argv = [sys.executable, "-c", ASK, f"http://{fed.gateway}:{fed.client_port}", KEY, model, question]
     done = fed.bed.machine("ing").run(argv, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr + log_of(fed, model)
+    assert done.returncode == 0, "\n".join([done.stdout, done.stderr[-300:], *tails(fed)])
     text, prefill = json.loads(done.stdout)
     return text.rstrip("\N{REPLACEMENT CHARACTER}"), prefill  # a last character may not be whole yet
 
@@ -98,6 +98,13 @@ def answer(fed, model, question):
 
 def log_of(fed, model):
     return fed.run("logs", f"replica/{model}/0", "--lines", "400", code=None).stdout
+
+
+def tails(fed):
+    """The last that all units have said."""
+    for address in fed.units():
+        yield f"--- {address}"
+        yield fed.run("logs", address, "--lines", "25", code=None).stdout
 
 
 def nodes_of(fed, cluster, address):
