@@ -2,8 +2,9 @@
 
 Reading of a case, as serving benchmarks measure it: `agg` and `disagg` keep `concurrency` requests in flight from a
 burst at the start, ten times as many in all, with lengths uniform between 80 and 100 % of the given ones (the
-convention of the public InferenceX runs); `closed` is the same with lengths of ±10 % around the given ones; in `batch`
-all requests start together and have exactly the given lengths. Means over all requests.
+convention of the public InferenceX runs); `closed` is the same with lengths of ±10 % around the given ones; in `open`
+requests come at `rate` as a Poisson process, whatever is still in flight, with lengths as in `closed`; in `batch` all
+requests start together and have exactly the given lengths. Means over all requests.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from fabrictool.simulator.fleet import ReplicaSpec, Stream, simulate
 from fabrictool.simulator.memory import reported_memory, room
 from fabrictool.simulator.network import HAND_LATENCY_S
 from fabrictool.simulator.operators import Parallelism, kv_elements_per_token
+from fabrictool.simulator.report import Hardware, report
+from fabrictool.simulator.slo import LatencyTarget
 from fabrictool.simulator.stand import factors_on
 from fabrictool.simulator.stepmodel import KV_OCTETS, OCTETS, Machine, StepModel
 
@@ -33,13 +36,17 @@ if TYPE_CHECKING:
     from fabrictool.simulator.calibration import Calibration, Scope
     from fabrictool.simulator.fleet import Outcome
     from fabrictool.simulator.memory import ReplicaMemory
+    from fabrictool.simulator.report import Report
     from fabrictool.simulator.stepmodel import Factors
 
-Mode = Literal["batch", "closed", "agg", "disagg"]
-MODES: tuple[Mode, ...] = ("batch", "closed", "agg", "disagg")
+Mode = Literal["batch", "closed", "agg", "disagg", "open"]
+MODES: tuple[Mode, ...] = ("batch", "closed", "agg", "disagg", "open")
 ROUNDS = 10
 """Requests for each one in flight."""
 MOST_REQUESTS = 20_000
+OPEN_REQUESTS = 4_000
+"""That come in an open loop; where more come than are served, the longer it went on the longer they would wait."""
+MOST_RATE = 1e6
 MOST_IN_FLIGHT = 100_000
 """And thus of requests of one case; with the two below it keeps a slip of the pen from filling the memory."""
 MOST_WORKERS = 1_000
@@ -69,9 +76,18 @@ class Case:
     input_len: int
     output_len: int
     concurrency: int
+    """Requests in flight; of an open loop 0."""
     mode: Mode = "agg"
     prefill: PhaseWorkers | None = None
     decode: PhaseWorkers | None = None
+    rate: float = 0.0
+    """Requests/s, of an open loop only."""
+    max_num_seqs: int = 0
+    """Requests that one replica computes at once; 0: as many as are in flight, in an open loop the engine's default."""
+    target: LatencyTarget | None = None
+    """What a request has to keep, for the share of those that do."""
+    price: float = 0.0
+    """Of one device for an hour, for what tokens cost."""
 
     @property
     def scope(self) -> Scope:
@@ -107,6 +123,8 @@ class Prediction:
     """An estimate with its 90 % band and where it comes from."""
 
     estimate: Estimate
+    report: Report
+    """All that is known of the requests; without a `target` all of them are in time."""
     bands: Mapping[str, tuple[float, float]]
     calibration: Calibration
 
@@ -114,9 +132,10 @@ class Prediction:
 def predict(case: Case, calibrations: Sequence[Calibration]) -> Prediction:
     """Estimate and band of one case. Raises InvalidInputError FT2110-FT2113 for what cannot run."""
     chosen = choose(calibrations, case.device.id, case.device.vendor, case.engine, case.scope)
-    means = estimate(case, factors_on(case.device, chosen, case.precision))
+    specs, outcome = _play(case, factors_on(case.device, chosen, case.precision))
+    means = _summary(outcome)
     inside = chosen.hull.holds(
-        concurrency=case.concurrency,
+        concurrency=case.concurrency or case.rate * means.e2e,
         input_len=case.input_len,
         output_len=case.output_len,
         devices=case.devices,
@@ -126,11 +145,17 @@ def predict(case: Case, calibrations: Sequence[Calibration]) -> Prediction:
         spread = chosen.spread(metric, case.model.id, inside=inside)
         value = getattr(means, metric)
         bands[metric] = (value * math.exp(spread.low), value * math.exp(spread.high))
-    return Prediction(means, bands, chosen)
+    hardware = _hardware(case, len(specs))
+    full = report(outcome, specs, hardware, case.target or LatencyTarget(), [chosen], case.model.id)
+    return Prediction(means, full, bands, chosen)
 
 
 def estimate(case: Case, factors: Factors) -> Estimate:
     """The simulation behind `predict`, with explicit factors."""
+    return _summary(_play(case, factors)[1])
+
+
+def _play(case: Case, factors: Factors) -> tuple[list[ReplicaSpec], Outcome]:
     check(case)
     alone = case.mode != "disagg"
     specs = [_replica(case, factors, case.cut, case.concurrency)] if alone else _pair(case, factors)
@@ -140,14 +165,23 @@ def estimate(case: Case, factors: Factors) -> Estimate:
         raise InvalidInputError.of(
             "FT2111", f"a request of {case.input_len} + {case.output_len} tokens does not fit the replica"
         )
-    return _summary(outcome)
+    return specs, outcome
+
+
+def _hardware(case: Case, replicas: int) -> Hardware:
+    pools = [pool for pool in (case.prefill, case.decode) if pool and case.mode == "disagg"]
+    devices = [pool.cut.devices for pool in pools for _ in range(pool.workers)] or [case.cut.devices]
+    return Hardware(tuple(devices), (case.device.tdp_w,) * replicas, tuple(case.price * count for count in devices))
 
 
 def check(case: Case) -> None:
     """Raises InvalidInputError FT2110 for lengths and loads, FT2112 for cuts that make no sense."""
-    for name in ("input_len", "output_len", "concurrency"):
+    for name in ("input_len", "output_len") if case.mode == "open" else ("input_len", "output_len", "concurrency"):
         if getattr(case, name) < 1:
             raise InvalidInputError.of("FT2110", f"{name} is {getattr(case, name)}", hint="give at least 1")
+    if case.mode == "open" and not 0 < case.rate <= MOST_RATE:
+        hint = f"requests/s, above 0 and at most {MOST_RATE:g}"
+        raise InvalidInputError.of("FT2110", f"rate is {case.rate:g} in mode open", hint=hint)
     if case.concurrency > MOST_IN_FLIGHT:
         raise InvalidInputError.of("FT2110", f"concurrency is {case.concurrency}; at most {MOST_IN_FLIGHT} is allowed")
     if case.input_len + case.output_len > case.model.max_context:
@@ -208,7 +242,8 @@ def _replica(case: Case, factors: Factors, cut: Parallelism, sequences: int) -> 
         )
     model = StepModel.of(case.model, machine, cut, factors, weights=case.precision, kv=case.kv_precision)
     budget = engine.token_budget * cut.dp
-    slots = max(1, min(sequences, 4096))
+    most = case.max_num_seqs or (engine.default_max_num_seqs if case.mode == "open" else sequences)
+    slots = max(1, min(sequences or most, most, 4096))
     if case.mode == "batch":
         budget = max(budget, slots)
     hand = kv_elements_per_token(case.model, cut) * KV_OCTETS[case.kv_precision] / (HAND_LINK * cut.devices)
@@ -238,14 +273,16 @@ def _load(case: Case) -> tuple[Stream, int]:
         count = case.concurrency
         fixed = np.full(count, 1, dtype=np.int64)
         return Stream(np.zeros(count), fixed * case.input_len, fixed * case.output_len), 0
-    low, high = (0.9, 1.1) if case.mode == "closed" else (0.8, 1.0)
-    count = max(case.concurrency, min(ROUNDS * case.concurrency, MOST_REQUESTS))
+    low, high = (0.9, 1.1) if case.mode in ("closed", "open") else (0.8, 1.0)
+    count = max(case.concurrency, min(ROUNDS * case.concurrency, MOST_REQUESTS)) or OPEN_REQUESTS
     rng = np.random.default_rng(random.Random(0).randrange(1 << 32))
 
     def lengths(mean: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         return rng.integers(max(1, int(mean * low)), max(1, int(mean * high)) + 1, count)
 
-    return Stream(np.zeros(count), lengths(case.input_len), lengths(case.output_len)), case.concurrency
+    prompt, output = lengths(case.input_len), lengths(case.output_len)
+    arrival = np.cumsum(rng.exponential(1.0 / case.rate, count)) if case.mode == "open" else np.zeros(count)
+    return Stream(arrival, prompt, output), case.concurrency
 
 
 def _summary(outcome: Outcome) -> Estimate:

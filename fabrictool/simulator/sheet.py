@@ -12,6 +12,7 @@ from fabrictool.base.errors import FabrictoolError, InvalidInputError
 from fabrictool.catalog.tables import accelerators, engines, model
 from fabrictool.simulator.cases import MODES, Case, PhaseWorkers, predict
 from fabrictool.simulator.operators import Parallelism
+from fabrictool.simulator.slo import LatencyTarget
 from fabrictool.simulator.stepmodel import KV_OCTETS, OCTETS
 
 if TYPE_CHECKING:
@@ -21,10 +22,17 @@ if TYPE_CHECKING:
     from fabrictool.simulator.calibration import Calibration
 
 REQUIRED = ("device", "model", "engine", "input_len", "output_len", "concurrency")
-OPTIONAL = ("precision", "kv_precision", "tp", "pp", "ep", "dp", "mode")
+"""`rate` may take the place of the last."""
+OPTIONAL = ("precision", "kv_precision", "tp", "pp", "ep", "dp", "mode", "rate", "max_num_seqs", "price")
+TARGETS = ("slo_ttft_ms", "slo_tpot_ms", "slo_e2e_ms")
+NOTES = ("id", "note", "version")
+"""Columns that say nothing about the forecast; so do those whose name begins with ``note_``."""
 PHASES = tuple(f"{phase}_{name}" for phase in ("prefill", "decode") for name in ("workers", "tp", "pp", "ep", "dp"))
 RESULTS = ("ttft_ms", "tpot_ms", "e2e_ms", "tokens_per_s")
 BANDS = ("ttft_lo", "ttft_hi", "tpot_lo", "tpot_hi", "e2e_lo", "e2e_hi")
+QUANTILES = tuple(f"{metric}_{quantile}" for metric in ("ttft", "tpot", "e2e") for quantile in ("p50", "p90", "p99"))
+FIGURES = (*QUANTILES, "requests_per_s", "attainment", "joules_per_token", "cost_per_million_tokens")
+ANSWERS = (*RESULTS, *BANDS, *FIGURES, "error")
 _SPELLINGS: Mapping[str, str] = {
     "system": "device",
     "hardware": "device",
@@ -62,20 +70,31 @@ _PRECISIONS: Mapping[str, str] = {
 
 
 def read(text: str) -> tuple[list[str], list[dict[str, str]]]:
-    """(columns, rows) of a sheet. Raises InvalidInputError FT2130 without the columns that every case needs."""
+    """(columns, rows) of a sheet.
+
+    Raises
+    ------
+    InvalidInputError
+        FT2130 without the columns that every case needs, FT2135 for one that means nothing to us.
+    """
     records = _records(text)
     header, whole = next(records, ([], True))
     if not whole:
         raise InvalidInputError.of("FT2130", "the first line of the sheet is not CSV")
     columns = [name.strip() for name in header]
     known = {_spelling(name) for name in columns}
-    missing = [name for name in REQUIRED if name not in known]
+    missing = [name for name in REQUIRED if name not in known and not (name == "concurrency" and "rate" in known)]
     if missing:
         raise InvalidInputError.of(
             "FT2130",
             f"the sheet lacks columns: {', '.join(missing)}",
-            hint=f"needed: {', '.join(REQUIRED)}; optional: {', '.join((*OPTIONAL, *PHASES))}",
+            hint=f"needed: {', '.join(REQUIRED)}; optional: {', '.join((*OPTIONAL, *TARGETS, *PHASES))}",
         )
+    unknown = [name for name in columns if not _is_known(name)]
+    if unknown:
+        message = f"the sheet has columns that are not known: {', '.join(unknown)}"[:300]
+        hint = f"known: {', '.join((*REQUIRED, *OPTIONAL, *TARGETS, *PHASES))}; your own: {', '.join(NOTES)}, note_…"
+        raise InvalidInputError.of("FT2135", message, hint=hint)
     rows = []
     for cells, whole in records:
         row = dict.fromkeys(columns, "") | {name: cell.strip() for name, cell in zip(columns, cells, strict=False)}
@@ -125,12 +144,12 @@ def answer(
     calibrations: Sequence[Calibration],
     architectures: Mapping[str, ModelArchitecture] | None = None,
 ) -> Iterator[dict[str, str]]:
-    """Each row with `RESULTS`, `BANDS` and `error` added; one that cannot be forecast keeps them empty.
+    """Each row with `ANSWERS` added; one that cannot be forecast keeps them empty, but for its error.
 
     `architectures` are further models beside the catalogue's, by what the sheet calls them.
     """
     for row in rows:
-        done = {**row, **dict.fromkeys((*RESULTS, *BANDS), ""), "error": row.get("error", "")}
+        done = {**row, **dict.fromkeys(ANSWERS, ""), "error": row.get("error", "")}
         if not done["error"]:
             try:
                 done |= _forecast(case_of(row, architectures), calibrations)
@@ -142,7 +161,7 @@ def answer(
 
 def write(columns: Sequence[str], rows: Sequence[Mapping[str, str]]) -> str:
     """The sheet as text: the given columns first, then the forecasts."""
-    names = [*columns, *(name for name in (*RESULTS, *BANDS, "error") if name not in columns)]
+    names = [*columns, *(name for name in ANSWERS if name not in columns)]
     out = io.StringIO()
     writer = csv.DictWriter(out, names, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
@@ -153,9 +172,14 @@ def write(columns: Sequence[str], rows: Sequence[Mapping[str, str]]) -> str:
 def case_of(row: Mapping[str, str], architectures: Mapping[str, ModelArchitecture] | None = None) -> Case:
     """One row as a case. Raises InvalidInputError FT2131-FT2134 that name the column."""
     cells = {_spelling(name): value for name, value in row.items() if value}
-    for name in REQUIRED:
+    is_open = cells.get("mode", "").lower() == "open" or ("rate" in cells and "mode" not in cells)
+    for name in (*REQUIRED[:-1], "rate" if is_open else "concurrency"):
         if name not in cells:
             raise InvalidInputError.of("FT2131", f"{name} is empty")
+    beside = "concurrency" if is_open else "rate"
+    if beside in cells:
+        hint = "a load is either requests/s (mode open) or requests in flight"
+        raise InvalidInputError.of("FT2131", f"{beside} is {cells[beside]!r} beside the other kind of load", hint=hint)
     device = accelerators().get(cells["device"])
     if device is None:
         raise InvalidInputError.of("FT2132", f"no device {cells['device']!r} in the catalogue")
@@ -165,7 +189,7 @@ def case_of(row: Mapping[str, str], architectures: Mapping[str, ModelArchitectur
     engine = _ENGINES.get(cells["engine"].lower(), cells["engine"].lower())
     if engine not in engines():
         raise InvalidInputError.of("FT2134", f"no engine {cells['engine']!r} in the catalogue")
-    mode = cells.get("mode", "agg").lower()
+    mode = cells.get("mode", "open" if is_open else "agg").lower()
     if mode not in MODES:
         raise InvalidInputError.of("FT2131", f"mode is {mode!r}, not one of {', '.join(MODES)}")
     precision = _precision(cells.get("precision", ""), "bf16", OCTETS, "precision")
@@ -185,8 +209,12 @@ def case_of(row: Mapping[str, str], architectures: Mapping[str, ModelArchitectur
         cut=_cut(cells, ""),
         input_len=_whole(cells, "input_len"),
         output_len=_whole(cells, "output_len"),
-        concurrency=_whole(cells, "concurrency"),
+        concurrency=0 if is_open else _whole(cells, "concurrency"),
         mode=mode,
+        rate=_positive(cells, "rate", 0.0),
+        max_num_seqs=_whole(cells, "max_num_seqs", 0),
+        target=_target(cells),
+        price=_positive(cells, "price", 0.0),
         **pools,
     )
 
@@ -197,6 +225,14 @@ def _forecast(case: Case, calibrations: Sequence[Calibration]) -> dict[str, str]
     cells["tokens_per_s"] = _figure(prediction.estimate.tokens_per_s)
     for metric, (low, high) in prediction.bands.items():
         cells[f"{metric}_lo"], cells[f"{metric}_hi"] = _figure(1e3 * low), _figure(1e3 * high)
+    full = prediction.report
+    for name in QUANTILES:
+        metric, _, quantile = name.partition("_")
+        cells[name] = _figure(1e3 * full.latency[metric][quantile])
+    cells["requests_per_s"] = _figure(full.finished / full.span_s)
+    cells["attainment"] = _figure(full.attainment) if case.target else ""
+    cells["joules_per_token"] = _figure(full.joules_per_token)
+    cells["cost_per_million_tokens"] = _figure(full.cost_per_million_tokens) if case.price else ""
     if not prediction.estimate.tpot:  # no answer has a second token
         cells |= dict.fromkeys(("tpot_ms", "tpot_lo", "tpot_hi"), "")
     return cells
@@ -214,6 +250,16 @@ def _spelling(name: str) -> str:
     return _SPELLINGS.get(plain, _SPELLINGS.get(name.strip().lower(), plain))
 
 
+def _is_known(name: str) -> bool:
+    plain = _spelling(name)
+    measured = name.strip().lower()
+    return (
+        plain in (*REQUIRED, *OPTIONAL, *TARGETS, *PHASES, *NOTES)
+        or plain.startswith("note_")
+        or measured in ANSWERS  # of an earlier forecast, or what was measured
+    )
+
+
 def _precision(text: str, default: str, known: Mapping[str, float], column: str) -> str:
     plain = text.lower()
     plain = _PRECISIONS.get(plain, plain) or default
@@ -226,9 +272,30 @@ def _cut(cells: Mapping[str, str], prefix: str) -> Parallelism:
     """Widths as they are written. Only a `dp` that is left out is filled in: with more expert ranks than `tp`,
     attention is replicated in groups, one for each `tp` of them.
     """
-    tp, pp, ep = (_whole(cells, f"{prefix}{name}", 1) for name in ("tp", "pp", "ep"))
+    tp, pp = (_whole(cells, f"{prefix}{name}", 1) for name in ("tp", "pp"))
+    ep = 1 if cells.get(f"{prefix}ep") == "0" else _whole(cells, f"{prefix}ep", 1)  # engines say 0 for none
     groups = ep // tp if ep > tp and ep % tp == 0 else 1
     return Parallelism(tp, pp, ep, _whole(cells, f"{prefix}dp", groups))
+
+
+def _target(cells: Mapping[str, str]) -> LatencyTarget | None:
+    if not any(name in cells for name in TARGETS):
+        return None
+    ttft, tpot, e2e = (_positive(cells, name, math.inf) for name in TARGETS)
+    return LatencyTarget(ttft / 1e3, tpot / 1e3, e2e / 1e3)
+
+
+def _positive(cells: Mapping[str, str], name: str, default: float) -> float:
+    text = cells.get(name, "")
+    if not text:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise InvalidInputError.of("FT2131", f"{name} is {text!r}, not a number above 0")
+    return value
 
 
 def _whole(cells: Mapping[str, str], name: str, default: int | None = None) -> int:

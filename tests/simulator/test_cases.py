@@ -89,6 +89,16 @@ def test_a_pair_of_phases_pays_for_the_hand_over():
         ({"ep": "2"}, "FT2112"),
         ({"model": "deepseek-ai/DeepSeek-R1", "tp": "8", "ep": "3"}, "FT2112"),
         ({"model": "deepseek-ai/DeepSeek-R1", "tp": "2", "ep": "8", "dp": "2"}, "FT2112"),
+        ({"rate": "2"}, "FT2131"),
+        ({"mode": "open"}, "FT2131"),
+        ({"mode": "open", "concurrency": ""}, "FT2131"),
+        ({"mode": "open", "concurrency": "", "rate": "0"}, "FT2131"),
+        ({"mode": "open", "concurrency": "", "rate": "1e9"}, "FT2110"),
+        ({"mode": "batch", "concurrency": "", "rate": "2"}, "FT2131"),
+        ({"max_num_seqs": "0"}, "FT2131"),
+        ({"slo_ttft_ms": "-1"}, "FT2131"),
+        ({"slo_tpot_ms": "soon"}, "FT2131"),
+        ({"price": "nan"}, "FT2131"),
         ({"mode": "disagg", "prefill_tp": "3", "decode_tp": "4"}, "FT2112"),
         ({"mode": "disagg", "prefill_tp": "4", "decode_tp": "4", "decode_workers": "100000000"}, "FT2110"),
     ],
@@ -107,13 +117,75 @@ def test_a_sheet_keeps_its_columns_and_adds_ours():
     out = sheet.write(columns, list(sheet.answer(rows, shipped())))
     head, line = out.splitlines()
     assert head.split(",")[: len(ROW) + 1] == ["note", *ROW]
-    assert head.endswith("ttft_ms,tpot_ms,e2e_ms,tokens_per_s,ttft_lo,ttft_hi,tpot_lo,tpot_hi,e2e_lo,e2e_hi,error")
+    assert head.split(",")[len(ROW) + 1 :] == list(sheet.ANSWERS)
     assert line.startswith("hello,")
 
 
 def test_a_sheet_without_the_needed_columns_is_refused():
     with pytest.raises(InvalidInputError, match="concurrency"):
         sheet.read("device,model,engine,input_len,output_len\n")
+
+
+@pytest.mark.parametrize("name", ["max_batch", "rates", "tp_degree", "silicon_ttft_ms", ""])
+def test_a_column_that_means_nothing_to_us_is_refused_and_not_left_out(name):
+    with pytest.raises(InvalidInputError) as caught:
+        sheet.read(",".join([*ROW, name]) + "\n")
+    assert caught.value.problems[0].code == "FT2135"
+    assert name in caught.value.problems[0].message
+
+
+def test_columns_of_ones_own_are_kept():
+    kept = ["id", "note", "version", "note_rack", "ttft_ms", "error", "e2e_p99"]
+    assert sheet.read(",".join([*ROW, *kept]) + "\n")[0] == [*ROW, *kept]
+
+
+OPEN = ROW | {"concurrency": "", "mode": "open"}
+
+
+def test_an_open_loop_goes_by_its_rate():
+    slow, fast, flood = sheet.answer([OPEN | {"rate": rate} for rate in ("0.5", "4", "500")], shipped())
+    assert [row["error"] for row in (slow, fast, flood)] == ["", "", ""]
+    assert float(slow["requests_per_s"]) == pytest.approx(0.5, rel=0.1)
+    assert float(fast["requests_per_s"]) == pytest.approx(4, rel=0.1)
+    assert float(flood["requests_per_s"]) < 100, "more come than it can serve"
+    assert float(slow["tpot_ms"]) < float(fast["tpot_ms"])
+    assert float(fast["ttft_p99"]) < 0.1 * float(flood["ttft_p99"])
+    without = sheet.case_of(OPEN | {"rate": "4", "mode": ""})
+    assert (without.mode, without.concurrency) == ("open", 0), "a rate says it all"
+
+
+def test_a_batch_limit_makes_requests_wait_and_tokens_quick():
+    free, bound = sheet.answer([ROW | {"concurrency": "64", "max_num_seqs": most} for most in ("", "4")], shipped())
+    assert float(bound["tpot_ms"]) < float(free["tpot_ms"])
+    assert float(bound["ttft_p50"]) > 2 * float(free["ttft_p50"])
+    assert float(bound["tokens_per_s"]) < float(free["tokens_per_s"])
+
+
+def test_what_requests_have_to_keep_and_what_they_cost():
+    (row,) = sheet.answer([ROW], shipped())
+    assert (row["attainment"], row["cost_per_million_tokens"]) == ("", ""), "nobody asked"
+    assert float(row["ttft_p50"]) <= float(row["ttft_p90"]) <= float(row["ttft_p99"])
+    median = row["ttft_p50"]
+    half, all_kept, none = sheet.answer(
+        [ROW | {"slo_ttft_ms": median}, ROW | {"slo_ttft_ms": "1e9"}, ROW | {"slo_ttft_ms": "1e9", "slo_e2e_ms": "1"}],
+        shipped(),
+    )
+    assert float(half["attainment"]) == pytest.approx(0.5, abs=0.1)
+    assert (all_kept["attainment"], none["attainment"]) == ("1", "0")
+    once, twice = sheet.answer([ROW | {"price": "2"}, ROW | {"price": "4"}], shipped())
+    tokens = float(once["tokens_per_s"])
+    assert float(once["cost_per_million_tokens"]) == pytest.approx(1e6 * 4 * 2 / 3600 / tokens, rel=0.02)
+    assert float(twice["cost_per_million_tokens"]) == pytest.approx(
+        2 * float(once["cost_per_million_tokens"]), rel=1e-4
+    )
+    watts = float(row["joules_per_token"]) * float(row["tokens_per_s"]) / 4
+    assert 70 < watts <= 0.75 * 700, "between idling and what saturated ones were seen to draw"
+
+
+@pytest.mark.parametrize("name", ["ep", "prefill_ep", "decode_ep"])
+def test_no_expert_parallelism_is_written_as_0_or_1(name):
+    pools = {"mode": "disagg", "prefill_tp": 4, "decode_tp": 4}
+    assert case(**pools, **{name: 0}) == case(**pools, **{name: 1})
 
 
 def test_other_spellings_are_understood():
