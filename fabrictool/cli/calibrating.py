@@ -11,6 +11,7 @@ import numpy as np
 from fabrictool.base.errors import FabrictoolError, InvalidInputError, UsageError
 from fabrictool.base.files import file_error, write_atomic
 from fabrictool.catalog import accelerators
+from fabrictool.cli.interpreted import say_if_interpreted
 from fabrictool.cli.output import data, json_data, say, table
 from fabrictool.cli.reading import read_requests
 from fabrictool.cli.simulating import Interrupts, architectures
@@ -56,6 +57,7 @@ def _calibrate(source: Path, output: Path, stop: Interrupts, *, as_json: bool) -
         say(line)
     if not groups:
         raise InvalidInputError.of("FT2147", f"no row of {source} is a usable measurement ({len(bad)} rejected)")
+    say_if_interpreted()
     useless: list[str] = []
     fitted: list[tuple[Calibration, Errors, Errors]] = []
     for (device, engine, scope), rows in sorted(groups.items()):
@@ -114,6 +116,7 @@ def calibrate_records(
     """
     with Interrupts(at_once=True) as stop:
         trace = read_requests(source, since=since, until=until, replica=replica, alone=True)
+        say_if_interpreted()
         fitted, before, errors, told = _of_records(source, trace, configuration, max_num_seqs, token_budget, stop)
     _tell([_written(fitted, output, before, errors)], as_json, told)
     return 0

@@ -17,6 +17,7 @@ from fabrictool.base.files import file_error, write_output
 from fabrictool.base.units import Duration, UnitError
 from fabrictool.catalog.huggingface import architecture
 from fabrictool.cli import tracing
+from fabrictool.cli.interpreted import say_if_interpreted
 from fabrictool.cli.output import say
 from fabrictool.cli.reading import read_requests
 from fabrictool.simulator import sheet
@@ -113,6 +114,7 @@ def play_scenario(source: Source, inputs: PlayInputs, options: PlayOptions) -> l
     """Every model of one scenario, one after the other."""
     loaded, watcher = source.loaded, TerminalWatcher()
     replicas = _placement(source, inputs, options.seed)
+    say_if_interpreted()
     plays = play(loaded.blueprint, loaded.inventory, replicas, _recording(inputs, options), options, watcher)
     return [ScenarioPlay(source.scenario or "", model) for model in plays]
 
@@ -141,6 +143,7 @@ def answer_cases(source: Path, output: Path | None, calibrations: Path | None = 
     columns, rows = sheet.read(_text(source))
     models = architectures({row.get("model", "") for row in rows})
     done: list[dict[str, str]] = []
+    say_if_interpreted()
     tell = _progress("cases")
     with Interrupts(at_once=True) as stop:
         for row in sheet.answer(rows, known, models):

@@ -118,3 +118,12 @@ def test_interrupting_a_sheet_writes_nothing(interrupted, folder):
     (folder / "many.csv").write_text("\n".join([header, *rows]) + "\n")
     code, out, _ = interrupted("cases: ", "simulate", "--cases", "many.csv", "-o", "out.csv")
     assert (code, out, (folder / "out.csv").exists()) == (130, "", False)
+
+
+def test_a_loop_that_is_not_compiled_says_so_once(command, monkeypatch):
+    from fabrictool.simulator import kernel
+
+    assert "numba" not in command("simulate", "--cases", "cases.csv")[2]
+    monkeypatch.setattr(kernel, "COMPILED", False)
+    code, _, err = command("simulate", "--cases", "cases.csv")
+    assert (code, err.count("warning: numba is not installed here")) == (0, 1)
