@@ -18,6 +18,7 @@ from fabrictool.cli.simulating import Interrupts, architectures
 from fabrictool.simulator import replay, sheet
 from fabrictool.simulator.calibration import Calibration, choose, dumps, shipped
 from fabrictool.simulator.fitting import WORST, Observation, fit, hull, spreads
+from fabrictool.simulator.physics import forbidden
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -269,7 +270,11 @@ def _observations(text: str) -> tuple[dict[tuple[str, str, Scope], list[Observat
         if all(math.isnan(value) for value in measured.values()):
             bad.append(f"row {number}: FT2147: none of ttft_ms, tpot_ms, e2e_ms is a positive number")
             continue
-        groups[case.device.id, case.engine, case.scope].append(Observation(case, **measured))
+        observation = Observation(case, **measured)
+        if why := forbidden(observation):
+            bad.append(f"row {number}: FT2154: {why}")
+            continue
+        groups[case.device.id, case.engine, case.scope].append(observation)
     return groups, bad
 
 

@@ -1,0 +1,95 @@
+"""What no server can beat: weights are read once a step, and each product takes its arithmetic.
+
+Only what a datasheet states goes in, with nothing for launches, scheduling or collectives, so a measurement below these
+floors is not of the case that it claims to be: fewer bits, a prompt whose beginning was cached, several tokens a step.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fabrictool.simulator.operators import work
+from fabrictool.simulator.stepmodel import KV_OCTETS, OCTETS, Machine
+
+if TYPE_CHECKING:
+    from fabrictool.simulator.cases import Case
+    from fabrictool.simulator.fitting import Observation
+    from fabrictool.simulator.operators import Parallelism
+
+TOLERANCE = 0.97
+"""Share of a floor at which a measurement is believed: clocks and memories run a little above their datasheets."""
+MEAN_LENGTH = {"agg": 0.9, "disagg": 0.9}
+"""Mode → mean length of its prompts, as a share of the given one; see `cases`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Floors:
+    """Seconds."""
+
+    tpot: float
+    """Reading, at the memory's peak, what one token needs of the weights, and the cache of its prompt."""
+    ttft: float
+    """The products of one prompt of mean length, at the units' peak."""
+    e2e: float
+    """Both, for all tokens of an answer."""
+
+
+def floors(case: Case) -> Floors:
+    """The floors of a case whose cuts and precisions are known to be possible."""
+    prefill, decode = case.cut, case.cut
+    if case.mode == "disagg" and case.prefill and case.decode:
+        prefill, decode = case.prefill.cut, case.decode.cut
+    prompt = max(1, int(case.input_len * MEAN_LENGTH.get(case.mode, 1.0)))
+    tpot, ttft = _reading(case, decode, prompt), _computing(case, prefill, prompt)
+    together = case.concurrency if case.mode == "batch" else 1
+    # The prompts of a batch are computed one after the other, whatever of it happens at the same time.
+    return Floors(tpot, ttft, ttft * together / (case.cut.dp * case.cut.pp) + tpot * (case.output_len - 1))
+
+
+def forbidden(observation: Observation) -> str:
+    """Why nothing can have been as fast as this; empty where something can."""
+    case = observation.case
+    least = floors(case)
+    causes = {
+        "tpot": "fewer bits than the row says, or several tokens a step",
+        "ttft": "a prefix cache that knew the prompts, or fewer bits than the row says",
+        "e2e": "fewer bits than the row says, or shorter answers",
+    }
+    for metric, cause in causes.items():
+        measured, floor = getattr(observation, metric), getattr(least, metric)
+        if measured < TOLERANCE * floor:
+            told = f"{metric.upper()} of {1e3 * measured:.4g} ms is impossible"
+            return f"{told}: {case.device.id} takes {1e3 * floor:.4g} ms at its peaks ({cause})"
+    return ""
+
+
+def _reading(case: Case, cut: Parallelism, context: int) -> float:
+    shape, machine = work(case.model, cut), Machine.of(case.device)
+    one = np.ones(1)
+    weights = sum(
+        float(m.touched(one)[0]) * OCTETS[case.precision if m.precision == "weights" else m.precision]
+        for m in (*shape.matmuls, shape.head)
+    )
+    full, windowed = shape.full, shape.windowed
+    tokens = full.kv_elements * full.layers * context + windowed.kv_elements * windowed.layers * min(
+        context, windowed.window
+    )
+    return (weights + tokens * KV_OCTETS[case.kv_precision]) / machine.bandwidth
+
+
+def _computing(case: Case, cut: Parallelism, tokens: int) -> float:
+    shape, machine = work(case.model, cut), Machine.of(case.device)
+    prompt = np.array([float(tokens)])
+    total = 0.0
+    for m in shape.matmuls:
+        peak, _ = machine.peak(case.precision if m.precision == "weights" else m.precision)
+        total += float(m.flops(prompt)[0]) / peak
+    peak, _ = machine.peak("bf16")
+    # The scores of one prompt may be computed in the narrowest format that the device has.
+    peak = max(peak, *machine.flops.values(), 0.0)
+    pairs = shape.full.flops_pair * shape.full.layers * tokens * tokens / 2
+    return total + pairs / peak if math.isfinite(total) else 0.0
