@@ -301,10 +301,12 @@ async def test_a_tunnel_ends_with_its_peers_certificate(federation):
 
     clock = Calendar()
     hub, hub_listener, port = await listening(federation, clock)
-    [(agent, _)] = await joined(federation, hub, port, "a")
+    [(agent, listener)] = await joined(federation, hub, port, "a")
     clock.days = 7
     await until(lambda: hub.neighbours == [])
-    assert hub_listener.links[-1][:2] == (agent.session, False)
+    assert hub_listener.links[-1] == (agent.session, False, "the peer's certificate has expired")
+    await until(lambda: not listener.links[-1][1])
+    assert "expired" not in listener.links[-1][2], "it does not know why the other one left"
     for node in (agent, hub):
         await node.close()
 
@@ -409,10 +411,17 @@ async def test_two_hubs_that_dial_each_other_end_up_with_one_tunnel(federation):
     for hub, port in zip(hubs, reversed(ports), strict=True):
         hub.dial([("127.0.0.1", port)])
     await until(lambda: all(hub.neighbours for hub in hubs))
-    await asyncio.sleep(0.5)
-    tunnels = [hub.tunnel(other.session) for hub, other in zip(hubs, reversed(hubs), strict=True)]
-    await asyncio.sleep(2.5)
-    assert tunnels == [hub.tunnel(other.session) for hub, other in zip(hubs, reversed(hubs), strict=True)], "it stays"
+
+    def tunnels():
+        return [hub.tunnel(other.session) for hub, other in zip(hubs, reversed(hubs), strict=True)]
+
+    for _ in range(5):  # on a busy machine the second one of the two that are dialled may come late
+        before = tunnels()
+        await asyncio.sleep(2.5)
+        if before == tunnels():
+            break
+    else:
+        pytest.fail("they replace each other for ever")
     for hub in hubs:
         await hub.close()
 

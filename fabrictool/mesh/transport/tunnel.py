@@ -199,6 +199,8 @@ class Tunnel(asyncio.Protocol):
         self.sent_octets = 0
         self.fell_silent = False
         """Whether it was closed because the peer was not heard any more."""
+        self._closed_because = "the peer closed the tunnel"
+        """Said when it is over: whoever reads of a broken link wants to know which side gave it up, and why."""
         self.closed = asyncio.get_running_loop().create_future()
         self._transport: asyncio.Transport | None = None
         self._streams: dict[int, TunnelStream] = {}
@@ -263,7 +265,7 @@ class Tunnel(asyncio.Protocol):
     def close(self, reason: str) -> None:
         """Close the connection and break its streams."""
         if self._transport is not None and not self._transport.is_closing():
-            _log.debug("closing tunnel: %s", reason)
+            self._closed_because = reason
             self._transport.abort()
 
     # -- for streams ------------------------------------------------------------------------------------------
@@ -331,7 +333,7 @@ class Tunnel(asyncio.Protocol):
         """Break every stream, then tell the owner."""
         if self._timer is not None:
             self._timer.cancel()
-        error = exc or ConnectionResetError("the tunnel closed")
+        error = exc or ConnectionResetError(self._closed_because)
         streams, self._streams = list(self._streams.values()), {}
         for stream in streams:
             stream.peer_gone(error)
