@@ -119,18 +119,22 @@ async def test_a_client_that_goes_away_frees_the_engine(bed, vllms):
             float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith("vllm:num_requests_running{")
         )
 
-    before = len(bed.records)
-    async with aiohttp.ClientSession(headers={"authorization": f"Bearer {bed.KEY}"}) as http:
-        body = {"model": "m", "prompt": "x", "max_tokens": 1900, "stream": True, "ignore_eos": True}
-        answer = await http.post(bed.url + "/v1/completions", json=body)
-        await answer.content.readany()
-        answer.close()  # at once: two thousand tokens of a tiny model are there in seconds
-        for _ in range(200):
-            if await running() == 0:
-                break
-            await asyncio.sleep(0.05)
-        assert await running() == 0
-    await until(lambda: len(bed.records) > before)
+    body = {"model": "m", "prompt": "x", "max_tokens": 1900, "stream": True, "ignore_eos": True}
+    for _ in range(5):
+        before = len(bed.records)
+        async with aiohttp.ClientSession(headers={"authorization": f"Bearer {bed.KEY}"}) as http:
+            answer = await http.post(bed.url + "/v1/completions", json=body)
+            await answer.content.readany()
+            answer.close()  # at once: two thousand tokens of a tiny model are there in seconds
+            for _ in range(200):
+                if await running() == 0:
+                    break
+                await asyncio.sleep(0.05)
+            assert await running() == 0
+        await until(lambda before=before: len(bed.records) > before)
+        # On a busy machine vLLM's engine may be done before its server has sent a word: nothing was left to cancel.
+        if bed.records[-1].end != "answered":
+            break
     assert bed.records[-1].end == "cancelled", bed.records[-1]
 
 
