@@ -11,6 +11,7 @@ that it depends on.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import platform
@@ -58,7 +59,7 @@ class CompiledCache:
     def fill(self) -> bool:
         """Begin with the seed, where this node has nothing yet; whether it did."""
         for folder in (self.folder, self._seed):
-            if folder.is_dir():
+            with contextlib.suppress(OSError):  # another node replaces it just now, or the file system is slow to tell
                 os.utime(folder)
             _remove_unused(folder.parent)
         if self.folder.exists() or not self._has_seed or not self._seed.is_dir():
@@ -87,18 +88,18 @@ class CompiledCache:
             shutil.copy2(file, to)
             then(Path(to))
 
-        made = target.parent / f".new.{secrets.token_hex(6)}"
-        former = made.with_name(f"{made.name}.former")
+        fresh = target.parent / f".new.{secrets.token_hex(6)}"
+        former = fresh.with_name(f"{fresh.name}.former")
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copytree(source, made, copy_function=copy, symlinks=True)
-            if target.exists():
+            shutil.copytree(source, fresh, copy_function=copy, symlinks=True)
+            if target.exists() and target == self._seed:  # a node's own is in use: whoever was faster has it
                 target.rename(former)
-            made.rename(target)
+            fresh.rename(target)
         except OSError:  # an engine compiles what it does not find
             return False
         finally:
-            for folder in (made, former):
+            for folder in (fresh, former):
                 shutil.rmtree(folder, ignore_errors=True)
         return True
 
@@ -110,12 +111,10 @@ def _files(folder: Path) -> set[str]:
 def _remove_unused(parent: Path) -> None:
     """Broken copies as well."""
     long_ago = time.time() - UNUSED_S
-    for folder in parent.iterdir() if parent.is_dir() else ():
-        try:
+    with contextlib.suppress(OSError):  # another node was faster
+        for folder in parent.iterdir():
             if folder.stat().st_mtime < long_ago:
                 shutil.rmtree(folder, ignore_errors=True)
-        except FileNotFoundError:
-            continue  # another node was faster
 
 
 def _writable(file: Path) -> None:

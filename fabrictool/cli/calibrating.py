@@ -18,7 +18,7 @@ from fabrictool.cli.simulating import Interrupts, architectures
 from fabrictool.simulator import replay, sheet
 from fabrictool.simulator.calibration import Calibration, choose, dumps, shipped
 from fabrictool.simulator.fitting import WORST, Observation, fit, hull, spreads
-from fabrictool.simulator.physics import forbidden
+from fabrictool.simulator.physics import IMPOSSIBLE, forbidden
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -272,7 +272,7 @@ def _observations(text: str) -> tuple[dict[tuple[str, str, Scope], list[Observat
             continue
         observation = Observation(case, **measured)
         if why := forbidden(observation):
-            bad.append(f"row {number}: FT2154: {why}")
+            bad.append(f"row {number}: {IMPOSSIBLE}: {why}")
             continue
         groups[case.device.id, case.engine, case.scope].append(observation)
     return groups, bad

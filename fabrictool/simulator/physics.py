@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from fabrictool.simulator.fitting import Observation
     from fabrictool.simulator.operators import Parallelism
 
+IMPOSSIBLE = "FT2154"
+"""Code of a measurement that is faster than it can have been."""
 TOLERANCE = 0.97
 """Share of a floor at which a measurement is believed: clocks and memories run a little above their datasheets."""
 MEAN_LENGTH = {"agg": 0.9, "disagg": 0.9}
@@ -28,7 +30,7 @@ MEAN_LENGTH = {"agg": 0.9, "disagg": 0.9}
 
 @dataclass(frozen=True, slots=True)
 class Floors:
-    """Seconds."""
+    """The shortest times that the datasheet of a case's device allows, in seconds."""
 
     tpot: float
     """Reading, at the memory's peak, what one token needs of the weights, and the cache of its prompt."""
@@ -44,14 +46,14 @@ def floors(case: Case) -> Floors:
     if case.mode == "disagg" and case.prefill and case.decode:
         prefill, decode = case.prefill.cut, case.decode.cut
     prompt = max(1, int(case.input_len * MEAN_LENGTH.get(case.mode, 1.0)))
-    tpot, ttft = _reading(case, decode, prompt), _computing(case, prefill, prompt)
-    together = case.concurrency if case.mode == "batch" else 1
-    # The prompts of a batch are computed one after the other, whatever of it happens at the same time.
-    return Floors(tpot, ttft, ttft * together / (case.cut.dp * case.cut.pp) + tpot * (case.output_len - 1))
+    # Chunks of one prompt may be in all stages of a pipeline at the same time.
+    tpot, ttft = _reading(case, decode, prompt), _computing(case, prefill, prompt) / prefill.pp
+    later = int(case.output_len * MEAN_LENGTH.get(case.mode, 1.0)) - 1
+    return Floors(tpot, ttft, ttft + tpot * max(0, later))
 
 
 def forbidden(observation: Observation) -> str:
-    """Why nothing can have been as fast as this; empty where something can."""
+    """Why nothing can have been as fast as this (the reason for FT2154); empty where something can."""
     case = observation.case
     least = floors(case)
     causes = {
@@ -69,9 +71,9 @@ def forbidden(observation: Observation) -> str:
 
 def _reading(case: Case, cut: Parallelism, context: int) -> float:
     shape, machine = work(case.model, cut), Machine.of(case.device)
-    one = np.ones(1)
+    token = np.ones(1)
     weights = sum(
-        float(m.touched(one)[0]) * OCTETS[case.precision if m.precision == "weights" else m.precision]
+        float(m.touched(token)[0]) * OCTETS[case.precision]  # some engines narrow the logits' weights, too
         for m in (*shape.matmuls, shape.head)
     )
     full, windowed = shape.full, shape.windowed
