@@ -51,7 +51,7 @@ class CompiledCache:
         )  # fmt: skip
         name = hashlib.sha256(msgspec.json.encode(words)).hexdigest()[:16]
         self.folder = place / socket.gethostname() / name
-        """Of this node."""
+        """Where this node's engine keeps what it compiles."""
         self._seed = place / ".seeds" / name
         self._has_seed = spec.on_nodes == 1
         self._stop = threading.Event()

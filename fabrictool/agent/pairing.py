@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fabrictool.engines.protocol import Capabilities
 
 MOST_CONNECTIONS = 1024
-"""At a time."""
+"""Held at the same time, from all peers together."""
 MOST_OF_A_PEER = 256
 """From one address: a decode replica keeps some for each of its workers."""
 SILENCE_S = 30.0

@@ -6,7 +6,6 @@ floors is not of the case that it claims to be: fewer bits, a prompt whose begin
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -90,8 +89,6 @@ def _computing(case: Case, cut: Parallelism, tokens: int) -> float:
     for m in shape.matmuls:
         peak, _ = machine.peak(case.precision if m.precision == "weights" else m.precision)
         total += float(m.flops(prompt)[0]) / peak
-    peak, _ = machine.peak("bf16")
-    # The scores of one prompt may be computed in the narrowest format that the device has.
-    peak = max(peak, *machine.flops.values(), 0.0)
     pairs = shape.full.flops_pair * shape.full.layers * tokens * tokens / 2
-    return total + pairs / peak if math.isfinite(total) else 0.0
+    # The scores of one prompt may be computed in the narrowest format that the device has.
+    return total + pairs / max(machine.flops.values())
