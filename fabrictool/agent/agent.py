@@ -188,8 +188,6 @@ class Agent:
         """
         if isinstance(self.spec.brought, msgspec.UnsetType):
             self._model_path = resolve(self.spec.source)
-        if await asyncio.to_thread(self._compiled.fill):
-            self._note("compiled", self.spec.engine, "begins with what another node has compiled")
         await self._measure()
         await self._pair.open()
         if self._leader is not None:
@@ -358,6 +356,8 @@ class Agent:
 
     async def _serve(self) -> None:
         """Until cancelled; raises what `run` does."""
+        if await asyncio.to_thread(self._compiled.fill):
+            self._note("compiled", self.spec.engine, "begins with what another node has compiled")
         await self._supervisor.run()
 
     def _prepared(self, spec: AgentSpec) -> Callable[[], None]:

@@ -57,7 +57,7 @@ class CompiledCache:
         self._stop = threading.Event()
 
     def fill(self) -> bool:
-        """Begin with the seed, where this node has nothing yet; whether it did."""
+        """Before a start: begin with the seed, where this node has nothing yet; whether it did."""
         for folder in (self.folder, self._seed):
             with contextlib.suppress(OSError):  # another node replaces it just now, or the file system is slow to tell
                 os.utime(folder)
@@ -78,16 +78,15 @@ class CompiledCache:
 
     def _copied(self, source: Path, target: Path, then: Callable[[Path], None]) -> bool:
         """Whole, or not at all: also where another node does the same, or the disk is full."""
-        left = MOST_OCTETS
 
         def copy(file: str, to: str) -> None:
-            nonlocal left
-            left -= Path(file).stat().st_size
-            if self._stop.is_set() or left < 0:
-                raise OSError
+            if self._stop.is_set():
+                raise _StoppedError
             shutil.copy2(file, to)
             then(Path(to))
 
+        if _octets(source) > MOST_OCTETS:
+            return False
         fresh = target.parent / f".new.{secrets.token_hex(6)}"
         former = fresh.with_name(f"{fresh.name}.former")
         try:
@@ -96,7 +95,7 @@ class CompiledCache:
             if target.exists() and target == self._seed:  # a node's own is in use: whoever was faster has it
                 target.rename(former)
             fresh.rename(target)
-        except OSError:  # an engine compiles what it does not find
+        except (OSError, _StoppedError):  # an engine compiles what it does not find
             return False
         finally:
             for folder in (fresh, former):
@@ -104,8 +103,21 @@ class CompiledCache:
         return True
 
 
+class _StoppedError(Exception):
+    """No OSError: those of single files are collected while the copy goes on."""
+
+
 def _files(folder: Path) -> set[str]:
     return {os.path.relpath(f"{at}/{name}", folder) for at, _, names in os.walk(folder) for name in names}
+
+
+def _octets(folder: Path) -> int:
+    """Of what changes meanwhile about so much."""
+    total = 0
+    for name in _files(folder):
+        with contextlib.suppress(OSError):
+            total += (folder / name).stat().st_size
+    return total
 
 
 def _remove_unused(parent: Path) -> None:

@@ -83,6 +83,7 @@ class MemberAgent:
     def __init__(self, spec: AgentSpec, folder: RunFolder, rank: int, *, cache: Path) -> None:
         self._spec, self._folder, self._rank = spec, folder, rank
         self._cache = cache
+        self._compiled = CompiledCache(spec, cache)
         self._adapter = adapter(spec.engine)
         self._process = EngineProcess(lambda line: _log.info("engine on node %d: %s", rank, line))
         self._model = ""
@@ -101,6 +102,7 @@ class MemberAgent:
         for number in (signal.SIGTERM, signal.SIGINT):  # all nodes get it, and the leader says when to stop
             loop.add_signal_handler(number, self._stop.set)
         self._model = await asyncio.to_thread(resolve, self._spec.source)
+        await asyncio.to_thread(self._compiled.fill)
         try:
             async with asyncio.timeout(self._spec.start_timeout_s):
                 wire, leader = await self._link()
@@ -176,7 +178,7 @@ class MemberAgent:
                     ports=ports,
                     python=sys.executable,
                     cache=self._cache,
-                    compiled=CompiledCache(self._spec, self._cache).folder,
+                    compiled=self._compiled.folder,
                     node=node,
                 )
             )

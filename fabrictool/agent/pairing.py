@@ -31,6 +31,8 @@ MOST_OF_A_PEER = 256
 """From one address: a decode replica keeps some for each of its workers."""
 SILENCE_S = 30.0
 """A connection that asks nothing for so long is closed; they ask for a sign of life every five."""
+MOST_OCTETS = 64 * 1024
+"""Of a question: each worker of a decode replica tells its address."""
 ANSWER_S = 5.0
 """For a question and its answer: they wait no longer."""
 
@@ -117,6 +119,10 @@ class MeetingPlace(web.Server):
         self._has_asked(request.protocol)
         if (request.method, request.path) not in self._routes:
             return web.Response(status=403, text="this is only for what decode replicas ask\n")
+        if request.can_read_body and request.content_length is None:
+            return web.Response(status=411, text="say how long the question is\n")
+        if (request.content_length or 0) > MOST_OCTETS:
+            return web.Response(status=413, text=f"a question has at most {MOST_OCTETS} octets\n")
         url = f"http://127.0.0.1:{self._port()}{request.path_qs}"
         try:
             async with asyncio.timeout(ANSWER_S):

@@ -36,6 +36,8 @@ LEAST_REQUESTS = 50
 """Compared requests of a run below which a fit would say little: a quarter of them has to judge the others."""
 WORST_ERROR = 1.0
 """Mean error on unseen measurements above which a fit says nothing: forecasts of zero would be no worse."""
+MOST_BAD = 20
+"""Rows that cannot be used which are said one by one."""
 MOST_REQUESTS = 20_000
 """Requests of a run that are played; a fit plays them some hundred times."""
 
@@ -54,8 +56,10 @@ def _calibrate(source: Path, output: Path, stop: Interrupts, *, as_json: bool) -
     except UnicodeDecodeError as error:
         raise InvalidInputError.of("FT2130", f"{source} is not UTF-8 text: {error}") from error
     groups, bad = _observations(text)
-    for line in bad[:20]:
+    for line in bad[:MOST_BAD]:
         say(line)
+    if len(bad) > MOST_BAD:
+        say(f"… and {len(bad) - MOST_BAD} more rows that cannot be used")
     if not groups:
         raise InvalidInputError.of("FT2147", f"no row of {source} is a usable measurement ({len(bad)} rejected)")
     say_if_interpreted()
@@ -253,7 +257,7 @@ def _tell(summary: list[Row], as_json: bool, more: dict[str, Any]) -> None:
 
 
 def _observations(text: str) -> tuple[dict[tuple[str, str, Scope], list[Observation]], list[str]]:
-    _, rows = sheet.read(text)
+    _, rows = sheet.read(text, measured=True)
     models = architectures({row.get("model", "") for row in rows})
     groups: dict[tuple[str, str, Scope], list[Observation]] = defaultdict(list)
     bad = []

@@ -49,6 +49,8 @@ OPEN_REQUESTS = 4_000
 MOST_RATE = 1e6
 MOST_IN_FLIGHT = 100_000
 """And thus of requests of one case; with the two below it keeps a slip of the pen from filling the memory."""
+MOST_AT_ONCE = 4_096
+"""Requests that one replica computes at once: engines' own limits are lower, and step times are tabled up to it."""
 MOST_WORKERS = 1_000
 MOST_DEVICES = 1_024
 HAND_LINK = 50e9
@@ -83,7 +85,8 @@ class Case:
     rate: float = 0.0
     """Requests/s, of an open loop only."""
     max_num_seqs: int = 0
-    """Requests that one replica computes at once; 0: as many as are in flight, in an open loop the engine's default."""
+    """Requests that one replica computes at once; 0: as many as are in flight, in an open loop the engine's default,
+    which it has for each of `dp`."""
     target: LatencyTarget | None = None
     """What a request has to keep, for the share of those that do."""
     price: float = 0.0
@@ -184,6 +187,8 @@ def check(case: Case) -> None:
         raise InvalidInputError.of("FT2110", f"rate is {case.rate:g} in mode open", hint=hint)
     if case.concurrency > MOST_IN_FLIGHT:
         raise InvalidInputError.of("FT2110", f"concurrency is {case.concurrency}; at most {MOST_IN_FLIGHT} is allowed")
+    if case.max_num_seqs > MOST_AT_ONCE:
+        raise InvalidInputError.of("FT2110", f"max_num_seqs is {case.max_num_seqs}; at most {MOST_AT_ONCE} is allowed")
     if case.input_len + case.output_len > case.model.max_context:
         asked = f"{case.input_len} + {case.output_len} tokens"
         raise InvalidInputError.of(
@@ -242,8 +247,8 @@ def _replica(case: Case, factors: Factors, cut: Parallelism, sequences: int) -> 
         )
     model = StepModel.of(case.model, machine, cut, factors, weights=case.precision, kv=case.kv_precision)
     budget = engine.token_budget * cut.dp
-    most = case.max_num_seqs or (engine.default_max_num_seqs if case.mode == "open" else sequences)
-    slots = max(1, min(sequences or most, most, 4096))
+    most = case.max_num_seqs or (engine.default_max_num_seqs * cut.dp if case.mode == "open" else sequences)
+    slots = max(1, min(sequences or most, most, MOST_AT_ONCE))
     if case.mode == "batch":
         budget = max(budget, slots)
     hand = kv_elements_per_token(case.model, cut) * KV_OCTETS[case.kv_precision] / (HAND_LINK * cut.devices)

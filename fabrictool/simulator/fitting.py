@@ -81,6 +81,15 @@ class Observation:
     tpot: float = math.nan
     e2e: float = math.nan
 
+    @property
+    def in_flight(self) -> float:
+        """Requests at a time: those of an open loop by Little's law."""
+        case = self.case
+        if case.mode != "open":
+            return float(case.concurrency)
+        known = (self.e2e,) if math.isfinite(self.e2e) else (self.ttft, self.tpot * (case.output_len - 1))
+        return case.rate * sum(part for part in known if math.isfinite(part))
+
     def log_errors(self, factors: Factors) -> dict[str, float]:
         """Metric → log(measured / predicted), of the metrics that were measured."""
         measured = {name: getattr(self, name) for name in WEIGHT if math.isfinite(getattr(self, name))}
@@ -192,7 +201,7 @@ def hull(observations: Sequence[Observation]) -> Hull:
 
     cases = [observation.case for observation in observations]
     return Hull(
-        concurrency=span([float(c.concurrency) for c in cases]),
+        concurrency=span([observation.in_flight for observation in observations]),
         input_len=span([float(c.input_len) for c in cases]),
         output_len=span([float(c.output_len) for c in cases]),
         devices=span([float(c.devices) for c in cases]),

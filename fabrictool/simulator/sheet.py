@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+from collections import Counter
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -69,8 +70,9 @@ _PRECISIONS: Mapping[str, str] = {
 }
 
 
-def read(text: str) -> tuple[list[str], list[dict[str, str]]]:
-    """(columns, rows) of a sheet.
+def read(text: str, *, measured: bool = False) -> tuple[list[str], list[dict[str, str]]]:
+    """(columns, rows) of a sheet. Of measurements a cell in `error` says that there is none, and is kept; in a sheet
+    of cases it is of an earlier forecast.
 
     Raises
     ------
@@ -82,6 +84,8 @@ def read(text: str) -> tuple[list[str], list[dict[str, str]]]:
     if not whole:
         raise InvalidInputError.of("FT2130", "the first line of the sheet is not CSV")
     columns = [name.strip() for name in header]
+    while columns and not columns[-1]:  # some programs end each line with a comma
+        columns.pop()
     known = {_spelling(name) for name in columns}
     missing = [name for name in REQUIRED if name not in known and not (name == "concurrency" and "rate" in known)]
     if missing:
@@ -90,17 +94,23 @@ def read(text: str) -> tuple[list[str], list[dict[str, str]]]:
             f"the sheet lacks columns: {', '.join(missing)}",
             hint=f"needed: {', '.join(REQUIRED)}; optional: {', '.join((*OPTIONAL, *TARGETS, *PHASES))}",
         )
-    unknown = [name for name in columns if not _is_known(name)]
+    unknown = [name or "one without a name" for name in columns if not _is_known(name)]
     if unknown:
         message = f"the sheet has columns that are not known: {', '.join(unknown)}"[:300]
-        hint = f"known: {', '.join((*REQUIRED, *OPTIONAL, *TARGETS, *PHASES))}; your own: {', '.join(NOTES)}, note_…"
-        raise InvalidInputError.of("FT2135", message, hint=hint)
+        hint = f"known: {', '.join((*REQUIRED, *OPTIONAL, *TARGETS, *PHASES))}; measured: {', '.join(RESULTS[:3])};"
+        raise InvalidInputError.of("FT2135", message, hint=f"{hint} your own: {', '.join(NOTES)}, note_…")
+    for meaning, count in Counter(map(_spelling, columns)).items():
+        if count > 1:
+            twice = ", ".join(name for name in columns if _spelling(name) == meaning)
+            raise InvalidInputError.of("FT2130", f"the sheet has {meaning} {count} times: {twice}")
     rows = []
     for cells, whole in records:
         row = dict.fromkeys(columns, "") | {name: cell.strip() for name, cell in zip(columns, cells, strict=False)}
+        if not measured:
+            row.pop("error", None)
         if not whole:
             row["error"] = "FT2131: the line is not CSV: an unclosed quote, or a very long cell"
-        elif len(cells) > len(columns):
+        elif any(cells[len(columns) :]):
             row["error"] = "FT2131: more fields than columns"
         rows.append(row)
     return columns, rows
@@ -195,6 +205,10 @@ def case_of(row: Mapping[str, str], architectures: Mapping[str, ModelArchitectur
     precision = _precision(cells.get("precision", ""), "bf16", OCTETS, "precision")
     narrow = "fp8" if OCTETS[precision] <= 1 and not engines()[engine].layer_split and "fp8" in device.flops else "bf16"
     pools = {}
+    beside = next((name for name in PHASES if name in cells), "") if mode != "disagg" else ""
+    if beside:
+        hint = "prefill and decode are apart in mode disagg alone"
+        raise InvalidInputError.of("FT2131", f"{beside} is {cells[beside]!r} in mode {mode}", hint=hint)
     if mode == "disagg":
         pools = {
             phase: PhaseWorkers(_cut(cells, f"{phase}_"), _whole(cells, f"{phase}_workers", 1))
@@ -252,11 +266,10 @@ def _spelling(name: str) -> str:
 
 def _is_known(name: str) -> bool:
     plain = _spelling(name)
-    measured = name.strip().lower()
     return (
         plain in (*REQUIRED, *OPTIONAL, *TARGETS, *PHASES, *NOTES)
         or plain.startswith("note_")
-        or measured in ANSWERS  # of an earlier forecast, or what was measured
+        or name in ANSWERS  # of an earlier forecast, or what was measured
     )
 
 

@@ -107,13 +107,21 @@ def test_what_is_cut_off_leaves_no_trace(on, tmp_path, monkeypatch, hindrance):
     first = on("n1")
     write(first.folder, a="A" * 100, b="B" * 100)
     if hindrance == "told to stop":
-        first.stop()
+        whole = shutil.copy2
+
+        def copied(source, target):
+            assert not first._stop.is_set(), "one file more"
+            first.stop()
+            return whole(source, target)
+
+        monkeypatch.setattr(shutil, "copy2", copied)
     elif hindrance == "too much":
         monkeypatch.setattr(compiled, "MOST_OCTETS", 150)
+        monkeypatch.setattr(shutil, "copytree", lambda *_, **__: pytest.fail("copied before it was counted"))
     else:
         monkeypatch.setattr(shutil, "copy2", fails_at("b"))
     assert not first.keep()
-    assert list((tmp_path / "compiled/.seeds").iterdir()) == []
+    assert list((tmp_path / "compiled").rglob(".seeds/*")) == []
     assert read(first.folder) == {"a": "A" * 100, "b": "B" * 100}
 
 

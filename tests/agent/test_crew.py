@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from fabrictool.agent import crew, member
+from fabrictool.agent.compiled import CompiledCache
 from fabrictool.agent.crew import LEADER, Leader
 from fabrictool.agent.launching import first_node, interface_of, launch_of
 from fabrictool.agent.member import MemberAgent, rank_here
@@ -122,6 +123,15 @@ async def test_every_node_starts_its_part_and_all_end_when_the_leader_does(repli
     assert all("the first node's agent is gone" in reason for reason in reasons)
     assert not any(alive(pid) for pid in pids)
     assert not [note for note in replica.notes if note[0] == "node-lost"]
+
+
+async def test_what_a_further_node_has_compiled_counts_as_used_at_each_start(replica):
+    folder = CompiledCache(replica.spec, replica.cache).folder
+    folder.mkdir(parents=True)
+    os.utime(folder, (0, 0))
+    await replica.start()
+    assert folder.stat().st_mtime > 0
+    await replica.end()
 
 
 async def test_a_part_that_ends_has_all_of_them_started_anew(replica, engine):

@@ -131,6 +131,20 @@ async def test_nobody_registers_an_engine_from_outside(met, method, path):
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [(f"content-length: {pairing.MOST_OCTETS + 1}", b"413"), ("transfer-encoding: chunked", b"411")],
+)
+async def test_a_question_is_short_and_says_so(met, head, status):
+    _, engine, place = met
+    reader, writer = await connect(place)
+    writer.write(f"POST /query_dp_ranks HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{head}\r\n\r\n".encode())
+    assert (await asyncio.wait_for(reader.readline(), 20)).startswith(b"HTTP/1.1 " + status)
+    writer.close()
+    assert engine.asked == []
+
+
+@pytest.mark.asyncio
 async def test_a_second_request_on_a_connection_is_looked_at_as_the_first(met):
     _, engine, place = met
     async with aiohttp.ClientSession() as http:

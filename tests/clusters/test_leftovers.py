@@ -139,14 +139,21 @@ def test_an_environment_that_a_job_to_come_or_an_adopted_server_needs_stays(site
     assert ("environment", "env/rel/cccc") not in site()
 
 
-@pytest.mark.parametrize("job", ["17", "17_3"])
+@pytest.mark.parametrize("job", ["17", "17_3", "19"])
 def test_an_adopted_servers_agent_goes_when_its_job_has_ended(site, job):
+    by_task = "17_3 theirs none" if job != "17" else "17 theirs none"
+    by_number = "19 theirs none" if job != "17" else by_task
+    (site.tools / "squeue").write_text(
+        f'#!/bin/sh\ncase "$*" in *"%A %j"*) echo {by_number};; *-r*"%i %j"*) echo {by_task};; esac\n'
+    )
+    for over in ("3", "17_4"):
+        site.add(f"adopted/f/ft-adopted-{over}/identity/key")
     site.add(f"adopted/f/ft-adopted-{job}/identity/key")
     site.add("adopted/f/ft-adopted-9/identity/key")
     site.add("adopted/f/ft-adopted-9.lock")
     site.add("adopted/f/ft-adopted-8/health.json", days=0)
     listed = {key: item for key, item in site().items() if key[0] == "adopted"}
-    assert set(listed) == {("adopted", "adopted/f/ft-adopted-9")}
+    assert set(listed) == {("adopted", f"adopted/f/ft-adopted-{over}") for over in ("3", "9", "17_4")}
     assert set(site(remove=listed.values())) == set(listed)
     left = {path.name for path in (site.base / "adopted/f").iterdir()}
     assert left == {f"ft-adopted-{job}", "ft-adopted-8"}

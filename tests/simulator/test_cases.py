@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from fabrictool.base.errors import InvalidInputError
-from fabrictool.catalog import accelerators, models
+from fabrictool.catalog import accelerators, engines, models
 from fabrictool.domain.blueprint import Model
 from fabrictool.domain.inventory import Partition
 from fabrictool.simulator import fitting, sheet
@@ -96,6 +96,8 @@ def test_a_pair_of_phases_pays_for_the_hand_over():
         ({"mode": "open", "concurrency": "", "rate": "1e9"}, "FT2110"),
         ({"mode": "batch", "concurrency": "", "rate": "2"}, "FT2131"),
         ({"max_num_seqs": "0"}, "FT2131"),
+        ({"max_num_seqs": "5000"}, "FT2110"),
+        ({"prefill_tp": "2"}, "FT2131"),
         ({"slo_ttft_ms": "-1"}, "FT2131"),
         ({"slo_tpot_ms": "soon"}, "FT2131"),
         ({"price": "nan"}, "FT2131"),
@@ -126,7 +128,7 @@ def test_a_sheet_without_the_needed_columns_is_refused():
         sheet.read("device,model,engine,input_len,output_len\n")
 
 
-@pytest.mark.parametrize("name", ["max_batch", "rates", "tp_degree", "silicon_ttft_ms", ""])
+@pytest.mark.parametrize("name", ["max_batch", "rates", "tp_degree", "silicon_ttft_ms", "TTFT_MS"])
 def test_a_column_that_means_nothing_to_us_is_refused_and_not_left_out(name):
     with pytest.raises(InvalidInputError) as caught:
         sheet.read(",".join([*ROW, name]) + "\n")
@@ -137,6 +139,28 @@ def test_a_column_that_means_nothing_to_us_is_refused_and_not_left_out(name):
 def test_columns_of_ones_own_are_kept():
     kept = ["id", "note", "version", "note_rack", "ttft_ms", "error", "e2e_p99"]
     assert sheet.read(",".join([*ROW, *kept]) + "\n")[0] == [*ROW, *kept]
+
+
+def test_a_comma_at_each_lines_end_is_no_column():
+    lines = [",".join(ROW), ",".join(ROW.values()), ",".join([*ROW.values(), "", ""]), ",".join([*ROW.values(), "x"])]
+    columns, rows = sheet.read("".join(f"{line},\n" for line in lines))
+    assert columns == list(ROW)
+    assert [row.get("error", "") for row in rows] == ["", "", "FT2131: more fields than columns"]
+    with pytest.raises(InvalidInputError, match="one without a name"):
+        sheet.read(",".join(["", *ROW]) + "\n")
+
+
+def test_one_column_by_two_names_is_refused():
+    with pytest.raises(InvalidInputError, match="input_len 2 times: input_len, isl") as caught:
+        sheet.read(",".join([*ROW, "isl"]) + "\n")
+    assert caught.value.problems[0].code == "FT2130"
+
+
+def test_the_error_of_an_earlier_forecast_is_forgotten():
+    _, (row,) = sheet.read(f"{','.join(ROW)},error\n{','.join(ROW.values())},FT2111: too large\n")
+    (answered,) = sheet.answer([row], shipped())
+    assert answered["error"] == ""
+    assert answered["tpot_ms"]
 
 
 OPEN = ROW | {"concurrency": "", "mode": "open"}
@@ -159,6 +183,14 @@ def test_a_batch_limit_makes_requests_wait_and_tokens_quick():
     assert float(bound["tpot_ms"]) < float(free["tpot_ms"])
     assert float(bound["ttft_p50"]) > 2 * float(free["ttft_p50"])
     assert float(bound["tokens_per_s"]) < float(free["tokens_per_s"])
+
+
+def test_in_an_open_loop_each_rank_of_attention_has_the_engines_limit():
+    narrow = OPEN | {"model": "Qwen/Qwen3-235B-A22B", "tp": "1", "ep": "8", "rate": "200", "output_len": "512"}
+    both = [narrow | {"max_num_seqs": most} for most in ("", str(8 * engines()["vllm"].default_max_num_seqs))]
+    free, bound = sheet.answer(both, shipped())
+    assert free["error"] == ""
+    assert {**free, "max_num_seqs": ""} == {**bound, "max_num_seqs": ""}
 
 
 def test_what_requests_have_to_keep_and_what_they_cost():
@@ -326,6 +358,18 @@ def test_a_fit_finds_the_factors_that_made_the_data():
     after = [abs(e) for o in made for e in o.log_errors(fitted).values()]
     assert max(after) < 0.1
     assert sum(after) < 0.3 * sum(before)
+
+
+def test_the_load_of_an_open_loop_is_what_was_in_flight():
+    timed = case(concurrency="", mode="open", rate="2")
+    rows = [
+        fitting.Observation(timed, e2e=3.0),
+        fitting.Observation(timed, ttft=1.0, tpot=0.1),
+        fitting.Observation(timed, ttft=0.5),
+        fitting.Observation(case(concurrency="4"), e2e=3.0),
+    ]
+    assert [row.in_flight for row in rows] == pytest.approx([6.0, 2 * (1.0 + 0.1 * 255), 1.0, 4.0])
+    assert fitting.hull(rows).concurrency == pytest.approx((1.0, 53.0))
 
 
 def test_few_points_give_wide_bands():

@@ -99,6 +99,10 @@ class Slurm(Scheduler):
     def lookup(self) -> str:
         return "squeue --local -h --me -t all -o '%A %j %k'"
 
+    def living(self) -> str:
+        """An array's tasks by either of their numbers: people know them as 48213_7."""
+        return f"{self.lookup()} && squeue --local -h -r --me -t all -o '%i %j %k'"
+
     def submission(self, facts: SchedulerFacts, job: Job) -> Submission:
         if facts.version and facts.version < OLDEST:
             message = f"Slurm {'.'.join(map(str, facts.version))} is older than {OLDEST[0]}.{OLDEST[1]:02d}"

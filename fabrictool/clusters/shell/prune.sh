@@ -44,7 +44,7 @@ for f in adopted/*/; do
   for d in "$f"*/; do
     d=${d%/} job=${d##*-} # the agent's name ends with its job's number
     [ -d "$d" ] || continue
-    if [ ! -e "$d/ended" ] && printf '%s\n' "$listed" | awk -v job="${job%%_*}" '{ sub(/_.*/, "", $1) } $1 == job { hit = 1 } END { exit !hit }'; then continue; fi
+    if [ ! -e "$d/ended" ] && printf '%s\n' "$listed" | awk -v job="$job" '$1 == job { hit = 1 } END { exit !hit }'; then continue; fi
     kept "$d" || { tell adopted "$d"; [ -d "$d" ] || rm -f "$d.lock"; }
   done
 done
