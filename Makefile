@@ -65,7 +65,7 @@ bench-mesh: .venv/.ready ## convergence, traffic and faults of the mesh; LARGE=1
 	@$(BIN)/python tests/bench/mesh.py $(if $(LARGE),--large) $(JSON)
 
 validate-simulator: .venv/.ready ## score the simulator on real measurements and write the page of its errors (minutes)
-	$(BIN)/python tests/bench/simulator/validate.py --refit --write docs/reference/simulator-accuracy.md
+	$(BIN)/python tests/bench/simulator/validate.py --write docs/reference/simulator-accuracy.md
 
 docs: .venv/.ready ## write the generated reference pages and the JSON Schemas
 	$(BIN)/python -m fabrictool.cli.main schema --write-docs docs/reference

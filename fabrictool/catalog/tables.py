@@ -214,6 +214,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a replica serves LoRA adapters beside its model, each by a name of its own."""
     loaders: tuple[str, ...] = ()
     """Ways to read weights that it can be told, beside its own."""
+    prefill_first: bool = False
+    """Whether running answers wait while it computes prompts, instead of sharing their steps."""
     layer_split: bool = False
     """Whether several devices of a replica hold some of the layers each and work one after the other."""
     started: bool = True

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -61,6 +61,8 @@ class Hull:
     output_len: tuple[float, float] = (0.0, math.inf)
     devices: tuple[float, float] = (0.0, math.inf)
     models: tuple[str, ...] = ()
+    accelerators: tuple[str, ...] = ()
+    """Ids of the devices that were measured."""
 
     def holds(self, *, concurrency: float, input_len: float, output_len: float, devices: float) -> bool:
         """Whether a case lies within it, with a tenth to spare on either side."""
@@ -89,6 +91,14 @@ class Calibration:
     points: int = 0
     version: str = ""
     source: str = ""
+    elsewhere: Mapping[str, Spread] = field(default_factory=dict)
+    """Metric → spread, for other devices: each was left out in turn."""
+
+    def on(self, device: str) -> Calibration:
+        """The same with the bands that hold on a device: those of measured ones, or those of devices left out."""
+        if not self.elsewhere or device in self.hull.accelerators:
+            return self
+        return replace(self, spreads=self.elsewhere, unseen=self.elsewhere)
 
     def spread(self, metric: str, model: str, *, inside: bool) -> Spread:
         """The band of a metric for one case."""
@@ -123,7 +133,7 @@ def choose(calibrations: Iterable[Calibration], device: str, vendor: str, engine
         )
         if rank < best_rank:
             best, best_rank = calibration, rank
-    return best
+    return best.on(device)
 
 
 def dumps(calibration: Calibration) -> str:
@@ -134,6 +144,9 @@ def dumps(calibration: Calibration) -> str:
 
     def pair(values: tuple[float, float]) -> str:
         return f"[{number(values[0])}, {number(values[1])}]"
+
+    def names(values: tuple[str, ...]) -> str:
+        return f"[{', '.join(f'{chr(34)}{value}{chr(34)}' for value in values)}]"
 
     lines = [
         f'device = "{calibration.device}"',
@@ -155,12 +168,17 @@ def dumps(calibration: Calibration) -> str:
         "[unseen]",
         *(f"{metric} = {pair((spread.low, spread.high))}" for metric, spread in calibration.unseen.items()),
         "",
+        "# The same for devices that the fit had not seen.",
+        "[elsewhere]",
+        *(f"{metric} = {pair((spread.low, spread.high))}" for metric, spread in calibration.elsewhere.items()),
+        "",
         "[hull]",
         *(
             f"{name} = {pair(getattr(calibration.hull, name))}"
             for name in ("concurrency", "input_len", "output_len", "devices")
         ),
-        f"models = [{', '.join(f'{chr(34)}{m}{chr(34)}' for m in calibration.hull.models)}]",
+        f"models = {names(calibration.hull.models)}",
+        f"accelerators = {names(calibration.hull.accelerators)}",
     ]
     return "\n".join(lines) + "\n"
 
@@ -193,9 +211,6 @@ def _calibration(row: Mapping[str, Any]) -> Calibration:
         raise _WrongError(f"scope is {scope!r}, not online or static")
     if not isinstance(points, int) or isinstance(points, bool) or points < 0:
         raise _WrongError(f"points is {points!r}, not a whole number")
-    models = hull.get("models")
-    if not isinstance(models, list) or not all(isinstance(model, str) for model in models):
-        raise _WrongError(f"hull.models is {models!r}, not a list of names")
     return Calibration(
         device=_word(row, "device"),
         engine=_word(row, "engine"),
@@ -203,7 +218,12 @@ def _calibration(row: Mapping[str, Any]) -> Calibration:
         factors=_factors(_table(row, "factors")),
         spreads=_spreads(row, "spreads"),
         unseen=_spreads(row, "unseen"),
-        hull=Hull(models=tuple(models), **{name: _range(hull, name) for name in _RANGES}),
+        elsewhere=_spreads(row, "elsewhere"),
+        hull=Hull(
+            models=_names(hull, "models"),
+            accelerators=_names(hull, "accelerators"),
+            **{name: _range(hull, name) for name in _RANGES},
+        ),
         points=points,
         version=_word(row, "version"),
         source=_word(row, "source"),
@@ -234,6 +254,13 @@ def _spreads(row: Mapping[str, Any], table: str) -> dict[str, Spread]:
             raise _WrongError(f"{place} is {pair!r}, not two logarithms in order, of factors from 0.001 to 1000")
         spreads[metric] = Spread(low, high)
     return spreads
+
+
+def _names(hull: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    names = hull.get(name)
+    if not isinstance(names, list) or not all(isinstance(item, str) for item in names):
+        raise _WrongError(f"hull.{name} is {names!r}, not a list of names")
+    return tuple(names)
 
 
 def _range(hull: Mapping[str, Any], name: str) -> tuple[float, float]:

@@ -80,7 +80,9 @@ class ReplicaFigures:
     steps_s: tuple[float, ...] = (0.0,)
     """... and a decode step of each."""
     first_s: float = 0.0
-    """By which the first token comes later to its client; later ones make up for it."""
+    """By which the first token comes later to its client; later ones make up for it ..."""
+    stream_s: float = 0.0
+    """... and for each other request in flight."""
     read_s: float = 0.0
     """What a request spends outside the engine's steps."""
     long_s: float = 0.0
@@ -132,6 +134,7 @@ def replica(
         batches=tuple(batches.tolist()),
         steps_s=tuple(steps.tolist()),
         first_s=calibration.factors.request,
+        stream_s=calibration.factors.stream,
         read_s=calibration.factors.prompt_token * demand.input,
         long_s=_longer(step, demand, calibration),
         bands=_bands(calibration),
@@ -197,13 +200,14 @@ def under_load(figures: ReplicaFigures, demand: MeanWorkload, rate: float) -> La
     prompts = rate * figures.marginal_s
     uneven = 1.0 + demand.input_variation**2  # Pollaczek and Khinchine
     queue = uneven * prompts * figures.marginal_s / (2.0 * (1.0 - min(prompts, MAX_UTILISATION)))
-    outside = figures.first_s + figures.read_s
+    late = figures.first_s + figures.stream_s * stay.batch
+    outside = late + figures.read_s
     ttft_mean = outside + own + behind / 2 + queue + stay.wait_mean
     others = _poisson_p95(1.5 * rate * typical * slower) * figures.marginal_s * math.sqrt(uneven)
     ttft_p95 = max(ttft_mean, outside + own + behind + max(3.0 * queue, others) + stay.wait_p95)
     ttft_p95 = ttft_mean + math.hypot(ttft_p95 - ttft_mean, figures.long_s)
     decode = max(0.0, demand.output - 1.0)
-    early = min(figures.first_s / max(1.0, decode), MOST_EARLY * stay.step * slower)
+    early = min(late / max(1.0, decode), MOST_EARLY * stay.step * slower)
     tpot_mean = stay.step * slower - early
     crowded = _step(figures, stay.batch + NORMAL_P95 * stay.spread / math.sqrt(2.0)) * slower
     prompts_met = (

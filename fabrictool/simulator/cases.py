@@ -258,7 +258,9 @@ def _replica(case: Case, factors: Factors, cut: Parallelism, sequences: int) -> 
         token_budget=budget,
         kv_tokens=space.kv_tokens,
         lanes=model.lanes,
+        prefill_first=engine.prefill_first,
         frontend=factors.request,
+        frontend_stream=factors.stream,
         frontend_token=factors.prompt_token,
     )
 

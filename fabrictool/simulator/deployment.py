@@ -266,7 +266,9 @@ def _spec(
         role=replica.phase,
         weight=replica.weight,
         lanes=max(1, round(steps.lanes)),
+        prefill_first=engines()[wanted.engine].prefill_first,
         frontend=stood.step.factors.request,
+        frontend_stream=stood.step.factors.stream,
         frontend_token=stood.step.factors.prompt_token,
     )
     return spec, stood.calibration

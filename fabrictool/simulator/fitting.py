@@ -30,19 +30,20 @@ SPREAD = {
     "compute": 0.3,
     "narrow": 0.15,
     "bandwidth": 0.2,
+    "narrow_bandwidth": 0.1,
     "expert_compute": 0.4,
     "expert_bandwidth": 0.3,
     "expert_spread": 0.1,
     "attention_compute": 0.5,
     "attention_bandwidth": 0.4,
     "link": 0.5,
-    "layer": 0.7,
-    "expert_layer": 0.7,
-    "eager_layer": 1.0,
+    "kernel": 0.5,
+    "eager_kernel": 1.0,
     "step": 0.8,
     "sequence": 0.8,
     "collective": 0.7,
     "request": 1.0,
+    "stream": 1.0,
     "prompt_token": 1.0,
 }
 """How far factors differ between devices and engines: standard deviations of their logarithms."""
@@ -50,12 +51,14 @@ LIMIT = {
     "compute": 0.95,
     "narrow": 1.0,
     "bandwidth": 1.0,
+    "narrow_bandwidth": 1.0,
     "expert_compute": 1.0,
     "expert_bandwidth": 1.0,
     "expert_spread": 1.0,
     "attention_compute": 0.9,
     "attention_bandwidth": 1.0,
     "link": 1.0,
+    "request": 0.05,
 }
 """No efficiency beats the physics."""
 NOISE = 0.13
@@ -180,7 +183,8 @@ def spreads(errors: Sequence[dict[str, float]]) -> dict[str, Spread]:
     """90 % bands of log errors of unseen cases, per metric, by split conformal ranks: few points give wide bands."""
     bands = {}
     for metric in WEIGHT:
-        values = np.sort([error[metric] for error in errors if metric in error])
+        # A refusal is no forecast that could lie beside the measurement.
+        values = np.sort([error[metric] for error in errors if metric in error and abs(error[metric]) < WORST])
         if not len(values):
             continue
         count = len(values)
@@ -189,7 +193,7 @@ def spreads(errors: Sequence[dict[str, float]]) -> dict[str, Spread]:
         # Beyond the sample's own extremes nothing is known: half as much again.
         bottom = values[low] if low >= 0 else min(values[0], 0.0) * 1.5
         top = values[high] if high < count else max(values[-1], 0.0) * 1.5
-        bands[metric] = Spread(float(bottom), float(top))
+        bands[metric] = Spread(min(float(bottom), 0.0), max(float(top), 0.0))  # a forecast lies in its own band
     return bands
 
 
@@ -206,4 +210,5 @@ def hull(observations: Sequence[Observation]) -> Hull:
         output_len=span([float(c.output_len) for c in cases]),
         devices=span([float(c.devices) for c in cases]),
         models=tuple(sorted({c.model.id for c in cases})),
+        accelerators=tuple(sorted({c.device.id for c in cases})),
     )

@@ -55,6 +55,8 @@ class ReplicaSpec:
     """Tokens under one prefix id of the stream, a multiple of 16; 0: no prefix caching."""
     frontend: float = 0.0
     """Seconds by which a first token comes later to its client than a step computed it; later tokens make up for it."""
+    frontend_stream: float = 0.0
+    """More for each other request that is in flight on the replica then."""
     frontend_token: float = 0.0
     """Seconds outside the engine's steps for each token of the prompt."""
     up: float = 0.0
@@ -308,7 +310,7 @@ class Fleet:
         served = np.where(requests.where >= 0, requests.where, 0)
         known = requests.where >= 0
         outside = np.where(known, state.outside_token[served] * requests.prompt, 0.0)
-        first = requests.first + outside + np.where(known, state.first_delay[served], 0.0)
+        first = requests.first + outside + requests.late
         accounts = Accounts(
             busy=state.busy.copy(),
             steps=state.steps.copy(),
@@ -465,7 +467,7 @@ def _check(specs: Sequence[ReplicaSpec], stream: Stream) -> None:
     if count and (stream.prompt.min() < 1 or stream.output.min() < 1):
         raise InvalidInputError.of("FT2103", "a request needs at least one prompt token and one output token")
     for spec in specs:
-        times = (spec.times.decode, spec.times.mixed, spec.times.sample)
+        times = (spec.times.decode, spec.times.mixed, spec.times.sample, spec.times.shared)
         if any(not np.isfinite(t).all() or (t < 0).any() for t in times) or spec.kv_tokens < kernel.BLOCK:
             raise InvalidInputError.of(
                 "FT2104", f"replica of {spec.model!r}: step times must be finite and a KV cache must hold a block"
@@ -509,8 +511,9 @@ def _tables(specs: Sequence[ReplicaSpec]) -> tuple[kernel.StepTables, list[int]]
     rates = np.zeros(len(kinds), dtype=kernel.RATES).view(np.recarray)
     for name in kernel.RATES.names or ():
         rates[name] = [getattr(times, name) for times in kinds]
-    decode, mixed, sample = (stack([getattr(t, name) for t in kinds]) for name in ("decode", "mixed", "sample"))
-    return kernel.StepTables(decode, mixed, sample, rates), which
+    names = ("decode", "mixed", "sample", "shared")
+    tables = {name: stack([getattr(times, name) for times in kinds]) for name in names}
+    return kernel.StepTables(**tables, rates=rates), which
 
 
 def _replicas(specs: Sequence[ReplicaSpec], kinds: list[int]) -> Any:
@@ -525,6 +528,7 @@ def _replicas(specs: Sequence[ReplicaSpec], kinds: list[int]) -> Any:
     replicas.swaps = [spec.swap for spec in specs]
     replicas.chain_tokens = [spec.prefix_tokens for spec in specs]
     replicas.first_delay = [spec.frontend for spec in specs]
+    replicas.stream_delay = [spec.frontend_stream for spec in specs]
     replicas.outside_token = [spec.frontend_token for spec in specs]
     replicas.ends = math.inf
     replicas.soonest = kernel.NEVER

@@ -69,6 +69,7 @@ REQUEST = np.dtype(
     [
         ("arrival", "f8"),
         ("first", "f8"),  # out: when the first token left; NaN before
+        ("late", "f8"),  # out: seconds by which it came later to its client
         ("finish", "f8"),  # out: when the last token left; NaN before
         ("prompt", "i8"),
         ("output", "i8"),
@@ -103,7 +104,8 @@ REPLICA = np.dtype(
         ("prefill_first", "?"),  # prompts stop decoding until they are done (SGLang), instead of sharing its steps
         ("swaps", "?"),  # preempted requests keep their cache in host memory, instead of computing it again
         ("chain_tokens", "i8"),  # tokens under one prefix id; 0: no prefix caching
-        ("first_delay", "f8"),  # seconds by which the first token comes later to its client
+        ("first_delay", "f8"),  # seconds by which a first token comes later to its client ...
+        ("stream_delay", "f8"),  # ... and for each other request that is in flight
         ("outside_token", "f8"),  # seconds of a request outside its steps, for each prompt token
         ("rejoined", "i8"),  # requests that decode again since the last step
         ("starts", "f8"),
@@ -142,6 +144,7 @@ RATES = np.dtype(
         ("swap", "f8"),  # seconds for each token that is moved to or from host memory
         ("hand", "f8"),  # seconds for each token that is handed from prefill to decode
         ("hand_latency", "f8"),
+        ("groups", "i8"),  # groups of devices that have attention of their own and share the experts
     ]
 )
 """One record a kind of replica."""
@@ -194,6 +197,8 @@ class StepTables(NamedTuple):
     """(kind, tokens of one lane) → a step with prompts in it, without attention and sampling."""
     sample: Any
     """(kind, sequences) → logits and sampling of a mixed step."""
+    shared: Any
+    """(kind, tokens of all attention groups) → what these share in a mixed step."""
     rates: Any
 
 
@@ -636,6 +641,8 @@ def _plan_step(
             read, _, _ = _windowed(requests, replicas, lists, r, window, 1)
             time += read * tables.rates[kind].read_window / lanes
     time += tables.mixed[kind, min(length, tables.mixed.shape[1] - 1)]
+    together = min(length * tables.rates[kind].groups, tokens if prefill_only else tokens + decoding)
+    time += tables.shared[kind, min(together, tables.shared.shape[1] - 1)]
     time += tables.sample[kind, min(sampled, tables.sample.shape[1] - 1)]
     replicas[r].count = 1
     replicas[r].ends = now + extra + time
@@ -688,7 +695,7 @@ def leave(requests: Any, replicas: Any, clock: EventQueue, i: int, state: int, n
         requests[i].finish = now
         r = requests[i].where
         outside = replicas[r].outside_token * requests[i].prompt
-        outside += max(0.0, requests[i].first + replicas[r].first_delay - now)
+        outside += max(0.0, requests[i].first + requests[i].late - now)
     requests[i].state = state
     clock.at[0].unfinished -= 1
     if clock.at[0].spawned < requests.shape[0]:
@@ -783,6 +790,8 @@ def _end_step(
             continue
         if requests[i].generated == 0:
             requests[i].first = now
+            others = decoding + replicas[r].prefilling - 1
+            requests[i].late = replicas[r].first_delay + others * replicas[r].stream_delay
         _count_pause(requests, lists, r, i, now)
         requests[i].generated += 1
         if requests[i].generated >= requests[i].output:

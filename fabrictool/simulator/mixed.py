@@ -90,8 +90,8 @@ class MixedSteps:
         """The tables for the event loop: of the stages, by their shares."""
         tables = [(stage.times(max_num_seqs, token_budget, hand, hand_latency), share) for stage, share in self.kinds]
         mean = {f.name: sum(share * getattr(times, f.name) for times, share in tables) for f in fields(StepTimes)}
-        more = {"decode": mean["decode"] + self.wait, "mixed": mean["mixed"] + self.wait, "window": tables[0][0].window}
-        return StepTimes(**mean | more)
+        same = {name: getattr(tables[0][0], name) for name in ("window", "groups")}
+        return StepTimes(**mean | same | {name: mean[name] + self.wait for name in ("decode", "mixed")})
 
 
 def pipeline(

@@ -18,6 +18,23 @@ if TYPE_CHECKING:
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
+GROUPED_KERNELS = 6
+"""Of one layer in a captured decode step: norm, projection, rotation with the cache's write, attention, its reduction
+over the context's parts, output."""
+LATENT_KERNELS = 10
+"""The same with a norm of the compressed vectors, the second projection, and products that enter and leave the
+compressed space."""
+INDEXER_KERNELS = 8
+"""Projections, norm, rotation, weights, scores and the choice of what is read."""
+LINEAR_KERNELS = 8
+"""Norm, two projections, convolution, gates, the delta rule, its norm, output."""
+DENSE_KERNELS = 4
+"""Norm, up, gate, down."""
+EXPERT_KERNELS = 8
+"""Norm, router, choice, permutation, up, gate, down, sum."""
+SHARED_KERNELS = 4
+"""Up, gate, down, sum of the expert that sees all tokens."""
+
 
 @dataclass(frozen=True, slots=True)
 class Parallelism:
@@ -109,6 +126,10 @@ class Work:
     """Experts for one token; 0: a dense model."""
     reduced: int
     """All-reduces of one token's hidden state in a step: two a layer."""
+    kernels: int
+    """That one step launches, as engines fuse them: norms, products, attention, gates, sums; without collectives."""
+    products: int
+    """Of them those whose inputs have to be made narrow when the weights are."""
 
 
 def work(model: ModelArchitecture, cut: Parallelism) -> Work:
@@ -138,7 +159,18 @@ def work(model: ModelArchitecture, cut: Parallelism) -> Work:
         hidden=model.hidden,
         chosen=model.active_experts if model.experts else 0,
         reduced=2 * model.layers,
+        kernels=_attention_kernels(model) * (full_layers + windowed)
+        + LINEAR_KERNELS * linear
+        + DENSE_KERNELS * (model.layers - moe_layers)
+        + (EXPERT_KERNELS + (SHARED_KERNELS if model.shared_expert_ffn else 0)) * moe_layers,
+        products=sum(round(m.count) for m in matmuls if m.weights and m.precision == "weights"),
     )
+
+
+def _attention_kernels(model: ModelArchitecture) -> int:
+    if not model.kv_rank:
+        return GROUPED_KERNELS
+    return LATENT_KERNELS + (INDEXER_KERNELS if model.index_topk else 0)
 
 
 def _attention_matmuls(model: ModelArchitecture, cut: Parallelism, layers: int) -> list[Matmul]:

@@ -110,8 +110,10 @@ class RecordedRun:
             token_budget=self.token_budget,
             kv_tokens=self.room.kv_tokens,
             lanes=step.lanes,
+            prefill_first=engines()[case.engine].prefill_first,
             prefix_tokens=self.prefix_tokens,
             frontend=factors.request,
+            frontend_stream=factors.stream,
             frontend_token=factors.prompt_token,
         )
         outcome = simulate([spec], self.stream, RoundRobinPolicy())

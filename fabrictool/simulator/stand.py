@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fabrictool.simulator.calibration import Calibration
     from fabrictool.simulator.memory import ReplicaMemory
 
-ON_CPU = Factors(layer=60e-6, expert_layer=60e-6, step=1e-3, sequence=50e-6, request=5e-3)
+ON_CPU = Factors(kernel=6e-6, step=1e-3, sequence=50e-6, request=5e-3)
 """Interpreter and thread hand-over instead of kernel launches; nothing was measured on processors."""
 MATRIX_UNITS = 0.09
 """Share of a processor's nominal matrix peak in prefill: the 14 to 23 of 216 TFLOP/s that lie between the models which

@@ -66,7 +66,9 @@ class Factors:
     narrow: float = 0.8
     """What remains of `compute` for each halving of the width below 16 bits."""
     bandwidth: float = 0.8
-    """Of the memory's peak, reading weights."""
+    """Of the memory's peak, reading 16-bit weights."""
+    narrow_bandwidth: float = 0.88
+    """What remains of `bandwidth` for each halving of the width below 16 bits: scales, and shorter rows."""
     expert_compute: float = 0.6
     """Of `compute`, for grouped products of experts."""
     expert_bandwidth: float = 0.8
@@ -79,12 +81,10 @@ class Factors:
     """Of the memory's peak, reading the cache."""
     link: float = 0.6
     """Of the link's peak in collectives."""
-    layer: float = 15e-6
-    """For each layer of a decode step: launches, small kernels, synchronisation."""
-    expert_layer: float = 15e-6
-    """More for each layer of experts: routing, permuting, gathering."""
-    eager_layer: float = 10e-6
-    """More for each layer when a step has prompts in it and runs outside a captured graph."""
+    kernel: float = 1.4e-6
+    """For each kernel of a decode step: launch, ramp, synchronisation."""
+    eager_kernel: float = 1e-6
+    """More for each kernel when a step has prompts in it and runs outside a captured graph."""
     step: float = 2e-3
     """For each step: scheduler, input preparation, sampling."""
     sequence: float = 5e-6
@@ -95,6 +95,8 @@ class Factors:
     """By which a first token comes later to its client than a step computed it: hand-over, stream set-up, first chunk.
     Later tokens make up for it: as a delay of the whole answer it would keep clients waiting who did not wait, by what
     runs with a constant number in flight show."""
+    stream: float = 0.5e-3
+    """More by which it comes later for each other request in flight: one front end writes all of their answers."""
     prompt_token: float = 1e-6
     """For each prompt token, outside the steps: tokenisation, block hashing."""
 
@@ -207,11 +209,23 @@ class StepModel:
 
     def linear(self, tokens: Floats) -> Floats:
         """Seconds of all matrix products, norms and collectives of a step of `tokens`, without the logits."""
+        return self._own(tokens) + self._experts(tokens * self.cut.dp)
+
+    def _own(self, tokens: Floats) -> Floats:
+        """What an attention group does for its own tokens."""
+        total = tokens * self.work.elementwise * 2.0 / (self.machine.bandwidth * self.factors.bandwidth)
+        for matmul in self.work.matmuls:
+            if not matmul.experts:
+                total += self._matmul(matmul, tokens)
+        return total + self._communication(tokens)
+
+    def _experts(self, tokens: Floats) -> Floats:
+        """What all attention groups do together, for the tokens of all of them."""
         total = np.zeros_like(tokens)
         for matmul in self.work.matmuls:
-            total += self._matmul(matmul, tokens * (self.cut.dp if matmul.experts else 1))
-        total += tokens * self.work.elementwise * 2.0 / (self.machine.bandwidth * self.factors.bandwidth)
-        return total + self._communication(tokens)
+            if matmul.experts:
+                total += self._matmul(matmul, tokens)
+        return total
 
     def logits(self, sequences: Floats) -> Floats:
         """Seconds for logits and sampling of `sequences`."""
@@ -240,11 +254,15 @@ class StepModel:
     def overhead(self, *, eager: bool) -> float:
         """Seconds of a step whatever it computes."""
         f = self.factors
-        layers = (
-            self.work.layers * (f.layer + (f.eager_layer if eager else 0.0)) + self.work.moe_layers * f.expert_layer
-        )
+        # A kernel before each product makes its inputs as narrow as the weights.
+        kernels = self.work.kernels + (self.work.products if self._halvings else 0)
         hops = (self.cut.pp - 1) * (f.collective + NODE_LATENCY_S)
-        return f.step + layers + hops
+        return f.step + kernels * (f.kernel + (f.eager_kernel if eager else 0.0)) + hops
+
+    @property
+    def _halvings(self) -> float:
+        """How often the weights' width is half of 16 bits."""
+        return max(0.0, math.log2(2.0 / OCTETS[self.weights]))
 
     def times(self, max_num_seqs: int, token_budget: int, hand: float = 0.0, hand_latency: float = 0.0) -> StepTimes:
         """The tables that the event loop looks up; `hand` seconds move one token's cache to a decode replica."""
@@ -254,10 +272,14 @@ class StepModel:
         lane_sequences = np.ceil(sequences / self.lanes)
         linear = self.linear(grid)
         decode = np.interp(lane_sequences, grid, linear) + self.logits(lane_sequences) + self.overhead(eager=False)
-        mixed = np.interp(np.arange(most + 1, dtype=float), grid, linear) + self.overhead(eager=True)
+        every = np.arange(most + 1, dtype=float)
+        alone = self.cut.dp == 1
+        mixed = np.interp(every, grid, linear if alone else self._own(grid)) + self.overhead(eager=True)
         return StepTimes(
             decode=decode,
             mixed=mixed,
+            shared=np.zeros(1) if alone else np.interp(every, grid, self._experts(grid)),
+            groups=self.cut.dp,
             sample=self.logits(lane_sequences),
             read=self._read(self.work.full),
             pair=self._pair(self.work.full),
@@ -278,7 +300,9 @@ class StepModel:
         f = self.factors
         precision = self.weights if matmul.precision == "weights" else matmul.precision
         peak, halvings = self.machine.peak(precision)
-        compute, bandwidth = f.compute * f.narrow**halvings, f.bandwidth
+        own = matmul.precision == "weights"
+        compute = f.compute * f.narrow**halvings
+        bandwidth = f.bandwidth * (f.narrow_bandwidth**self._halvings if own else 1.0)
         if matmul.experts:
             compute, bandwidth = compute * f.expert_compute, bandwidth * f.expert_bandwidth
         arithmetic = matmul.flops(tokens) / (peak * compute)
@@ -307,9 +331,11 @@ class StepModel:
         if cut.dp > 1 and self.work.moe_layers:
             group = cut.tp * cut.dp
             link, latency = self._link(group)
-            share = (group - 1) / group
-            exchange = latency + octets * min(self.work.chosen, group) * share / (link * f.link)
-            total += 2 * self.work.moe_layers * exchange
+            # A token goes once to each device that holds at least one of its experts, as wide as the weights are, and
+            # comes back at 16 bits.
+            others = (group - 1) * (1.0 - (1.0 - 1.0 / group) ** self.work.chosen)
+            sent = tokens * self.work.hidden * (min(OCTETS[self.weights], 2.0) + 2.0) / 2.0
+            total += 2 * self.work.moe_layers * (latency + sent * others / (link * f.link))
         if cut.pp > 1:
             total += (cut.pp - 1) * octets / (self.machine.network * f.link)
         return total

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    import numpy as np
+import numpy as np
 
+if TYPE_CHECKING:
     Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
@@ -40,6 +40,10 @@ class StepTimes:
     hand: float = 0.0
     """For each token handed from prefill to decode, and once for each hand-over."""
     hand_latency: float = 0.0
+    groups: int = 1
+    """Groups of devices that have attention of their own and share the experts."""
+    shared: Floats = field(default_factory=lambda: np.zeros(1))
+    """(tokens + 1) What they share in a step with prompts in it, by the tokens of all groups; not part of `mixed`."""
 
     @property
     def of_a_pair(self) -> StepTimes:

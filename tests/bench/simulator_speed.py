@@ -86,7 +86,7 @@ TABLES = """
 import time
 from fabrictool.catalog import accelerators, models
 from fabrictool.simulator.calibration import choose, shipped
-from fabrictool.simulator.capacity import Demand, replica
+from fabrictool.simulator.capacity import MeanWorkload, replica
 from fabrictool.simulator.memory import reported_memory, room
 from fabrictool.simulator.operators import Parallelism
 from fabrictool.simulator.stepmodel import Machine, StepModel
@@ -101,7 +101,7 @@ batches = range(64, 576, 64)
 devices = [d for d in accelerators().values() if "bf16" in d.flops][:12]
 assert len(models()) * len(devices) * 4 * len(batches) >= 5000
 everything = [(d, m, tp, batch) for m in models().values() for d in devices for tp in (1, 2, 4, 8) for batch in batches]
-demand = Demand(1.0, 512.0, 128.0, 4096)
+demand = MeanWorkload(1.0, 512.0, 128.0, 4096)
 table(*everything[0], demand)
 began = time.perf_counter()
 for one in everything[:5000]:

@@ -108,7 +108,7 @@ def trace_of_a_slow_service(count):
     cells = {"device": "h100-sxm", "model": SERVICE[-1], "engine": "vllm"}
     case = case_of(cells | dict.fromkeys(("input_len", "output_len", "concurrency"), "1"))
     factors = choose(shipped(), "h100-sxm", "nvidia", "vllm", "online").factors
-    slow = replace(factors, step=2 * factors.step, layer=2 * factors.layer, bandwidth=0.75 * factors.bandwidth)
+    slow = replace(factors, step=2 * factors.step, kernel=2 * factors.kernel, bandwidth=0.75 * factors.bandwidth)
     trace = generate(Recipe(8.0), count, 1)
     times = recorded(case, trace).play(slow)
     return tuple(dumps(replace(trace, ttft=times["ttft"], latency=times["e2e"])))

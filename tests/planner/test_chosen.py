@@ -18,6 +18,8 @@ from fabrictool.planner.solvers.tabu import TabuSolver
 from fabrictool.planner.work import SearchWork
 from tests.planner.test_verdict import nothing_runs, solved, wide
 
+pytestmark = pytest.mark.usefixtures("kept_calibrations")
+
 
 class Recorder:
     """The exact solver, and what it was asked; `work` is what it says to have used up."""

@@ -33,6 +33,8 @@ from fabrictool.simulator.slo import criteria
 from fabrictool.simulator.steady import steady_state
 from fabrictool.workload.arrivals import arrivals
 
+pytestmark = pytest.mark.usefixtures("kept_calibrations")
+
 INVENTORY = """
 apiVersion: fabrictool/v1
 kind: Inventory

@@ -16,6 +16,8 @@ from fabrictool.planner.weights import gateway_weights
 from tests.planner.fabrics import situation
 from tests.planner.test_verdict import fabric, nothing_runs, planned, wide
 
+pytestmark = pytest.mark.usefixtures("kept_calibrations")
+
 EVERYTHING = [
     "gpus.cheap/gpu-=16",
     "gpus.h100-sxm+=8",

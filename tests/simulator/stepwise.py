@@ -129,9 +129,9 @@ class Engine:
             length += -(-decoding // lanes)
             sampled += decoding
             total += (read * times.read + read_window * times.read_window) / lanes
-        return (
-            total + times.mixed[min(length, len(times.mixed) - 1)] + times.sample[min(sampled, len(times.sample) - 1)]
-        )
+        together = min(length * times.groups, tokens if spec.prefill_first else tokens + decoding)
+        tables = ((times.mixed, length), (times.shared, together), (times.sample, sampled))
+        return total + sum(table[min(at, len(table) - 1)] for table, at in tables)
 
     def book(self, end):
         if not self.stalled:

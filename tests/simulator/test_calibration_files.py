@@ -10,7 +10,7 @@ from fabrictool.simulator import fitting
 from fabrictool.simulator.calibration import MOST, Calibration, Hull, Spread, dumps, loads
 from fabrictool.simulator.stepmodel import Factors
 
-HULL = Hull((1, 64), (1, 2000), (1, 2000), (1, 8), ("a/b",))
+HULL = Hull((1, 64), (1, 2000), (1, 2000), (1, 8), ("a/b",), ("d",))
 GOOD = dumps(
     Calibration("d", "e", "static", Factors(), {"tpot": Spread(-0.1, 0.2)}, {"tpot": Spread(-0.3, 0.3)}, HULL, 50)
 )
@@ -63,6 +63,8 @@ def test_all_shipped_ones_are_read(name):
         ("concurrency = [1, 64]", "concurrency = [-1, 64]", "hull.concurrency"),
         ("concurrency = [1, 64]", "", "hull.concurrency"),
         ('models = ["a/b"]', 'models = "a/b"', "hull.models"),
+        ('accelerators = ["d"]', "", "hull.accelerators"),
+        ('accelerators = ["d"]', "accelerators = [3]", "hull.accelerators"),
         ("[hull]", "[hall]", "hull"),
         ("[factors]", "factors = 3\n[other]", "factors"),
     ],

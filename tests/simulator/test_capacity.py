@@ -102,7 +102,8 @@ def test_latency_under_load_is_that_of_the_event_loop(model, tp, prompt, answer,
     found = capacity.replica(one, space, demand, slots, known)
     rate, count = load * found.capacity, 6000
     arrival = np.cumsum(np.random.default_rng(0).exponential(1 / rate, count))
-    outside = {"frontend": known.factors.request, "frontend_token": known.factors.prompt_token}
+    late = known.factors
+    outside = {"frontend": late.request, "frontend_stream": late.stream, "frontend_token": late.prompt_token}
     spec = ReplicaSpec(one.times(slots, 8192), slots, 8192, int(space.kv_tokens), **outside)
     played = simulate([spec], Stream(arrival, np.full(count, prompt), np.full(count, answer)), RoundRobinPolicy())
     forecast = under_load(found, demand, rate)

@@ -346,7 +346,7 @@ def test_every_shipped_calibration_obeys_the_physics_and_names_its_source():
 
 
 def test_a_fit_finds_the_factors_that_made_the_data():
-    truth = Factors(compute=0.45, bandwidth=0.6, step=4e-3, layer=25e-6)
+    truth = Factors(compute=0.45, bandwidth=0.6, step=4e-3, kernel=2.5e-6)
     made = []
     for concurrency in (1, 8, 64):
         for length in (256, 2048):

@@ -72,8 +72,11 @@ def test_the_kernel_equals_stepping_one_by_one(seed):
     window, levels = rng.choice([0, 100]), rng.choice([1, 3])
     requests = stream(60, rate, seed)
     requests = replace(requests, priority=np.random.default_rng(seed + 1).integers(0, levels, 60))
+    groups = rng.choice([1, lanes])
+    shared = 5e-5 * np.arange(budget + slots + 1) * (groups > 1)
+    windowed = {"window": window, "read_window": 1e-7 * (window > 0), "pair_window": 2e-8 * (window > 0)}
     one = spec(
-        times=times(slots, budget, window=window, read_window=1e-7 * (window > 0), pair_window=2e-8 * (window > 0)),
+        times=times(slots, budget, **windowed, groups=groups, shared=shared),
         max_num_seqs=slots,
         token_budget=max(budget, slots + 1),
         kv_tokens=kv,
@@ -416,6 +419,27 @@ def test_a_closed_loop_counts_what_its_clients_wait_for_outside_the_steps():
     assert float(found.e2e.sum()) / span <= 4 + 1e-9
     assert found.ttft.min() > 0.3
     assert (found.finish >= found.first).all()
+
+
+def test_a_first_token_comes_later_for_each_other_request_in_flight():
+    at_once = Stream(np.zeros(8), np.full(8, 16), np.full(8, 40))
+    plain, crowded = (play([spec(frontend_stream=delay)], at_once) for delay in (0.0, 0.01))
+    # The first to come is computed before the others are there.
+    assert (crowded.ttft - plain.ttft) == pytest.approx([0.0] + [7 * 0.01] * 7)
+    assert crowded.finish == pytest.approx(plain.finish)
+    lone = Stream(np.zeros(1), np.array([16]), np.array([40]))
+    assert play([spec(frontend_stream=0.01)], lone).ttft == pytest.approx(play([spec()], lone).ttft)
+
+
+def test_what_attention_groups_share_counts_the_tokens_of_all_of_them():
+    """A lone prompt occupies one group, and the experts see no other tokens; the next seven occupy all four."""
+    table = 1e-4 * np.arange(257)
+    own = times(shared=table, groups=4, pair=0.0)
+    requests = [Stream(np.zeros(n), np.full(n, 32), np.ones(n, int)) for n in (1, 8)]
+    lone, eight = (play([spec(times=own, lanes=4)], some) for some in requests)
+    assert lone.ttft[0] == pytest.approx(own.mixed[32] + table[32] + own.sample[1])
+    rest = own.mixed[7 * 32 // 4] + table[7 * 32] + own.sample[7]
+    assert eight.ttft == pytest.approx([lone.ttft[0]] + [lone.ttft[0] + rest] * 7)
 
 
 def test_the_mean_gap_counts_tokens_and_not_answers():

@@ -11,7 +11,7 @@ from fabrictool.simulator.stepmodel import OCTETS, Factors, Machine, StepModel
 DENSE = "meta-llama/Llama-3.1-70B-Instruct"
 PERFECT = Factors(
     compute=1.0, narrow=1.0, bandwidth=1.0, expert_compute=1.0, expert_bandwidth=1.0, attention_compute=1.0,
-    attention_bandwidth=1.0, link=1.0, layer=1e-12, expert_layer=1e-12, eager_layer=1e-12, step=1e-12, sequence=1e-12,
+    attention_bandwidth=1.0, link=1.0, kernel=1e-12, eager_kernel=1e-12, step=1e-12, sequence=1e-12,
     collective=1e-12, request=1e-12, prompt_token=1e-12,
 )  # fmt: skip
 
@@ -145,6 +145,27 @@ def test_narrower_weights_make_decoding_faster():
     tokens = np.array([1.0])
     spans = [float(step(device="b200", weights=p).linear(tokens)[0]) for p in ("bf16", "fp8", "fp4")]
     assert spans == sorted(spans, reverse=True)
+
+
+def test_kernels_of_a_step_are_those_that_engines_launch():
+    """Counted by hand: 80 layers of ten; 61 of latent attention, of which 58 have experts and a shared one."""
+    assert work(models()[DENSE], Parallelism(tp=8)).kernels == 80 * (6 + 4)
+    assert work(models()["deepseek-ai/DeepSeek-R1"], Parallelism(tp=8)).kernels == 61 * 10 + 3 * 4 + 58 * 12
+    indexed = work(models()["zai-org/GLM-5"], Parallelism(tp=8)).kernels
+    assert indexed == 78 * 18 + 3 * 4 + 75 * 12
+    # Narrow weights want narrow inputs: one more kernel a product.
+    narrow, wide = (step(weights=p).overhead(eager=False) for p in ("fp8", "bf16"))
+    assert narrow - wide == pytest.approx(80 * 4 * Factors().kernel)
+
+
+def test_groups_of_attention_compute_the_prompts_of_one_request_on_one_of_them():
+    cut = Parallelism(dp=8, ep=8)
+    tables = step("deepseek-ai/DeepSeek-R1", device="b200", cut=cut, weights="fp8").times(64, 65536)
+    assert tables.groups == 8
+    assert len(tables.shared) == len(tables.mixed)
+    alone, all_groups = tables.mixed[8192] + tables.shared[8192], tables.mixed[8192] + tables.shared[65536]
+    assert alone < 0.8 * all_groups
+    assert step(cut=Parallelism(tp=8)).times(64, 8192).shared.tolist() == [0.0]
 
 
 def _fields(machine):

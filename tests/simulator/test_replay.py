@@ -34,7 +34,7 @@ CASE = Case(
     concurrency=1,
 )
 PRIOR = choose(shipped(), "h100-sxm", "nvidia", "vllm", "online").factors
-TRUTH = replace(PRIOR, step=2 * PRIOR.step, layer=2 * PRIOR.layer, bandwidth=0.75 * PRIOR.bandwidth)
+TRUTH = replace(PRIOR, step=2 * PRIOR.step, kernel=2 * PRIOR.kernel, bandwidth=0.75 * PRIOR.bandwidth)
 
 
 def run(rate, count=400, seed=1, noise=0.0):

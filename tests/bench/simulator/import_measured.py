@@ -17,7 +17,7 @@ COLUMNS = [
     *("device", "model", "engine", "precision", "kv_precision", "tp", "pp", "ep", "dp"),
     *("input_len", "output_len", "concurrency", "mode"),
     *(f"{phase}_{name}" for phase in ("prefill", "decode") for name in ("workers", "tp", "pp", "ep", "dp")),
-    *("ttft_ms", "tpot_ms", "e2e_ms", "version"),
+    *("ttft_ms", "tpot_ms", "e2e_ms", "version", "mark"),
 ]
 KERNEL_COLUMNS = [
     *("op", "dtype", "m", "n", "k", "experts", "chosen", "batch", "context", "heads", "kv_heads", "head_dim", "note"),
@@ -25,6 +25,12 @@ KERNEL_COLUMNS = [
 ]
 KERNEL_DTYPES = {"bfloat16": "bf16", "fp8": "fp8", "fp8_block": "fp8"}
 DEVICES = {"b200_sxm": "b200", "b300_sxm": "b300", "h100_sxm": "h100-sxm", "h200_sxm": "h200"}
+DRAFTING = ("deepseek-ai/DeepSeek-R1", "Qwen/Qwen3.5-397B-A17B", "zai-org/GLM-5")
+"""Models that come with heads for multi-token prediction."""
+CACHED = ("h200_sxm", "vllm", "nvidia/Llama-3.1-8B-Instruct-FP8")
+"""Runs whose prompts alone would take up to 85 % of the units' peak at 8 bits, and in no other run more than 44 %: vLLM
+caches prefixes unless told otherwise, and these prompts it must have known.
+"""
 ENGINES = {"trtllm": "tensorrt-llm", "vllm": "vllm", "sglang": "sglang"}
 ARGONNE_DEVICES = {
     "Nvidia A100 GPU": "a100-40g",
@@ -47,24 +53,32 @@ def main(argv: list[str]) -> None:
 
 
 def _silicon(path: Path):
-    for row in csv.DictReader(path.open()):
-        found = re.search(r"silicon_concurrency=(\d+)", row["silicon_data_source"])
-        if not found and not row["batch_size"]:
-            continue  # the load is not stated
-        precision = row["precision"] or "fp8"
+    rows = [row for row in csv.DictReader(path.open()) if _in_flight(row)]
+    speculative = _speculative_sessions(rows)
+    runs: dict[tuple[object, ...], dict[str, str]] = {}
+    for row in sorted(rows, key=_trusted, reverse=True):
+        # Several dumps hold the same run, some under another model's name.
+        figures = (f"{float(row[name]):.4g}" for name in ("silicon_ttft_ms", "silicon_tpot_ms"))
+        run = (*_setting(row), *figures)
+        runs.setdefault(run, row)
+    for row in runs.values():
+        # What does not state it are runs of a dense model whose weights would take more than all of the memory's
+        # bandwidth at 16 bits if they were 8: no quantisation was asked for.
+        precision = row["precision"] or "bf16"
         line = {
             "device": DEVICES[row["system"]],
-            "model": row["model_path"],
+            "model": _model(row),
             "engine": ENGINES[row["backend"]],
             "precision": precision,
             "kv_precision": _cache(row, precision),
             "input_len": row["isl"],
             "output_len": row["osl"],
-            "concurrency": found.group(1) if found else row["batch_size"],
+            "concurrency": _in_flight(row),
             "mode": row["mode"],
             "ttft_ms": f"{float(row['silicon_ttft_ms']):.4g}",
             "tpot_ms": f"{float(row['silicon_tpot_ms']):.4g}",
             "version": row["backend_version"],
+            "mark": _mark(row, speculative),
         }
         if row["mode"] == "agg":
             line |= _cut(row, "", "")
@@ -76,6 +90,64 @@ def _silicon(path: Path):
         yield line
 
 
+def _in_flight(row: dict[str, str]) -> str:
+    """Requests of the whole system; empty where the load is not stated, or not over how many replicas it is spread."""
+    if row["mode"] == "agg" and "gtl_job_id" in row["silicon_data_source"]:
+        return ""
+    stated = re.search(r"silicon_concurrency=(\d+)", row["silicon_data_source"])
+    return stated.group(1) if stated else row["batch_size"]
+
+
+def _model(row: dict[str, str]) -> str:
+    """Runs that one dump calls DeepSeek-V3 are those of DeepSeek-R1, by their names and by equal figures."""
+    return "deepseek-ai/DeepSeek-R1" if row["id"].startswith("dsr1_") else row["model_path"]
+
+
+def _trusted(row: dict[str, str]) -> bool:
+    """Whether the run comes from the dump that names each configuration and leaves speculative ones out."""
+    return bool(re.search(r"_cfg\d+$", row["id"]))
+
+
+def _setting(row: dict[str, str]) -> tuple[object, ...]:
+    prefixes = ("",) if row["mode"] == "agg" else ("prefill_", "decode_")
+    widths = tuple(tuple(_cut(row, prefix, "").values()) for prefix in prefixes)
+    workers = row["prefill_num_workers"], row["decode_num_workers"]
+    names = tuple(row[name] for name in ("system", "backend", "precision", "mode", "isl", "osl"))
+    return (*names, _model(row), widths, workers, _in_flight(row))
+
+
+def _mark(row: dict[str, str], speculative: set[tuple[str, ...]]) -> str:
+    """Why nothing may be learned from a run: what its columns say is not what was computed."""
+    if not _trusted(row) and _session(row) in speculative:
+        return "speculative"
+    return "cached" if (row["system"], row["backend"], row["model_path"]) == CACHED else ""
+
+
+def _session(row: dict[str, str]) -> tuple[str, ...]:
+    """Runs of one day with one version."""
+    day = re.search(r"measured=([0-9-]+)", row["silicon_data_source"])
+    return row["system"], row["backend"], _model(row), row["backend_version"], day.group(1) if day else ""
+
+
+def _speculative_sessions(rows: list[dict[str, str]]) -> set[tuple[str, ...]]:
+    """Sessions with a run that decodes over a tenth faster than the trusted run of the same setting.
+
+    The models have heads that draft tokens, and first tokens of these runs come later than those of the trusted ones:
+    what is faster is not the step.
+    """
+    plain: dict[tuple[object, ...], float] = {}
+    for row in filter(_trusted, rows):
+        tpot = float(row["silicon_tpot_ms"])
+        plain[_setting(row)] = min(tpot, plain.get(_setting(row), tpot))
+    return {
+        _session(row)
+        for row in rows
+        if _model(row) in DRAFTING
+        and not _trusted(row)
+        and float(row["silicon_tpot_ms"]) < 0.9 * plain.get(_setting(row), 0.0)
+    }
+
+
 def _cache(row, precision: str) -> str:
     """Not stated. vLLM keeps 16 bits unless told otherwise, and the loads at which its runs on Hopper began to queue
     agree; its runs on Blackwell queue as late as only 8 bits allow."""
@@ -84,16 +156,18 @@ def _cache(row, precision: str) -> str:
 
 
 def _cut(row: dict[str, str], prefix: str, to: str) -> dict[str, object]:
-    """Widths. Some sources multiply widths (64 = 8 × 8, 16 = 4 × 4): no single server has more than 8 devices here."""
+    """Widths. The dumps of one project multiply them: 64 = 8 × 8, 16 = 4 × 4 and 4 = 2 × 2 stand for 8, 4 and 2
+    devices, as equal runs of another dump and the names of the configurations say.
+    """
     tp, dp, ep = (int(row[f"{prefix}{k}_size"] or 1) for k in ("tp", "attention_dp", "moe_ep"))
-    if not prefix and tp > 8 and ep > 1 and tp % ep == 0:
-        tp //= ep
-    if not prefix and dp > 8 and ep > 1 and dp % ep == 0:
-        dp //= ep
-    if not prefix and tp > 1 and dp > 1 and ep == tp * dp:
+    split = int(row[f"{prefix}moe_tp_size"] or 1)
+    stated = bool(row[f"{prefix}attention_dp_size"])
+    if stated and split == ep > 1 and tp * dp == split * ep:
+        tp, dp = (ep, 1) if dp == 1 else (1, ep)
+    elif stated and tp > 1 and dp > 1 and ep == tp * dp:
         dp, ep = 1, tp
-    if ep > tp * dp:
-        dp = ep // tp
+    elif split * ep > tp * dp:  # experts lie on all devices, and attention has groups
+        dp = split * ep // tp
     pp = int(row[f"{prefix}pp_size"] or 1)
     return {f"{to}tp": tp, f"{to}pp": pp, f"{to}ep": min(ep, tp * dp), f"{to}dp": dp}
 

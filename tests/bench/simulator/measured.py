@@ -18,10 +18,16 @@ from fabrictool.simulator.operators import Parallelism
 DATA = Path(__file__).parents[2] / "data" / "measured"
 
 
-def load(name):
-    """Observations of one slice, in file order."""
+def load(name, mark=""):
+    """Observations of one slice that carry this mark, in file order; without one, all that may be learned from."""
     with gzip.open(DATA / f"{name}.csv.gz", "rt") as lines:
-        return [_observation(row) for row in csv.DictReader(lines)]
+        return [_observation(row) for row in csv.DictReader(lines) if row["mark"] == mark]
+
+
+def architecture(observation):
+    """What a model is to the simulator: those with other weights in the same shapes are no other model."""
+    model = observation.case.model
+    return f"{model.layers}x{model.hidden}h{model.heads}e{model.experts}"
 
 
 def key(observation):

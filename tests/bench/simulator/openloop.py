@@ -116,6 +116,7 @@ def play(described, profile, stages, factors):
         space.kv_tokens,
         prefix_tokens=BLOCK,
         frontend=factors.request,
+        frontend_stream=factors.stream,
         frontend_token=factors.prompt_token,
     )
     found = simulate([spec], stream, routing_policy("random", random.Random(0)))

@@ -38,7 +38,7 @@ UPPER = np.log([0.95, 1.0, 1.0, 0.9])
 def main(argv):
     """Writes the slices of the runs and the calibration."""
     folder = Path(argv[0])
-    for name, (source, _) in RUNS.items():
+    for name, (source, *_) in RUNS.items():
         _slice(folder / source, DATA / f"replay-{name}.csv.gz")
     prior = choose([c for c in shipped() if c.device == "nvidia/*"], DEVICE, "nvidia", "vllm", "online")
     factors, points = _operators(folder, prior.factors)
@@ -54,12 +54,12 @@ def main(argv):
         unseen=prior.unseen,
         hull=hull,
         points=points + more,
-        version="1",
+        version="2",
         source="casys-kaist/LLMServingSim 5daddb2, kernel profiles and the first 100 requests of a run (vLLM 0.19)",
     )
     path = Path(catalogue.__file__).parent / f"{DEVICE}-vllm-online.toml"
     path.write_text(dumps(one))
-    print(path, {name: round(getattr(overheads, name), 7) for name in (*FITTED, "layer", "step", "sequence")})
+    print(path, {name: round(getattr(overheads, name), 7) for name in (*FITTED, "kernel", "step", "sequence")})
 
 
 def _slice(source, target):
@@ -142,12 +142,12 @@ def _experts(folder, factors):
     found = least_squares(
         lambda v: [math.log(t / time(v, n, k)) for n, k, t in rows],
         np.log([0.6, 0.9, 1e-5]),
-        bounds=([-4, -2, -16], [math.log(1.2), 0.0, -8]),
+        bounds=([-4, -2, -16], [0.0, 0.0, -8]),
         loss="soft_l1",
         f_scale=0.1,
     )
-    compute, bandwidth, layer = map(float, np.exp(found.x))
-    return replace(factors, expert_compute=compute, expert_bandwidth=bandwidth, expert_layer=layer), len(rows)
+    compute, bandwidth, _ = map(float, np.exp(found.x))  # launches are the same for all kernels
+    return replace(factors, expert_compute=compute, expert_bandwidth=bandwidth), len(rows)
 
 
 def _overheads(factors):
@@ -156,7 +156,7 @@ def _overheads(factors):
     def scaled(vector):
         share = float(np.exp(vector[0]))
         return replace(
-            factors, layer=factors.layer * share, step=factors.step * share, sequence=factors.sequence * share
+            factors, kernel=factors.kernel * share, step=factors.step * share, sequence=factors.sequence * share
         )
 
     def residuals(vector):
