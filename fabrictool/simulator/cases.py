@@ -270,8 +270,7 @@ def _pair(case: Case, factors: Factors) -> list[ReplicaSpec]:
         raise InvalidInputError.of("FT2110", "a disagg case needs prefill and decode columns")
     share = math.ceil(case.concurrency / case.decode.workers)
     prefill = replace(_replica(case, factors, case.prefill.cut, case.concurrency), role="prefill")
-    alone = _replica(case, factors, case.decode.cut, share)
-    decode = replace(alone, role="decode", times=alone.times.of_a_pair)
+    decode = replace(_replica(case, factors, case.decode.cut, share), role="decode")
     return [prefill] * case.prefill.workers + [decode] * case.decode.workers
 
 

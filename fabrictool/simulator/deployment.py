@@ -257,7 +257,7 @@ def _spec(
     budget = engines()[wanted.engine].token_budget
     times = steps.times(stood.max_num_seqs, budget, hand, latency)
     spec = ReplicaSpec(
-        times=times.of_a_pair if replica.phase == "decode" else times,
+        times=times,
         max_num_seqs=stood.max_num_seqs,
         token_budget=budget,
         kv_tokens=room.kv_tokens,

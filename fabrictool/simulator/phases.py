@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fabrictool.simulator.capacity import MAX_UTILISATION, Latency, prefill_seconds
-from fabrictool.simulator.steptimes import PAIR_STEP
 
 if TYPE_CHECKING:
     from fabrictool.simulator.capacity import MeanWorkload, ReplicaFigures
@@ -32,16 +31,13 @@ def prefill_only(figures: ReplicaFigures, step: Steps, demand: MeanWorkload) -> 
 
 def decode_only(figures: ReplicaFigures, demand: MeanWorkload) -> ReplicaFigures:
     """The same replica when prompts come with their cache: its capacity is answers/s."""
-    steps = [PAIR_STEP * step for step in figures.steps_s]
     return replace(
         figures,
-        steps_s=tuple(steps),
-        step_full_s=steps[-1],
-        step_alone_s=steps[0],
-        capacity=figures.max_batch / (max(1.0, demand.output - 1.0) * steps[-1]),
+        capacity=figures.max_batch / (max(1.0, demand.output - 1.0) * figures.steps_s[-1]),
         prefill_s=0.0,
         marginal_s=0.0,
         first_s=0.0,
+        stream_s=0.0,
         read_s=0.0,
         long_s=0.0,
     )

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
     Floats = np.ndarray[Any, np.dtype[np.float64]]
-
-
-PAIR_STEP = 1.25
-"""A decode step of a disaggregated pair over that of a server of its own: medians of 1.23 to 1.32 on 93 runs of five
-pairs of device and engine; the runtime between the phases costs that much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +39,3 @@ class StepTimes:
     """Groups of devices that have attention of their own and share the experts."""
     shared: Floats = field(default_factory=lambda: np.zeros(1))
     """(tokens + 1) What they share in a step with prompts in it, by the tokens of all groups; not part of `mixed`."""
-
-    @property
-    def of_a_pair(self) -> StepTimes:
-        """The same for a replica that only decodes."""
-        return replace(self, decode=self.decode * PAIR_STEP, read=self.read * PAIR_STEP)
