@@ -19,7 +19,8 @@ test: .venv/.ready ## all tests that need no extra build; as root on Debian or U
 	@bash .ci/test-packages
 	$(BIN)/python tests/run.py $(ARGS)
 
-test-extended: .venv/.ready ## builds llama-server and tests against it; renews a certificate by ACME
+test-extended: .venv/.ready ## builds llama-server and tests against it; renews a certificate by ACME; minutes on the testbed
+	@bash .ci/test-packages
 	$(BIN)/python -m pytest $(ARGS) -m extended
 
 test-long: .venv/.ready ## what must hold for any input, on thousands of inputs that are drawn anew

@@ -3,13 +3,13 @@
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.ports import free_port
 from tests.warm import WarmCommandLine
 
 ROOT = Path(__file__).parent.parent
@@ -59,12 +59,6 @@ gateway: {cluster: one, listen: 127.0.0.1:%(listen)s, mesh: 127.0.0.1:%(mesh)s}
 """
 KEY = "ftk_a-planted-key-that-must-not-leak"
 ALPHA_KEY = "ftk_a-key-of-those-who-trust-alpha-only"
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class FabricBed:

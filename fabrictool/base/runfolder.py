@@ -171,7 +171,8 @@ class RunFolder:
         """Cut a log that takes more to the younger half of that; raises FT4301 or FT4302.
 
         Whoever writes it goes on at its end, for it was opened to append. As with logrotate's copytruncate, lines that
-        come in the moment between reading and cutting are lost.
+        come in the moment between reading and cutting are lost, and lines that come before the kept ones are back stand
+        before them.
         """
         try:
             with self.log.open("rb") as file:

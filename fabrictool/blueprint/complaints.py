@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 from pydantic import BaseModel
 
 from fabrictool.base.errors import Place, Problem
+from fabrictool.base.ids import NAME_PATTERN
 from fabrictool.blueprint.tree import describe, dotted
+from fabrictool.domain.architectures import MODEL_ID
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -31,6 +33,10 @@ _EXPECTED = {
     "int_from_float": "a whole number",
     "float_type": "a number",
     "bool_type": "true or false",
+}
+_FORMS = {
+    NAME_PATTERN: ("a name", "small letters, digits, `.`, `_` and `-`, at most 63, letters or digits at both ends"),
+    MODEL_ID: ("the id of a model", "write ORGANISATION/NAME, as Hugging Face does, such as moonshotai/Kimi-K2.5"),
 }
 
 
@@ -114,8 +120,8 @@ def _problem(detail: ErrorDetails, root: YamlNode, model: type[BaseModel]) -> Pr
         named = path[-1:] == ("[key]",)
         if named:
             value, place = str(path[-2]), node.key_place(subject)
-        hint = "small letters, digits, `.`, `_` and `-`, at most 63, letters or digits at both ends"
-        return Problem("FT1106", f"{subject}: `{value[:80]}` is not a name", place, hint)
+        what, hint = _FORMS.get(context["pattern"], _FORMS[NAME_PATTERN])
+        return Problem("FT1106", f"{subject}: `{value[:80]}` is not {what}", place, hint)
     if kind in ("too_short", "too_long"):
         least, most = context.get("min_length"), context.get("max_length")
         bound = f"at least {least}" if kind == "too_short" else f"at most {most}"

@@ -20,7 +20,7 @@ from fabrictool.blueprint.tree import Steps, YamlNode, dotted
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-NAMED = frozenset({("models",), ("tenants",), ("scenarios",), ("trust",), ("trust", "groups")})
+NAMED = frozenset({("models",), ("architectures",), ("tenants",), ("scenarios",), ("trust",), ("trust", "groups")})
 """Mappings of a blueprint that several files may fill, each name once."""
 WHOLE = frozenset({"demand"})
 """Keys of a model that replace their default as a whole: a trace and a rate do not mix."""

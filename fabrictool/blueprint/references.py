@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 from fabrictool.base.errors import Problem
 from fabrictool.base.plugins import ROUTING_POLICIES as PLUGINS
 from fabrictool.base.plugins import plugin_names
+from fabrictool.blueprint.architecture_check import ArchitectureCheck, unknown_model_hint
 from fabrictool.blueprint.complaints import choices, masked, meant
 from fabrictool.blueprint.gateway_check import GatewayCheck
 from fabrictool.blueprint.inventory_check import InventoryCheck, ReferenceCheck
 from fabrictool.blueprint.tree import dotted
-from fabrictool.catalog import accelerators, engines, model, models, startable
+from fabrictool.catalog import accelerators, catalogued_ids, engines, startable
 from fabrictool.domain.blueprint import ROUTING_POLICIES, staged_name
 
 if TYPE_CHECKING:
@@ -64,7 +65,8 @@ class BlueprintCheck(ReferenceCheck):
         self._keys()
         self._move_price()
         self._routing()
-        return [*self._problems, *GatewayCheck(self._blueprint, self._inventory, self._tree).run()]
+        gateways = GatewayCheck(self._blueprint, self._inventory, self._tree).run()
+        return [*self._problems, *ArchitectureCheck(self._blueprint, self._tree).run(), *gateways]
 
     def _routing(self) -> None:
         policy = self._blueprint.routing.policy
@@ -173,15 +175,16 @@ class BlueprintCheck(ReferenceCheck):
             self.say("FT1214", (*path, "trust"), message, f"enable {choices(theirs)}", "warning")
 
     def _architecture(self, path: Steps, wanted: Model) -> None:
-        architecture = model(wanted.architecture_id)
+        architecture = self._blueprint.architecture(wanted)
         key = "architecture" if wanted.architecture is not None else "source"
         if architecture is None:
-            known = [*models(), *(alias for entry in models().values() for alias in entry.aliases)]
+            known = [*catalogued_ids(), *self._blueprint.architectures]
             if key == "source" and not wanted.source.startswith("hf://"):
                 hint = "add `architecture:` with the model id of the catalogue that these weights are of"
                 self.say("FT1211", path, "the source does not say which model this is", hint)
             else:
-                self.refer("FT1207", (*path, key), wanted.architecture_id, known, "catalogued model")
+                message = f"there is no catalogued model `{wanted.architecture_id}`"
+                self.say("FT1207", (*path, key), message, unknown_model_hint(wanted.architecture_id, known))
             return
         context = wanted.variant.context
         if context is not None and context > architecture.max_context:

@@ -123,7 +123,7 @@ def _loosen(schema: dict[str, Any]) -> None:
         }
     schema["required"] = ["apiVersion", "kind"]
     schema["properties"]["kind"] = {"const": "Part", "type": "string", "description": "What this file is."}
-    for name in ("models", "tenants"):
+    for name in ("models", "architectures", "tenants"):
         field = schema["properties"][name]
         field.pop("minProperties", None)
         named = field["patternProperties"]

@@ -1,11 +1,12 @@
 """Data only: accelerators, links, models and engines, every number with its source."""
 
+from fabrictool.catalog.architecture import ModelArchitecture
 from fabrictool.catalog.tables import (
     Accelerator,
     Engine,
     Interconnect,
-    ModelArchitecture,
     accelerators,
+    catalogued_ids,
     engines,
     links,
     model,
@@ -19,6 +20,7 @@ __all__ = [
     "Interconnect",
     "ModelArchitecture",
     "accelerators",
+    "catalogued_ids",
     "engines",
     "links",
     "model",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from fabrictool.base.units import Bandwidth, Compute, Memory, Power
+from fabrictool.catalog.architecture import ModelArchitecture
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -60,134 +61,6 @@ class Accelerator(msgspec.Struct, frozen=True, kw_only=True):
     sources: dict[str, str] = {}
 
 
-class ModelArchitecture(msgspec.Struct, frozen=True, kw_only=True):
-    """A decoder-only language model as far as memory and time depend on it."""
-
-    id: str
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    ffn: int
-    """Inner width of the dense feed-forward block; 0 when every layer is a mixture of experts."""
-    vocab: int
-    max_context: int
-    """Tokens that the released configuration admits."""
-    tied_embeddings: bool = False
-    gated_ffn: bool = True
-    """Three matrices in the feed-forward block (SwiGLU), not two."""
-    qkv_bias: bool = False
-    output_bias: bool = False
-    qk_norm: bool = False
-    experts: int = 0
-    active_experts: int = 0
-    """Routed experts per token."""
-    dense_layers: int = 0
-    """Of a mixture of experts: layers in front that have a dense feed-forward block of width `ffn`."""
-    expert_ffn: int = 0
-    expert_bias: bool = False
-    shared_expert_ffn: int = 0
-    shared_expert_gate: bool = False
-    """The shared expert's output is weighted by a gate of its own (Qwen)."""
-    kv_rank: int = 0
-    """Latent attention: width of the compressed keys and values; `head_dim` is then that of the part without
-    rotary embedding. 0: plain attention."""
-    query_rank: int = 0
-    """Latent attention: width of the compressed query; 0: it is not compressed."""
-    rope_dim: int = 0
-    value_dim: int = 0
-    index_heads: int = 0
-    """Sparse attention's indexer: heads of width `index_dim` that choose `index_topk` tokens; 0: none."""
-    index_dim: int = 0
-    index_topk: int = 0
-    full_attention_interval: int = 1
-    """Every n-th layer keeps the keys and values of the whole context; the others a window or a fixed state."""
-    sliding_window: int = 0
-    """Tokens that a windowed layer looks back; 0: no layer is windowed."""
-    linear_key_heads: int = 0
-    linear_value_heads: int = 0
-    linear_head_dim: int = 0
-    linear_conv: int = 0
-    """Width of the convolution before linear attention."""
-    gated_query: bool = False
-    """Attention output is gated by a second projection as large as the query's."""
-    published_parameters: int
-    """As the authors state or the released checkpoint counts them."""
-    licence: str
-    artifacts: tuple[str, ...] = ()
-    aliases: tuple[str, ...] = ()
-    source: str
-
-    @property
-    def parameters(self) -> int:
-        """Weights, counted from the architecture."""
-        return self._fixed() + self._ffn_weights(self.experts)
-
-    @property
-    def active_parameters(self) -> int:
-        """Weights that one token is multiplied with: without idle experts and, unless it is tied, the input
-        embedding, which is only looked up.
-        """
-        embedding = 0 if self.tied_embeddings else self.vocab * self.hidden
-        return self._fixed() - embedding + self._ffn_weights(self.active_experts)
-
-    @property
-    def kv_layers(self) -> int:
-        """Layers that keep the whole context."""
-        return self.layers // self.full_attention_interval
-
-    def _fixed(self) -> int:
-        """Everything outside the feed-forward blocks."""
-        embeddings = self.vocab * self.hidden * (1 if self.tied_embeddings else 2)
-        norms = (2 * self.layers + 1) * self.hidden
-        linear = self.layers - self.kv_layers if self.linear_key_heads else 0
-        return embeddings + norms + (self.layers - linear) * self._attention() + linear * self._linear_attention()
-
-    def _attention(self) -> int:
-        if self.kv_rank:
-            return self._latent_attention()
-        query, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        weights = self.hidden * (query * (2 if self.gated_query else 1) + 2 * keys) + query * self.hidden
-        weights += (query + 2 * keys) * self.qkv_bias + self.hidden * self.output_bias
-        return weights + 2 * self.head_dim * self.qk_norm
-
-    def _latent_attention(self) -> int:
-        """Multi-head latent attention (DeepSeek-V2), and the indexer of its sparse form where there is one."""
-        nope, rope = self.head_dim, self.rope_dim
-        queries = self.heads * (nope + rope)
-        weights = self.hidden * (self.kv_rank + rope) + self.kv_rank
-        weights += self.kv_rank * self.heads * (nope + self.value_dim) + self.heads * self.value_dim * self.hidden
-        if self.query_rank:
-            weights += self.hidden * self.query_rank + self.query_rank + self.query_rank * queries
-        else:
-            weights += self.hidden * queries
-        if self.index_heads:
-            weights += self.query_rank * self.index_heads * self.index_dim
-            weights += self.hidden * (self.index_dim + self.index_heads) + 2 * self.index_dim
-        return weights
-
-    def _linear_attention(self) -> int:
-        """Gated DeltaNet: projections for q, k, v, output gate, decay and write strength; a short convolution."""
-        keys, values = self.linear_key_heads * self.linear_head_dim, self.linear_value_heads * self.linear_head_dim
-        inputs = self.hidden * (2 * keys + 2 * values + 2 * self.linear_value_heads)
-        state = self.linear_conv * (2 * keys + values) + 2 * self.linear_value_heads + self.linear_head_dim
-        return inputs + state + values * self.hidden
-
-    def _ffn_weights(self, experts: int) -> int:
-        """Of all layers with that many of their experts."""
-        matrices = 3 if self.gated_ffn else 2
-        dense = matrices * self.hidden * self.ffn
-        if not self.experts:
-            return self.layers * dense
-        bias = ((matrices - 1) * self.expert_ffn + self.hidden) * self.expert_bias
-        router = self.hidden * self.experts + self.experts * self.expert_bias
-        shared = 3 * self.shared_expert_ffn * self.hidden
-        shared += self.hidden * self.shared_expert_gate
-        mixed = experts * (matrices * self.hidden * self.expert_ffn + bias) + router + shared
-        return self.dense_layers * dense + (self.layers - self.dense_layers) * mixed
-
-
 class Engine(msgspec.Struct, frozen=True, kw_only=True):
     """A serving engine, as far as the planner must know it."""
 
@@ -216,8 +89,12 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     """Ways to read weights that it can be told, beside its own."""
     prefill_first: bool = False
     """Whether running answers wait while it computes prompts, instead of sharing their steps."""
+    cache_spared: float = 0.0
+    """Share of the cache that running answers may still take which it keeps free when it admits a request."""
     layer_split: bool = False
     """Whether several devices of a replica hold some of the layers each and work one after the other."""
+    expert_block: int = 1
+    """Rows of an expert with 8-bit weights that share a scale and stay on one device: it pads nothing."""
     started: bool = True
     """Whether we can start it; of the others we only forecast what they do."""
     program: str = ""
@@ -228,6 +105,24 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     def reserved(self, device_memory: float) -> float:
         """Octets of a device that neither weights nor cache get."""
         return min(self.reserved_most, self.reserved_share * device_memory)
+
+    def unsplittable(self, model: ModelArchitecture, tp: int, ep: int, precision: str) -> str:
+        """Why it does not cut the layers of a model over `tp` devices, with its experts dealt out over `ep`; "": it
+        does.
+        """
+        if self.layer_split or tp == 1:
+            return ""
+        parts = [(model.heads, 1, f"{model.heads} attention heads"), (model.ffn, 1, f"feed-forward width {model.ffn}")]
+        if ep == 1:
+            block = self.expert_block if precision == "fp8" else 1
+            parts.append((model.expert_ffn, block, f"experts' width {model.expert_ffn}"))
+        for size, block, what in parts:
+            if size % (tp * block):
+                whole = f" into whole blocks of {block}" if block > 1 else ""
+                return f"tp {tp} does not divide the {what} of {model.id}{whole}"
+        if not model.kv_rank and model.kv_heads % tp and tp % model.kv_heads:
+            return f"tp {tp} neither divides nor is a multiple of the {model.kv_heads} key-value heads of {model.id}"
+        return ""
 
 
 @cache
@@ -260,6 +155,11 @@ def startable() -> Mapping[str, Engine]:
 def model(name: str) -> ModelArchitecture | None:
     """The architecture with this id or alias."""
     return _by_name().get(name)
+
+
+def catalogued_ids() -> list[str]:
+    """All names that `model` knows: ids, then aliases."""
+    return [*models(), *(alias for entry in models().values() for alias in entry.aliases)]
 
 
 @cache

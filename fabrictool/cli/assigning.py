@@ -197,7 +197,6 @@ _FIELDS = ("source", "engine", "precision", "context", "max_num_seqs")
 
 
 def _of_blueprint(source: Source, name: str) -> dict[str, str | int]:
-    from fabrictool.catalog import model as architecture_of
     from fabrictool.simulator.demanded import context_of
 
     model = source.blueprint.models.get(name)
@@ -206,7 +205,7 @@ def _of_blueprint(source: Source, name: str) -> dict[str, str | int]:
         raise UsageError.of("FT9010", f"the blueprint has no model {name}", hint=hint)
     if model.options:
         say(f"note: options of {name} are left out, an assignment carries none: {', '.join(sorted(model.options))}")
-    architecture = architecture_of(model.architecture_id)
+    architecture = source.blueprint.architecture(model)
     return {
         "source": model.source,
         "engine": model.engine,

@@ -19,11 +19,14 @@ from fabrictool.simulator import replay, sheet
 from fabrictool.simulator.calibration import Calibration, choose, dumps, shipped
 from fabrictool.simulator.fitting import WORST, Observation, fit, hull, spreads
 from fabrictool.simulator.physics import IMPOSSIBLE, forbidden
+from fabrictool.simulator.stand import factors_on
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from fabrictool.catalog import Accelerator
     from fabrictool.simulator.calibration import Scope
+    from fabrictool.simulator.stepmodel import Factors
     from fabrictool.workload.trace import Trace
 
     Errors = list[dict[str, float]]
@@ -69,20 +72,20 @@ def _calibrate(source: Path, output: Path, stop: Interrupts, *, as_json: bool) -
         if len(rows) < LEAST:
             say(f"{device} × {engine}: {len(rows)} measurements are too few ({LEAST} at least); left out")
             continue
-        prior = choose(shipped(), device, accelerators()[device].vendor, engine, scope)
+        prior = _prior(accelerators()[device], engine, scope, rows[0].case.precision)
         say(f"fitting {device} × {engine} ({scope}) to {len(rows)} measurements …")
         # What a fold says of the others is an honest error; the file's factors then use every row.
         errors = []
         for fold in range(FOLDS):
             seen = [row for i, row in enumerate(rows) if i % FOLDS != fold]
-            others = fit(seen, prior.factors, rounds=6, progress=lambda _: stop.check())
+            others = fit(seen, prior, rounds=6, progress=lambda _: stop.check())
             errors += [row.log_errors(others) for row in rows[fold::FOLDS]]
         if why := _useless(errors):
             useless.append(f"{device} × {engine}: {why}")
             say(f"{useless[-1]}; left out")
             continue
-        before = [row.log_errors(prior.factors) for row in rows]
-        factors = fit(rows, prior.factors, progress=lambda _: stop.check())
+        before = [row.log_errors(prior) for row in rows]
+        factors = fit(rows, prior, progress=lambda _: stop.check())
         calibration = Calibration(
             device,
             engine,
@@ -161,9 +164,9 @@ def _of_records(
     counted = f"{late} arrived while the service did not keep up; dropped: {reasons}"
     if used < LEAST_REQUESTS:
         raise InvalidInputError.of("FT2150", f"{source}: {used} requests can be compared; {counted}")
-    prior = choose(shipped(), case.device.id, case.device.vendor, case.engine, "online")
+    prior = _prior(case.device, case.engine, "online", case.precision)
     stretches = run.stretches()
-    before = run.mean_errors(prior.factors, stretches)
+    before = run.mean_errors(prior, stretches)
     if cut_off:
         say(f"only the first {MOST_REQUESTS:,} requests are played, the other {cut_off:,} are not")
     say(f"fitting {case.device.id} × {case.engine} to {used} of {given} requests …")
@@ -172,14 +175,14 @@ def _of_records(
     errors = []
     for fold in range(FOLDS):
         others = np.concatenate([stretch for i, stretch in enumerate(stretches) if i % FOLDS != fold])
-        errors += run.mean_errors(replay.fit(run, others, prior.factors, progress=stop.check), stretches[fold::FOLDS])
+        errors += run.mean_errors(replay.fit(run, others, prior, progress=stop.check), stretches[fold::FOLDS])
     if why := _useless(errors):
         raise InvalidInputError.of("FT2152", f"{source}: {why}")
     fitted = Calibration(
         case.device.id,
         case.engine,
         "online",
-        replay.fit(run, run.compared, prior.factors, progress=stop.check),
+        replay.fit(run, run.compared, prior, progress=stop.check),
         spreads(errors),
         {},
         run.hull(),
@@ -188,6 +191,11 @@ def _of_records(
         _source(source),
     )
     return fitted, before, errors, {"dropped": dict(dropped), "overloaded": late}
+
+
+def _prior(device: Accelerator, engine: str, scope: Scope, precision: str) -> Factors:
+    """What forecasts go by until something is measured."""
+    return factors_on(device, choose(shipped(), device.id, device.vendor, engine, scope), precision)
 
 
 def _of_one_model(trace: Trace, model: str, source: Path) -> Trace:
@@ -254,6 +262,7 @@ def _tell(summary: list[Row], as_json: bool, more: dict[str, Any]) -> None:
     else:
         headings = ("device", "engine", "scope", "rows", "error before", "after (held out)", "file")
         data(table(headings, [[*map(str, r[:4]), f"{r[4]:.1%}", f"{r[5]:.1%}", r[6]] for r in summary]))
+        say("to plan with them, name the files under `calibrations` in the inventory")
 
 
 def _observations(text: str) -> tuple[dict[tuple[str, str, Scope], list[Observation]], list[str]]:

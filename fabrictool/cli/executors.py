@@ -70,14 +70,15 @@ def _processes(workers: int, tasks: int) -> Iterator[Executor]:
     # Not forked: the solver's threads would be copied in the middle of what they do.
     number = min(workers, tasks)
     pool = ProcessPoolExecutor(number, mp_context=multiprocessing.get_context("spawn"))
-    # Ctrl-C reaches a terminal's whole group. What starts while it is ignored ignores it for good; we end it ourselves.
-    former = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        for _ in range(number):
-            pool.submit(int)
-    finally:
-        signal.signal(signal.SIGINT, former)
-    try:
+        # Ctrl-C reaches a terminal's whole group. What starts while it is held back never hears it, and we end that
+        # ourselves; what was pressed meanwhile is heard as soon as all have started, not lost.
+        former = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            for _ in range(number):
+                pool.submit(int)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, former)
         yield pool
     except BaseException:
         for child in multiprocessing.active_children():

@@ -14,7 +14,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "Get to know and prepare sites": ("discover", "trust", "bootstrap", "doctor", "shell", "weights", "prune"),
     "Plan and carry out": ("plan", "show", "apply", "reconcile", "destroy", "observe", "state"),
     "Look at what runs": ("status", "top", "mesh", "logs", "events", "usage"),
-    "Forecast": ("simulate", "calibrate", "trace", "instance"),
+    "Forecast": ("simulate", "recommend", "calibrate", "trace", "instance", "catalogue"),
     "Serve": ("gateway", "keys", "agent", "adopt"),
 }
 OTHERS = "Other"

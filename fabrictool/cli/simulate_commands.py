@@ -93,6 +93,7 @@ def simulate(
     ends a play early with what has been simulated.
     """
     from fabrictool.cli import simulating, simulation_output
+    from fabrictool.cli.calibration_files import read_calibrations
     from fabrictool.cli.output import data, json_data, say
     from fabrictool.simulator.play import PlayOptions
 
@@ -113,7 +114,7 @@ def simulate(
         requests=requests,
         rate=rate,
         seed=seed,
-        calibrations=simulating.read_calibrations(calibrations),
+        calibrations=read_calibrations(calibrations),
         events=tuple(simulating.event(text) for text in event or ()),
     )
     inputs = simulating.PlayInputs(plan, status, trace, workload)

@@ -17,11 +17,12 @@ from fabrictool.base.files import file_error, write_output
 from fabrictool.base.units import Duration, UnitError
 from fabrictool.catalog.huggingface import architecture
 from fabrictool.cli import tracing
+from fabrictool.cli.calibration_files import read_calibrations
 from fabrictool.cli.interpreted import say_if_interpreted
 from fabrictool.cli.output import say
 from fabrictool.cli.reading import read_requests
 from fabrictool.simulator import sheet
-from fabrictool.simulator.calibration import loads, shipped
+from fabrictool.simulator.calibration import shipped
 from fabrictool.simulator.deployment import EVENT_KINDS, ReplicaEvent
 from fabrictool.simulator.play import INVENTED, PlayOptions, Recording, play
 
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from fabrictool.catalog import ModelArchitecture
     from fabrictool.cli.source import Source
     from fabrictool.domain.plan import ReplicaPlacement
-    from fabrictool.simulator.calibration import Calibration
     from fabrictool.simulator.play import ModelPlay
 
 PROGRESS_EVERY_S = 0.5
@@ -105,7 +105,7 @@ class TerminalWatcher:
     def playing(self, model: str, *, last: bool) -> Iterator[Callable[[int, int], None]]:
         """Ctrl-C ends the play of one model; as its last request ended, the whole."""
         with Interrupts(at_once=False) as stop:
-            yield stoppable(_progress(model), stop)
+            yield stoppable(progress(model), stop)
             if stop.pressed and not last:
                 raise KeyboardInterrupt
 
@@ -144,7 +144,7 @@ def answer_cases(source: Path, output: Path | None, calibrations: Path | None = 
     models = architectures({row.get("model", "") for row in rows})
     done: list[dict[str, str]] = []
     say_if_interpreted()
-    tell = _progress("cases")
+    tell = progress("cases")
     with Interrupts(at_once=True) as stop:
         for row in sheet.answer(rows, known, models):
             stop.check()
@@ -160,16 +160,6 @@ def answer_cases(source: Path, output: Path | None, calibrations: Path | None = 
     return 0
 
 
-def read_calibrations(folder: Path | None) -> list[Calibration]:
-    """The files that ``calibrate`` wrote. Raises InvalidInputError FT2120 when there is none, or one is none."""
-    if folder is None:
-        return []
-    files = [loads(_text(path), str(path)) for path in sorted(folder.glob("*.toml"))]
-    if not files:
-        raise InvalidInputError.of("FT2120", f"{folder} holds no calibration", hint="fabrictool calibrate DATA.csv")
-    return files
-
-
 def architectures(names: set[str]) -> dict[str, ModelArchitecture]:
     """The models that a sheet names by the path of their ``config.json``; what cannot be read stays unknown."""
     known = {}
@@ -177,12 +167,20 @@ def architectures(names: set[str]) -> dict[str, ModelArchitecture]:
         if not name.endswith(".json"):
             continue
         try:
-            known[name] = architecture(json.loads(_text(Path(name))), name)
-        except (ValueError, RecursionError) as error:
-            say(f"{name} is not JSON: {error}")
+            known[name] = described(name)
         except FabrictoolError as error:
             say(f"{name}: {error.problems[0].code}: {error.problems[0].message}")
     return known
+
+
+def described(path: str) -> ModelArchitecture:
+    """The model of a ``config.json``. Raises as `architecture` does, and FT4302 for a file that cannot be read."""
+    text = _text(Path(path))
+    try:
+        config = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInputError.of("FT1422", f"{path} is not JSON: {error}") from error
+    return architecture(config, path)
 
 
 def _placement(source: Source, inputs: PlayInputs, seed: int) -> Sequence[ReplicaPlacement]:
@@ -226,15 +224,15 @@ def _recording(inputs: PlayInputs, options: PlayOptions) -> Recording | None:
 def stoppable(tell: Callable[[int, int], None], stop: Interrupts) -> Callable[[int, int], None]:
     """`tell`, at which Ctrl-C ends the play unless all is over."""
 
-    def progress(done: int, total: int) -> None:
+    def tell_or_stop(done: int, total: int) -> None:
         tell(done, total)
         if done < total:
             stop.check()
 
-    return progress
+    return tell_or_stop
 
 
-def _progress(what: str) -> Callable[[int, int], None]:
+def progress(what: str) -> Callable[[int, int], None]:
     """A line on a terminal's stderr, with the time that is left; nothing where nobody looks."""
     if not sys.stderr.isatty():
         return lambda _done, _total: None

@@ -96,11 +96,15 @@ class Source:
 
 
 def load_with_traces(path: Path, inventory: Path | None, overlay: str | None, scenario: str | None) -> Loaded:
-    """Files as they are read for every command, with what recorded demands hold. Raises as `blueprint.load`, FT1127."""
+    """Files as they are read for every command, with what recorded demands and calibrations hold.
+
+    Raises as `blueprint.load`, FT1127 and FT1128.
+    """
     from fabrictool.blueprint import load
 
     loaded = load(path, inventory_path=inventory, overlay=overlay, scenario=scenario, environment=os.environ)
-    loaded = replace(loaded, warnings=(*loaded.warnings, *_builds(loaded)))
+    inventory_read, unused = _calibrated(loaded)
+    loaded = replace(loaded, warnings=(*loaded.warnings, *unused, *_builds(loaded)), inventory=inventory_read)
     if all(model.demand is None or model.demand.trace is None for model in loaded.blueprint.models.values()):
         return loaded
     from fabrictool.workload.recorded import with_traces
@@ -110,6 +114,45 @@ def load_with_traces(path: Path, inventory: Path | None, overlay: str | None, sc
         return node.place(f"models.{model}.demand.trace")
 
     return replace(loaded, blueprint=with_traces(loaded.blueprint, path.parent, place))
+
+
+def _calibrated(loaded: Loaded) -> tuple[Inventory, list[Problem]]:
+    """The inventory with what its calibrations hold, and warnings of those that no plan can use.
+
+    Raises InvalidInputError FT1128 for each that is none, and for two of the same device and engine.
+    """
+    if not loaded.inventory.calibrations:
+        return loaded.inventory, []
+    from fabrictool.base.errors import InvalidInputError
+    from fabrictool.cli.calibration_files import texts_of
+    from fabrictool.simulator.calibration import calibrations_in
+
+    devices = {part.device for cluster in loaded.inventory.clusters.values() for part in cluster.partitions.values()}
+    texts: list[str] = []
+    problems: list[Problem] = []
+    seen = set()
+    for number, name in enumerate(loaded.inventory.calibrations):
+        node, _ = loaded.inventory_tree.nearest(("calibrations", number))
+        place = node.place(f"calibrations[{number}]")
+        try:
+            mine = texts_of(node.source.path.parent / name)
+        except FabrictoolError as error:
+            problems += [Problem("FT1128", problem.message, place, problem.hint) for problem in error.problems]
+            continue
+        for calibration in calibrations_in(mine):
+            what = f"{calibration.engine} on {calibration.device}, {calibration.scope}"
+            if what in seen:
+                problems.append(Problem("FT1128", f"two calibrations are of {what}", place, "keep the better one"))
+            if calibration.scope != "online" or calibration.device not in devices:
+                why = "no plan takes it: it is of single batches, not of a server"
+                if calibration.scope == "online":
+                    why = "no partition here has this device"
+                problems.append(Problem("FT1128", f"{what}: {why}", place, "leave it out", severity="warning"))
+            seen.add(what)
+        texts += mine
+    if any(problem.severity == "error" for problem in problems):
+        raise InvalidInputError([problem for problem in problems if problem.severity == "error"])
+    return loaded.inventory.with_calibrated(tuple(texts)), problems
 
 
 def _builds(loaded: Loaded) -> Iterator[Problem]:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from fabrictool.base import units
+from fabrictool.catalog import model as catalogued_model
+from fabrictool.domain.architectures import Architecture, ModelId  # noqa: TC001 - pydantic reads the annotation
 from fabrictool.domain.quantities import (
     Attainment,
     BuildSigner,
@@ -38,6 +40,8 @@ from fabrictool.domain.statebackend import StateBackend  # noqa: TC001 - pydanti
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from fabrictool.catalog import ModelArchitecture
 
 __all__ = [
     "Blueprint",
@@ -301,7 +305,7 @@ class Model(ModelDefaults):
     source: Source
     """Where the weights are: ``hf://``, ``pypi://``, ``file://``, or ``weights://NAME`` or ``weights://NAME/FILE``."""
     architecture: Text | None = None
-    """Model id of the catalogue; absent: taken from an ``hf://`` source."""
+    """Model id of the catalogue or of ``architectures``; absent: taken from an ``hf://`` source."""
     limits: RequestLimits = RequestLimits()
     """How much all tenants together may ask of it at each gateway."""
     adapters: Annotated[dict[Name, Adapter], Field(max_length=64)] = Field(default_factory=dict)
@@ -328,7 +332,7 @@ class Model(ModelDefaults):
 
     @property
     def architecture_id(self) -> str:
-        """The catalogue's id, or one that it may not know."""
+        """Of its architecture: the catalogue's, the blueprint's own, or one that nobody knows."""
         return self.architecture or self.source.removeprefix("hf://").partition(":")[0]
 
 
@@ -600,11 +604,13 @@ class Blueprint(Document):
     inventory: Text | None = None
     """The inventory's file, relative to this one; ``--inventory`` overrides it."""
     include: tuple[Text, ...] = ()
-    """Files that add models, tenants, groups and scenarios, relative to this one."""
+    """Files that add models, architectures, tenants, groups and scenarios, relative to this one."""
     defaults: ModelDefaults = ModelDefaults()
     """What models say that do not say it themselves."""
     models: Annotated[dict[Name, Model], Field(min_length=1)]
     """What is served, by the name that clients ask for."""
+    architectures: dict[ModelId, Architecture] = Field(default_factory=dict)
+    """Models that the catalogue does not have, by their id; ``fabrictool catalogue add`` writes them."""
     weights: dict[Name, ModelWeights] = Field(default_factory=dict)
     """Models' files by name, for ``source: weights://NAME``."""
     trust: Trust = Trust()
@@ -632,6 +638,15 @@ class Blueprint(Document):
         """By name, however they are written."""
         alone = {} if self.gateway is None else {MAIN: self.gateway}
         return dict(sorted((alone | self.gateways).items()))
+
+    def architecture(self, wanted: Model) -> ModelArchitecture | None:
+        """What memory and time of a model follow from: the catalogue's entry, or what this blueprint describes itself.
+
+        None where neither has its id. (Where both have, `blueprint.load` has seen to it that they say the same.)
+        """
+        name = wanted.architecture_id
+        own = self.architectures.get(name)
+        return catalogued_model(name) or (None if own is None else own.catalogued(name))
 
     @property
     def bases(self) -> dict[str, str]:

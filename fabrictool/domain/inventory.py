@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from fabrictool.base import units
 from fabrictool.domain.egress import Egress  # noqa: TC001 - pydantic needs it at run time
@@ -424,6 +424,21 @@ class Inventory(Document):
     """Clusters, by name."""
     links: tuple[Link, ...] = ()
     """Networks between sites."""
+    calibrations: tuple[Text, ...] = ()
+    """Files that ``fabrictool calibrate`` wrote, or folders of them, relative to this file. Plans and forecasts take
+    them before those that come with fabrictool."""
+    _calibrated: tuple[str, ...] = PrivateAttr(default=())
+
+    @property
+    def calibrated(self) -> tuple[str, ...]:
+        """What is written in `calibrations`, as far as it was read."""
+        return self._calibrated
+
+    def with_calibrated(self, texts: tuple[str, ...]) -> Inventory:
+        """The same with what its `calibrations` hold."""
+        read = self.model_copy()
+        read._calibrated = texts  # noqa: SLF001 - of its own class
+        return read
 
     def provider_of(self, cluster: str) -> str:
         return self.sites[self.clusters[cluster].site].provider

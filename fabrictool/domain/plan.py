@@ -292,8 +292,18 @@ def decode_plan(data: bytes) -> Plan:
 
 
 def inputs_digest(blueprint: Blueprint, inventory: Inventory) -> str:
-    """Of what the files say after merging, as the types understand it: comments and order do not count."""
-    return digest([blueprint.model_dump(mode="json"), inventory.model_dump(mode="json")])
+    """Of what the files say after merging, as the types understand it: comments and order do not count.
+
+    A blueprint that describes no model itself, and an inventory without calibrations, have the digest that they had
+    before there were such: plans stay good.
+    """
+    models = set() if blueprint.architectures else {"architectures"}
+    # Of a calibration counts what it says, and not where it lies.
+    documents = [
+        blueprint.model_dump(mode="json", exclude=models),
+        inventory.model_dump(mode="json", exclude={"calibrations"}),
+    ]
+    return digest([*documents, *inventory.calibrated])
 
 
 def spec_digest(spec: AgentSpec | GatewaySpec) -> str:

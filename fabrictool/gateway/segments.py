@@ -11,6 +11,7 @@ line it holds zeros; what follows the last line's end is torn.
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
 import re
@@ -78,6 +79,11 @@ class Segments:
             return True
         if len(segments_of(self._folder)) >= self._most_segments:
             return False
+        room = os.statvfs(self._folder)
+        if room.f_bavail * room.f_frsize < 2 * self._octets:
+            # Some file systems (tmpfs) take all that is left before they fail: nobody else could write meanwhile. And
+            # another process of the gateway may be about to do the same.
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._folder))
         path = self._path(self._number + 1)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:

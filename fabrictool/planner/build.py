@@ -12,7 +12,7 @@ from fabrictool.base.canonical import digest, tidy
 from fabrictool.base.errors import InvalidInputError, Place
 from fabrictool.base.errors import Problem as Complaint
 from fabrictool.base.units import as_float
-from fabrictool.catalog import accelerators, engines, model
+from fabrictool.catalog import accelerators, engines
 from fabrictool.planner.columns import Columns
 from fabrictool.planner.problem import ModelNeed, Option, PlacementProblem, Pool, unit_key
 from fabrictool.simulator.capacity import MeanWorkload
@@ -59,7 +59,7 @@ def build_problem(
     Raises
     ------
     InvalidInputError
-        FT1411 a model whose architecture is not in the catalogue, FT1412 a precision that its engine does not hold.
+        FT1411 a model whose architecture is nowhere, FT1412 a precision that its engine does not hold.
     """
     every, complaints = pools_of(inventory), list[Complaint]()
     pools = [pool for pool in every if pool.cluster in set(usable)]
@@ -72,7 +72,7 @@ def build_problem(
     demands: dict[str, MeanWorkload] = {}
     columns: dict[str, Columns] = {}
     for name, wanted in sorted(blueprint.models.items()):
-        architecture = _architecture(name, wanted, complaints)
+        architecture = _architecture(blueprint, name, complaints)
         if architecture is None:
             continue
         demands[name] = demand_of(wanted, architecture)
@@ -104,11 +104,12 @@ def build_problem(
     return problem, Tables(demands)
 
 
-def _architecture(name: str, wanted: Model, complaints: list[Complaint]) -> ModelArchitecture | None:
+def _architecture(blueprint: Blueprint, name: str, complaints: list[Complaint]) -> ModelArchitecture | None:
     """The model's architecture; None after a complaint."""
-    architecture = model(wanted.architecture_id)
+    wanted = blueprint.models[name]
+    architecture = blueprint.architecture(wanted)
     if architecture is None:
-        hint = "write `architecture:` with an id of the catalogue; docs/reference/catalogue.md lists them"
+        hint = "write `architecture:` with an id that `fabrictool catalogue models` lists, or add it to `architectures`"
         message = f"{name}: the architecture {wanted.architecture_id!r} is not in the catalogue"
         complaints.append(Complaint("FT1411", message, Place(thing=f"models.{name}"), hint))
         return None

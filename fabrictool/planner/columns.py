@@ -8,12 +8,13 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from fabrictool.base.canonical import tidy
-from fabrictool.catalog import accelerators
+from fabrictool.catalog import accelerators, engines
 from fabrictool.domain.plan import node_blocks
 from fabrictool.engines.adapter import adapter
 from fabrictool.planner.loads import start_s
 from fabrictool.planner.problem import Level, Option, Transfer
 from fabrictool.planner.targets import slo_excess
+from fabrictool.simulator.calibration import calibrations_in
 from fabrictool.simulator.capacity import replica, under_load
 from fabrictool.simulator.mixed import Part, pipeline
 from fabrictool.simulator.network import HAND_LATENCY_S, hop
@@ -67,6 +68,7 @@ class Columns:
         self._loads = loads
         self._name, self._wanted, self._architecture = name, wanted, architecture
         self._demand, self._inventory, self._pools = demand, inventory, pools
+        self._calibrations = calibrations_in(inventory.calibrated)
         self._arriving: dict[PoolKey, float] = {}
         self._tables: dict[object, Figures | None] = {}
         self._parts: dict[object, Part | None] = {}
@@ -117,9 +119,9 @@ class Columns:
         declared = self._wanted.parallelism.tp
         if declared is not None and declared > most and self._over_nodes(pool, declared):
             most = declared
-        heads, kv_heads = self._architecture.heads, self._architecture.kv_heads
+        engine, precision = engines()[self._wanted.engine], self._wanted.variant.precision
         degrees = DEGREES if declared is None else (declared,)
-        return [tp for tp in degrees if tp <= most and heads % tp == 0 and (kv_heads % tp == 0 or tp % kv_heads == 0)]
+        return [tp for tp in degrees if tp <= most and not engine.unsplittable(self._architecture, tp, 1, precision)]
 
     def _over_nodes(self, pool: Pool, tp: int) -> bool:
         """Whether a layer can be cut over whole nodes of a pool."""
@@ -134,7 +136,7 @@ class Columns:
         arriving = self._arrival(pool) if phase == "decode" else 0.0
         key = (*_kind(place), place.walltime, self._start_s(pool), tp, pp, phase, arriving)
         if key not in self._tables:
-            there = stand(self._wanted, self._architecture, place, tp, pp=pp)
+            there = stand(self._wanted, self._architecture, place, tp, self._calibrations, pp=pp)
             self._tables[key] = None if there is None else self._figures(there, phase, [pool], arriving)
         table = self._tables[key]
         if table is None:
@@ -184,7 +186,7 @@ class Columns:
     def _part(self, place: Partition, tp: int) -> Part | None:
         key = (*_kind(place), tp)
         if key not in self._parts:
-            there = stand(self._wanted, self._architecture, place, tp, part=True)
+            there = stand(self._wanted, self._architecture, place, tp, self._calibrations, part=True)
             self._parts[key] = None if there is None else Part.of(there)
         return self._parts[key]
 
@@ -203,7 +205,7 @@ class Columns:
         if not degrees:
             return "has no number of devices in a node over which its heads can be dealt out"
         place, tp = self._partition(pool), degrees[-1]
-        there = stand(self._wanted, self._architecture, place, tp)
+        there = stand(self._wanted, self._architecture, place, tp, self._calibrations)
         if there is None:
             return f"has devices on which {self._wanted.engine} cannot compute"
         lacks = there.room.weights + self._demand.context * there.kv_octets - there.room.usable

@@ -93,9 +93,9 @@ def _model(
         replicas=count,
         utilisation=tidy(need.rate / capacity) if capacity else 0.0,
         served=tidy(served),
-        ttft_p95_s=_band(worst.ttft_p95, bands[0]),
-        tpot_p95_s=_band(worst.tpot_p95, bands[1]),
-        e2e_p95_s=_band(worst.e2e_p95, bands[2]),
+        ttft_p95_s=_band(worst.ttft_p95, bands[0], None if played is None else played.figures.ttft_p95_s),
+        tpot_p95_s=_band(worst.tpot_p95, bands[1], None if played is None else played.figures.tpot_p95_s),
+        e2e_p95_s=_band(worst.e2e_p95, bands[2], None if played is None else played.figures.e2e_p95_s),
         replay=None if played is None else played.figures,
         misses=tuple(misses),
         undecided=undecided,
@@ -137,5 +137,7 @@ def _moving(problem: PlacementProblem, mine: Sequence[tuple[Option, int, int]]) 
     return max((way.seconds for way in ways if way is not None), default=0.0)
 
 
-def _band(value: float, factors: tuple[float, float]) -> Band:
-    return Band(tidy(value), tidy(value * factors[0]), tidy(value * factors[1]))
+def _band(value: float, factors: tuple[float, float], played: float | None) -> Band:
+    """Around the closed form's figure; what the replay says of the same percentile lies in it, too."""
+    other = value if played is None else played
+    return Band(tidy(value), tidy(min(value, other) * factors[0]), tidy(max(value, other) * factors[1]))

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from fabrictool.catalog import model as architecture_of
 from fabrictool.domain.address import Address
 from fabrictool.domain.blueprint import ROUTING_POLICIES, Records, RequestLimits
 from fabrictool.domain.specs import (
@@ -186,7 +185,7 @@ def _with_adapters(blueprint: Blueprint) -> list[tuple[str, Model]]:
 def _cache_octets(blueprint: Blueprint) -> dict[str, float]:
     octets = {}
     for name, model in _with_adapters(blueprint):
-        architecture = architecture_of(model.architecture_id)
+        architecture = blueprint.architecture(model)
         if model.phases != "unified" and architecture is not None:
             octets[name] = kv_elements_per_token(architecture, Parallelism()) * KV_OCTETS[model.handover]
     return octets

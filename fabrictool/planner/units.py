@@ -8,7 +8,6 @@ import msgspec
 
 from fabrictool.base.units import as_float
 from fabrictool.catalog import accelerators, engines
-from fabrictool.catalog import model as architecture_of
 from fabrictool.domain.address import Address, number_of
 from fabrictool.domain.blueprint import staged_name
 from fabrictool.domain.plan import node_blocks
@@ -66,7 +65,7 @@ def running_weights(evidence: Evidence) -> dict[str, float]:
 
 def _agent(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement) -> AgentSpec:
     model = blueprint.models[replica.model]
-    architecture = architecture_of(model.architecture_id)
+    architecture = blueprint.architecture(model)
     partition = inventory.clusters[replica.cluster].partitions[replica.partition]
     memory = as_float(partition.memory_per_node, accelerators()[replica.device].memory * partition.devices_per_node)
     staged, source = staged_in(blueprint, inventory, replica, model.source)

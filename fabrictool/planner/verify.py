@@ -11,12 +11,13 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 from fabrictool.base.units import as_float
-from fabrictool.catalog import accelerators, engines, model
+from fabrictool.catalog import accelerators, engines
 from fabrictool.engines.adapter import adapter
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Sequence
 
+    from fabrictool.catalog import ModelArchitecture
     from fabrictool.domain.blueprint import Blueprint, Model
     from fabrictool.domain.inventory import Inventory
     from fabrictool.domain.plan import Placement, ReplicaPlacement, StagePlacement
@@ -58,7 +59,9 @@ def violations(
         if not _packs(sizes, partition.nodes, partition.devices_per_node):
             broken.append(f"{cluster}/{name}: {sum(sizes)} devices in parts of {sorted(sizes)} do not fit its nodes")
     for name, wanted in blueprint.models.items():
-        broken += [f"{name}: {complaint}" for complaint in _counts(wanted, inventory, by_model[name], unseen, now)]
+        roomy = _roomy_sites(wanted, blueprint.architecture(wanted), inventory)
+        counted = _counts(wanted, inventory, by_model[name], unseen, now, roomy)
+        broken += [f"{name}: {complaint}" for complaint in counted]
     return broken
 
 
@@ -89,7 +92,7 @@ def _misplaced(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlace
     yield from _badly_cut(wanted, inventory, replica)
     if (replica.phase == "unified") == (wanted.phases == "split") and wanted.phases != "any":
         yield f"its phase is {replica.phase}, the blueprint says {wanted.phases}"
-    yield from _too_large(wanted, inventory, replica)
+    yield from _too_large(wanted, blueprint.architecture(wanted), inventory, replica)
 
 
 def _badly_cut(wanted: Model, inventory: Inventory, replica: ReplicaPlacement) -> Iterable[str]:
@@ -110,12 +113,13 @@ def _badly_cut(wanted: Model, inventory: Inventory, replica: ReplicaPlacement) -
         yield f"{wanted.engine} runs on one node only"
 
 
-def _too_large(wanted: Model, inventory: Inventory, replica: ReplicaPlacement) -> Iterable[str]:
+def _too_large(
+    wanted: Model, architecture: ModelArchitecture | None, inventory: Inventory, replica: ReplicaPlacement
+) -> Iterable[str]:
     """The plainest account of memory: the published number of parameters, and one context of cache."""
-    architecture = model(wanted.architecture_id)
     if architecture is None:
         return
-    memory = 0.0
+    memory, engine = 0.0, engines()[wanted.engine]
     for stage in replica.every_stage:
         partition = inventory.clusters[stage.cluster].partitions[stage.partition]
         device = accelerators()[partition.device]
@@ -123,9 +127,10 @@ def _too_large(wanted: Model, inventory: Inventory, replica: ReplicaPlacement) -
         if device.kind == "cpu" and partition.memory_per_node is not None:
             per_device = as_float(partition.memory_per_node) / partition.devices_per_node
         memory += stage.tp * per_device
-        if architecture.heads % stage.tp:
-            yield f"{architecture.heads} heads are not dealt out evenly over {stage.tp} devices"
-    width = engines()[wanted.engine].weight_bytes[wanted.variant.precision]
+        why = engine.unsplittable(architecture, stage.tp, 1, wanted.variant.precision)
+        if why:
+            yield why
+    width = engine.weight_bytes[wanted.variant.precision]
     weights = architecture.published_parameters * min(width, 4.0) * PLAIN_SHARE
     if weights > memory * DRIVER_SHARE:
         yield f"{weights / 1e9:.0f} GB of weights do not fit {replica.devices} × {replica.device}"
@@ -138,7 +143,12 @@ DRIVER_SHARE = 1.08
 
 
 def _counts(
-    wanted: Model, inventory: Inventory, mine: Sequence[ReplicaPlacement], unseen: Container[str], now: float
+    wanted: Model,
+    inventory: Inventory,
+    mine: Sequence[ReplicaPlacement],
+    unseen: Container[str],
+    now: float,
+    roomy: set[str],
 ) -> Iterable[str]:
     stable = [r for r in mine if r.phase != "prefill" and (r.cluster in unseen or _owned(inventory, r))]
     least = max(wanted.replicas.min, int(wanted.protect))
@@ -167,16 +177,15 @@ def _counts(
             yield f"{len(there)} replicas in {pin.cluster}, {pin.replicas} are pinned there"
     sites = Counter(r.site for r in mine)
     if wanted.place.spread == "site" and not any(r.cluster in unseen for r in mine):
-        over = max(len(sites), len(_roomy_sites(wanted, inventory)))
+        over = max(len(sites), len(roomy))
         even = math.ceil(len(mine) / max(1, over))
         for site, count in sites.items():
             if count > even:
                 yield f"{count} of {len(mine)} replicas at {site}, spread over {over} sites"
 
 
-def _roomy_sites(wanted: Model, inventory: Inventory) -> set[str]:
+def _roomy_sites(wanted: Model, architecture: ModelArchitecture | None, inventory: Inventory) -> set[str]:
     """Where the model may stand and would have room to spare on one node: no solver needs to be asked for these."""
-    architecture = model(wanted.architecture_id)
     if architecture is None or not adapter(wanted.engine).capabilities.pipeline_parallel:
         return set()
     cache = 4.0 * architecture.layers * architecture.kv_heads * architecture.head_dim

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 C = TypeVar("C", bound=Candidate)
 
 GOLDEN = 0.6180339887498949
-CREDITS_KEPT = 64
-"""Candidates that are gone, whose turns may be remembered."""
+CREDITS_KEPT = 4096
+"""Candidates, of all models and of those that are gone, whose turns are remembered."""
 ANSWER_TOKENS = 256.0
 """What an answer is thought to cost before any was seen."""
 MEMORY = 0.95
@@ -53,10 +53,10 @@ class RandomPolicy(Deaf):
     name = "random"
 
     def __init__(self, rng: random.Random) -> None:
-        self._rng = rng
+        self.rng = rng
 
     def pick(self, candidates: Sequence[C], request: RoutedRequest = ANY_REQUEST, now: float = 0.0) -> C:
-        return self._rng.choices(candidates, weights=[c.weight for c in candidates])[0]
+        return self.rng.choices(candidates, weights=[c.weight for c in candidates])[0]
 
 
 class RoundRobinPolicy(Deaf):
@@ -68,10 +68,10 @@ class RoundRobinPolicy(Deaf):
     name = "round-robin"
 
     def __init__(self) -> None:
-        self._turn = itertools.count()
+        self.turn = 0
 
     def pick(self, candidates: Sequence[C], request: RoutedRequest = ANY_REQUEST, now: float = 0.0) -> C:
-        turn = next(self._turn)
+        turn, self.turn = self.turn, self.turn + 1
         weights = [candidate.weight for candidate in candidates]
         if min(weights) == max(weights):
             return candidates[turn % len(candidates)]
@@ -90,16 +90,17 @@ class WeightedPolicy(Deaf):
     name = "weighted"
 
     def __init__(self) -> None:
-        self._credit: dict[Candidate, float] = {}
+        self.credit: dict[Candidate, float] = {}
 
     def pick(self, candidates: Sequence[C], request: RoutedRequest = ANY_REQUEST, now: float = 0.0) -> C:
-        credit = self._credit
+        credit, total = self.credit, 0.0
         for candidate in candidates:
+            total += candidate.weight
             credit[candidate] = credit.get(candidate, 0.0) + candidate.weight
         chosen = max(candidates, key=lambda candidate: credit[candidate])
-        credit[chosen] -= sum(candidate.weight for candidate in candidates)
-        if len(credit) > 2 * len(candidates) + CREDITS_KEPT:
-            self._credit = {candidate: credit[candidate] for candidate in candidates}
+        credit[chosen] -= total
+        if len(credit) > max(CREDITS_KEPT, 2 * len(candidates)):
+            self.credit = {candidate: credit[candidate] for candidate in candidates}
         return chosen
 
 
@@ -111,7 +112,7 @@ class LeastLoadedPolicy(Deaf):
     name = "least-loaded"
 
     def __init__(self, rng: random.Random) -> None:
-        self._rng = rng
+        self.rng = rng
 
     def pick(self, candidates: Sequence[C], request: RoutedRequest = ANY_REQUEST, now: float = 0.0) -> C:
         if len(candidates) == 1:
@@ -123,7 +124,7 @@ class LeastLoadedPolicy(Deaf):
                 least, idlest = load, [candidate]
             elif load == least:
                 idlest.append(candidate)
-        return idlest[0] if len(idlest) == 1 else self._rng.choice(idlest)
+        return idlest[0] if len(idlest) == 1 else self.rng.choice(idlest)
 
 
 class PowerOfTwoPolicy:

@@ -18,7 +18,7 @@ from fabrictool.catalog.calibrations import texts
 from fabrictool.simulator.stepmodel import Factors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
 Scope = Literal["online", "static"]
 """`online`: a server under concurrent requests; `static`: one batch that starts and ends together."""
@@ -64,15 +64,13 @@ class Hull:
     accelerators: tuple[str, ...] = ()
     """Ids of the devices that were measured."""
 
-    def holds(self, *, concurrency: float, input_len: float, output_len: float, devices: float) -> bool:
-        """Whether a case lies within it, with a tenth to spare on either side."""
-        pairs = (
-            (self.concurrency, concurrency),
-            (self.input_len, input_len),
-            (self.output_len, output_len),
-            (self.devices, devices),
-        )
-        return all(low * 0.9 <= value <= high * 1.1 for (low, high), value in pairs)
+    def outside(
+        self, *, concurrency: float, input_len: float, output_len: float, devices: float
+    ) -> dict[str, tuple[float, float]]:
+        """In what a case lies outside of it, and what was measured there; a tenth to spare on either side."""
+        case = {"concurrency": concurrency, "input_len": input_len, "output_len": output_len, "devices": devices}
+        ranges: dict[str, tuple[float, float]] = {name: getattr(self, name) for name in case}
+        return {name: (low, high) for name, (low, high) in ranges.items() if not low * 0.9 <= case[name] <= high * 1.1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +97,16 @@ class Calibration:
         if not self.elsewhere or device in self.hull.accelerators:
             return self
         return replace(self, spreads=self.elsewhere, unseen=self.elsewhere)
+
+    def beyond(self, other: Calibration) -> Calibration:
+        """The same for a model or number of devices that it has not seen: with the wider of its band and `other`'s,
+        which would have held without it.
+        """
+        bands = {}
+        for metric in METRICS:
+            own, others = self.spread(metric, "", inside=False), other.spread(metric, "", inside=True)
+            bands[metric] = Spread(min(own.low, others.low), max(own.high, others.high))
+        return replace(self, spreads=bands, unseen=bands)
 
     def spread(self, metric: str, model: str, *, inside: bool) -> Spread:
         """The band of a metric for one case."""
@@ -294,6 +302,26 @@ def _table(row: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise _WrongError(f"{name} is {value!r}, not a table")
     return value
+
+
+def choose_own(
+    own: Sequence[Calibration], device: str, vendor: str, engine: str, model: str, devices: int
+) -> Calibration:
+    """For a server: the nearest of one's `own` and of those that come with fabrictool, with the bands that hold for a
+    replica of `model` on so many devices.
+    """
+    common = choose(shipped(), device, vendor, engine, "online")
+    of_servers = [calibration for calibration in own if calibration.scope == "online"]
+    chosen = choose([*of_servers, common], device, vendor, engine, "online") if of_servers else common
+    low, high = chosen.hull.devices
+    seen = model in chosen.hull.models and low <= devices <= high
+    return chosen if seen or chosen.factors is common.factors else chosen.beyond(common)
+
+
+@cache
+def calibrations_in(texts: tuple[str, ...]) -> tuple[Calibration, ...]:
+    """Of an inventory (`Inventory.calibrated`). Raises InvalidInputError FT2120."""
+    return tuple(loads(text) for text in texts)
 
 
 @cache

@@ -32,7 +32,7 @@ from fabrictool.simulator.stepmodel import KV_OCTETS, OCTETS, Machine, StepModel
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from fabrictool.catalog.tables import Accelerator, ModelArchitecture
+    from fabrictool.catalog import Accelerator, ModelArchitecture
     from fabrictool.simulator.calibration import Calibration, Scope
     from fabrictool.simulator.fleet import Outcome
     from fabrictool.simulator.memory import ReplicaMemory
@@ -48,9 +48,12 @@ OPEN_REQUESTS = 4_000
 """That come in an open loop; where more come than are served, the longer it went on the longer they would wait."""
 MOST_RATE = 1e6
 MOST_IN_FLIGHT = 100_000
-"""And thus of requests of one case; with the two below it keeps a slip of the pen from filling the memory."""
+"""And thus of requests of one case; with those below it keeps a slip of the pen from filling the memory."""
 MOST_AT_ONCE = 4_096
 """Requests that one replica computes at once: engines' own limits are lower, and step times are tabled up to it."""
+MOST_BATCHED = 1 << 20
+"""Tokens of one step of all `dp` together; step times are tabled up to it."""
+MOST = {"concurrency": MOST_IN_FLIGHT, "max_num_seqs": MOST_AT_ONCE}
 MOST_WORKERS = 1_000
 MOST_DEVICES = 1_024
 HAND_LINK = 50e9
@@ -87,10 +90,18 @@ class Case:
     max_num_seqs: int = 0
     """Requests that one replica computes at once; 0: as many as are in flight, in an open loop the engine's default,
     which it has for each of `dp`."""
+    max_num_batched_tokens: int = 0
+    """Of one step of each of `dp`; 0: the engine's default."""
+    gpu_memory_utilization: float = 0.0
+    """Share of a device's memory that the engine takes; 0: nine tenths, or more where weights would not fit."""
+    recv_interval: int = 1
+    """Decode steps from one look for new requests to the next (SGLang: ``scheduler-recv-interval``)."""
     target: LatencyTarget | None = None
     """What a request has to keep, for the share of those that do."""
     price: float = 0.0
     """Of one device for an hour, for what tokens cost."""
+    settled: bool = False
+    """Whether the first wave of a closed loop stays out of the figures: benchmarks count it, servers see it once."""
 
     @property
     def scope(self) -> Scope:
@@ -107,7 +118,15 @@ class Case:
         """Memory of a replica that is cut so."""
         memory = reported_memory(self.device)
         reserved = engines()[self.engine].reserved(memory)
-        return room(self.model, cut, memory, weights=self.precision, kv=self.kv_precision, reserved=reserved)
+        return room(
+            self.model,
+            cut,
+            memory,
+            weights=self.precision,
+            kv=self.kv_precision,
+            usable=self.gpu_memory_utilization or None,
+            reserved=reserved,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +149,8 @@ class Prediction:
     """All that is known of the requests; without a `target` all of them are in time."""
     bands: Mapping[str, tuple[float, float]]
     calibration: Calibration
+    outside: Mapping[str, tuple[float, float]]
+    """In what the case is unlike those that the calibration was learned from, and their range; bands are wider then."""
 
 
 def predict(case: Case, calibrations: Sequence[Calibration]) -> Prediction:
@@ -137,7 +158,7 @@ def predict(case: Case, calibrations: Sequence[Calibration]) -> Prediction:
     chosen = choose(calibrations, case.device.id, case.device.vendor, case.engine, case.scope)
     specs, outcome = _play(case, factors_on(case.device, chosen, case.precision))
     means = _summary(outcome)
-    inside = chosen.hull.holds(
+    outside = chosen.hull.outside(
         concurrency=case.concurrency or case.rate * means.e2e,
         input_len=case.input_len,
         output_len=case.output_len,
@@ -145,12 +166,12 @@ def predict(case: Case, calibrations: Sequence[Calibration]) -> Prediction:
     )
     bands = {}
     for metric in METRICS:
-        spread = chosen.spread(metric, case.model.id, inside=inside)
+        spread = chosen.spread(metric, case.model.id, inside=not outside)
         value = getattr(means, metric)
         bands[metric] = (value * math.exp(spread.low), value * math.exp(spread.high))
     hardware = _hardware(case, len(specs))
     full = report(outcome, specs, hardware, case.target or LatencyTarget(), [chosen], case.model.id)
-    return Prediction(means, full, bands, chosen)
+    return Prediction(means, full, bands, chosen, outside)
 
 
 def estimate(case: Case, factors: Factors) -> Estimate:
@@ -165,10 +186,13 @@ def _play(case: Case, factors: Factors) -> tuple[list[ReplicaSpec], Outcome]:
     stream, clients = _load(case)
     outcome = simulate(specs, stream, RoundRobinPolicy(), clients=clients)
     if len(outcome.refused):
+        prompt, answer = (int(column.max()) for column in (stream.prompt, stream.output))
         raise InvalidInputError.of(
-            "FT2111", f"a request of {case.input_len} + {case.output_len} tokens does not fit the replica"
+            "FT2111",
+            f"the longest request, {prompt} + {answer} tokens, does not fit in the replica's cache",
+            hint="more devices, a lower precision of the cache, or shorter lengths",
         )
-    return specs, outcome
+    return specs, outcome.settled(clients) if case.settled else outcome
 
 
 def _hardware(case: Case, replicas: int) -> Hardware:
@@ -185,10 +209,9 @@ def check(case: Case) -> None:
     if case.mode == "open" and not 0 < case.rate <= MOST_RATE:
         hint = f"requests/s, above 0 and at most {MOST_RATE:g}"
         raise InvalidInputError.of("FT2110", f"rate is {case.rate:g} in mode open", hint=hint)
-    if case.concurrency > MOST_IN_FLIGHT:
-        raise InvalidInputError.of("FT2110", f"concurrency is {case.concurrency}; at most {MOST_IN_FLIGHT} is allowed")
-    if case.max_num_seqs > MOST_AT_ONCE:
-        raise InvalidInputError.of("FT2110", f"max_num_seqs is {case.max_num_seqs}; at most {MOST_AT_ONCE} is allowed")
+    for name, most in MOST.items():
+        if getattr(case, name) > most:
+            raise InvalidInputError.of("FT2110", f"{name} is {getattr(case, name)}; at most {most} is allowed")
     if case.input_len + case.output_len > case.model.max_context:
         asked = f"{case.input_len} + {case.output_len} tokens"
         raise InvalidInputError.of(
@@ -206,6 +229,23 @@ def check(case: Case) -> None:
         wrong = _impossible(case, cut)
         if wrong:
             raise InvalidInputError.of("FT2112", wrong)
+    _check_step(case, max(cut.dp for cut in cuts))
+
+
+def _check_step(case: Case, groups: int) -> None:
+    """Raises InvalidInputError FT2110 for limits of a step that engines refuse or that are too much to table."""
+    if case.max_num_batched_tokens * groups > MOST_BATCHED:
+        of_all = f" for each of dp {groups}" if groups > 1 else ""
+        raise InvalidInputError.of(
+            "FT2110",
+            f"max_num_batched_tokens is {case.max_num_batched_tokens}{of_all}; at most {MOST_BATCHED} in all",
+        )
+    if 0 < case.max_num_batched_tokens < case.max_num_seqs / groups and not engines()[case.engine].prefill_first:
+        raise InvalidInputError.of(
+            "FT2110",
+            f"max_num_batched_tokens is {case.max_num_batched_tokens}, less than max_num_seqs, {case.max_num_seqs}",
+            hint="a step computes at least one token of each request",
+        )
 
 
 def _impossible(case: Case, cut: Parallelism) -> str:
@@ -214,17 +254,15 @@ def _impossible(case: Case, cut: Parallelism) -> str:
     if min(cut.tp, cut.pp, cut.ep, cut.dp) < 1 or cut.pp > model.layers:
         given = f"tp {cut.tp}, pp {cut.pp}, ep {cut.ep}, dp {cut.dp}"
         return f"{given}: each must be at least 1, and pp at most {model.layers}, the layers of {model.id}"
-    if model.heads % cut.tp and not engines()[case.engine].layer_split:
-        return f"tp {cut.tp} does not divide the {model.heads} attention heads of {model.id}"
     if cut.devices > MOST_DEVICES:
         return f"{cut.devices} devices in one replica; at most {MOST_DEVICES} are allowed"
     if cut.ep > 1 and not model.experts:
         return f"{model.id} has no experts to spread over ep {cut.ep}"
     if cut.tp * cut.dp % cut.ep:
         return f"ep {cut.ep} does not divide tp {cut.tp} × dp {cut.dp}"
-    return (
-        f"ep {cut.ep} is more than the {model.experts} experts of {model.id}" if cut.ep > max(1, model.experts) else ""
-    )
+    if cut.ep > max(1, model.experts):
+        return f"ep {cut.ep} is more than the {model.experts} experts of {model.id}"
+    return engines()[case.engine].unsplittable(model, cut.tp, cut.ep, case.precision)
 
 
 def _replica(case: Case, factors: Factors, cut: Parallelism, sequences: int) -> ReplicaSpec:
@@ -246,7 +284,7 @@ def _replica(case: Case, factors: Factors, cut: Parallelism, sequences: int) -> 
             hint="more devices, or a lower precision",
         )
     model = StepModel.of(case.model, machine, cut, factors, weights=case.precision, kv=case.kv_precision)
-    budget = engine.token_budget * cut.dp
+    budget = (case.max_num_batched_tokens or engine.token_budget) * cut.dp
     most = case.max_num_seqs or (engine.default_max_num_seqs * cut.dp if case.mode == "open" else sequences)
     slots = max(1, min(sequences or most, most, MOST_AT_ONCE))
     if case.mode == "batch":
@@ -259,6 +297,8 @@ def _replica(case: Case, factors: Factors, cut: Parallelism, sequences: int) -> 
         kv_tokens=space.kv_tokens,
         lanes=model.lanes,
         prefill_first=engine.prefill_first,
+        recv_interval=case.recv_interval,
+        spared=engine.cache_spared,
         frontend=factors.request,
         frontend_stream=factors.stream,
         frontend_token=factors.prompt_token,

@@ -11,9 +11,10 @@ import numpy as np
 
 from fabrictool.base.errors import InvalidInputError
 from fabrictool.base.units import as_float
-from fabrictool.catalog import accelerators, engines, model
+from fabrictool.catalog import accelerators, engines
 from fabrictool.domain.address import model_of
 from fabrictool.routing.candidates import TrustPolicy
+from fabrictool.simulator.calibration import calibrations_in
 from fabrictool.simulator.demanded import context_of, lengths_of
 from fabrictool.simulator.fleet import ReplicaSpec, Stream
 from fabrictool.simulator.kernel import BLOCK
@@ -122,6 +123,7 @@ class ModelSimulation:
         return replace(self, specs=tuple(specs.values()))
 
 
+# Long: what is wrong with a model's placement is said in the order in which one would mend it.
 def of_model(
     name: str,
     blueprint: Blueprint,
@@ -130,6 +132,8 @@ def of_model(
     calibrations: Sequence[Calibration],
 ) -> ModelSimulation:
     """The replicas of one model of the blueprint that may serve its requests.
+
+    `calibrations` go before the inventory's own, and those before the catalogue's.
 
     Raises InvalidInputError FT2141 for a model that stands nowhere or that trust lets nobody serve, FT2111 for one
     that does not fit, FT2112 for a replica of more devices than its node has, FT1411 for an unknown architecture.
@@ -149,10 +153,14 @@ def of_model(
             f"{name} stands with {providers} only, who may not serve its requests",
             hint="widen `trust` of the model or of the consumer group, or place it elsewhere",
         )
+    architecture = blueprint.architecture(wanted)
+    if architecture is None:
+        raise InvalidInputError.of("FT1411", f"the architecture {wanted.architecture_id!r} is not in the catalogue")
+    calibrations = [*calibrations, *calibrations_in(inventory.calibrated)]
     specs, chosen, devices, tdp, price = [], [], [], [], []
     for replica in mine:
         receivers = [other for other in mine if other.phase == "decode"] if replica.phase == "prefill" else []
-        spec, calibration = _spec(wanted, inventory, replica, calibrations, receivers)
+        spec, calibration = _spec(wanted, architecture, inventory, replica, calibrations, receivers)
         specs.append(spec)
         chosen.append(calibration)
         devices.append(replica.devices)
@@ -224,6 +232,7 @@ def _watts(partition: Partition) -> float:
 
 def _spec(
     wanted: Model,
+    architecture: ModelArchitecture,
     inventory: Inventory,
     replica: ReplicaPlacement,
     calibrations: Sequence[Calibration],
@@ -239,9 +248,6 @@ def _spec(
                 f"{replica.replica} would stand on {stage.tp} devices;"
                 f" a node of {stage.cluster}/{stage.partition} has {partition.devices_per_node}",
             )
-    architecture = model(wanted.architecture_id)
-    if architecture is None:
-        raise InvalidInputError.of("FT1411", f"the architecture {wanted.architecture_id!r} is not in the catalogue")
     standing = _standing(wanted, architecture, inventory, replica, calibrations)
     if standing is None:
         raise InvalidInputError.of("FT2141", f"{wanted.engine} cannot compute on {replica.device}")
@@ -267,6 +273,7 @@ def _spec(
         weight=replica.weight,
         lanes=max(1, round(steps.lanes)),
         prefill_first=engines()[wanted.engine].prefill_first,
+        spared=engines()[wanted.engine].cache_spared,
         frontend=stood.step.factors.request,
         frontend_stream=stood.step.factors.stream,
         frontend_token=stood.step.factors.prompt_token,

@@ -32,6 +32,7 @@ SPREAD = {
     "bandwidth": 0.2,
     "narrow_bandwidth": 0.1,
     "expert_compute": 0.4,
+    "block_scale": 0.3,
     "expert_bandwidth": 0.3,
     "expert_spread": 0.1,
     "attention_compute": 0.5,
@@ -53,6 +54,7 @@ LIMIT = {
     "bandwidth": 1.0,
     "narrow_bandwidth": 1.0,
     "expert_compute": 1.0,
+    "block_scale": 1.0,
     "expert_bandwidth": 1.0,
     "expert_spread": 1.0,
     "attention_compute": 0.9,
@@ -180,7 +182,13 @@ def explain(residuals: Callable[[Floats], Floats], prior: Factors, *, rounds: in
 
 
 def spreads(errors: Sequence[dict[str, float]]) -> dict[str, Spread]:
-    """90 % bands of log errors of unseen cases, per metric, by split conformal ranks: few points give wide bands."""
+    """90 % bands of log errors of unseen cases, per metric, by split conformal ranks.
+
+    Fewer than 19 errors have no such ranks. Then the band is where one more of a normal distribution would lie
+    (Student's prediction interval), or half as far again as the farthest on that side, whichever is wider.
+    """
+    from scipy.special import stdtrit  # noqa: PLC0415 -- only calibration needs SciPy
+
     bands = {}
     for metric in WEIGHT:
         # A refusal is no forecast that could lie beside the measurement.
@@ -190,9 +198,11 @@ def spreads(errors: Sequence[dict[str, float]]) -> dict[str, Spread]:
         count = len(values)
         low = math.floor((count + 1) * 0.05) - 1
         high = math.ceil((count + 1) * 0.95) - 1
-        # Beyond the sample's own extremes nothing is known: half as much again.
-        bottom = values[low] if low >= 0 else min(values[0], 0.0) * 1.5
-        top = values[high] if high < count else max(values[-1], 0.0) * 1.5
+        margin = 0.0
+        if low < 0 and count > 1:
+            margin = stdtrit(count - 1, 0.95) * values.std(ddof=1) * math.sqrt(1.0 + 1.0 / count)
+        bottom = values[low] if low >= 0 else min(1.5 * values[0], values.mean() - margin)
+        top = values[high] if high < count else max(1.5 * values[-1], values.mean() + margin)
         bands[metric] = Spread(min(float(bottom), 0.0), max(float(top), 0.0))  # a forecast lies in its own band
     return bands
 

@@ -1,12 +1,13 @@
 """Replicas behind a routing policy, a stream of requests, and what becomes of them: the serving simulation's surface.
 
 Pure: virtual time, the random source inside the policy that the caller brings. Same arguments, same result.
+Longer than most modules: the loop's arrays are filled beside the specs that they are filled from, field by field.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -15,6 +16,7 @@ from fabrictool.base.errors import InvalidInputError
 from fabrictool.routing.candidates import TrustPolicy, select
 from fabrictool.routing.protocol import LOST, RequestOutcome
 from fabrictool.simulator import kernel
+from fabrictool.simulator.routes import lent, routing_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -50,6 +52,11 @@ class ReplicaSpec:
     """For routing: its share of traffic under equal load."""
     lanes: int = 1
     prefill_first: bool = False
+    recv_interval: int = 1
+    """Decode steps from one look for new requests to the next (SGLang: ``scheduler-recv-interval``)."""
+    spared: float = 0.0
+    """Of the cache that running requests have not taken yet, the share that stays free for them when one more comes in.
+    With any, that one has to find room for its whole answer, too."""
     swap: bool = False
     prefix_tokens: int = 0
     """Tokens under one prefix id of the stream, a multiple of 16; 0: no prefix caching."""
@@ -130,6 +137,12 @@ class Outcome:
     """(times, 1 + 3 × replicas) When, then running, waiting and KV share of each replica."""
     complete: bool = True
     """False when it was stopped early."""
+
+    def settled(self, count: int) -> Outcome:
+        """Without its first `count` requests, which in a closed loop all come at once."""
+        arrays = ("arrival", "first", "finish", "prompt", "output", "cached", "preempted", "replica")
+        indices = {name: getattr(self, name)[getattr(self, name) >= count] - count for name in ("refused", "lost")}
+        return replace(self, **{name: getattr(self, name)[count:] for name in arrays}, **indices)
 
     @property
     def ttft(self) -> Floats:
@@ -229,6 +242,7 @@ class Fleet:
     tables: kernel.StepTables = field(init=False)
     cache: kernel.Cache = field(init=False)
     clock: kernel.EventQueue = field(init=False)
+    routing: kernel.RoutingState = field(init=False)
     _views: list[_View] = field(init=False)
     _answering: dict[bool, list[_View]] = field(init=False)
     """Whom a request can go to: before its cache is handed over, and after."""
@@ -245,10 +259,11 @@ class Fleet:
         _check(self.specs, self.stream)
         self.requests = _requests(self.stream, self.clients, self.specs)
         self.tables, kinds = _tables(self.specs)
-        self.replicas = _replicas(self.specs, kinds)
+        self.replicas = _replicas(self.specs, kinds, self.stream.models)
         self.lists = _lists(self.specs, self.stream, int(self.requests.priority.max(initial=0)) + 1)
         self.cache = _cache(self.specs, self.stream)
         self.clock = _clock(self.requests, self.clients)
+        self.routing = routing_by(self.policy, self.stream.model, len(self.requests), len(self.specs))
         decoding, prefilling, waiting = (np.asarray(self.replicas[n]) for n in ("decoding", "prefilling", "waiting"))
         self._views = [_View(r, spec, (decoding, prefilling, waiting)) for r, spec in enumerate(self.specs)]
         self._columns = {name: np.asarray(self.requests[name]) for name in _READ}
@@ -271,6 +286,10 @@ class Fleet:
 
     def advance(self, until: float = math.inf) -> bool:
         """Plays up to `until`; False when nothing is left to happen."""
+        with lent(self.policy, self.routing, self.replicas, self._views):
+            return self._advance(until)
+
+    def _advance(self, until: float) -> bool:
         while True:
             change = self._changes[0][0] if self._changes else math.inf
             reason = kernel.advance(
@@ -280,6 +299,7 @@ class Fleet:
                 self.tables,
                 self.cache,
                 self.clock,
+                self.routing,
                 min(until, change),
                 self.limit,
             )
@@ -393,7 +413,7 @@ class Fleet:
     def _apply_changes(self, now: float, until: float) -> None:
         while self._changes and self._changes[0][0] <= until:
             when, r, what = self._changes.pop(0)
-            self._views[r].ready = what == "up"
+            self._views[r].ready = self.replicas[r].ready = what == "up"
             if what == "down":
                 self._take_down(r, max(now, when))
             if what == "up":
@@ -516,7 +536,7 @@ def _tables(specs: Sequence[ReplicaSpec]) -> tuple[kernel.StepTables, list[int]]
     return kernel.StepTables(**tables, rates=rates), which
 
 
-def _replicas(specs: Sequence[ReplicaSpec], kinds: list[int]) -> Any:
+def _replicas(specs: Sequence[ReplicaSpec], kinds: list[int], models: tuple[str, ...]) -> Any:
     replicas = np.zeros(len(specs), dtype=kernel.REPLICA).view(np.recarray)
     replicas.table = kinds
     replicas.role = [_ROLES[spec.role] for spec in specs]
@@ -525,11 +545,15 @@ def _replicas(specs: Sequence[ReplicaSpec], kinds: list[int]) -> Any:
     replicas.blocks = replicas.free = [spec.kv_tokens // kernel.BLOCK for spec in specs]
     replicas.lanes = [spec.lanes for spec in specs]
     replicas.prefill_first = [spec.prefill_first for spec in specs]
+    replicas.look = [spec.recv_interval for spec in specs]
+    replicas.spared = [spec.spared for spec in specs]
     replicas.swaps = [spec.swap for spec in specs]
     replicas.chain_tokens = [spec.prefix_tokens for spec in specs]
     replicas.first_delay = [spec.frontend for spec in specs]
     replicas.stream_delay = [spec.frontend_stream for spec in specs]
     replicas.outside_token = [spec.frontend_token for spec in specs]
+    replicas.model = [models.index(spec.model) if spec.model in models else kernel.NOWHERE for spec in specs]
+    replicas.weight = [spec.weight for spec in specs]
     replicas.ends = math.inf
     replicas.soonest = kernel.NEVER
     return replicas

@@ -10,8 +10,9 @@ arrival that can be admitted, a completion, a full cache) the batch is constant 
 number of cached tokens, so that k steps take ``k·a + g·(k·K + D·k(k-1)/2)`` seconds: one event, not k. The result
 equals stepping one by one to rounding; the tests compare it with a plain twin that does just that.
 
-What needs judgement stays outside and in Python: routing (`advance` returns with a request that has no replica yet),
-joins, failures and walltime ends (the caller passes `until` and changes the state there).
+What needs judgement stays outside and in Python: routing policies that learn or are installed (`advance` returns with a
+request that has no replica yet), joins, failures and walltime ends (the caller passes `until` and changes the state
+there). The simple policies that come with fabrictool choose in the loop, as they would in Python to the last draw.
 
 One module, longer than others, because it is one compiled loop: its functions share these records, numba compiles and
 caches them together, and none has a meaning without the others. What numba keeps on disk it finds by names and line
@@ -24,6 +25,8 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
+
+from fabrictool.routing.policies import GOLDEN
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,12 +60,18 @@ ITL_LOW = 1e-5
 ITL_RATIO = 1.01
 """Inter-token latencies are counted in bins 1 % wide from 10 µs on."""
 
+MOST_SPARED = 4096
+"""Tokens of a request's own answer that have to be free when it is admitted, at most (SGLang's clip of long limits)."""
+
 UNIFIED, PREFILL, DECODE = 0, 1, 2
 DONE, ROUTE, UNTIL = 0, 1, 2
 """Why `advance` returned: nothing is left to do; `EventQueue.request` needs a replica; the clock would pass `until`."""
 WAITING, PREFILLING, DECODING, FINISHED, REFUSED, FLYING, LOST = 0, 1, 2, 3, 4, 5, 6
 NOWHERE, PARKED = -1, -2
 """Not routed yet; taken out of the loop by the caller, who brings it back with `revive`."""
+BY_CALLER, LEAST_LOADED, RANDOM, ROUND_ROBIN, WEIGHTED = 0, 1, 2, 3, 4
+"""Who gives requests a replica: the caller of `advance`, or the policy of `routing.policies` by that name."""
+MT_WORDS, MT_MIDDLE = 624, 397
 
 
 REQUEST = np.dtype(
@@ -102,6 +111,11 @@ REPLICA = np.dtype(
         ("blocks", "i8"),
         ("lanes", "i8"),  # micro-batches in flight: pipeline stages × data-parallel attention groups
         ("prefill_first", "?"),  # prompts stop decoding until they are done (SGLang), instead of sharing its steps
+        ("look", "i8"),  # decode steps between two looks for new requests; 1: each step looks
+        ("unlooked", "i8"),  # decode steps since the last look
+        ("looked", "f8"),  # when that was: what came later is not known to the scheduler yet
+        ("spared", "f8"),  # share of `owed` that has to be free when a request is admitted, beside all of its own
+        ("owed", "i8"),  # blocks that the admitted requests have not taken yet and will
         ("swaps", "?"),  # preempted requests keep their cache in host memory, instead of computing it again
         ("chain_tokens", "i8"),  # tokens under one prefix id; 0: no prefix caching
         ("first_delay", "f8"),  # seconds by which a first token comes later to its client ...
@@ -109,6 +123,10 @@ REPLICA = np.dtype(
         ("outside_token", "f8"),  # seconds of a request outside its steps, for each prompt token
         ("rejoined", "i8"),  # requests that decode again since the last step
         ("starts", "f8"),
+        ("model", "i8"),  # what `RoutingState.model` counts; -1: none of the stream's
+        ("weight", "f8"),
+        ("ready", "?"),
+        ("credit", "f8"),  # of its weight, with WEIGHTED
         ("ends", "f8"),  # infinity when idle
         ("count", "i8"),  # steps until then
         ("step", "i8"),  # decode steps done
@@ -210,6 +228,23 @@ class Cache(NamedTuple):
     ends: Any
 
 
+class RoutingState(NamedTuple):
+    """Who chooses a request's replica, and with what."""
+
+    by: Any
+    """One number: BY_CALLER or a policy."""
+    turn: Any
+    """One number: requests that were routed so far, with ROUND_ROBIN."""
+    words: Any
+    """State of Python's random source (MT19937), as ``random.Random.getstate`` gives it: 624 words and a position."""
+    model: Any
+    """(requests) → model."""
+    candidates: Any
+    """(replicas) Room for replica numbers ..."""
+    loads: Any
+    """... and for what is compared of them."""
+
+
 class EventQueue(NamedTuple):
     """The loop's own state, and arrivals to come that are not in the stream's order."""
 
@@ -286,6 +321,19 @@ def _own_blocks(requests: Any, replicas: Any, r: int, i: int, tokens: int) -> in
 
 
 @compiled
+def _unborn(requests: Any, replicas: Any, r: int, i: int, held: int, most: int) -> int:
+    """Blocks that request i takes beyond those of `held` tokens until its answer, or `most` tokens of it, is there.
+
+    The last token is never in the cache.
+    """
+    if replicas[r].role == PREFILL:
+        return 0
+    output = min(requests[i].output, requests[i].generated + most)
+    whole = _own_blocks(requests, replicas, r, i, requests[i].prompt + output - 1)
+    return max(0, whole - _own_blocks(requests, replicas, r, i, held))
+
+
+@compiled
 def _make_room(replicas: Any, cache: Cache, r: int, need: int) -> None:
     """Drops unused prefixes, least recently used first, until `need` blocks are free or nothing is left to drop."""
     per_id = replicas[r].chain_tokens // BLOCK
@@ -348,6 +396,7 @@ def _compact(cache: Cache, r: int) -> None:
 @compiled
 def _release(requests: Any, replicas: Any, lists: Lists, cache: Cache, r: int, i: int, tokens: int) -> None:
     replicas[r].free += _own_blocks(requests, replicas, r, i, tokens)
+    replicas[r].owed -= _unborn(requests, replicas, r, i, tokens, NEVER)
     _unuse_chain(requests, replicas, lists, cache, r, i)
 
 
@@ -402,8 +451,14 @@ def _admit(requests: Any, replicas: Any, lists: Lists, cache: Cache, r: int, i: 
             fresh += 1
     per_block = per_id // BLOCK
     # A cache that is there already lacks the newest token: the next step computes it.
-    need = _own_blocks(requests, replicas, r, i, tokens - 1 if ready else tokens) + fresh * per_block
-    if need > replicas[r].free + (replicas[r].evictable - idle_hits) * per_block:
+    held = tokens - 1 if ready else tokens
+    need = _own_blocks(requests, replicas, r, i, held) + fresh * per_block
+    room = replicas[r].free + (replicas[r].evictable - idle_hits) * per_block
+    if replicas[r].spared > 0.0 and replicas[r].decoding + replicas[r].prefilling > 0:
+        own = _unborn(requests, replicas, r, i, held, MOST_SPARED)
+        if need + own + replicas[r].spared * replicas[r].owed > room:
+            return False
+    if need > room:
         return False
     for at in range(ids):
         block = lists.chain[start + at]
@@ -418,6 +473,7 @@ def _admit(requests: Any, replicas: Any, lists: Lists, cache: Cache, r: int, i: 
             cache.blocks[r, block].resident = True
             cache.blocks[r, block].users += 1
     replicas[r].free -= need
+    replicas[r].owed += _unborn(requests, replicas, r, i, held, NEVER)
     if ready:
         requests[i].prefilled = tokens
     else:
@@ -549,6 +605,8 @@ def _admit_waiting(
             break
         level = _first_level(lists, r)
         i = lists.head[r, level]
+        if requests[i].arrival > replicas[r].looked:
+            break
         if not _admit(requests, replicas, lists, cache, r, i):
             break
         lists.head[r, level] = requests[i].following
@@ -589,6 +647,9 @@ def _plan_step(
         missing = requests[i].prompt + requests[i].generated - requests[i].prefilled
         lists.chunk[r, at] = max(0, min(missing, budget))
         budget -= lists.chunk[r, at]
+    if replicas[r].unlooked == 0 or replicas[r].decoding == 0 or replicas[r].prefilling > 0:
+        replicas[r].unlooked = 0
+        replicas[r].looked = now
     _admit_waiting(requests, replicas, lists, tables, cache, r, budget)
     decoding = replicas[r].decoding
     while decoding > 0 and _affordable(replicas, lists, r, 1) < 1:
@@ -605,6 +666,8 @@ def _plan_step(
     window = tables.rates[kind].window
     if replicas[r].prefilling == 0:
         most = min(limit, replicas[r].soonest - replicas[r].step)
+        if replicas[r].waiting > 0 and replicas[r].look > 1:
+            most = min(most, replicas[r].look - replicas[r].unlooked)
         most = _affordable(replicas, lists, r, most)
         read, inside = 0, 0
         if window > 0:
@@ -763,9 +826,11 @@ def _end_step(
         if need > replicas[r].free:
             _make_room(replicas, cache, r, need)
         replicas[r].free -= need
+        replicas[r].owed -= need
         replicas[r].tokens += k * decoding
         replicas[r].read += k * float(replicas[r].context) + decoding * (0.5 * k * (k - 1))
         replicas[r].step += k
+        replicas[r].unlooked = (replicas[r].unlooked + k) % replicas[r].look
         replicas[r].context += k * decoding
         _count_itl(lists, r, length / k, (k - 1) * decoding)
         _count_itl(lists, r, length / k + replicas[r].stall, decoding - replicas[r].rejoined)
@@ -778,6 +843,8 @@ def _end_step(
             _complete(requests, replicas, lists, cache, clock, r, now)
     elif decoding > 0:
         replicas[r].stall += length
+    if replicas[r].prefilling > 0:
+        replicas[r].unlooked = 0  # a step with prompts in it counts as many
     kept = 0
     for at in range(replicas[r].prefilling):
         i = lists.fill[r, at]
@@ -821,11 +888,99 @@ def _arrive(
     _enqueue(requests, replicas, lists, r, i, False)
     if replicas[r].ends == math.inf:
         _plan_step(requests, replicas, lists, tables, cache, r, now, limit)
-    elif (
+    elif replicas[r].look > 1 or (
         replicas[r].decoding + replicas[r].prefilling < replicas[r].seqs and lists.head[r, _first_level(lists, r)] == i
     ):
         _interrupt(requests, replicas, lists, tables, r, now)
     return True
+
+
+@compiled
+def _random_word(words: Any) -> int:
+    """The next 32 bits (MT19937: Matsumoto and Nishimura, ACM TOMACS 1998), as CPython draws them."""
+    at = words[MT_WORDS]
+    if at >= MT_WORDS:
+        for k in range(MT_WORDS):
+            mixed = (words[k] & 0x80000000) | (words[(k + 1) % MT_WORDS] & 0x7FFFFFFF)
+            words[k] = words[(k + MT_MIDDLE) % MT_WORDS] ^ (mixed >> 1) ^ ((mixed & 1) * 0x9908B0DF)
+        at = 0
+    words[MT_WORDS] = at + 1
+    word = words[at]
+    word ^= word >> 11
+    word ^= (word << 7) & 0x9D2C5680
+    word ^= (word << 15) & 0xEFC60000
+    return int(word ^ (word >> 18))
+
+
+@compiled
+def _random_share(words: Any) -> float:
+    """In [0, 1): ``random.Random.random``."""
+    high, low = _random_word(words) >> 5, _random_word(words) >> 6
+    return (high * 67108864.0 + low) * (1.0 / 9007199254740992.0)
+
+
+@compiled
+def _random_below(words: Any, count: int) -> int:
+    """``random.Random.choice`` of so many, by number."""
+    bits = 0
+    while count >> bits:
+        bits += 1
+    drawn = count
+    while drawn >= count:
+        drawn = _random_word(words) >> (32 - bits)
+    return drawn
+
+
+@compiled
+def _routed(requests: Any, replicas: Any, routing: RoutingState, i: int) -> int:
+    """The replica that the policy gives request i; NOWHERE where there is none, or another one chooses."""
+    if routing.by[0] == BY_CALLER:
+        return NOWHERE
+    candidates, loads = routing.candidates, routing.loads
+    count, total, level = 0, 0.0, True
+    for r in range(replicas.shape[0]):
+        replica = replicas[r]
+        late = replica.role == DECODE
+        if replica.ready and replica.model == routing.model[i] and late == (requests[i].handed != 0):
+            candidates[count] = r
+            total += replica.weight
+            level = level and replica.weight == replicas[candidates[0]].weight
+            loads[count] = total  # which all but LEAST_LOADED want
+            count += 1
+    if count == 0:
+        return NOWHERE
+    chosen = 0
+    if routing.by[0] == LEAST_LOADED:
+        least, equals = math.inf, 0
+        for k in range(count):
+            replica = replicas[candidates[k]]
+            loads[k] = (replica.decoding + replica.prefilling + replica.waiting + 1.0) / replica.weight
+            equals = equals + 1 if loads[k] == least else equals
+            if loads[k] < least:
+                least, equals, chosen = loads[k], 1, k
+        if equals > 1:
+            left = _random_below(routing.words, equals)
+            while left > 0:
+                chosen += 1
+                left -= loads[chosen] == least
+    elif routing.by[0] == WEIGHTED:
+        for k in range(count):
+            replicas[candidates[k]].credit += replicas[candidates[k]].weight
+            if replicas[candidates[k]].credit > replicas[candidates[chosen]].credit:
+                chosen = k
+        replicas[candidates[chosen]].credit -= total
+    else:
+        if routing.by[0] == RANDOM:
+            share = _random_share(routing.words)
+        else:
+            share = routing.turn[0] * GOLDEN % 1.0
+            routing.turn[0] += 1
+        if routing.by[0] == ROUND_ROBIN and level:
+            chosen = (routing.turn[0] - 1) % count
+        else:
+            while chosen < count - 1 and loads[chosen] <= share * total:
+                chosen += 1
+    return int(candidates[chosen])
 
 
 @compiled
@@ -846,6 +1001,7 @@ def advance(
     tables: StepTables,
     cache: Cache,
     clock: EventQueue,
+    routing: RoutingState,
     until: float,
     limit: int,
 ) -> int:
@@ -874,8 +1030,14 @@ def advance(
         i = clock.heap[0].request if from_heap else clock.at[0].arrived
         target = requests[i].whither if requests[i].handed else requests[i].where
         if target == NOWHERE:
-            clock.at[0].request = i
-            return ROUTE
+            target = _routed(requests, replicas, routing, i)
+            if target == NOWHERE:
+                clock.at[0].request = i
+                return ROUTE
+            if requests[i].handed:
+                requests[i].whither = target
+            else:
+                requests[i].where = target
         if from_heap:
             _pop(clock)
         else:
@@ -914,6 +1076,7 @@ def clear(requests: Any, replicas: Any, lists: Lists, cache: Cache, r: int) -> A
     lists.phase[r, :] = 0
     replicas[r].soonest = NEVER
     replicas[r].free = replicas[r].blocks
+    replicas[r].owed = replicas[r].unlooked = 0
     replicas[r].ends = math.inf
     for block in range(cache.blocks.shape[1]):
         cache.blocks[r, block].resident = False

@@ -10,7 +10,7 @@ from fabrictool.simulator.operators import kv_elements_per_token, work
 from fabrictool.simulator.stepmodel import KV_OCTETS, OCTETS
 
 if TYPE_CHECKING:
-    from fabrictool.catalog.tables import Accelerator, ModelArchitecture
+    from fabrictool.catalog import Accelerator, ModelArchitecture
     from fabrictool.simulator.operators import Parallelism
 
 USABLE = 0.9

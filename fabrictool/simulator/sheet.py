@@ -19,12 +19,13 @@ from fabrictool.simulator.stepmodel import KV_OCTETS, OCTETS
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from fabrictool.catalog.tables import ModelArchitecture
+    from fabrictool.catalog.architecture import ModelArchitecture
     from fabrictool.simulator.calibration import Calibration
 
 REQUIRED = ("device", "model", "engine", "input_len", "output_len", "concurrency")
 """`rate` may take the place of the last."""
-OPTIONAL = ("precision", "kv_precision", "tp", "pp", "ep", "dp", "mode", "rate", "max_num_seqs", "price")
+LIMITS = ("max_num_seqs", "max_num_batched_tokens", "scheduler_recv_interval", "gpu_memory_utilization")
+OPTIONAL = ("precision", "kv_precision", "tp", "pp", "ep", "dp", "mode", "rate", "price", *LIMITS)
 TARGETS = ("slo_ttft_ms", "slo_tpot_ms", "slo_e2e_ms")
 NOTES = ("id", "note", "version")
 """Columns that say nothing about the forecast; so do those whose name begins with ``note_``."""
@@ -204,7 +205,9 @@ def case_of(row: Mapping[str, str], architectures: Mapping[str, ModelArchitectur
         raise InvalidInputError.of("FT2131", f"mode is {mode!r}, not one of {', '.join(MODES)}")
     precision = _precision(cells.get("precision", ""), "bf16", OCTETS, "precision")
     narrow = "fp8" if OCTETS[precision] <= 1 and not engines()[engine].layer_split and "fp8" in device.flops else "bf16"
-    pools = {}
+    if engines()[engine].compute_precision == "fp32":  # whatever the files hold, it is unpacked when it is loaded
+        precision = narrow = "fp32"
+    pools: dict[str, PhaseWorkers] = {}
     beside = next((name for name in PHASES if name in cells), "") if mode != "disagg" else ""
     if beside:
         hint = "prefill and decode are apart in mode disagg alone"
@@ -227,9 +230,13 @@ def case_of(row: Mapping[str, str], architectures: Mapping[str, ModelArchitectur
         mode=mode,
         rate=_positive(cells, "rate", 0.0),
         max_num_seqs=_whole(cells, "max_num_seqs", 0),
+        max_num_batched_tokens=_whole(cells, "max_num_batched_tokens", 0),
+        gpu_memory_utilization=_share(cells, "gpu_memory_utilization"),
+        recv_interval=_whole(cells, "scheduler_recv_interval", 1),
         target=_target(cells),
         price=_positive(cells, "price", 0.0),
-        **pools,
+        prefill=pools.get("prefill"),
+        decode=pools.get("decode"),
     )
 
 
@@ -296,6 +303,13 @@ def _target(cells: Mapping[str, str]) -> LatencyTarget | None:
         return None
     ttft, tpot, e2e = (_positive(cells, name, math.inf) for name in TARGETS)
     return LatencyTarget(ttft / 1e3, tpot / 1e3, e2e / 1e3)
+
+
+def _share(cells: Mapping[str, str], name: str) -> float:
+    value = _positive(cells, name, 0.0)
+    if value > 1:
+        raise InvalidInputError.of("FT2131", f"{name} is {cells[name]!r}, more than all of it", hint="such as 0.9")
+    return value
 
 
 def _positive(cells: Mapping[str, str], name: str, default: float) -> float:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fabrictool.base.units import as_float
 from fabrictool.catalog import accelerators, engines, links
-from fabrictool.simulator.calibration import choose, shipped
+from fabrictool.simulator.calibration import choose_own
 from fabrictool.simulator.memory import USABLE, adapter_octets, reported_memory, room
 from fabrictool.simulator.operators import Parallelism, kv_elements_per_token
 from fabrictool.simulator.stepmodel import KV_OCTETS, OCTETS, Factors, Machine, StepModel
@@ -69,7 +69,7 @@ def stand(
     if not any(unit in device.flops for unit in _COMPUTES_IN[needed]):
         return None
     cut = Parallelism(tp=tp, pp=pp)
-    calibration = choose([*calibrations, *shipped()], partition.device, device.vendor, wanted.engine, "online")
+    calibration = choose_own(calibrations, partition.device, device.vendor, wanted.engine, architecture.id, cut.devices)
     factors = factors_on(device, calibration, weights)
     octets = engine.weight_bytes[precision]
     kv = "fp32" if weights == "fp32" else "bf16"

@@ -19,7 +19,7 @@ from fabrictool.simulator.steptimes import StepTimes
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from fabrictool.catalog.tables import Accelerator, ModelArchitecture
+    from fabrictool.catalog import Accelerator, ModelArchitecture
     from fabrictool.simulator.operators import Attention, Matmul, Parallelism
 
     Floats = np.ndarray[Any, np.dtype[np.float64]]
@@ -71,6 +71,9 @@ class Factors:
     """What remains of `bandwidth` for each halving of the width below 16 bits: scales, and shorter rows."""
     expert_compute: float = 0.6
     """Of `compute`, for grouped products of experts."""
+    block_scale: float = 0.7
+    """What remains of `expert_compute` at 8 bits, where kernels apply a scale to each block of 128 themselves; the
+    units do it at 4 bits (NVFP4, MXFP4)."""
     expert_bandwidth: float = 0.8
     """Of `bandwidth`, reading experts."""
     expert_spread: float = 0.9
@@ -305,6 +308,7 @@ class StepModel:
         bandwidth = f.bandwidth * (f.narrow_bandwidth**self._halvings if own else 1.0)
         if matmul.experts:
             compute, bandwidth = compute * f.expert_compute, bandwidth * f.expert_bandwidth
+            compute *= f.block_scale if precision == "fp8" and halvings == 1 else 1.0
         arithmetic = matmul.flops(tokens) / (peak * compute)
         width = self.octets if self.octets and matmul.precision == "weights" else OCTETS[precision]
         octets = matmul.touched(tokens, self.factors.expert_spread) * width + matmul.moved(tokens) * 2.0

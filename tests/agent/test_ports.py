@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from fabrictool.agent import ports as ports_module
-from fabrictool.agent.ports import FIRST, LAST, SIZE, PortBlock
+from fabrictool.agent.ports import FIRST, LAST, SIZE, PortBlock, _is_free
+from tests.ports import FIRST as TESTS_FIRST
 
 HOLDER = """
 import sys
@@ -37,17 +38,24 @@ def test_agents_of_one_machine_share_no_port():
 
 @pytest.fixture
 def two_blocks(monkeypatch):
-    monkeypatch.setattr(ports_module, "LAST", FIRST + 3 * SIZE)
+    """The first port of two blocks that no agent takes, because they lie below those that agents choose from."""
+    first = next(
+        start
+        for start in range(10_000, TESTS_FIRST - 2 * SIZE, SIZE)
+        if all(map(_is_free, range(start, start + 2 * SIZE)))
+    )
+    monkeypatch.setattr(ports_module, "FIRST", first)
+    monkeypatch.setattr(ports_module, "LAST", first + 3 * SIZE)
+    return first
 
 
-@pytest.mark.usefixtures("two_blocks")
-def test_a_block_in_which_a_stranger_listens_is_left_alone():
+def test_a_block_in_which_a_stranger_listens_is_left_alone(two_blocks):
     with socket.socket() as stranger:
-        stranger.bind(("127.0.0.1", FIRST + SIZE // 2))
+        stranger.bind(("127.0.0.1", two_blocks + SIZE // 2))
         stranger.listen()
         for seed in range(8):
             with PortBlock.take(random.Random(seed)) as block:
-                assert block.api == FIRST + SIZE + 1
+                assert block.api == two_blocks + SIZE + 1
 
 
 @pytest.mark.usefixtures("two_blocks")

@@ -6,11 +6,14 @@ import sys
 from fabrictool.base.runfolder import RunFolder
 
 MOST = 1 << 20
+BATCH = 1000  # lines of about 87 octets
 WRITER = """
 import os, sys
 for number in range(int(sys.argv[1])):
     os.write(1, b"line %d %b\\n" % (number, b"x" * 80))
-    sys.stdin.readline() if number % 1000 == 0 else None
+    if number % 1000 == 999:
+        os.write(2, b".")
+        sys.stdin.readline()
 """
 
 
@@ -18,26 +21,31 @@ def test_a_log_is_cut_to_its_younger_half_while_its_writer_goes_on(tmp_path):
     folder = RunFolder(tmp_path)
     folder.bound_log(MOST)  # there is none yet
     with folder.log.open("ab") as log:
-        writer = subprocess.Popen([sys.executable, "-c", WRITER, "30000"], stdin=subprocess.PIPE, stdout=log, bufsize=0)
+        writer = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(30 * BATCH)],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+        )
     largest = 0
     try:
-        while writer.poll() is None:
+        while writer.stderr.read(1):  # never more than a batch ahead
             writer.stdin.write(b"\n")
             folder.bound_log(MOST)
             largest = max(largest, folder.log.stat().st_size)
-    except BrokenPipeError:
-        pass
     finally:
         writer.kill()
         writer.wait()
         writer.stdin.close()
+        writer.stderr.close()
     folder.bound_log(MOST)
     lines = folder.log.read_text().splitlines()
-    assert "(older lines were cut off)" in lines[:100]
-    assert int(lines[-1].split()[1]) > 15_000  # what came in the moment of the last cut is lost
+    assert "(older lines were cut off)" in lines[: BATCH + 1]  # before it, what came while the kept half was written
+    assert int(lines[-1].split()[1]) > 15 * BATCH  # what came in the moment of the last cut is lost
     assert folder.log.stat().st_size <= MOST
     assert all(line.startswith(("line ", "(older")) and len(line) < 100 for line in lines)
-    assert largest < 4 * MOST
+    assert largest < MOST + MOST // 4
 
 
 def test_a_short_log_is_left_as_it_is(tmp_path):

@@ -120,6 +120,7 @@ def qstat(grid, *arguments):
     return grid.run(["qstat", *arguments], user="hostuser", env=ENVIRONMENT, check=False).stdout
 
 
+@pytest.mark.extended  # 100 s; what it submits is tried by the test below and by the unit tests of the scheduler
 def test_apply_serves_from_a_grid_engine(grid, make_federation):
     fed = make_federation("grid")
     cpu = {"device": "cpu", "nodes": 1, "memory_per_node": "4 GiB"}

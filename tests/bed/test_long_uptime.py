@@ -63,6 +63,7 @@ def unit_in(storm, partition):
     return None
 
 
+@pytest.mark.extended  # 200 s of waiting for a walltime; every lane of CI would wait for it
 @pytest.mark.usefixtures("watched")
 def test_zero_requests_fail_while_replicas_are_handed_over_preempted_and_maintained(bed, storm):
     began = time.time()
@@ -135,6 +136,7 @@ def test_a_power_cut_breaks_streams_in_order_and_fails_nothing_else(bed, storm):
     assert all(abs(o.at - cut) < 30 for o in load.bad())
 
 
+@pytest.mark.extended
 def test_all_of_it_was_visible(storm):
     log = (storm.folder / "reconcile.log").read_text()
     for word in ("ending", "unreachable", "maintenance", "ended"):

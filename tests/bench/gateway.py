@@ -30,6 +30,8 @@ import threading
 import time
 from pathlib import Path
 
+from tests.ports import free_port
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 PEERS = ROOT / "build" / "gateway-peers" / "bin"
@@ -83,12 +85,6 @@ LITELLM = """model_list:
 general_settings: {{master_key: {key}}}
 litellm_settings: {{telemetry: false}}
 """
-
-
-def free_port():
-    with socket.socket() as made:
-        made.bind(("127.0.0.1", 0))
-        return made.getsockname()[1]
 
 
 def ours(folder, engine, port):

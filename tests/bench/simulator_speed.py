@@ -82,6 +82,28 @@ took, found = play(count)
 peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]
 print(took, float(found.ttft.mean()), float(found.tpot.mean()), float(found.e2e.mean()), int(peak) / 1024)
 """
+ROUTED = """
+import random, time
+import numpy as np
+from fabrictool.routing.policies import routing_policy
+from fabrictool.simulator.fleet import ReplicaSpec, Stream, simulate
+from fabrictool.simulator.steptimes import StepTimes
+class Installed:
+    name, learns = "installed", False
+    def __init__(self, policy):
+        self.pick = policy.pick
+times = StepTimes(0.004 + 2e-5 * np.arange(257), 0.005 + 1e-5 * np.arange(2305), np.zeros(257))
+specs = [ReplicaSpec(times, 256, 2048, 400_000) for _ in range(64)]
+def play(count, form):
+    rng = np.random.default_rng(0)
+    stream = Stream(np.cumsum(rng.exponential(1 / 1920, count)), np.full(count, 512), np.full(count, 128))
+    policy = form(routing_policy("least-loaded", random.Random(0)))
+    began = time.process_time()
+    simulate(specs, stream, policy)
+    return count / (time.process_time() - began)
+play(10, lambda policy: policy), play(10, Installed)
+print(play(50_000, lambda policy: policy), play(10_000, Installed))
+"""
 TABLES = """
 import time
 from fabrictool.catalog import accelerators, models
@@ -131,6 +153,9 @@ def rows():
         if count == 100_000:
             yield _row("memory at 100,000 requests, MB", memory, (250, 100))
     yield _row("a million requests, whole process, seconds", wall, (10, 2))
+    in_loop, in_python = map(float, _run(["-c", ROUTED])[0].split())
+    yield _row("64 replicas, least-loaded, requests a second of CPU", in_loop)
+    yield _row("the same by a policy that is asked in Python, as plug-ins are", in_python)
     with tempfile.TemporaryDirectory() as folder:
         whole = min(_simulate(Path(folder)) for _ in range(3))
         yield _row("`fabrictool simulate`, 10,000 requests, whole process, best of three, seconds", whole, (1.5, 0.5))

@@ -4,6 +4,7 @@ import pytest
 
 from fabrictool.base.errors import InvalidInputError
 from fabrictool.catalog import models
+from fabrictool.catalog.families import NO_LAYER
 from fabrictool.catalog.huggingface import architecture
 
 CONFIGS = {
@@ -81,7 +82,7 @@ QWEN = CONFIGS["Qwen/Qwen3-235B-A22B"]
 DEEPSEEK = CONFIGS["deepseek-ai/DeepSeek-V3"]
 NEXT = QWEN | {
     "model_type": "qwen3_next", "linear_num_value_heads": 32, "linear_num_key_heads": 16,
-    "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4,
+    "linear_value_head_dim": 128, "linear_key_head_dim": 128, "linear_conv_kernel_dim": 4,
 }  # fmt: skip
 WINDOWED = LLAMA | {"model_type": "mistral", "sliding_window": 4096}
 
@@ -104,6 +105,10 @@ WINDOWED = LLAMA | {"model_type": "mistral", "sliding_window": 4096}
         (WINDOWED | {"sliding_window": 0}, "sliding_window"),
         (WINDOWED | {"layer_types": "full_attention"}, "layer_types"),
         (WINDOWED | {"layer_types": ["full_attention"]}, "layer_types"),
+        (WINDOWED | {"layer_types": ["full_attention"] * 50 + ["sliding_attention"] * 30}, "layer_types"),
+        (LLAMA | {"quantization_config": "fp8"}, "quantization_config"),
+        (NEXT | {"linear_key_head_dim": 64}, "linear_key_head_dim"),
+        (NEXT | {"layer_types": ["linear_attention"] * 34 + ["full_attention"] * 60}, "layer_types"),
         (QWEN | {"num_experts": 0}, "experts"),
         (QWEN | {"moe_intermediate_size": 0}, "moe_intermediate_size"),
         (QWEN | {"decoder_sparse_step": 0}, "decoder_sparse_step"),
@@ -142,6 +147,46 @@ def test_layers_without_experts_are_counted_wherever_they_are(config, dense):
     found = architecture(config, "x")
     assert found.dense_layers == dense
     assert found.ffn == (config["intermediate_size"] if dense else 0)
+
+
+@pytest.mark.parametrize(
+    ("given", "released"),
+    [
+        (None, ""),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8"),
+        ({"quant_method": "mxfp4"}, "mxfp4"),
+        ({"quant_method": "awq", "bits": 4}, "int4"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "fp4"),
+        (
+            {"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"type": "int", "num_bits": 4}}}},
+            "int4",
+        ),
+        ({"quant_method": "new"}, ""),
+    ],
+)
+def test_the_precision_of_released_weights(given, released):
+    assert architecture(LLAMA | {"quantization_config": given}, "x").released == released
+    outer = {"model_type": "kimi_k25", "text_config": LLAMA, "quantization_config": given}
+    assert architecture(outer, "x").released == released
+
+
+QWEN2 = CONFIGS["Qwen/Qwen2-7B"] | {"sliding_window": 4096}
+
+
+@pytest.mark.parametrize(
+    ("config", "window", "interval"),
+    [
+        ({key: value for key, value in QWEN2.items() if key != "use_sliding_window"}, 0, 1),
+        (QWEN2 | {"use_sliding_window": True}, 0, 1),  # windows from layer 28 on, and there are 28
+        (QWEN2 | {"use_sliding_window": True, "max_window_layers": 14}, 4096, 2),
+        (QWEN2 | {"use_sliding_window": True, "max_window_layers": 0}, 4096, NO_LAYER),
+        (WINDOWED, 4096, NO_LAYER),
+        (NEXT | {"layer_types": ["linear_attention"] * 83 + ["full_attention"] * 11}, 0, 8),
+    ],
+)
+def test_which_layers_have_windows(config, window, interval):
+    described = architecture(config, "x")
+    assert (described.sliding_window, described.full_attention_interval) == (window, interval)
 
 
 def test_without_a_stated_context_there_is_no_limit():

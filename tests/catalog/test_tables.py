@@ -21,6 +21,7 @@ MODELS = [
     "mistralai/Mistral-7B-v0.1", "mistralai/Mixtral-8x7B-v0.1", "Qwen/Qwen2-7B", "Qwen/Qwen2-72B", "Qwen/Qwen3-1.7B",
     "Qwen/Qwen3-32B", "Qwen/Qwen3-Next-80B-A3B-Instruct", "Qwen/Qwen3-Next-80B-A3B-Thinking", "openai/gpt-oss-120b",
     "swiss-ai/Apertus-8B-2509", "swiss-ai/Apertus-70B-2509", "HuggingFaceTB/SmolLM2-135M-Instruct",
+    "moonshotai/Kimi-K2-Instruct", "moonshotai/Kimi-K2.5",
 ]  # fmt: skip
 ROUNDED = 0.015
 """A published count with few digits, such as 1.7B, is a name rather than a count."""
@@ -127,3 +128,24 @@ def test_an_engine_reserves_some_of_a_small_device_and_no_more_than_enough_of_a_
     engine = engines()[id_]
     assert engine.reserved(4e9) == pytest.approx(0.3e9)
     assert engine.reserved(40e9) == engine.reserved(192e9) == 3e9
+
+
+@pytest.mark.parametrize(
+    ("engine", "name", "tp", "ep", "precision", "why"),
+    [
+        ("vllm", "Qwen/Qwen3-235B-A22B", 4, 1, "fp8", ""),
+        ("vllm", "Qwen/Qwen3-235B-A22B", 8, 1, "fp8", "experts' width 1536"),
+        ("sglang", "Qwen/Qwen3-235B-A22B", 8, 1, "fp8", "into whole blocks of 128"),
+        ("vllm", "Qwen/Qwen3-235B-A22B", 8, 8, "fp8", ""),
+        ("vllm", "Qwen/Qwen3-235B-A22B", 8, 1, "bf16", ""),
+        ("vllm", "Qwen/Qwen2-7B", 8, 1, "bf16", "28 attention heads"),
+        ("vllm", "openai/gpt-oss-120b", 128, 1, "bf16", "64 attention heads"),
+        ("vllm", "meta-llama/Llama-3.1-8B-Instruct", 16, 1, "bf16", ""),
+        ("vllm", "deepseek-ai/DeepSeek-R1", 64, 64, "fp8", ""),
+        ("llama.cpp", "Qwen/Qwen2-7B", 8, 1, "q8_0", ""),
+    ],
+)
+def test_what_an_engine_does_not_split(engine, name, tp, ep, precision, why):
+    said = engines()[engine].unsplittable(models()[name], tp, ep, precision)
+    assert why in said
+    assert bool(said) is bool(why)

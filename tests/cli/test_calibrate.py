@@ -162,6 +162,84 @@ def test_a_running_service_calibrates_its_own_forecasts(command, folder):
     assert float(after["tpot_ms"]) == pytest.approx(float(before["tpot_ms"]) * 1.6, rel=0.15)
 
 
+# --- planning with them
+
+
+def of_this_machine(tpot_s):
+    """A service of the reference engine that takes so long for a token, alone."""
+    return [
+        {"t": 5.0 * i, "in": 40 + i % 50, "out": 20, "ttft": 0.2 + 0.002 * (i % 50), "latency": 0.2 + 19 * tpot_s}
+        for i in range(80)
+    ]
+
+
+def forecast_of(command):
+    code, out, err = command("plan", "--json")
+    assert code == 0, err
+    plan = json.loads(out)
+    return plan["forecast"]["models"][0]["tpot_p95_s"]["value"], plan["forecast"]["basis"], plan["blueprint_digest"]
+
+
+@pytest.fixture
+def trusted(command):
+    assert command("trust", "init")[0] == 0
+
+
+@pytest.mark.usefixtures("trusted")
+def test_a_plan_forecasts_with_the_inventorys_calibrations(command, folder):
+    assert forecast_of(command)[1].startswith("uncalibrated")
+    inventory, seen = (folder / "inventory.yaml").read_text(), []
+    for name, tpot_s in (("fast", 0.03), ("slow", 0.12)):
+        write_lines(folder / f"{name}.jsonl", of_this_machine(tpot_s))
+        own = ("--device", "cpu", "--engine", "reference", "--model", "HuggingFaceTB/SmolLM2-135M-Instruct")
+        assert command("calibrate", f"{name}.jsonl", *own, "-o", name)[0] == 0
+        (folder / "inventory.yaml").write_text(f"{inventory}calibrations: [{name}]\n")
+        seen.append(forecast_of(command))
+        simulated = command("simulate", "--requests", "50", "--json")[1]
+        assert "calibrated: reference on cpu" in json.loads(simulated)["models"][0]["basis"]
+    (fast, basis, first), (slow, _, second) = seen
+    assert basis == "calibrated: reference on cpu, 80 measurements"
+    assert slow == pytest.approx(4 * fast, rel=0.3)
+    assert first != second
+    # What counts is what a file says, and not its name.
+    (folder / "slow").rename(folder / "other")
+    (folder / "inventory.yaml").write_text(f"{inventory}calibrations: [other/cpu-reference-online.toml]\n")
+    assert forecast_of(command)[2] == second
+
+
+@pytest.mark.usefixtures("trusted")
+def test_calibrations_that_no_plan_takes_are_said(command, folder):
+    save(folder / "batches.csv", measured(1.3))
+    assert command("calibrate", "batches.csv", "-o", "mine")[0] == 0
+    (folder / "inventory.yaml").write_text((folder / "inventory.yaml").read_text() + "calibrations: [mine]\n")
+    code, out, err = command("plan")
+    assert (code, "vllm on h100-sxm, static: no plan takes it" in out + err) == (0, True)
+    text = (folder / "mine" / "h100-sxm-vllm-static.toml").read_text()
+    (folder / "mine" / "again.toml").write_text(text)
+    code, _, err = command("plan")
+    assert (code, "two calibrations are of vllm on h100-sxm, static" in err) == (65, True)
+
+
+@pytest.mark.usefixtures("trusted")
+def test_calibrations_that_an_inventory_names_and_that_are_none(command, folder):
+    (folder / "empty").mkdir()
+    long = "x" * 300
+    (folder / "notes.toml").write_text("device = 3\n")
+    inventory = (folder / "inventory.yaml").read_text()
+    lines = len(inventory.splitlines())
+    (folder / "inventory.yaml").write_text(
+        f"{inventory}calibrations:\n  - gone.toml\n  - empty\n  - notes.toml\n  - {long}\n"
+    )
+    code, _, err = command("plan")
+    assert (code, err.count("error[FT1128]")) == (65, 4)
+    for below, name in enumerate(("gone.toml", "empty", "notes.toml", long), start=2):
+        assert f"inventory.yaml:{lines + below}:5: error[FT1128]" in err
+        assert f"- {name}" in err
+
+
+# --- what is no measurement
+
+
 def test_records_that_cannot_be_true_are_dropped_and_counted(command, folder):
     rows = records(100)
     rows[3] |= {"in": 9_000_000}

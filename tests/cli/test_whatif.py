@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from concurrent.futures import BrokenExecutor, CancelledError
+from concurrent.futures import BrokenExecutor, CancelledError, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from fabrictool.cli.main import main
 from fabrictool.domain.plan import ModelForecast
 from tests.planner.fabrics import write_fabric
 from tests.planner.test_whatif import EVERYTHING
+from tests.ports import free_port
 from tests.testbed.waiting import wait_until
 
 
@@ -46,9 +47,7 @@ def answer(capsys, fabric, *arguments):
 @pytest.fixture
 def dask_cluster():
     """A scheduler and two worker processes on loopback, without a dashboard; ended whatever happens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     quiet = ["--no-dashboard", "--host", "127.0.0.1"]
     dask = [sys.executable, "-m", "distributed.cli.dask_scheduler"]
     commands = [[*dask, *quiet, "--port", address.partition(":")[2]]]
@@ -240,6 +239,19 @@ def test_an_interrupted_sweep_leaves_no_process():
     assert not multiprocessing.active_children()
 
 
+def test_ctrl_c_is_not_lost_while_processes_start(monkeypatch):
+    def pressed_meanwhile(pool, *words):
+        future = submit(pool, *words)
+        os.kill(os.getpid(), signal.SIGINT)
+        return future
+
+    submit = ProcessPoolExecutor.submit
+    monkeypatch.setattr(ProcessPoolExecutor, "submit", pressed_meanwhile)
+    with pytest.raises(KeyboardInterrupt), executor_named("processes", 2, 2):
+        pytest.fail("the block began")
+    assert not multiprocessing.active_children()
+
+
 @pytest.mark.timeout(600)
 def test_ctrl_c_ends_the_command_and_its_processes(fabric):
     many = [word for i in range(400) for word in ("--what-if", f"rate.*={i + 1}")]
@@ -256,9 +268,10 @@ def test_ctrl_c_ends_the_command_and_its_processes(fabric):
         _, said = process.communicate(timeout=240)
     finally:
         process.kill()
-        process.wait()
+        process.communicate()
     assert process.returncode == 130
     assert "Traceback" not in said
+    deadline = time.monotonic() + 60
     while any(Path(f"/proc/{pid}").exists() for pid in below):
         assert time.monotonic() < deadline, "a process is left"
         time.sleep(0.1)

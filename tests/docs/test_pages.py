@@ -9,6 +9,8 @@ import msgspec
 import pytest
 import typer
 
+from fabrictool.blueprint import load
+from fabrictool.blueprint.starter import starter_files
 from fabrictool.catalog import accelerators, links, tables
 from fabrictool.cli.commands import build
 from fabrictool.cli.reference_pages import pages, schemas
@@ -80,7 +82,19 @@ def test_the_entries_that_the_how_to_shows_are_entries():
     ((model_id, row),) = model.items()
     entry = msgspec.convert({**row, "id": model_id}, tables.ModelArchitecture)
     assert entry.parameters == pytest.approx(entry.published_parameters, rel=1e-3)
-    for field in re.findall(
-        r"`([a-z_]+)`", page.split("| field of ours |")[1].split("All fields")[0].replace("|", "\n")
-    ):
+    for field in re.findall(r"`([a-z_]+)`", page.split("| field of ours |")[1].split("\nGive ")[0].replace("|", "\n")):
         assert field in tables.ModelArchitecture.__struct_fields__ or field in KNOWN_FIELDS
+
+
+def test_the_part_that_the_how_to_shows_is_included_and_used(tmp_path):
+    """Its head and its indentation; and what it says of the blueprint."""
+    page = (ROOT / "docs/how-to/extend-the-catalogue.md").read_text()
+    part, use = re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    (tmp_path / "nine-billion.yaml").write_text(part)
+    (tmp_path / "inventory.yaml").write_text(starter_files()["inventory.yaml"])
+    head = "apiVersion: fabrictool/v1\nkind: Blueprint\nfabric: x\ninventory: inventory.yaml\n"
+    (tmp_path / "blueprint.yaml").write_text(f"{head}defaults: {{engine: reference}}\n{use}")
+    blueprint = load(tmp_path / "blueprint.yaml", environment={}).blueprint
+    nine, tuned = (blueprint.architecture(blueprint.models[name]) for name in ("nine", "tuned"))
+    assert nine == tuned
+    assert nine.parameters == 8_139_378_688

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fabrictool.cli.main import main
-from tests.conftest import free_port
+from tests.ports import free_port
 from tests.tiny_model import write_tiny_model
 
 ROOT = Path(__file__).parents[2]

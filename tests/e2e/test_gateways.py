@@ -12,7 +12,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.conftest import ALPHA_KEY, BLUEPRINT, KEY, free_port
+from tests.conftest import ALPHA_KEY, BLUEPRINT, KEY
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 

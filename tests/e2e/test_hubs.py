@@ -7,8 +7,8 @@ import socket
 
 import pytest
 
-from tests.conftest import free_port
 from tests.e2e.test_gateways import EAST, ONE, REPLICAS, WEST, ask, pids, providers, steady_load, until
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 

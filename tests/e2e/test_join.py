@@ -16,8 +16,8 @@ import pytest
 
 from fabrictool.status.fleet import FleetStatus
 from tests.clocks import HOUR, clock_of, library, set_clock
-from tests.conftest import free_port
 from tests.e2e.test_apply import ask
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import BLUEPRINT, INVENTORY
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(200)]
 
@@ -190,9 +191,7 @@ def own_address():
 
 def test_an_unreachable_cluster_is_unknown_and_untouched(fabric_bed):
     bed = fabric_bed
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     # A loopback address is refused where agents are on other machines.
     anywhere = BLUEPRINT.replace("mesh: 127.0.0.1:", f"mesh: {own_address()}:")
     bed.write(inventory=INVENTORY + UNREACHABLE % {"port": port}, blueprint=anywhere)

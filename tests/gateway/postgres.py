@@ -4,9 +4,10 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 from pathlib import Path
+
+from tests.ports import free_port
 
 ACCOUNT = "postgres"
 """Of Debian's package: the server refuses to run as root."""
@@ -29,9 +30,7 @@ class Postgres:
             account = pwd.getpwnam(ACCOUNT)
             self._as = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
             os.chown(folder, account.pw_uid, account.pw_gid)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.url = f"postgresql://{ACCOUNT}:{PASSWORD}@127.0.0.1:{self.port}/postgres"
         secret = folder / "password"
         secret.write_text(PASSWORD)

@@ -17,7 +17,7 @@ import pytest
 from fabrictool.gateway.clienttls import LOOK_S, ClientTls
 from fabrictool.gateway.staticlist import StaticNode
 from tests.gateway.conftest import Bed, until
-from tests.gateway.test_sharing import free_port
+from tests.ports import free_port
 
 HERE = Path(__file__).parent / "acme"
 BUILD = Path(__file__).parents[2] / "build" / "acme"

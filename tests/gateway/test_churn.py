@@ -9,7 +9,6 @@ import asyncio
 import json
 import random
 import signal
-import socket
 import subprocess
 import sys
 from collections import Counter
@@ -24,6 +23,7 @@ from fabrictool.gateway.staticlist import StaticNode, StaticRegistry, static_tar
 from fabrictool.routing.candidates import TrustPolicy
 from fabrictool.routing.policies import routing_policy
 from tests.gateway.conftest import until
+from tests.ports import free_port
 
 MOCK = Path(__file__).with_name("mock_process.py")
 NODES = 4
@@ -37,9 +37,7 @@ class Node:
     """A mock server in a process of its own, always at the same port."""
 
     def __init__(self):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.name, self.fault = f"127.0.0.1:{self.port}", ""
         self.process = None
 

@@ -19,9 +19,9 @@ from fabrictool.gateway.handover import SOCKET, take_over
 from fabrictool.gateway.keys import encode_keys, hash_key, keys_digest
 from fabrictool.gateway.reloading import KEYS_FILE
 from fabrictool.gateway.run import run_on_mesh
-from tests.conftest import free_port
 from tests.gateway.conftest import until
 from tests.mesh.conftest import Federation
+from tests.ports import free_port
 
 pytestmark = pytest.mark.asyncio
 ADMIN = "admin-key-of-the-centre-0123"

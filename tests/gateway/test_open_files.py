@@ -13,8 +13,8 @@ import pytest
 
 from fabrictool.base.openfiles import MOST, open_files, raise_open_files
 from fabrictool.gateway.upstream import IDLE_KEPT
-from tests.conftest import free_port
 from tests.gateway.conftest import until
+from tests.ports import free_port
 
 pytestmark = pytest.mark.asyncio
 MOCK = Path(__file__).with_name("mock_process.py")

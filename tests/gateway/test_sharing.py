@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import signal
-import socket
 import sys
 
 import aiohttp
@@ -26,6 +25,7 @@ from fabrictool.gateway.tables import REQUESTS
 from tests.gateway.conftest import until
 from tests.manual_clock import ManualClock
 from tests.mesh.conftest import Federation
+from tests.ports import free_port
 
 CHAT = "/v1/chat/completions"
 KEY = "k" * 24
@@ -186,12 +186,6 @@ async def test_words_that_are_none_do_no_harm(workers, tmp_path):
         first.sharing._socket.sendto(data, path)
     await talk(first, second)
     assert second.ask()
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 async def asked(port):

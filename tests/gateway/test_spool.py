@@ -31,6 +31,16 @@ def test_a_folder_without_segments_has_no_lines(tmp_path):
     assert read_lines(tmp_path, Cursor(3, 40), 1000) == ([], Cursor(3, 40))
 
 
+def test_what_is_left_of_a_disk_is_left_to_others(tmp_path, monkeypatch):
+    """tmpfs gives an allocation all that it has before it fails, and whoever writes meanwhile fails, too."""
+    monkeypatch.setattr(os, "posix_fallocate", lambda *_: pytest.fail("allocated"))
+    room = os.statvfs(tmp_path)
+    segments = Segments(tmp_path, segment_octets=2 * room.f_bavail * room.f_frsize // 3, most_octets=1 << 62)
+    with pytest.raises(OSError, match="No space left"):
+        segments.prepare()
+    assert list(tmp_path.iterdir()) == []
+
+
 class Flaky:
     """A store that can be sent away, also after it has taken a batch and before it has said so."""
 

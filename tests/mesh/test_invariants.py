@@ -238,7 +238,10 @@ def small_scripts(length):
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("length", [1, 2, 3, pytest.param(4, marks=LONG), pytest.param(5, marks=LONG)])
+@pytest.mark.parametrize(
+    "length",
+    [1, 2, pytest.param(3, marks=pytest.mark.extended), pytest.param(4, marks=LONG), pytest.param(5, marks=LONG)],
+)
 def test_every_short_script_of_three_hubs_ends_well(length):
     for steps in small_scripts(length):
         script = [

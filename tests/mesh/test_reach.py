@@ -18,8 +18,9 @@ from fabrictool.mesh.framing import STREAM_CREDIT, StreamHead
 from fabrictool.mesh.transport import reach
 from fabrictool.mesh.transport.bridge import READY
 from tests.clusters.connections.conftest import _sshd, yard  # noqa: F401 - fixtures
-from tests.clusters.connections.servers import free_port, public
+from tests.clusters.connections.servers import public
 from tests.mesh.test_transport import Collect, Echo, until
+from tests.ports import free_port
 
 pytestmark = pytest.mark.asyncio
 NOWHERE = "127.0.0.254"

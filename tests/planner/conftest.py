@@ -12,4 +12,4 @@ def kept_calibrations(monkeypatch):
     """vLLM on H100 and on NVIDIA's other devices as it was once learned: the catalogue learns more with time."""
     files = sorted((Path(__file__).parent / "calibrations").glob("*.toml"))
     known = tuple(loads(file.read_text(), file.name) for file in files)
-    monkeypatch.setattr("fabrictool.simulator.stand.shipped", lambda: known)
+    monkeypatch.setattr("fabrictool.simulator.calibration.shipped", lambda: known)

@@ -18,6 +18,7 @@ from fabrictool.base.errors import InvalidInputError
 from fabrictool.domain.blueprint import ROUTING_POLICIES
 from fabrictool.routing.headroom import KNOWN, STALE_S, HeadroomPolicy, Line
 from fabrictool.routing.policies import (
+    CREDITS_KEPT,
     LeastLoadedPolicy,
     PowerOfTwoPolicy,
     WeightedPolicy,
@@ -89,9 +90,18 @@ def test_weighted_deals_out_the_plans_split_to_the_request():
 
 def test_weighted_forgets_who_left():
     policy = WeightedPolicy()
-    for _ in range(200):
+    for _ in range(CREDITS_KEPT):
         policy.pick([Replica(), Replica()])
-    assert len(policy._credit) < 80
+    assert len(policy.credit) <= CREDITS_KEPT
+
+
+def test_weighted_forgets_no_model_for_another():
+    """Turn about, 40 models of three replicas: each deals out its own split."""
+    models = [[Replica(weight=weight) for weight in (2.0, 1.0, 1.0)] for _ in range(40)]
+    policy = WeightedPolicy()
+    turns = [[replicas.index(policy.pick(replicas)) for replicas in models] for _ in range(40)]
+    for chosen in zip(*turns, strict=True):
+        assert [chosen.count(number) for number in range(3)] == [20, 10, 10]
 
 
 def test_power_of_two_counts_work_and_not_requests():

@@ -36,6 +36,8 @@ class Engine:
     filling: list = field(default_factory=list)
     free: int = 0
     sequence: int = 0
+    unlooked: int = 0
+    looked: float = 0.0
 
     def __post_init__(self):
         self.free = self.spec.kv_tokens // BLOCK
@@ -64,6 +66,18 @@ class Engine:
     def held(self, tokens):
         return -(-tokens // BLOCK)
 
+    def unborn(self, job, held, most=math.inf):
+        """Blocks that it takes beyond `held` tokens until its answer is there; the last token is never in the cache."""
+        return self.held(job.prompt + min(job.output, job.generated + most) - 1) - self.held(held)
+
+    def crowded(self, job, need):
+        """Whether admitting it leaves too little for those that run, and for its own answer."""
+        if not self.spec.spared or not (self.running or self.filling):
+            return False
+        owed = sum(self.unborn(other, other.length - 1) for other in self.running)
+        owed += sum(self.unborn(other, other.length) for other in self.filling)
+        return need + self.unborn(job, job.length, 4096) + self.spec.spared * owed > self.free
+
     def growth(self):
         return sum(self.held(job.length) - self.held(job.length - 1) for job in self.running)
 
@@ -87,10 +101,14 @@ class Engine:
         for job in self.filling:
             self.chunks[job.index] = max(0, min(job.length - job.prefilled, budget))
             budget -= self.chunks[job.index]
+        if self.unlooked == 0 or not self.running or self.filling:
+            self.unlooked, self.looked = 0, now
         while self.waiting and budget > 0 and len(self.running) + len(self.filling) < spec.max_num_seqs:
             job = self.waiting[0]
+            if job.arrival > self.looked:
+                break
             need = self.held(job.length)
-            if need > self.free:
+            if need > self.free or self.crowded(job, need):
                 break
             self.waiting.pop(0)
             self.free -= need
@@ -134,6 +152,10 @@ class Engine:
         return total + sum(table[min(at, len(table) - 1)] for table, at in tables)
 
     def book(self, end):
+        if self.running and not self.stalled:
+            self.unlooked = (self.unlooked + 1) % self.spec.recv_interval
+        if self.filling:
+            self.unlooked = 0
         if not self.stalled:
             self.free -= self.growth()
             for job in list(self.running):

@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from fabrictool.base.errors import InvalidInputError
@@ -10,7 +11,7 @@ from fabrictool.catalog import accelerators, engines, models
 from fabrictool.domain.blueprint import Model
 from fabrictool.domain.inventory import Partition
 from fabrictool.simulator import fitting, sheet
-from fabrictool.simulator.calibration import Calibration, Hull, Spread, choose, dumps, loads, shipped
+from fabrictool.simulator.calibration import Calibration, Hull, Spread, choose, choose_own, dumps, loads, shipped
 from fabrictool.simulator.cases import Case, PhaseWorkers, estimate, predict
 from fabrictool.simulator.operators import Parallelism
 from fabrictool.simulator.stand import stand
@@ -322,8 +323,8 @@ def test_bands_widen_outside_the_measured_range():
     assert outside.high > inside.high
     assert outside.low < inside.low
     assert one.spread("tpot", "b", inside=True).high == 0.3
-    assert hull.holds(concurrency=64, input_len=100, output_len=100, devices=4)
-    assert not hull.holds(concurrency=128, input_len=100, output_len=100, devices=4)
+    assert not hull.outside(concurrency=64, input_len=100, output_len=100, devices=4)
+    assert hull.outside(concurrency=128, input_len=100, output_len=100, devices=4) == {"concurrency": hull.concurrency}
 
 
 def test_a_calibration_survives_its_file():
@@ -380,6 +381,37 @@ def test_few_points_give_wide_bands():
     assert many.high < 0.1
 
 
+@pytest.mark.parametrize("count", [4, 8, 18, 19, 40, 100])
+def test_bands_hold_one_more_error_nine_times_in_ten_however_few_there_were(count):
+    rng = np.random.default_rng(count)
+    held = 0
+    for _ in range(400):
+        middle, *errors = rng.normal(rng.normal(0, 0.1), 0.1, count + 1)
+        band = fitting.spreads([{"tpot": error} for error in errors])["tpot"]
+        held += band.low <= middle <= band.high
+    assert held / 400 > 0.87
+
+
+def test_another_model_or_cut_than_the_measured_has_the_wider_band_of_both():
+    narrow = Spread(-0.05, 0.4)
+    own = Calibration(
+        "h100-sxm", "vllm", "online", Factors(), dict.fromkeys(("ttft", "tpot", "e2e"), narrow),
+        hull=Hull(devices=(1.0, 2.0), models=("a",)), points=60,
+    )  # fmt: skip
+    common = choose(shipped(), "h100-sxm", "nvidia", "vllm", "online").spread("tpot", "", inside=True)
+    for model, devices, seen in (("a", 1, True), ("a", 2, True), ("b", 1, False), ("a", 4, False)):
+        chosen = choose_own([own], "h100-sxm", "nvidia", "vllm", model, devices)
+        band = chosen.spread("tpot", model, inside=True)
+        assert chosen.factors is own.factors
+        assert (band == narrow) is seen
+        assert band == chosen.spread("tpot", "", inside=True)
+        if not seen:
+            assert band == Spread(min(1.5 * narrow.low, common.low), max(1.5 * narrow.high, common.high))
+    batches = replace(own, scope="static")
+    assert choose_own([batches], "h100-sxm", "nvidia", "vllm", "a", 1).scope == "online"
+    assert choose_own([batches], "cpu", "", "vllm", "a", 1).points == 0, "no server was measured there"
+
+
 def test_a_pair_needs_both_pools():
     base = case()
     with pytest.raises(InvalidInputError, match="disagg"):
@@ -393,3 +425,20 @@ def test_layer_split_adds_memory_and_no_speed():
         for tp in (1, 4)
     )
     assert one.e2e == pytest.approx(four.e2e)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"max_num_batched_tokens": 1 << 18, "cut": Parallelism(tp=1, ep=8, dp=8)},
+            "for each of dp 8; at most 1048576",
+        ),
+        ({"max_num_batched_tokens": 64, "max_num_seqs": 65, "cut": Parallelism()}, "less than max_num_seqs, 65"),
+    ],
+)
+def test_limits_of_a_step_that_no_engine_takes_are_said(changes, message):
+    served = replace(case(), model=models()["Qwen/Qwen3-30B-A3B"], **changes)
+    with pytest.raises(InvalidInputError, match=message) as caught:
+        predict(served, shipped())
+    assert caught.value.problems[0].code == "FT2110"

@@ -82,6 +82,8 @@ def test_the_kernel_equals_stepping_one_by_one(seed):
         kv_tokens=kv,
         lanes=lanes,
         prefill_first=rng.random() < 0.5,
+        spared=rng.choice([0.0, 0.1, 1.0]),
+        recv_interval=rng.choice([1, 1, 7]),
     )
     found = play([one], requests)
     jobs = [

@@ -8,6 +8,7 @@ import pytest
 from fabrictool.domain.blueprint import ROUTING_POLICIES
 from fabrictool.routing.policies import routing_policy
 from fabrictool.routing.protocol import StreamTarget
+from fabrictool.simulator import kernel
 from fabrictool.simulator.fleet import Fleet, ReplicaSpec, Stream
 from fabrictool.simulator.steptimes import StepTimes
 
@@ -51,6 +52,77 @@ def test_who_learns_hears_an_end_of_each_start_with_handed_over_caches_too(name)
     fleet, outcome = played(name, specs, requests(200, 5.0))
     assert np.isfinite(outcome.finish).all()
     assert fleet._told == {}
+
+
+class Unknown:
+    """A policy that the loop does not know, so that it is asked in Python."""
+
+    def __init__(self, policy):
+        self.policy, self.name, self.learns = policy, "unknown", False
+
+    def pick(self, *arguments):
+        return self.policy.pick(*arguments)
+
+
+def fabric(rng):
+    """Replicas of three models that come and go, some in pairs, some with weights, and requests for all."""
+    models = ("a", "b", "c")
+    specs = []
+    for model in models:
+        roles = ("prefill", "decode") if rng.random() < 0.4 else ("unified",)
+        weights = (1.0,) if rng.random() < 0.5 else (1.0, 0.3, 2.5)
+        for role in roles:
+            for _ in range(rng.integers(1, 6)):
+                up, drain = (rng.uniform(*span) if rng.random() < 0.3 else None for span in ((0, 20), (20, 60)))
+                changes = {"up": up} if up is not None else {}
+                changes |= {"drain": drain, "down": drain + 5} if drain is not None else {}
+                specs.append(
+                    replica(rng.uniform(0.5, 2), model=model, role=role, weight=rng.choice(weights), **changes)
+                )
+    count = 600
+    stream = Stream(
+        np.cumsum(rng.exponential(1 / 12.0, count)),
+        rng.integers(20, 600, count),
+        rng.integers(2, 120, count),
+        model=rng.integers(0, 3, count),
+        models=models,
+    )
+    return specs, stream
+
+
+@pytest.mark.parametrize("name", ["least-loaded", "random", "round-robin", "weighted"])
+def test_the_loop_chooses_as_the_policy_does(name):
+    """To the last draw: afterwards the random source is where Python would have left it."""
+    seed = random.SystemRandom().randrange(1 << 32)
+    rng = np.random.default_rng(seed)
+    for _ in range(6):
+        specs, stream = fabric(rng)
+        outcomes, policies = [], []
+        for unknown in (False, True):
+            policy = routing_policy(name, random.Random(seed))
+            fleet = Fleet(specs, stream, Unknown(policy) if unknown else policy)
+            assert bool(fleet.routing.by[0] == kernel.BY_CALLER) is unknown
+            for until in (5.0, 17.0, np.inf):
+                fleet.advance(until)
+            outcomes.append(fleet.outcome())
+            policies.append((policy, fleet))
+        in_loop, in_python = outcomes
+        assert (in_loop.replica == in_python.replica).all(), seed
+        np.testing.assert_array_equal(in_loop.finish, in_python.finish)
+        states = []
+        for policy, fleet in policies:
+            credit = [getattr(policy, "credit", {}).get(view, 0.0) for view in fleet._views]
+            drawn = policy.rng.getstate() if hasattr(policy, "rng") else None
+            states.append((drawn, getattr(policy, "turn", 0), credit))
+        assert states[0] == states[1], seed
+
+
+def test_a_policy_with_a_random_source_of_its_own_kind_is_asked_in_python():
+    policy = routing_policy("least-loaded", random.SystemRandom())
+    fleet = Fleet([replica(1.0), replica(1.0)], requests(50, 8.0), policy)
+    assert fleet.routing.by[0] == kernel.BY_CALLER
+    fleet.advance()
+    assert np.isfinite(fleet.outcome().finish).all()
 
 
 def attained(outcome):

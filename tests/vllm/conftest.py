@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -11,6 +10,8 @@ from pathlib import Path
 import httpx2 as httpx
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from tests.ports import free_port
 
 VLLM = Path(os.environ.get("FT_TEST_VLLM", Path(__file__).parents[2] / "build" / "vllm"))
 READY_S = 400
@@ -43,12 +44,6 @@ def write_model(folder):
         "bos_token_id": vocabulary[end], "eos_token_id": vocabulary[end],
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class Vllm:

@@ -24,7 +24,8 @@ from fabrictool.gateway.pairs import HANDED_HEADER
 from fabrictool.gateway.spanexport import exporting
 from fabrictool.gateway.staticlist import StaticNode
 from tests.gateway.conftest import Bed, until
-from tests.vllm.conftest import CONTEXT, Vllm, free_port
+from tests.ports import free_port
+from tests.vllm.conftest import CONTEXT, Vllm
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.vllm, pytest.mark.timeout(1500)]
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"

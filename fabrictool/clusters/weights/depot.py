@@ -131,6 +131,8 @@ class WeightsDepot:
         done, total = 0, sum(sizes.values())
         for file in sorted(sizes):
             begin = stored.get(file, 0)
+            if begin > sizes[file]:  # two that staged at once added to it
+                begin = 0
             done += min(max(0, begin), sizes[file])
             progress(done, total)
             if begin >= 0:

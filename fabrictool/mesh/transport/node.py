@@ -1,7 +1,8 @@
 """A node of the mesh: its registry, its links to others, and the loops that keep them.
 
 An agent dials hubs (`hublinks.py`) and the next agents of its site (`sitelinks.py`), and listens for the latter; a
-gateway (a *hub*) listens for all. Both are this class.
+gateway (a *hub*) listens for all. Both are this class. Longer than most modules: its loops and the protocol's effects
+change the same tunnels and timers; what keeps links on either side is taken out already.
 """
 
 from __future__ import annotations

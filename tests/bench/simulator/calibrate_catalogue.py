@@ -69,7 +69,12 @@ def _write(place, engine, rows, mine, blind, bands):
         points=len(mine),
         version="2",
         source=SOURCE,
-        **{name: fitting.spreads([errors[i] for i in mine]) for name, errors in bands.items()},
+        **{
+            name: hierarchy.model_bands(rows, errors, mine)
+            if name == "unseen"
+            else fitting.spreads([errors[i] for i in mine])
+            for name, errors in bands.items()
+        },
     )
     name = "-".join(part.replace("*", "any").replace("/", "-") for part in (place, engine, "online"))
     (OUT / f"{name}.toml").write_text(dumps(one))

@@ -18,7 +18,7 @@ from measured import architecture, held_out, sample
 
 from fabrictool.catalog import accelerators
 from fabrictool.simulator import fitting
-from fabrictool.simulator.calibration import ANY
+from fabrictool.simulator.calibration import ANY, Spread
 from fabrictool.simulator.stepmodel import Factors
 
 OWN = ("device", "pair")
@@ -29,7 +29,7 @@ WIDTHS = {"shared": 1.0, "vendor": 0.5, "engine": 0.5, "device": 0.4, "pair": 0.
 """Standard deviations of departures, as shares of how far factors differ."""
 UPPER = np.log([fitting.LIMIT.get(name, 1.0) for name in fitting.NAMES])
 SPREAD = np.array([fitting.SPREAD[name] for name in fitting.NAMES])
-EXPERTS = [i for i, name in enumerate(fitting.NAMES) if name.startswith("expert")]
+EXPERTS = [i for i, name in enumerate(fitting.NAMES) if name.startswith(("expert", "block"))]
 ROWS_OF_A_GROUP = 10
 """More of one model on one pair say nothing new."""
 ENOUGH = 4e-3
@@ -251,3 +251,18 @@ def _better(observations, own, shared):
 def _size(errors, rows):
     """Mean size of the errors that calibrations are for: of tokens under load, of whole batches otherwise."""
     return float(np.mean([abs(math.expm1(-errors[i].get("tpot", errors[i].get("e2e")))) for i in rows]))
+
+
+def model_bands(observations, errors, rows):
+    """90 % bands for models that nobody measured, from those that were left out: the widest that come out when any one
+    of them is not counted. Rows of one model err alike, so their number says little of what the next model's will do.
+    """
+    names = {architecture(observations[i]) for i in rows}
+    counted = [[errors[i] for i in rows if architecture(observations[i]) != name] for name in sorted(names)]
+    bands = [fitting.spreads(mine) for mine in counted if mine] or [fitting.spreads([errors[i] for i in rows])]
+    shared = set.intersection(*(set(band) for band in bands))
+    return {
+        metric: Spread(min(band[metric].low for band in bands), max(band[metric].high for band in bands))
+        for metric in METRICS
+        if metric in shared
+    }

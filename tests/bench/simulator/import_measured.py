@@ -10,13 +10,18 @@ import csv
 import gzip
 import re
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
+from fabrictool.catalog import engines, model
+
 OUT = Path(__file__).parents[2] / "data" / "measured"
+LIMITS = ("max_num_seqs", "max_num_batched_tokens", "scheduler_recv_interval", "gpu_memory_utilization")
 COLUMNS = [
     *("device", "model", "engine", "precision", "kv_precision", "tp", "pp", "ep", "dp"),
     *("input_len", "output_len", "concurrency", "mode"),
     *(f"{phase}_{name}" for phase in ("prefill", "decode") for name in ("workers", "tp", "pp", "ep", "dp")),
+    *LIMITS,
     *("ttft_ms", "tpot_ms", "e2e_ms", "version", "mark"),
 ]
 KERNEL_COLUMNS = [
@@ -31,6 +36,38 @@ CACHED = ("h200_sxm", "vllm", "nvidia/Llama-3.1-8B-Instruct-FP8")
 """Runs whose prompts alone would take up to 85 % of the units' peak at 8 bits, and in no other run more than 44 %: vLLM
 caches prefixes unless told otherwise, and these prompts it must have known.
 """
+RECIPES = (
+    ("sglang b[23]00 DeepSeek-R1 fp4 .*", lambda load: (256, 16384, load.seldom)),
+    (
+        "sglang b[23]00 DeepSeek-R1 fp8 .*",
+        lambda load: (128, 32768, load.seldom) if load.tp == 8 else (32, 8192, 10, 0.95),
+    ),
+    ("sglang h200 DeepSeek-R1 .*", lambda load: (512 if load.output == load.input else 256, 32768, 1)),
+    ("sglang h200 Qwen3.5-397B-A17B .*", lambda _: (128, 16384, 1)),
+    ("sglang b200 Qwen3.5-397B-A17B fp4 .*", lambda load: (max(128, load.flying), 32768, 30)),
+    ("sglang b300 Qwen3.5-397B-A17B fp8 0.5.10.*", lambda load: (load.flying, 16384, 10)),
+    ("sglang b[23]00 Qwen3.5-397B-A17B .*", lambda load: (max(128, load.flying), 32768, load.seldom)),
+    ("sglang b[23]00 GLM-5 fp8 .*", lambda load: (load.flying, 32768, 1)),
+    ("sglang b[23]00 GLM-5 fp4 .*", lambda _: ("", 32768, 10)),
+    ("vllm b[23]00 MiniMax-M2.5 fp[48] (0.19.0|nightly.*)", lambda load: ("", 2 * load.input, 1)),
+    ("vllm h100-sxm MiniMax-M2.5 .*", lambda _: (256, "", 1)),
+    ("tensorrt-llm b200 Llama-3.1-70B fp8 .*", lambda _: ("", 16384, 1)),
+    ("tensorrt-llm b200 Llama-3.1-70B fp4 .*", lambda load: ("", load.input + load.output + 200, 1)),
+    ("tensorrt-llm b200 DeepSeek-R1 fp4 ", lambda _: ("", 2200, 1)),
+    (  # on four devices: three quarters of what the weights leave
+        "tensorrt-llm b200 DeepSeek-R1 fp8 .+",
+        lambda load: ("", load.prompt_and_answers, 1, 0.97 if load.tp == 4 else ""),
+    ),
+    ("tensorrt-llm (b200|h200) DeepSeek-R1 fp[48] .+", lambda load: ("", load.prompt_and_answers, 1)),
+)
+"""What the servers of one project's runs were told, by engine, device, model, precision and version: most requests and
+tokens of a step, decode steps between looks for new requests, and share of memory. From its public scripts
+(SemiAnalysisAI/InferenceX, benchmarks/: the versions that are nearest before the runs' dates); what no script says
+stays empty, the default."""
+COLD, COLD_TOKENS = ("b200_sxm", "sglang", "deepseek-ai/DeepSeek-R1", "fp4", ""), 16_384
+"""Runs whose first tokens took 5 to 12 s on average as soon as there were prompts for a step of so many tokens,
+whatever the load (tp 4, 1024 tokens in: 0.9 s with 16 requests in flight, 7.1 s with 32, 7.6 s with 128): the first
+such step waited for its kernels to be compiled."""
 ENGINES = {"trtllm": "tensorrt-llm", "vllm": "vllm", "sglang": "sglang"}
 ARGONNE_DEVICES = {
     "Nvidia A100 GPU": "a100-40g",
@@ -81,13 +118,45 @@ def _silicon(path: Path):
             "mark": _mark(row, speculative),
         }
         if row["mode"] == "agg":
-            line |= _cut(row, "", "")
+            line |= _whole_experts(_cut(row, "", ""), line)
+            line |= _limits(row, line)
         else:
             line |= _cut(row, "prefill_", "prefill_") | _cut(row, "decode_", "decode_")
             if not row["prefill_num_workers"] or not row["decode_num_workers"]:
                 continue  # over how many replicas the load is spread is not stated
             line["prefill_workers"], line["decode_workers"] = row["prefill_num_workers"], row["decode_num_workers"]
         yield line
+
+
+@dataclass(frozen=True)
+class Load:
+    """What recipes depend on."""
+
+    flying: int
+    input: int
+    output: int
+    tp: int
+
+    @property
+    def seldom(self) -> int:
+        """With many requests the scripts let the scheduler look for new ones less often."""
+        return 30 if self.flying >= 16 else 10
+
+    @property
+    def prompt_and_answers(self) -> int:
+        """Tokens of a step with one whole prompt and all answers, in blocks of 64."""
+        return max(8192, (self.flying + self.input + 127) // 64 * 64)
+
+
+def _limits(row: dict[str, str], line: dict[str, object]) -> dict[str, object]:
+    """Of runs by scripts that are public; others' servers were told nothing that is known."""
+    if "/Users/" in row["silicon_data_source"]:
+        return {}
+    words = (line["engine"], line["device"], str(line["model"]).split("/")[-1], line["precision"], line["version"])
+    name = " ".join(map(str, words))
+    load = Load(*(int(str(line[key])) for key in ("concurrency", "input_len", "output_len", "tp")))
+    chosen = next((limits(load) for pattern, limits in RECIPES if re.fullmatch(pattern, name)), ())
+    return dict(zip(LIMITS, chosen, strict=False))
 
 
 def _in_flight(row: dict[str, str]) -> str:
@@ -120,6 +189,9 @@ def _mark(row: dict[str, str], speculative: set[tuple[str, ...]]) -> str:
     """Why nothing may be learned from a run: what its columns say is not what was computed."""
     if not _trusted(row) and _session(row) in speculative:
         return "speculative"
+    release = (row["system"], row["backend"], _model(row), row["precision"], row["backend_version"])
+    if release == COLD and row["mode"] == "agg" and int(_in_flight(row)) * int(row["isl"]) > COLD_TOKENS:
+        return "cold"
     return "cached" if (row["system"], row["backend"], row["model_path"]) == CACHED else ""
 
 
@@ -130,7 +202,8 @@ def _session(row: dict[str, str]) -> tuple[str, ...]:
 
 
 def _speculative_sessions(rows: list[dict[str, str]]) -> set[tuple[str, ...]]:
-    """Sessions with a run that decodes over a tenth faster than the trusted run of the same setting.
+    """Sessions with a run that decodes over a tenth faster than the trusted run of the same setting or, where there is
+    none, than those of the same load on at least twice as many devices with as many groups for attention.
 
     The models have heads that draft tokens, and first tokens of these runs come later than those of the trusted ones:
     what is faster is not the step.
@@ -139,13 +212,35 @@ def _speculative_sessions(rows: list[dict[str, str]]) -> set[tuple[str, ...]]:
     for row in filter(_trusted, rows):
         tpot = float(row["silicon_tpot_ms"])
         plain[_setting(row)] = min(tpot, plain.get(_setting(row), tpot))
+        for devices in _fewer(row):
+            key = (*_load(row), devices)
+            plain[key] = min(tpot, plain.get(key, tpot))
     return {
         _session(row)
         for row in rows
         if _model(row) in DRAFTING
         and not _trusted(row)
-        and float(row["silicon_tpot_ms"]) < 0.9 * plain.get(_setting(row), 0.0)
+        and float(row["silicon_tpot_ms"]) < 0.9 * plain.get(_setting(row), plain.get(_on(row), 0.0))
     }
+
+
+def _load(row: dict[str, str]) -> tuple[object, ...]:
+    names = tuple(row[name] for name in ("system", "backend", "precision", "mode", "isl", "osl"))
+    return (*names, _model(row), _in_flight(row), _cut(row, "", "")["dp"])
+
+
+def _on(row: dict[str, str]) -> tuple[object, ...]:
+    return (*_load(row), _devices(row) if row["mode"] == "agg" else 0)
+
+
+def _devices(row: dict[str, str]) -> int:
+    cut = _cut(row, "", "")
+    return int(str(cut["tp"])) * int(str(cut["pp"])) * int(str(cut["dp"]))
+
+
+def _fewer(row: dict[str, str]) -> list[int]:
+    """Numbers of devices that are half of a run's, or less."""
+    return [n for n in (1, 2, 4, 8) if 2 * n <= _devices(row)] if row["mode"] == "agg" else []
 
 
 def _cache(row, precision: str) -> str:
@@ -170,6 +265,15 @@ def _cut(row: dict[str, str], prefix: str, to: str) -> dict[str, object]:
         dp = split * ep // tp
     pp = int(row[f"{prefix}pp_size"] or 1)
     return {f"{to}tp": tp, f"{to}pp": pp, f"{to}ep": min(ep, tp * dp), f"{to}dp": dp}
+
+
+def _whole_experts(cut: dict[str, object], line: dict[str, object]) -> dict[str, object]:
+    """Of a run that its engine would have refused to start with experts cut in pieces: each device had whole ones."""
+    served, tp = model(str(line["model"])), int(str(cut["tp"]))
+    engine, precision = engines()[str(line["engine"])], str(line["precision"])
+    if served is None or cut["ep"] != 1 or not engine.unsplittable(served, tp, 1, precision):
+        return cut
+    return cut | {"ep": tp}
 
 
 def _argonne(path: Path):

@@ -76,6 +76,10 @@ def _observation(row):
         output_len=int(row["output_len"]),
         concurrency=int(row["concurrency"]),
         mode=row["mode"],
+        max_num_seqs=int(row["max_num_seqs"] or 0),
+        max_num_batched_tokens=int(row["max_num_batched_tokens"] or 0),
+        gpu_memory_utilization=float(row["gpu_memory_utilization"] or 0),
+        recv_interval=int(row["scheduler_recv_interval"] or 1),
         **pools,
     )
     seconds = {m: float(row[f"{m}_ms"]) / 1e3 if row[f"{m}_ms"] else math.nan for m in ("ttft", "tpot", "e2e")}

@@ -13,6 +13,7 @@ import time
 from collections import defaultdict
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from statistics import NormalDist
 
 import numpy as np
 from scipy.stats import kendalltau
@@ -39,9 +40,11 @@ NOT_MEASURED = (
 """What the plan names and this page does not show."""
 REASONS = {
     "speculative": "of sessions in which a model with heads that draft tokens decodes over a tenth faster than trusted"
-    " runs of the same setting: several tokens a step, which the rows do not state",
+    " runs of the same setting or on twice as many devices: several tokens a step, which the rows do not state",
     "cached": "whose prompts would take up to 85 % of the units' peak at 8 bits, where no other run takes over 44 %:"
     " a prefix cache knew them",
+    "cold": "of one release whose first tokens took 5 to 12 s as soon as a step had many prompts, whatever the load:"
+    " kernels were compiled while the clock ran",
 }
 
 
@@ -134,6 +137,7 @@ def _targets(rows, blind):
     verdict = "aim reached" if tau >= 0.95 else "reached" if tau >= 0.93 else "**missed**"
     cells = f"{sum(weights)} | {tau:.2f} | | 0.93 | 0.95 | {verdict}"
     yield f"| Kendall τ of configurations by TPOT, unseen model | {cells} |"
+    yield from _picks(rows, blind.model)
     refused = sum(abs(e["tpot"]) == fitting.WORST for e in blind.model.values())
     yield f"| online rows refused | {len(rows)} | {refused} | | 0 | 0 | {'**missed**' if refused else 'aim reached'} |"
 
@@ -209,7 +213,10 @@ def _covered(rows, errors, unit, metric):
         for engine in sorted({rows[i].case.engine for i in mine}):
             others = [i for i, o in enumerate(rows) if unit(o) != name and o.case.engine == engine]
             others = others or [i for i, o in enumerate(rows) if unit(o) != name]
-            band = fitting.spreads([errors[i] for i in others])[metric]
+            known = (
+                hierarchy.model_bands if unit is architecture else lambda _, e, o: fitting.spreads([e[i] for i in o])
+            )
+            band = known(rows, errors, others)[metric]
             for i in mine:
                 if rows[i].case.engine == engine and abs(errors[i][metric]) < fitting.WORST:
                     inside.append(band.low <= errors[i][metric] <= band.high)
@@ -217,15 +224,66 @@ def _covered(rows, errors, unit, metric):
     return inside, widths
 
 
-def _taus(rows, errors, metric):
-    """Rank correlation over the configurations of one model and length, and how many there are."""
+def _by_work(rows):
+    """Rows that differ in their widths and the number of requests in flight only."""
     by_work = defaultdict(list)
     for i, one in enumerate(rows):
         case = one.case
         work = (case.device.id, case.engine, architecture(one), case.precision, case.input_len, case.output_len)
         by_work[work].append(i)
+    return by_work.values()
+
+
+def _picks(rows, errors):
+    """Of each set of configurations the one with most tokens that keeps a limit by its forecast, as `recommend` picks.
+
+    The limits are the quartiles of what was measured. The room that a confidence takes comes from other models' rows.
+    """
+    room = {}
+    for engine, name in {(o.case.engine, architecture(o)) for o in rows}:
+        others = [i for i, o in enumerate(rows) if o.case.engine == engine and architecture(o) != name]
+        room[engine, name] = hierarchy.model_bands(rows, errors, others or list(errors))["tpot"].high
+    for confidence, what in ((0.9, "with 90 % confidence"), (0.5, "by the forecast as it is")):
+        kept, lost, none = [], [], 0
+        for mine in (work for work in _by_work(rows) if len(work) >= 4):
+            spare = NormalDist().inv_cdf(confidence) / NormalDist().inv_cdf(0.95) * room[_pair_of(rows[mine[0]])]
+            forecast = {i: rows[i].tpot * math.exp(-errors[i]["tpot"]) for i in mine}
+            for limit in np.quantile([rows[i].tpot for i in mine], (0.25, 0.5, 0.75)):
+                able = [i for i in mine if forecast[i] * math.exp(spare) <= limit]
+                none += not able
+                if not able:
+                    continue
+                pick = max(able, key=lambda i: _tokens(rows[i], errors[i]))
+                kept.append(rows[pick].tpot <= limit)
+                best = max(_tokens(rows[i]) for i in mine if rows[i].tpot <= limit)
+                lost += [1.0 - _tokens(rows[pick]) / best] if kept[-1] else []
+        share, loss = float(np.mean(kept)), float(np.mean(lost))
+        verdicts = ["", ""]
+        if confidence > 0.5:
+            verdicts = ["reached" if share >= 0.9 else "**missed**", "reached" if loss <= 0.05 else "**missed**"]
+        also = f"none in {none} more" if none else ""
+        cells = f"{len(kept)} | {_percent(share)} | {also} | 90 % | | {verdicts[0]}"
+        yield f"| recommendation {what} keeps its TPOT limit | {cells} |"
+        cells = f"{len(lost)} | {_percent(loss)} | | 5 % | | {verdicts[1]}"
+        yield f"| … and loses of the best throughput that keeps it | {cells} |"
+
+
+def _pair_of(one):
+    return one.case.engine, architecture(one)
+
+
+def _tokens(one, errors=None):
+    """Output tokens/s of each device, measured or forecast."""
+    factor = {metric: math.exp(-errors[metric]) if errors else 1.0 for metric in ("ttft", "tpot")}
+    length = one.case.output_len
+    seconds = one.ttft * factor["ttft"] + (length - 1) * one.tpot * factor["tpot"]
+    return one.case.concurrency * length / seconds / one.case.devices
+
+
+def _taus(rows, errors, metric):
+    """Rank correlation over the configurations of one model and length, and how many there are."""
     taus, weights = [], []
-    for mine in by_work.values():
+    for mine in _by_work(rows):
         if len(mine) < 4 or any(abs(errors[i][metric]) == fitting.WORST for i in mine):
             continue
         measured = [getattr(rows[i], metric) for i in mine]

@@ -11,6 +11,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from fabrictool.clusters.connections.protocol import Endpoint
+from tests.ports import free_port
 
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
 BASE = """\
@@ -54,12 +55,6 @@ def sign(authority, key, *options, name="t", principals=None, validity=""):
     """A certificate beside the key; `validity` as ssh-keygen -V wants it."""
     validity = ["-V", validity] if validity else []
     keygen("-s", authority, "-I", name, "-n", principals or getpass.getuser(), *options, *validity, f"{key}.pub")
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def eventually(check, seconds=20.0):

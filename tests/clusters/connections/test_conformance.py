@@ -20,7 +20,8 @@ from fabrictool.clusters.connections.factory import connect
 from fabrictool.clusters.connections.identities import certificate_end, check_certificate
 from fabrictool.clusters.connections.settings import ConnectionLimits
 from tests.clusters.connections.links import Echo, Relay
-from tests.clusters.connections.servers import Server, descendants, eventually, free_port, new_key, public, sign
+from tests.clusters.connections.servers import Server, descendants, eventually, new_key, public, sign
+from tests.ports import free_port
 
 QUICK = ConnectionLimits(connect_s=3, login_s=10, keepalive_s=1, keepalive_count=2, refused_s=15)
 NASTY = [

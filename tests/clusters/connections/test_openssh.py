@@ -15,7 +15,8 @@ from fabrictool.base.errors import FabrictoolError
 from fabrictool.clusters.connections.openssh_connection import OpensshConnection
 from fabrictool.clusters.connections.openssh_files import by_hand
 from fabrictool.clusters.connections.settings import ConnectionLimits
-from tests.clusters.connections.servers import eventually, free_port, new_key, public
+from tests.clusters.connections.servers import eventually, new_key, public
+from tests.ports import free_port
 
 QUICK = ConnectionLimits(connect_s=3, login_s=10, refused_s=15)
 
