@@ -8,10 +8,12 @@ from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
+from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any
 
 from fabrictool.base.errors import FabrictoolError, UnreachableError, UsageError
 from fabrictool.cli.gateway_commands import split_address
+from fabrictool.cli.simulating import Interrupts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -69,16 +71,21 @@ def executor_named(name: str, tasks: int, workers: int | None) -> Iterator[Execu
 def _processes(workers: int, tasks: int) -> Iterator[Executor]:
     # Not forked: the solver's threads would be copied in the middle of what they do.
     number = min(workers, tasks)
+    resource_tracker.ensure_running()  # lets signals through again when it has started
     pool = ProcessPoolExecutor(number, mp_context=multiprocessing.get_context("spawn"))
     try:
         # Ctrl-C reaches a terminal's whole group. What starts while it is held back never hears it, and we end that
-        # ourselves; what was pressed meanwhile is heard as soon as all have started, not lost.
-        former = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-        try:
-            for _ in range(number):
-                pool.submit(int)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, former)
+        # ourselves; what was pressed meanwhile is heard as soon as all have started, not lost. Noted as well as held
+        # back, for another thread of ours (a solver's) may take the signal, and this one would raise midway: a child
+        # that was told half of what it is for prints a traceback.
+        with Interrupts(at_once=False) as interrupts:
+            former = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+            try:
+                for _ in range(number):
+                    pool.submit(int)
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, former)
+            interrupts.check()
         yield pool
     except BaseException:
         for child in multiprocessing.active_children():

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import BrokenExecutor, CancelledError, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -250,6 +251,40 @@ def test_ctrl_c_is_not_lost_while_processes_start(monkeypatch):
     with pytest.raises(KeyboardInterrupt), executor_named("processes", 2, 2):
         pytest.fail("the block began")
     assert not multiprocessing.active_children()
+
+
+def commandline(pid):
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def test_ctrl_c_that_another_thread_takes_leaves_no_child_half_told(monkeypatch, capfd):
+    def pressed_meanwhile(*words):
+        pids.append(start(*words))
+        if "--multiprocessing-fork" in words[1] and not pressed.is_set():  # not Python's own tracker of resources
+            pressed.set()
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.2)  # until the other thread has heard it
+        return pids[-1]
+
+    start, pids = multiprocessing.util.spawnv_passfds, []
+    pressed, over = threading.Event(), threading.Event()
+    monkeypatch.setattr(multiprocessing.util, "spawnv_passfds", pressed_meanwhile)
+    solver = threading.Thread(target=over.wait)  # hears Ctrl-C while the main thread holds it back
+    solver.start()
+    try:
+        with pytest.raises(KeyboardInterrupt), executor_named("processes", 2, 2):
+            pytest.fail("the block began")
+    finally:
+        over.set()
+        solver.join()
+    for pid in pids:
+        while b"spawn_main" in commandline(pid):  # one that was never told all is nobody's
+            time.sleep(0.05)
+    assert not multiprocessing.active_children()
+    assert "Traceback" not in capfd.readouterr().err
 
 
 @pytest.mark.timeout(600)
