@@ -62,11 +62,11 @@ class Replica:
         Federation(path).node("run/identity")
         self.folder = RunFolder(path / "run")
         about = {"fabric": "f", "provider": "alpha", "site": "s", "cluster": "c", "partition": "n", "replica": "m/0"}
-        self.spec = AgentSpec(**about, model="m", source="x", engine="fake", nodes=nodes, start_timeout_s=10)
+        self.spec = AgentSpec(**about, model="m", source="x", engine="fake", nodes=nodes, start_timeout_s=30)
         self.cache, self.engine, self.notes = path, engine, []
         files = IdentityFiles(self.folder.identity)
-        self.leader = Leader(nodes, files, path / "run" / LEADER, lambda *note: self.notes.append(note), come_s=10)
-        self.supervisor = Supervisor(engine, self.command, "m", lambda: None, start_timeout_s=20, crew=self.leader)
+        self.leader = Leader(nodes, files, path / "run" / LEADER, lambda *note: self.notes.append(note), come_s=30)
+        self.supervisor = Supervisor(engine, self.command, "m", lambda: None, start_timeout_s=30, crew=self.leader)
         self.members = {}
 
     def command(self, at, ports):

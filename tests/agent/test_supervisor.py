@@ -75,7 +75,7 @@ def alive(pid):
         return False
 
 
-async def until(condition, seconds=10.0):
+async def until(condition, seconds=30.0):
     deadline = asyncio.get_running_loop().time() + seconds
     while not condition():
         assert asyncio.get_running_loop().time() < deadline

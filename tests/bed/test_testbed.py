@@ -63,7 +63,7 @@ def submit(bed, cluster, script, *options):
     return done.stdout.strip()
 
 
-def wait_job(bed, cluster, job, *states, within_s=30):
+def wait_job(bed, cluster, job, *states, within_s=90):
     wait_until(
         f"job {job} on {cluster} is not {states}",
         lambda: bed.job_state(cluster, job) in states,

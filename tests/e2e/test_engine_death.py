@@ -12,7 +12,7 @@ from tests.e2e.test_apply import ask
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
 
-def until(condition, seconds=40):
+def until(condition, seconds=90):
     deadline = time.monotonic() + seconds
     while True:
         value = condition()

@@ -21,7 +21,7 @@ def pids(bed):
     return {address: unit.pid for (address, state), unit in bed.units().items() if state == "running"}
 
 
-def until(condition, seconds=30):
+def until(condition, seconds=60):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end

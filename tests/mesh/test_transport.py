@@ -20,7 +20,7 @@ from tests.mesh.conftest import RecordingListener
 pytestmark = pytest.mark.asyncio
 
 
-async def until(condition, seconds=10.0):
+async def until(condition, seconds=30.0):
     deadline = asyncio.get_running_loop().time() + seconds
     while not condition():
         assert asyncio.get_running_loop().time() < deadline, "condition did not become true in time"

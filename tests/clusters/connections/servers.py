@@ -57,7 +57,7 @@ def sign(authority, key, *options, name="t", principals=None, validity=""):
     keygen("-s", authority, "-I", name, "-n", principals or getpass.getuser(), *options, *validity, f"{key}.pub")
 
 
-def eventually(check, seconds=20.0):
+def eventually(check, seconds=60.0):
     """The first true answer of `check`, or a failure after `seconds`."""
     until = time.monotonic() + seconds
     while not (answer := check()):

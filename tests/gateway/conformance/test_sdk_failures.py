@@ -219,7 +219,7 @@ async def test_nobody_there_is_a_connection_error(bed):
 @pytest.mark.parametrize("stream", [False, True])
 async def test_openais_deadline_frees_the_engine(bed, engine, stream):
     engine.script.append(engine.hang())
-    async with openai_at(bed, timeout=0.2) as client:
+    async with openai_at(bed, timeout=1.0) as client:
         with pytest.raises(openai.APITimeoutError):
             await client.chat.completions.create(**CHAT, stream=stream)
     await engine.cancelled.wait()
@@ -228,7 +228,7 @@ async def test_openais_deadline_frees_the_engine(bed, engine, stream):
 
 async def test_anthropics_deadline_frees_the_engine(bed, engine):
     engine.script.append(engine.hang())
-    async with anthropic_at(bed, timeout=0.2) as client:
+    async with anthropic_at(bed, timeout=1.0) as client:
         with pytest.raises(anthropic.APITimeoutError):
             await client.messages.create(**MESSAGES)
     await engine.cancelled.wait()
@@ -238,7 +238,7 @@ async def test_anthropics_deadline_frees_the_engine(bed, engine):
 async def test_a_stream_that_falls_silent_meets_the_clients_deadline(bed, engine):
     engine.script.append(engine.hang(BEGUN))
     said = []
-    async with openai_at(bed, timeout=0.2) as client:
+    async with openai_at(bed, timeout=1.0) as client:
         stream = await client.chat.completions.create(**CHAT, stream=True)
         with pytest.raises(openai.APITimeoutError):
             said += [part.choices[0].delta.content async for part in stream]

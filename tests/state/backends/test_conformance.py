@@ -19,7 +19,7 @@ def codes(error):
     return [problem.code for problem in error.value.problems]
 
 
-def until(condition, seconds=20):
+def until(condition, seconds=60):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
