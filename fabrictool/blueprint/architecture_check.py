@@ -11,23 +11,23 @@ from fabrictool.catalog import model
 from fabrictool.domain.architectures import MODEL_ID
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
     from fabrictool.base.errors import Problem
     from fabrictool.blueprint.tree import YamlNode
-    from fabrictool.domain.blueprint import Blueprint
+    from fabrictool.domain.architectures import Architecture
 
 
 class ArchitectureCheck(ReferenceCheck):
-    """``architectures`` of a blueprint."""
+    """``architectures`` of a blueprint or a part."""
 
-    def __init__(self, blueprint: Blueprint, tree: YamlNode) -> None:
+    def __init__(self, architectures: Mapping[str, Architecture], tree: YamlNode) -> None:
         super().__init__(tree)
-        self._blueprint = blueprint
+        self._architectures = architectures
 
     def run(self) -> list[Problem]:
         """FT1281 for an id that the catalogue has with other numbers."""
-        for name, described in self._blueprint.architectures.items():
+        for name, described in self._architectures.items():
             known = model(name)
             if known is None:
                 continue

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, TypeVar
 from pydantic import ValidationError
 
 from fabrictool.base.errors import InvalidInputError, Place, Problem
+from fabrictool.blueprint.architecture_check import ArchitectureCheck
 from fabrictool.blueprint.complaints import in_order, meant, problems_of
 from fabrictool.blueprint.merge import join, lay_over, with_defaults
 from fabrictool.blueprint.reader import read
 from fabrictool.blueprint.references import check
 from fabrictool.blueprint.tree import YamlNode, describe, dotted
 from fabrictool.blueprint.variables import fill
+from fabrictool.domain.architectures import Architecture, ModelId  # noqa: TC001 - pydantic reads the annotation
 from fabrictool.domain.blueprint import Blueprint
 from fabrictool.domain.inventory import Inventory
 from fabrictool.domain.plan import inputs_digest
@@ -27,6 +29,8 @@ from fabrictool.domain.statebackend import StateBackend  # noqa: TC001 - pydanti
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from fabrictool.catalog import ModelArchitecture
 
 API_VERSION = "fabrictool/v1"
 HEAD = ("apiVersion", "kind")
@@ -113,6 +117,20 @@ def load_inventory(path: Path) -> Inventory:
         raise InvalidInputError(problems_of(error, root, Inventory)) from error
 
 
+def load_architectures(path: Path, *, environment: Mapping[str, str]) -> dict[str, ModelArchitecture]:
+    """The models that a part or a blueprint describes itself, by id, whatever else it holds.
+
+    Raises InvalidInputError with the problems of what is read, FT1102 where no model is described.
+    """
+    return _Loading(environment).architectures(path)
+
+
+class _Described(Document):
+    """The key under which models are described."""
+
+    architectures: dict[ModelId, Architecture]
+
+
 class _Named(Document):
     """The keys that say which fabric it is."""
 
@@ -163,6 +181,28 @@ class _Loading:
         if which is None or checked is None:  # pragma: no cover - same
             raise InvalidInputError(())
         return Identity(which.fabric, which.state, checked, root.source.sha256)
+
+    def architectures(self, path: Path) -> dict[str, ModelArchitecture]:
+        root = self._read(path, "Part", "Blueprint")
+        self._fail_if_any()
+        if root is None:  # pragma: no cover - a missing tree always has its problem
+            raise InvalidInputError(())
+        listed = root.child("architectures")
+        if listed is None or not listed.value:
+            top = root.source.place(root.line, root.column)
+            hint = "`fabrictool catalogue add config.json` writes a file that does"
+            raise InvalidInputError(
+                (Problem("FT1102", "the file describes no model under `architectures`", top, hint),)
+            )
+        head = self._finish(root.like({"architectures": listed}))
+        self._fail_if_any()
+        described = self._validate(_Described, head)
+        self._fail_if_any()
+        if described is None:  # pragma: no cover - same
+            raise InvalidInputError(())
+        self._problems.extend(ArchitectureCheck(described.architectures, head).run())
+        self._fail_if_any()
+        return {name: entry.catalogued(name) for name, entry in described.architectures.items()}
 
     def _with_inventory(self, root: YamlNode | None, path: Path | None) -> tuple[YamlNode, YamlNode]:
         """The blueprint, and the inventory at `path` or where the blueprint says; raises with all problems so far."""

@@ -66,7 +66,7 @@ class BlueprintCheck(ReferenceCheck):
         self._move_price()
         self._routing()
         gateways = GatewayCheck(self._blueprint, self._inventory, self._tree).run()
-        return [*self._problems, *ArchitectureCheck(self._blueprint, self._tree).run(), *gateways]
+        return [*self._problems, *ArchitectureCheck(self._blueprint.architectures, self._tree).run(), *gateways]
 
     def _routing(self) -> None:
         policy = self._blueprint.routing.policy

@@ -18,7 +18,9 @@ def register(app: typer.Typer) -> None:
 
 
 def recommend(
-    model: Annotated[str, typer.Argument(help="The model's id, or the path of its config.json.")],
+    model: Annotated[
+        str, typer.Argument(help="The model's id, or the path of its config.json or of a part that describes it.")
+    ],
     device: Annotated[
         list[str],
         typer.Option(help="Device by its id in the catalogue, or ID=PRICE of an hour of one; several are compared."),

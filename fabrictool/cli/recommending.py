@@ -13,7 +13,7 @@ from fabrictool.catalog import accelerators, engines, model
 from fabrictool.cli.calibration_files import read_calibrations
 from fabrictool.cli.interpreted import say_if_interpreted
 from fabrictool.cli.output import seconds_text, table
-from fabrictool.cli.simulating import Interrupts, described, progress, stoppable
+from fabrictool.cli.simulating import DESCRIPTIONS, Interrupts, described, progress, stoppable
 from fabrictool.cli.simulation_output import plottable
 from fabrictool.domain.blueprint import Slo
 from fabrictool.simulator.calibration import shipped
@@ -383,11 +383,11 @@ def _known(name: str, known: Iterable[str], what: str) -> None:
 
 
 def _model(name: str) -> ModelArchitecture:
-    if name.endswith(".json"):
+    if name.endswith(DESCRIPTIONS):
         return described(name)
     entry = model(name)
     if entry is None:
-        hint = "ids are those of Hugging Face; or give the path of its config.json"
+        hint = "ids are those of Hugging Face; or give the path of its config.json, or of a part that describes it"
         raise InvalidInputError.of("FT1411", f"the model {name!r} is not in the catalogue", hint=hint)
     return entry
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import sys
 import time
@@ -15,6 +16,7 @@ from fabrictool.base.clock import duration_text
 from fabrictool.base.errors import FabrictoolError, InvalidInputError, UsageError
 from fabrictool.base.files import file_error, write_output
 from fabrictool.base.units import Duration, UnitError
+from fabrictool.blueprint.load import load_architectures
 from fabrictool.catalog.huggingface import architecture
 from fabrictool.cli import tracing
 from fabrictool.cli.calibration_files import read_calibrations
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 
 PROGRESS_EVERY_S = 0.5
 EVENT_FORM = "KIND:MODEL/INDEX@TIME"
+DESCRIPTIONS = (".json", ".yaml", ".yml")
+"""How the names of files end that describe a model; no id of a model that we know ends so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,10 +165,10 @@ def answer_cases(source: Path, output: Path | None, calibrations: Path | None = 
 
 
 def architectures(names: set[str]) -> dict[str, ModelArchitecture]:
-    """The models that a sheet names by the path of their ``config.json``; what cannot be read stays unknown."""
+    """The models that a sheet names by the path of a file, as `described` reads it; those it cannot are left out."""
     known = {}
     for name in sorted(names):
-        if not name.endswith(".json"):
+        if not name.endswith(DESCRIPTIONS):
             continue
         try:
             known[name] = described(name)
@@ -174,7 +178,17 @@ def architectures(names: set[str]) -> dict[str, ModelArchitecture]:
 
 
 def described(path: str) -> ModelArchitecture:
-    """The model of a ``config.json``. Raises as `architecture` does, and FT4302 for a file that cannot be read."""
+    """The model of a ``config.json``, or the only one of a part that ``catalogue add`` has written.
+
+    Raises as `architecture` and `load_architectures` do, FT4302 for a config.json that cannot be read, FT1411 for a
+    part with several models.
+    """
+    if not path.endswith(".json"):
+        entries = load_architectures(Path(path), environment=os.environ)
+        if len(entries) > 1:
+            message = f"{path} describes {len(entries)} models: {', '.join(sorted(entries))}"
+            raise InvalidInputError.of("FT1411", message, hint="name a file that describes one")
+        return next(iter(entries.values()))
     text = _text(Path(path))
     try:
         config = json.loads(text)

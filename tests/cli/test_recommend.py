@@ -126,6 +126,31 @@ def test_mistakes_are_said(command, options, message):
     assert not out
 
 
+def part(*ids, **changes):
+    shape = {"layers": 24, "hidden": 2048, "heads": 32, "kv_heads": 8, "head_dim": 64, "ffn": 8192,
+             "vocab": 49152, "max_context": 8192} | changes  # fmt: skip
+    fields = "".join(f"    {name}: {value}\n" for name, value in shape.items())
+    entries = "".join(f"  {name}:\n{fields}" for name in ids)
+    return f"apiVersion: fabrictool/v1\nkind: Part\narchitectures:\n{entries}"
+
+
+def test_a_model_that_a_part_describes(command, folder):
+    (folder / "mine.yaml").write_text(part("acme/Mine"))
+    code, out, err = command("recommend", "mine.yaml", "--device", "h100-sxm", "--devices", 1, "--json")
+    assert code == 0, err
+    assert json.loads(out)["pick"]
+    (folder / "two.yaml").write_text(part("acme/Mine", "acme/Yours"))
+    code, _, err = command("recommend", "two.yaml", "--device", "h100-sxm")
+    assert (code, "FT1411" in err, "describes 2 models: acme/Mine, acme/Yours" in err) == (65, True, True)
+    (folder / "none.yaml").write_text("apiVersion: fabrictool/v1\nkind: Part\n")
+    assert "none.yaml:1:1: error[FT1102]" in command("recommend", "none.yaml", "--device", "h100-sxm")[2]
+    (folder / "known.yaml").write_text(part("Qwen/Qwen3-32B"))
+    assert "error[FT1281]" in command("recommend", "known.yaml", "--device", "h100-sxm")[2]
+    (folder / "odd.yaml").write_text(part("acme/Mine", heads=-1))
+    assert "odd.yaml:7:" in command("recommend", "odd.yaml", "--device", "h100-sxm")[2]
+    assert "error[FT1001]" in command("recommend", "nowhere.yaml", "--device", "h100-sxm")[2]
+
+
 def test_an_unknown_model_and_one_that_fits_nowhere(command, folder):
     assert "FT1411" in command("recommend", "nobody/nothing", "--device", "h100-sxm")[2]
     (folder / "broken.json").write_text("{")
