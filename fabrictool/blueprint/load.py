@@ -160,9 +160,8 @@ class _Loading:
         self._fail_if_any()
         blueprint = self._validate(Blueprint, root)
         checked = self._validate(Inventory, inventory)
-        self._fail_if_any()
-        if blueprint is None or checked is None:  # pragma: no cover - same
-            raise InvalidInputError(())
+        if blueprint is None or checked is None:
+            raise self._failure()
         findings = check(blueprint, checked, root, inventory)
         self._problems.extend(problem for problem in findings if problem.severity == "error")
         self._fail_if_any()
@@ -177,16 +176,14 @@ class _Loading:
         inventory = self._finish(inventory)
         self._fail_if_any()
         which, checked = self._validate(_Named, head), self._validate(Inventory, inventory)
-        self._fail_if_any()
-        if which is None or checked is None:  # pragma: no cover - same
-            raise InvalidInputError(())
+        if which is None or checked is None:
+            raise self._failure()
         return Identity(which.fabric, which.state, checked, root.source.sha256)
 
     def architectures(self, path: Path) -> dict[str, ModelArchitecture]:
         root = self._read(path, "Part", "Blueprint")
-        self._fail_if_any()
-        if root is None:  # pragma: no cover - a missing tree always has its problem
-            raise InvalidInputError(())
+        if root is None:
+            raise self._failure()
         listed = root.child("architectures")
         if listed is None or not listed.value:
             top = root.source.place(root.line, root.column)
@@ -197,9 +194,8 @@ class _Loading:
         head = self._finish(root.like({"architectures": listed}))
         self._fail_if_any()
         described = self._validate(_Described, head)
-        self._fail_if_any()
-        if described is None:  # pragma: no cover - same
-            raise InvalidInputError(())
+        if described is None:
+            raise self._failure()
         self._problems.extend(ArchitectureCheck(described.architectures, head).run())
         self._fail_if_any()
         return {name: entry.catalogued(name) for name, entry in described.architectures.items()}
@@ -209,9 +205,8 @@ class _Loading:
         if path is None and root is not None:
             path = self._named_inventory(root)
         inventory = self._read(path, "Inventory") if path is not None else None
-        self._fail_if_any()
-        if root is None or inventory is None:  # pragma: no cover - a missing tree always has its problem
-            raise InvalidInputError(())
+        if root is None or inventory is None or self._problems:
+            raise self._failure()
         return root, inventory
 
     # -- reading ----------------------------------------------------------------------------------------------
@@ -360,7 +355,11 @@ class _Loading:
 
     def _fail_if_any(self) -> None:
         if self._problems:
-            raise InvalidInputError(in_order(self._problems))
+            raise self._failure()
+
+    def _failure(self) -> InvalidInputError:
+        """With all problems so far; where a tree or a document is missing there is one."""
+        return InvalidInputError(in_order(self._problems))
 
 
 def _is_file(path: Path) -> bool:

@@ -12,9 +12,10 @@ from fabrictool.base.errors import FabrictoolError, InvalidInputError, UsageErro
 from fabrictool.base.files import file_error, write_atomic
 from fabrictool.catalog import accelerators
 from fabrictool.cli.interpreted import say_if_interpreted
+from fabrictool.cli.interrupts import Interrupts
 from fabrictool.cli.output import data, json_data, say, table
 from fabrictool.cli.reading import read_requests
-from fabrictool.cli.simulating import Interrupts, architectures
+from fabrictool.cli.simulating import architectures
 from fabrictool.simulator import replay, sheet
 from fabrictool.simulator.calibration import Calibration, choose, dumps, shipped
 from fabrictool.simulator.fitting import WORST, Observation, fit, hull, spreads

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from fabrictool.base.errors import FabrictoolError, UnreachableError, UsageError
 from fabrictool.cli.gateway_commands import split_address
-from fabrictool.cli.simulating import Interrupts
+from fabrictool.cli.interrupts import Interrupts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -15,7 +15,7 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import FrameType
-    from typing import NoReturn
+    from typing import NoReturn, Self
 
 INTERRUPTED = 130
 MESSAGE = "fabrictool: interrupted"
@@ -38,6 +38,39 @@ class HearingInterrupts:
     def __exit__(self, *_: object) -> None:
         if self._heard:
             _signal.signal(_signal.SIGINT, _signal.default_int_handler)
+
+
+class Interrupts:
+    """Ctrl-C that is not lost: compiled code calls Python while it looks at arrays, and drops what that raises.
+
+    Within the context Ctrl-C is noted, and raised by `check`; `at_once` or the second time it is raised on the spot,
+    too. A process that ignores SIGINT, such as a shell's background job, goes on ignoring it.
+    """
+
+    def __init__(self, *, at_once: bool) -> None:
+        self.pressed = False
+        self._at_once = at_once
+
+    def __enter__(self) -> Self:
+        self._before = _signal.getsignal(_signal.SIGINT)
+        if callable(self._before):  # Python's own, or the one that every command has
+            _signal.signal(_signal.SIGINT, self._press)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if callable(self._before):
+            _signal.signal(_signal.SIGINT, self._before)
+
+    def _press(self, *_: object) -> None:
+        again, self.pressed = self.pressed, True
+        if again or self._at_once:
+            raise KeyboardInterrupt
+
+    def check(self) -> None:
+        """Raises KeyboardInterrupt when Ctrl-C was pressed, once."""
+        if self.pressed:
+            self.pressed = False
+            raise KeyboardInterrupt
 
 
 def leave(code: int) -> NoReturn:

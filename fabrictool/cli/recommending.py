@@ -12,13 +12,14 @@ from fabrictool.base.units import Duration, UnitError
 from fabrictool.catalog import accelerators, engines, model
 from fabrictool.cli.calibration_files import read_calibrations
 from fabrictool.cli.interpreted import say_if_interpreted
+from fabrictool.cli.interrupts import Interrupts
 from fabrictool.cli.output import seconds_text, table
-from fabrictool.cli.simulating import DESCRIPTIONS, Interrupts, described, progress, stoppable
+from fabrictool.cli.simulating import DESCRIPTIONS, described, progress, stoppable
 from fabrictool.cli.simulation_output import plottable
 from fabrictool.domain.blueprint import Slo
 from fabrictool.simulator.calibration import shipped
 from fabrictool.simulator.capacity import basis
-from fabrictool.simulator.frontier import Question, explore
+from fabrictool.simulator.frontier import EVEN, Question, explore, targets
 from fabrictool.simulator.slo import METRICS, PERCENTILES, criteria
 from fabrictool.simulator.stepmodel import KV_OCTETS, OCTETS, Machine
 
@@ -35,8 +36,6 @@ _HULL = {
     "output_len": "answers of {:,.0f} to {:,.0f} tokens",
     "devices": "{:,.0f} to {:,.0f} devices",
 }
-EVEN = 0.5
-"""Confidence of a forecast as it is."""
 
 
 # Wide: each is an option of the command. Long: each is checked.
@@ -68,8 +67,8 @@ def question(
     priced = [price for _, price in pairs if price]
     if priced and len(priced) < len(pairs):
         raise UsageError.of("FT9001", "some devices have a price and some have none", hint="give all of them one")
-    targets = None if slo is None else _slo(slo)
-    if lengths[1] == 1 and any(metric == "tpot" for metric, _, _ in _targets(targets)):
+    wanted_slo = None if slo is None else _slo(slo)
+    if lengths[1] == 1 and any(metric == "tpot" for metric, _, _ in targets(wanted_slo)):
         raise UsageError.of("FT9001", "--slo: an answer of one token has no TPOT", hint="--output 2 or more")
     return Question(
         model=_model(name),
@@ -79,7 +78,7 @@ def question(
         input_len=lengths[0],
         output_len=lengths[1],
         most_devices=devices,
-        slo=targets,
+        slo=wanted_slo,
         confidence=float(confidence),
         prices=priced,
         kv_precision=kv_precision,
@@ -201,7 +200,7 @@ def document(tried: Recommendation) -> dict[str, Any]:
         "model": asked.model.id,
         "input_len": asked.input_len,
         "output_len": asked.output_len,
-        "targets": {f"{m}_{q}": limit for m, q, limit in _targets(asked.slo)},
+        "targets": {f"{m}_{q}": limit for m, q, limit in targets(asked.slo)},
         "confidence": asked.confidence,
         "kv_precision": asked.kv_precision,
         "pick": picked(asked.confidence),
@@ -306,12 +305,8 @@ def _verdict(point: Point, asked: Question) -> str:
     return "likely" if point.worst(asked.slo, EVEN) <= 1.0 else "no"
 
 
-def _targets(slo: Slo | None) -> list[tuple[str, str, float]]:
-    return [(c.metric, f"p{c.share * 100:.0f}", getattr(c.target, c.metric)) for c in criteria(slo) if c.metric]
-
-
 def _quantiles(slo: Slo | None) -> list[tuple[str, str]]:
-    return [(metric, quantile) for metric, quantile, _ in _targets(slo)] or [("ttft", "p95"), ("tpot", "p95")]
+    return [(metric, quantile) for metric, quantile, _ in targets(slo)] or [("ttft", "p95"), ("tpot", "p95")]
 
 
 def _latency_text(seconds: float) -> str:
@@ -393,18 +388,18 @@ def _model(name: str) -> ModelArchitecture:
 
 
 def _slo(given: str) -> Slo:
-    targets = {}
+    limits = {}
     for part in given.split(","):
         key, equals, value = (word.strip() for word in part.partition("="))
         if key not in TARGETS or not equals:
             hint = f"KEY=TIME,…; KEY is one of: {', '.join(TARGETS)}"
             raise UsageError.of("FT9001", f"--slo: {part.strip()!r} is no target", hint=hint)
-        if key in targets:
+        if key in limits:
             raise UsageError.of("FT9001", f"--slo: {key} is given twice")
         try:
-            targets[key] = Duration.parse(value)
+            limits[key] = Duration.parse(value)
         except UnitError as error:
             raise UsageError.of("FT9001", f"--slo {key}: {error.message}", hint=error.hint) from error
-        if not targets[key] > 0:
+        if not limits[key] > 0:
             raise UsageError.of("FT9001", f"--slo {key}: {value} is no time that a request can keep")
-    return Slo.model_validate(targets)
+    return Slo.model_validate(limits)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from fabrictool.base.clock import duration_text
 from fabrictool.base.errors import FabrictoolError, InvalidInputError, UsageError
@@ -21,6 +20,7 @@ from fabrictool.catalog.huggingface import architecture
 from fabrictool.cli import tracing
 from fabrictool.cli.calibration_files import read_calibrations
 from fabrictool.cli.interpreted import say_if_interpreted
+from fabrictool.cli.interrupts import Interrupts
 from fabrictool.cli.output import say
 from fabrictool.cli.reading import read_requests
 from fabrictool.simulator import sheet
@@ -64,39 +64,6 @@ class ScenarioPlay:
         """For tables and legends."""
         name = self.play.simulation.name
         return f"{self.scenario} · {name}" if self.scenario else name
-
-
-class Interrupts:
-    """Ctrl-C that is not lost: compiled code calls Python while it looks at arrays, and drops what that raises.
-
-    Within the context Ctrl-C is noted, and raised by `check`; `at_once` or the second time it is raised on the spot,
-    too. A process that ignores SIGINT, such as a shell's background job, goes on ignoring it.
-    """
-
-    def __init__(self, *, at_once: bool) -> None:
-        self.pressed = False
-        self._at_once = at_once
-
-    def __enter__(self) -> Self:
-        self._before = signal.getsignal(signal.SIGINT)
-        if callable(self._before):  # Python's own, or the one that every command has
-            signal.signal(signal.SIGINT, self._press)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if callable(self._before):
-            signal.signal(signal.SIGINT, self._before)
-
-    def _press(self, *_: object) -> None:
-        again, self.pressed = self.pressed, True
-        if again or self._at_once:
-            raise KeyboardInterrupt
-
-    def check(self) -> None:
-        """Raises KeyboardInterrupt when Ctrl-C was pressed, once."""
-        if self.pressed:
-            self.pressed = False
-            raise KeyboardInterrupt
 
 
 class TerminalWatcher:

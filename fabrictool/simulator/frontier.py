@@ -35,6 +35,8 @@ SATURATED = 1.01
 """A batch limit twice as large that brings no more than this times the tokens is the last one that is tried."""
 BAND = NormalDist().inv_cdf(0.95)
 """Standard deviations to the upper end of a 90 % band."""
+EVEN = 0.5
+"""Confidence of a forecast as it is."""
 RATE_STEP = 1.02
 """How finely the rate of arrivals is looked for."""
 LEAST_RATE = 1e-3
@@ -118,8 +120,7 @@ class Point:
 
     def worst(self, slo: Slo | None, confidence: float) -> float:
         """The largest of latencies over their targets; up to 1 all are kept, each with this confidence."""
-        wanted = [(c.metric, f"p{c.share * 100:.0f}", getattr(c.target, c.metric)) for c in criteria(slo) if c.metric]
-        ratios = (self.latency(metric, quantile, confidence) / target for metric, quantile, target in wanted)
+        ratios = (self.latency(metric, quantile, confidence) / target for metric, quantile, target in targets(slo))
         return max((math.inf if math.isnan(ratio) else ratio for ratio in ratios), default=0.0)
 
 
@@ -164,6 +165,11 @@ class Recommendation:
         return front
 
 
+def targets(slo: Slo | None) -> list[tuple[str, str, float]]:
+    """Metric, quantile such as ``p95``, and its most seconds."""
+    return [(c.metric, f"p{c.share * 100:.0f}", getattr(c.target, c.metric)) for c in criteria(slo) if c.metric]
+
+
 def explore(
     question: Question, calibrations: Sequence[Calibration], tell: Callable[[int, int], None] = lambda _done, _all: None
 ) -> Recommendation:
@@ -184,7 +190,7 @@ def explore(
     points += list(_refined(question, points, calibrations))
     different = {(point.setting, point.max_num_seqs): point for point in points}
     tried = Recommendation(question, list(different.values()), refused)
-    for confidence in {question.confidence, 0.5} if question.slo else ():
+    for confidence in {question.confidence, EVEN} if question.slo else ():
         best = tried.best(confidence)
         if best is not None:
             tried.rates[confidence] = _sustained(tried, best, calibrations, confidence)
@@ -292,7 +298,7 @@ def _sustained(tried: Recommendation, point: Point, calibrations: Sequence[Calib
 
 def _refined(question: Question, points: Sequence[Point], calibrations: Sequence[Calibration]) -> Iterator[Point]:
     """Between the last batch limit that keeps the targets and the first that does not, where that can be the best."""
-    for confidence in (question.confidence, 0.5):
+    for confidence in (question.confidence, EVEN):
         kept = [p for p in points if p.worst(question.slo, confidence) <= 1.0]
         best = max((p.worth for p in kept), default=0.0)
         for setting in dict.fromkeys(p.setting for p in kept):

@@ -10,8 +10,8 @@ import pytest
 
 from fabrictool.base.errors import UsageError
 from fabrictool.cli import simulating
-from fabrictool.cli.interrupts import HearingInterrupts
-from fabrictool.cli.simulating import Interrupts, stoppable
+from fabrictool.cli.interrupts import HearingInterrupts, Interrupts
+from fabrictool.cli.simulating import stoppable
 from fabrictool.cli.simulation_output import terminal_chart
 from fabrictool.simulator.deployment import ReplicaEvent
 from tests.simulator.fabrics import BLUEPRINT, INVENTORY, WITHOUT_DEMAND
