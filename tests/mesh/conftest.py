@@ -2,7 +2,7 @@
 
 import time
 
-import pytest
+import pytest_asyncio
 
 from fabrictool.base.clock import SystemClock
 from fabrictool.mesh.identity import create_root, issue_provider, issue_session
@@ -48,6 +48,7 @@ class Federation:
 
     def __init__(self, folder, fabric="test"):
         self.folder = folder
+        self.nodes = []
         self.root = create_root(fabric, now=time.time())
         self.providers = {name: issue_provider(self.root, name, now=time.time()) for name in ("alpha", "beta")}
 
@@ -57,9 +58,13 @@ class Federation:
         files.write(issue_session(self.providers[provider], role, now=time.time(), **options), self.root)
         listener = RecordingListener()
         node = MeshNode(files, listener, clock or SystemClock(), hub=role == "gateway", trace=trace)
+        self.nodes.append(node)
         return node, listener
 
 
-@pytest.fixture
-def federation(tmp_path):
-    return Federation(tmp_path)
+@pytest_asyncio.fixture
+async def federation(tmp_path):
+    federation = Federation(tmp_path)
+    yield federation
+    for node in federation.nodes:  # of a test that failed, too: what it left open would fail another one
+        await node.close()

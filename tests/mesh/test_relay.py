@@ -16,6 +16,7 @@ from fabrictool.mesh.transport.door import HUB_SHARE, STRANGERS_MAX
 from fabrictool.mesh.transport.relay import RELAY
 from fabrictool.mesh.transport.splice import Splice
 from fabrictool.mesh.transport.views import fleet_status
+from tests.mesh.conftest import Federation
 from tests.mesh.test_transport import Collect, Echo, node_body, until
 
 HEAD = StreamHead(b"s" * 16, "POST", "/v1/chat/completions", (), 0)
@@ -288,7 +289,7 @@ async def test_a_slow_client_fills_nobodys_memory(relayed):
         stream.close()
 
 
-def test_it_runs_on_uvloop(federation, monkeypatch):
+def test_it_runs_on_uvloop(tmp_path, monkeypatch):
     """As gateways do, where it is installed."""
     from fabrictool.mesh.transport.node import MeshNode
 
@@ -297,7 +298,7 @@ def test_it_runs_on_uvloop(federation, monkeypatch):
     )
 
     async def run():
-        async with Federated(federation, 2) as bed:
+        async with Federated(Federation(tmp_path), 2) as bed:
             data = b"0123456789abcdef" * 65536
             assert await echoed(bed, data) == data
 
