@@ -164,10 +164,8 @@ def complaints(model: ModelForecast) -> list[str]:
     """What is not as it was asked for, who says so where two opinions differ, and why nothing more was done."""
     lines = [*([model.unserved] if model.unserved else []), *model.misses]
     lines += [f"undecided: {text}" for text in model.undecided]
-    if model.overruled and model.replay is not None:
-        seen = f"{seconds_text(model.replay.ttft_p95_s)} and {seconds_text(model.replay.tpot_p95_s)}"
-        lines.append(f"the closed form, whose latencies the table has, says {model.overruled}; the replay is trusted")
-        lines.append(f"in the replay TTFT and TPOT p95 are {seen}")
+    if model.overruled:
+        lines.append(f"the closed form says {model.overruled}; the replay is trusted")
     return [*lines, *([f"because {model.why}"] if model.why else [])]
 
 

@@ -157,6 +157,7 @@ class ModelForecast(msgspec.Struct, frozen=True, kw_only=True):
     ttft_p95_s: Band
     tpot_p95_s: Band
     e2e_p95_s: Band
+    """All three are the replay's, where there is one."""
     replay: Replay | None = None
     """None without a demand."""
     misses: tuple[str, ...] = ()

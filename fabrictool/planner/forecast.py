@@ -14,6 +14,7 @@ from fabrictool.planner.targets import slo_misses
 from fabrictool.simulator.capacity import Latency, under_load
 from fabrictool.simulator.phases import prefill_under_load
 from fabrictool.simulator.slo import criteria
+from fabrictool.simulator.steady import Percentile
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -93,9 +94,9 @@ def _model(
         replicas=count,
         utilisation=tidy(need.rate / capacity) if capacity else 0.0,
         served=tidy(served),
-        ttft_p95_s=_band(worst.ttft_p95, bands[0], None if played is None else played.figures.ttft_p95_s),
-        tpot_p95_s=_band(worst.tpot_p95, bands[1], None if played is None else played.figures.tpot_p95_s),
-        e2e_p95_s=_band(worst.e2e_p95, bands[2], None if played is None else played.figures.e2e_p95_s),
+        ttft_p95_s=_band("ttft", worst.ttft_p95, bands[0], played),
+        tpot_p95_s=_band("tpot", worst.tpot_p95, bands[1], played),
+        e2e_p95_s=_band("e2e", worst.e2e_p95, bands[2], played),
         replay=None if played is None else played.figures,
         misses=tuple(misses),
         undecided=undecided,
@@ -137,7 +138,12 @@ def _moving(problem: PlacementProblem, mine: Sequence[tuple[Option, int, int]]) 
     return max((way.seconds for way in ways if way is not None), default=0.0)
 
 
-def _band(value: float, factors: tuple[float, float], played: float | None) -> Band:
-    """Around the closed form's figure; what the replay says of the same percentile lies in it, too."""
-    other = value if played is None else played
-    return Band(tidy(value), tidy(min(value, other) * factors[0]), tidy(max(value, other) * factors[1]))
+def _band(metric: str, closed: float, factors: tuple[float, float], played: Played | None) -> Band:
+    """Around the replay's percentile with what chance leaves open of it; around the closed form's where no request has
+    it there, and up to that where the replay ended before the replicas were full.
+    """
+    seen = Percentile(closed, closed, closed)
+    seen = seen if played is None else played.p95.get(metric, seen)
+    worse = 0.0 if played is None or played.full else closed
+    value = max(seen.value, worse)
+    return Band(tidy(value), tidy(seen.low * factors[0]), tidy(max(seen.high, worse) * factors[1]))

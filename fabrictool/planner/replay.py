@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from fabrictool.domain.plan import Placement, ReplicaPlacement
     from fabrictool.planner.problem import OptionKey
     from fabrictool.simulator.slo import Criterion
-    from fabrictool.simulator.steady import ShareEstimate, SteadyState
+    from fabrictool.simulator.steady import Percentile, ShareEstimate, SteadyState
 
 MOST, LEAST, TOGETHER = 10_000, 2_000, 40_000
 """Requests of one run: of one model at most, at most where there are many models, and of all models about."""
@@ -44,6 +44,10 @@ class Played:
     """What the replay of one model showed."""
 
     figures: Replay
+    p95: Mapping[str, Percentile]
+    """By metric: its 95 % interval is what chance leaves open."""
+    full: bool
+    """False where it ended while the replicas still filled: what comes later is worse."""
     misses: tuple[str, ...]
     """SLO targets, in words; none without an SLO."""
     undecided: tuple[str, ...]
@@ -117,9 +121,7 @@ def _played(state: SteadyState, wanted: Sequence[Criterion], kinds: Sequence[Opt
         low=0.0 if together is None else tidy(max(0.0, together.low)),
         high=1.0 if together is None else tidy(min(1.0, together.high)),
         in_system=tidy(state.in_system / share),
-        ttft_p95_s=tidy(state.ttft[1]),
-        tpot_p95_s=tidy(state.tpot[1]),
-        e2e_p95_s=tidy(state.e2e[1]),
+        **{f"{name}_p95_s": tidy(state.p95[name].value) if name in state.p95 else 0.0 for name in METRICS},
     )
     missed = [estimate for estimate in state.estimates if estimate.missed]
     doubtful = [] if missed else [estimate for estimate in state.estimates if not (estimate.met and state.full)]
@@ -128,6 +130,8 @@ def _played(state: SteadyState, wanted: Sequence[Criterion], kinds: Sequence[Opt
     least = max((estimate.criterion.share - estimate.low for estimate in open_ones), default=0.0)
     return Played(
         figures,
+        state.p95,
+        state.full,
         tuple(dict.fromkeys(_missed(estimate) for estimate in missed)),
         tuple(dict.fromkeys(_undecided(estimate, full=state.full) for estimate in doubtful)),
         _short(state, wanted, kinds, least) if missed or open_ones else {},

@@ -2,8 +2,8 @@
 
 What a few hundred requests show is mostly the filling of an empty fleet. So the first ones do not count, those that are
 left are cut into batches, whose means are nearly independent, and more are played until the interval that they leave
-lies on one side of every target, or until a number of requests that is the same on every machine. What that number does
-not decide stays undecided.
+lies on one side of every target and the 95th percentiles are sure, or until a number of requests that is the same on
+every machine. What that number does not decide stays undecided.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fabrictool.simulator.fleet import simulate
 from fabrictool.simulator.slo import METRICS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from fabrictool.routing.protocol import RoutingPolicy
     from fabrictool.simulator.deployment import ModelSimulation
@@ -42,6 +42,9 @@ WARM_UP, COOL_DOWN = 0.2, 0.1
 """Shares of a run: at least so much of its beginning, and at most so much of its end, when nothing new comes, does not
 count."""
 LONGEST_WARM_UP = 0.5
+PERCENTILE = 0.95
+SURE = 1.2
+"""Of a percentile's 95 % interval, its upper end over its lower one: what is narrower needs no more requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,19 @@ class ShareEstimate:
 
 
 @dataclass(frozen=True, slots=True)
+class Percentile:
+    """The 95th, seconds, with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def sure(self) -> bool:
+        return self.high <= SURE * self.low
+
+
+@dataclass(frozen=True, slots=True)
 class SteadyState:
     """What a model does once its replicas are as full as they get. Seconds; shares of requests."""
 
@@ -81,10 +97,9 @@ class SteadyState:
     estimates: tuple[ShareEstimate, ...]
     """One a criterion, the last one that of all targets together."""
     in_system: float
-    ttft: tuple[float, ...]
-    """Mean and 95th percentile, and so on."""
-    tpot: tuple[float, ...]
-    e2e: tuple[float, ...]
+    means: Mapping[str, float]
+    """By metric of `METRICS`; of those only that some request has: answers of one token have no time between tokens."""
+    p95: Mapping[str, Percentile]
     attained: tuple[float, ...]
     """By replica: the share of its requests that keep all targets; NaN without any."""
     full: bool = True
@@ -94,6 +109,10 @@ class SteadyState:
     @property
     def clear(self) -> bool:
         return all(estimate.clear for estimate in self.estimates)
+
+    @property
+    def sure(self) -> bool:
+        return all(percentile.sure for percentile in self.p95.values())
 
 
 def steady_state(
@@ -109,8 +128,6 @@ def steady_state(
 
     Raises InvalidInputError FT2142 without a demand.
     """
-    # Without an SLO there is nothing to tell, and what is overloaded never is as full as it gets.
-    most = most if wanted else min(most, FIRST * GROWTH)
     clump = max(1.0, simulation.cv**2)
     count = min(math.ceil(FIRST * clump), most)
     while True:
@@ -119,7 +136,9 @@ def steady_state(
         # While it fills a fleet is better than later: what misses then will miss.
         missed = any(estimate.missed for estimate in state.estimates)
         limit = max(most, fill) if state.clear and not state.full else most
-        if missed or (state.clear and state.full) or count >= limit:
+        if not (wanted or state.full):  # there is nothing to tell, and what is overloaded never is as full as it gets
+            limit = min(most, FIRST * GROWTH)
+        if missed or (state.clear and state.full and state.sure) or count >= limit:
             return state
         count = min(math.ceil(MARGIN * filled * count) if filled > 1.0 else GROWTH * count, limit)
 
@@ -135,6 +154,7 @@ def _seen(outcome: Outcome, wanted: Sequence[Criterion], replicas: int, clump: f
     begin = max(STAYS * stay, WARM_UP * span)
     chosen = (arrival >= min(begin, LONGEST_WARM_UP * span)) & (arrival <= span - min(stay, COOL_DOWN * span))
     metrics = {name: getattr(outcome, name)[chosen] for name in METRICS}
+    known = {name: values[np.isfinite(values)] for name, values in metrics.items()}
     finished = np.isfinite(outcome.finish[chosen])
     estimates = [_estimate(criterion, _kept(criterion.target, metrics, finished), clump) for criterion in wanted]
     all_kept = _kept(wanted[-1].target, metrics, finished) if wanted else finished
@@ -146,7 +166,8 @@ def _seen(outcome: Outcome, wanted: Sequence[Criterion], replicas: int, clump: f
         requests=int(chosen.sum()),
         estimates=tuple(estimates),
         in_system=float(stays.sum()) / window,
-        **{name: _mean_and_p95(values) for name, values in metrics.items()},
+        means={name: float(values.mean()) for name, values in known.items() if len(values)},
+        p95={name: _p95(values, clump) for name, values in known.items() if len(values)},
         attained=tuple(float(all_kept[where == r].mean()) if (where == r).any() else math.nan for r in range(replicas)),
         full=filled <= 1.0,
     )
@@ -160,20 +181,27 @@ def _kept(target: LatencyTarget, metrics: dict[str, Any], finished: Bools) -> Bo
 
 
 def _estimate(criterion: Criterion, kept: Bools, clump: float = 1.0) -> ShareEstimate:
-    """By batch means, and never narrower than what as many independent bursts would leave open (Wilson): batches of a
-    few bursts each look alike until a bad one comes.
+    return ShareEstimate(criterion, *_share(kept, clump))
+
+
+def _share(kept: Bools, clump: float) -> tuple[float, float, float]:
+    """With its interval by batch means, never narrower than what as many independent bursts would leave open (Wilson):
+    batches of a few bursts each look alike until a bad one comes.
     """
     if not len(kept):
-        return ShareEstimate(criterion, 0.0, 0.0, 1.0)
+        return 0.0, 0.0, 1.0
     count = len(kept) / clump
     share = float(kept.mean())
     means = [float(batch.mean()) for batch in np.array_split(kept, min(BATCHES, len(kept)))]
     half = T_95 * float(np.std(means, ddof=1)) / math.sqrt(len(means)) if len(means) > 1 else 1.0
     middle = (share + Z_95**2 / (2 * count)) / (1 + Z_95**2 / count)
     reach = Z_95 / (1 + Z_95**2 / count) * math.sqrt(share * (1 - share) / count + Z_95**2 / (4 * count**2))
-    return ShareEstimate(criterion, share, min(share - half, middle - reach), max(share + half, middle + reach))
+    return share, min(share - half, middle - reach), max(share + half, middle + reach)
 
 
-def _mean_and_p95(values: Any) -> tuple[float, ...]:
-    known = values[np.isfinite(values)]
-    return (float(known.mean()), float(np.quantile(known, 0.95))) if len(known) else (0.0, 0.0)
+def _p95(values: Any, clump: float) -> Percentile:
+    """Its interval is that of the share of requests below it, read off the values (Woodruff 1952)."""
+    value = float(np.quantile(values, PERCENTILE))
+    _, least, most = _share(values <= value, clump)
+    low, high = np.quantile(values, [max(0.0, least), min(1.0, most)])
+    return Percentile(value, min(value, float(low)), max(value, float(high)))
