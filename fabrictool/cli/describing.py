@@ -57,9 +57,7 @@ def read_config(path: Path, model_id: str) -> ReadConfig:
     FabrictoolError
         FT4302 for a file that cannot be read.
     """
-    origin = "standard input" if str(path) == "-" else " ".join(visible(str(path)).split())
-    raw = _octets(path, origin)
-    config = _parsed(raw, origin)
+    origin, raw, config = _read(path)
     entry = architecture(config, origin)
     chosen = model_id or _own_id(config)
     if not re.fullmatch(MODEL_ID, chosen):
@@ -72,6 +70,12 @@ def read_config(path: Path, model_id: str) -> ReadConfig:
     quantised = config.get("quantization_config") or config.get("text_config", {}).get("quantization_config")
     method = str(quantised.get("quant_method", "in a way that it does not name")) if isinstance(quantised, dict) else ""
     return ReadConfig(origin, entry, any(name in config for name in _OTHER_PARTS), visible(method)[:40])
+
+
+def architecture_in(path: Path) -> ModelArchitecture:
+    """The model of a ``config.json``, whatever its id. Raises what `read_config` raises of a file."""
+    origin, _, config = _read(path)
+    return architecture(config, origin)
 
 
 def refuse_another(read: ReadConfig) -> None:
@@ -101,6 +105,13 @@ def sentence(entry: ModelArchitecture) -> str:
 def kv_octets(entry: ModelArchitecture) -> float:
     """Octets of cache that a token takes at 16 bits, in the layers that keep the whole context."""
     return kv_elements_per_token(entry, Parallelism()) * CACHE_OCTETS
+
+
+def _read(path: Path) -> tuple[str, bytes, Any]:
+    """(what was read, in words; its octets; what they hold)"""
+    origin = "standard input" if str(path) == "-" else " ".join(visible(str(path)).split())
+    raw = _octets(path, origin)
+    return origin, raw, _parsed(raw, origin)
 
 
 def _octets(path: Path, origin: str) -> bytes:

@@ -16,9 +16,9 @@ from fabrictool.base.errors import FabrictoolError, InvalidInputError, UsageErro
 from fabrictool.base.files import file_error, write_output
 from fabrictool.base.units import Duration, UnitError
 from fabrictool.blueprint.load import load_architectures
-from fabrictool.catalog.huggingface import architecture
 from fabrictool.cli import tracing
 from fabrictool.cli.calibration_files import read_calibrations
+from fabrictool.cli.describing import architecture_in
 from fabrictool.cli.interpreted import say_if_interpreted
 from fabrictool.cli.interrupts import Interrupts
 from fabrictool.cli.output import say
@@ -147,8 +147,7 @@ def architectures(names: set[str]) -> dict[str, ModelArchitecture]:
 def described(path: str) -> ModelArchitecture:
     """The model of a ``config.json``, or the only one of a part that ``catalogue add`` has written.
 
-    Raises as `architecture` and `load_architectures` do, FT4302 for a config.json that cannot be read, FT1411 for a
-    part with several models.
+    Raises as `architecture_in` and `load_architectures` do, and FT1411 for a part with several models.
     """
     if not path.endswith(".json"):
         entries = load_architectures(Path(path), environment=os.environ)
@@ -156,12 +155,7 @@ def described(path: str) -> ModelArchitecture:
             message = f"{path} describes {len(entries)} models: {', '.join(sorted(entries))}"
             raise InvalidInputError.of("FT1411", message, hint="name a file that describes one")
         return next(iter(entries.values()))
-    text = _text(Path(path))
-    try:
-        config = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidInputError.of("FT1422", f"{path} is not JSON: {error}") from error
-    return architecture(config, path)
+    return architecture_in(Path(path))
 
 
 def _placement(source: Source, inputs: PlayInputs, seed: int) -> Sequence[ReplicaPlacement]:

@@ -156,7 +156,7 @@ def test_an_unknown_model_and_one_that_fits_nowhere(command, folder):
     (folder / "broken.json").write_text("{")
     code, _, err = command("recommend", "broken.json", "--device", "h100-sxm")
     assert code == 65
-    assert "error[FT1422]: broken.json is not JSON" in err
+    assert "error[FT1423]: broken.json is not JSON" in err
     assert "error[FT4302]" in command("recommend", "nowhere/config.json", "--device", "h100-sxm")[2]
     code, _, err = command("recommend", "deepseek-ai/DeepSeek-R1", "--device", "h100-sxm", "--devices", 1)
     assert code == 65
