@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import random
@@ -409,13 +410,16 @@ def test_a_lock_of_another_machine_that_says_nothing_more_is_taken_over(hubs, fi
     whole(tmp_path, listing, files)
 
 
-def test_of_many_that_want_a_lock_one_has_it(tmp_path):
-    (tmp_path / "lock").write_text("another-node 17 abc 00000003\n")
+@pytest.mark.parametrize("left", ["another-node 17 abc 00000003\n", "", None])
+def test_of_many_that_want_a_lock_one_has_it(tmp_path, left):
+    lock = tmp_path / "lock"
+    if left is not None:
+        lock.write_text(left)
     inside, held, most = [], [], []
 
     def want():
         try:
-            with fetch.SetLock(str(tmp_path / "lock"), watch_s=1.0, beat_s=0.05):
+            with fetch.SetLock(str(lock), watch_s=1.0, beat_s=0.05):
                 inside.append(1)
                 most.append(len(inside))
                 time.sleep(0.5)
@@ -430,6 +434,39 @@ def test_of_many_that_want_a_lock_one_has_it(tmp_path):
         thread.join()
     assert max(most) == 1
     assert len(most) + len(held) == 6
+    assert not list(tmp_path.iterdir())
+
+
+def test_who_watched_a_dead_holder_for_long_takes_nothing_from_who_followed_it(tmp_path, monkeypatch):
+    """Another goes its whole way in front of each step of the first."""
+    path, read, ends = str(tmp_path / "lock"), fetch._read, []
+    for interrupted in range(30):
+        (tmp_path / "lock").write_text("another-node 17 abc 00000003\n")
+        late, quick = (fetch.SetLock(path, watch_s=0.05, beat_s=0.002) for _ in range(2))
+        steps, holders = itertools.count(), []
+
+        def reading(name, steps=steps, holders=holders, quick=quick, interrupted=interrupted):
+            if threading.current_thread() is threading.main_thread() and next(steps) == interrupted:
+                with contextlib.suppress(fetch.HeldByAnotherError):
+                    holders.append(quick.__enter__())
+            return read(name)
+
+        monkeypatch.setattr(fetch, "_read", reading)
+        with contextlib.suppress(fetch.HeldByAnotherError), late:
+            ends.append("late, holding" if holders else "late")
+        if holders:
+            ends.append("quick" if quick._mine() else "quick, lost")
+            quick.__exit__()
+        assert not list(tmp_path.iterdir())
+    assert set(ends) == {"late", "quick"}
+
+
+def test_who_was_stopped_for_long_learns_that_another_follows(tmp_path):
+    path = str(tmp_path / "lock")
+    stopped, new = fetch.SetLock(path, watch_s=0.1, beat_s=3600.0), fetch.SetLock(path, watch_s=0.1, beat_s=0.01)
+    with stopped, new:
+        assert not stopped._mine()
+        assert new._mine()
 
 
 # -- room ---------------------------------------------------------------------------------------------------------

@@ -207,82 +207,119 @@ def pause(tries: int, asked_s: float | None) -> float:
 
 class SetLock:
     """One fetches a set at a time, also where login and compute nodes share no locks: a file whose holder writes into
-    it again and again. Nobody compares clocks: who finds it watches whether it changes.
+    it again and again. Nobody compares clocks: who comes watches whether it changes.
+
+    Who follows a holder that died takes nothing away, for by then it may be another's: it adds a file that is named
+    after that holder. The last of such a row is the lock; each is a link, so that it is there whole or not at all.
     """
 
     def __init__(self, path: str, watch_s: float = WATCH_S, beat_s: float = BEAT_S) -> None:
         self._path, self._watch_s, self._beat_s = path, watch_s, beat_s
-        self._me = f"{socket.gethostname()} {os.getpid()} {secrets.token_hex(6)}"
+        self._mark = secrets.token_hex(6)
         self._over = threading.Event()
+        self._beating = threading.Thread(target=self._beats, daemon=True)
         self._file = -1
         self.lost = False
 
     def __enter__(self) -> SetLock:  # noqa: PYI034 - `Self` is newer than the Pythons of sites
         """Wait until it is known whether a holder lives; raises HeldByAnotherError if one does."""
-        while True:
-            with contextlib.suppress(FileExistsError):
-                self._file = os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-                break
-            held = self._read(self._path)
-            if not _dead(held):
-                self._watch(held)
-            self._take_away(held)
-        self._beat(0)
-        threading.Thread(target=self._beats, daemon=True).start()
+        own = f"{self._path}.{self._mark}.new"
+        self._file = os.open(own, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        try:
+            self._write(0)
+            while not self._taken(own):
+                pass
+        except BaseException:
+            os.close(self._file)
+            raise
+        finally:
+            os.unlink(own)  # noqa: PTH108 - plain text paths here
+        self._beating.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
         with contextlib.suppress(OSError):
-            if self._mine():
-                os.unlink(self._path)  # noqa: PTH108 - plain text paths here
+            row = self._row()
+            if row and _mark(row[-1][1]) == self._mark:
+                for path, _held in row:  # the first at first: what is behind it nobody reads then
+                    os.unlink(path)  # noqa: PTH108
+        self._over.set()
+        self._beating.join()  # it writes into what is closed here
         os.close(self._file)
 
-    def _watch(self, held: str) -> None:
+    def _taken(self, own: str) -> bool:
+        row, place = self._row(), self._path
+        if row:
+            last, held = row[-1]
+            if not _dead(held) and not self._silent(last, held):
+                return False
+            place = self._after(held)
+        with contextlib.suppress(FileExistsError):  # a client of NFS may say so of its own link
+            os.link(own, place)
+        marks = [_mark(text) for _, text in self._row()]
+        if self._mark not in marks and _mark(_read(place) or "") == self._mark:
+            os.unlink(place)  # the row in front of it was taken away since  # noqa: PTH108
+        return marks[-1:] == [self._mark]
+
+    def _silent(self, path: str, held: str) -> bool:
+        """Whether its holder did nothing for long; not if it is gone."""
         end = time.monotonic() + self._watch_s
         while time.monotonic() < end:
             time.sleep(min(0.5, self._watch_s / 20))
-            now = self._read(self._path)
-            if not now:
-                return
-            if now != held and held:
+            now = _read(path)
+            if now is None:
+                return False
+            if now != held:
                 raise HeldByAnotherError(now.split(" ")[0])
-            held = now
+        return True
 
-    def _take_away(self, held: str) -> None:
-        aside = f"{self._path}.{secrets.token_hex(6)}"
-        with contextlib.suppress(OSError):
-            os.rename(self._path, aside)  # noqa: PTH104 - of several only one succeeds
-            if self._read(aside).split(" ")[:3] != held.split(" ")[:3]:  # another was quicker, and it is theirs
-                with contextlib.suppress(OSError):
-                    os.link(aside, self._path)
-            os.unlink(aside)  # noqa: PTH108
+    def _row(self) -> list[tuple[str, str]]:
+        """Path and text of each holder's file: those that died, and the last."""
+        row: dict[str, str] = {}
+        path = self._path
+        while path not in row and (held := _read(path)) is not None:
+            row[path] = held
+            path = self._after(held)
+        return list(row.items())
+
+    def _after(self, held: str) -> str:
+        return f"{self._path}.{_mark(held)}"
+
+    def _mine(self) -> bool:
+        try:
+            return [_mark(text) for _, text in self._row()][-1:] == [self._mark]
+        except OSError:
+            return False
 
     def _beats(self) -> None:
         number = 0
         while not self._over.wait(self._beat_s):
             number += 1
-            self._beat(number)
+            with contextlib.suppress(OSError):
+                self._write(number)
             self.lost = not self._mine()
 
-    def _beat(self, number: int) -> None:
+    def _write(self, number: int) -> None:
         # In place: what somebody took away is not put back.
-        with contextlib.suppress(OSError):
-            os.pwrite(self._file, f"{self._me} {number:08d}\n".encode(), 0)
-            os.fsync(self._file)  # or a client of NFS keeps it for longer than others watch
+        os.pwrite(self._file, f"{socket.gethostname()} {os.getpid()} {self._mark} {number:08d}\n".encode(), 0)
+        os.fsync(self._file)  # or a client of NFS keeps it for longer than others watch
 
-    def _mine(self) -> bool:
-        try:
-            return os.stat(self._path).st_ino == os.fstat(self._file).st_ino  # noqa: PTH116
-        except OSError:
-            return False
 
-    def _read(self, path: str) -> str:
-        try:
-            with open(path, encoding="utf-8") as file:  # noqa: PTH123
-                return file.read().strip()
-        except OSError:
-            return ""
+def _read(path: str) -> str | None:
+    """What is in a holder's file; None where there is none."""
+    try:
+        with open(path, encoding="utf-8") as file:  # noqa: PTH123
+            return file.read().strip()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if error.errno == errno.ESTALE:  # it was removed by another machine while it was read
+            return None
+        raise
+
+
+def _mark(held: str) -> str:
+    return [*held.split(" "), "", "", ""][2]
 
 
 def _dead(held: str) -> bool:
