@@ -8,6 +8,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -385,9 +386,17 @@ def test_killed_in_the_middle_it_goes_on_where_it_stopped(hubs, cdn, files, tmp_
     whole(tmp_path, listing, files)
 
 
-def test_one_at_a_time_fetches_a_set(hubs, cdn, tmp_path):
+@pytest.mark.parametrize("follows", [False, True])
+def test_one_at_a_time_fetches_a_set(hubs, cdn, tmp_path, follows):
     hub, slow = hubs(), Slow(cdn)
     argv, listing = program_of(tmp_path, hub)
+    lock = tmp_path / "depot" / f".fetch-{set_name(listing.sha256)}" / "lock"
+    if follows:  # one that died an hour ago
+        lock.parent.mkdir()
+        with subprocess.Popen(["true"]) as dead:
+            pass
+        lock.write_text(f"{socket.gethostname()} {dead.pid} abc 00000003\n")
+        os.utime(lock, (time.time() - 3600,) * 2)
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as first:
         assert slow.middle.wait(30)
         with pytest.raises(FabrictoolError, match="FT5609"):
@@ -397,7 +406,7 @@ def test_one_at_a_time_fetches_a_set(hubs, cdn, tmp_path):
         slow.go_on.set()
         out = first.communicate()[0]
     assert json.loads(out.splitlines()[-1])["state"] == "staged"
-    assert not (tmp_path / "depot" / f".fetch-{set_name(listing.sha256)}" / "lock").exists()
+    assert not list(lock.parent.glob("lock*"))
 
 
 def test_a_lock_of_another_machine_that_says_nothing_more_is_taken_over(hubs, files, tmp_path):

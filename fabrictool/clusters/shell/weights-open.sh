@@ -1,10 +1,11 @@
 # Begins to stage a set, or goes on, or mends one that was found damaged; arguments: its name, and `fetch` where it will
 # be fetched from there; stdin: its list. Prints what is stored of each file, -1: all of it; or `staged`; or `busy` and on
 # which machine somebody fetches it.
-set=$1 part=$base/part-$1 mends= lock=$base/.fetch-$1/lock
+set=$1 part=$base/part-$1 mends=
 if [ -d "$base/$set" ] && [ -e "$base/$set/.seen" ]; then echo staged; exit 0; fi
-# Who fetches looks closer: it knows one that was killed from one that lives.
-if [ "$2" != fetch ] && [ -n "$(find "$lock" -mmin -1 2>/dev/null)" ]; then
+# Who fetches looks closer: it knows one that was killed from one that lives, whose file is named after it then.
+lock=$(find "$base/.fetch-$set" -name 'lock*' -mmin -1 2>/dev/null | head -n 1)
+if [ "$2" != fetch ] && [ -n "$lock" ]; then
   printf 'busy\t%s\n' "$(cut -d' ' -f1 "$lock")"; exit 0
 fi
 if [ -d "$base/$set" ]; then mends=1; rm -rf "$part" && mv "$base/$set" "$part" || exit 1; fi
