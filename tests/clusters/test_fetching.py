@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import errno
 import hashlib
 import itertools
 import json
@@ -476,6 +477,23 @@ def test_who_was_stopped_for_long_learns_that_another_follows(tmp_path):
     with stopped, new:
         assert not stopped._mine()
         assert new._mine()
+
+
+@pytest.mark.parametrize(("call", "number"), [("pwrite", errno.ENOSPC), ("link", errno.EPERM)])
+def test_a_lock_that_cannot_be_written_is_said_and_leaves_nothing(hubs, tmp_path, monkeypatch, capsys, call, number):
+    """A full disk, and a file system without hard links."""
+    wanted = json.loads(Path(program_of(tmp_path, hubs())[0][-1]).read_text())
+    folder = Path(wanted["lock"]).parent
+
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, call, refuse)
+    assert fetch.Fetcher(wanted, {}).run() == 1
+    last = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (last["state"], last["kind"]) == ("failed", "full" if call == "pwrite" else "refused")
+    assert os.strerror(number) in last["text"]
+    assert not list(folder.glob("lock*"))
 
 
 # -- room ---------------------------------------------------------------------------------------------------------

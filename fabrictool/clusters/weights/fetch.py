@@ -240,7 +240,7 @@ class SetLock:
     def __exit__(self, *_: object) -> None:
         with contextlib.suppress(OSError):
             row = self._row()
-            if row and _mark(row[-1][1]) == self._mark:
+            if self._last_of(row):
                 for path, _held in row:  # the first at first: what is behind it nobody reads then
                     os.unlink(path)  # noqa: PTH108
         self._over.set()
@@ -256,10 +256,10 @@ class SetLock:
             place = self._after(held)
         with contextlib.suppress(FileExistsError):  # a client of NFS may say so of its own link
             os.link(own, place)
-        marks = [_mark(text) for _, text in self._row()]
-        if self._mark not in marks and _mark(_read(place) or "") == self._mark:
+        row = self._row()
+        if place not in dict(row) and _mark(_read(place) or "") == self._mark:
             os.unlink(place)  # the row in front of it was taken away since  # noqa: PTH108
-        return marks[-1:] == [self._mark]
+        return self._last_of(row)
 
     def _silent(self, path: str, held: str) -> bool:
         """Whether its holder did nothing for long; not if it is gone."""
@@ -287,9 +287,12 @@ class SetLock:
 
     def _mine(self) -> bool:
         try:
-            return [_mark(text) for _, text in self._row()][-1:] == [self._mark]
+            return self._last_of(self._row())
         except OSError:
             return False
+
+    def _last_of(self, row: list[tuple[str, str]]) -> bool:
+        return bool(row) and _mark(row[-1][1]) == self._mark
 
     def _beats(self) -> None:
         number = 0
