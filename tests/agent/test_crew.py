@@ -83,12 +83,16 @@ class Replica:
     def pid(self, rank):
         return self.members[rank][0]._process.pid
 
+    def has_spoken(self, rank):
+        """Its process runs and has printed its line: one that is killed earlier has none to leave."""
+        return self.pid(rank) and self.members[rank][0]._process.lines
+
     async def start(self):
         for rank in range(1, self.leader.nodes):
             self.come(rank)
         await self.leader.listen("127.0.0.1")
         self.running = asyncio.create_task(self.supervisor.run())
-        await until(lambda: self.supervisor.state == "ready" and all(self.pid(rank) for rank in self.members))
+        await until(lambda: self.supervisor.state == "ready" and all(self.has_spoken(rank) for rank in self.members))
 
     async def end(self):
         self.running.cancel()
