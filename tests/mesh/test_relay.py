@@ -133,7 +133,7 @@ async def test_the_other_hub_takes_over(relayed):
         by = bed.gateway.relays.by(bed.agent.session)
         carrier = next(hub for hub in bed.hubs if hub.session == by)
         await carrier.close()
-        # Its farewell may come before the tunnel breaks, so nothing is said of the load yet when the tunnel is given up.
+        # The tunnel is given up at the farewell, and the load at its end.
         await until(lambda: bed.gateway.relays.tunnel(bed.agent.session) is None)
         await until(lambda: bed.heard.loads[-1:] == [(bed.agent.session, ())])
         assert bed.gateway.reaches(bed.agent.session)

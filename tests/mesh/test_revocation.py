@@ -183,7 +183,7 @@ async def test_a_revoked_node_is_told_and_cut_off_and_not_let_in_again(federatio
     now = time.time()
     hub.take(read_revocation(revoke(federation.root, agent.session, now=now, until=now + 1000))[0])
     await until(lambda: agent.session not in hub.neighbours)
-    assert listener.ended == ["it was revoked"]
+    await until(lambda: listener.ended == ["it was revoked"])
     assert other.session in hub.neighbours
     await until(lambda: other.registry.revoked(hub.registry.session(agent.session)))
     again, _ = federation.node("again")

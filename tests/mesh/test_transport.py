@@ -222,7 +222,7 @@ async def test_who_leaves_a_hub_breaks_no_stream_that_was_on_its_way(federation)
         assert sink.data == b"word"
     await until(lambda: tunnel is None or tunnel.closed.done())
     await until(lambda: not agent.hub_links._former)
-    assert [up for session, up, _ in hub_listener.links if session == agent.session] == [True, False]
+    await until(lambda: [up for session, up, _ in hub_listener.links if session == agent.session] == [True, False])
     for node in (agent, hub):
         await node.close()
 
