@@ -89,6 +89,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     """Ways to read weights that it can be told, beside its own."""
     prefill_first: bool = False
     """Whether running answers wait while it computes prompts, instead of sharing their steps."""
+    balance_steps: int = 0
+    """Decode steps that prompts wait until each group of data-parallel attention has one; 0: they do not wait."""
     cache_spared: float = 0.0
     """Share of the cache that running answers may still take which it keeps free when it admits a request."""
     layer_split: bool = False

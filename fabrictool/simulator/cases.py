@@ -298,6 +298,7 @@ def _replica(case: Case, factors: Factors, cut: Parallelism, sequences: int) -> 
         lanes=model.lanes,
         prefill_first=engine.prefill_first,
         recv_interval=case.recv_interval,
+        balance_steps=engine.balance_steps,
         spared=engine.cache_spared,
         frontend=factors.request,
         frontend_stream=factors.stream,
@@ -310,7 +311,8 @@ def _pair(case: Case, factors: Factors) -> list[ReplicaSpec]:
         raise InvalidInputError.of("FT2110", "a disagg case needs prefill and decode columns")
     share = math.ceil(case.concurrency / case.decode.workers)
     prefill = replace(_replica(case, factors, case.prefill.cut, case.concurrency), role="prefill")
-    decode = replace(_replica(case, factors, case.decode.cut, share), role="decode")
+    # What a decode replica takes in is computed already: nothing would be gained by waiting.
+    decode = replace(_replica(case, factors, case.decode.cut, share), role="decode", balance_steps=0)
     return [prefill] * case.prefill.workers + [decode] * case.decode.workers
 
 

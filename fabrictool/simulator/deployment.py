@@ -273,6 +273,7 @@ def _spec(
         weight=replica.weight,
         lanes=max(1, round(steps.lanes)),
         prefill_first=engines()[wanted.engine].prefill_first,
+        balance_steps=engines()[wanted.engine].balance_steps,
         spared=engines()[wanted.engine].cache_spared,
         frontend=stood.step.factors.request,
         frontend_stream=stood.step.factors.stream,

@@ -54,6 +54,8 @@ class ReplicaSpec:
     prefill_first: bool = False
     recv_interval: int = 1
     """Decode steps from one look for new requests to the next (SGLang: ``scheduler-recv-interval``)."""
+    balance_steps: int = 0
+    """Decode steps that prompts wait until each attention group has one (TensorRT-LLM: ``timeout_iters``); 0: none."""
     spared: float = 0.0
     """Of the cache that running requests have not taken yet, the share that stays free for them when one more comes in.
     With any, that one has to find room for its whole answer, too."""
@@ -546,6 +548,7 @@ def _replicas(specs: Sequence[ReplicaSpec], kinds: list[int], models: tuple[str,
     replicas.lanes = [spec.lanes for spec in specs]
     replicas.prefill_first = [spec.prefill_first for spec in specs]
     replicas.look = [spec.recv_interval for spec in specs]
+    replicas.balance = [spec.balance_steps for spec in specs]
     replicas.spared = [spec.spared for spec in specs]
     replicas.swaps = [spec.swap for spec in specs]
     replicas.chain_tokens = [spec.prefix_tokens for spec in specs]

@@ -114,6 +114,8 @@ REPLICA = np.dtype(
         ("look", "i8"),  # decode steps between two looks for new requests; 1: each step looks
         ("unlooked", "i8"),  # decode steps since the last look
         ("looked", "f8"),  # when that was: what came later is not known to the scheduler yet
+        ("balance", "i8"),  # decode steps that prompts wait until each attention group has one; 0: they do not
+        ("since", "i8"),  # decode steps that were done when the first of them began to wait; negative: none does
         ("spared", "f8"),  # share of `owed` that has to be free when a request is admitted, beside all of its own
         ("owed", "i8"),  # blocks that the admitted requests have not taken yet and will
         ("swaps", "?"),  # preempted requests keep their cache in host memory, instead of computing it again
@@ -630,6 +632,18 @@ def _admit_waiting(
     return budget
 
 
+@compiled
+def _looks(replicas: Any, tables: StepTables, r: int) -> bool:
+    """Whether the next step may take in requests that came since the last look."""
+    if replicas[r].decoding == 0 or replicas[r].prefilling > 0:
+        return True
+    groups = tables.rates[replicas[r].table].groups
+    if replicas[r].balance == 0 or groups == 1:
+        return bool(replicas[r].unlooked == 0)
+    since = replicas[r].since
+    return bool(replicas[r].waiting >= groups or (since >= 0 and replicas[r].step - since >= replicas[r].balance))
+
+
 # Long: one pass over a step, whose parts share a dozen running sums; wide as the others are.
 @compiled
 def _plan_step(
@@ -647,15 +661,18 @@ def _plan_step(
         missing = requests[i].prompt + requests[i].generated - requests[i].prefilled
         lists.chunk[r, at] = max(0, min(missing, budget))
         budget -= lists.chunk[r, at]
-    if replicas[r].unlooked == 0 or replicas[r].decoding == 0 or replicas[r].prefilling > 0:
+    if _looks(replicas, tables, r):
         replicas[r].unlooked = 0
         replicas[r].looked = now
+        replicas[r].since = -1
     _admit_waiting(requests, replicas, lists, tables, cache, r, budget)
     decoding = replicas[r].decoding
     while decoding > 0 and _affordable(replicas, lists, r, 1) < 1:
         # Those just admitted may have taken the running ones' last blocks.
         _preempt(requests, replicas, lists, tables, cache, r)
         decoding = replicas[r].decoding
+    if replicas[r].waiting > 0 and replicas[r].since < 0 and replicas[r].balance > 0 and tables.rates[kind].groups > 1:
+        replicas[r].since = replicas[r].step
     replicas[r].starts = now
     if decoding == 0 and replicas[r].prefilling == 0:
         replicas[r].ends = math.inf
@@ -668,6 +685,8 @@ def _plan_step(
         most = min(limit, replicas[r].soonest - replicas[r].step)
         if replicas[r].waiting > 0 and replicas[r].look > 1:
             most = min(most, replicas[r].look - replicas[r].unlooked)
+        if replicas[r].since >= 0:
+            most = min(most, replicas[r].since + replicas[r].balance - replicas[r].step)
         most = _affordable(replicas, lists, r, most)
         read, inside = 0, 0
         if window > 0:
@@ -888,8 +907,13 @@ def _arrive(
     _enqueue(requests, replicas, lists, r, i, False)
     if replicas[r].ends == math.inf:
         _plan_step(requests, replicas, lists, tables, cache, r, now, limit)
-    elif replicas[r].look > 1 or (
-        replicas[r].decoding + replicas[r].prefilling < replicas[r].seqs and lists.head[r, _first_level(lists, r)] == i
+    elif (
+        replicas[r].look > 1
+        or replicas[r].balance > 0
+        or (
+            replicas[r].decoding + replicas[r].prefilling < replicas[r].seqs
+            and lists.head[r, _first_level(lists, r)] == i
+        )
     ):
         _interrupt(requests, replicas, lists, tables, r, now)
     return True

@@ -111,6 +111,7 @@ class RecordedRun:
             kv_tokens=self.room.kv_tokens,
             lanes=step.lanes,
             prefill_first=engines()[case.engine].prefill_first,
+            balance_steps=engines()[case.engine].balance_steps,
             spared=engines()[case.engine].cache_spared,
             prefix_tokens=self.prefix_tokens,
             frontend=factors.request,

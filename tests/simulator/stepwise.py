@@ -38,6 +38,8 @@ class Engine:
     sequence: int = 0
     unlooked: int = 0
     looked: float = 0.0
+    done: int = 0
+    since: int | None = None
 
     def __post_init__(self):
         self.free = self.spec.kv_tokens // BLOCK
@@ -93,17 +95,20 @@ class Engine:
             )
             self.waiting.insert(at, victim)
 
-    def step(self, now):
-        spec, times = self.spec, self.spec.times
-        self.preempt()
-        budget = spec.token_budget - (0 if spec.prefill_first else len(self.running))
-        self.chunks = {}
-        for job in self.filling:
-            self.chunks[job.index] = max(0, min(job.length - job.prefilled, budget))
-            budget -= self.chunks[job.index]
-        if self.unlooked == 0 or not self.running or self.filling:
-            self.unlooked, self.looked = 0, now
-        while self.waiting and budget > 0 and len(self.running) + len(self.filling) < spec.max_num_seqs:
+    def looks(self):
+        """Whether those that came since the last look are considered."""
+        if not self.running or self.filling:
+            return True
+        if not self.spec.balance_steps or self.spec.times.groups == 1:
+            return self.unlooked == 0
+        late = self.since is not None and self.done - self.since >= self.spec.balance_steps
+        return late or len(self.waiting) >= self.spec.times.groups
+
+    def admit(self, budget, now):
+        """Takes waiting requests into the batch."""
+        if self.looks():
+            self.unlooked, self.looked, self.since = 0, now, None
+        while self.waiting and budget > 0 and len(self.running) + len(self.filling) < self.spec.max_num_seqs:
             job = self.waiting[0]
             if job.arrival > self.looked:
                 break
@@ -118,6 +123,18 @@ class Engine:
             self.chunks[job.index] = min(job.length, budget)
             budget -= self.chunks[job.index]
         self.preempt()
+        if self.waiting and self.since is None:
+            self.since = self.done
+
+    def step(self, now):
+        spec, times = self.spec, self.spec.times
+        self.preempt()
+        budget = spec.token_budget - (0 if spec.prefill_first else len(self.running))
+        self.chunks = {}
+        for job in self.filling:
+            self.chunks[job.index] = max(0, min(job.length - job.prefilled, budget))
+            budget -= self.chunks[job.index]
+        self.admit(budget, now)
         if not self.running and not self.filling:
             return None
         decoding = len(self.running)
@@ -153,6 +170,7 @@ class Engine:
 
     def book(self, end):
         if self.running and not self.stalled:
+            self.done += 1
             self.unlooked = (self.unlooked + 1) % self.spec.recv_interval
         if self.filling:
             self.unlooked = 0

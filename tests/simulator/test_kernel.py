@@ -84,6 +84,7 @@ def test_the_kernel_equals_stepping_one_by_one(seed):
         prefill_first=rng.random() < 0.5,
         spared=rng.choice([0.0, 0.1, 1.0]),
         recv_interval=rng.choice([1, 1, 7]),
+        balance_steps=rng.choice([0, 0, 5]),
     )
     found = play([one], requests)
     jobs = [
@@ -110,6 +111,20 @@ def test_fast_forward_equals_step_by_step(kv):
     assert fast.accounts.tokens[0] == slow.accounts.tokens[0]
     assert np.isclose(fast.accounts.read[0], slow.accounts.read[0])
     assert fast.accounts.steps[0] == slow.accounts.steps[0]
+
+
+def test_attention_groups_wait_for_a_prompt_each():
+    """Two groups, one long answer: a prompt waits 50 decode steps, and no longer when a second prompt has come."""
+    two = spec(times=times(groups=2, shared=np.zeros(1)), lanes=2, balance_steps=50)
+    long = Stream(np.array([0.0, 1.0]), np.array([10, 10]), np.array([2000, 5]))
+    step = 0.011  # of the long answer, alone
+    waited = [float(play([replace(two, balance_steps=n)], long).ttft[1]) for n in (0, 50)]
+    assert waited[1] - waited[0] == pytest.approx(50 * step, abs=1.5 * step)
+    three = Stream(np.array([0.0, 1.0, 1.2]), np.array([10, 10, 10]), np.array([2000, 5, 5]))
+    first = play([two], three).first
+    assert first[1] == first[2] < 1.3
+    alone = replace(two, times=times(), lanes=1)
+    assert float(play([alone], long).ttft[1]) < 0.1, "without groups there is nobody to wait for"
 
 
 def test_the_same_seed_gives_the_same_bytes():

@@ -150,12 +150,28 @@ def test_narrower_weights_make_decoding_faster():
 def test_kernels_of_a_step_are_those_that_engines_launch():
     """Counted by hand: 80 layers of ten; 61 of latent attention, of which 58 have experts and a shared one."""
     assert work(models()[DENSE], Parallelism(tp=8)).kernels == 80 * (6 + 4)
-    assert work(models()["deepseek-ai/DeepSeek-R1"], Parallelism(tp=8)).kernels == 61 * 10 + 3 * 4 + 58 * 20
+    assert work(models()["deepseek-ai/DeepSeek-R1"], Parallelism(tp=8)).kernels == 61 * 10 + 3 * 4 + 58 * 15
     indexed = work(models()["zai-org/GLM-5"], Parallelism(tp=8)).kernels
-    assert indexed == 78 * 24 + 3 * 4 + 75 * 20
-    # Narrow weights want narrow inputs: one more kernel before three products of a layer, not behind its gate.
-    narrow, wide = (step(weights=p).overhead(eager=False) for p in ("fp8", "bf16"))
-    assert narrow - wide == pytest.approx(80 * 3 * Factors().kernel)
+    assert indexed == 78 * 24 + 3 * 4 + 75 * 15
+
+
+@pytest.mark.parametrize(
+    ("model", "weights", "more"),
+    [(DENSE, "fp8", 0), ("Qwen/Qwen3-235B-A22B", "fp8", 94 * 3), ("Qwen/Qwen3-235B-A22B", "fp4", 0)],
+)
+def test_weights_with_a_scale_for_each_block_want_inputs_made_narrow_by_a_kernel(model, weights, more):
+    """Before three products of a layer, not behind its gate."""
+    narrow, wide = (step(model, weights=p).overhead(eager=False) for p in (weights, "bf16"))
+    assert narrow - wide == pytest.approx(more * Factors().kernel)
+
+
+@pytest.mark.parametrize(("weights", "share"), [("bf16", 1.0), ("fp8", 0.5), ("fp4", 0.5)])
+def test_experts_lose_a_share_of_the_memorys_peak_at_eight_bits_and_no_further_one_at_four(weights, share):
+    def span(left):
+        factors = Factors(narrow_bandwidth=left, expert_compute=1.0)
+        return step("Qwen/Qwen3-235B-A22B", device="b200", weights=weights, factors=factors)._experts(np.array([1.0]))
+
+    assert span(1.0) / span(0.5) == pytest.approx(share, rel=0.01)
 
 
 def test_groups_of_attention_compute_the_prompts_of_one_request_on_one_of_them():
