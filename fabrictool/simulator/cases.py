@@ -311,8 +311,7 @@ def _pair(case: Case, factors: Factors) -> list[ReplicaSpec]:
         raise InvalidInputError.of("FT2110", "a disagg case needs prefill and decode columns")
     share = math.ceil(case.concurrency / case.decode.workers)
     prefill = replace(_replica(case, factors, case.prefill.cut, case.concurrency), role="prefill")
-    # What a decode replica takes in is computed already: nothing would be gained by waiting.
-    decode = replace(_replica(case, factors, case.decode.cut, share), role="decode", balance_steps=0)
+    decode = replace(_replica(case, factors, case.decode.cut, share), role="decode")
     return [prefill] * case.prefill.workers + [decode] * case.decode.workers
 
 

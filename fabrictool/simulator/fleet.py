@@ -548,7 +548,8 @@ def _replicas(specs: Sequence[ReplicaSpec], kinds: list[int], models: tuple[str,
     replicas.lanes = [spec.lanes for spec in specs]
     replicas.prefill_first = [spec.prefill_first for spec in specs]
     replicas.look = [spec.recv_interval for spec in specs]
-    replicas.balance = [spec.balance_steps for spec in specs]
+    # With one group there is nobody to wait for, and what a decode replica takes in is computed already.
+    replicas.balance = [spec.balance_steps if spec.times.groups > 1 and spec.role != "decode" else 0 for spec in specs]
     replicas.spared = [spec.spared for spec in specs]
     replicas.swaps = [spec.swap for spec in specs]
     replicas.chain_tokens = [spec.prefix_tokens for spec in specs]

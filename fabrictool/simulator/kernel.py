@@ -637,11 +637,11 @@ def _looks(replicas: Any, tables: StepTables, r: int) -> bool:
     """Whether the next step may take in requests that came since the last look."""
     if replicas[r].decoding == 0 or replicas[r].prefilling > 0:
         return True
-    groups = tables.rates[replicas[r].table].groups
-    if replicas[r].balance == 0 or groups == 1:
+    if replicas[r].balance == 0:
         return bool(replicas[r].unlooked == 0)
-    since = replicas[r].since
-    return bool(replicas[r].waiting >= groups or (since >= 0 and replicas[r].step - since >= replicas[r].balance))
+    if replicas[r].waiting >= tables.rates[replicas[r].table].groups:
+        return True
+    return bool(replicas[r].since >= 0 and replicas[r].step - replicas[r].since >= replicas[r].balance)
 
 
 # Long: one pass over a step, whose parts share a dozen running sums; wide as the others are.
@@ -671,7 +671,7 @@ def _plan_step(
         # Those just admitted may have taken the running ones' last blocks.
         _preempt(requests, replicas, lists, tables, cache, r)
         decoding = replicas[r].decoding
-    if replicas[r].waiting > 0 and replicas[r].since < 0 and replicas[r].balance > 0 and tables.rates[kind].groups > 1:
+    if replicas[r].balance > 0 and replicas[r].waiting > 0 and replicas[r].since < 0:
         replicas[r].since = replicas[r].step
     replicas[r].starts = now
     if decoding == 0 and replicas[r].prefilling == 0:

@@ -9,8 +9,8 @@ Two more levels were tried and dropped, because models that were left out did no
 and 17.4 % of TPOT then, of dense models and of mixtures, and 32.2 % of TTFT. A level for Hopper and Blackwell: 11.3,
 17.7 and 33.0 %. One for an engine's releases around their mean: 12.1, 17.5 and 33.4 %; with the release's own
 departures in the forecasts: 12.1, 20.6 and 37.7 %. What one model showed of a release says little of the next. A term
-for each model in the fit, left out of forecasts: 14.5 and 17.8 % of TPOT. Lower efficiencies for products with few
-inputs: no change.
+for each model in the fit, left out of forecasts: 14.5 and 17.8 % of TPOT. Lower efficiencies for experts' products
+with few inputs: no change.
 """
 
 from __future__ import annotations
