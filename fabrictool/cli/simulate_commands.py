@@ -74,6 +74,12 @@ def simulate(
             " drain (no new requests) or down (gone, with what it runs)."
         ),
     ] = None,
+    host_cache: Annotated[
+        str | None,
+        typer.Option(
+            help="Memory of the host, such as 200GiB for each replica, that keeps prefixes which its cache drops."
+        ),
+    ] = None,
     seed: SeedOption = 0,
     cases: Annotated[Path | None, typer.Option(help="A CSV of single configurations; one forecast per row.")] = None,
     calibrations: Annotated[
@@ -102,6 +108,7 @@ def simulate(
             "PLAN": plan, "--blueprint": blueprint, "--inventory": inventory, "--overlay": overlay,
             "--scenario": scenario or None, "--status": status, "--trace": trace, "--workload": workload,
             "--model": model or None, "--requests": requests, "--rate": rate, "--event": event or None,
+            "--host-cache": host_cache,
             "--plot": plot, "--chrome-trace": chrome_trace, "--chart": chart or None, "--json": as_json or None,
         })  # fmt: skip
         return simulating.answer_cases(cases, output, calibrations)
@@ -116,6 +123,7 @@ def simulate(
         seed=seed,
         calibrations=read_calibrations(calibrations),
         events=tuple(simulating.event(text) for text in event or ()),
+        host_cache=0.0 if host_cache is None else simulating.host_cache(host_cache),
     )
     inputs = simulating.PlayInputs(plan, status, trace, workload)
     runs: list[ScenarioPlay] = []

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from fabrictool.base.clock import duration_text
 from fabrictool.base.errors import FabrictoolError, InvalidInputError, UsageError
 from fabrictool.base.files import file_error, write_output
-from fabrictool.base.units import Duration, UnitError
+from fabrictool.base.units import Duration, Memory, UnitError
 from fabrictool.blueprint.load import load_architectures
 from fabrictool.cli import tracing
 from fabrictool.cli.calibration_files import read_calibrations
@@ -106,6 +106,14 @@ def event(text: str) -> ReplicaEvent:
         return ReplicaEvent(known, replica, float(Duration.parse(when)))
     except UnitError as error:
         raise UsageError.of("FT9001", f"--event {text!r}: {error.message}", hint=error.hint) from error
+
+
+def host_cache(text: str) -> float:
+    """Octets of ``--host-cache``. Raises UsageError FT9001 for what is no amount of memory."""
+    try:
+        return float(Memory.parse(text))
+    except UnitError as error:
+        raise UsageError.of("FT9001", f"--host-cache {text!r}: {error.message}", hint=error.hint) from error
 
 
 def answer_cases(source: Path, output: Path | None, calibrations: Path | None = None) -> int:

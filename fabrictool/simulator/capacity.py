@@ -111,10 +111,11 @@ def replica(
     step: Steps, room: ReplicaMemory, demand: MeanWorkload, max_num_seqs: int, calibration: Calibration
 ) -> ReplicaFigures:
     """Figures of a replica whose steps take what `step` says and whose memory is `room`."""
-    if room.kv_tokens < demand.context:
+    if room.kv_tokens < demand.context + room.beside.tokens(demand.context):
         return ReplicaFigures(False, room.weights, room.kv_tokens, 0, 0.0, math.inf, math.inf, math.inf)
     tokens = demand.input + demand.output
-    batch = max(1, min(max_num_seqs, int(room.kv_tokens // max(tokens, demand.held))))
+    taken = max(tokens, demand.held) + room.beside.tokens(tokens)
+    batch = max(1, min(max_num_seqs, int(room.kv_tokens // taken)))
     mean_context = demand.held
     batches = np.unique(np.geomspace(1, batch, GRID).round())
     steps = _decode_seconds(step, batches, mean_context)

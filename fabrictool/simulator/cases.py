@@ -21,7 +21,7 @@ from fabrictool.catalog import engines
 from fabrictool.routing.policies import RoundRobinPolicy
 from fabrictool.simulator.calibration import METRICS, choose
 from fabrictool.simulator.fleet import ReplicaSpec, Stream, simulate
-from fabrictool.simulator.memory import reported_memory, room
+from fabrictool.simulator.memory import reported_memory, room, weight_octets
 from fabrictool.simulator.network import HAND_LATENCY_S
 from fabrictool.simulator.operators import Parallelism, kv_elements_per_token
 from fabrictool.simulator.report import Hardware, report
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from fabrictool.simulator.fleet import Outcome
     from fabrictool.simulator.memory import ReplicaMemory
     from fabrictool.simulator.report import Report
-    from fabrictool.simulator.stepmodel import Factors
+    from fabrictool.simulator.stepmodel import Drafts, Factors
 
 Mode = Literal["batch", "closed", "agg", "disagg", "open"]
 MODES: tuple[Mode, ...] = ("batch", "closed", "agg", "disagg", "open")
@@ -54,6 +54,8 @@ MOST_AT_ONCE = 4_096
 MOST_BATCHED = 1 << 20
 """Tokens of one step of all `dp` together; step times are tabled up to it."""
 MOST = {"concurrency": MOST_IN_FLIGHT, "max_num_seqs": MOST_AT_ONCE}
+MOST_DRAFTED = 64
+"""Tokens guessed for one step; tables of a step are that much longer."""
 MOST_WORKERS = 1_000
 MOST_DEVICES = 1_024
 HAND_LINK = 50e9
@@ -100,6 +102,8 @@ class Case:
     """What a request has to keep, for the share of those that do."""
     price: float = 0.0
     """Of one device for an hour, for what tokens cost."""
+    drafts: Drafts | None = None
+    """Speculative decoding, of which a prefill replica does nothing."""
     settled: bool = False
     """Whether the first wave of a closed loop stays out of the figures: benchmarks count it, servers see it once."""
 
@@ -126,6 +130,8 @@ class Case:
             kv=self.kv_precision,
             usable=self.gpu_memory_utilization or None,
             reserved=reserved,
+            # The head that drafts is a layer like the others.
+            beside=weight_octets(self.model, cut, self.precision) / self.model.layers if self.drafts else 0.0,
         )
 
 
@@ -209,9 +215,7 @@ def check(case: Case) -> None:
     if case.mode == "open" and not 0 < case.rate <= MOST_RATE:
         hint = f"requests/s, above 0 and at most {MOST_RATE:g}"
         raise InvalidInputError.of("FT2110", f"rate is {case.rate:g} in mode open", hint=hint)
-    for name, most in MOST.items():
-        if getattr(case, name) > most:
-            raise InvalidInputError.of("FT2110", f"{name} is {getattr(case, name)}; at most {most} is allowed")
+    _check_sizes(case)
     if case.input_len + case.output_len > case.model.max_context:
         asked = f"{case.input_len} + {case.output_len} tokens"
         raise InvalidInputError.of(
@@ -220,16 +224,25 @@ def check(case: Case) -> None:
     cuts = [p.cut for p in (case.prefill, case.decode) if p] if case.mode == "disagg" else [case.cut]
     if case.mode == "disagg" and len(cuts) < 2:
         raise InvalidInputError.of("FT2110", "a disagg case needs prefill and decode columns")
-    for pool in (case.prefill, case.decode):
-        if pool and pool.workers > MOST_WORKERS:
-            raise InvalidInputError.of(
-                "FT2110", f"{pool.workers} workers in one pool; at most {MOST_WORKERS} are allowed"
-            )
     for cut in cuts:
         wrong = _impossible(case, cut)
         if wrong:
             raise InvalidInputError.of("FT2112", wrong)
     _check_step(case, max(cut.dp for cut in cuts))
+
+
+def _check_sizes(case: Case) -> None:
+    """Raises InvalidInputError FT2110 for numbers that would fill the memory, or that nobody can mean."""
+    for name, most in MOST.items():
+        if getattr(case, name) > most:
+            raise InvalidInputError.of("FT2110", f"{name} is {getattr(case, name)}; at most {most} is allowed")
+    for pool in (case.prefill, case.decode):
+        if pool and pool.workers > MOST_WORKERS:
+            raise InvalidInputError.of(
+                "FT2110", f"{pool.workers} workers in one pool; at most {MOST_WORKERS} are allowed"
+            )
+    if case.drafts and not 1 <= case.drafts.tokens <= MOST_DRAFTED:
+        raise InvalidInputError.of("FT2110", f"draft_tokens is {case.drafts.tokens}; 1 to {MOST_DRAFTED} are allowed")
 
 
 def _check_step(case: Case, groups: int) -> None:
@@ -283,7 +296,9 @@ def _replica(case: Case, factors: Factors, cut: Parallelism, sequences: int) -> 
             f" {cut.devices} × {case.device.id} have {space.usable / 1e9:.0f} GB of usable memory",
             hint="more devices, or a lower precision",
         )
-    model = StepModel.of(case.model, machine, cut, factors, weights=case.precision, kv=case.kv_precision)
+    model = StepModel.of(
+        case.model, machine, cut, factors, weights=case.precision, kv=case.kv_precision, drafts=case.drafts
+    )
     budget = (case.max_num_batched_tokens or engine.token_budget) * cut.dp
     most = case.max_num_seqs or (engine.default_max_num_seqs * cut.dp if case.mode == "open" else sequences)
     slots = max(1, min(sequences or most, most, MOST_AT_ONCE))
@@ -295,6 +310,7 @@ def _replica(case: Case, factors: Factors, cut: Parallelism, sequences: int) -> 
         max_num_seqs=slots,
         token_budget=budget,
         kv_tokens=space.kv_tokens,
+        beside=space.beside,
         lanes=model.lanes,
         prefill_first=engine.prefill_first,
         recv_interval=case.recv_interval,

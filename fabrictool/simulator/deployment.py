@@ -79,6 +79,8 @@ class ModelSimulation:
     """Of the gaps between requests; 1: they come by chance."""
     caches_prefixes: bool = False
     """Whether its engine keeps the cache of prompts' beginnings by default."""
+    token_octets: tuple[float, ...] = ()
+    """Of the cache of one token, for each of `specs`."""
     untrusted: tuple[str, ...] = ()
     """Replicas of the placement that may not serve these requests: ``MODEL/INDEX``; not among `replicas`."""
 
@@ -87,6 +89,11 @@ class ModelSimulation:
         if not self.caches_prefixes or block_tokens < BLOCK or block_tokens % BLOCK:
             return self
         return replace(self, specs=tuple(replace(spec, prefix_tokens=block_tokens) for spec in self.specs))
+
+    def with_host_cache(self, octets: float) -> ModelSimulation:
+        """The same with so much of the host's memory for prefixes, beside the cache of each replica."""
+        specs = zip(self.specs, self.token_octets, strict=True)
+        return replace(self, specs=tuple(replace(spec, host_tokens=int(octets // token)) for spec, token in specs))
 
     def with_events(self, events: Sequence[ReplicaEvent]) -> ModelSimulation:
         """The same with replicas that come and go. Raises InvalidInputError FT2149 for what no replica lives through.
@@ -157,12 +164,13 @@ def of_model(
     if architecture is None:
         raise InvalidInputError.of("FT1411", f"the architecture {wanted.architecture_id!r} is not in the catalogue")
     calibrations = [*calibrations, *calibrations_in(inventory.calibrated)]
-    specs, chosen, devices, tdp, price = [], [], [], [], []
+    specs, chosen, tokens, devices, tdp, price = [], [], [], [], [], []
     for replica in mine:
         receivers = [other for other in mine if other.phase == "decode"] if replica.phase == "prefill" else []
-        spec, calibration = _spec(wanted, architecture, inventory, replica, calibrations, receivers)
+        spec, stood = _spec(wanted, architecture, inventory, replica, calibrations, receivers)
         specs.append(spec)
-        chosen.append(calibration)
+        chosen.append(stood.calibration)
+        tokens.append(stood.kv_octets)
         devices.append(replica.devices)
         stages = [(inventory.clusters[s.cluster].partitions[s.partition], s.tp) for s in replica.every_stage]
         power = sum(tp * _watts(partition) for partition, tp in stages)
@@ -183,6 +191,7 @@ def of_model(
         output=lengths_of(demand.output) if demand and demand.output else Lengths("lognormal", 128, 128),
         cv=demand.cv if demand and demand.cv is not None else 1.0,
         caches_prefixes=engines()[wanted.engine].caches_prefixes,
+        token_octets=tuple(tokens),
         untrusted=tuple(replica.replica for replica in placed if replica not in mine),
     )
 
@@ -237,8 +246,8 @@ def _spec(
     replica: ReplicaPlacement,
     calibrations: Sequence[Calibration],
     receivers: Sequence[ReplicaPlacement],
-) -> tuple[ReplicaSpec, Calibration]:
-    """`receivers` are the decode replicas that a prefill replica hands its caches to."""
+) -> tuple[ReplicaSpec, Stand]:
+    """A replica, and how its first stage stands; `receivers` are those that a prefill replica hands its caches to."""
     for stage in replica.every_stage:
         partition = inventory.clusters[stage.cluster].partitions[stage.partition]
         nodes = wanted.parallelism.tp == stage.tp and stage.tp % partition.devices_per_node == 0
@@ -267,6 +276,7 @@ def _spec(
         max_num_seqs=stood.max_num_seqs,
         token_budget=budget,
         kv_tokens=room.kv_tokens,
+        beside=room.beside,
         model=wanted.architecture_id,
         provider=replica.provider,
         role=replica.phase,
@@ -279,7 +289,7 @@ def _spec(
         frontend_stream=stood.step.factors.stream,
         frontend_token=stood.step.factors.prompt_token,
     )
-    return spec, stood.calibration
+    return spec, stood
 
 
 def _standing(

@@ -16,12 +16,14 @@ from fabrictool.base.errors import InvalidInputError
 from fabrictool.routing.candidates import TrustPolicy, select
 from fabrictool.routing.protocol import LOST, RequestOutcome
 from fabrictool.simulator import kernel
+from fabrictool.simulator.memory import NOTHING
 from fabrictool.simulator.routes import lent, routing_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from fabrictool.routing.protocol import RoutingPolicy
+    from fabrictool.simulator.memory import RequestMemory
     from fabrictool.simulator.steptimes import StepTimes
 
     Floats = np.ndarray[Any, np.dtype[np.float64]]
@@ -60,8 +62,13 @@ class ReplicaSpec:
     """Of the cache that running requests have not taken yet, the share that stays free for them when one more comes in.
     With any, that one has to find room for its whole answer, too."""
     swap: bool = False
+    beside: RequestMemory = NOTHING
+    """What a request holds beside its part of `kv_tokens`."""
     prefix_tokens: int = 0
     """Tokens under one prefix id of the stream, a multiple of 16; 0: no prefix caching."""
+    host_tokens: int = 0
+    """Tokens of prefixes that the host's memory keeps when the cache drops them (vLLM: ``OffloadingConnector``; SGLang:
+    HiCache). A step waits for those that it loads; what the host has had longest makes room there."""
     frontend: float = 0.0
     """Seconds by which a first token comes later to its client than a step computed it; later tokens make up for it."""
     frontend_stream: float = 0.0
@@ -311,7 +318,8 @@ class Fleet:
             if self._changes and change <= until and (reason == kernel.UNTIL or self._parked):
                 self._apply_changes(float(self.clock.at[0].now), change)
                 continue
-            if reason != kernel.UNTIL and (self.replicas.waiting + self.replicas.decoding).any():
+            inside = self.replicas.waiting + self.replicas.decoding + self.replicas.coming
+            if reason != kernel.UNTIL and inside.any():
                 message = "the simulation stopped with requests in it"
                 raise RuntimeError(message)
             return bool(reason == kernel.UNTIL)
@@ -381,7 +389,10 @@ class Fleet:
             self._parked.append(i)
         else:  # nobody may ever serve it
             target[i] = kernel.PARKED
-            kernel.leave(self.requests, self.replicas, self.clock, i, kernel.REFUSED, float(self.clock.at[0].now))
+            now = float(self.clock.at[0].now)
+            if self.requests[i].handed == kernel.KEPT:
+                self._let_go(i, now)
+            kernel.leave(self.requests, self.replicas, self.clock, i, kernel.REFUSED, now)
 
     def _pick(self, candidates: Sequence[_View], i: int, model: str, *, handed: bool) -> int:
         policy = self.policy
@@ -430,15 +441,31 @@ class Fleet:
 
     def _take_down(self, r: int, when: float) -> None:
         """Replica r is gone: answers in progress are lost, the rest tries elsewhere."""
-        for i in kernel.clear(self.requests, self.replicas, self.lists, self.cache, r):
-            if self.requests[i].generated > 0:
-                kernel.leave(self.requests, self.replicas, self.clock, i, kernel.LOST, when)
+        requests = self.requests
+        over = np.isin(requests.state, _OVER)
+        handing = np.isin(requests.handed, (kernel.KEPT, kernel.COMING)) & ~over
+        coming = requests.handed == kernel.COMING
+        landed = coming & (requests.state == kernel.WAITING)
+        for i in np.flatnonzero(handing & ~landed & (requests.where == r)).tolist():
+            if coming[i]:
+                kernel.forget_fetched(requests, self.replicas, self.lists, self.tables, self.cache, i)
+            requests[i].handed = kernel.DROPPED
+        fetched = np.flatnonzero(handing & coming & (requests.whither == r))
+        for i in (*kernel.clear(requests, self.replicas, self.lists, self.cache, r), *fetched):
+            if requests[i].generated > 0:
+                if handing[i] and not landed[i] and requests[i].where != r:
+                    self._let_go(i, when)
+                kernel.leave(requests, self.replicas, self.clock, i, kernel.LOST, when)
                 continue
             self._retried += 1
-            self.requests[i].handed = 0
-            self.requests[i].generated = 0
-            self.requests[i].where = self.requests[i].whither = kernel.NOWHERE
+            requests[i].handed = kernel.UNHANDED
+            requests[i].generated = 0
+            requests[i].where = requests[i].whither = kernel.NOWHERE
             kernel.push(self.clock, when, i)
+
+    def _let_go(self, i: int, when: float) -> None:
+        arrays = (self.requests, self.replicas, self.lists, self.tables, self.cache, self.clock)
+        kernel.let_go(*arrays, i, when, self.limit)
 
 
 def simulate(
@@ -454,8 +481,8 @@ def simulate(
 
     `samples` is how many points of the timeline are kept until the last arrival, and then at the same pace;
     `progress` is told (requests over, requests in all) at each of them. With it, a KeyboardInterrupt ends the
-    simulation early with what it has: see `Outcome.complete`. A prefill replica keeps what it hands over in a buffer
-    without limit. Raises InvalidInputError FT2101-FT2104 for streams and replicas that make no sense.
+    simulation early with what it has: see `Outcome.complete`. Raises InvalidInputError FT2101-FT2104 for streams and
+    replicas that make no sense.
     """
     fleet = Fleet(specs, stream, policy, clients=clients)
     count = len(stream.arrival)
@@ -551,8 +578,11 @@ def _replicas(specs: Sequence[ReplicaSpec], kinds: list[int], models: tuple[str,
     # With one group there is nobody to wait for, and what a decode replica takes in is computed already.
     replicas.balance = [spec.balance_steps if spec.times.groups > 1 and spec.role != "decode" else 0 for spec in specs]
     replicas.spared = [spec.spared for spec in specs]
+    replicas.beside = [spec.beside.fixed / kernel.BLOCK for spec in specs]
+    replicas.beside_token = [spec.beside.windowed / kernel.BLOCK for spec in specs]
     replicas.swaps = [spec.swap for spec in specs]
     replicas.chain_tokens = [spec.prefix_tokens for spec in specs]
+    replicas.shelf = [spec.host_tokens // spec.prefix_tokens if spec.prefix_tokens else 0 for spec in specs]
     replicas.first_delay = [spec.frontend for spec in specs]
     replicas.stream_delay = [spec.frontend_stream for spec in specs]
     replicas.outside_token = [spec.frontend_token for spec in specs]
@@ -560,6 +590,7 @@ def _replicas(specs: Sequence[ReplicaSpec], kinds: list[int], models: tuple[str,
     replicas.weight = [spec.weight for spec in specs]
     replicas.ends = math.inf
     replicas.soonest = kernel.NEVER
+    replicas.landed = -1
     return replicas
 
 
@@ -588,6 +619,8 @@ def _cache(specs: Sequence[ReplicaSpec], stream: Stream) -> kernel.Cache:
         blocks=np.zeros((count, ids), dtype=kernel.BLOCKS).view(np.recarray),
         ring=np.zeros((count, 2 * ids + 2), dtype=kernel.RING).view(np.recarray),
         ends=np.zeros(count, dtype=kernel.RING_ENDS).view(np.recarray),
+        shelf=np.zeros((count, ids + 1), dtype=np.int64),
+        shelf_ends=np.zeros(count, dtype=kernel.RING_ENDS).view(np.recarray),
     )
 
 

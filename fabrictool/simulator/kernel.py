@@ -67,6 +67,9 @@ UNIFIED, PREFILL, DECODE = 0, 1, 2
 DONE, ROUTE, UNTIL = 0, 1, 2
 """Why `advance` returned: nothing is left to do; `EventQueue.request` needs a replica; the clock would pass `until`."""
 WAITING, PREFILLING, DECODING, FINISHED, REFUSED, FLYING, LOST = 0, 1, 2, 3, 4, 5, 6
+UNHANDED, KEPT, COMING, LANDED, DROPPED = 0, 1, 2, 3, 4
+"""Where the cache is of a request that two replicas serve: not computed yet; with the first, until the second has room;
+on its way, and in the room of both; with the second; gone, so that the second computes it again."""
 NOWHERE, PARKED = -1, -2
 """Not routed yet; taken out of the loop by the caller, who brings it back with `revive`."""
 BY_CALLER, LEAST_LOADED, RANDOM, ROUND_ROBIN, WEIGHTED = 0, 1, 2, 3, 4
@@ -95,8 +98,8 @@ REQUEST = np.dtype(
         ("admitted", "i8"),
         ("where", "i8"),  # replica that prefills (or does all); NOWHERE until it is routed
         ("whither", "i8"),  # replica that decodes after a hand-over; NOWHERE until it is routed
-        ("handed", "i8"),  # 1: its cache was handed over; 2: and lost again
-        ("following", "i8"),  # the next in the queue
+        ("handed", "i8"),  # UNHANDED, KEPT, COMING, LANDED, DROPPED
+        ("following", "i8"),  # the next in the queue, or of those that came
         ("paused", "f8"),  # when its last token came before it was handed over or preempted; negative: it is not
     ]
 )
@@ -118,8 +121,11 @@ REPLICA = np.dtype(
         ("since", "i8"),  # decode steps that were done when the first of them began to wait; negative: none does
         ("spared", "f8"),  # share of `owed` that has to be free when a request is admitted, beside all of its own
         ("owed", "i8"),  # blocks that the admitted requests have not taken yet and will
+        ("beside", "f8"),  # blocks that a request in the batch takes whatever its length ...
+        ("beside_token", "f8"),  # ... and for each of its tokens that a sliding window holds
         ("swaps", "?"),  # preempted requests keep their cache in host memory, instead of computing it again
         ("chain_tokens", "i8"),  # tokens under one prefix id; 0: no prefix caching
+        ("shelf", "i8"),  # prefix ids that the host's memory holds beside the cache
         ("first_delay", "f8"),  # seconds by which a first token comes later to its client ...
         ("stream_delay", "f8"),  # ... and for each other request that is in flight
         ("outside_token", "f8"),  # seconds of a request outside its steps, for each prompt token
@@ -137,6 +143,8 @@ REPLICA = np.dtype(
         ("decoding", "i8"),
         ("prefilling", "i8"),
         ("waiting", "i8"),
+        ("coming", "i8"),  # requests whose room is taken while their cache comes
+        ("landed", "i8"),  # the last of them whose cache is there and waits for the next step; -1: none
         ("free", "i8"),
         ("evictable", "i8"),
         ("sequence", "i8"),
@@ -164,13 +172,14 @@ RATES = np.dtype(
         ("swap", "f8"),  # seconds for each token that is moved to or from host memory
         ("hand", "f8"),  # seconds for each token that is handed from prefill to decode
         ("hand_latency", "f8"),
+        ("verified", "f8"),  # tokens that a step computes for each one that it decodes; above 1 with drafts
         ("groups", "i8"),  # groups of devices that have attention of their own and share the experts
     ]
 )
 """One record a kind of replica."""
 
-BLOCKS = np.dtype([("resident", "?"), ("users", "i8"), ("touch", "i8")])
-"""(replica, prefix id): a prefix in the cache."""
+BLOCKS = np.dtype([("resident", "?"), ("users", "i8"), ("touch", "i8"), ("shelved", "?")])
+"""(replica, prefix id): a prefix in the cache; shelved: the host's memory has it, too, or alone."""
 RING = np.dtype([("block", "i8"), ("touch", "i8")])
 """(replica, slot): prefixes in the order in which they fell out of use; least recently used first out."""
 RING_ENDS = np.dtype([("head", "i8"), ("tail", "i8")])
@@ -228,6 +237,9 @@ class Cache(NamedTuple):
     blocks: Any
     ring: Any
     ends: Any
+    shelf: Any
+    """(replica, slot) → prefix ids in the host's memory, in the order in which they came there."""
+    shelf_ends: Any
 
 
 class RoutingState(NamedTuple):
@@ -336,6 +348,17 @@ def _unborn(requests: Any, replicas: Any, r: int, i: int, held: int, most: int) 
 
 
 @compiled
+def _beside(requests: Any, replicas: Any, tables: StepTables, r: int, i: int) -> int:
+    """Blocks that request i takes as long as it is in the batch: what its windows hold, and states of linear attention.
+
+    Those of its whole answer from the start on: they are few, and what does not grow needs no watching.
+    """
+    held = min(requests[i].prompt + requests[i].output, tables.rates[replicas[r].table].window)
+    blocks: int = math.ceil(replicas[r].beside + replicas[r].beside_token * held)
+    return blocks
+
+
+@compiled
 def _make_room(replicas: Any, cache: Cache, r: int, need: int) -> None:
     """Drops unused prefixes, least recently used first, until `need` blocks are free or nothing is left to drop."""
     per_id = replicas[r].chain_tokens // BLOCK
@@ -350,6 +373,21 @@ def _make_room(replicas: Any, cache: Cache, r: int, need: int) -> None:
         cache.blocks[r, block].resident = False
         replicas[r].evictable -= 1
         replicas[r].free += per_id
+        if replicas[r].shelf > 0 and not cache.blocks[r, block].shelved:
+            _shelve(replicas, cache, r, block)
+
+
+@compiled
+def _shelve(replicas: Any, cache: Cache, r: int, block: int) -> None:
+    """A prefix that the device's cache drops goes to the host's memory, where the oldest makes room for it."""
+    size = cache.shelf.shape[1]
+    if cache.shelf_ends[r].tail - cache.shelf_ends[r].head >= replicas[r].shelf:
+        oldest = cache.shelf[r, cache.shelf_ends[r].head % size]
+        cache.shelf_ends[r].head += 1
+        cache.blocks[r, oldest].shelved = False
+    cache.shelf[r, cache.shelf_ends[r].tail % size] = block
+    cache.shelf_ends[r].tail += 1
+    cache.blocks[r, block].shelved = True
 
 
 @compiled
@@ -396,8 +434,10 @@ def _compact(cache: Cache, r: int) -> None:
 
 # Wide: the loop's state is a handful of arrays, and compiled code passes each by itself.
 @compiled
-def _release(requests: Any, replicas: Any, lists: Lists, cache: Cache, r: int, i: int, tokens: int) -> None:
-    replicas[r].free += _own_blocks(requests, replicas, r, i, tokens)
+def _release(
+    requests: Any, replicas: Any, lists: Lists, tables: StepTables, cache: Cache, r: int, i: int, tokens: int
+) -> None:
+    replicas[r].free += _own_blocks(requests, replicas, r, i, tokens) + _beside(requests, replicas, tables, r, i)
     replicas[r].owed -= _unborn(requests, replicas, r, i, tokens, NEVER)
     _unuse_chain(requests, replicas, lists, cache, r, i)
 
@@ -430,31 +470,39 @@ def _first_level(lists: Lists, r: int) -> int:
 
 
 @compiled
-def _admit(requests: Any, replicas: Any, lists: Lists, cache: Cache, r: int, i: int) -> bool:
-    """Reserves the blocks of request i; False, and nothing changed, when they are not to be had."""
-    ready = requests[i].handed == 1 or (replicas[r].swaps and requests[i].preempted > 0)
-    tokens = requests[i].prompt + requests[i].generated
-    per_id = replicas[r].chain_tokens
-    start = requests[i].chain
-    ids = _chain_blocks(requests, replicas, r, i) * BLOCK // per_id if per_id else 0
-    hits = 0
-    idle_hits = 0
-    fresh = 0
+def _known(lists: Lists, cache: Cache, r: int, start: int, ids: int) -> tuple[int, int, int, int]:
+    """Of a chain of prefix ids: those that need no computing, how many of them the host has to load; those that lie
+    in the cache unused; those that are not in it.
+    """
+    hits, loaded, idle, fresh = 0, 0, 0, 0
     unbroken = True
     for at in range(ids):
         block = lists.chain[start + at]
         if cache.blocks[r, block].resident:
-            if unbroken:
-                hits += 1
-            if cache.blocks[r, block].users == 0:
-                idle_hits += 1
+            hits += unbroken
+            idle += cache.blocks[r, block].users == 0
         else:
-            unbroken = False
             fresh += 1
+            unbroken = unbroken and cache.blocks[r, block].shelved
+            hits += unbroken
+            loaded += unbroken
+    return hits, loaded, idle, fresh
+
+
+# Wide: the loop's state is a handful of arrays, and compiled code passes each by itself.
+@compiled
+def _admit(requests: Any, replicas: Any, lists: Lists, tables: StepTables, cache: Cache, r: int, i: int) -> bool:
+    """Reserves the blocks of request i; False, and nothing changed, when they are not to be had."""
+    ready = requests[i].handed == KEPT or (replicas[r].swaps and requests[i].preempted > 0)
+    tokens = requests[i].prompt + requests[i].generated
+    per_id = replicas[r].chain_tokens
     per_block = per_id // BLOCK
+    start = requests[i].chain
+    ids = _chain_blocks(requests, replicas, r, i) * BLOCK // per_id if per_id else 0
+    hits, loaded, idle_hits, fresh = _known(lists, cache, r, start, ids)
     # A cache that is there already lacks the newest token: the next step computes it.
     held = tokens - 1 if ready else tokens
-    need = _own_blocks(requests, replicas, r, i, held) + fresh * per_block
+    need = _own_blocks(requests, replicas, r, i, held) + fresh * per_block + _beside(requests, replicas, tables, r, i)
     room = replicas[r].free + (replicas[r].evictable - idle_hits) * per_block
     if replicas[r].spared > 0.0 and replicas[r].decoding + replicas[r].prefilling > 0:
         own = _unborn(requests, replicas, r, i, held, MOST_SPARED)
@@ -481,6 +529,7 @@ def _admit(requests: Any, replicas: Any, lists: Lists, cache: Cache, r: int, i: 
     else:
         cached = min(hits * per_id, tokens - 1)
         requests[i].prefilled = cached
+        replicas[r].pending_swap += loaded * per_id * tables.rates[replicas[r].table].swap
         if requests[i].generated == 0:
             requests[i].cached = min(cached, requests[i].prompt)
     replicas[r].sequence += 1
@@ -529,10 +578,10 @@ def _preempt(requests: Any, replicas: Any, lists: Lists, tables: StepTables, cac
     requests[victim].generated = held - requests[victim].prompt
     requests[victim].preempted += 1
     requests[victim].paused = replicas[r].ends
-    if requests[victim].handed == 1:
-        requests[victim].handed = 2  # what was handed over is lost and has to be computed here
+    if requests[victim].handed == LANDED:
+        requests[victim].handed = DROPPED
     # The token of this step is not in the cache yet.
-    _release(requests, replicas, lists, cache, r, victim, held - 1)
+    _release(requests, replicas, lists, tables, cache, r, victim, held - 1)
     if replicas[r].swaps:
         replicas[r].pending_swap += held * tables.rates[replicas[r].table].swap
     _enqueue(requests, replicas, lists, r, victim, True)
@@ -598,27 +647,50 @@ def _pairs(start: int, chunk: int, window: int) -> float:
 
 # Wide: the loop's state is a handful of arrays, and compiled code passes each by itself.
 @compiled
+def _fetch(requests: Any, replicas: Any, tables: StepTables, clock: EventQueue, r: int, i: int, now: float) -> None:
+    """The cache of request i, for which replica r has taken room, sets out over the link of who keeps it."""
+    keeper = requests[i].where
+    rates = tables.rates[replicas[keeper].table]
+    replicas[keeper].link_free = max(replicas[keeper].link_free, now) + requests[i].prompt * rates.hand
+    replicas[r].coming += 1
+    requests[i].handed = COMING
+    requests[i].state = FLYING
+    push(clock, replicas[keeper].link_free + rates.hand_latency, i)
+
+
+# Wide: the loop's state is a handful of arrays, and compiled code passes each by itself.
+@compiled
 def _admit_waiting(
-    requests: Any, replicas: Any, lists: Lists, tables: StepTables, cache: Cache, r: int, budget: int
+    requests: Any,
+    replicas: Any,
+    lists: Lists,
+    tables: StepTables,
+    cache: Cache,
+    clock: EventQueue,
+    r: int,
+    now: float,
+    budget: int,
 ) -> int:
     """Takes requests from the queue into the batch while slots, blocks and `budget` allow; what is left of it."""
     while replicas[r].waiting > 0 and budget > 0:
-        if replicas[r].decoding + replicas[r].prefilling >= replicas[r].seqs:
+        if replicas[r].decoding + replicas[r].prefilling + replicas[r].coming >= replicas[r].seqs:
             break
         level = _first_level(lists, r)
         i = lists.head[r, level]
         if requests[i].arrival > replicas[r].looked:
             break
-        if not _admit(requests, replicas, lists, cache, r, i):
+        if not _admit(requests, replicas, lists, tables, cache, r, i):
             break
         lists.head[r, level] = requests[i].following
         if lists.head[r, level] < 0:
             lists.tail[r, level] = -1
         replicas[r].waiting -= 1
+        if requests[i].handed == KEPT:
+            _fetch(requests, replicas, tables, clock, r, i, now)
+            continue
         missing = requests[i].prompt + requests[i].generated - requests[i].prefilled
-        if missing == 0:  # handed over or swapped in: nothing to compute
-            if requests[i].preempted > 0:
-                replicas[r].pending_swap += requests[i].prefilled * tables.rates[replicas[r].table].swap
+        if missing == 0:  # swapped in: nothing to compute
+            replicas[r].pending_swap += requests[i].prefilled * tables.rates[replicas[r].table].swap
             _join_decoding(requests, replicas, lists, r, i)
             replicas[r].rejoined += 1
             budget -= 1
@@ -647,10 +719,25 @@ def _looks(replicas: Any, tables: StepTables, r: int) -> bool:
 # Long: one pass over a step, whose parts share a dozen running sums; wide as the others are.
 @compiled
 def _plan_step(
-    requests: Any, replicas: Any, lists: Lists, tables: StepTables, cache: Cache, r: int, now: float, limit: int
+    requests: Any,
+    replicas: Any,
+    lists: Lists,
+    tables: StepTables,
+    cache: Cache,
+    clock: EventQueue,
+    r: int,
+    now: float,
+    limit: int,
 ) -> None:
     """Decides the next step (or run of equal steps) of replica r and when it ends; idle replicas end at infinity."""
     kind = replicas[r].table
+    while replicas[r].landed >= 0:
+        i = replicas[r].landed
+        replicas[r].landed = requests[i].following
+        replicas[r].coming -= 1
+        requests[i].handed = LANDED
+        _join_decoding(requests, replicas, lists, r, i)
+        replicas[r].rejoined += 1
     while replicas[r].decoding > 0 and _affordable(replicas, lists, r, 1) < 1:
         _preempt(requests, replicas, lists, tables, cache, r)
     budget = replicas[r].budget
@@ -665,7 +752,7 @@ def _plan_step(
         replicas[r].unlooked = 0
         replicas[r].looked = now
         replicas[r].since = -1
-    _admit_waiting(requests, replicas, lists, tables, cache, r, budget)
+    _admit_waiting(requests, replicas, lists, tables, cache, clock, r, now, budget)
     decoding = replicas[r].decoding
     while decoding > 0 and _affordable(replicas, lists, r, 1) < 1:
         # Those just admitted may have taken the running ones' last blocks.
@@ -713,17 +800,19 @@ def _plan_step(
     share = max(1, min(replicas[r].lanes, chunks))
     length = (tokens + share - 1) // share
     time = (pairs * tables.rates[kind].pair + pairs_window * tables.rates[kind].pair_window) / share
+    computed = 0
     if not prefill_only:
         # Requests, not lanes, when those are fewer: a lone one gains nothing from micro-batches beside it.
         lanes = max(1, min(replicas[r].lanes, decoding))
-        length += (decoding + lanes - 1) // lanes
-        sampled += decoding
+        computed = math.ceil(decoding * tables.rates[kind].verified)
+        length += (computed + lanes - 1) // lanes
+        sampled += computed
         time += replicas[r].context * tables.rates[kind].read / lanes
         if window > 0:
             read, _, _ = _windowed(requests, replicas, lists, r, window, 1)
             time += read * tables.rates[kind].read_window / lanes
     time += tables.mixed[kind, min(length, tables.mixed.shape[1] - 1)]
-    together = min(length * tables.rates[kind].groups, tokens if prefill_only else tokens + decoding)
+    together = min(length * tables.rates[kind].groups, tokens + computed)
     time += tables.shared[kind, min(together, tables.shared.shape[1] - 1)]
     time += tables.sample[kind, min(sampled, tables.sample.shape[1] - 1)]
     replicas[r].count = 1
@@ -803,7 +892,9 @@ def _count_pause(requests: Any, lists: Lists, r: int, i: int, now: float) -> Non
 
 # Wide: the loop's state is a handful of arrays, and compiled code passes each by itself.
 @compiled
-def _complete(requests: Any, replicas: Any, lists: Lists, cache: Cache, clock: EventQueue, r: int, now: float) -> None:
+def _complete(
+    requests: Any, replicas: Any, lists: Lists, tables: StepTables, cache: Cache, clock: EventQueue, r: int, now: float
+) -> None:
     """Takes out the requests whose last token has just been computed."""
     step = replicas[r].step
     soonest = NEVER
@@ -820,7 +911,7 @@ def _complete(requests: Any, replicas: Any, lists: Lists, cache: Cache, clock: E
         replicas[r].context -= held
         lists.phase[r, requests[i].offset % BLOCK] -= 1
         requests[i].generated = requests[i].output
-        _release(requests, replicas, lists, cache, r, i, held - 1)
+        _release(requests, replicas, lists, tables, cache, r, i, held - 1)
         leave(requests, replicas, clock, i, FINISHED, now)
     replicas[r].soonest = soonest
 
@@ -859,7 +950,7 @@ def _end_step(
                 _count_pause(requests, lists, r, lists.run[r, at], replicas[r].starts + length / k)
             replicas[r].rejoined = 0
         if replicas[r].step >= replicas[r].soonest:
-            _complete(requests, replicas, lists, cache, clock, r, now)
+            _complete(requests, replicas, lists, tables, cache, clock, r, now)
     elif decoding > 0:
         replicas[r].stall += length
     if replicas[r].prefilling > 0:
@@ -881,16 +972,13 @@ def _end_step(
         _count_pause(requests, lists, r, i, now)
         requests[i].generated += 1
         if requests[i].generated >= requests[i].output:
-            _release(requests, replicas, lists, cache, r, i, tokens)
+            _release(requests, replicas, lists, tables, cache, r, i, tokens)
             leave(requests, replicas, clock, i, FINISHED, now)
         elif replicas[r].role == PREFILL:
-            _release(requests, replicas, lists, cache, r, i, tokens)
-            kind = replicas[r].table
-            replicas[r].link_free = max(replicas[r].link_free, now) + tokens * tables.rates[kind].hand
-            requests[i].handed = 1
+            requests[i].handed = KEPT
             requests[i].paused = now
             requests[i].state = FLYING
-            push(clock, replicas[r].link_free + tables.rates[kind].hand_latency, i)
+            push(clock, now, i)
         else:
             _join_decoding(requests, replicas, lists, r, i)
     replicas[r].prefilling = kept
@@ -899,24 +987,88 @@ def _end_step(
 # Wide: the loop's state is a handful of arrays, and compiled code passes each by itself.
 @compiled
 def _arrive(
-    requests: Any, replicas: Any, lists: Lists, tables: StepTables, cache: Cache, i: int, r: int, now: float, limit: int
+    requests: Any,
+    replicas: Any,
+    lists: Lists,
+    tables: StepTables,
+    cache: Cache,
+    clock: EventQueue,
+    i: int,
+    r: int,
+    now: float,
+    limit: int,
 ) -> bool:
     """Request i reaches replica r; False when it can never fit there."""
-    if _blocks(requests[i].prompt + requests[i].output) > replicas[r].blocks:
+    answer = 0 if replicas[r].role == PREFILL else requests[i].output
+    if _blocks(requests[i].prompt + answer) + _beside(requests, replicas, tables, r, i) > replicas[r].blocks:
         return False
     _enqueue(requests, replicas, lists, r, i, False)
     if replicas[r].ends == math.inf:
-        _plan_step(requests, replicas, lists, tables, cache, r, now, limit)
+        _plan_step(requests, replicas, lists, tables, cache, clock, r, now, limit)
     elif (
         replicas[r].look > 1
         or replicas[r].balance > 0
         or (
-            replicas[r].decoding + replicas[r].prefilling < replicas[r].seqs
+            replicas[r].decoding + replicas[r].prefilling + replicas[r].coming < replicas[r].seqs
             and lists.head[r, _first_level(lists, r)] == i
         )
     ):
         _interrupt(requests, replicas, lists, tables, r, now)
     return True
+
+
+# Wide: the loop's state is a handful of arrays, and compiled code passes each by itself.
+@compiled
+def _land(
+    requests: Any,
+    replicas: Any,
+    lists: Lists,
+    tables: StepTables,
+    cache: Cache,
+    clock: EventQueue,
+    i: int,
+    now: float,
+    limit: int,
+) -> None:
+    """The cache of request i is with the replica that fetched it, which decodes it from its next step on."""
+    let_go(requests, replicas, lists, tables, cache, clock, i, now, limit)
+    r = requests[i].whither
+    requests[i].state = WAITING
+    requests[i].following = replicas[r].landed
+    replicas[r].landed = i
+    if replicas[r].ends == math.inf:
+        _plan_step(requests, replicas, lists, tables, cache, clock, r, now, limit)
+    else:
+        _interrupt(requests, replicas, lists, tables, r, now)
+
+
+# Wide: the loop's state is a handful of arrays, and compiled code passes each by itself.
+@compiled
+def let_go(
+    requests: Any,
+    replicas: Any,
+    lists: Lists,
+    tables: StepTables,
+    cache: Cache,
+    clock: EventQueue,
+    i: int,
+    now: float,
+    limit: int,
+) -> None:
+    """The replica that computed the prompt of request i drops its cache, and goes on if it waited for room."""
+    r = requests[i].where
+    _release(requests, replicas, lists, tables, cache, r, i, requests[i].prompt)
+    if replicas[r].ends == math.inf and replicas[r].waiting > 0:
+        _plan_step(requests, replicas, lists, tables, cache, clock, r, now, limit)
+
+
+# Wide: the loop's state is a handful of arrays, and compiled code passes each by itself.
+@compiled
+def forget_fetched(requests: Any, replicas: Any, lists: Lists, tables: StepTables, cache: Cache, i: int) -> None:
+    """The room that waits for the cache of request i is free again, for it will not come."""
+    r = requests[i].whither
+    replicas[r].coming -= 1
+    _release(requests, replicas, lists, tables, cache, r, i, requests[i].prompt)
 
 
 @compiled
@@ -1048,10 +1200,15 @@ def advance(
         clock.at[0].now = max(clock.at[0].now, now)
         if step_end < arrival and step_end < queued:
             _end_step(requests, replicas, lists, tables, cache, clock, r)
-            _plan_step(requests, replicas, lists, tables, cache, r, now, limit)
+            _plan_step(requests, replicas, lists, tables, cache, clock, r, now, limit)
             continue
         from_heap = queued < arrival
         i = clock.heap[0].request if from_heap else clock.at[0].arrived
+        if requests[i].handed == COMING or requests[i].state == LOST:
+            _pop(clock)
+            if requests[i].state != LOST:
+                _land(requests, replicas, lists, tables, cache, clock, i, clock.at[0].now, limit)
+            continue
         target = requests[i].whither if requests[i].handed else requests[i].where
         if target == NOWHERE:
             target = _routed(requests, replicas, routing, i)
@@ -1070,7 +1227,9 @@ def advance(
             if requests[i].state != REFUSED:
                 requests[i].state = FLYING
             continue
-        if not _arrive(requests, replicas, lists, tables, cache, i, target, clock.at[0].now, limit):
+        if not _arrive(requests, replicas, lists, tables, cache, clock, i, target, clock.at[0].now, limit):
+            if requests[i].handed == KEPT:
+                let_go(requests, replicas, lists, tables, cache, clock, i, clock.at[0].now, limit)
             leave(requests, replicas, clock, i, REFUSED, clock.at[0].now)
 
 
@@ -1100,9 +1259,12 @@ def clear(requests: Any, replicas: Any, lists: Lists, cache: Cache, r: int) -> A
     lists.phase[r, :] = 0
     replicas[r].soonest = NEVER
     replicas[r].free = replicas[r].blocks
-    replicas[r].owed = replicas[r].unlooked = 0
+    replicas[r].owed = replicas[r].unlooked = replicas[r].coming = 0
+    replicas[r].landed = -1
     replicas[r].ends = math.inf
     for block in range(cache.blocks.shape[1]):
         cache.blocks[r, block].resident = False
         cache.blocks[r, block].users = 0
+        cache.blocks[r, block].shelved = False
+    cache.shelf_ends[r].head = cache.shelf_ends[r].tail
     return held

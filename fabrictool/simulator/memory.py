@@ -30,6 +30,30 @@ def reported_memory(device: Accelerator) -> float:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestMemory:
+    """What a running request takes beside its cache in layers that keep the whole context; in tokens of that.
+
+    Source: hybrid caches of vLLM (``HybridKVCacheCoordinator``), whose groups of layers share one pool of blocks.
+    """
+
+    fixed: float = 0.0
+    """States of linear attention."""
+    windowed: float = 0.0
+    """For each of its tokens that sliding windows hold ..."""
+    window: int = 0
+    """... of which there are so many at most."""
+
+    def tokens(self, length: float) -> float:
+        """Of a request of so many tokens."""
+        return self.fixed + self.windowed * min(length, self.window)
+
+
+NOTHING = RequestMemory()
+STATE_OCTETS = 4.0
+"""Of one element of a linear layer's state (``mamba_ssm_dtype: float32`` of Qwen3-Next and Qwen3.5)."""
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaMemory:
     """Memory of one replica. Octets over all its devices, and tokens."""
 
@@ -37,11 +61,28 @@ class ReplicaMemory:
     usable: float
     kv_tokens: int
     """Tokens that the cache holds; 0: the weights leave no room."""
+    beside: RequestMemory = NOTHING
 
     @property
     def fits(self) -> bool:
         """Whether the weights fit and at least one block of cache with them."""
         return self.kv_tokens >= 16
+
+
+def request_memory(model: ModelArchitecture, cut: Parallelism, kv: str) -> RequestMemory:
+    """What each running request of `model` takes beside its cache of `kv` precision."""
+    token = kv_elements_per_token(model, cut) * KV_OCTETS[kv]
+    if not token:
+        return NOTHING
+    windowed = work(model, cut).windowed
+    # What a sparse layer reads of the context it chooses anew for each token: all of it is kept.
+    window = 0 if model.index_topk else windowed.window
+    held = windowed.kv_elements * windowed.layers * cut.tp * KV_OCTETS[kv] if window else 0.0
+    linear = model.layers - model.kv_layers if model.linear_key_heads else 0
+    keys, values = model.linear_key_heads * model.linear_head_dim, model.linear_value_heads * model.linear_head_dim
+    convolved = (2 * keys + values) * max(0, model.linear_conv - 1) * 2.0
+    state = linear * (values * model.linear_head_dim * STATE_OCTETS + convolved)
+    return RequestMemory(state / token, held / token, window)
 
 
 def weight_octets(model: ModelArchitecture, cut: Parallelism, precision: str, octets: float | None = None) -> float:
@@ -106,7 +147,7 @@ def room(
         tokens = int(free / (token / cut.dp)) if token else 1 << 40
         if tokens >= model_minimum(model) or usable is not None:
             break
-    return ReplicaMemory(held, total, max(0, tokens))
+    return ReplicaMemory(held, total, max(0, tokens), request_memory(model, cut, kv))
 
 
 def model_minimum(model: ModelArchitecture) -> int:

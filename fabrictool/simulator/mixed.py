@@ -90,7 +90,7 @@ class MixedSteps:
         """The tables for the event loop: of the stages, by their shares."""
         tables = [(stage.times(max_num_seqs, token_budget, hand, hand_latency), share) for stage, share in self.kinds]
         mean = {f.name: sum(share * getattr(times, f.name) for times, share in tables) for f in fields(StepTimes)}
-        same = {name: getattr(tables[0][0], name) for name in ("window", "groups")}
+        same = {name: getattr(tables[0][0], name) for name in ("window", "groups", "verified")}
         return StepTimes(**mean | same | {name: mean[name] + self.wait for name in ("decode", "mixed")})
 
 
@@ -126,7 +126,7 @@ def pipeline(
         wait=sum(seconds for seconds, _ in hops),
         lanes=min(_lanes(decode * shares, REFERENCE_BATCH * wires), _lanes(prompt * shares, REFERENCE_PROMPT * wires)),
     )
-    return steps, ReplicaMemory(weights, float(usable.sum()), held)
+    return steps, ReplicaMemory(weights, float(usable.sum()), held, first.room.beside)
 
 
 def deal(parts: Sequence[Part], layers: int, largest_context: int, request: float) -> Floats | None:

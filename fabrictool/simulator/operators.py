@@ -261,4 +261,5 @@ def _indexer(model: ModelArchitecture, layers: int) -> Attention:
 def kv_elements_per_token(model: ModelArchitecture, cut: Parallelism) -> float:
     """Elements that one cached token holds on all devices of a replica, in layers that keep the whole context."""
     attention = _attention(model, cut, model.kv_layers, 0)
-    return attention.kv_elements * attention.layers * cut.tp
+    indexed = _indexer(model, model.kv_layers).kv_elements if model.index_topk else 0.0
+    return (attention.kv_elements + indexed) * attention.layers * cut.tp

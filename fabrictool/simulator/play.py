@@ -45,6 +45,8 @@ class PlayOptions:
     calibrations: Sequence[Calibration] = ()
     """Before the shipped ones."""
     events: tuple[ReplicaEvent, ...] = ()
+    host_cache: float = 0.0
+    """Octets of the host's memory that each replica has for prefixes which its cache drops."""
     samples: int = 200
     """Points of the timeline."""
 
@@ -126,7 +128,10 @@ def play(
         for replica in simulation.untrusted:
             watcher.note(f"{replica}: trust does not let it serve {name}; left out")
         block = recording.trace.block_tokens if recording is not None else 0
-        simulation = simulation.with_prefixes(block).with_events(events)
+        if options.host_cache and not (block and simulation.caches_prefixes):
+            what = "its engine keeps no prefixes" if block else "nothing says which prompts begin alike"
+            watcher.note(f"{name}: {what}, so the host's memory has nothing to keep")
+        simulation = simulation.with_prefixes(block).with_host_cache(options.host_cache).with_events(events)
         stream = _stream(options, simulation, None if shares is None else shares[name], watcher)
         if stream is None:
             watcher.note(f"{name}: no demand is declared; left out (give --trace or --workload)")

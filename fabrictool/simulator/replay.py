@@ -84,8 +84,11 @@ class RecordedRun:
     @property
     def refused(self) -> Ints:
         """Indices of the requests that are longer than the cache. Raises InvalidInputError FT2111."""
-        tokens = self.stream.prompt + self.stream.output
-        return np.flatnonzero(tokens > BLOCK * (self.room.kv_tokens // BLOCK))
+        tokens, beside = self.stream.prompt + self.stream.output, self.room.beside
+        blocks = -(-tokens // BLOCK) + np.ceil(
+            (beside.fixed + beside.windowed * np.minimum(tokens, beside.window)) / BLOCK
+        )
+        return np.flatnonzero(blocks > self.room.kv_tokens // BLOCK)
 
     @property
     def compared(self) -> Ints:
@@ -109,6 +112,7 @@ class RecordedRun:
             max_num_seqs=self.max_num_seqs,
             token_budget=self.token_budget,
             kv_tokens=self.room.kv_tokens,
+            beside=self.room.beside,
             lanes=step.lanes,
             prefill_first=engines()[case.engine].prefill_first,
             balance_steps=engines()[case.engine].balance_steps,

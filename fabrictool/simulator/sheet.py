@@ -14,7 +14,7 @@ from fabrictool.catalog.tables import accelerators, engines, model
 from fabrictool.simulator.cases import MODES, Case, PhaseWorkers, predict
 from fabrictool.simulator.operators import Parallelism
 from fabrictool.simulator.slo import LatencyTarget
-from fabrictool.simulator.stepmodel import KV_OCTETS, OCTETS
+from fabrictool.simulator.stepmodel import KV_OCTETS, OCTETS, Drafts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 REQUIRED = ("device", "model", "engine", "input_len", "output_len", "concurrency")
 """`rate` may take the place of the last."""
 LIMITS = ("max_num_seqs", "max_num_batched_tokens", "scheduler_recv_interval", "gpu_memory_utilization")
-OPTIONAL = ("precision", "kv_precision", "tp", "pp", "ep", "dp", "mode", "rate", "price", *LIMITS)
+DRAFTS = ("draft_tokens", "draft_acceptance")
+"""Speculative decoding: tokens guessed for each step, and the chance that a guess is right where all before it were."""
+OPTIONAL = ("precision", "kv_precision", "tp", "pp", "ep", "dp", "mode", "rate", "price", *DRAFTS, *LIMITS)
 TARGETS = ("slo_ttft_ms", "slo_tpot_ms", "slo_e2e_ms")
 NOTES = ("id", "note", "version")
 """Columns that say nothing about the forecast; so do those whose name begins with ``note_``."""
@@ -234,6 +236,7 @@ def case_of(row: Mapping[str, str], architectures: Mapping[str, ModelArchitectur
         gpu_memory_utilization=_share(cells, "gpu_memory_utilization"),
         recv_interval=_whole(cells, "scheduler_recv_interval", 1),
         target=_target(cells),
+        drafts=_drafts(cells),
         price=_positive(cells, "price", 0.0),
         prefill=pools.get("prefill"),
         decode=pools.get("decode"),
@@ -303,6 +306,17 @@ def _target(cells: Mapping[str, str]) -> LatencyTarget | None:
         return None
     ttft, tpot, e2e = (_positive(cells, name, math.inf) for name in TARGETS)
     return LatencyTarget(ttft / 1e3, tpot / 1e3, e2e / 1e3)
+
+
+def _drafts(cells: Mapping[str, str]) -> Drafts | None:
+    given = [name for name in DRAFTS if name in cells]
+    if not given:
+        return None
+    if len(given) < len(DRAFTS):
+        lacking = next(name for name in DRAFTS if name not in cells)
+        hint = "engines' logs and metrics have it, such as vLLM's `vllm:spec_decode_num_accepted_tokens`"
+        raise InvalidInputError.of("FT2131", f"{lacking} is empty beside {given[0]}", hint=hint)
+    return Drafts(_whole(cells, "draft_tokens"), _share(cells, "draft_acceptance"))
 
 
 def _share(cells: Mapping[str, str], name: str) -> float:

@@ -180,6 +180,24 @@ class Steps(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Drafts:
+    """Speculative decoding: a small model guesses the next tokens, and one step verifies all of them.
+
+    Source: Leviathan et al., "Fast Inference from Transformers via Speculative Decoding" (ICML 2023), equation 1.
+    """
+
+    tokens: int
+    """Guessed for each step."""
+    acceptance: float
+    """Chance in [0, 1] that a guess is right where all before it were."""
+
+    @property
+    def decoded(self) -> float:
+        """Tokens that a sequence gains by one step, on average: right guesses, and one that the step itself tells."""
+        return float(sum(self.acceptance**n for n in range(self.tokens + 1)))
+
+
+@dataclass(frozen=True, slots=True)
 class StepModel:
     """One replica's step times. `tokens`, `sequences`: of one step of one attention group and pipeline lane."""
 
@@ -191,6 +209,7 @@ class StepModel:
     kv: str = "bf16"
     octets: float | None = None
     """Octets of one weight as the engine holds it; None: what `weights` usually takes."""
+    drafts: Drafts | None = None
 
     # Wide: each is a field, but for the model, whose work is the field.
     @classmethod
@@ -204,8 +223,9 @@ class StepModel:
         weights: str = "bf16",
         kv: str = "bf16",
         octets: float | None = None,
+        drafts: Drafts | None = None,
     ) -> StepModel:
-        return cls(work(model, cut), machine, cut, factors, weights, kv, octets)
+        return cls(work(model, cut), machine, cut, factors, weights, kv, octets, drafts)
 
     @property
     def lanes(self) -> int:
@@ -271,13 +291,23 @@ class StepModel:
         return max(0.0, math.log2(2.0 / OCTETS[self.weights]))
 
     def times(self, max_num_seqs: int, token_budget: int, hand: float = 0.0, hand_latency: float = 0.0) -> StepTimes:
-        """The tables that the event loop looks up; `hand` seconds move one token's cache to a decode replica."""
-        most = token_budget + max_num_seqs
+        """The tables that the event loop looks up; `hand` seconds move one token's cache to a decode replica.
+
+        With drafts, a step's time is shared by the tokens that it decodes on average. The steps that have prompts in
+        them take as long together as if each had decoded that many, so long as many follow one another.
+        """
+        queries = 1 + self.drafts.tokens if self.drafts else 1
+        decoded = self.drafts.decoded if self.drafts else 1.0
+        verified = queries / decoded
+        most = token_budget + queries * max_num_seqs
         grid = np.unique(np.concatenate([np.arange(0, 65), np.geomspace(64, max(65, most), 60).round()]))
         sequences = np.arange(max_num_seqs + 1, dtype=float)
         lane_sequences = np.ceil(sequences / self.lanes)
         linear = self.linear(grid)
-        decode = np.interp(lane_sequences, grid, linear) + self.logits(lane_sequences) + self.overhead(eager=False)
+        computed = queries * lane_sequences
+        decode = np.interp(computed, grid, linear) + self.logits(computed) + self.overhead(eager=False)
+        decode = (decode + self._drafting(lane_sequences)) / decoded
+        samples = np.ceil(np.arange(math.ceil(max_num_seqs * verified) + 1, dtype=float) / self.lanes)
         every = np.arange(most + 1, dtype=float)
         alone = self.cut.dp == 1
         mixed = np.interp(every, grid, linear if alone else self._own(grid)) + self.overhead(eager=True)
@@ -286,16 +316,24 @@ class StepModel:
             mixed=mixed,
             shared=np.zeros(1) if alone else np.interp(every, grid, self._experts(grid)),
             groups=self.cut.dp,
-            sample=self.logits(lane_sequences),
-            read=self._read(self.work.full),
+            sample=self.logits(samples),
+            read=self._read(self.work.full, queries) / decoded,
             pair=self._pair(self.work.full),
-            read_window=self._read(self.work.windowed),
+            read_window=self._read(self.work.windowed, queries) / decoded,
             pair_window=self._pair(self.work.windowed),
             window=self.work.windowed.window if self.work.windowed.layers else 0,
             swap=self.swap,
             hand=hand,
             hand_latency=hand_latency,
+            verified=verified,
         )
+
+    def _drafting(self, sequences: Floats) -> Floats:
+        """Seconds for guessing, one token after the other, by a head of one layer (multi-token prediction, EAGLE)."""
+        if self.drafts is None:
+            return np.zeros_like(sequences)
+        layer = (self.linear(sequences) + self.work.kernels * self.factors.kernel) / self.work.layers
+        return self.drafts.tokens * (layer + self.logits(sequences))
 
     @property
     def swap(self) -> float:
@@ -319,11 +357,12 @@ class StepModel:
         memory = octets / (self.machine.bandwidth * bandwidth)
         return np.asarray((arithmetic**SMOOTH + memory**SMOOTH) ** (1.0 / SMOOTH))
 
-    def _read(self, attention: Attention) -> float:
+    def _read(self, attention: Attention, queries: int = 1) -> float:
         octets = attention.kv_elements * attention.layers * KV_OCTETS[self.kv]
         memory = octets / (self.machine.bandwidth * self.factors.attention_bandwidth)
         peak, _ = self.machine.peak("bf16")
-        arithmetic = attention.decode_flops_pair * attention.layers / (peak * self.factors.attention_compute)
+        operations = queries * attention.decode_flops_pair * attention.layers
+        arithmetic = operations / (peak * self.factors.attention_compute)
         return max(memory, arithmetic)
 
     def _pair(self, attention: Attention) -> float:

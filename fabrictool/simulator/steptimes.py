@@ -21,7 +21,7 @@ class StepTimes:
     """(tokens + 1) A step with prompts in it, of one lane, without attention and sampling; the last one stands for
     all longer steps."""
     sample: Floats
-    """(sequences + 1) Logits and sampling of a mixed step."""
+    """(tokens + 1) Logits and sampling of a mixed step; the last one stands for all more."""
     read: float = 0.0
     """For each cached token that a decode step reads."""
     pair: float = 0.0
@@ -35,6 +35,8 @@ class StepTimes:
     hand: float = 0.0
     """For each token handed from prefill to decode, and once for each hand-over."""
     hand_latency: float = 0.0
+    verified: float = 1.0
+    """Tokens that a step computes for each one that it decodes; above 1 where drafts are verified."""
     groups: int = 1
     """Groups of devices that have attention of their own and share the experts."""
     shared: Floats = field(default_factory=lambda: np.zeros(1))

@@ -68,6 +68,10 @@ class Engine:
     def held(self, tokens):
         return -(-tokens // BLOCK)
 
+    def beside(self, job):
+        """Blocks for its windows and states, as long as it is in the batch."""
+        return math.ceil(self.spec.beside.tokens(min(job.prompt + job.output, self.spec.times.window)) / BLOCK)
+
     def unborn(self, job, held, most=math.inf):
         """Blocks that it takes beyond `held` tokens until its answer is there; the last token is never in the cache."""
         return self.held(job.prompt + min(job.output, job.generated + most) - 1) - self.held(held)
@@ -87,7 +91,7 @@ class Engine:
         while self.running and self.growth() > self.free:
             victim = max(self.running, key=lambda job: (job.priority, job.admitted))
             self.running.remove(victim)
-            self.free += self.held(victim.length - 1)
+            self.free += self.held(victim.length - 1) + self.beside(victim)
             victim.preempted += 1
             victim.prefilled = 0
             at = next(
@@ -112,7 +116,7 @@ class Engine:
             job = self.waiting[0]
             if job.arrival > self.looked:
                 break
-            need = self.held(job.length)
+            need = self.held(job.length) + self.beside(job)
             if need > self.free or self.crowded(job, need):
                 break
             self.waiting.pop(0)
@@ -161,10 +165,11 @@ class Engine:
         total = (pairs * times.pair + pairs_window * times.pair_window) / share
         if not spec.prefill_first:
             lanes = max(1, min(spec.lanes, decoding))
-            length += -(-decoding // lanes)
-            sampled += decoding
+            computed = math.ceil(decoding * times.verified)
+            length += -(-computed // lanes)
+            sampled += computed
             total += (read * times.read + read_window * times.read_window) / lanes
-        together = min(length * times.groups, tokens if spec.prefill_first else tokens + decoding)
+        together = min(length * times.groups, tokens if spec.prefill_first else tokens + computed)
         tables = ((times.mixed, length), (times.shared, together), (times.sample, sampled))
         return total + sum(table[min(at, len(table) - 1)] for table, at in tables)
 
@@ -180,7 +185,7 @@ class Engine:
                 job.generated += 1
                 if job.generated >= job.output:
                     self.running.remove(job)
-                    self.free += self.held(job.length - 1)
+                    self.free += self.held(job.length - 1) + self.beside(job)
                     job.finish = end
         for job in list(self.filling):
             job.prefilled += self.chunks[job.index]
@@ -193,6 +198,6 @@ class Engine:
             job.generated += 1
             if job.generated >= job.output:
                 job.finish = end
-                self.free += self.held(length)
+                self.free += self.held(length) + self.beside(job)
             else:
                 self.running.append(job)

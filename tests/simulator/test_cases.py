@@ -99,6 +99,10 @@ def test_a_pair_of_phases_pays_for_the_hand_over():
         ({"max_num_seqs": "0"}, "FT2131"),
         ({"max_num_seqs": "5000"}, "FT2110"),
         ({"prefill_tp": "2"}, "FT2131"),
+        ({"draft_tokens": "3"}, "FT2131"),
+        ({"draft_acceptance": "0.7"}, "FT2131"),
+        ({"draft_tokens": "3", "draft_acceptance": "1.2"}, "FT2131"),
+        ({"draft_tokens": "65", "draft_acceptance": "0.7"}, "FT2110"),
         ({"slo_ttft_ms": "-1"}, "FT2131"),
         ({"slo_tpot_ms": "soon"}, "FT2131"),
         ({"price": "nan"}, "FT2131"),
@@ -425,6 +429,27 @@ def test_layer_split_adds_memory_and_no_speed():
         for tp in (1, 4)
     )
     assert one.e2e == pytest.approx(four.e2e)
+
+
+def test_drafts_save_time_where_steps_wait_for_memory_and_cost_it_where_they_are_full():
+    def tpot(concurrency, **drafts):
+        return predict(case(concurrency=concurrency, **drafts), shipped()).estimate.tpot
+
+    alone = tpot(1)
+    right = [tpot(1, draft_tokens=3, draft_acceptance=a) for a in (0.01, 0.5, 0.8, 1.0)]
+    assert right == sorted(right, reverse=True)
+    assert right[0] > alone > right[1], "guesses that are never right cost their making and verifying"
+    assert alone / 4 < right[3] < alone / 2, "four tokens a step, for more than one step's time"
+    gains = [tpot(n) / tpot(n, draft_tokens=3, draft_acceptance=0.5) for n in (1, 64, 1024)]
+    assert gains == sorted(gains, reverse=True)
+    assert gains[0] > 1.3
+    assert gains[2] < 1
+
+
+def test_the_head_that_drafts_takes_memory():
+    plain, drafting = case(), case(draft_tokens=1, draft_acceptance=0.8)
+    more = drafting.room(drafting.cut).weights / plain.room(plain.cut).weights
+    assert 1 + 0.8 / 80 < more < 1 + 1.2 / 80
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from fabrictool.simulator.fleet import (
     Stream,
     simulate,
 )
+from fabrictool.simulator.memory import NOTHING, RequestMemory
 from fabrictool.simulator.report import inter_token_latencies, inter_token_mean
 from fabrictool.simulator.steptimes import StepTimes
 from tests.seeds import seeds
@@ -75,8 +76,11 @@ def test_the_kernel_equals_stepping_one_by_one(seed):
     groups = rng.choice([1, lanes])
     shared = 5e-5 * np.arange(budget + slots + 1) * (groups > 1)
     windowed = {"window": window, "read_window": 1e-7 * (window > 0), "pair_window": 2e-8 * (window > 0)}
+    drafted = {"verified": rng.choice([1.0, 1.0, 1.7])}
+    beside = rng.choice([NOTHING, NOTHING, RequestMemory(fixed=20.0, windowed=0.4, window=windowed["window"])])
     one = spec(
-        times=times(slots, budget, **windowed, groups=groups, shared=shared),
+        times=times(slots, budget, **windowed, **drafted, groups=groups, shared=shared),
+        beside=beside,
         max_num_seqs=slots,
         token_budget=max(budget, slots + 1),
         kv_tokens=kv,
@@ -262,6 +266,30 @@ def test_a_small_cache_forgets_the_least_recently_used_prefix():
     assert found.cached.tolist() == [0, 0, 128, 0, 128, 0]
 
 
+@pytest.mark.parametrize(("host", "cached"), [(0, 0), (128, 1), (256, 2), (1024, 2)])
+def test_the_hosts_memory_keeps_what_the_cache_drops(host, cached):
+    """Three prompts in turn, and a cache for one: with room for two more on the host each is found again there."""
+    names = [0, 1, 2, 0, 1, 2]
+    requests = Stream(
+        np.arange(6, dtype=float) * 5,
+        np.full(6, 129),
+        np.full(6, 2),
+        chain_start=np.arange(7) * 1,
+        chain=np.array(names, dtype=np.int64),
+    )
+    load = 0.003
+    shelved = spec(prefix_tokens=128, kv_tokens=10 * 16, host_tokens=host, times=times(swap=load / 128))
+    found = play([shelved], requests)
+    again = found.cached[3:]
+    assert found.cached[:3].sum() == 0
+    # The oldest makes room: where the host holds one of them, it is never the one that comes next.
+    assert again.tolist() == ([128] * 3 if cached == 2 else [0] * 3)
+    if cached == 2:
+        t = shelved.times
+        step = t.mixed[1] + t.sample[1] + (128 + 1) * t.pair
+        assert found.ttft[3] == pytest.approx(step + load)
+
+
 def test_swapping_out_costs_transfers_instead_of_computing_again():
     requests = stream(60, 20.0, prompt=(100, 300), output=(40, 60))
     tight = spec(kv_tokens=1600)
@@ -411,6 +439,83 @@ def test_handed_over_caches_give_all_their_blocks_back(prompt):
     fleet.advance()
     assert np.isfinite(fleet.outcome().finish).all()
     assert (fleet.replicas.free == fleet.replicas.blocks).all()
+
+
+def test_a_cache_stays_where_it_was_computed_until_it_has_arrived():
+    """Room for one prompt, and a link that takes 2 s for it: the second begins when the first's cache is away."""
+    slow = times(hand=2.0 / 160, hand_latency=0.0)
+    prefill, decode = spec(times=slow, role="prefill", kv_tokens=160), spec(times=slow, role="decode")
+    two = Stream(np.zeros(2), np.full(2, 160), np.full(2, 2))
+    first = play([prefill, decode], two).first
+    assert first[1] == pytest.approx(2 * first[0] + 2.0)
+    roomy = play([replace(prefill, kv_tokens=320), decode], two).first
+    assert roomy[1] < 2.0
+
+
+def test_a_cache_sets_out_when_the_receiver_has_room():
+    """One place for decoding: the second cache goes after the first answer, and keeps its room till then."""
+    slow = times(hand=1.0 / 160, hand_latency=0.0)
+    prefill = spec(times=slow, role="prefill", kv_tokens=160 * 3)
+    decode = spec(times=slow, role="decode", max_num_seqs=1)
+    found = play([prefill, decode], Stream(np.zeros(4), np.full(4, 160), np.full(4, 50)))
+    answer = found.finish[0] - found.first[0]
+    assert np.diff(found.finish) == pytest.approx(np.full(3, answer))
+    assert found.first[2] < 1.0, "the third has room for its prompt at once"
+    # The fourth waits until one cache has left: after the first's whole answer and the second's way.
+    assert found.first[3] > found.finish[0] - 50 * slow.decode[1]
+
+
+def test_a_prefill_replica_that_dies_leaves_prompts_to_be_computed_again():
+    slow = times(hand=1.0 / 160, hand_latency=0.0)
+    dying = spec(times=slow, role="prefill", down=1.5, drain=1.5)
+    requests = Stream(np.zeros(4), np.full(4, 160), np.full(4, 5))
+    fleet = Fleet([dying, spec(times=slow, role="decode")], requests, routing_policy("round-robin", random.Random(0)))
+    fleet.advance()
+    found = fleet.outcome()
+    assert np.isfinite(found.finish).all()
+    # Three were on their way or still there: their prompts are computed once more, each with its first token.
+    assert fleet.replicas.tokens[1] == 3 * 161 + 4 + 3 * 3
+    assert (fleet.replicas.free == fleet.replicas.blocks).all()
+
+
+@seeds(20, drawn=10, long=300)
+def test_whatever_dies_no_block_and_no_request_is_forgotten(seed):
+    rng = random.Random(seed)
+    link = times(hand=rng.choice([0.0, 1e-4, 3e-3]), hand_latency=rng.choice([0.0, 0.05]))
+    beside = RequestMemory(rng.choice([0.0, 40.0]), 0.0, 0)
+
+    def replica(role):
+        down = rng.choice([math.inf, rng.uniform(1, 15)])
+        cache = rng.choice([640, 1600, 1 << 20])
+        slots = rng.choice([1, 4, 32])
+        start = {"drain": down if rng.random() < 0.5 else math.inf, "down": down}
+        return spec(times=link, role=role, kv_tokens=cache, max_num_seqs=slots, beside=beside, **start)
+
+    fleet = Fleet(
+        [replica(role) for role in ("prefill", "prefill", "decode", "decode", "decode")],
+        stream(80, 8.0, seed),
+        routing_policy("least-loaded", random.Random(0)),
+    )
+    fleet.advance()
+    found = fleet.outcome()
+    over = np.isfinite(found.finish)
+    over[found.lost] = over[found.refused] = True
+    assert over.all()
+    assert (fleet.replicas.free == fleet.replicas.blocks).all()
+    assert not fleet.replicas.coming.any()
+
+
+def test_a_window_takes_room_from_the_cache():
+    """Room for two prompts with what their windows hold, where it would be four without."""
+    heavy = RequestMemory(fixed=96.0, windowed=1.0, window=64)
+    windowed = times(window=64)
+    waiting = Stream(np.zeros(4), np.full(4, 150), np.full(4, 8))
+    tight = spec(times=windowed, kv_tokens=4 * 160)
+    at_once, in_turn = (play([replace(tight, beside=beside)], waiting).first for beside in (NOTHING, heavy))
+    assert (at_once < at_once[0] + 0.2).all()
+    assert in_turn[2] > in_turn[1] + 0.05
+    refused = play([replace(tight, beside=RequestMemory(fixed=600.0))], waiting)
+    assert len(refused.refused) == 4
 
 
 def test_swapped_caches_give_all_their_blocks_back():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fabrictool.catalog import accelerators, models
-from fabrictool.simulator.memory import adapter_octets, reported_memory, room, weight_octets
+from fabrictool.simulator.memory import adapter_octets, reported_memory, request_memory, room, weight_octets
 from fabrictool.simulator.operators import Parallelism, kv_elements_per_token, work
 from fabrictool.simulator.stepmodel import OCTETS, Factors, Machine, StepModel
 
@@ -73,6 +73,28 @@ def test_the_cache_capacities_of_paper_003(tp, published):
         reserved=21.9e9,
     )
     assert found.kv_tokens == pytest.approx(published, rel=0.04)
+
+
+def test_the_indexers_keys_are_part_of_the_cache():
+    sparse = models()["zai-org/GLM-5"]
+    assert kv_elements_per_token(sparse, Parallelism()) == (512 + 64 + 128 / 2) * 78
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_windows_and_states_take_what_they_hold(tp):
+    """gpt-oss: every other layer has a window of 128. Qwen3-Next: 36 of 48 layers have 32 × 128 × 128 states,
+    of 32 bits, and three inputs of a convolution over 2 × 16 × 128 + 32 × 128 channels.
+    """
+    cut = Parallelism(tp=tp)
+    windowed = request_memory(models()["openai/gpt-oss-120b"], cut, "bf16")
+    assert (windowed.fixed, windowed.window) == (0.0, 128)
+    assert windowed.windowed == 1.0, "as many layers of either kind"
+    assert [windowed.tokens(n) for n in (0, 100, 5000)] == [0, 100, 128]
+    states = request_memory(models()["Qwen/Qwen3-Next-80B-A3B-Instruct"], cut, "bf16")
+    held = 36 * (32 * 128 * 128 * 4 + 3 * 2 * (2 * 16 * 128 + 32 * 128))
+    assert states.tokens(1) == states.tokens(9000) == pytest.approx(held / (12 * 2 * 2 * 256 * 2))
+    assert request_memory(models()[DENSE], cut, "bf16").tokens(5000) == 0.0
+    assert request_memory(models()["zai-org/GLM-5"], cut, "fp8").tokens(5000) == 0.0
 
 
 def test_what_does_not_fit_says_so():
