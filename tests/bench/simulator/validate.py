@@ -12,6 +12,7 @@ import sys
 import time
 from collections import defaultdict
 from concurrent.futures import ProcessPoolExecutor
+from itertools import combinations
 from pathlib import Path
 from statistics import NormalDist
 
@@ -38,6 +39,16 @@ NOT_MEASURED = (
     "- A100 with 80 GB, GH200, MI250, GB200, GB300 and all others without a row above: nothing was fitted for them.",
 )
 """What the plan names and this page does not show."""
+GROUPS = 6
+"""That a table of errors lists."""
+WHY = {
+    "online E2E, unseen model": "",
+    "online TTFT, unseen model": "",
+    "disaggregated TTFT": "",
+    "static batch E2E, unseen model": "",
+}
+"""What is known of the reasons."""
+WHY_OTHERS = ()
 REASONS = {
     "speculative": "of sessions in which a model with heads that draft tokens decodes over a tenth faster than trusted"
     " runs of the same setting or on twice as many devices: several tokens a step, which the rows do not state",
@@ -58,8 +69,9 @@ def main(argv):
         "",
         *_targets(online, blind),
         *_targets_of_pairs(blind),
-        *_static_targets(static),
+        *_static_targets(static, unseen := _static_unseen_models(static)),
     ]
+    lines += ["", "## Where the errors are", "", *_where(online, blind, unseen)]
     lines += ["", "## Servers under load by device and engine, the model left out", "", *_by_pair(online, blind)]
     lines += [
         "",
@@ -137,6 +149,8 @@ def _targets(rows, blind):
     verdict = "aim reached" if tau >= 0.95 else "reached" if tau >= 0.93 else "**missed**"
     cells = f"{sum(weights)} | {tau:.2f} | | 0.93 | 0.95 | {verdict}"
     yield f"| Kendall τ of configurations by TPOT, unseen model | {cells} |"
+    right, pairs = _ordered(rows, blind.model, 0.1)
+    yield f"| … of two whose TPOT is over 10 % apart, in the right order | {pairs} | {_percent(right)} | | | | |"
     yield from _picks(rows, blind.model)
     refused = sum(abs(e["tpot"]) == fitting.WORST for e in blind.model.values())
     yield f"| online rows refused | {len(rows)} | {refused} | | 0 | 0 | {'**missed**' if refused else 'aim reached'} |"
@@ -148,13 +162,13 @@ def _in_band(what, inside, wide=""):
     return f"| {what} | {len(inside)} | {_percent(covered)} | {wide} | 85-95 % | 87-93 % | {verdict} |"
 
 
-def _static_targets(rows):
+def _static_targets(rows, unseen):
     """Of the shipped calibrations, which are of pairs; models are left out by fitting again."""
-    pairs = {k: mine for k, mine in groups(rows).items() if k[1] != "llama.cpp"}
+    pairs = _static_groups(rows)
     held = [o for mine in pairs.values() for o in mine if held_out(o)]
     errors = {i: o.log_errors(_calibration(key(o)).factors) for i, o in enumerate(held)}
     yield _verdict("static batch E2E, unseen shape", _signed(errors, errors, "e2e"), None, None)
-    yield _verdict("static batch E2E, unseen model, dense", _static_unseen_models(pairs), 0.09, 0.06)
+    yield _verdict("static batch E2E, unseen model, dense", unseen[1], 0.09, 0.06)
     yield _verdict("static batch E2E, unseen device", _static_unseen_devices(pairs), 0.14, 0.12)
     inside = []
     for one in held:
@@ -184,9 +198,14 @@ def _static_unseen_devices(pairs):
     return np.array(signed)
 
 
-def _static_unseen_models(pairs):
+def _static_groups(rows):
+    return {k: mine for k, mine in groups(rows).items() if k[1] != "llama.cpp"}
+
+
+def _static_unseen_models(static):
+    """(rows, signed errors) of forecasts by fits to the other models of the same device and engine."""
     tasks, tests = [], []
-    for (device, engine, scope), rows in pairs.items():
+    for (device, engine, scope), rows in _static_groups(static).items():
         vendor = accelerators()[device].vendor
         prior = choose([c for c in shipped() if c.device == of_vendor(vendor)], "", vendor, engine, scope).factors
         for name in sorted({o.case.model.id for o in rows if not o.case.model.experts}):
@@ -198,11 +217,41 @@ def _static_unseen_models(pairs):
     with ProcessPoolExecutor(2) as workers:
         fitted = list(workers.map(_refit, tasks))
     errors = [o.log_errors(f) for f, rows in zip(fitted, tests, strict=True) for o in rows]
-    return _signed(dict(enumerate(errors)), range(len(errors)), "e2e")
+    signed = _signed(dict(enumerate(errors)), range(len(errors)), "e2e")
+    return [o for rows in tests for o in rows], signed
 
 
 def _refit(task):
     return fitting.fit(*task, rounds=5)
+
+
+def _where(online, blind, unseen):
+    every = range(len(online))
+    phases = [o for mine in _pairs_of_phases().values() for o in mine]
+    late = _phases(blind, phases)
+    parts = {
+        "online E2E, unseen model": (online, _signed(blind.model, every, "e2e")),
+        "online TTFT, unseen model": (online, _signed(blind.model, every, "ttft")),
+        "disaggregated TTFT": (phases, _signed(late, late, "ttft")),
+        "static batch E2E, unseen model": unseen,
+    }
+    yield "The groups of rows that make most of a mean. Points are what one adds to it; the bias is a median."
+    for what, (rows, signed) in parts.items():
+        yield ""
+        yield f"**{what}**: {WHY[what]}"
+        yield ""
+        yield "| model | device | engine | rows | mean | bias | points |"
+        yield "|---|---|---|---|---|---|---|"
+        by_group = defaultdict(list)
+        for one, error in zip(rows, signed, strict=True):
+            by_group[one.case.model.id, one.case.device.id, one.case.engine].append(error)
+        worst = sorted(by_group.items(), key=lambda item: -np.abs(item[1]).sum())[:GROUPS]
+        for (model, device, engine), errors in worst:
+            sizes, points = np.abs(errors), 100 * np.abs(errors).sum() / len(signed)
+            shape = f"{_percent(sizes.mean())} | {100 * np.median(errors):+.0f} % | {points:.1f}"
+            yield f"| {model} | {device} | {engine} | {len(errors)} | {shape} |"
+    yield ""
+    yield from WHY_OTHERS
 
 
 def _covered(rows, errors, unit, metric):
@@ -293,6 +342,18 @@ def _taus(rows, errors, metric):
             taus.append(tau)
             weights.append(len(mine))
     return taus, weights
+
+
+def _ordered(rows, errors, apart):
+    """(share, number) of pairs of configurations, measured so far apart, that the forecasts put in the right order."""
+    right = []
+    for mine in (work for work in _by_work(rows) if len(work) >= 4):
+        for a, b in combinations(mine, 2):
+            measured = math.log(rows[a].tpot / rows[b].tpot)
+            if abs(measured) > math.log1p(apart):
+                forecast = measured - errors[a]["tpot"] + errors[b]["tpot"]
+                right.append(measured * forecast > 0)
+    return float(np.mean(right)), len(right)
 
 
 def _by_pair(rows, blind):
