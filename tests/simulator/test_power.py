@@ -1,21 +1,43 @@
 """What devices draw: by the work of the steps, never more than they are designed for."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from fabrictool.catalog import accelerators, model
+from fabrictool.domain.plan import StagePlacement
 from fabrictool.simulator import sheet
 from fabrictool.simulator.calibration import shipped
 from fabrictool.simulator.cases import predict
 from fabrictool.simulator.fleet import Accounts
 from fabrictool.simulator.operators import Parallelism
-from fabrictool.simulator.power import BUSY_SHARE, IDLE_SHARE, Exertion, computing_watts
+from fabrictool.simulator.play import PlayOptions, play
+from fabrictool.simulator.power import (
+    ANSWER,
+    ANSWER_EXPERT,
+    BUSY_SHARE,
+    IDLE_SHARE,
+    Exertion,
+    computing_watts,
+)
 from fabrictool.simulator.stepmodel import Factors, Machine, StepModel
+from tests.simulator.fabrics import ACCELERATED, TWO_MODELS, loaded, replica
 
 DENSE, MIXTURE = "meta-llama/Llama-3.1-70B-Instruct", "Qwen/Qwen3-30B-A3B"
 H100 = accelerators()["h100-sxm"]
+
+
+class Quiet:
+    """A watcher that wants to know nothing."""
+
+    def note(self, text):
+        pass
+
+    def playing(self, model, *, last):
+        return nullcontext(lambda over, total: None)
 
 
 def step_of(name=DENSE, **more):
@@ -35,6 +57,9 @@ def test_prompts_take_two_operations_a_weight_and_answers_read_the_weights_once_
     weights = model(DENSE).parameters - 2 * embedding
     prompt = Exertion.of(step, did(prompts=1000.0), 0)
     assert prompt.compute * H100.flops["bf16"] == pytest.approx(2 * weights * 1000, rel=1e-3)
+    attended = Exertion.of(step, did(prompts=1000.0, pairs=5e5), 0)
+    of_pairs = 4 * 64 * 128 * 80 * 5e5
+    assert (attended.compute - prompt.compute) * H100.flops["bf16"] == pytest.approx(of_pairs, rel=1e-6)
     answers = Exertion.of(step, did(steps=30.0, answers=30.0), 0)
     assert answers.octets == pytest.approx(30 * 2 * (weights + embedding), rel=1e-3)
     narrow = Exertion.of(step_of(weights="fp8"), did(steps=30.0, answers=30.0), 0)
@@ -55,6 +80,18 @@ def test_devices_share_the_work_of_a_replica(cut):
     weights, weights_of_part = (Exertion.of(step_of(**shape), no_cache, 0).octets for shape in ({}, cut))
     assert 4 * weights_of_part == pytest.approx(again * weights, rel=1e-6)
     assert 4 * (part.octets - weights_of_part) == pytest.approx(whole.octets - weights, rel=1e-6)
+
+
+def test_a_lone_request_has_one_stage_of_a_pipeline_at_work():
+    alone, four = (Exertion.of(step_of(pp=4), did(steps=10.0, answers=10.0 * count), 0) for count in (1, 4))
+    assert 4 * alone.octets == pytest.approx(four.octets, rel=1e-6)
+
+
+def test_operations_of_answers_count_more_than_those_of_prompts_and_most_for_experts():
+    for name, least, most in ((DENSE, ANSWER, 1.1 * ANSWER), (MIXTURE, 1.5 * ANSWER, ANSWER_EXPERT)):
+        step = step_of(name)
+        prompt, answer = (Exertion.of(step, did(**{kind: 1000.0}), 0).compute for kind in ("prompts", "answers"))
+        assert least * prompt < answer < most * prompt
 
 
 def test_experts_are_read_as_far_as_they_are_chosen():
@@ -117,3 +154,19 @@ def test_a_batch_draws_more_than_a_single_request(engine):
         drawn.append(figures.energy_j / figures.span_s / 4)
     assert IDLE_SHARE * 700 < drawn[0] < drawn[1] < drawn[2] <= 700.0
     assert drawn[2] - drawn[0] > 70.0
+
+
+def test_replicas_of_a_plan_draw_by_their_work_and_unlike_pipelines_by_a_share(tmp_path):
+    there = loaded(tmp_path, TWO_MODELS, ACCELERATED)
+    alike = structs.replace(replica("big/0", there.inventory, tp=4), pp=2)
+    stages = [StagePlacement(cluster="one", partition="gpu", device="h100-sxm", tp=tp) for tp in (4, 2)]
+    unlike = structs.replace(alike, tp=4, pp=1, stages=tuple(stages))
+    drawn = {}
+    for name, placed in {"alike": alike, "unlike": unlike}.items():
+        (played,) = play(there.blueprint, there.inventory, [placed], None, PlayOptions(("big",), requests=200), Quiet())
+        (busy,), (count,) = played.outcome.accounts.busy, played.simulation.hardware.devices
+        figures = played.report
+        idle = IDLE_SHARE * 1000.0 * (figures.span_s - busy)
+        drawn[name] = (figures.energy_j / count - idle) / busy
+    assert drawn["unlike"] == pytest.approx(BUSY_SHARE * 1000.0, rel=0.01), "nodes of 8 kW, so a device counts as 1 kW"
+    assert IDLE_SHARE * 1000.0 < drawn["alike"] < 0.9 * drawn["unlike"], "a request a second leaves the units empty"
