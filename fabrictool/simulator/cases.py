@@ -319,6 +319,7 @@ def _replica(case: Case, factors: Factors, cut: Parallelism, sequences: int) -> 
         frontend=factors.request,
         frontend_stream=factors.stream,
         frontend_token=factors.prompt_token,
+        step=model,
     )
 
 

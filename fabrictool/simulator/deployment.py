@@ -288,6 +288,7 @@ def _spec(
         frontend=stood.step.factors.request,
         frontend_stream=stood.step.factors.stream,
         frontend_token=stood.step.factors.prompt_token,
+        step=steps if isinstance(steps, StepModel) else None,
     )
     return spec, stood
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from fabrictool.routing.protocol import RoutingPolicy
     from fabrictool.simulator.memory import RequestMemory
+    from fabrictool.simulator.stepmodel import StepModel
     from fabrictool.simulator.steptimes import StepTimes
 
     Floats = np.ndarray[Any, np.dtype[np.float64]]
@@ -81,6 +82,8 @@ class ReplicaSpec:
     """From when on it gets no new requests (before the walltime's end)."""
     down: float = math.inf
     """When it is gone, with all that it still runs."""
+    step: StepModel | None = None
+    """Behind `times`: what its devices compute and move, for what they draw. None: not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import numpy as np
 
 from fabrictool.simulator import kernel
 from fabrictool.simulator.capacity import basis
+from fabrictool.simulator.power import IDLE_SHARE, computing_watts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,11 +20,6 @@ if TYPE_CHECKING:
     from fabrictool.simulator.slo import LatencyTarget
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
-IDLE_SHARE = 0.1
-"""Of the design power that a device draws while it waits: 60-80 W of an H100's 700 W. No datasheet states it."""
-BUSY_SHARE = 0.74
-"""Of the design power while it serves: mean of 192 saturated H100 configurations of the ML.ENERGY leaderboard
-(0.33 to 0.99); 190 of B200 average 0.72."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +100,10 @@ def report(
     blocks = np.array([max(1, spec.kv_tokens // 16) for spec in specs])
     with np.errstate(invalid="ignore", divide="ignore"):
         kv = np.nan_to_num(outcome.accounts.cache_time / outcome.accounts.busy / blocks)
-    watts = np.array(hardware.devices) * np.array(hardware.tdp_w)
     # A replica holds its devices until it is gone, also while it starts.
     held = np.clip(np.array([min(spec.down, outcome.end) for spec in specs]) - first, 0.0, span)
     cost = float((np.array(hardware.price) * held).sum()) / 3600.0
-    computing = np.minimum(outcome.accounts.busy, held)
-    energy = float((watts * (IDLE_SHARE * held + (BUSY_SHARE - IDLE_SHARE) * computing)).sum())
+    energy = _energy(outcome.accounts, specs, hardware, held)
     tokens = float(outcome.output[finished].sum())
     latency = {"ttft": _summary(ttft), "tpot": _summary(tpot[np.isfinite(tpot)]), "e2e": _summary(e2e)}
     itl = inter_token_latencies(outcome.accounts, list(QUANTILES.values()))
@@ -139,6 +133,16 @@ def report(
         cost_per_million_tokens=1e6 * cost / tokens if tokens else math.nan,
         basis="; ".join(dict.fromkeys(f"{basis(calibration)} ({calibration.source})" for calibration in calibrations)),
     )
+
+
+def _energy(accounts: Accounts, specs: Sequence[ReplicaSpec], hardware: Hardware, held: Floats) -> float:
+    """Joules of all devices for the seconds for which replicas `held` them, computing or waiting."""
+    devices, design = np.array(hardware.devices), np.array(hardware.tdp_w)
+    steps = [spec.step for spec in specs]
+    work = zip(steps, hardware.devices, hardware.tdp_w, strict=True)
+    computing = np.array([computing_watts(step, accounts, r, count, tdp) for r, (step, count, tdp) in enumerate(work)])
+    busy = np.minimum(accounts.busy, held)
+    return float((devices * (computing * busy + IDLE_SHARE * design * (held - busy))).sum())
 
 
 def inter_token_mean(accounts: Accounts) -> float:

@@ -11,7 +11,8 @@ from fabrictool.routing.policies import routing_policy
 from fabrictool.simulator.calibration import choose, shipped
 from fabrictool.simulator.fleet import ReplicaSpec, Stream, simulate
 from fabrictool.simulator.operators import Parallelism
-from fabrictool.simulator.report import BUSY_SHARE, IDLE_SHARE, Hardware, report
+from fabrictool.simulator.power import BUSY_SHARE, IDLE_SHARE, computing_watts
+from fabrictool.simulator.report import Hardware, report
 from fabrictool.simulator.slo import LatencyTarget
 from fabrictool.simulator.stepmodel import Machine, StepModel
 
@@ -19,16 +20,22 @@ CALIBRATION = choose(shipped(), "h100-sxm", "nvidia", "vllm", "online")
 MODEL = "meta-llama/Llama-3.1-8B"
 
 
+STEP = StepModel.of(model(MODEL), Machine.of(accelerators()["h100-sxm"]), Parallelism(), CALIBRATION.factors)
+
+
 def reported(*lives):
     """Two hours of a request each ten seconds on replicas for 3 an hour; `lives` are what is said of each."""
-    step = StepModel.of(model(MODEL), Machine.of(accelerators()["h100-sxm"]), Parallelism(), CALIBRATION.factors)
-    spec = ReplicaSpec(step.times(64, 2048), 64, 2048, 100_000, MODEL)
+    outcome, specs = played(*lives)
+    hardware = Hardware((1,) * len(specs), (700.0,) * len(specs), (3.0,) * len(specs))
+    return report(outcome, specs, hardware, LatencyTarget(), [CALIBRATION], MODEL)
+
+
+def played(*lives):
+    spec = ReplicaSpec(STEP.times(64, 2048), 64, 2048, 100_000, MODEL)
     specs = [replace(spec, **life) for life in lives]
     count = 721
     stream = Stream(10.0 * np.arange(count), np.full(count, 100), np.full(count, 20), models=(MODEL,))
-    outcome = simulate(specs, stream, routing_policy("least-loaded", random.Random(0)))
-    hardware = Hardware((1,) * len(specs), (700.0,) * len(specs), (3.0,) * len(specs))
-    return report(outcome, specs, hardware, LatencyTarget(), [CALIBRATION], MODEL)
+    return simulate(specs, stream, routing_policy("least-loaded", random.Random(0))), specs
 
 
 def test_cost_is_of_the_hours_that_devices_were_held():
@@ -54,6 +61,24 @@ def test_energy_is_of_idle_and_busy_time():
     expected = 700 * (IDLE_SHARE * alone.span_s + (BUSY_SHARE - IDLE_SHARE) * busy)
     assert alone.energy_j == pytest.approx(expected, rel=1e-6)
     assert alone.joules_per_token == pytest.approx(alone.energy_j / (20 * 721))
+
+
+def test_energy_adds_up_over_replicas_that_compute_and_wait():
+    outcome, specs = played({"step": STEP}, {"step": STEP, "down": 3600.0}, {})
+
+    def energy(*watts):
+        hardware = Hardware((1, 2, 4), watts, (0.0,) * 3)
+        return report(outcome, specs, hardware, LatencyTarget(), [CALIBRATION], MODEL).energy_j
+
+    alone = [energy(700.0, 0.0, 0.0), energy(0.0, 700.0, 0.0), energy(0.0, 0.0, 700.0)]
+    assert energy(700.0, 700.0, 700.0) == pytest.approx(sum(alone))
+    busy, held = outcome.accounts.busy, (outcome.end, 3600.0, outcome.end)
+    assert (busy > 0).all()
+    for r, count in enumerate((1, 2, 4)):
+        idle = IDLE_SHARE * 700 * (held[r] - busy[r])
+        computing = computing_watts(specs[r].step, outcome.accounts, r, count, 700.0) * busy[r]
+        assert alone[r] == pytest.approx(count * (idle + computing))
+        assert count * IDLE_SHARE * 700 * held[r] < alone[r] < count * 700 * held[r]
 
 
 def test_nothing_finished_costs_no_number_a_token():
