@@ -74,7 +74,7 @@ class ShownPlay:
 
     @property
     def title(self) -> str:
-        """For tables and notes."""
+        """For tables, notes and legends."""
         return " · ".join(part for part in (self.scenario, self.trace, self.model) if part)
 
 
@@ -96,7 +96,6 @@ class ScenarioPlay:
 
     @property
     def title(self) -> str:
-        """For legends."""
         return self.shown.title
 
 

@@ -9,6 +9,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
 
+import distributed
 import pytest
 
 from fabrictool.cli import executors, simulating
@@ -198,11 +199,26 @@ def test_misuse_of_executors_has_a_code(command, folder, arguments, code, said):
     assert not (folder / "out.csv").exists()
 
 
-@pytest.mark.parametrize("given", [["--executor", "here"], ["--workers", "2"]])
-def test_interrupting_a_sheet_writes_nothing(interrupted, folder, given):
+def long_sheet(folder):
     header, good, *_ = CASES.splitlines()
     rows = [good.replace(",8,agg", f",{100 + i},agg") for i in range(3000)]
     (folder / "many.csv").write_text("\n".join([header, *rows]) + "\n")
+
+
+def test_an_interrupted_sheet_is_called_off_on_a_cluster(interrupted, folder, dask_cluster):
+    address, processes = dask_cluster
+    long_sheet(folder)
+    given = ("-o", "out.csv", "--executor", f"dask://{address}")
+    code, out, _ = interrupted("cases: ", "simulate", "--cases", "many.csv", *given)
+    assert (code, out, (folder / "out.csv").exists()) == (130, "", False)
+    with distributed.Client(f"tcp://{address}", set_as_default=False) as client:
+        wait_until("work is left", lambda: not any(client.processing().values()), within_s=60)
+    assert all(process.poll() is None for process in processes), "the cluster is not ours to end"
+
+
+@pytest.mark.parametrize("given", [["--executor", "here"], ["--workers", "2"]])
+def test_interrupting_a_sheet_writes_nothing(interrupted, folder, given):
+    long_sheet(folder)
     code, out, _ = interrupted("cases: ", "simulate", "--cases", "many.csv", "-o", "out.csv", *given)
     assert (code, out, (folder / "out.csv").exists()) == (130, "", False)
     wait_until("a process is left", lambda: not running_in(folder), within_s=60)
