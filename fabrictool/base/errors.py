@@ -117,6 +117,10 @@ class FabrictoolError(Exception):
         self.problems: tuple[Problem, ...] = (problems,) if isinstance(problems, Problem) else tuple(problems)
         super().__init__("; ".join(f"{p.code}: {p.message}" for p in self.problems))
 
+    def __reduce__(self) -> tuple[type[FabrictoolError], tuple[tuple[Problem, ...]]]:
+        """Such that it is the same on its way from another process; an exception alone would send its text."""
+        return type(self), (self.problems,)
+
     @classmethod
     def of(
         cls,

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from multiprocessing import resource_tracker
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fabrictool.base.errors import FabrictoolError, UnreachableError, UsageError
 from fabrictool.cli.gateway_commands import split_address
 from fabrictool.cli.interrupts import Interrupts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
+Result = TypeVar("Result")
 DASK = "dask://"
 PATIENCE_S = 5
 """A Dask scheduler that does not answer for so long is not there."""
@@ -35,6 +37,54 @@ class Here(Executor):
         except Exception as error:  # noqa: BLE001 - it goes to whoever asks the future
             future.set_exception(error)
         return future
+
+
+def chosen_executor(name: str, workers: int | None, *, large: bool) -> str:
+    """By its name, or for want of one: processes where the work is `large` or somebody says how many, else here."""
+    return name or ("processes" if large or workers is not None else "here")
+
+
+def as_done(
+    doer: Executor, work: Callable[..., Result], pieces: Iterable[tuple[Any, ...]]
+) -> Iterator[tuple[int, Result]]:
+    """(number, result) of each of the `pieces`, which are the arguments of `work`, in the order in which they end.
+
+    Where this process does the work, the next piece begins when the one before was taken.
+    """
+    waiting: dict[Future[Result], int] = {}
+    for number, piece in enumerate(pieces):
+        future = doer.submit(work, *piece)
+        if future.done():
+            yield number, future.result()
+        else:
+            waiting[future] = number
+    for future in as_completed(waiting):
+        yield waiting[future], future.result()
+
+
+@contextmanager
+def lost_workers_named(what: str) -> Iterator[None]:
+    """Around work on an executor. Raises FabrictoolError FT2013 where the executor lost `what`, such as ``cases``."""
+    try:
+        yield
+    except Exception as error:
+        if not _lost(error):
+            raise
+        message = f"a worker of {what} stopped or cannot do the work: {str(error) or type(error).__name__}"
+        hint = "--executor here; every Dask worker needs this release of fabrictool, and memory for the work"
+        raise FabrictoolError.of("FT2013", message, hint=hint) from error
+
+
+def _lost(error: Exception) -> bool:
+    """Whether it is the executor's error, and not one of the work."""
+    own = isinstance(error, BrokenExecutor | CancelledError | ImportError)
+    return own or type(error).__module__.partition(".")[0] == "distributed"
+
+
+def cores() -> int:
+    """That this process may use: a job on a shared node has a part of them."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return multiprocessing.cpu_count() if affinity is None else len(affinity(0))
 
 
 @contextmanager
@@ -57,7 +107,7 @@ def executor_named(name: str, tasks: int, workers: int | None) -> Iterator[Execu
         with _dask(chosen.removeprefix(DASK)) as cluster:
             yield cluster
     elif chosen == "processes":
-        with _processes(workers if workers is not None else multiprocessing.cpu_count(), tasks) as pool:
+        with _processes(workers if workers is not None else cores(), tasks) as pool:
             yield pool
     elif chosen == "here":
         if workers is not None:
@@ -70,7 +120,7 @@ def executor_named(name: str, tasks: int, workers: int | None) -> Iterator[Execu
 @contextmanager
 def _processes(workers: int, tasks: int) -> Iterator[Executor]:
     # Not forked: the solver's threads would be copied in the middle of what they do.
-    number = min(workers, tasks)
+    number = max(1, min(workers, tasks))
     resource_tracker.ensure_running()  # lets signals through again when it has started
     pool = ProcessPoolExecutor(number, mp_context=multiprocessing.get_context("spawn"))
     try:

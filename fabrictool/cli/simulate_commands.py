@@ -12,6 +12,7 @@ from fabrictool.cli.source import Source
 
 if TYPE_CHECKING:
     from fabrictool.cli.simulating import ScenarioPlay
+    from fabrictool.cli.sweeping import SeedSpread
 
 SeedOption = Annotated[int, typer.Option(min=0, help="Seed: the same seed gives the same bytes.")]
 SinceOption = Annotated[
@@ -47,10 +48,10 @@ def simulate(
         typer.Option(help="Output of a running fabric's `status --json`, instead of a plan: what runs is simulated."),
     ] = None,
     trace: Annotated[
-        Path | None,
+        list[Path] | None,
         typer.Option(
             help="A recorded workload instead of the declared demand: a trace, or a store of request records (a SQLite"
-            " file, or secret://…, a reference to a database's address)."
+            " file, or secret://…, a reference to a database's address); several are compared."
         ),
     ] = None,
     workload: Annotated[
@@ -81,7 +82,21 @@ def simulate(
         ),
     ] = None,
     seed: SeedOption = 0,
+    seeds: Annotated[
+        int | None,
+        typer.Option(min=2, max=10_000, help="Play so many seeds, from --seed on, and show how far they differ."),
+    ] = None,
     cases: Annotated[Path | None, typer.Option(help="A CSV of single configurations; one forecast per row.")] = None,
+    executor: Annotated[
+        str,
+        typer.Option(
+            help="Where cases, seeds, traces and scenarios are simulated: here, processes, dask://HOST:PORT; default:"
+            " processes where there is much to do."
+        ),
+    ] = "",
+    workers: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="Processes for them; default: one per core.")
+    ] = None,
     calibrations: Annotated[
         Path | None, typer.Option(help="A folder of your own calibrations, preferred to the shipped ones.")
     ] = None,
@@ -95,10 +110,10 @@ def simulate(
 ) -> int:
     """Play a workload on a blueprint's placement and forecast latency, goodput, utilisation, cost and energy.
 
-    With --cases it forecasts many single configurations instead, and takes --calibrations and --output only. Ctrl-C
-    ends a play early with what has been simulated.
+    With --cases it forecasts many single configurations instead, and takes --calibrations, --output, --executor and
+    --workers only. Ctrl-C ends a play early with what has been simulated; of several seeds or traces nothing is shown.
     """
-    from fabrictool.cli import simulating, simulation_output
+    from fabrictool.cli import simulating, simulation_output, sweeping
     from fabrictool.cli.calibration_files import read_calibrations
     from fabrictool.cli.output import data, json_data, say
     from fabrictool.simulator.play import PlayOptions
@@ -106,13 +121,14 @@ def simulate(
     if cases is not None:
         _alone({
             "PLAN": plan, "--blueprint": blueprint, "--inventory": inventory, "--overlay": overlay,
-            "--scenario": scenario or None, "--status": status, "--trace": trace, "--workload": workload,
+            "--scenario": scenario or None, "--status": status, "--trace": trace or None, "--workload": workload,
             "--model": model or None, "--requests": requests, "--rate": rate, "--event": event or None,
             "--host-cache": host_cache,
             "--plot": plot, "--chrome-trace": chrome_trace, "--chart": chart or None, "--json": as_json or None,
+            "--seeds": seeds,
         })  # fmt: skip
-        return simulating.answer_cases(cases, output, calibrations)
-    _refuse("give either --trace or --workload", trace, workload)
+        return simulating.answer_cases(cases, output, calibrations, executor, workers)
+    _refuse("give either --trace or --workload", trace or None, workload)
     _refuse("give either a plan or --status", plan, status)
     if plot is not None:
         simulation_output.plottable(plot)
@@ -125,23 +141,32 @@ def simulate(
         events=tuple(simulating.event(text) for text in event or ()),
         host_cache=0.0 if host_cache is None else simulating.host_cache(host_cache),
     )
-    inputs = simulating.PlayInputs(plan, status, trace, workload)
-    runs: list[ScenarioPlay] = []
+    traces = trace or []
     scenarios: list[str | None] = [*scenario] if scenario else [None]
-    for number, name in enumerate(scenarios, 1):
-        runs += simulating.play_scenario(Source(blueprint, inventory, overlay, name), inputs, options)
-        if not runs[-1].play.report.complete:
-            if scenarios[number:]:
-                say(f"interrupted; not played: {', '.join(map(str, scenarios[number:]))}")
-            break
-    document = simulation_output.document(runs, seed)
+    sources = [Source(blueprint, inventory, overlay, name) for name in scenarios]
+    inputs = simulating.PlayInputs(plan, status, traces[0] if traces else None, workload)
+    runs: list[ScenarioPlay] = []
+    spreads: list[SeedSpread] = []
+    placed = bool(executor or workers) or None
+    if seeds is not None or len(traces) > 1 or (placed and len(sources) > 1):
+        drawn = plot or chrome_trace or chart or None
+        _refuse("--plot, --chrome-trace and --chart draw one play, not several seeds or traces", drawn)
+        swept = sweeping.PlaySweep(traces, seeds, executor, workers)
+        shown = sweeping.play_all(sources, inputs, options, swept)
+        spreads = [] if seeds is None else sweeping.spreads_of(shown)
+    else:
+        _refuse("--executor and --workers are for --cases, --seeds, several --trace or several --scenario", placed)
+        runs = simulating.play_scenarios(sources, inputs, options)
+        shown = [run.shown for run in runs]
+    document = simulation_output.document(shown, seed, spreads)
     if output is not None:
         simulation_output.write_json(output, document)
     if as_json:
         json_data(document)
     else:
-        data(simulation_output.table_of(runs))
-        for line in simulation_output.notes(runs):
+        table, notes = simulation_output.lines_of(shown, spreads)
+        data(table)
+        for line in notes:
             say(line)
     if chart:
         say(simulation_output.terminal_chart(runs))
@@ -151,7 +176,7 @@ def simulate(
     if chrome_trace is not None:
         simulation_output.write_chrome_trace(chrome_trace, runs)
         say(f"{chrome_trace} opens in chrome://tracing or ui.perfetto.dev")
-    return 0 if all(run.play.report.complete for run in runs) else 130
+    return 0 if all(run.report.complete for run in shown) else 130
 
 
 def _alone(others: dict[str, object]) -> None:

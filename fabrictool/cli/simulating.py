@@ -19,24 +19,30 @@ from fabrictool.blueprint.load import load_architectures
 from fabrictool.cli import tracing
 from fabrictool.cli.calibration_files import read_calibrations
 from fabrictool.cli.describing import architecture_in
+from fabrictool.cli.executors import as_done, chosen_executor, executor_named, lost_workers_named
 from fabrictool.cli.interpreted import say_if_interpreted
 from fabrictool.cli.interrupts import Interrupts
 from fabrictool.cli.output import say
 from fabrictool.cli.reading import read_requests
 from fabrictool.simulator import sheet
-from fabrictool.simulator.calibration import shipped
 from fabrictool.simulator.deployment import EVENT_KINDS, ReplicaEvent
 from fabrictool.simulator.play import INVENTED, PlayOptions, Recording, play
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from fabrictool.catalog import ModelArchitecture
     from fabrictool.cli.source import Source
     from fabrictool.domain.plan import ReplicaPlacement
+    from fabrictool.simulator.calibration import Calibration
     from fabrictool.simulator.play import ModelPlay
+    from fabrictool.simulator.report import Report
 
 PROGRESS_EVERY_S = 0.5
+FEW_CASES = 2_000
+"""From so many on processes gain: a case takes some 2 ms, and a process a second or two to begin."""
+MOST_TOGETHER = 16
+"""Cases that are sent together: what sending takes is little beside them, and Ctrl-C on a cluster waits for no more."""
 EVENT_FORM = "KIND:MODEL/INDEX@TIME"
 DESCRIPTIONS = (".json", ".yaml", ".yml")
 """How the names of files end that describe a model; no id of a model that we know ends so."""
@@ -53,17 +59,44 @@ class PlayInputs:
 
 
 @dataclass(frozen=True, slots=True)
-class ScenarioPlay:
-    """One model of one scenario."""
+class ShownPlay:
+    """What is printed of one model's play; without its requests it is small enough to be sent."""
 
     scenario: str
-    play: ModelPlay
+    trace: str
+    """"" unless several are compared."""
+    seed: int
+    model: str
+    report: Report
+    unserved: int | None
+    events: tuple[tuple[ReplicaEvent, bool], ...]
+    """Each with whether the simulation got that far."""
 
     @property
     def title(self) -> str:
-        """For tables and legends."""
-        name = self.play.simulation.name
-        return f"{self.scenario} · {name}" if self.scenario else name
+        """For tables, notes and legends."""
+        return " · ".join(part for part in (self.scenario, self.trace, self.model) if part)
+
+
+@dataclass(frozen=True, slots=True)
+class ScenarioPlay:
+    """One model of one scenario, of one trace and one seed."""
+
+    scenario: str
+    play: ModelPlay
+    seed: int
+    trace: str = ""
+
+    @property
+    def shown(self) -> ShownPlay:
+        """The same without its requests."""
+        play = self.play
+        events = tuple((event, play.happened(event)) for event in play.events)
+        return ShownPlay(self.scenario, self.trace, self.seed, play.simulation.name, play.report, play.unserved, events)
+
+    @property
+    def title(self) -> str:
+        return self.shown.title
 
 
 class TerminalWatcher:
@@ -81,13 +114,26 @@ class TerminalWatcher:
                 raise KeyboardInterrupt
 
 
+def play_scenarios(sources: Sequence[Source], inputs: PlayInputs, options: PlayOptions) -> list[ScenarioPlay]:
+    """Scenario by scenario; one that is ended early is the last."""
+    runs: list[ScenarioPlay] = []
+    for number, source in enumerate(sources, 1):
+        runs += play_scenario(source, inputs, options)
+        if not runs[-1].play.report.complete:
+            if rest := [str(other.scenario) for other in sources[number:]]:
+                say(f"interrupted; not played: {', '.join(rest)}")
+            break
+    return runs
+
+
 def play_scenario(source: Source, inputs: PlayInputs, options: PlayOptions) -> list[ScenarioPlay]:
     """Every model of one scenario, one after the other."""
     loaded, watcher = source.loaded, TerminalWatcher()
-    replicas = _placement(source, inputs, options.seed)
+    replicas = placement_of(source, inputs, options.seed)
     say_if_interpreted()
-    plays = play(loaded.blueprint, loaded.inventory, replicas, _recording(inputs, options), options, watcher)
-    return [ScenarioPlay(source.scenario or "", model) for model in plays]
+    recording = invented(inputs.workload, options) if inputs.trace is None else recorded(inputs.trace)
+    plays = play(loaded.blueprint, loaded.inventory, replicas, recording, options, watcher)
+    return [ScenarioPlay(source.scenario or "", model, options.seed) for model in plays]
 
 
 def event(text: str) -> ReplicaEvent:
@@ -116,27 +162,54 @@ def host_cache(text: str) -> float:
         raise UsageError.of("FT9001", f"--host-cache {text!r}: {error.message}", hint=error.hint) from error
 
 
-def answer_cases(source: Path, output: Path | None, calibrations: Path | None = None) -> int:
-    """``--cases``: one forecast a row, errors in their own column; `calibrations` (a folder) go before the shipped."""
-    known = [*read_calibrations(calibrations), *shipped()]
+def answer_cases(
+    source: Path, output: Path | None, calibrations: Path | None = None, executor: str = "", workers: int | None = None
+) -> int:
+    """``--cases``: one forecast a row, errors in their own column; `calibrations` (a folder) go before the shipped.
+
+    The rows are the same and in their order whoever answers them. Raises as `executor_named`.
+    """
+    own = read_calibrations(calibrations)
     columns, rows = sheet.read(_text(source))
     models = architectures({row.get("model", "") for row in rows})
-    done: list[dict[str, str]] = []
     say_if_interpreted()
-    tell = progress("cases")
-    with Interrupts(at_once=True) as stop:
-        for row in sheet.answer(rows, known, models):
+    chosen = chosen_executor(executor, workers, large=len(rows) >= FEW_CASES)
+    pieces = list(_pieces(rows, own, models, 1 if chosen == "here" else MOST_TOGETHER))
+    done: dict[int, list[dict[str, str]]] = {}
+    tell, count = progress("cases"), 0
+    with (
+        Interrupts(at_once=True) as stop,
+        lost_workers_named("cases"),
+        executor_named(chosen, len(pieces), workers) as doer,
+    ):
+        for number, answers in as_done(doer, sheet.answered, pieces):
             stop.check()
-            done.append(row)
-            tell(len(done), len(rows))
-    text = sheet.write(columns, done)
+            done[number] = answers
+            count += len(answers)
+            tell(count, len(rows))
+    answered = [row for number in range(len(pieces)) for row in done[number]]
+    text = sheet.write(columns, answered)
     if output is None:
         sys.stdout.write(text)
     else:
         write_output(output, text.encode())
-    failed = sum(bool(row["error"]) for row in done)
-    say(f"{len(done)} cases, {failed} with an error")
+    failed = sum(bool(row["error"]) for row in answered)
+    say(f"{len(answered)} cases, {failed} with an error")
     return 0
+
+
+def _pieces(
+    rows: Sequence[dict[str, str]],
+    own: Sequence[Calibration],
+    models: Mapping[str, ModelArchitecture],
+    most: int,
+) -> Iterator[tuple[Sequence[dict[str, str]], Sequence[Calibration], Mapping[str, ModelArchitecture]]]:
+    """Arguments of `sheet.answered` for `most` neighbours at a time; of a short sheet fewer, so that all have work."""
+    size = max(1, min(most, len(rows) // MOST_TOGETHER))
+    for start in range(0, len(rows), size):
+        part = rows[start : start + size]
+        named = {row.get("model", "") for row in part}
+        yield part, own, {name: model for name, model in models.items() if name in named}
 
 
 def architectures(names: set[str]) -> dict[str, ModelArchitecture]:
@@ -166,7 +239,7 @@ def described(path: str) -> ModelArchitecture:
     return architecture_in(Path(path))
 
 
-def _placement(source: Source, inputs: PlayInputs, seed: int) -> Sequence[ReplicaPlacement]:
+def placement_of(source: Source, inputs: PlayInputs, seed: int) -> Sequence[ReplicaPlacement]:
     """Of a saved plan or a status, else what `plan` would place."""
     from fabrictool.planner.placements import empty_placement, running_replicas
     from fabrictool.state.planfile import read_plan
@@ -191,17 +264,21 @@ def _placement(source: Source, inputs: PlayInputs, seed: int) -> Sequence[Replic
         ) from error
 
 
-def _recording(inputs: PlayInputs, options: PlayOptions) -> Recording | None:
-    if inputs.trace is not None:
-        trace = read_requests(inputs.trace)
-        if trace.dropped:
-            dropped = ", ".join(f"{count} {why}" for why, count in sorted(trace.dropped.items()))
-            say(f"{inputs.trace}: dropped {dropped}")
-        return Recording(trace, str(inputs.trace), invented=False)
-    if inputs.workload is not None:
-        trace = tracing.generated(inputs.workload, options.requests or INVENTED, options.seed, options.rate)
-        return Recording(trace, f"--workload {inputs.workload}", invented=True)
-    return None
+def recorded(path: Path) -> Recording:
+    """A trace, or a store of request records, for a play."""
+    trace = read_requests(path)
+    if trace.dropped:
+        dropped = ", ".join(f"{count} {why}" for why, count in sorted(trace.dropped.items()))
+        say(f"{path}: dropped {dropped}")
+    return Recording(trace, str(path), invented=False)
+
+
+def invented(workload: str | None, options: PlayOptions) -> Recording | None:
+    """The requests that ``--workload`` describes, drawn by the seed; None without one."""
+    if workload is None:
+        return None
+    trace = tracing.generated(workload, options.requests or INVENTED, options.seed, options.rate)
+    return Recording(trace, f"--workload {workload}", invented=True)
 
 
 def stoppable(tell: Callable[[int, int], None], stop: Interrupts) -> Callable[[int, int], None]:

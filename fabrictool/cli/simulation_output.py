@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -15,41 +16,100 @@ from fabrictool.cli.output import seconds_text, table
 from fabrictool.simulator.report import QUANTILES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from fabrictool.cli.simulating import ScenarioPlay
+    from fabrictool.cli.simulating import ScenarioPlay, ShownPlay
+    from fabrictool.cli.sweeping import SeedSpread
 
+
+def _fine(seconds: float) -> str:
+    """With three figures: seeds differ little."""
+    return f"{1e3 * seconds:.3g} ms" if seconds < 0.9995 else f"{seconds:.3g} s"
+
+
+FIGURES: Mapping[str, tuple[str, Callable[[float], str]]] = {
+    **{
+        f"{metric}_{quantile}_s": (f"{metric.upper()} {quantile}", _fine)
+        for metric in ("ttft", "tpot", "e2e")
+        for quantile in ("p50", "p95", "p99")
+    },
+    "attainment": ("SLO met", "{:.2%}".format),
+    "goodput": ("good req/s", "{:.4g}".format),
+    "output_tokens_per_s": ("tok/s", "{:.4g}".format),
+    "utilisation": ("busy", "{:.1%}".format),
+    "kv_use": ("KV", "{:.1%}".format),
+    "cost_per_million_tokens": ("cost/Mtok", "{:.3g}".format),
+    "joules_per_token": ("J/token", "{:.3g}".format),
+    "refused": ("refused", "{:.4g}".format),
+    "lost": ("lost", "{:.4g}".format),
+    "unserved": ("in vain", "{:.4g}".format),
+}
+"""Title and form of each figure of `sweeping.figures_of`."""
+ALWAYS = FIGURES.keys() - {"refused", "lost", "unserved"}
+"""The others are shown where there are any."""
 EVENT_WORDS = {"up": "is up from {at}", "drain": "gets no new requests from {at}", "down": "is lost at {at}"}
 
 
-def document(runs: Sequence[ScenarioPlay], seed: int) -> dict[str, Any]:
+def document(runs: Sequence[ShownPlay], seed: int, spreads: Sequence[SeedSpread] = ()) -> dict[str, Any]:
+    """Every play; behind them, where there were several seeds, how far they differ."""
     return {
         "format_version": "1",
         "type": "simulation",
         "seed": seed,
         "models": [
             {
-                "model": run.play.simulation.name,
+                "model": run.model,
                 "scenario": run.scenario or None,
+                "trace": run.trace or None,
+                "seed": run.seed,
                 "events": [
-                    {
-                        "kind": event.kind,
-                        "replica": event.replica,
-                        "at_s": event.at,
-                        "happened": run.play.happened(event),
-                    }
-                    for event in run.play.events
+                    {"kind": event.kind, "replica": event.replica, "at_s": event.at, "happened": happened}
+                    for event, happened in run.events
                 ],
-                "unserved": run.play.unserved,
-                **run.play.report.to_json(),
+                "unserved": run.unserved,
+                **run.report.to_json(),
             }
             for run in runs
+        ],
+        "spreads": [
+            {
+                "model": spread.first.model,
+                "scenario": spread.first.scenario or None,
+                "trace": spread.first.trace or None,
+                "seeds": spread.seeds,
+                "figures": {name: asdict(figure) for name, figure in spread.figures.items()},
+            }
+            for spread in spreads
         ],
     }
 
 
-def table_of(runs: Sequence[ScenarioPlay]) -> str:
+def spread_table(spreads: Sequence[SeedSpread]) -> str:
+    """A line a figure: what it is on average over the seeds, and how far single ones are from it."""
+    rows = []
+    for spread in spreads:
+        for name, figure in spread.figures.items():
+            title, text = FIGURES[name]
+            if name not in ALWAYS and not figure.most:
+                continue
+            cells = (figure.mean, figure.deviation, figure.least, figure.most)
+            rows.append([spread.first.title, title, *map(text, cells)])
+    return table(("model", "figure", "mean", "std dev", "least", "most"), rows)
+
+
+def lines_of(runs: Sequence[ShownPlay], spreads: Sequence[SeedSpread]) -> tuple[str, list[str]]:
+    """(table, notes): of the spreads where there are any, with the bands that all seeds have in common."""
+    if not spreads:
+        return table_of(runs), list(notes(runs))
+    lines = []
+    for spread in spreads:
+        seeds = f"{spread.seeds} seeds from {spread.first.seed} on"
+        lines.append(f"{spread.first.title}: {seeds}; {_bands(spread.first)}")
+    return spread_table(spreads), lines
+
+
+def table_of(runs: Sequence[ShownPlay]) -> str:
     """One line a model."""
     headings = (
         "model", "requests", "req/s", "TTFT p50", "p95", "TPOT p50", "p95", "E2E p95", "SLO met", "busy", "KV",
@@ -57,7 +117,7 @@ def table_of(runs: Sequence[ScenarioPlay]) -> str:
     )  # fmt: skip
     rows = []
     for run in runs:
-        figures = run.play.report
+        figures = run.report
         latency = figures.latency
         rows.append((
             run.title,
@@ -78,26 +138,31 @@ def table_of(runs: Sequence[ScenarioPlay]) -> str:
     return table(headings, rows)
 
 
-def notes(runs: Sequence[ScenarioPlay]) -> Iterator[str]:
+def notes(runs: Sequence[ShownPlay]) -> Iterator[str]:
     """What one must know to believe the table."""
     for run in runs:
-        figures = run.play.report
-        bands = ", ".join(f"{metric.upper()} ×{low:.2g}-{high:.2g}" for metric, (low, high) in figures.bands.items())
-        yield f"{run.title}: 90 % of measurements lie within {bands}; {figures.basis}"
-        for event in run.play.events:
-            missed = "" if run.play.happened(event) else ": not reached, the last answer came before"
+        figures = run.report
+        yield f"{run.title}: {_bands(run)}"
+        for event, happened in run.events:
+            missed = "" if happened else ": not reached, the last answer came before"
             yield f"{run.title}: {event.replica} {EVENT_WORDS[event.kind].format(at=Duration(event.at))}{missed}"
-        if figures.refused or figures.lost or figures.retried or run.play.unserved or figures.preemptions:
+        if figures.refused or figures.lost or figures.retried or run.unserved or figures.preemptions:
             fates = [
                 f"{figures.refused} requests that found no replica",
                 f"{figures.lost} lost in the middle of an answer",
                 f"{figures.retried} started again elsewhere",
-                f"{run.play.unserved or 0} waited in vain",
+                f"{run.unserved or 0} waited in vain",
                 f"{figures.preemptions} preemptions",
             ]
             yield f"{run.title}: {', '.join(fates)}"
         if not figures.complete:
             yield f"{run.title}: interrupted; the figures cover only what was simulated until then"
+
+
+def _bands(run: ShownPlay) -> str:
+    figures = run.report
+    bands = ", ".join(f"{metric.upper()} ×{low:.2g}-{high:.2g}" for metric, (low, high) in figures.bands.items())
+    return f"90 % of measurements lie within {bands}; {figures.basis}"
 
 
 def terminal_chart(runs: Sequence[ScenarioPlay], width: int = 60) -> str:

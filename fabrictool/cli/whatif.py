@@ -5,12 +5,11 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from concurrent.futures import BrokenExecutor, CancelledError
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fabrictool.base.errors import FabrictoolError, InfeasibleError
-from fabrictool.cli.executors import executor_named
+from fabrictool.base.errors import InfeasibleError
+from fabrictool.cli.executors import executor_named, lost_workers_named
 from fabrictool.cli.output import data, json_data, say, table
 from fabrictool.planner.explaining.whatif import Sweep, WhatIfResult, started, stopped, sweep
 from fabrictool.planner.stages import amount, number, tolerance
@@ -49,29 +48,19 @@ def show_sweep(expressions: Sequence[str], source: Source, options: SweepOptions
     with source.fabric() as fabric:
         evidence = fabric.gather(now=now).within(source.inventory)
     situation = situation_of(source.blueprint, source.inventory, evidence, now)
-    try:
-        with executor_named(options.executor, len(expressions), options.workers) as doer:
-            outcome = sweep(
-                doer, situation, expressions, options.solver,
-                deadline_s=options.time_limit_s, seed=options.seed, done=_progress(len(expressions)),
-            )  # fmt: skip
-    except Exception as error:
-        if not _lost(error):
-            raise
-        message = f"a what-if worker stopped or cannot do the work: {str(error) or type(error).__name__}"
-        hint = "--executor here; every Dask worker needs this release of fabrictool, and memory for a solver"
-        raise FabrictoolError.of("FT2013", message, hint=hint) from error
+    with (
+        lost_workers_named("what-ifs"),
+        executor_named(options.executor, len(expressions), options.workers) as doer,
+    ):
+        outcome = sweep(
+            doer, situation, expressions, options.solver,
+            deadline_s=options.time_limit_s, seed=options.seed, done=_progress(len(expressions)),
+        )  # fmt: skip
     if as_json:
         json_data(document(outcome))
     else:
         data(text(outcome, currency_of(source.inventory)))
     return 0 if outcome.base.feasible else InfeasibleError.exit_code
-
-
-def _lost(error: Exception) -> bool:
-    """Whether it is the executor's error, and not one of the planner."""
-    own = isinstance(error, BrokenExecutor | CancelledError | ImportError)
-    return own or type(error).__module__.partition(".")[0] == "distributed"
 
 
 def _progress(every: int) -> Callable[[int], None]:

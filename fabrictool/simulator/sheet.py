@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError, InvalidInputError
 from fabrictool.catalog.tables import accelerators, engines, model
+from fabrictool.simulator.calibration import shipped
 from fabrictool.simulator.cases import MODES, Case, PhaseWorkers, predict
 from fabrictool.simulator.operators import Parallelism
 from fabrictool.simulator.slo import LatencyTarget
@@ -170,6 +171,13 @@ def answer(
                 problem = error.problems[0]
                 done["error"] = f"{problem.code}: {problem.message}"
         yield done
+
+
+def answered(
+    rows: Sequence[Mapping[str, str]], own: Sequence[Calibration], architectures: Mapping[str, ModelArchitecture]
+) -> list[dict[str, str]]:
+    """`answer` for rows that were sent somewhere: after one's `own` calibrations come those that are shipped there."""
+    return list(answer(rows, [*own, *shipped()], architectures))
 
 
 def write(columns: Sequence[str], rows: Sequence[Mapping[str, str]]) -> str:

@@ -1,9 +1,20 @@
 """``simulate --cases``: a forecast or a code in each row of a sheet."""
 
+import contextlib
 import csv
 import io
+import json
+import multiprocessing
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
+from pathlib import Path
 
+import distributed
 import pytest
+
+from fabrictool.cli import executors, simulating
+from fabrictool.simulator.calibration import dumps, shipped
+from tests.testbed.waiting import wait_until
 
 CASES = """\
 device,model,engine,precision,tp,input_len,output_len,concurrency,mode,note
@@ -103,6 +114,7 @@ def test_mistakes_with_a_sheet(command, folder):
         ["--chrome-trace", "c.json"],
         ["--chart"],
         ["--json"],
+        ["--seeds", "3"],
     ],
 )
 def test_what_a_sheet_would_ignore_is_refused(command, folder, given):
@@ -112,12 +124,113 @@ def test_what_a_sheet_would_ignore_is_refused(command, folder, given):
     assert not (folder / "out.csv").exists()
 
 
-def test_interrupting_a_sheet_writes_nothing(interrupted, folder):
+# --- who does the work
+
+
+def many(folder, count):
+    """A sheet of good rows, each with a load of its own, and a bad row after each ten."""
+    header, good, *_ = CASES.splitlines()
+    rows = [good.replace(",8,agg", f",{1 + i},{'never' if i % 11 == 10 else 'agg'}") for i in range(count)]
+    (folder / "many.csv").write_text("\n".join([header, *rows]) + "\n")
+    return "simulate", "--cases", "many.csv"
+
+
+def test_whoever_answers_the_sheet_is_the_same(command, folder, dask_cluster):
+    address, processes = dask_cluster
+    asked = many(folder, 60)
+    code, here, err = command(*asked, "--executor", "here")
+    assert (code, len(here.splitlines()), "60 cases, 5 with an error" in err) == (0, 61, True)
+    for given in (["--executor", "processes"], ["--workers", 2], ["--executor", f"dask://{address}"]):
+        code, out, err = command(*asked, *given)
+        assert (code, out == here, "60 cases, 5 with an error" in err) == (0, True, True), given
+        assert not multiprocessing.active_children()
+    assert all(process.poll() is None for process in processes), "the cluster is not ours to end"
+
+
+def test_models_and_calibrations_of_ones_own_are_sent(command, folder):
+    (folder / "mine").mkdir()
+    own = replace(next(shared for shared in shipped() if shared.scope == "online"), device="h100-sxm", engine="vllm")
+    own = replace(own, factors=replace(own.factors, request=own.factors.request + 0.5))
+    (folder / "mine" / "own.toml").write_text(dumps(own))
+    config = {"hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8, "vocab_size": 1000}
+    config |= {"model_type": "llama", "rms_norm_eps": 1e-5, "torch_dtype": "bfloat16"}
+    config |= {"architectures": ["LlamaForCausalLM"], "intermediate_size": 1024, "max_position_embeddings": 4096}
+    (folder / "config.json").write_text(json.dumps(config))
+    header, good, *_ = CASES.splitlines()
+    rows = [good.replace("meta-llama/Llama-3.1-8B", "config.json").replace(",8,agg", f",{i},agg") for i in range(1, 9)]
+    (folder / "own.csv").write_text("\n".join([header, *rows]) + "\n")
+    asked = ("simulate", "--cases", "own.csv", "--calibrations", "mine")
+    _, here, _ = command(*asked)
+    assert command(*asked, "--workers", 2)[1] == here
+    assert not any(row["error"] for row in csv.DictReader(io.StringIO(here)))
+    assert all(float(row["ttft_ms"]) > 500 for row in csv.DictReader(io.StringIO(here)))
+
+
+def test_a_short_sheet_starts_no_process_and_a_long_one_does(command, folder, monkeypatch):
+    def started(*_):
+        raise BrokenProcessPool
+
+    monkeypatch.setattr(executors, "_processes", started)
+    assert command(*many(folder, 12))[0] == 0
+    monkeypatch.setattr(simulating, "FEW_CASES", 12)
+    code, _, err = command(*many(folder, 12))
+    assert (code, "FT2013" in err) == (1, True)
+
+
+def test_a_sheet_without_rows_is_answered_by_anyone(command, folder):
+    (folder / "empty.csv").write_text(CASES.splitlines()[0] + "\n")
+    code, out, err = command("simulate", "--cases", "empty.csv", "--workers", 2)
+    assert (code, len(out.splitlines()), "0 cases" in err) == (0, 1, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--executor", "cloud"], 64, "FT2013"),
+        (["--executor", "here", "--workers", "2"], 64, "FT2013"),
+        (["--executor", "dask://127.0.0.1:9", "--workers", "2"], 64, "FT2013"),
+        (["--executor", "dask://nowhere"], 64, "FT9002"),
+        (["--workers", "0"], 64, "FT9001"),
+    ],
+)
+def test_misuse_of_executors_has_a_code(command, folder, arguments, code, said):
+    got, out, err = command("simulate", "--cases", "cases.csv", "-o", "out.csv", *arguments)
+    assert (got, out, said in err) == (code, "", True)
+    assert not (folder / "out.csv").exists()
+
+
+def long_sheet(folder):
     header, good, *_ = CASES.splitlines()
     rows = [good.replace(",8,agg", f",{100 + i},agg") for i in range(3000)]
     (folder / "many.csv").write_text("\n".join([header, *rows]) + "\n")
-    code, out, _ = interrupted("cases: ", "simulate", "--cases", "many.csv", "-o", "out.csv")
+
+
+def test_an_interrupted_sheet_is_called_off_on_a_cluster(interrupted, folder, dask_cluster):
+    address, processes = dask_cluster
+    long_sheet(folder)
+    given = ("-o", "out.csv", "--executor", f"dask://{address}")
+    code, out, _ = interrupted("cases: ", "simulate", "--cases", "many.csv", *given)
     assert (code, out, (folder / "out.csv").exists()) == (130, "", False)
+    with distributed.Client(f"tcp://{address}", set_as_default=False) as client:
+        wait_until("work is left", lambda: not any(client.processing().values()), within_s=60)
+    assert all(process.poll() is None for process in processes), "the cluster is not ours to end"
+
+
+@pytest.mark.parametrize("given", [["--executor", "here"], ["--workers", "2"]])
+def test_interrupting_a_sheet_writes_nothing(interrupted, folder, given):
+    long_sheet(folder)
+    code, out, _ = interrupted("cases: ", "simulate", "--cases", "many.csv", "-o", "out.csv", *given)
+    assert (code, out, (folder / "out.csv").exists()) == (130, "", False)
+    wait_until("a process is left", lambda: not running_in(folder), within_s=60)
+
+
+def running_in(folder):
+    """Processes whose working directory is this folder."""
+    places = []
+    for link in Path("/proc").glob("[0-9]*/cwd"):
+        with contextlib.suppress(OSError):
+            places.append(link.resolve())
+    return [place for place in places if place == folder.resolve()]
 
 
 def test_a_loop_that_is_not_compiled_says_so_once(command, monkeypatch):

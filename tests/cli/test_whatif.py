@@ -1,12 +1,10 @@
 """``plan --what-if`` on this process, on processes and on a real Dask cluster."""
 
-import contextlib
 import json
 import multiprocessing
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -24,8 +22,6 @@ from fabrictool.cli.main import main
 from fabrictool.domain.plan import ModelForecast
 from tests.planner.fabrics import write_fabric
 from tests.planner.test_whatif import EVERYTHING
-from tests.ports import free_port
-from tests.testbed.waiting import wait_until
 
 
 @pytest.fixture
@@ -43,36 +39,6 @@ def ask(fabric, *arguments):
 def answer(capsys, fabric, *arguments):
     assert ask(fabric, "--json", *arguments) == 0
     return json.loads(capsys.readouterr().out)
-
-
-@pytest.fixture
-def dask_cluster():
-    """A scheduler and two worker processes on loopback, without a dashboard; ended whatever happens."""
-    address = f"127.0.0.1:{free_port()}"
-    quiet = ["--no-dashboard", "--host", "127.0.0.1"]
-    dask = [sys.executable, "-m", "distributed.cli.dask_scheduler"]
-    commands = [[*dask, *quiet, "--port", address.partition(":")[2]]]
-    worker = [sys.executable, "-m", "distributed.cli.dask_worker", f"tcp://{address}", *quiet]
-    commands += [[*worker, "--nthreads", "1", "--no-nanny", "--name", name] for name in ("one", "two")]
-    started = []
-    try:
-        for command in commands:
-            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            started.append(process)
-        wait_until("the scheduler does not listen", lambda: listens(address), within_s=60)
-        yield address, started
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-
-
-def listens(address):
-    """On a busy machine its modules alone take longer to load than who connects to it waits."""
-    host, _, port = address.partition(":")
-    with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 1):
-        return True
-    return False
 
 
 def test_all_executors_agree(fabric, capsys, dask_cluster):
