@@ -240,6 +240,7 @@ def test_a_device_is_written_to_and_never_replaced(simulated, folder):
         (["--scenario", "panic"], 65, "FT13"),
         (["--event", "down:tiny/7@60s"], 65, "FT2149"),
         (["--event", "melt:tiny/0@60s"], 64, "FT9001"),
+        (["--host-cache", "much"], 64, "FT9001"),
         (["blueprint.yaml"], 65, "FT4006"),
         (["--status", "no-such.json"], 1, "FT4302"),
     ],

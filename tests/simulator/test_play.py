@@ -122,6 +122,27 @@ def test_the_declared_demand_is_played(tiny):
         assert low < 1 < high, metric
 
 
+def test_the_hosts_memory_gives_back_what_a_cache_drops(two_models):
+    """A hundred prompts of 8,000 tokens in turn are too many for the cache and not for 200 GB beside it."""
+    llama = two_models({"llama/0": ("one", 1)})
+    names = np.tile(np.arange(100), 3)
+    again = replace(
+        requests_for(*["llama"] * 300, prompt=8000),
+        chain_start=np.arange(301),
+        chain=names,
+        block_tokens=7680,
+    )
+    hits, first = [], []
+    for octets in (0.0, 200e9):
+        (shown,) = llama.plays(again, models=("llama",), host_cache=octets)
+        hits.append(shown.report.prefix_hits)
+        first.append(shown.report.latency["ttft"]["mean"])
+    assert hits == [0.0, pytest.approx(7680 / 8000 * 2 / 3)]
+    assert first[1] < 0.7 * first[0]
+    llama.plays(models=("llama",), host_cache=1e9)
+    assert "nothing says which prompts begin alike" in llama.notes
+
+
 def test_the_same_seed_plays_the_same(tiny):
     first, again, other = (tiny.plays(seed=seed)[0].outcome for seed in (4, 4, 5))
     assert np.array_equal(first.finish, again.finish)
