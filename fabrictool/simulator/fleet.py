@@ -177,8 +177,9 @@ class _View:
 
     index: int
     spec: ReplicaSpec
-    inside: tuple[Ints, Ints, Ints]
-    """Requests decoding, prefilling and waiting, of all replicas: a column is read much faster than a record."""
+    inside: tuple[Ints, Ints, Ints, Ints]
+    """Requests decoding, prefilling, waiting and coming, of all replicas: a column is read much faster than a record.
+    """
     ready: bool = False
     context: int = 0
     ttft_s: float | None = None
@@ -210,9 +211,9 @@ class _View:
 
     @property
     def load(self) -> float:
-        decoding, prefilling, waiting = self.inside
+        decoding, prefilling, waiting, coming = self.inside
         at = self.index
-        return float(decoding[at] + prefilling[at] + waiting[at])
+        return float(decoding[at] + prefilling[at] + waiting[at] + coming[at])
 
     def __hash__(self) -> int:
         return self.index
@@ -235,6 +236,7 @@ class _Asked:
 
 
 _READ = ("where", "whither", "handed", "state", "first", "finish", "prompt", "output")
+_INSIDE = ("decoding", "prefilling", "waiting", "coming")
 _OVER = (kernel.FINISHED, kernel.REFUSED, kernel.LOST)
 
 
@@ -276,8 +278,8 @@ class Fleet:
         self.cache = _cache(self.specs, self.stream)
         self.clock = _clock(self.requests, self.clients)
         self.routing = routing_by(self.policy, self.stream.model, len(self.requests), len(self.specs))
-        decoding, prefilling, waiting = (np.asarray(self.replicas[n]) for n in ("decoding", "prefilling", "waiting"))
-        self._views = [_View(r, spec, (decoding, prefilling, waiting)) for r, spec in enumerate(self.specs)]
+        decoding, prefilling, waiting, coming = (np.asarray(self.replicas[name]) for name in _INSIDE)
+        self._views = [_View(r, spec, (decoding, prefilling, waiting, coming)) for r, spec in enumerate(self.specs)]
         self._columns = {name: np.asarray(self.requests[name]) for name in _READ}
         self._columns["now"] = np.asarray(self.clock.at["now"])
         self._answering = {
@@ -322,6 +324,8 @@ class Fleet:
                 self._apply_changes(float(self.clock.at[0].now), change)
                 continue
             inside = self.replicas.waiting + self.replicas.decoding + self.replicas.coming
+            if reason != kernel.UNTIL and self._changes and self._parked:
+                return True  # who waits goes on with the next change, after `until`
             if reason != kernel.UNTIL and inside.any():
                 message = "the simulation stopped with requests in it"
                 raise RuntimeError(message)
@@ -335,7 +339,8 @@ class Fleet:
             replica = state[r]
             idle = replica.evictable * (replica.chain_tokens // kernel.BLOCK)
             used = 1.0 - (replica.free + idle) / max(1, replica.blocks)
-            row += [float(replica.decoding + replica.prefilling), float(replica.waiting), float(used)]
+            running = replica.decoding + replica.prefilling + replica.coming
+            row += [float(running), float(replica.waiting), float(used)]
         self._samples.append(row)
 
     def outcome(self, *, complete: bool = True) -> Outcome:
@@ -449,10 +454,11 @@ class Fleet:
         handing = np.isin(requests.handed, (kernel.KEPT, kernel.COMING)) & ~over
         coming = requests.handed == kernel.COMING
         landed = coming & (requests.state == kernel.WAITING)
-        for i in np.flatnonzero(handing & ~landed & (requests.where == r)).tolist():
-            if coming[i]:
-                kernel.forget_fetched(requests, self.replicas, self.lists, self.tables, self.cache, i)
-            requests[i].handed = kernel.DROPPED
+        kept = handing & ~landed & (requests.where == r)
+        requests.handed[kept] = kernel.DROPPED
+        for i in np.flatnonzero(kept & coming).tolist():
+            kernel.forget_fetched(*self._state, i, when, self.limit)
+            requests[i].whither = kernel.NOWHERE  # when it would have come, it goes to whoever decodes then
         fetched = np.flatnonzero(handing & coming & (requests.whither == r))
         for i in (*kernel.clear(requests, self.replicas, self.lists, self.cache, r), *fetched):
             if requests[i].generated > 0:
@@ -467,8 +473,11 @@ class Fleet:
             kernel.push(self.clock, when, i)
 
     def _let_go(self, i: int, when: float) -> None:
-        arrays = (self.requests, self.replicas, self.lists, self.tables, self.cache, self.clock)
-        kernel.let_go(*arrays, i, when, self.limit)
+        kernel.let_go(*self._state, i, when, self.limit)
+
+    @property
+    def _state(self) -> tuple[Any, Any, kernel.Lists, kernel.StepTables, kernel.Cache, kernel.EventQueue]:
+        return self.requests, self.replicas, self.lists, self.tables, self.cache, self.clock
 
 
 def simulate(
@@ -563,7 +572,7 @@ def _tables(specs: Sequence[ReplicaSpec]) -> tuple[kernel.StepTables, list[int]]
     rates = np.zeros(len(kinds), dtype=kernel.RATES).view(np.recarray)
     for name in kernel.RATES.names or ():
         rates[name] = [getattr(times, name) for times in kinds]
-    names = ("decode", "mixed", "sample", "shared")
+    names = ("decode", "mixed", "sample", "shared", "draft")
     tables = {name: stack([getattr(times, name) for times in kinds]) for name in names}
     return kernel.StepTables(**tables, rates=rates), which
 

@@ -60,6 +60,8 @@ ITL_LOW = 1e-5
 ITL_RATIO = 1.01
 """Inter-token latencies are counted in bins 1 % wide from 10 µs on."""
 
+ROUNDING = 1e-9
+"""Of sums of tokens that are not whole."""
 MOST_SPARED = 4096
 """Tokens of a request's own answer that have to be free when it is admitted, at most (SGLang's clip of long limits)."""
 
@@ -129,7 +131,8 @@ REPLICA = np.dtype(
         ("first_delay", "f8"),  # seconds by which a first token comes later to its client ...
         ("stream_delay", "f8"),  # ... and for each other request that is in flight
         ("outside_token", "f8"),  # seconds of a request outside its steps, for each prompt token
-        ("rejoined", "i8"),  # requests that decode again since the last step
+        ("rejoined", "?"),  # whether requests decode again since the last step
+        ("ahead", "f8"),  # tokens that steps with prompts in them have decoded beyond whole ones
         ("starts", "f8"),
         ("model", "i8"),  # what `RoutingState.model` counts; -1: none of the stream's
         ("weight", "f8"),
@@ -172,7 +175,8 @@ RATES = np.dtype(
         ("swap", "f8"),  # seconds for each token that is moved to or from host memory
         ("hand", "f8"),  # seconds for each token that is handed from prefill to decode
         ("hand_latency", "f8"),
-        ("verified", "f8"),  # tokens that a step computes for each one that it decodes; above 1 with drafts
+        ("queries", "i8"),  # tokens of each sequence that a step computes to decode some: above 1 with drafts
+        ("decoded", "f8"),  # how many of them it decodes on average
         ("groups", "i8"),  # groups of devices that have attention of their own and share the experts
     ]
 )
@@ -228,6 +232,8 @@ class StepTables(NamedTuple):
     """(kind, sequences) → logits and sampling of a mixed step."""
     shared: Any
     """(kind, tokens of all attention groups) → what these share in a mixed step."""
+    draft: Any
+    """(kind, sequences) → guessing of drafts, in a mixed step."""
     rates: Any
 
 
@@ -353,7 +359,8 @@ def _beside(requests: Any, replicas: Any, tables: StepTables, r: int, i: int) ->
 
     Those of its whole answer from the start on: they are few, and what does not grow needs no watching.
     """
-    held = min(requests[i].prompt + requests[i].output, tables.rates[replicas[r].table].window)
+    answer = 0 if replicas[r].role == PREFILL else requests[i].output
+    held = min(requests[i].prompt + answer, tables.rates[replicas[r].table].window)
     blocks: int = math.ceil(replicas[r].beside + replicas[r].beside_token * held)
     return blocks
 
@@ -577,7 +584,8 @@ def _preempt(requests: Any, replicas: Any, lists: Lists, tables: StepTables, cac
     _find_soonest(requests, replicas, lists, r)
     requests[victim].generated = held - requests[victim].prompt
     requests[victim].preempted += 1
-    requests[victim].paused = replicas[r].ends
+    if requests[victim].paused < 0.0:  # else it has waited for longer
+        requests[victim].paused = replicas[r].ends
     if requests[victim].handed == LANDED:
         requests[victim].handed = DROPPED
     # The token of this step is not in the cache yet.
@@ -692,8 +700,8 @@ def _admit_waiting(
         if missing == 0:  # swapped in: nothing to compute
             replicas[r].pending_swap += requests[i].prefilled * tables.rates[replicas[r].table].swap
             _join_decoding(requests, replicas, lists, r, i)
-            replicas[r].rejoined += 1
-            budget -= 1
+            replicas[r].rejoined = True
+            budget -= tables.rates[replicas[r].table].queries
             continue
         requests[i].state = PREFILLING
         at = replicas[r].prefilling
@@ -737,12 +745,12 @@ def _plan_step(
         replicas[r].coming -= 1
         requests[i].handed = LANDED
         _join_decoding(requests, replicas, lists, r, i)
-        replicas[r].rejoined += 1
+        replicas[r].rejoined = True
     while replicas[r].decoding > 0 and _affordable(replicas, lists, r, 1) < 1:
         _preempt(requests, replicas, lists, tables, cache, r)
     budget = replicas[r].budget
     if not replicas[r].prefill_first:
-        budget -= replicas[r].decoding
+        budget -= replicas[r].decoding * tables.rates[kind].queries
     for at in range(replicas[r].prefilling):
         i = lists.fill[r, at]
         missing = requests[i].prompt + requests[i].generated - requests[i].prefilled
@@ -804,18 +812,26 @@ def _plan_step(
     if not prefill_only:
         # Requests, not lanes, when those are fewer: a lone one gains nothing from micro-batches beside it.
         lanes = max(1, min(replicas[r].lanes, decoding))
-        computed = math.ceil(decoding * tables.rates[kind].verified)
+        computed = decoding * tables.rates[kind].queries
         length += (computed + lanes - 1) // lanes
         sampled += computed
-        time += replicas[r].context * tables.rates[kind].read / lanes
+        read = 0
         if window > 0:
             read, _, _ = _windowed(requests, replicas, lists, r, window, 1)
-            time += read * tables.rates[kind].read_window / lanes
+        reading = replicas[r].context * tables.rates[kind].read + read * tables.rates[kind].read_window
+        time += reading * tables.rates[kind].decoded / lanes
+        time += tables.draft[kind, min(decoding, tables.draft.shape[1] - 1)]
     time += tables.mixed[kind, min(length, tables.mixed.shape[1] - 1)]
     together = min(length * tables.rates[kind].groups, tokens + computed)
     time += tables.shared[kind, min(together, tables.shared.shape[1] - 1)]
     time += tables.sample[kind, min(sampled, tables.sample.shape[1] - 1)]
     replicas[r].count = 1
+    if computed > 0:
+        # Whole tokens, and never more than the request that ends first still lacks.
+        replicas[r].ahead += tables.rates[kind].decoded
+        most = min(int(replicas[r].ahead + ROUNDING), replicas[r].soonest - replicas[r].step)
+        replicas[r].count = _affordable(replicas, lists, r, most)
+        replicas[r].ahead = min(replicas[r].ahead - replicas[r].count, tables.rates[kind].decoded)
     replicas[r].ends = now + extra + time
     replicas[r].pairs += pairs
 
@@ -834,7 +850,7 @@ def _affine(replicas: Any, tables: StepTables, r: int, read: int, inside: int) -
 def _interrupt(requests: Any, replicas: Any, lists: Lists, tables: StepTables, r: int, now: float) -> None:
     """An arrival cuts a run of decode steps at the end of the step that is under way."""
     k = replicas[r].count
-    if k <= 1:
+    if k <= 1 or replicas[r].prefilling > 0:
         return
     window = tables.rates[replicas[r].table].window
     read, inside = 0, 0
@@ -928,7 +944,7 @@ def _end_step(
     stalled = replicas[r].prefill_first and replicas[r].prefilling > 0
     length = now - replicas[r].starts
     replicas[r].busy += length
-    replicas[r].steps += k
+    replicas[r].steps += 1.0 if replicas[r].prefilling > 0 else k / tables.rates[replicas[r].table].decoded
     used = replicas[r].blocks - replicas[r].free - replicas[r].evictable * (replicas[r].chain_tokens // BLOCK)
     replicas[r].cache_time += length * used
     if decoding > 0 and not stalled:
@@ -942,13 +958,16 @@ def _end_step(
         replicas[r].step += k
         replicas[r].unlooked = (replicas[r].unlooked + k) % replicas[r].look
         replicas[r].context += k * decoding
-        _count_itl(lists, r, length / k, (k - 1) * decoding)
-        _count_itl(lists, r, length / k + replicas[r].stall, decoding - replicas[r].rejoined)
-        replicas[r].stall = 0.0
-        if replicas[r].rejoined > 0:
+        again = 0
+        if replicas[r].rejoined:
             for at in range(decoding):
-                _count_pause(requests, lists, r, lists.run[r, at], replicas[r].starts + length / k)
-            replicas[r].rejoined = 0
+                i = lists.run[r, at]
+                again += requests[i].paused >= 0.0
+                _count_pause(requests, lists, r, i, replicas[r].starts + length / k)
+            replicas[r].rejoined = False
+        _count_itl(lists, r, length / k, (k - 1) * decoding)
+        _count_itl(lists, r, length / k + replicas[r].stall, decoding - again)
+        replicas[r].stall = 0.0
         if replicas[r].step >= replicas[r].soonest:
             _complete(requests, replicas, lists, tables, cache, clock, r, now)
     elif decoding > 0:
@@ -1064,11 +1083,35 @@ def let_go(
 
 # Wide: the loop's state is a handful of arrays, and compiled code passes each by itself.
 @compiled
-def forget_fetched(requests: Any, replicas: Any, lists: Lists, tables: StepTables, cache: Cache, i: int) -> None:
-    """The room that waits for the cache of request i is free again, for it will not come."""
+def forget_fetched(
+    requests: Any,
+    replicas: Any,
+    lists: Lists,
+    tables: StepTables,
+    cache: Cache,
+    clock: EventQueue,
+    i: int,
+    now: float,
+    limit: int,
+) -> None:
+    """The cache of request i will not come: the room that waits for it is free again, and others may have it."""
     r = requests[i].whither
     replicas[r].coming -= 1
     _release(requests, replicas, lists, tables, cache, r, i, requests[i].prompt)
+    per_block = replicas[r].chain_tokens // BLOCK
+    ids = _chain_blocks(requests, replicas, r, i) // per_block if per_block else 0
+    for at in range(requests[i].chain, requests[i].chain + ids):
+        block = lists.chain[at]
+        # Which prefixes were there before it is not known any more, so all that nobody uses count as lost.
+        if cache.blocks[r, block].resident and cache.blocks[r, block].users == 0:
+            cache.blocks[r, block].resident = False
+            replicas[r].evictable -= 1
+            replicas[r].free += per_block
+    if replicas[r].waiting > 0:
+        if replicas[r].ends == math.inf:
+            _plan_step(requests, replicas, lists, tables, cache, clock, r, now, limit)
+        else:
+            _interrupt(requests, replicas, lists, tables, r, now)
 
 
 @compiled
@@ -1130,7 +1173,8 @@ def _routed(requests: Any, replicas: Any, routing: RoutingState, i: int) -> int:
         least, equals = math.inf, 0
         for k in range(count):
             replica = replicas[candidates[k]]
-            loads[k] = (replica.decoding + replica.prefilling + replica.waiting + 1.0) / replica.weight
+            inside = replica.decoding + replica.prefilling + replica.waiting + replica.coming
+            loads[k] = (inside + 1.0) / replica.weight
             equals = equals + 1 if loads[k] == least else equals
             if loads[k] < least:
                 least, equals, chosen = loads[k], 1, k
@@ -1191,6 +1235,8 @@ def advance(
         arrival = math.inf
         if clock.at[0].arrived < clock.at[0].opened:
             arrival = requests[clock.at[0].arrived].arrival
+        while clock.at[0].queued > 0 and requests[clock.heap[0].request].state == LOST:
+            _pop(clock)  # its cache was on the way when a replica died
         queued = clock.heap[0].time if clock.at[0].queued > 0 else math.inf
         now = min(step_end, arrival, queued)
         if now == math.inf:
@@ -1204,10 +1250,9 @@ def advance(
             continue
         from_heap = queued < arrival
         i = clock.heap[0].request if from_heap else clock.at[0].arrived
-        if requests[i].handed == COMING or requests[i].state == LOST:
+        if requests[i].handed == COMING:
             _pop(clock)
-            if requests[i].state != LOST:
-                _land(requests, replicas, lists, tables, cache, clock, i, clock.at[0].now, limit)
+            _land(requests, replicas, lists, tables, cache, clock, i, clock.at[0].now, limit)
             continue
         target = requests[i].whither if requests[i].handed else requests[i].where
         if target == NOWHERE:

@@ -50,7 +50,7 @@ class RequestMemory:
 
 NOTHING = RequestMemory()
 STATE_OCTETS = 4.0
-"""Of one element of a linear layer's state (``mamba_ssm_dtype: float32`` of Qwen3-Next and Qwen3.5)."""
+"""Of one element of a linear layer's state (``mamba_ssm_dtype: float32`` of Qwen3.5)."""
 
 
 @dataclass(frozen=True, slots=True)

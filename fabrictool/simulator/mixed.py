@@ -90,7 +90,7 @@ class MixedSteps:
         """The tables for the event loop: of the stages, by their shares."""
         tables = [(stage.times(max_num_seqs, token_budget, hand, hand_latency), share) for stage, share in self.kinds]
         mean = {f.name: sum(share * getattr(times, f.name) for times, share in tables) for f in fields(StepTimes)}
-        same = {name: getattr(tables[0][0], name) for name in ("window", "groups", "verified")}
+        same = {name: getattr(tables[0][0], name) for name in ("window", "groups", "queries", "decoded")}
         return StepTimes(**mean | same | {name: mean[name] + self.wait for name in ("decode", "mixed")})
 
 

@@ -63,8 +63,7 @@ class Exertion:
         # Every token of an answer but its first was counted with the time since the one before it.
         answered = min(float(accounts.itl[replica].sum()), tokens)
         prompts = tokens - answered
-        if step.drafts:  # a step that decodes several tokens was counted as so many, each for its share of the time
-            steps /= step.drafts.decoded
+        if step.drafts:
             answered *= (1 + step.drafts.tokens) / step.drafts.decoded
             tokens = prompts + answered
         work, cut = step.work, step.cut

@@ -293,12 +293,10 @@ class StepModel:
     def times(self, max_num_seqs: int, token_budget: int, hand: float = 0.0, hand_latency: float = 0.0) -> StepTimes:
         """The tables that the event loop looks up; `hand` seconds move one token's cache to a decode replica.
 
-        With drafts, a step's time is shared by the tokens that it decodes on average. The steps that have prompts in
-        them take as long together as if each had decoded that many, so long as many follow one another.
+        With drafts, a decode step's time is shared by the tokens that it decodes on average.
         """
         queries = 1 + self.drafts.tokens if self.drafts else 1
         decoded = self.drafts.decoded if self.drafts else 1.0
-        verified = queries / decoded
         most = token_budget + queries * max_num_seqs
         grid = np.unique(np.concatenate([np.arange(0, 65), np.geomspace(64, max(65, most), 60).round()]))
         sequences = np.arange(max_num_seqs + 1, dtype=float)
@@ -306,8 +304,9 @@ class StepModel:
         linear = self.linear(grid)
         computed = queries * lane_sequences
         decode = np.interp(computed, grid, linear) + self.logits(computed) + self.overhead(eager=False)
-        decode = (decode + self._drafting(lane_sequences)) / decoded
-        samples = np.ceil(np.arange(math.ceil(max_num_seqs * verified) + 1, dtype=float) / self.lanes)
+        draft = self._drafting(lane_sequences)
+        decode = (decode + draft) / decoded
+        samples = np.ceil(np.arange(queries * max_num_seqs + 1, dtype=float) / self.lanes)
         every = np.arange(most + 1, dtype=float)
         alone = self.cut.dp == 1
         mixed = np.interp(every, grid, linear if alone else self._own(grid)) + self.overhead(eager=True)
@@ -325,7 +324,9 @@ class StepModel:
             swap=self.swap,
             hand=hand,
             hand_latency=hand_latency,
-            verified=verified,
+            queries=queries,
+            decoded=decoded,
+            draft=draft,
         )
 
     def _drafting(self, sequences: Floats) -> Floats:

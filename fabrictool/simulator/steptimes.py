@@ -35,8 +35,13 @@ class StepTimes:
     hand: float = 0.0
     """For each token handed from prefill to decode, and once for each hand-over."""
     hand_latency: float = 0.0
-    verified: float = 1.0
-    """Tokens that a step computes for each one that it decodes; above 1 where drafts are verified."""
+    queries: int = 1
+    """Tokens of each sequence that a step computes: above 1 where drafts are verified. `decode` and `read` are what one
+    token has of such a step."""
+    decoded: float = 1.0
+    """Tokens of each sequence that a step decodes, on average."""
+    draft: Floats = field(default_factory=lambda: np.zeros(1))
+    """(sequences + 1) Guessing, in a step with prompts in it; the last one stands for all more."""
     groups: int = 1
     """Groups of devices that have attention of their own and share the experts."""
     shared: Floats = field(default_factory=lambda: np.zeros(1))

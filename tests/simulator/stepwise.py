@@ -40,6 +40,7 @@ class Engine:
     looked: float = 0.0
     done: int = 0
     since: int | None = None
+    ahead: float = 0.0
 
     def __post_init__(self):
         self.free = self.spec.kv_tokens // BLOCK
@@ -133,7 +134,7 @@ class Engine:
     def step(self, now):
         spec, times = self.spec, self.spec.times
         self.preempt()
-        budget = spec.token_budget - (0 if spec.prefill_first else len(self.running))
+        budget = spec.token_budget - (0 if spec.prefill_first else len(self.running) * times.queries)
         self.chunks = {}
         for job in self.filling:
             self.chunks[job.index] = max(0, min(job.length - job.prefilled, budget))
@@ -146,6 +147,7 @@ class Engine:
         window = times.window
         read_window = sum(min(job.length, window) for job in self.running)
         self.stalled = spec.prefill_first and bool(self.filling)
+        self.advance = 1
         if not self.filling:
             lanes = min(spec.lanes, decoding)
             return times.decode[decoding] + (read * times.read + read_window * times.read_window) / lanes
@@ -165,21 +167,29 @@ class Engine:
         total = (pairs * times.pair + pairs_window * times.pair_window) / share
         if not spec.prefill_first:
             lanes = max(1, min(spec.lanes, decoding))
-            computed = math.ceil(decoding * times.verified)
+            computed = decoding * times.queries
             length += -(-computed // lanes)
             sampled += computed
-            total += (read * times.read + read_window * times.read_window) / lanes
+            total += times.decoded * (read * times.read + read_window * times.read_window) / lanes
+            total += times.draft[min(decoding, len(times.draft) - 1)]
+            if self.running:
+                self.ahead += times.decoded
+                most = min(int(self.ahead + 1e-9), *(job.output - job.generated for job in self.running))
+                while sum(self.held(j.length + most - 1) - self.held(j.length - 1) for j in self.running) > self.free:
+                    most -= 1
+                self.advance = most
+                self.ahead = min(self.ahead - most, times.decoded)
         together = min(length * times.groups, tokens if spec.prefill_first else tokens + computed)
         tables = ((times.mixed, length), (times.shared, together), (times.sample, sampled))
         return total + sum(table[min(at, len(table) - 1)] for table, at in tables)
 
     def book(self, end):
         if self.running and not self.stalled:
-            self.done += 1
-            self.unlooked = (self.unlooked + 1) % self.spec.recv_interval
+            self.done += self.advance
+            self.unlooked = (self.unlooked + self.advance) % self.spec.recv_interval
         if self.filling:
             self.unlooked = 0
-        if not self.stalled:
+        for _ in range(0 if self.stalled else self.advance):
             self.free -= self.growth()
             for job in list(self.running):
                 job.generated += 1

@@ -76,7 +76,7 @@ def test_the_kernel_equals_stepping_one_by_one(seed):
     groups = rng.choice([1, lanes])
     shared = 5e-5 * np.arange(budget + slots + 1) * (groups > 1)
     windowed = {"window": window, "read_window": 1e-7 * (window > 0), "pair_window": 2e-8 * (window > 0)}
-    drafted = {"verified": rng.choice([1.0, 1.0, 1.7])}
+    drafted = rng.choice([{}, {}, {"queries": 4, "decoded": 2.6, "draft": 2e-4 * np.arange(slots + 1)}])
     beside = rng.choice([NOTHING, NOTHING, RequestMemory(fixed=20.0, windowed=0.4, window=windowed["window"])])
     one = spec(
         times=times(slots, budget, **windowed, **drafted, groups=groups, shared=shared),
@@ -478,31 +478,100 @@ def test_a_prefill_replica_that_dies_leaves_prompts_to_be_computed_again():
     assert (fleet.replicas.free == fleet.replicas.blocks).all()
 
 
-@seeds(20, drawn=10, long=300)
+@seeds(30, drawn=20, long=500)
 def test_whatever_dies_no_block_and_no_request_is_forgotten(seed):
     rng = random.Random(seed)
-    link = times(hand=rng.choice([0.0, 1e-4, 3e-3]), hand_latency=rng.choice([0.0, 0.05]))
+    link = times(hand=rng.choice([0.0, 1e-4, 3e-3, 3e-2]), hand_latency=rng.choice([0.0, 0.05, 5.0]))
     beside = RequestMemory(rng.choice([0.0, 40.0]), 0.0, 0)
+    together = rng.uniform(1, 12)
+    prefixes = {"prefix_tokens": 16, "host_tokens": rng.choice([0, 160])} if rng.random() < 0.5 else {}
 
     def replica(role):
-        down = rng.choice([math.inf, rng.uniform(1, 15)])
-        cache = rng.choice([640, 1600, 1 << 20])
-        slots = rng.choice([1, 4, 32])
-        start = {"drain": down if rng.random() < 0.5 else math.inf, "down": down}
-        return spec(times=link, role=role, kv_tokens=cache, max_num_seqs=slots, beside=beside, **start)
+        down = rng.choice([math.inf, together, rng.uniform(1, 15)])
+        lives = {"up": rng.choice([0.0, 0.0, 0.5 * min(down, 8.0)]), "down": down}
+        lives["drain"] = down if rng.random() < 0.5 else math.inf
+        size = {"kv_tokens": rng.choice([640, 1600, 1 << 20]), "max_num_seqs": rng.choice([1, 4, 32])}
+        return spec(times=link, role=role, beside=beside, **size, **lives, **prefixes)
 
-    fleet = Fleet(
-        [replica(role) for role in ("prefill", "prefill", "decode", "decode", "decode")],
-        stream(80, 8.0, seed),
-        routing_policy("least-loaded", random.Random(0)),
+    requests = stream(80, 8.0, seed)
+    requests = replace(
+        requests,
+        priority=np.random.default_rng(seed).integers(0, rng.choice([1, 3]), 80),
+        chain_start=np.arange(81) * 4,
+        chain=np.concatenate([rng.sample(range(12), 4) for _ in range(80)]),
     )
+    specs = [replica(role) for role in ("prefill", "prefill", "decode", "decode", "decode")]
+    fleet = Fleet(specs, requests, routing_policy("least-loaded", random.Random(0)), clients=rng.choice([0, 0, 6]))
+    if rng.random() < 0.5:
+        for until in range(1, 15):
+            fleet.advance(float(until))
     fleet.advance()
     found = fleet.outcome()
     over = np.isfinite(found.finish)
+    assert not over[found.lost].any()
     over[found.lost] = over[found.refused] = True
     assert over.all()
-    assert (fleet.replicas.free == fleet.replicas.blocks).all()
-    assert not fleet.replicas.coming.any()
+    state = fleet.replicas
+    idle = state.evictable * (state.chain_tokens // 16)
+    assert (state.free + idle == state.blocks).all()
+    assert not np.stack([state.coming, state.owed, state.decoding]).any()
+    assert (fleet.lists.itl >= 0).all()
+    for i in np.flatnonzero(np.isfinite(found.finish)):
+        last = fleet.requests.whither[i] if fleet.requests.handed[i] else fleet.requests.where[i]
+        assert specs[last].up <= fleet.requests.finish[i] <= specs[last].down, i
+
+
+def test_a_site_that_goes_down_leaves_no_answer_behind():
+    """Both ends go while a cache is on its way: nobody who is gone decodes it, and its way ends with them."""
+    slow = times(hand=10.0 / 160, hand_latency=0.0)
+    both = [spec(times=slow, role=role, down=1.0, drain=1.0) for role in ("prefill", "decode")]
+    lone = play(both, Stream(np.zeros(1), np.full(1, 160), np.full(1, 5)))
+    assert not np.isfinite(lone.finish).any()
+    another = play([*both, spec(times=slow, role="decode")], Stream(np.zeros(3), np.full(3, 160), np.full(3, 5)))
+    assert np.isfinite(another.finish).sum() + len(another.lost) == 3
+
+
+def test_what_waits_for_a_replica_to_come_up_is_no_deadlock():
+    """A full prefill replica, whose decode replica starts later, played in slices."""
+    pair = [spec(role="prefill", kv_tokens=160), spec(role="decode", up=5.0)]
+    requests = Stream(np.array([0.0, 0.0, 1.0]), np.full(3, 150), np.full(3, 5))
+    whole, sliced = play(pair, requests), play(pair, requests, samples=10)
+    assert np.isfinite(whole.finish).all()
+    assert np.array_equal(whole.finish, sliced.finish)
+
+
+def test_prefixes_that_never_came_are_computed():
+    slow = times(hand=10.0 / 160, hand_latency=0.0)
+    pair = [spec(times=slow, role="prefill", down=1.0, drain=1.0, prefix_tokens=16)]
+    pair.append(spec(times=slow, role="decode", prefix_tokens=16))
+    one = Stream(np.zeros(1), np.full(1, 160), np.full(1, 5), chain_start=np.array([0, 10]), chain=np.arange(10))
+    assert play(pair, one).accounts.tokens[1] == 161 + 3
+
+
+def test_room_that_is_free_again_is_seen_at_the_next_step():
+    """A long answer runs, and the other place was kept for a cache whose sender dies: the third has it at once."""
+    slow = times(hand=10.0 / 160, hand_latency=0.0)
+    quick = times(hand=0.0, hand_latency=0.0)
+    dying = spec(times=slow, role="prefill", down=1.0, drain=1.0, weight=1e9)
+    trio = [dying, spec(times=quick, role="prefill"), spec(times=quick, role="decode", max_num_seqs=2)]
+    requests = Stream(np.array([0.0, 0.1, 0.2]), np.full(3, 160), np.array([1000, 5, 5]))
+    for limit in (STEP_BY_STEP, 1 << 30):
+        fleet = Fleet(trio, requests, routing_policy("round-robin", random.Random(0)), limit=limit)
+        for i, where in enumerate((1, 0, 1)):
+            fleet.requests.where[i] = where
+        fleet.advance()
+        assert 1.0 < fleet.outcome().finish[2] < 1.3, limit
+
+
+def test_drafts_decode_more_than_a_token_beside_prompts_too():
+    """Prompts in every step: an answer of 41 tokens takes 20 steps where each decodes two, and 40 where it is one."""
+    plain = times(read=0.0, pair=0.0)
+    drafted = replace(plain, queries=3, decoded=2.0, draft=np.zeros(1))
+    requests = Stream(np.zeros(2), np.array([10, 100_000]), np.array([41, 1]))
+    one, two = (play([spec(times=t)], requests) for t in (plain, drafted))
+    steps = [(found.finish[0] - found.first[0]) / (0.012 + 0.0256 + 1e-4) for found in (one, two)]
+    assert steps == pytest.approx([40, 20], rel=0.03)
+    assert two.accounts.tokens.sum() == one.accounts.tokens.sum()
 
 
 def test_a_window_takes_room_from_the_cache():
