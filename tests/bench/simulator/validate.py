@@ -42,15 +42,15 @@ NOT_MEASURED = (
 GROUPS = 6
 """That a table of errors lists."""
 WHY = {
-    "online E2E, unseen model": "One release of vLLM on H200 decodes Qwen3-235B 1.65 times slower than all other engines"
-    " there. On Llama 8B under SGLang the link was learned from mixtures, and prompts at tp 8 come out too slow.",
-    "online TTFT, unseen model": "First tokens wait for what clients send at once and for what an engine's front end does"
-    " with it, and releases differ in both.",
+    "online E2E, unseen model": "One release of vLLM on H200 decodes Qwen3-235B 1.65 times slower than all other"
+    " engines there. On Llama 8B under SGLang the link was learned from mixtures, and prompts at tp 8 come out too slow.",
+    "online TTFT, unseen model": "First tokens wait for what clients send at once and for what an engine's front end"
+    " does with it, and releases differ in both.",
     "disaggregated TTFT": "The rows do not say how many prompts and tokens a prefill worker takes in one step; with the"
     " limits of single servers a burst of prompts waits in another order.",
     "static batch E2E, unseen model": "Engines of 2024. On MI300X a step of 16 to 256 sequences gets a fortieth of the"
-    " units' peak, and the cache is read anew for query heads that share it. A term for each made this mean 14 %, and the"
-    " TPOT of dense models under load worse (12.1 %), where engines are of today.",
+    " units' peak, and the cache is read anew for query heads that share it. A term for each made this mean 14 %, and"
+    " the TPOT of dense models under load worse (12.1 %), where engines are of today.",
 }
 """What is known of the reasons."""
 WHY_OTHERS = """\
@@ -59,8 +59,8 @@ WHY_OTHERS = """\
 **Recommendation**: for a model that nobody measured the band is a factor of three wide; the room that 90 % confidence
 takes of it costs throughput, and without that room one pick in five misses its limit.
 
-**Open loop, TTFT with the shipped calibration**: it adds 20 to 30 ms to each first token, as the older releases did that
-it was learned from. A hundred requests of one's own mend that (`calibrate`).
+**Open loop, TTFT with the shipped calibration**: it adds 20 to 30 ms to each first token, as the older releases did
+that it was learned from. A hundred requests of one's own mend that (`calibrate`).
 """
 REASONS = {
     "speculative": "of sessions in which a model with heads that draft tokens decodes over a tenth faster than trusted"
