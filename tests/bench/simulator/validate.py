@@ -43,7 +43,7 @@ GROUPS = 6
 """That a table of errors lists."""
 WHY = {
     "online E2E, unseen model": "One release of vLLM on H200 decodes Qwen3-235B 1.65 times slower than all other"
-    " engines there. On Llama 8B under SGLang the link was learned from mixtures, and prompts at tp 8 come out too slow.",
+    " engines there. Of Llama 8B under SGLang the link was learned from mixtures: prompts at tp 8 come out too slow.",
     "online TTFT, unseen model": "First tokens wait for what clients send at once and for what an engine's front end"
     " does with it, and releases differ in both.",
     "disaggregated TTFT": "The rows do not say how many prompts and tokens a prefill worker takes in one step; with the"
