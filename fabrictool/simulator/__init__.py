@@ -18,12 +18,13 @@ if TYPE_CHECKING:
     from fabrictool.simulator.operators import Parallelism, work
     from fabrictool.simulator.report import Hardware, Report
     from fabrictool.simulator.slo import LatencyTarget
-    from fabrictool.simulator.stepmodel import Factors, Machine, StepModel
+    from fabrictool.simulator.stepmodel import Drafts, Factors, Machine, StepModel
     from fabrictool.simulator.steptimes import StepTimes
 
 __all__ = [
     "Calibration",
     "Case",
+    "Drafts",
     "Estimate",
     "Factors",
     "Fleet",
@@ -60,7 +61,7 @@ _HOMES = {
     "operators": ("Parallelism", "work"),
     "report": ("Hardware", "Report"),
     "slo": ("LatencyTarget",),
-    "stepmodel": ("Factors", "Machine", "StepModel"),
+    "stepmodel": ("Drafts", "Factors", "Machine", "StepModel"),
     "steptimes": ("StepTimes",),
 }
 
