@@ -93,6 +93,8 @@ REQUEST = np.dtype(
         ("state", "i8"),
         ("generated", "i8"),
         ("prefilled", "i8"),  # tokens of the present prefill that are computed or were found in the cache
+        ("reserved", "i8"),  # tokens of the present prefill that have blocks
+        ("swapped", "?"),  # its cache waits in the host's memory
         ("cached", "i8"),  # out: prompt tokens that the prefix cache held
         ("preempted", "i8"),  # out: how often
         ("offset", "i8"),  # cached tokens in a step are offset + step
@@ -498,9 +500,15 @@ def _known(lists: Lists, cache: Cache, r: int, start: int, ids: int) -> tuple[in
 
 # Wide: the loop's state is a handful of arrays, and compiled code passes each by itself.
 @compiled
-def _admit(requests: Any, replicas: Any, lists: Lists, tables: StepTables, cache: Cache, r: int, i: int) -> bool:
-    """Reserves the blocks of request i; False, and nothing changed, when they are not to be had."""
-    ready = requests[i].handed == KEPT or (replicas[r].swaps and requests[i].preempted > 0)
+def _admit(
+    requests: Any, replicas: Any, lists: Lists, tables: StepTables, cache: Cache, r: int, i: int, budget: int
+) -> bool:
+    """Takes the blocks of request i; False, and nothing changed, when they are not to be had.
+
+    All that it has to compute has to fit now, but only what it computes in this step (`budget` tokens at most) gets its
+    blocks (vLLM: ``full_sequence_must_fit``), unless the engine keeps room for whole answers.
+    """
+    ready = requests[i].handed == KEPT or requests[i].swapped
     tokens = requests[i].prompt + requests[i].generated
     per_id = replicas[r].chain_tokens
     per_block = per_id // BLOCK
@@ -515,8 +523,13 @@ def _admit(requests: Any, replicas: Any, lists: Lists, tables: StepTables, cache
         own = _unborn(requests, replicas, r, i, held, MOST_SPARED)
         if need + own + replicas[r].spared * replicas[r].owed > room:
             return False
-    if need > room:
+    if need + _growth(replicas, lists, r, 1) > room:  # those that run take theirs first
         return False
+    cached = min(hits * per_id, tokens - 1)
+    if not ready:
+        requests[i].reserved = tokens if replicas[r].spared > 0.0 else min(tokens, cached + budget)
+        need -= _own_blocks(requests, replicas, r, i, tokens)
+        need += _own_blocks(requests, replicas, r, i, requests[i].reserved)
     for at in range(ids):
         block = lists.chain[start + at]
         if cache.blocks[r, block].resident:
@@ -531,10 +544,10 @@ def _admit(requests: Any, replicas: Any, lists: Lists, tables: StepTables, cache
             cache.blocks[r, block].users += 1
     replicas[r].free -= need
     replicas[r].owed += _unborn(requests, replicas, r, i, held, NEVER)
+    requests[i].swapped = False
     if ready:
         requests[i].prefilled = tokens
     else:
-        cached = min(hits * per_id, tokens - 1)
         requests[i].prefilled = cached
         replicas[r].pending_swap += loaded * per_id * tables.rates[replicas[r].table].swap
         if requests[i].generated == 0:
@@ -567,15 +580,11 @@ def _find_soonest(requests: Any, replicas: Any, lists: Lists, r: int) -> None:
 
 
 @compiled
-def _preempt(requests: Any, replicas: Any, lists: Lists, tables: StepTables, cache: Cache, r: int) -> None:
-    """The least urgent, last admitted request gives its blocks back and waits at the head of its queue."""
-    slot, victim = 0, lists.run[r, 0]
-    for at in range(1, replicas[r].decoding):
-        i = lists.run[r, at]
-        worse = requests[i].priority > requests[victim].priority
-        equal = requests[i].priority == requests[victim].priority
-        if worse or (equal and requests[i].admitted > requests[victim].admitted):
-            slot, victim = at, i
+def _stop_decoding(
+    requests: Any, replicas: Any, lists: Lists, tables: StepTables, cache: Cache, r: int, slot: int
+) -> None:
+    """The request at a place of `run` gives its blocks back and waits at the head of its queue."""
+    victim = lists.run[r, slot]
     held = requests[victim].offset + replicas[r].step
     replicas[r].decoding -= 1
     lists.run[r, slot] = lists.run[r, replicas[r].decoding]
@@ -591,8 +600,66 @@ def _preempt(requests: Any, replicas: Any, lists: Lists, tables: StepTables, cac
     # The token of this step is not in the cache yet.
     _release(requests, replicas, lists, tables, cache, r, victim, held - 1)
     if replicas[r].swaps:
+        requests[victim].swapped = True
         replicas[r].pending_swap += held * tables.rates[replicas[r].table].swap
     _enqueue(requests, replicas, lists, r, victim, True)
+
+
+# Wide: the loop's state is a handful of arrays, and compiled code passes each by itself.
+@compiled
+def _put_back(requests: Any, replicas: Any, lists: Lists, tables: StepTables, cache: Cache, r: int, at: int) -> None:
+    """The request at a place of `fill` gives its blocks back and waits at the head of its queue."""
+    i = lists.fill[r, at]
+    replicas[r].prefilling -= 1
+    for later in range(at, replicas[r].prefilling):
+        lists.fill[r, later] = lists.fill[r, later + 1]
+        lists.chunk[r, later] = lists.chunk[r, later + 1]
+    requests[i].preempted += 1
+    _release(requests, replicas, lists, tables, cache, r, i, requests[i].reserved)
+    _enqueue(requests, replicas, lists, r, i, True)
+
+
+@compiled
+def _last_to_fill(requests: Any, replicas: Any, lists: Lists, r: int, first: int) -> int:
+    """The place of `fill`, from `first` on, of the least urgent and last admitted; -1 where there is none."""
+    last = -1
+    for at in range(first, replicas[r].prefilling):
+        if last < 0 or requests[lists.fill[r, at]].priority >= requests[lists.fill[r, last]].priority:
+            last = at
+    return last
+
+
+@compiled
+def _last_to_decode(requests: Any, replicas: Any, lists: Lists, r: int) -> int:
+    """The place of `run` of the least urgent and last admitted; -1 where there is none."""
+    last = -1
+    for at in range(replicas[r].decoding):
+        if last < 0 or _after(requests, lists.run[r, at], lists.run[r, last]):
+            last = at
+    return last
+
+
+@compiled
+def _after(requests: Any, i: int, other: int) -> bool:
+    """Whether request i is preempted before the other."""
+    if requests[i].priority != requests[other].priority:
+        return bool(requests[i].priority > requests[other].priority)
+    return bool(requests[i].admitted > requests[other].admitted)
+
+
+# Wide: the loop's state is a handful of arrays, and compiled code passes each by itself.
+@compiled
+def _preempt(requests: Any, replicas: Any, lists: Lists, tables: StepTables, cache: Cache, r: int, first: int) -> int:
+    """The least urgent, last admitted request waits again; its place in `fill`, -1 if it decoded. Prompts before the
+    place `first` are spared, and all where the engine keeps room for whole answers.
+    """
+    filling = _last_to_fill(requests, replicas, lists, r, first) if replicas[r].spared == 0.0 else -1
+    slot = _last_to_decode(requests, replicas, lists, r)
+    if filling >= 0 and (slot < 0 or _after(requests, lists.fill[r, filling], lists.run[r, slot])):
+        _put_back(requests, replicas, lists, tables, cache, r, filling)
+        return filling
+    _stop_decoding(requests, replicas, lists, tables, cache, r, slot)
+    return -1
 
 
 @compiled
@@ -687,7 +754,7 @@ def _admit_waiting(
         i = lists.head[r, level]
         if requests[i].arrival > replicas[r].looked:
             break
-        if not _admit(requests, replicas, lists, tables, cache, r, i):
+        if not _admit(requests, replicas, lists, tables, cache, r, i, budget):
             break
         lists.head[r, level] = requests[i].following
         if lists.head[r, level] < 0:
@@ -709,6 +776,36 @@ def _admit_waiting(
         lists.chunk[r, at] = min(missing, budget)
         replicas[r].prefilling = at + 1
         budget -= lists.chunk[r, at]
+    return budget
+
+
+# Wide: the loop's state is a handful of arrays, and compiled code passes each by itself.
+@compiled
+def _chunks(requests: Any, replicas: Any, lists: Lists, tables: StepTables, cache: Cache, r: int, budget: int) -> int:
+    """Deals `budget` tokens out to the prompts that are being computed, and blocks for them; what is left of it."""
+    at = 0
+    while at < replicas[r].prefilling:
+        i = lists.fill[r, at]
+        missing = requests[i].prompt + requests[i].generated - requests[i].prefilled
+        chunk = max(0, min(missing, budget))
+        reserved = max(requests[i].reserved, requests[i].prefilled + chunk)
+        more = _own_blocks(requests, replicas, r, i, reserved)
+        more -= _own_blocks(requests, replicas, r, i, requests[i].reserved)
+        put_back = -1
+        while more > 0 and put_back != at:
+            droppable = replicas[r].evictable * (replicas[r].chain_tokens // BLOCK)
+            if more + _growth(replicas, lists, r, 1) <= replicas[r].free + droppable:
+                break
+            put_back = _preempt(requests, replicas, lists, tables, cache, r, at)
+        if put_back == at:
+            continue
+        if more > 0:
+            _make_room(replicas, cache, r, more)
+            replicas[r].free -= more
+            requests[i].reserved = reserved
+        lists.chunk[r, at] = chunk
+        budget -= chunk
+        at += 1
     return budget
 
 
@@ -747,15 +844,11 @@ def _plan_step(
         _join_decoding(requests, replicas, lists, r, i)
         replicas[r].rejoined = True
     while replicas[r].decoding > 0 and _affordable(replicas, lists, r, 1) < 1:
-        _preempt(requests, replicas, lists, tables, cache, r)
+        _preempt(requests, replicas, lists, tables, cache, r, 0)
     budget = replicas[r].budget
     if not replicas[r].prefill_first:
         budget -= replicas[r].decoding * tables.rates[kind].queries
-    for at in range(replicas[r].prefilling):
-        i = lists.fill[r, at]
-        missing = requests[i].prompt + requests[i].generated - requests[i].prefilled
-        lists.chunk[r, at] = max(0, min(missing, budget))
-        budget -= lists.chunk[r, at]
+    budget = _chunks(requests, replicas, lists, tables, cache, r, budget)
     if _looks(replicas, tables, r):
         replicas[r].unlooked = 0
         replicas[r].looked = now
@@ -764,7 +857,7 @@ def _plan_step(
     decoding = replicas[r].decoding
     while decoding > 0 and _affordable(replicas, lists, r, 1) < 1:
         # Those just admitted may have taken the running ones' last blocks.
-        _preempt(requests, replicas, lists, tables, cache, r)
+        _preempt(requests, replicas, lists, tables, cache, r, 0)
         decoding = replicas[r].decoding
     if replicas[r].balance > 0 and replicas[r].waiting > 0 and replicas[r].since < 0:
         replicas[r].since = replicas[r].step

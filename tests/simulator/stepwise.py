@@ -19,6 +19,7 @@ class Job:
     finish: float = math.nan
     preempted: int = 0
     admitted: int = 0
+    reserved: int = 0
 
     @property
     def length(self):
@@ -90,15 +91,23 @@ class Engine:
 
     def preempt(self):
         while self.running and self.growth() > self.free:
-            victim = max(self.running, key=lambda job: (job.priority, job.admitted))
+            self.put_back(self.filling)
+
+    def put_back(self, filling):
+        """The last of those that run or, without room for whole answers, of those that fill; it waits again."""
+        victim = max(
+            [*self.running, *([] if self.spec.spared else filling)], key=lambda job: (job.priority, job.admitted)
+        )
+        if victim in self.running:
             self.running.remove(victim)
             self.free += self.held(victim.length - 1) + self.beside(victim)
-            victim.preempted += 1
-            victim.prefilled = 0
-            at = next(
-                (i for i, other in enumerate(self.waiting) if other.priority >= victim.priority), len(self.waiting)
-            )
-            self.waiting.insert(at, victim)
+        else:
+            self.filling.remove(victim)
+            self.free += self.held(victim.reserved) + self.beside(victim)
+        victim.preempted += 1
+        victim.prefilled = 0
+        at = next((i for i, other in enumerate(self.waiting) if other.priority >= victim.priority), len(self.waiting))
+        self.waiting.insert(at, victim)
 
     def looks(self):
         """Whether those that came since the last look are considered."""
@@ -118,10 +127,11 @@ class Engine:
             if job.arrival > self.looked:
                 break
             need = self.held(job.length) + self.beside(job)
-            if need > self.free or self.crowded(job, need):
+            if need > self.free - self.growth() or self.crowded(job, need):
                 break
             self.waiting.pop(0)
-            self.free -= need
+            job.reserved = job.length if self.spec.spared else min(job.length, budget)
+            self.free -= self.held(job.reserved) + self.beside(job)
             self.sequence += 1
             job.admitted, job.prefilled = self.sequence, 0
             self.filling.append(job)
@@ -132,16 +142,36 @@ class Engine:
             self.since = self.done
 
     def step(self, now):
-        spec, times = self.spec, self.spec.times
+        times = self.spec.times
         self.preempt()
-        budget = spec.token_budget - (0 if spec.prefill_first else len(self.running) * times.queries)
-        self.chunks = {}
-        for job in self.filling:
-            self.chunks[job.index] = max(0, min(job.length - job.prefilled, budget))
-            budget -= self.chunks[job.index]
+        budget = self.spec.token_budget - (0 if self.spec.prefill_first else len(self.running) * times.queries)
+        budget = self.deal(budget)
         self.admit(budget, now)
         if not self.running and not self.filling:
             return None
+        return self.length()
+
+    def deal(self, budget):
+        """Tokens of the next step for the prompts that are being computed, and blocks for them; what is left."""
+        self.chunks = {}
+        for job in list(self.filling):
+            if job not in self.filling:
+                continue
+            chunk = max(0, min(job.length - job.prefilled, budget))
+            reserved = max(job.reserved, job.prefilled + chunk)
+            more = self.held(reserved) - self.held(job.reserved)
+            while job in self.filling and more and more + self.growth() > self.free:
+                self.put_back(self.filling[self.filling.index(job) :])
+            if job in self.filling:
+                self.free -= more
+                job.reserved = reserved
+                self.chunks[job.index] = chunk
+                budget -= chunk
+        return budget
+
+    def length(self):
+        """Seconds of the next step."""
+        spec, times = self.spec, self.spec.times
         decoding = len(self.running)
         read = sum(job.length for job in self.running)
         window = times.window

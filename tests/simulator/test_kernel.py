@@ -574,6 +574,19 @@ def test_drafts_decode_more_than_a_token_beside_prompts_too():
     assert two.accounts.tokens.sum() == one.accounts.tokens.sum()
 
 
+def test_a_prompt_has_blocks_for_what_is_computed_of_it_and_may_be_put_back():
+    """40 blocks: an answer that has 7 of them and grows, and a prompt of 32 that is computed by 7 tokens a step."""
+    tight = spec(kv_tokens=640, token_budget=8)
+    two = Stream(np.array([0.0, 0.2]), np.array([100, 510]), np.array([300, 2]))
+    found = play([tight], two)
+    assert found.preempted.tolist() == [0, 1]
+    assert np.isfinite(found.finish).all()
+    assert found.first[1] > found.finish[0], "begun, put back, and begun anew when the answer was over"
+    assert found.accounts.tokens[0] > 100 + 510 + 299 + 1, "what was computed in vain counts"
+    patient = play([replace(tight, spared=1.0)], two)
+    assert patient.preempted.sum() == 0, "an engine that keeps room for whole answers does not begin it"
+
+
 def test_a_window_takes_room_from_the_cache():
     """Room for two prompts with what their windows hold, where it would be four without."""
     heavy = RequestMemory(fixed=96.0, windowed=1.0, window=64)
