@@ -311,6 +311,7 @@ def _replica(case: Case, factors: Factors, cut: Parallelism, sequences: int) -> 
         token_budget=budget,
         kv_tokens=space.kv_tokens,
         beside=space.beside,
+        whole_prompts=case.mode == "batch",  # static batches were measured on engines of 2024
         lanes=model.lanes,
         prefill_first=engine.prefill_first,
         recv_interval=case.recv_interval,

@@ -62,6 +62,9 @@ class ReplicaSpec:
     spared: float = 0.0
     """Of the cache that running requests have not taken yet, the share that stays free for them when one more comes in.
     With any, that one has to find room for its whole answer, too."""
+    whole_prompts: bool = False
+    """A prompt has all of its blocks from the start on, and is not preempted while it is computed: before there was
+    chunked prefill, and with `spared`."""
     swap: bool = False
     beside: RequestMemory = NOTHING
     """What a request holds beside its part of `kv_tokens`."""
@@ -590,6 +593,8 @@ def _replicas(specs: Sequence[ReplicaSpec], kinds: list[int], models: tuple[str,
     # With one group there is nobody to wait for, and what a decode replica takes in is computed already.
     replicas.balance = [spec.balance_steps if spec.times.groups > 1 and spec.role != "decode" else 0 for spec in specs]
     replicas.spared = [spec.spared for spec in specs]
+    replicas.whole = [spec.whole_prompts or spec.spared > 0 for spec in specs]
+    replicas.window = [spec.times.window for spec in specs]
     replicas.beside = [spec.beside.fixed / kernel.BLOCK for spec in specs]
     replicas.beside_token = [spec.beside.windowed / kernel.BLOCK for spec in specs]
     replicas.swaps = [spec.swap for spec in specs]

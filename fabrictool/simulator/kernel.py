@@ -94,7 +94,7 @@ REQUEST = np.dtype(
         ("generated", "i8"),
         ("prefilled", "i8"),  # tokens of the present prefill that are computed or were found in the cache
         ("reserved", "i8"),  # tokens of the present prefill that have blocks
-        ("swapped", "?"),  # its cache waits in the host's memory
+        ("swapped", "i8"),  # 1: its cache waits in the host's memory
         ("cached", "i8"),  # out: prompt tokens that the prefix cache held
         ("preempted", "i8"),  # out: how often
         ("offset", "i8"),  # cached tokens in a step are offset + step
@@ -124,7 +124,9 @@ REPLICA = np.dtype(
         ("balance", "i8"),  # decode steps that prompts wait until each attention group has one; 0: they do not
         ("since", "i8"),  # decode steps that were done when the first of them began to wait; negative: none does
         ("spared", "f8"),  # share of `owed` that has to be free when a request is admitted, beside all of its own
+        ("whole", "?"),  # a prompt has all of its blocks from the start on, and is not preempted while it is computed
         ("owed", "i8"),  # blocks that the admitted requests have not taken yet and will
+        ("window", "i8"),  # tokens that a sliding window holds
         ("beside", "f8"),  # blocks that a request in the batch takes whatever its length ...
         ("beside_token", "f8"),  # ... and for each of its tokens that a sliding window holds
         ("swaps", "?"),  # preempted requests keep their cache in host memory, instead of computing it again
@@ -156,6 +158,7 @@ REPLICA = np.dtype(
         ("touched", "i8"),
         ("link_free", "f8"),
         ("pending_swap", "f8"),
+        ("loading", "i8"),  # tokens that the next step waits for, from the host's memory
         ("stall", "f8"),
         ("busy", "f8"),
         ("steps", "f8"),
@@ -356,13 +359,15 @@ def _unborn(requests: Any, replicas: Any, r: int, i: int, held: int, most: int) 
 
 
 @compiled
-def _beside(requests: Any, replicas: Any, tables: StepTables, r: int, i: int) -> int:
+def _beside(requests: Any, replicas: Any, r: int, i: int) -> int:
     """Blocks that request i takes as long as it is in the batch: what its windows hold, and states of linear attention.
 
     Those of its whole answer from the start on: they are few, and what does not grow needs no watching.
     """
+    if replicas[r].beside == 0.0 and replicas[r].beside_token == 0.0:
+        return 0
     answer = 0 if replicas[r].role == PREFILL else requests[i].output
-    held = min(requests[i].prompt + answer, tables.rates[replicas[r].table].window)
+    held = min(requests[i].prompt + answer, replicas[r].window)
     blocks: int = math.ceil(replicas[r].beside + replicas[r].beside_token * held)
     return blocks
 
@@ -443,10 +448,8 @@ def _compact(cache: Cache, r: int) -> None:
 
 # Wide: the loop's state is a handful of arrays, and compiled code passes each by itself.
 @compiled
-def _release(
-    requests: Any, replicas: Any, lists: Lists, tables: StepTables, cache: Cache, r: int, i: int, tokens: int
-) -> None:
-    replicas[r].free += _own_blocks(requests, replicas, r, i, tokens) + _beside(requests, replicas, tables, r, i)
+def _release(requests: Any, replicas: Any, lists: Lists, cache: Cache, r: int, i: int, tokens: int) -> None:
+    replicas[r].free += _own_blocks(requests, replicas, r, i, tokens) + _beside(requests, replicas, r, i)
     replicas[r].owed -= _unborn(requests, replicas, r, i, tokens, NEVER)
     _unuse_chain(requests, replicas, lists, cache, r, i)
 
@@ -500,15 +503,13 @@ def _known(lists: Lists, cache: Cache, r: int, start: int, ids: int) -> tuple[in
 
 # Wide: the loop's state is a handful of arrays, and compiled code passes each by itself.
 @compiled
-def _admit(
-    requests: Any, replicas: Any, lists: Lists, tables: StepTables, cache: Cache, r: int, i: int, budget: int
-) -> bool:
+def _admit(requests: Any, replicas: Any, lists: Lists, cache: Cache, r: int, i: int, budget: int) -> bool:
     """Takes the blocks of request i; False, and nothing changed, when they are not to be had.
 
     All that it has to compute has to fit now, but only what it computes in this step (`budget` tokens at most) gets its
-    blocks (vLLM: ``full_sequence_must_fit``), unless the engine keeps room for whole answers.
+    blocks (vLLM: ``full_sequence_must_fit``), unless the engine takes those of whole prompts.
     """
-    ready = requests[i].handed == KEPT or requests[i].swapped
+    ready = requests[i].handed == KEPT or requests[i].swapped == 1
     tokens = requests[i].prompt + requests[i].generated
     per_id = replicas[r].chain_tokens
     per_block = per_id // BLOCK
@@ -517,17 +518,20 @@ def _admit(
     hits, loaded, idle_hits, fresh = _known(lists, cache, r, start, ids)
     # A cache that is there already lacks the newest token: the next step computes it.
     held = tokens - 1 if ready else tokens
-    need = _own_blocks(requests, replicas, r, i, held) + fresh * per_block + _beside(requests, replicas, tables, r, i)
+    need = _own_blocks(requests, replicas, r, i, held) + fresh * per_block + _beside(requests, replicas, r, i)
     room = replicas[r].free + (replicas[r].evictable - idle_hits) * per_block
     if replicas[r].spared > 0.0 and replicas[r].decoding + replicas[r].prefilling > 0:
         own = _unborn(requests, replicas, r, i, held, MOST_SPARED)
         if need + own + replicas[r].spared * replicas[r].owed > room:
             return False
-    if need + _growth(replicas, lists, r, 1) > room:  # those that run take theirs first
+    if need > room:
+        return False
+    # Those that run take theirs first; they cannot need more than a block each.
+    if not replicas[r].whole and need + replicas[r].decoding > room and need + _growth(replicas, lists, r, 1) > room:
         return False
     cached = min(hits * per_id, tokens - 1)
     if not ready:
-        requests[i].reserved = tokens if replicas[r].spared > 0.0 else min(tokens, cached + budget)
+        requests[i].reserved = tokens if replicas[r].whole else min(tokens, cached + budget)
         need -= _own_blocks(requests, replicas, r, i, tokens)
         need += _own_blocks(requests, replicas, r, i, requests[i].reserved)
     for at in range(ids):
@@ -543,13 +547,13 @@ def _admit(
             cache.blocks[r, block].resident = True
             cache.blocks[r, block].users += 1
     replicas[r].free -= need
-    replicas[r].owed += _unborn(requests, replicas, r, i, held, NEVER)
-    requests[i].swapped = False
+    replicas[r].owed += _unborn(requests, replicas, r, i, held if ready else requests[i].reserved, NEVER)
+    requests[i].swapped = 0
     if ready:
         requests[i].prefilled = tokens
     else:
         requests[i].prefilled = cached
-        replicas[r].pending_swap += loaded * per_id * tables.rates[replicas[r].table].swap
+        replicas[r].loading += loaded * per_id
         if requests[i].generated == 0:
             requests[i].cached = min(cached, requests[i].prompt)
     replicas[r].sequence += 1
@@ -579,6 +583,7 @@ def _find_soonest(requests: Any, replicas: Any, lists: Lists, r: int) -> None:
     replicas[r].soonest = soonest
 
 
+# Wide: the loop's state is a handful of arrays, and compiled code passes each by itself.
 @compiled
 def _stop_decoding(
     requests: Any, replicas: Any, lists: Lists, tables: StepTables, cache: Cache, r: int, slot: int
@@ -598,16 +603,16 @@ def _stop_decoding(
     if requests[victim].handed == LANDED:
         requests[victim].handed = DROPPED
     # The token of this step is not in the cache yet.
-    _release(requests, replicas, lists, tables, cache, r, victim, held - 1)
+    _release(requests, replicas, lists, cache, r, victim, held - 1)
     if replicas[r].swaps:
-        requests[victim].swapped = True
+        requests[victim].swapped = 1
         replicas[r].pending_swap += held * tables.rates[replicas[r].table].swap
     _enqueue(requests, replicas, lists, r, victim, True)
 
 
 # Wide: the loop's state is a handful of arrays, and compiled code passes each by itself.
 @compiled
-def _put_back(requests: Any, replicas: Any, lists: Lists, tables: StepTables, cache: Cache, r: int, at: int) -> None:
+def _put_back(requests: Any, replicas: Any, lists: Lists, cache: Cache, r: int, at: int) -> None:
     """The request at a place of `fill` gives its blocks back and waits at the head of its queue."""
     i = lists.fill[r, at]
     replicas[r].prefilling -= 1
@@ -615,7 +620,7 @@ def _put_back(requests: Any, replicas: Any, lists: Lists, tables: StepTables, ca
         lists.fill[r, later] = lists.fill[r, later + 1]
         lists.chunk[r, later] = lists.chunk[r, later + 1]
     requests[i].preempted += 1
-    _release(requests, replicas, lists, tables, cache, r, i, requests[i].reserved)
+    _release(requests, replicas, lists, cache, r, i, requests[i].reserved)
     _enqueue(requests, replicas, lists, r, i, True)
 
 
@@ -651,12 +656,12 @@ def _after(requests: Any, i: int, other: int) -> bool:
 @compiled
 def _preempt(requests: Any, replicas: Any, lists: Lists, tables: StepTables, cache: Cache, r: int, first: int) -> int:
     """The least urgent, last admitted request waits again; its place in `fill`, -1 if it decoded. Prompts before the
-    place `first` are spared, and all where the engine keeps room for whole answers.
+    place `first` are spared.
     """
-    filling = _last_to_fill(requests, replicas, lists, r, first) if replicas[r].spared == 0.0 else -1
+    filling = -1 if replicas[r].whole else _last_to_fill(requests, replicas, lists, r, first)
     slot = _last_to_decode(requests, replicas, lists, r)
     if filling >= 0 and (slot < 0 or _after(requests, lists.fill[r, filling], lists.run[r, slot])):
-        _put_back(requests, replicas, lists, tables, cache, r, filling)
+        _put_back(requests, replicas, lists, cache, r, filling)
         return filling
     _stop_decoding(requests, replicas, lists, tables, cache, r, slot)
     return -1
@@ -754,7 +759,7 @@ def _admit_waiting(
         i = lists.head[r, level]
         if requests[i].arrival > replicas[r].looked:
             break
-        if not _admit(requests, replicas, lists, tables, cache, r, i, budget):
+        if not _admit(requests, replicas, lists, cache, r, i, budget):
             break
         lists.head[r, level] = requests[i].following
         if lists.head[r, level] < 0:
@@ -788,9 +793,10 @@ def _chunks(requests: Any, replicas: Any, lists: Lists, tables: StepTables, cach
         i = lists.fill[r, at]
         missing = requests[i].prompt + requests[i].generated - requests[i].prefilled
         chunk = max(0, min(missing, budget))
-        reserved = max(requests[i].reserved, requests[i].prefilled + chunk)
-        more = _own_blocks(requests, replicas, r, i, reserved)
-        more -= _own_blocks(requests, replicas, r, i, requests[i].reserved)
+        reserved, more = requests[i].prefilled + chunk, 0
+        if reserved > requests[i].reserved:
+            more = _own_blocks(requests, replicas, r, i, reserved)
+            more -= _own_blocks(requests, replicas, r, i, requests[i].reserved)
         put_back = -1
         while more > 0 and put_back != at:
             droppable = replicas[r].evictable * (replicas[r].chain_tokens // BLOCK)
@@ -802,7 +808,9 @@ def _chunks(requests: Any, replicas: Any, lists: Lists, tables: StepTables, cach
         if more > 0:
             _make_room(replicas, cache, r, more)
             replicas[r].free -= more
-            requests[i].reserved = reserved
+            replicas[r].owed -= _unborn(requests, replicas, r, i, requests[i].reserved, NEVER)
+            replicas[r].owed += _unborn(requests, replicas, r, i, reserved, NEVER)
+        requests[i].reserved = max(requests[i].reserved, reserved)
         lists.chunk[r, at] = chunk
         budget -= chunk
         at += 1
@@ -848,7 +856,8 @@ def _plan_step(
     budget = replicas[r].budget
     if not replicas[r].prefill_first:
         budget -= replicas[r].decoding * tables.rates[kind].queries
-    budget = _chunks(requests, replicas, lists, tables, cache, r, budget)
+    if replicas[r].prefilling > 0:
+        budget = _chunks(requests, replicas, lists, tables, cache, r, budget)
     if _looks(replicas, tables, r):
         replicas[r].unlooked = 0
         replicas[r].looked = now
@@ -866,8 +875,9 @@ def _plan_step(
         replicas[r].ends = math.inf
         replicas[r].count = 0
         return
-    extra = replicas[r].pending_swap
+    extra = replicas[r].pending_swap + replicas[r].loading * tables.rates[kind].swap
     replicas[r].pending_swap = 0.0
+    replicas[r].loading = 0
     window = tables.rates[kind].window
     if replicas[r].prefilling == 0:
         most = min(limit, replicas[r].soonest - replicas[r].step)
@@ -919,7 +929,7 @@ def _plan_step(
     time += tables.shared[kind, min(together, tables.shared.shape[1] - 1)]
     time += tables.sample[kind, min(sampled, tables.sample.shape[1] - 1)]
     replicas[r].count = 1
-    if computed > 0:
+    if computed > decoding:
         # Whole tokens, and never more than the request that ends first still lacks.
         replicas[r].ahead += tables.rates[kind].decoded
         most = min(int(replicas[r].ahead + ROUNDING), replicas[r].soonest - replicas[r].step)
@@ -1001,9 +1011,7 @@ def _count_pause(requests: Any, lists: Lists, r: int, i: int, now: float) -> Non
 
 # Wide: the loop's state is a handful of arrays, and compiled code passes each by itself.
 @compiled
-def _complete(
-    requests: Any, replicas: Any, lists: Lists, tables: StepTables, cache: Cache, clock: EventQueue, r: int, now: float
-) -> None:
+def _complete(requests: Any, replicas: Any, lists: Lists, cache: Cache, clock: EventQueue, r: int, now: float) -> None:
     """Takes out the requests whose last token has just been computed."""
     step = replicas[r].step
     soonest = NEVER
@@ -1020,7 +1028,7 @@ def _complete(
         replicas[r].context -= held
         lists.phase[r, requests[i].offset % BLOCK] -= 1
         requests[i].generated = requests[i].output
-        _release(requests, replicas, lists, tables, cache, r, i, held - 1)
+        _release(requests, replicas, lists, cache, r, i, held - 1)
         leave(requests, replicas, clock, i, FINISHED, now)
     replicas[r].soonest = soonest
 
@@ -1062,7 +1070,7 @@ def _end_step(
         _count_itl(lists, r, length / k + replicas[r].stall, decoding - again)
         replicas[r].stall = 0.0
         if replicas[r].step >= replicas[r].soonest:
-            _complete(requests, replicas, lists, tables, cache, clock, r, now)
+            _complete(requests, replicas, lists, cache, clock, r, now)
     elif decoding > 0:
         replicas[r].stall += length
     if replicas[r].prefilling > 0:
@@ -1084,7 +1092,7 @@ def _end_step(
         _count_pause(requests, lists, r, i, now)
         requests[i].generated += 1
         if requests[i].generated >= requests[i].output:
-            _release(requests, replicas, lists, tables, cache, r, i, tokens)
+            _release(requests, replicas, lists, cache, r, i, tokens)
             leave(requests, replicas, clock, i, FINISHED, now)
         elif replicas[r].role == PREFILL:
             requests[i].handed = KEPT
@@ -1112,7 +1120,7 @@ def _arrive(
 ) -> bool:
     """Request i reaches replica r; False when it can never fit there."""
     answer = 0 if replicas[r].role == PREFILL else requests[i].output
-    if _blocks(requests[i].prompt + answer) + _beside(requests, replicas, tables, r, i) > replicas[r].blocks:
+    if _blocks(requests[i].prompt + answer) + _beside(requests, replicas, r, i) > replicas[r].blocks:
         return False
     _enqueue(requests, replicas, lists, r, i, False)
     if replicas[r].ends == math.inf:
@@ -1169,7 +1177,7 @@ def let_go(
 ) -> None:
     """The replica that computed the prompt of request i drops its cache, and goes on if it waited for room."""
     r = requests[i].where
-    _release(requests, replicas, lists, tables, cache, r, i, requests[i].prompt)
+    _release(requests, replicas, lists, cache, r, i, requests[i].prompt)
     if replicas[r].ends == math.inf and replicas[r].waiting > 0:
         _plan_step(requests, replicas, lists, tables, cache, clock, r, now, limit)
 
@@ -1190,7 +1198,7 @@ def forget_fetched(
     """The cache of request i will not come: the room that waits for it is free again, and others may have it."""
     r = requests[i].whither
     replicas[r].coming -= 1
-    _release(requests, replicas, lists, tables, cache, r, i, requests[i].prompt)
+    _release(requests, replicas, lists, cache, r, i, requests[i].prompt)
     per_block = replicas[r].chain_tokens // BLOCK
     ids = _chain_blocks(requests, replicas, r, i) // per_block if per_block else 0
     for at in range(requests[i].chain, requests[i].chain + ids):

@@ -67,6 +67,10 @@ class Engine:
         at = next((i for i, other in enumerate(self.waiting) if other.priority > job.priority), len(self.waiting))
         self.waiting.insert(at, job)
 
+    @property
+    def whole(self):
+        return self.spec.whole_prompts or self.spec.spared > 0
+
     def held(self, tokens):
         return -(-tokens // BLOCK)
 
@@ -94,10 +98,8 @@ class Engine:
             self.put_back(self.filling)
 
     def put_back(self, filling):
-        """The last of those that run or, without room for whole answers, of those that fill; it waits again."""
-        victim = max(
-            [*self.running, *([] if self.spec.spared else filling)], key=lambda job: (job.priority, job.admitted)
-        )
+        """The last of those that run or, where prompts have blocks by the chunk, of those that fill; it waits again."""
+        victim = max([*self.running, *([] if self.whole else filling)], key=lambda job: (job.priority, job.admitted))
         if victim in self.running:
             self.running.remove(victim)
             self.free += self.held(victim.length - 1) + self.beside(victim)
@@ -127,10 +129,10 @@ class Engine:
             if job.arrival > self.looked:
                 break
             need = self.held(job.length) + self.beside(job)
-            if need > self.free - self.growth() or self.crowded(job, need):
+            if need > self.free - (0 if self.whole else self.growth()) or self.crowded(job, need):
                 break
             self.waiting.pop(0)
-            job.reserved = job.length if self.spec.spared else min(job.length, budget)
+            job.reserved = job.length if self.whole else min(job.length, budget)
             self.free -= self.held(job.reserved) + self.beside(job)
             self.sequence += 1
             job.admitted, job.prefilled = self.sequence, 0

@@ -89,6 +89,7 @@ def test_the_kernel_equals_stepping_one_by_one(seed):
         spared=rng.choice([0.0, 0.1, 1.0]),
         recv_interval=rng.choice([1, 1, 7]),
         balance_steps=rng.choice([0, 0, 5]),
+        whole_prompts=rng.random() < 0.3,
     )
     found = play([one], requests)
     jobs = [
@@ -478,7 +479,7 @@ def test_a_prefill_replica_that_dies_leaves_prompts_to_be_computed_again():
     assert (fleet.replicas.free == fleet.replicas.blocks).all()
 
 
-@seeds(30, drawn=20, long=500)
+@seeds(30, drawn=20, long=1000)
 def test_whatever_dies_no_block_and_no_request_is_forgotten(seed):
     rng = random.Random(seed)
     link = times(hand=rng.choice([0.0, 1e-4, 3e-3, 3e-2]), hand_latency=rng.choice([0.0, 0.05, 5.0]))
@@ -585,6 +586,8 @@ def test_a_prompt_has_blocks_for_what_is_computed_of_it_and_may_be_put_back():
     assert found.accounts.tokens[0] > 100 + 510 + 299 + 1, "what was computed in vain counts"
     patient = play([replace(tight, spared=1.0)], two)
     assert patient.preempted.sum() == 0, "an engine that keeps room for whole answers does not begin it"
+    earlier = play([replace(tight, whole_prompts=True)], two)
+    assert earlier.preempted.tolist() == [1, 0], "before chunked prefill it is the answer that makes way"
 
 
 def test_a_window_takes_room_from_the_cache():
