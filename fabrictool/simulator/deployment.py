@@ -92,8 +92,12 @@ class ModelSimulation:
 
     def with_host_cache(self, octets: float) -> ModelSimulation:
         """The same with so much of the host's memory for prefixes, beside the cache of each replica."""
-        specs = zip(self.specs, self.token_octets, strict=True)
-        return replace(self, specs=tuple(replace(spec, host_tokens=int(octets // token)) for spec, token in specs))
+        if not octets:
+            return self
+        known = zip(self.specs, self.token_octets, strict=True)
+        # A model without layers that keep the whole context has no prefix to keep.
+        kept = [replace(spec, host_tokens=int(octets // token) if token else 0) for spec, token in known]
+        return replace(self, specs=tuple(kept))
 
     def with_events(self, events: Sequence[ReplicaEvent]) -> ModelSimulation:
         """The same with replicas that come and go. Raises InvalidInputError FT2149 for what no replica lives through.

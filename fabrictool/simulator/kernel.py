@@ -923,7 +923,8 @@ def _plan_step(
             read, _, _ = _windowed(requests, replicas, lists, r, window, 1)
         reading = replicas[r].context * tables.rates[kind].read + read * tables.rates[kind].read_window
         time += reading * tables.rates[kind].decoded / lanes
-        time += tables.draft[kind, min(decoding, tables.draft.shape[1] - 1)]
+        if computed > decoding:
+            time += tables.draft[kind, min(decoding, tables.draft.shape[1] - 1)]
     time += tables.mixed[kind, min(length, tables.mixed.shape[1] - 1)]
     together = min(length * tables.rates[kind].groups, tokens + computed)
     time += tables.shared[kind, min(together, tables.shared.shape[1] - 1)]

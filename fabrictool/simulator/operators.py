@@ -33,8 +33,8 @@ DENSE_KERNELS = 4
 """Norm, up, gate, down."""
 EXPERT_KERNELS = 11
 """Norm, router, choice, counts, offsets, permutation, up and gate, activation, down, the way back, weighted sum. With
-10, TPOT of models that were left out is 13.2 % off for mixtures and 12.0 % for dense ones, which the same launch cost
-has to suit; with 12, 14.1 and 11.5 %."""
+10, TPOT of models that were left out was 13.2 % off for mixtures and 12.0 % for dense ones, which the same launch cost
+has to suit; with 11, 13.6 and 11.8 %; with 12, 14.1 and 11.5 %: measured before experts lost bandwidth at 8 bits."""
 SHARED_KERNELS = 4
 """Up, gate, down, sum of the expert that sees all tokens."""
 NARROWED = frozenset({"q_kv_down", "q_up", "qkv_proj", "o_proj", "linear_in", "linear_out", "ffn_up", "experts_up"})
