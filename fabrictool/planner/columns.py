@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from fabrictool.domain.inventory import Inventory, Partition
     from fabrictool.domain.specs import Phase
     from fabrictool.planner.problem import Pool, PoolKey
-    from fabrictool.simulator.capacity import Latency, MeanWorkload, ReplicaFigures
+    from fabrictool.simulator.capacity import MeanWorkload, ReplicaFigures
     from fabrictool.simulator.stand import Stand
     from fabrictool.simulator.stepmodel import Steps
 
@@ -69,7 +68,7 @@ class Columns:
         self._name, self._wanted, self._architecture = name, wanted, architecture
         self._demand, self._inventory, self._pools = demand, inventory, pools
         self._calibrations = calibrations_in(inventory.calibrated)
-        self._arriving: dict[PoolKey, float] = {}
+        self._moving: dict[tuple[PoolKey, Phase], float] = {}
         self._tables: dict[object, Figures | None] = {}
         self._parts: dict[object, Part | None] = {}
         self._capabilities = adapter(wanted.engine).capabilities
@@ -133,11 +132,11 @@ class Columns:
         if pp > 1 and pool.joined:
             return None  # each node is told for itself what it serves
         place = self._partition(pool)
-        arriving = self._arrival(pool) if phase == "decode" else 0.0
-        key = (*_kind(place), place.walltime, self._start_s(pool), tp, pp, phase, arriving)
+        moving = self._hand_over(pool, phase)
+        key = (*_kind(place), place.walltime, self._start_s(pool), tp, pp, phase, moving)
         if key not in self._tables:
             there = stand(self._wanted, self._architecture, place, tp, self._calibrations, pp=pp)
-            self._tables[key] = None if there is None else self._figures(there, phase, [pool], arriving)
+            self._tables[key] = None if there is None else self._figures(there, phase, [pool], moving)
         table = self._tables[key]
         if table is None:
             return None
@@ -180,8 +179,8 @@ class Columns:
         first = usable[0].stand
         figures = replica(steps, room, self._demand, first.max_num_seqs, first.calibration)
         share = room.weights / sum(tp for _, tp in stages)
-        arriving = self._arrival(stages[0][0]) if phase == "decode" else 0.0
-        return self._levels(figures, steps, phase, [pool for pool, _ in stages], share, arriving)
+        moving = self._hand_over(stages[0][0], phase)
+        return self._levels(figures, steps, phase, [pool for pool, _ in stages], share, moving)
 
     def _part(self, place: Partition, tp: int) -> Part | None:
         key = (*_kind(place), tp)
@@ -233,17 +232,21 @@ class Columns:
         link = None if sender.site == receiver.site else (sites[0], sites[1])
         return Transfer(HAND_LATENCY_S + way[0] + octets / way[1], octets, link)
 
-    def _arrival(self, pool: Pool) -> float:
-        """Seconds until a cache has come to a pool, on the fastest way: decode waits for it after the first token."""
-        if pool.key not in self._arriving:
-            ways = [self.transfer(sender, pool) for sender in self._pools if self.degrees(sender)]
-            self._arriving[pool.key] = min((way.seconds for way in ways if way is not None), default=0.0)
-        return self._arriving[pool.key]
+    def _hand_over(self, pool: Pool, phase: Phase) -> float:
+        """Seconds of the fastest way of a cache from a pool, or to it; the first token waits for that."""
+        if phase == "unified":
+            return 0.0
+        if (pool.key, phase) not in self._moving:
+            others = [other for other in self._pools if self.degrees(other)]
+            pairs = [(pool, other) if phase == "prefill" else (other, pool) for other in others]
+            ways = [self.transfer(*pair) for pair in pairs]
+            self._moving[pool.key, phase] = min((way.seconds for way in ways if way is not None), default=0.0)
+        return self._moving[pool.key, phase]
 
-    def _figures(self, there: Stand, phase: Phase, pools: Sequence[Pool], arriving: float) -> Figures | None:
+    def _figures(self, there: Stand, phase: Phase, pools: Sequence[Pool], moving: float) -> Figures | None:
         figures = replica(there.step, there.room, self._demand, there.max_num_seqs, there.calibration)
         share = there.room.weights / there.step.cut.devices
-        return self._levels(figures, there.step, phase, pools, share, arriving)
+        return self._levels(figures, there.step, phase, pools, share, moving)
 
     def _levels(
         self,
@@ -252,7 +255,7 @@ class Columns:
         phase: Phase,
         pools: Sequence[Pool],
         weights: float,
-        arriving: float,
+        moving: float,
     ) -> Figures | None:
         """What a replica does under each load; `weights` are octets a device, which take time to load."""
         # Each partition's walltime ends by itself, and one stage that is away is one too many.
@@ -261,7 +264,8 @@ class Columns:
         if not figures.fits or promise <= 0.0:
             return None
         demand, slo = self._demand, self._wanted.slo
-        alone = figures.prefill_s + figures.first_s + figures.read_s
+        prompt = figures.prefill_s + figures.first_s + figures.read_s
+        answer = figures.first_s + figures.steps_s[0]
         if phase == "prefill":
             figures = prefill_only(figures, step, demand)
         elif phase == "decode":
@@ -271,10 +275,10 @@ class Columns:
             rate = load * figures.capacity
             if phase == "prefill":
                 latency = prefill_under_load(figures, rate)
-                excess = slo_excess(slo, latency, ("ttft",))
+                excess = slo_excess(slo, latency, ("ttft",), more=moving + answer)
             elif phase == "decode":
                 latency = under_load(figures, demand, rate)
-                excess = slo_excess(slo, after(latency, arriving, demand), ("tpot", "e2e"), before=alone)
+                excess = slo_excess(slo, latency, more=prompt + moving)
             else:
                 latency = under_load(figures, demand, rate)
                 excess = slo_excess(slo, latency)
@@ -286,17 +290,6 @@ class Columns:
 
     def _partition(self, pool: Pool) -> Partition:
         return self._inventory.clusters[pool.cluster].partitions[pool.partition]
-
-
-def after(latency: Latency, arriving: float, demand: MeanWorkload) -> Latency:
-    """A decode replica's latency with `arriving` seconds between the first token and the second."""
-    between_tokens = arriving / max(1.0, demand.output - 1.0)
-    return replace(
-        latency,
-        tpot_mean=latency.tpot_mean + between_tokens,
-        tpot_p95=latency.tpot_p95 + between_tokens,
-        e2e_p95=latency.e2e_p95 + arriving,
-    )
 
 
 def _nodes(pool: Pool, tp: int, pp: int) -> int:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, get_args
 
 from fabrictool.base.canonical import tidy
 from fabrictool.domain.plan import Band, Forecast, ModelForecast
 from fabrictool.domain.specs import Phase
-from fabrictool.planner.columns import after
 from fabrictool.planner.stages import TOLERANCE
 from fabrictool.planner.targets import slo_misses
 from fabrictool.simulator.capacity import Latency, under_load
@@ -74,7 +74,7 @@ def _model(
         latency = _latency(option, tables.demands[need.model], rate)
         if option.phase not in slowest or latency.e2e_p95 > slowest[option.phase][0].e2e_p95:
             slowest[option.phase] = (latency, option.figures.bands)
-    worst, bands = _slower(slowest, _moving(problem, mine), tables.demands[need.model])
+    worst, bands = _slower(slowest, _moving(problem, mine))
     slo = blueprint.models[need.model].slo
     verdict: Verdict = ""
     overruled: Verdict = ""
@@ -115,15 +115,20 @@ def _latency(option: Option, demand: MeanWorkload, rate: float) -> Latency:
 
 
 def _slower(
-    slowest: Mapping[Phase, tuple[Latency, Sequence[Factors]]], moving: float, demand: MeanWorkload
+    slowest: Mapping[Phase, tuple[Latency, Sequence[Factors]]], moving: float
 ) -> tuple[Latency, Sequence[Factors]]:
     """Of those that do all and of the pairs, who take `moving` seconds between them."""
     worst = slowest.get("unified", (Latency(*[0.0] * 7), ((1.0, 1.0),) * 3))
     if "prefill" not in slowest or "decode" not in slowest:
         return worst
     (first, bands), (then, later) = slowest["prefill"], slowest["decode"]
-    then = after(then, moving, demand)
-    pair = replace(first, tpot_mean=then.tpot_mean, tpot_p95=then.tpot_p95, e2e_p95=first.e2e_p95 + then.e2e_p95)
+    ttft = first.ttft_mean + moving + then.ttft_mean
+    pair = replace(
+        then,
+        ttft_mean=ttft,
+        ttft_p95=ttft + math.hypot(first.ttft_p95 - first.ttft_mean, then.ttft_p95 - then.ttft_mean),
+        e2e_p95=first.e2e_p95 + moving + then.e2e_p95,
+    )
     return (pair, (bands[0], later[1], later[2])) if pair.e2e_p95 > worst[0].e2e_p95 else worst
 
 

@@ -15,23 +15,26 @@ if TYPE_CHECKING:
     from fabrictool.simulator.capacity import Latency
 
 
-def slo_misses(slo: Slo | None, latency: Latency, metrics: Sequence[str] = METRICS, before: float = 0.0) -> list[str]:
-    """The targets of some metrics that a latency does not meet, in words; `before`: seconds that E2E has on top."""
+def slo_misses(slo: Slo | None, latency: Latency) -> list[str]:
+    """The targets that a latency does not meet, in words."""
     return [
         f"{metric.upper()} p{share * 100:g} {value:.3g} s is over the target of {Duration(target)}"
-        for metric, share, target, value in _targets(slo, latency, metrics, before)
+        for metric, share, target, value in _targets(slo, latency)
         if value > target
     ]
 
 
-def slo_excess(slo: Slo | None, latency: Latency, metrics: Sequence[str] = METRICS, before: float = 0.0) -> float:
-    """By how much of itself the target that is missed most is exceeded; 0 where all are met."""
-    over = [value / target - 1.0 for _, _, target, value in _targets(slo, latency, metrics, before)]
+def slo_excess(slo: Slo | None, latency: Latency, metrics: Sequence[str] = METRICS, more: float = 0.0) -> float:
+    """By how much of itself the target that is missed most is exceeded; 0 where all are met.
+
+    `more`: seconds of another replica and of the way to or from it, which TTFT and E2E have on top.
+    """
+    over = [value / target - 1.0 for _, _, target, value in _targets(slo, latency, metrics, more)]
     return max([0.0, *over])
 
 
 def _targets(
-    slo: Slo | None, latency: Latency, metrics: Sequence[str], before: float
+    slo: Slo | None, latency: Latency, metrics: Sequence[str] = METRICS, more: float = 0.0
 ) -> Iterator[tuple[str, float, float, float]]:
     """(metric, share of requests, seconds that they may take, seconds that they take)."""
     *single, together = criteria(slo) or (Criterion(0.0, LatencyTarget()),)
@@ -42,7 +45,7 @@ def _targets(
             shares.append((metric, together.share, getattr(together.target, metric)))
     for metric, share, target in shares:
         if metric in metrics:
-            yield metric, share, target, _quantile(latency, metric, share) + (before if metric == "e2e" else 0.0)
+            yield metric, share, target, _quantile(latency, metric, share) + (0.0 if metric == "tpot" else more)
 
 
 def _quantile(latency: Latency, metric: str, share: float) -> float:

@@ -158,7 +158,7 @@ def decode_seconds(step: Steps, batch: int, context: float) -> float:
 
 def _decode_seconds(step: Steps, batches: Floats, context: float) -> Floats:
     lane = np.ceil(batches / step.lanes)
-    fixed = step.linear(lane) + step.logits(lane) + step.overhead(eager=False)
+    fixed = step.linear(lane) + step.logits(lane) + step.overhead()
     return np.asarray(fixed + batches * step.reading(context) / np.minimum(step.lanes, batches))
 
 
@@ -169,15 +169,14 @@ def _marginal_seconds(step: Steps, batch: float, tokens: float, uneven: float) -
     """
     lane = math.ceil(batch / step.lanes)
     without, beside = step.linear(np.array([float(lane), lane + float(tokens)]))
-    eager = step.overhead(eager=True) - step.overhead(eager=False)
-    return float(beside - without + uneven * step.attending(tokens) + eager) / step.lanes
+    return float(step.launched(beside + uneven * step.attending(tokens)) - without - step.overhead()) / step.lanes
 
 
 def prefill_seconds(step: Steps, tokens: float) -> float:
     """One prompt of `tokens`, alone."""
     sequence = np.array([1.0])
-    linear = float(step.linear(np.array([float(tokens)]))[0] + step.logits(sequence)[0]) + step.overhead(eager=True)
-    return linear + step.attending(tokens)
+    computed = step.launched(step.linear(np.array([float(tokens)])) + step.attending(tokens))
+    return float(computed[0] + step.logits(sequence)[0])
 
 
 def under_load(figures: ReplicaFigures, demand: MeanWorkload, rate: float) -> Latency:

@@ -327,10 +327,9 @@ def _replica(case: Case, factors: Factors, cut: Parallelism, sequences: int) -> 
 def _pair(case: Case, factors: Factors) -> list[ReplicaSpec]:
     if case.prefill is None or case.decode is None:
         raise InvalidInputError.of("FT2110", "a disagg case needs prefill and decode columns")
-    share = math.ceil(case.concurrency / case.decode.workers)
     alone = replace(case, drafts=None)
     prefill = replace(_replica(alone, factors, case.prefill.cut, case.concurrency), role="prefill")
-    decode = replace(_replica(case, factors, case.decode.cut, share), role="decode")
+    decode = replace(_replica(case, factors, case.decode.cut, case.concurrency), role="decode")
     return [prefill] * case.prefill.workers + [decode] * case.decode.workers
 
 

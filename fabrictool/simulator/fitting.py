@@ -37,7 +37,10 @@ SPREAD = {
     "expert_spread": 0.05,
     "attention_compute": 0.5,
     "attention_bandwidth": 0.4,
+    "reuse": 0.5,
+    "tile": 1.0,
     "link": 0.5,
+    "exchange": 0.5,
     "kernel": 0.5,
     "eager_kernel": 1.0,
     "step": 0.8,
@@ -60,7 +63,10 @@ LIMIT = {
     "expert_spread": 1.0,
     "attention_compute": 0.9,
     "attention_bandwidth": 1.0,
+    "reuse": 1.0,
+    "tile": 2048.0,
     "link": 1.0,
+    "exchange": 1.0,
     "request": 0.05,
 }
 """No efficiency beats the physics."""

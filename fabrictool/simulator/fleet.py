@@ -451,7 +451,7 @@ class Fleet:
             kernel.push(self.clock, when, i)
 
     def _take_down(self, r: int, when: float) -> None:
-        """Replica r is gone: answers in progress are lost, the rest tries elsewhere."""
+        """Replica r is gone: answers that clients have a part of are lost, the rest tries elsewhere."""
         requests = self.requests
         over = np.isin(requests.state, _OVER)
         handing = np.isin(requests.handed, (kernel.KEPT, kernel.COMING)) & ~over
@@ -464,16 +464,18 @@ class Fleet:
             requests[i].whither = kernel.NOWHERE  # when it would have come, it goes to whoever decodes then
         fetched = np.flatnonzero(handing & coming & (requests.whither == r))
         for i in (*kernel.clear(requests, self.replicas, self.lists, self.cache, r), *fetched):
-            if requests[i].generated > 0:
-                if handing[i] and not landed[i] and requests[i].where != r:
-                    self._let_go(i, when)
+            if handing[i] and not landed[i] and requests[i].where != r:
+                self._let_go(i, when)
+            if np.isfinite(requests[i].first):
                 kernel.leave(requests, self.replicas, self.clock, i, kernel.LOST, when)
                 continue
             self._retried += 1
+            awaited = coming[i] and not landed[i]
             requests[i].handed = kernel.UNHANDED
             requests[i].generated = 0
             requests[i].where = requests[i].whither = kernel.NOWHERE
-            kernel.push(self.clock, when, i)
+            if not awaited:  # else it tries when its cache would have come
+                kernel.push(self.clock, when, i)
 
     def _let_go(self, i: int, when: float) -> None:
         kernel.let_go(*self._state, i, when, self.limit)

@@ -849,8 +849,11 @@ def _plan_step(
         replicas[r].landed = requests[i].following
         replicas[r].coming -= 1
         requests[i].handed = LANDED
+        if math.isnan(requests[i].first):
+            requests[i].first = now
+            # The answer has to pass the front ends of both replicas.
+            requests[i].late += replicas[r].first_delay + replicas[r].decoding * replicas[r].stream_delay
         _join_decoding(requests, replicas, lists, r, i)
-        replicas[r].rejoined = True
     while replicas[r].decoding > 0 and _affordable(replicas, lists, r, 1) < 1:
         _preempt(requests, replicas, lists, tables, cache, r, 0)
     budget = replicas[r].budget
@@ -1086,18 +1089,19 @@ def _end_step(
             lists.fill[r, kept] = i
             kept += 1
             continue
-        if requests[i].generated == 0:
-            requests[i].first = now
-            others = decoding + replicas[r].prefilling - 1
-            requests[i].late = replicas[r].first_delay + others * replicas[r].stream_delay
         _count_pause(requests, lists, r, i, now)
         requests[i].generated += 1
+        handed = replicas[r].role == PREFILL and requests[i].generated < requests[i].output
+        if math.isnan(requests[i].first):
+            others = decoding + replicas[r].prefilling - 1
+            requests[i].late = replicas[r].first_delay + others * replicas[r].stream_delay
+            if not handed:  # else the replica that decodes the answer sends all of it
+                requests[i].first = now
         if requests[i].generated >= requests[i].output:
             _release(requests, replicas, lists, cache, r, i, tokens)
             leave(requests, replicas, clock, i, FINISHED, now)
-        elif replicas[r].role == PREFILL:
+        elif handed:
             requests[i].handed = KEPT
-            requests[i].paused = now
             requests[i].state = FLYING
             push(clock, now, i)
         else:

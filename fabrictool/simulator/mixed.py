@@ -52,8 +52,8 @@ class Part:
         step = stand.step
         linear = step.linear(GRID)
         batch, prompt = np.interp([REFERENCE_BATCH, REFERENCE_PROMPT], GRID, linear)
-        decode = float(batch) + REFERENCE_BATCH * step.reading(REFERENCE_CONTEXT) + step.overhead(eager=False)
-        return cls(stand, linear, decode, float(prompt) + step.overhead(eager=True))
+        decode = float(batch) + REFERENCE_BATCH * step.reading(REFERENCE_CONTEXT) + step.overhead()
+        return cls(stand, linear, decode, float(step.launched(np.asarray(prompt))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +83,11 @@ class MixedSteps:
     def attending(self, tokens: float) -> float:
         return sum(share * stage.attending(tokens) for stage, share in self.kinds)
 
-    def overhead(self, *, eager: bool) -> float:
-        return self.wait + sum(share * stage.overhead(eager=eager) for stage, share in self.kinds)
+    def overhead(self) -> float:
+        return self.wait + sum(share * stage.overhead() for stage, share in self.kinds)
+
+    def launched(self, seconds: Floats) -> Floats:
+        return np.asarray(self.wait + sum(share * stage.launched(seconds) for stage, share in self.kinds))
 
     def times(self, max_num_seqs: int, token_budget: int, hand: float = 0.0, hand_latency: float = 0.0) -> StepTimes:
         """The tables for the event loop: of the stages, by their shares."""

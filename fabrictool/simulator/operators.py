@@ -31,10 +31,9 @@ LINEAR_KERNELS = 8
 """Norm, two projections, convolution, gates, the delta rule, its norm, output."""
 DENSE_KERNELS = 4
 """Norm, up, gate, down."""
-EXPERT_KERNELS = 11
-"""Norm, router, choice, counts, offsets, permutation, up and gate, activation, down, the way back, weighted sum. With
-10, TPOT of models that were left out was 13.2 % off for mixtures and 12.0 % for dense ones, which the same launch cost
-has to suit; with 11, 13.6 and 11.8 %; with 12, 14.1 and 11.5 %: measured before experts lost bandwidth at 8 bits."""
+EXPERT_KERNELS = 9
+"""Norm, router, choice, sort, padding, up and gate, activation, down, weighted sum. With 9, TPOT of models that were
+left out is 13.5 % off for mixtures and 9.2 % for dense ones, and E2E 11.8 %; with 11, 14.4, 8.8 and 12.3 %."""
 SHARED_KERNELS = 4
 """Up, gate, down, sum of the expert that sees all tokens."""
 NARROWED = frozenset({"q_kv_down", "q_up", "qkv_proj", "o_proj", "linear_in", "linear_out", "ffn_up", "experts_up"})
@@ -112,6 +111,8 @@ class Attention:
     """The same when decoding: latent attention works on the compressed cache then, with more operations."""
     window: int = 0
     """Tokens that these layers look back; 0: all."""
+    group: float = 1.0
+    """Query heads that share one head of keys and values; 1 for latent attention, whose kernels work on all at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +250,7 @@ def _attention(model: ModelArchitecture, cut: Parallelism, layers: int, window: 
         return Attention(layers, prefill, elements, decode, window)
     elements = 2.0 * max(1.0, model.kv_heads / cut.tp) * model.head_dim
     pair = 4.0 * heads * model.head_dim
-    return Attention(layers, pair, elements, pair, window)
+    return Attention(layers, pair, elements, pair, window, heads * 2.0 * model.head_dim / elements)
 
 
 def _indexer(model: ModelArchitecture, layers: int) -> Attention:

@@ -30,14 +30,12 @@ def prefill_only(figures: ReplicaFigures, step: Steps, demand: MeanWorkload) -> 
 
 
 def decode_only(figures: ReplicaFigures, demand: MeanWorkload) -> ReplicaFigures:
-    """The same replica when prompts come with their cache: its capacity is answers/s."""
+    """The same replica when prompts come with their cache: its capacity is answers/s, and it sends all of an answer."""
     return replace(
         figures,
         capacity=figures.max_batch / (max(1.0, demand.output - 1.0) * figures.steps_s[-1]),
         prefill_s=0.0,
         marginal_s=0.0,
-        first_s=0.0,
-        stream_s=0.0,
         read_s=0.0,
         long_s=0.0,
     )

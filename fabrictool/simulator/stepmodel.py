@@ -2,7 +2,7 @@
 
 A matrix product takes the smooth maximum of its arithmetic and its memory traffic; attention, collectives and launch
 overheads add to it. All that is not on the datasheet is in `Factors`, which calibration fits from measurements.
-Source of the form: Williams et al., "Roofline" (2009); alpha-beta collectives: Thakur et al. (2005).
+Source of the form: Williams et al., "Roofline" (2009); collectives of one pass and of two: Thakur et al. (2005).
 """
 
 from __future__ import annotations
@@ -83,18 +83,28 @@ class Factors:
     """Of the 16-bit peak, prefill attention."""
     attention_bandwidth: float = 0.7
     """Of the memory's peak, reading the cache."""
-    link: float = 0.6
-    """Of the link's peak in collectives."""
+    reuse: float = 1.0
+    """Of the query heads that share keys and values, those beyond the first for which a decode step does not read the
+    cache again. Kernels of today read it once; vLLM's of 2024 for ROCm read it for each head."""
+    tile: float = 16.0
+    """Tokens that a product computes in vain beside those of its step: matrix units take 16 rows and more at once."""
+    link: float = 0.64
+    """Of the link's peak, in all-reduces. Kernels on A100, H100, H200 and B200 reach 0.54 to 0.74."""
+    exchange: float = 0.4
+    """Of the link's peak, where tokens go to their experts and back."""
     kernel: float = 1.4e-6
     """For each kernel of a decode step: launch, ramp, synchronisation."""
-    eager_kernel: float = 1e-6
-    """More for each kernel when a step has prompts in it and runs outside a captured graph."""
+    eager_kernel: float = 10e-6
+    """Of the host, to launch one kernel of a step with prompts in it, which runs outside a captured graph. The device
+    computes meanwhile, so it is felt where steps are short. From 40 µs on, mixtures that were left out came out worse
+    (E2E 15.7 %, with 10 µs 13.5 %). What hosts do for decode steps (`step`, `sequence`) is added: hidden behind the
+    device in the same way it made dense models worse (TPOT 10.5 %, added 8.8 %)."""
     step: float = 2e-3
     """For each step: scheduler, input preparation, sampling."""
     sequence: float = 5e-6
     """For each sequence of a step: bookkeeping, sampling, detokenisation."""
-    collective: float = 8e-6
-    """Latency of one all-reduce between two devices of a node."""
+    collective: float = 5e-6
+    """Latency of one all-reduce in a node, however many devices take part. Those kernels take 3 to 8 µs."""
     request: float = 10e-3
     """By which a first token comes later to its client than a step computed it: hand-over, stream set-up, first chunk.
     Later tokens make up for it: as a delay of the whole answer it would keep clients waiting who did not wait, by what
@@ -115,6 +125,9 @@ class Factors:
 
 SMOOTH = 1.8
 """Exponent of the smooth maximum of compute and memory time."""
+ROUNDS = 3.0
+"""Latencies of an all-reduce in two passes, in those of one. Fitted kernels take 2 with vLLM, where it has its own, and
+6 to 8 with TensorRT-LLM, which leaves large messages to NCCL; with 3 all are 11 to 18 % off."""
 NODE_LATENCY_S = 12e-6
 """More for one collective that leaves the node (InfiniBand round trip and NCCL's network proxy)."""
 
@@ -175,8 +188,11 @@ class Steps(Protocol):
     def attending(self, tokens: float) -> float:
         """Seconds for the attention of one prompt."""
 
-    def overhead(self, *, eager: bool) -> float:
-        """Seconds of a step whatever it computes."""
+    def overhead(self) -> float:
+        """Seconds of a decode step whatever it computes."""
+
+    def launched(self, seconds: Floats) -> Floats:
+        """Seconds of a step with prompts in it, whose operators take `seconds`; without logits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,15 +291,23 @@ class StepModel:
         """Seconds for so many (query, key) pairs of a prefill in layers that see the whole context."""
         return pairs * self._pair(self.work.full)
 
-    def overhead(self, *, eager: bool) -> float:
-        """Seconds of a step whatever it computes."""
-        f = self.factors
+    def overhead(self) -> float:
+        """Seconds of a decode step whatever it computes."""
+        hops = (self.cut.pp - 1) * (self.factors.collective + NODE_LATENCY_S)
+        return self.factors.step + self._kernels * self.factors.kernel + hops
+
+    def launched(self, seconds: Floats) -> Floats:
+        """Seconds of a step with prompts in it, whose operators take `seconds`: at least as many as launching takes."""
+        device = seconds + self._kernels * self.factors.kernel
+        waiting = np.maximum(0.0, self._kernels * self.factors.eager_kernel - device)
+        return np.asarray(seconds + waiting + self.overhead())
+
+    @property
+    def _kernels(self) -> int:
         # A kernel before a product makes its inputs narrow where weights have a scale for each block, as the 8-bit
         # weights of mixtures do. With one for the whole matrix, and at 4 bits, the kernel before it does so on its way.
         blocks = self.weights == "fp8" and self.work.moe_layers
-        kernels = self.work.kernels + (self.work.products if blocks else 0)
-        hops = (self.cut.pp - 1) * (f.collective + NODE_LATENCY_S)
-        return f.step + kernels * (f.kernel + (f.eager_kernel if eager else 0.0)) + hops
+        return self.work.kernels + (self.work.products if blocks else 0)
 
     @property
     def _halvings(self) -> float:
@@ -303,13 +327,18 @@ class StepModel:
         lane_sequences = np.ceil(sequences / self.lanes)
         linear = self.linear(grid)
         computed = queries * lane_sequences
-        decode = np.interp(computed, grid, linear) + self.logits(computed) + self.overhead(eager=False)
+        decode = np.interp(computed, grid, linear) + self.logits(computed) + self.overhead()
         draft = self._drafting(lane_sequences)
         decode = (decode + draft) / decoded
         samples = np.ceil(np.arange(queries * max_num_seqs + 1, dtype=float) / self.lanes)
         every = np.arange(most + 1, dtype=float)
         alone = self.cut.dp == 1
-        mixed = np.interp(every, grid, linear if alone else self._own(grid)) + self.overhead(eager=True)
+        if alone:
+            eager = self.launched(linear)
+        else:
+            shared = self._experts(grid * self.cut.dp)
+            eager = self.launched(self._own(grid) + shared) - shared
+        mixed = np.interp(every, grid, eager)
         return StepTimes(
             decode=decode,
             mixed=mixed,
@@ -352,7 +381,7 @@ class StepModel:
         if matmul.experts:
             compute, bandwidth = compute * f.expert_compute, bandwidth * f.expert_bandwidth
             compute *= f.block_scale if precision == "fp8" and halvings == 1 else 1.0
-        arithmetic = matmul.flops(tokens) / (peak * compute)
+        arithmetic = matmul.flops(tokens + self.factors.tile) / (peak * compute)
         width = self.octets if self.octets and matmul.precision == "weights" else OCTETS[precision]
         octets = matmul.touched(tokens, self.factors.expert_spread) * width + matmul.moved(tokens) * 2.0
         memory = octets / (self.machine.bandwidth * bandwidth)
@@ -360,6 +389,7 @@ class StepModel:
 
     def _read(self, attention: Attention, queries: int = 1) -> float:
         octets = attention.kv_elements * attention.layers * KV_OCTETS[self.kv]
+        octets *= 1.0 + (attention.group - 1.0) * (1.0 - self.factors.reuse)
         memory = octets / (self.machine.bandwidth * self.factors.attention_bandwidth)
         peak, _ = self.machine.peak("bf16")
         operations = queries * attention.decode_flops_pair * attention.layers
@@ -383,18 +413,22 @@ class StepModel:
             # comes back at 16 bits.
             others = (group - 1) * (1.0 - (1.0 - 1.0 / group) ** self.work.chosen)
             sent = tokens * self.work.hidden * (min(OCTETS[self.weights], 2.0) + 2.0) / 2.0
-            total += 2 * self.work.moe_layers * (latency + sent * others / (link * f.link))
+            total += 2 * self.work.moe_layers * (latency + sent * others / (link * f.exchange))
         if cut.pp > 1:
             total += (cut.pp - 1) * octets / (self.machine.network * f.link)
         return total
 
     def _all_reduce(self, octets: Floats, devices: int) -> Floats:
+        """The faster of two ways: each device reads all that the others have, or its share of it and then the sums."""
         link, latency = self._link(devices)
-        return np.asarray(latency + 2.0 * (devices - 1) / devices * octets / (link * self.factors.link))
+        rate = link * self.factors.link
+        once = latency + (devices - 1) * octets / rate
+        twice = ROUNDS * latency + 2.0 * (devices - 1) / devices * octets / rate
+        return np.asarray(np.minimum(once, twice))
 
     def _link(self, devices: int) -> tuple[float, float]:
-        """(octets/s, latency) of a collective over so many devices; latency grows with the tree's depth."""
-        latency = self.factors.collective * math.log2(devices)
+        """(octets/s, latency) of a collective over so many devices; latency grows with the number of nodes."""
+        latency = self.factors.collective
         if devices <= self.machine.per_node and self.machine.link > 0:
             return self.machine.link, latency
         return self.machine.network, latency + NODE_LATENCY_S * math.log2(max(2.0, devices / self.machine.per_node))

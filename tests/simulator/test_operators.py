@@ -1,5 +1,10 @@
 """Operators, memory and step times: counts that can be checked by hand, and bounds that no figure may break."""
 
+import csv
+import gzip
+from collections import defaultdict
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -8,10 +13,11 @@ from fabrictool.simulator.memory import adapter_octets, reported_memory, request
 from fabrictool.simulator.operators import Parallelism, kv_elements_per_token, work
 from fabrictool.simulator.stepmodel import OCTETS, Factors, Machine, StepModel
 
+DATA = Path(__file__).parents[1] / "data" / "measured"
 DENSE = "meta-llama/Llama-3.1-70B-Instruct"
 PERFECT = Factors(
     compute=1.0, narrow=1.0, bandwidth=1.0, expert_compute=1.0, expert_bandwidth=1.0, attention_compute=1.0,
-    attention_bandwidth=1.0, link=1.0, kernel=1e-12, eager_kernel=1e-12, step=1e-12, sequence=1e-12,
+    attention_bandwidth=1.0, tile=1e-9, link=1.0, kernel=1e-12, eager_kernel=1e-12, step=1e-12, sequence=1e-12,
     collective=1e-12, request=1e-12, prompt_token=1e-12,
 )  # fmt: skip
 
@@ -151,6 +157,47 @@ def test_more_devices_make_a_large_step_shorter_and_links_matter():
     assert float(slow.linear(tokens)[0]) > spans[-1]
 
 
+def _all_reduce(octets, devices, device="h100-sxm", **factors):
+    cut = Parallelism(tp=devices)
+    return float(step(device=device, cut=cut, factors=Factors(**factors))._all_reduce(np.array(float(octets)), devices))
+
+
+def test_small_all_reduces_take_one_pass_and_large_ones_two():
+    peak = accelerators()["h100-sxm"].link_bandwidth
+    ideal = {"link": 1.0, "collective": 5e-6}
+    assert _all_reduce(8192, 8, **ideal) == pytest.approx(5e-6 + 7 * 8192 / peak)
+    large = 1 << 28
+    assert _all_reduce(large, 8, **ideal) == pytest.approx(3 * 5e-6 + 2 * 7 / 8 * large / peak)
+    # Of two devices the second pass brings nothing: one reads as much as both halves are.
+    assert _all_reduce(large, 2, **ideal) == pytest.approx(5e-6 + large / peak)
+
+
+def test_all_reduces_take_what_kernels_took_on_four_devices():
+    """Timed kernels of two engines, 8 KiB to 256 MiB; the constants of the literature come from them."""
+    with gzip.open(DATA / "all-reduce.csv.gz", "rt") as lines:
+        rows = list(csv.DictReader(lines))
+    off = defaultdict(list)
+    for row in rows:
+        expected = _all_reduce(int(row["octets"]), int(row["devices"]), row["device"])
+        off[row["device"]].append(abs(1e6 * expected / float(row["median_us"]) - 1))
+    assert sorted(off) == ["a100-80g", "b200", "h100-sxm", "h200"]
+    assert all(np.mean(errors) < 0.3 for errors in off.values()), {k: np.mean(v) for k, v in off.items()}
+
+
+def test_a_cache_that_is_read_for_each_query_head_takes_as_many_reads_as_share_it():
+    once, anew = (step(factors=Factors(reuse=share)).read for share in (1.0, 1e-9))
+    assert anew == pytest.approx(8 * once)
+    latent = [step("deepseek-ai/DeepSeek-R1", factors=Factors(reuse=share)).read for share in (1.0, 0.5)]
+    assert latent[0] == latent[1]
+
+
+def test_tiles_that_are_filled_badly_cost_small_steps_and_no_large_ones():
+    small, large = np.array([16.0]), np.array([8192.0])
+    full, wasted = (step(factors=Factors(tile=tile)) for tile in (1e-9, 512.0))
+    assert wasted.linear(small) > 1.05 * full.linear(small)
+    assert wasted.linear(large) < 1.1 * full.linear(large)
+
+
 def test_a_windowed_layer_reads_its_window_only():
     tables = step("openai/gpt-oss-120b", cut=Parallelism()).times(16, 1024)
     assert tables.window == 128
@@ -172,9 +219,9 @@ def test_narrower_weights_make_decoding_faster():
 def test_kernels_of_a_step_are_those_that_engines_launch():
     """Counted by hand: 80 layers of ten; 61 of latent attention, of which 58 have experts and a shared one."""
     assert work(models()[DENSE], Parallelism(tp=8)).kernels == 80 * (6 + 4)
-    assert work(models()["deepseek-ai/DeepSeek-R1"], Parallelism(tp=8)).kernels == 61 * 10 + 3 * 4 + 58 * 15
+    assert work(models()["deepseek-ai/DeepSeek-R1"], Parallelism(tp=8)).kernels == 61 * 10 + 3 * 4 + 58 * 13
     indexed = work(models()["zai-org/GLM-5"], Parallelism(tp=8)).kernels
-    assert indexed == 78 * 24 + 3 * 4 + 75 * 15
+    assert indexed == 78 * 24 + 3 * 4 + 75 * 13
 
 
 @pytest.mark.parametrize(
@@ -183,7 +230,7 @@ def test_kernels_of_a_step_are_those_that_engines_launch():
 )
 def test_weights_with_a_scale_for_each_block_want_inputs_made_narrow_by_a_kernel(model, weights, more):
     """Before three products of a layer, not behind its gate."""
-    narrow, wide = (step(model, weights=p).overhead(eager=False) for p in (weights, "bf16"))
+    narrow, wide = (step(model, weights=p).overhead() for p in (weights, "bf16"))
     assert narrow - wide == pytest.approx(more * Factors().kernel)
 
 

@@ -77,8 +77,8 @@ class Yardstick:
         """Seconds of a pass of `batch` requests, and of as many prompts as come with it."""
         step, one = self.stand(held.place).step, np.array([batch])
         linear, longer = step.linear(np.array([batch, batch + self.input]))
-        decode = linear + batch * step.reading(self.input + self.output / 2) + step.overhead(eager=False)
-        prompt = longer - linear + step.attending(self.input) + step.overhead(eager=True) - step.overhead(eager=False)
+        decode = linear + batch * step.reading(self.input + self.output / 2) + step.overhead()
+        prompt = float(step.launched(longer + step.attending(self.input))) - linear - step.overhead()
         last = float(step.logits(one)[0]) if held.last == self.architecture.layers - 1 else 0.0
         return self.share(held) * float(decode + batch / self.output * prompt) + last
 

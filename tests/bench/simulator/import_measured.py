@@ -29,6 +29,13 @@ KERNEL_COLUMNS = [
     *("median_us", "p10_us", "p90_us", "repeats"),
 ]
 KERNEL_DTYPES = {"bfloat16": "bf16", "fp8": "fp8", "fp8_block": "fp8"}
+ALL_REDUCE_COLUMNS = ["device", "engine", "devices", "octets", "median_us"]
+ALL_REDUCES = {
+    "a100_sxm": ("vllm_0.14.0", "trtllm_1.0.0"),
+    "h100_sxm": ("vllm_0.24.0", "trtllm_1.3.0rc20"),
+    "h200_sxm": ("vllm_0.24.0", "trtllm_1.3.0rc20"),
+    "b200_sxm": ("vllm_0.24.0", "trtllm_1.3.0rc20"),
+}
 DEVICES = {"b200_sxm": "b200", "b300_sxm": "b300", "h100_sxm": "h100-sxm", "h200_sxm": "h200"}
 DRAFTING = ("deepseek-ai/DeepSeek-R1", "Qwen/Qwen3.5-397B-A17B", "zai-org/GLM-5")
 """Models that come with heads for multi-token prediction."""
@@ -87,6 +94,7 @@ def main(argv: list[str]) -> None:
     _write("silicon", list(_silicon(folder / "aiconfigurator-silicon" / "silicon_sample.csv")))
     _write("argonne", list(_argonne(folder / "argonne-llm-inference-bench" / "All_results.csv.gz")))
     _write("kernels-h100", list(_kernels(folder / "aiconfigurator-operators")), KERNEL_COLUMNS)
+    _write("all-reduce", list(_all_reduces(folder / "aiconfigurator-operators")), ALL_REDUCE_COLUMNS)
 
 
 def _silicon(path: Path):
@@ -337,6 +345,23 @@ def _kernels(folder: Path):
 def _kernel(op: str, row: dict[str, str], dtype: str, **sizes: object) -> dict[str, object]:
     time = f"{1e3 * float(row['latency']):.4g}"
     return {"op": op, "dtype": KERNEL_DTYPES[dtype], "note": row["kernel_source"], "median_us": time, **sizes}
+
+
+def _all_reduces(folder: Path):
+    """In a captured graph where that was timed, of 16-bit messages of 8 KiB to 256 MiB, within one node."""
+    for system, tables in ALL_REDUCES.items():
+        for name in tables:
+            text = gzip.decompress((folder / f"{system}__{name}__custom_allreduce_perf.csv.gz").read_bytes()).decode()
+            for row in csv.DictReader(text.splitlines()):
+                octets = 2 * int(row["message_size"])  # counted in elements
+                if not row.get("backend", "").endswith("eager") and 1 << 13 <= octets <= 1 << 28:
+                    yield {
+                        "device": DEVICES.get(system, "a100-80g"),
+                        "engine": ENGINES[name.partition("_")[0]],
+                        "devices": row["num_gpus"],
+                        "octets": octets,
+                        "median_us": f"{1e3 * float(row['latency']):.4g}",
+                    }
 
 
 def _write(name: str, lines: list[dict[str, object]], columns: list[str] = COLUMNS) -> None:

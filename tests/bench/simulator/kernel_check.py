@@ -21,6 +21,7 @@ SHORTEST_US = 30.0
 SIZES = ((64, "up to 64 tokens"), (511, "65 to 511 tokens"), (1 << 30, "512 tokens and more"))
 PROMPTS = ((1024, "prompts up to 1,024"), (4096, "prompts up to 4,096"), (1 << 30, "longer prompts"))
 CACHES = ((50e6, "up to 50 MB of cache"), (200e6, "up to 200 MB of cache"), (1e15, "more cache"))
+LARGE_MESSAGE = 1 << 20
 ORDER = [name for _, name in (*SIZES, *PROMPTS, *CACHES)]
 
 
@@ -111,3 +112,22 @@ def table(rows, device, factors):
             f"| {op.replace('_', ' ')} | {dtype} | {size} | {len(off)} | {np.median(memory):.2f}"
             f" | {np.median(compute):.2f} | {100 * np.median(off):+.0f} % | {100 * np.abs(off).mean():.0f} % |"
         )
+
+
+def all_reduces(rows, factors):
+    """Markdown lines, one a device and engine: how far the model's all-reduces are from timed ones."""
+    found = defaultdict(list)
+    any_model = next(iter(models().values()))
+    for row in rows:
+        cut = Parallelism(tp=int(row["devices"]))
+        step = StepModel.of(any_model, Machine.of(accelerators()[row["device"]]), cut, factors)
+        expected = 1e6 * float(step._all_reduce(np.array(row["octets"]), cut.tp))
+        found[row["device"], row["engine"]].append((row["octets"] > LARGE_MESSAGE, expected / row["median_us"] - 1))
+    yield "| device | engine | rows | messages up to 1 MiB: bias | mean error | larger ones: bias | mean error |"
+    yield "|---|---|---|---|---|---|---|"
+    for (device, engine), values in sorted(found.items()):
+        cells = []
+        for large in (False, True):
+            off = np.array([error for is_large, error in values if is_large is large])
+            cells.append(f"{100 * np.median(off):+.0f} % | {100 * np.abs(off).mean():.0f} %")
+        yield f"| {device} | {engine} | {len(values)} | {' | '.join(cells)} |"
