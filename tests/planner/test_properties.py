@@ -47,7 +47,7 @@ KNOWN = (
 )
 
 
-@seeds(120, drawn=30, long=600, known=KNOWN)
+@seeds(80, drawn=20, long=600, known=KNOWN)
 def test_more_devices_never_make_it_worse(seed):
     less = random_instance(random.Random(seed))
     grown = {pool.key: replace(pool, nodes=pool.nodes + 1) for pool in less.pools[:1]}
