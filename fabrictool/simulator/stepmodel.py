@@ -86,8 +86,9 @@ class Factors:
     reuse: float = 1.0
     """Of the query heads that share keys and values, those beyond the first for which a decode step does not read the
     cache again. Kernels of today read it once; vLLM's of 2024 for ROCm read it for each head."""
-    tile: float = 16.0
-    """Tokens that a product computes in vain beside those of its step: matrix units take 16 rows and more at once."""
+    tile: float = 0.01
+    """Tokens that a product computes in vain beside those of its step. Matrix units take 16 rows and more at once;
+    processors, whose constants these are, do not."""
     link: float = 0.64
     """Of the link's peak, in all-reduces. Kernels on A100, H100, H200 and B200 reach 0.54 to 0.74."""
     exchange: float = 0.4

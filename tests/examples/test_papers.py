@@ -55,7 +55,7 @@ def test_thunderserves_phases_rank_as_measured_where_one_request_is_alone():
         assert sixteen <= four * 1.01
     # Where the baseline serves what the paper measured, phases apart are ahead of it, as the paper says.
     assert table["tokens/s, together, 129 out"] == pytest.approx(1610, rel=0.1)
-    assert 1.2 * table["tokens/s, together, 129 out"] < table["tokens/s, apart, 16 bits, 129 out"]
+    assert 1.1 * table["tokens/s, together, 129 out"] < table["tokens/s, apart, 16 bits, 129 out"]
 
 
 def test_a_processor_decodes_in_time_as_long_as_the_paper_says():

@@ -46,7 +46,7 @@ def main():
             tasks = [(rows(key), prior(key), rounds) for key in keys]
             return dict(zip(keys, pool.map(_fit, tasks), strict=True))
 
-        first = fitted(pairs, lambda k: train[k], lambda _: Factors(), 6)
+        first = fitted(pairs, lambda k: train[k], lambda _: hierarchy.PRIOR, 6)
         priors = {k: _prior(k, first) for k in pairs}
         second = fitted(pairs, lambda k: train[k], lambda k: priors[k], 8)
         blind = fitted(
@@ -90,7 +90,7 @@ def _prior(k, fitted):
     others = [factors for (device, engine, _), factors in fitted.items() if engine == k[1] and device != k[0]]
     if len(others) < 2:
         others = [factors for (device, _, _), factors in fitted.items() if device != k[0]]
-    return average([*others, Factors()])
+    return average([*others, hierarchy.PRIOR])
 
 
 def average(factors):
@@ -102,7 +102,7 @@ def _shared(place, engine, mine, fitted, pairs):
     """For devices that nobody measured; its bands are of each device, left out in turn."""
 
     def without(device):
-        return average([*(fitted[k] for k in mine if k[0] != device), Factors()])
+        return average([*(fitted[k] for k in mine if k[0] != device), hierarchy.PRIOR])
 
     errors = [o.log_errors(without(k[0])) for k in mine for o in sample(pairs[k], 60)]
     bands = fitting.spreads(errors)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from measured import architecture, held_out, sample
@@ -31,6 +31,8 @@ from fabrictool.simulator.stepmodel import Factors
 OWN = ("device", "pair")
 """Levels that only what was measured on a device can tell."""
 COUNT = len(fitting.NAMES)
+PRIOR = replace(Factors(), tile=16.0)
+"""The constants of the literature, for accelerators: their units take 16 rows of a product at once."""
 METRICS = tuple(fitting.WEIGHT)
 WIDTHS = {"shared": 1.0, "vendor": 0.5, "engine": 0.5, "device": 0.4, "pair": 0.3}
 """Standard deviations of departures, as shares of how far factors differ."""
@@ -92,7 +94,7 @@ def fit(observations, rounds=6, workers=2):
     for row, o in enumerate(observations):
         member[row, [column[k] for k in levels(o.case.device, o.case.engine)]] = 1.0
     middle = np.zeros((len(keys), COUNT))
-    middle[0] = Factors().vector()
+    middle[0] = PRIOR.vector()
     width = np.stack([WIDTHS[k[0]] * SPREAD for k in keys])
     weight = np.array([fitting.WEIGHT[m] / fitting.NOISE for m in METRICS])
     point = middle.copy()

@@ -443,8 +443,8 @@ def _kernels():
     rows = kernel_check.read(DATA / "kernels-h100.csv.gz")
     yield from kernel_check.table(rows, "h100-sxm", _calibration(("h100-sxm", "vllm", "online")).factors)
     yield ""
-    yield "All-reduces of 8 KiB to 256 MiB in one node, of the same source, by the constants of the literature: those two"
-    yield "were chosen by these kernels, and calibrations for servers are held near them."
+    yield "All-reduces of 8 KiB to 256 MiB in one node, of the same source, by the constants of the literature, which"
+    yield "were chosen by these kernels; calibrations for servers are held near them."
     yield ""
     yield from kernel_check.all_reduces(kernel_check.read(DATA / "all-reduce.csv.gz"), Factors())
 
