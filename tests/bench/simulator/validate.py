@@ -204,7 +204,7 @@ def _static_unseen_devices(pairs):
             and accelerators()[c.device].vendor == vendor
         ]
         if relatives:
-            vectors = [factors.vector() for factors in (*relatives, Factors())]
+            vectors = [factors.vector() for factors in (*relatives, hierarchy.PRIOR)]
             middle = Factors.of(np.median(vectors, axis=0))
             errors = {i: o.log_errors(middle) for i, o in enumerate(sample(rows, 60))}
             signed += list(_signed(errors, errors, "e2e"))
