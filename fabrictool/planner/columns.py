@@ -264,8 +264,7 @@ class Columns:
         if not figures.fits or promise <= 0.0:
             return None
         demand, slo = self._demand, self._wanted.slo
-        prompt = figures.prefill_s + figures.first_s + figures.read_s
-        answer = figures.first_s + figures.steps_s[0]
+        prompt, both_ends = figures.prefill_s + figures.read_s, 2.0 * figures.first_s
         if phase == "prefill":
             figures = prefill_only(figures, step, demand)
         elif phase == "decode":
@@ -275,7 +274,7 @@ class Columns:
             rate = load * figures.capacity
             if phase == "prefill":
                 latency = prefill_under_load(figures, rate)
-                excess = slo_excess(slo, latency, ("ttft",), more=moving + answer)
+                excess = slo_excess(slo, latency, ("ttft",), more=moving + both_ends)
             elif phase == "decode":
                 latency = under_load(figures, demand, rate)
                 excess = slo_excess(slo, latency, more=prompt + moving)

@@ -29,8 +29,6 @@ MOST = {"compute": 0.95, "attention_compute": 0.9, "expert_compute": 1.0, "tile"
 beyond all that was ever measured. No fit goes further (`fitting.LIMIT`); experts' is a share of `compute`, and fits
 once let it be 1.2.
 """
-LATER = ("reuse", "tile", "exchange")
-"""Factors that files of before may lack; the constants of the literature stand for them."""
 EXTRAPOLATION = 1.5
 """By how much the logarithmic band widens outside the measured range."""
 
@@ -167,7 +165,7 @@ def dumps(calibration: Calibration) -> str:
         f'version = "{calibration.version}"',
         f'source = "{calibration.source}"',
         "",
-        "# Efficiencies are shares of a peak; the others are seconds.",
+        "# Efficiencies are shares of a peak, a tile is in tokens; the others are seconds.",
         "[factors]",
         *(f"{f.name} = {number(getattr(calibration.factors, f.name))}" for f in fields(Factors)),
         "",
@@ -243,10 +241,11 @@ def _calibration(row: Mapping[str, Any]) -> Calibration:
 
 def _factors(given: Mapping[str, Any]) -> Factors:
     names = [f.name for f in fields(Factors)]
-    odd = sorted((set(given) ^ set(names)) - (set(LATER) - set(given)))
+    odd = sorted(set(given) ^ set(names))
     if odd:
-        raise _WrongError(f"factors.{odd[0]} is {'unknown' if odd[0] in given else 'missing'}")
-    factors = {name: _number(given[name], f"factors.{name}") for name in names if name in given}
+        older = "missing: what an earlier release fitted does not hold any more, calibrate again"
+        raise _WrongError(f"factors.{odd[0]} is {'unknown' if odd[0] in given else older}")
+    factors = {name: _number(given[name], f"factors.{name}") for name in names}
     for name, value in factors.items():
         most = MOST.get(name, 1.0)
         if not 0 < value <= most * _ROUNDED:

@@ -195,7 +195,8 @@ def under_load(figures: ReplicaFigures, demand: MeanWorkload, rate: float) -> La
     stay = _stay(figures, demand, rate, load)
     slower = 1.0 / (1.0 - min(rate * figures.marginal_s, MAX_UTILISATION))
     typical = _step(figures, stay.batch)
-    own = max(figures.prefill_s, typical + figures.marginal_s)
+    # A prompt that comes with its cache has its first token with it.
+    own = max(figures.prefill_s, typical + figures.marginal_s) if figures.prefill_s else 0.0
     behind = stay.busy * typical * slower
     prompts = rate * figures.marginal_s
     uneven = 1.0 + demand.input_variation**2  # Pollaczek and Khinchine

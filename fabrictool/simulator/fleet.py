@@ -429,7 +429,8 @@ class Fleet:
             del self._told[key]
             outcome = LOST
             first, finish = float(columns["first"][i]), float(columns["finish"][i])
-            if columns["state"][i] == kernel.FINISHED and not handed:
+            # Of a pair, what the client saw says nothing of the prefill replica alone.
+            if columns["state"][i] == kernel.FINISHED and not columns["handed"][i]:
                 tpot = (finish - first) / (request.output - 1) if request.output > 1 else None
                 outcome = RequestOutcome(True, first - began, tpot, request.prompt_tokens, request.output)
             self.policy.on_request_end(view, request, outcome)
@@ -473,6 +474,7 @@ class Fleet:
             awaited = coming[i] and not landed[i]
             requests[i].handed = kernel.UNHANDED
             requests[i].generated = 0
+            requests[i].late = 0.0
             requests[i].where = requests[i].whither = kernel.NOWHERE
             if not awaited:  # else it tries when its cache would have come
                 kernel.push(self.clock, when, i)

@@ -104,7 +104,7 @@ REQUEST = np.dtype(
         ("whither", "i8"),  # replica that decodes after a hand-over; NOWHERE until it is routed
         ("handed", "i8"),  # UNHANDED, KEPT, COMING, LANDED, DROPPED
         ("following", "i8"),  # the next in the queue, or of those that came
-        ("paused", "f8"),  # when its last token came before it was handed over or preempted; negative: it is not
+        ("paused", "f8"),  # when its last token came before it was preempted; negative: it is not
     ]
 )
 """One record a request, in order of arrival; seconds and tokens."""
@@ -844,6 +844,7 @@ def _plan_step(
 ) -> None:
     """Decides the next step (or run of equal steps) of replica r and when it ends; idle replicas end at infinity."""
     kind = replicas[r].table
+    replicas[r].ends = now  # who has to stop here has had his last token now, also where the replica was idle
     while replicas[r].landed >= 0:
         i = replicas[r].landed
         replicas[r].landed = requests[i].following
@@ -1007,7 +1008,7 @@ def _count_itl(lists: Lists, r: int, seconds: float, tokens: int) -> None:
 
 @compiled
 def _count_pause(requests: Any, lists: Lists, r: int, i: int, now: float) -> None:
-    """The first token of request i since it was handed over or preempted."""
+    """The first token of request i since it was preempted."""
     if requests[i].paused >= 0.0:
         _count_itl(lists, r, now - requests[i].paused, 1)
         requests[i].paused = -1.0
@@ -1094,7 +1095,7 @@ def _end_step(
         handed = replicas[r].role == PREFILL and requests[i].generated < requests[i].output
         if math.isnan(requests[i].first):
             others = decoding + replicas[r].prefilling - 1
-            requests[i].late = replicas[r].first_delay + others * replicas[r].stream_delay
+            requests[i].late += replicas[r].first_delay + others * replicas[r].stream_delay
             if not handed:  # else the replica that decodes the answer sends all of it
                 requests[i].first = now
         if requests[i].generated >= requests[i].output:

@@ -26,7 +26,8 @@ def prefill_only(figures: ReplicaFigures, step: Steps, demand: MeanWorkload) -> 
     whole = prefill_seconds(step, together * demand.input)
     # Prompts of one step do not attend to each other.
     apart = whole - step.attending(together * demand.input) + together * step.attending(demand.input)
-    return replace(figures, capacity=step.lanes * together / apart)
+    # Its one token goes to no client: the replica that answers has the delays of both front ends.
+    return replace(figures, capacity=step.lanes * together / apart, first_s=0.0, stream_s=0.0)
 
 
 def decode_only(figures: ReplicaFigures, demand: MeanWorkload) -> ReplicaFigures:
@@ -36,17 +37,18 @@ def decode_only(figures: ReplicaFigures, demand: MeanWorkload) -> ReplicaFigures
         capacity=figures.max_batch / (max(1.0, demand.output - 1.0) * figures.steps_s[-1]),
         prefill_s=0.0,
         marginal_s=0.0,
+        first_s=2.0 * figures.first_s,
         read_s=0.0,
         long_s=0.0,
     )
 
 
 def prefill_under_load(figures: ReplicaFigures, rate: float) -> Latency:
-    """Until the first token, of a replica of `prefill_only` that gets `rate` prompts/s, Poisson."""
+    """Until a prompt is computed, of a replica of `prefill_only` that gets `rate` prompts/s, Poisson."""
     utilisation = rate / figures.capacity if figures.capacity > 0 else math.inf
     load = min(utilisation, MAX_UTILISATION)
     wait = load / (2.0 * (1.0 - load)) / figures.capacity
-    first = figures.first_s + figures.read_s + figures.prefill_s
+    first = figures.read_s + figures.prefill_s
     mean = first + wait
     p95 = mean + math.hypot(2.0 * wait, figures.long_s)
     return Latency(

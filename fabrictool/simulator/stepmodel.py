@@ -59,7 +59,7 @@ _FASTER: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """What datasheets do not tell. Efficiencies are shares of a peak; the rest is seconds."""
+    """What datasheets do not tell. Efficiencies are shares of a peak, a tile is in tokens; the rest is seconds."""
 
     compute: float = 0.6
     """Of the matrix units' peak, large dense products at 16 bits."""
@@ -298,7 +298,10 @@ class StepModel:
         return self.factors.step + self._kernels * self.factors.kernel + hops
 
     def launched(self, seconds: Floats) -> Floats:
-        """Seconds of a step with prompts in it, whose operators take `seconds`: at least as many as launching takes."""
+        """Seconds of a step with prompts in it, whose operators take `seconds`: at least as many as launching takes.
+
+        The loop's tables hide launches behind products and collectives only, not behind attention.
+        """
         device = seconds + self._kernels * self.factors.kernel
         waiting = np.maximum(0.0, self._kernels * self.factors.eager_kernel - device)
         return np.asarray(seconds + waiting + self.overhead())

@@ -15,6 +15,7 @@ from fabrictool.simulator.capacity import MAX_UTILISATION, MeanWorkload, decode_
 from fabrictool.simulator.fleet import ReplicaSpec, Stream, simulate
 from fabrictool.simulator.memory import reported_memory, room
 from fabrictool.simulator.operators import Parallelism
+from fabrictool.simulator.phases import decode_only, prefill_only, prefill_under_load
 from fabrictool.simulator.stepmodel import Factors, Machine, StepModel
 from tests.seeds import seeds
 
@@ -121,3 +122,22 @@ def test_figures_say_where_they_come_from():
     known = figures(calibration=choose(shipped(), "h100-sxm", "nvidia", "vllm", "online"))
     assert known.basis.startswith("calibrated: vllm on h100-sxm")
     assert known.bands[1][0] < 1 < known.bands[1][1]
+
+
+def test_a_pair_of_phases_alone_takes_what_the_loop_says():
+    """One request: both front ends and the way are in TTFT, and no step is counted twice."""
+    known = replace(NONE, factors=replace(Factors(), request=0.03, stream=1e-9))
+    demand = MeanWorkload(1e-6, 1000.0, 30.0, 4096)
+    one = figures(demand=demand, calibration=known)
+    first = prefill_under_load(prefill_only(one, step(), demand), 1e-6)
+    then = under_load(decode_only(one, demand), demand, 1e-6)
+    times, moving = step().times(64, 8192, hand_latency=0.2), 0.2
+    both = [
+        ReplicaSpec(times, 64, 8192, 1 << 20, role=role, frontend=0.03, frontend_token=Factors().prompt_token)
+        for role in ("prefill", "decode")
+    ]
+    played = simulate(both, Stream(np.zeros(1), np.array([1000]), np.array([30])), RoundRobinPolicy())
+    assert played.ttft[0] > 0.2 + 2 * 0.03
+    assert first.ttft_mean + moving + then.ttft_mean == pytest.approx(played.ttft[0], rel=0.01)
+    assert then.tpot_mean == pytest.approx(played.tpot[0], rel=0.01)
+    assert first.e2e_p95 + moving + then.e2e_p95 == pytest.approx(played.e2e[0], rel=0.02)

@@ -681,6 +681,39 @@ def test_the_gap_of_a_preemption_is_a_gap_between_tokens():
     assert longest > np.nanmax(found.tpot) * 0.99
 
 
+def test_a_decode_replica_that_dies_loses_no_answer_of_which_nobody_has_a_part():
+    """At 1 s one cache has landed, one is on the way and one is kept: of the first the client has a token already."""
+    slow = times(hand=1.0 / 160, hand_latency=0.0)
+    ends = {"down": 1.5, "drain": 1.5}
+    replicas = [
+        spec(times=slow, role="prefill"),
+        spec(times=slow, role="decode", kv_tokens=160 * 2 + 64, **ends),
+        spec(times=slow, role="decode", up=1.6),
+    ]
+    requests = Stream(np.zeros(3), np.full(3, 160), np.full(3, 200))
+    fleet = Fleet(replicas, requests, routing_policy("round-robin", random.Random(0)))
+    fleet.advance()
+    found = fleet.outcome()
+    assert found.lost.tolist() == [0]
+    assert found.retried == 2
+    assert np.isfinite(found.finish[1:]).all()
+    assert (found.first[1:] > 1.6).all()
+    assert (fleet.replicas.free[[0, 2]] == fleet.replicas.blocks[[0, 2]]).all()
+
+
+def test_two_caches_that_fill_an_idle_replica_are_decoded_one_after_the_other():
+    """The first has no room for its next token while the second is coming: it stops before it has gone on at all."""
+    slow = times(hand=0.7 / 160, hand_latency=0.0)
+    pair = [spec(times=slow, role="prefill"), spec(times=slow, role="decode", kv_tokens=320)]
+    found = play(pair, Stream(np.zeros(2), np.full(2, 160), np.full(2, 5)))
+    assert np.isfinite(found.finish).all()
+    assert found.preempted.sum() > 0
+    assert found.accounts.itl.sum() == 2 * 4
+    (shortest, longest) = inter_token_latencies(found.accounts, [0.01, 1.0])
+    assert shortest > 0.5 * slow.decode[1]
+    assert longest > 0.6
+
+
 def test_a_decode_replica_that_dies_loses_the_answers_that_had_begun():
     hand = times(hand=1e-5)
     pair = [

@@ -2,8 +2,7 @@
 
 What the catalogue ships (`hierarchy`): what all pairs of device and engine share, what makers and engines do, and a
 pair by itself where models that were left out come out better with it. Bands come from rows, models and devices that a
-fit has not seen. Files of static batches stay as they are: they were fitted pair by pair, to the engines of 2024, and a
-first hierarchy of those forecast models that it had not seen worse than they do.
+fit has not seen. Static batches have a script of their own (`calibrate_static`).
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ def _write(place, engine, rows, mine, blind, bands):
         version="2",
         source=SOURCE,
         **{
-            name: hierarchy.model_bands(rows, errors, mine)
+            name: hierarchy.model_bands(rows, errors, mine, list(errors))
             if name == "unseen"
             else fitting.spreads([errors[i] for i in mine])
             for name, errors in bands.items()

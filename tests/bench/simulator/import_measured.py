@@ -356,7 +356,7 @@ def _all_reduces(folder: Path):
                 octets = 2 * int(row["message_size"])  # counted in elements
                 if not row.get("backend", "").endswith("eager") and 1 << 13 <= octets <= 1 << 28:
                     yield {
-                        "device": DEVICES.get(system, "a100-80g"),
+                        "device": (DEVICES | {"a100_sxm": "a100-80g"})[system],
                         "engine": ENGINES[name.partition("_")[0]],
                         "devices": row["num_gpus"],
                         "octets": octets,

@@ -275,10 +275,11 @@ def _covered(rows, errors, unit, metric):
         for engine in sorted({rows[i].case.engine for i in mine}):
             others = [i for i, o in enumerate(rows) if unit(o) != name and o.case.engine == engine]
             others = others or [i for i, o in enumerate(rows) if unit(o) != name]
-            known = (
-                hierarchy.model_bands if unit is architecture else lambda _, e, o: fitting.spreads([e[i] for i in o])
-            )
-            band = known(rows, errors, others)[metric]
+            if unit is architecture:
+                relatives = [i for i, o in enumerate(rows) if unit(o) != name]
+                band = hierarchy.model_bands(rows, errors, others, relatives)[metric]
+            else:
+                band = fitting.spreads([errors[i] for i in others])[metric]
             for i in mine:
                 if rows[i].case.engine == engine and abs(errors[i][metric]) < fitting.WORST:
                     inside.append(band.low <= errors[i][metric] <= band.high)
@@ -303,8 +304,9 @@ def _picks(rows, errors):
     """
     room = {}
     for engine, name in {(o.case.engine, architecture(o)) for o in rows}:
-        others = [i for i, o in enumerate(rows) if o.case.engine == engine and architecture(o) != name]
-        room[engine, name] = hierarchy.model_bands(rows, errors, others or list(errors))["tpot"].high
+        rest = [i for i, o in enumerate(rows) if architecture(o) != name]
+        others = [i for i in rest if rows[i].case.engine == engine]
+        room[engine, name] = hierarchy.model_bands(rows, errors, others or rest, rest)["tpot"].high
     for confidence, what in ((0.9, "with 90 % confidence"), (0.5, "by the forecast as it is")):
         kept, lost, none = [], [], 0
         for mine in (work for work in _by_work(rows) if len(work) >= 4):
