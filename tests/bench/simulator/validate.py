@@ -46,7 +46,7 @@ WHY = {
     " engines there.",
     "online TTFT, unseen model": "First tokens wait for what clients send at once and for what an engine's front end"
     " does with it, and releases differ in both.",
-    "disaggregated TTFT": "The rows do not say how many prompts and tokens a prefill worker takes in one step. Four rows"
+    "disaggregated TTFT": "The rows do not say how many prompts and tokens a prefill worker takes in a step. Four rows"
     " on H100 wait 5 to 12 s for prompts of 1,024 tokens with 6 to 60 requests in flight, which nothing here explains;"
     " on H200 a few pairs are thought full that were not.",
     "static batch E2E, unseen model": "Engines of 2024. On MI300X a step of 16 to 256 sequences gets a fortieth of the"
