@@ -61,7 +61,14 @@ def events(bed, operation_of):
     """Kinds and texts of a unit's events."""
     operation = next(unit.operation for (address, _), unit in bed.units().items() if address == operation_of)
     cluster = next(c for c in bed.clusters().values() if c.state(operation) is not None)
-    return [(event.kind, event.text) for event in cluster.document(operation).events]
+    documents = []
+
+    def answered():
+        documents.append(cluster.document(operation))
+        return documents[-1] is not None  # a unit has two seconds for it, and may be late beside others
+
+    until(answered, 30.0)
+    return [(event.kind, event.text) for event in documents[-1].events]
 
 
 def test_both_sides_say_whose_clock_is_wrong(fabric_bed, clocks):
