@@ -264,17 +264,17 @@ class Columns:
         if not figures.fits or promise <= 0.0:
             return None
         demand, slo = self._demand, self._wanted.slo
-        prompt, both_ends = figures.prefill_s + figures.read_s, 2.0 * figures.first_s
+        prompt, answering = figures.prefill_s + figures.read_s, decode_only(figures, demand)
         if phase == "prefill":
             figures = prefill_only(figures, step, demand)
         elif phase == "decode":
-            figures = decode_only(figures, demand)
+            figures = answering
         levels = []
         for load in LOADS:
             rate = load * figures.capacity
             if phase == "prefill":
                 latency = prefill_under_load(figures, rate)
-                excess = slo_excess(slo, latency, ("ttft",), more=moving + both_ends)
+                excess = slo_excess(slo, latency, ("ttft",), more=moving + answering.first_s)
             elif phase == "decode":
                 latency = under_load(figures, demand, rate)
                 excess = slo_excess(slo, latency, more=prompt + moving)

@@ -126,7 +126,7 @@ class Factors:
 
 SMOOTH = 1.8
 """Exponent of the smooth maximum of compute and memory time."""
-ROUNDS = 3.0
+TWO_PASS_LATENCIES = 3.0
 """Latencies of an all-reduce in two passes, in those of one. Fitted kernels take 2 with vLLM, where it has its own, and
 6 to 8 with TensorRT-LLM, which leaves large messages to NCCL; with 3 all are 11 to 18 % off."""
 NODE_LATENCY_S = 12e-6
@@ -427,7 +427,7 @@ class StepModel:
         link, latency = self._link(devices)
         rate = link * self.factors.link
         once = latency + (devices - 1) * octets / rate
-        twice = ROUNDS * latency + 2.0 * (devices - 1) / devices * octets / rate
+        twice = TWO_PASS_LATENCIES * latency + 2.0 * (devices - 1) / devices * octets / rate
         return np.asarray(np.minimum(once, twice))
 
     def _link(self, devices: int) -> tuple[float, float]:

@@ -75,9 +75,14 @@ def _write(place, engine, rows, mine, blind, bands):
             for name, errors in bands.items()
         },
     )
-    name = "-".join(part.replace("*", "any").replace("/", "-") for part in (place, engine, "online"))
+    save(one)
+
+
+def save(one):
+    """In the catalogue, under the name that says what it is of."""
+    name = "-".join(part.replace("*", "any").replace("/", "-") for part in (one.device, one.engine, one.scope))
     (OUT / f"{name}.toml").write_text(dumps(one))
-    print("wrote", name, len(mine))
+    print("wrote", name, one.points, flush=True)
 
 
 if __name__ == "__main__":

@@ -18,15 +18,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import hierarchy
 import numpy as np
+from calibrate_catalogue import save
 from measured import architecture, groups, held_out, load, sample
 
 from fabrictool.catalog import accelerators
-from fabrictool.catalog import calibrations as catalogue
 from fabrictool.simulator import fitting
-from fabrictool.simulator.calibration import ANY, Calibration, dumps, of_vendor
+from fabrictool.simulator.calibration import ANY, Calibration, of_vendor
 from fabrictool.simulator.stepmodel import Factors
 
-OUT = Path(catalogue.__file__).parent
 SOURCE = "argonne-lcf/LLM-Inference-Bench 4211f5d, All_results.csv (2024)"
 LEAST = 20
 """Rows of a pair that gets a file."""
@@ -125,8 +124,7 @@ def _write(k, factors, seen, unseen, rows):
         version="2",
         source=SOURCE,
     )
-    name = "-".join(part.replace("*", "any").replace("/", "-") for part in k)
-    (OUT / f"{name}.toml").write_text(dumps(one))
+    save(one)
 
 
 def _mean(errors):
