@@ -1342,8 +1342,6 @@ def advance(
         arrival = math.inf
         if clock.at[0].arrived < clock.at[0].opened:
             arrival = requests[clock.at[0].arrived].arrival
-        while clock.at[0].queued > 0 and requests[clock.heap[0].request].state == LOST:
-            _pop(clock)  # its cache was on the way when a replica died
         queued = clock.heap[0].time if clock.at[0].queued > 0 else math.inf
         now = min(step_end, arrival, queued)
         if now == math.inf:
