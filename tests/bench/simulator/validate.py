@@ -61,9 +61,7 @@ WHY_OTHERS = """\
 takes of it costs throughput, and without that room one pick in five misses its limit.
 
 **Open loop with the shipped calibration**: it adds 20 to 30 ms to each first token, as the older releases did that it
-was learned from. One run, of Llama-2-70B at 20 requests/s, has 112 of the server's 128 places taken; a forecast that is
-a tenth slower fills them all and lets a queue grow to the end. Without it the means are 11.9 % (E2E) and 58 % (TTFT). A
-hundred requests of one's own mend both (`calibrate`).
+was learned from. A hundred requests of one's own mend that (`calibrate`).
 """
 REASONS = {
     "speculative": "of sessions in which a model with heads that draft tokens decodes over a tenth faster than trusted"
