@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import logging
+import math
 import re
 import signal
 import sys
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fabrictool.engines.reference.gguf_file import LlamaConfig
+    from fabrictool.engines.reference.merging_engine import MergingEngine
+    from fabrictool.engines.reference.weights import Weights
 
 _log = logging.getLogger("fabrictool.engine")
 
@@ -60,6 +63,12 @@ def parser() -> argparse.ArgumentParser:
     size = arguments.add_mutually_exclusive_group()
     size.add_argument("--kv-blocks", type=_positive, help="blocks of the key-value pool")
     size.add_argument("--kv-memory", type=_memory, help="memory of the key-value pool, such as 256MiB")
+    add(
+        "--replicas",
+        type=_replicas,
+        default=1,
+        help="processes side by side that merge: 1, 2, 4 or 8; sizes are each one's",
+    )
     add("--max-waiting", type=_positive, default=256, help="requests in the queue before new ones get 429")
     add("--cache-dir", type=Path, help="folder for converted weights (default: FABRICTOOL_CACHE_DIR)")
     return arguments
@@ -77,7 +86,7 @@ def limits(config: LlamaConfig, arguments: argparse.Namespace) -> EngineLimits:
     if context > config.context:
         raise InvalidInputError.of("FT7022", f"--context {context} is longer than the model's {config.context}")
     block_size = arguments.block_size
-    least = -(-context // block_size)
+    least = -(-context // (block_size * arguments.replicas))
     per_block = block_bytes(config, block_size)
     blocks = arguments.kv_blocks
     if arguments.kv_memory is not None:
@@ -87,7 +96,7 @@ def limits(config: LlamaConfig, arguments: argparse.Namespace) -> EngineLimits:
     if blocks < least:
         raise InvalidInputError.of(
             "FT7022",
-            f"{blocks} blocks of {block_size} tokens cannot hold one request of {context}",
+            f"{blocks * arguments.replicas} blocks of {block_size} tokens cannot hold one request of {context}",
             hint=f"lower --context, or give the pool at least {least} blocks ({least * per_block / (1 << 20):.0f}MiB)",
         )
     return EngineLimits(context, arguments.max_num_seqs, blocks, block_size, arguments.token_budget)
@@ -145,25 +154,63 @@ async def _load(
             sys.stderr.write(f"loading weights {percent} %\n")
         server.progress = max(percent, server.progress)
 
-    def build() -> ReferenceEngine:
-        weights = load_weights(arguments.model, cache, progress)
+    def build() -> ReferenceEngine | MergingEngine:
+        weights = load_weights(arguments.model, cache, progress, arguments.replicas)
         if weights.warning is not None:
             _log.warning("%s", weights.warning)
         sizes = limits(weights.config, arguments)
-        return ReferenceEngine(weights, Tokenizer(weights.metadata), sizes, SystemClock(), on_failure)
+        tokenizer, clock = Tokenizer(weights.metadata), SystemClock()
+        if arguments.replicas == 1:
+            engine: ReferenceEngine | MergingEngine = ReferenceEngine(weights, tokenizer, sizes, clock, on_failure)
+        else:
+            engine = _merging(arguments, cache, weights, tokenizer, sizes, on_failure)
+        engine.start()
+        return engine
 
     engine = await _in_daemon_thread(build)
-    engine.start()
     server.engine = engine
     sys.stderr.write(f"ready: {arguments.served_name}, context {engine.limits.context}\n")
 
 
-async def _in_daemon_thread(work: Callable[[], ReferenceEngine]) -> ReferenceEngine:
+# Wide: all that an engine is made of.
+def _merging(
+    arguments: argparse.Namespace,
+    cache: Path,
+    weights: Weights,
+    tokenizer: Tokenizer,
+    sizes: EngineLimits,
+    on_failure: Callable[[str], None],
+) -> MergingEngine:
+    """Its replicas are one group as long as half of one replica's places would do."""
+    from fabrictool.engines.reference.merging_engine import MergingEngine  # noqa: PLC0415 - processes and their memory
+    from fabrictool.merging.requests import MergingOptions  # noqa: PLC0415
+    from fabrictool.merging.triggers import LoadTrigger  # noqa: PLC0415
+
+    options = MergingOptions(
+        places=sizes.max_seqs, budget=sizes.token_budget, priority_degree=arguments.replicas, switch_s=0.0
+    )
+    return MergingEngine(
+        weights,
+        tokenizer,
+        sizes,
+        SystemClock(),
+        on_failure,
+        model=arguments.model,
+        cache=cache,
+        replicas=arguments.replicas,
+        options=options,
+        trigger=LoadTrigger(math.inf, 0.5 * sizes.max_seqs),
+    )
+
+
+async def _in_daemon_thread(
+    work: Callable[[], ReferenceEngine | MergingEngine],
+) -> ReferenceEngine | MergingEngine:
     """Like asyncio.to_thread, in a thread that the process does not wait for: TERM ends a load at once."""
     loop = asyncio.get_running_loop()
-    future: asyncio.Future[ReferenceEngine] = loop.create_future()
+    future: asyncio.Future[ReferenceEngine | MergingEngine] = loop.create_future()
 
-    def settle(engine: ReferenceEngine | None, error: BaseException | None) -> None:
+    def settle(engine: ReferenceEngine | MergingEngine | None, error: BaseException | None) -> None:
         if future.cancelled():
             return
         if engine is not None:
@@ -201,6 +248,13 @@ def _positive(text: str) -> int:
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError("must be at least 1")
+    return number
+
+
+def _replicas(text: str) -> int:
+    number = int(text)
+    if number not in (1, 2, 4, 8):
+        raise argparse.ArgumentTypeError("must be 1, 2, 4 or 8")
     return number
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
-from fabrictool.engines.reference.engine import GenerationRequest
+from fabrictool.engines.reference.answers import ORDINARY, GenerationRequest
 from fabrictool.engines.reference.sampling import Sampling
 from fabrictool.engines.reference.tokenizer import TemplateError
 
@@ -64,6 +64,8 @@ class _Body(msgspec.Struct, kw_only=True):
     stop: str | list[str] | None = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
+    priority: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    """As vLLM has it: the smaller, the sooner."""
 
 
 class _Part(msgspec.Struct):
@@ -129,7 +131,13 @@ def parse(raw: bytes, *, chat: bool, served: str, tokenizer: Tokenizer, context:
             raise ApiError(400, f"this engine does not support {name}", code="unsupported_parameter", param=name)
     prompt = _chat_prompt(body, tokenizer) if isinstance(body, _ChatBody) else _prompt(body, tokenizer)
     return Ask(
-        request=GenerationRequest(prompt, _answer_length(body, len(prompt), context), _sampling(body), _stop(body)),
+        request=GenerationRequest(
+            prompt,
+            _answer_length(body, len(prompt), context),
+            _sampling(body),
+            _stop(body),
+            ORDINARY if body.priority is None else body.priority,
+        ),
         stream=bool(body.stream),
         include_usage=body.stream_options is not None and body.stream_options.include_usage,
         chat=chat,

@@ -10,24 +10,23 @@ import itertools
 import logging
 import queue
 import threading
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from fabrictool.engines.reference.answers import OpenAnswer, OpenAnswers
 from fabrictool.engines.reference.kv import BlockAllocator, KvPool
 from fabrictool.engines.reference.model import SequenceRows, Transformer
-from fabrictool.engines.reference.sampling import Sampler, Sampling
 from fabrictool.engines.reference.scheduler import ContinuousBatcher, StepPlan
 from fabrictool.engines.reference.stats import Stats
-from fabrictool.engines.reference.tokenizer import TextStream, Tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fabrictool.base.clock import Clock
+    from fabrictool.engines.reference.answers import FinishReason, GenerationEvent, GenerationRequest
+    from fabrictool.engines.reference.tokenizer import Tokenizer
     from fabrictool.engines.reference.weights import Weights
 
 _log = logging.getLogger("fabrictool.engine")
-
-FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 
 class EngineLimits(NamedTuple):
@@ -41,40 +40,6 @@ class EngineLimits(NamedTuple):
     """Tokens."""
     token_budget: int
     """Tokens of one step: larger fills the caches of prompts better and makes other requests wait longer for it."""
-
-
-class GenerationRequest(NamedTuple):
-    """One answer to make; `prompt` and `max_tokens` together fit into the context."""
-
-    prompt: list[int]
-    max_tokens: int
-    sampling: Sampling
-    stop: tuple[str, ...] = ()
-
-
-class GenerationEvent(NamedTuple):
-    """Progress of a request."""
-
-    text: str
-    """New text; may be empty."""
-    tokens: int
-    """Tokens generated so far."""
-    finish: FinishReason | None = None
-
-
-class _Answer:
-    """What the compute thread keeps of a request in progress."""
-
-    def __init__(
-        self, request: GenerationRequest, tokenizer: Tokenizer, emit: Callable[[GenerationEvent], None], now: float
-    ) -> None:
-        self.request = request
-        self.emit = emit
-        self.sampler = Sampler(request.sampling)
-        self.text = TextStream(tokenizer, request.stop)
-        self.tokens = 0
-        self.arrived = now
-        self.last_token: float | None = None
 
 
 class ReferenceEngine:
@@ -104,9 +69,9 @@ class ReferenceEngine:
             max_seqs=limits.max_seqs,
             token_budget=limits.token_budget,
         )
-        self._answers: dict[int, _Answer] = {}
+        self._answers = OpenAnswers(tokenizer, self.stats, clock)
         self._numbers = itertools.count(1)
-        self._inbox: queue.SimpleQueue[tuple[int, _Answer | None]] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[tuple[int, OpenAnswer | None]] = queue.SimpleQueue()
         """(number, answer) submits, (number, None) cancels, (0, None) stops."""
         self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
 
@@ -123,7 +88,7 @@ class ReferenceEngine:
         if len(request.prompt) + request.max_tokens > self.limits.context or not request.prompt:
             raise AssertionError("the caller checks lengths")
         number = next(self._numbers)
-        self._inbox.put((number, _Answer(request, self.tokenizer, emit, self._clock.monotonic())))
+        self._inbox.put((number, OpenAnswer(request, self.tokenizer, emit, self._clock.monotonic())))
         return number
 
     def cancel(self, number: int) -> None:
@@ -157,12 +122,12 @@ class ReferenceEngine:
                 return True
             idle = False
             if answer is not None:
-                self._answers[number] = answer
+                self._answers.add(number, answer)
                 self._scheduler.add(number, answer.request.prompt)
             elif number == 0:
                 return False
             elif number in self._answers:
-                self._end(number, GenerationEvent("", self._answers[number].tokens, "cancelled"))
+                self._end(number, self._answers.given_up(number, "cancelled"), "cancelled")
             self._measure()
 
     def _carry_out(self, plan: StepPlan) -> None:
@@ -175,41 +140,22 @@ class ReferenceEngine:
         self._scheduler.commit(plan, sampled)
         self.stats.steps += 1
         self.stats.preemptions += len(plan.preempted)
-        now = self._clock.monotonic()
         for number, token in sampled.items():
-            self._advance(number, token, now)
+            event = self._answers.advance(number, token)
+            if event.finish is None:
+                self._answers[number].emit(event)
+            else:
+                self._end(number, event, event.finish)
 
-    def _advance(self, number: int, token: int, now: float) -> None:
-        """A request has one more token."""
-        answer = self._answers[number]
-        if answer.last_token is None:
-            self.stats.time_to_first_token.observe(now - answer.arrived)
-            self.stats.prompt_tokens += len(answer.request.prompt)
-        else:
-            self.stats.inter_token_latency.observe(now - answer.last_token)
-        answer.last_token = now
-        answer.tokens += 1
-        self.stats.generated_tokens += 1
-        if token in self.tokenizer.ends:
-            self._end(number, GenerationEvent(answer.text.finish(), answer.tokens, "stop"))
-            return
-        full = answer.tokens == answer.request.max_tokens
-        text = answer.text.push(token, last=full)
-        if answer.text.stopped or full:
-            self._end(number, GenerationEvent(text, answer.tokens, "stop" if answer.text.stopped else "length"))
-        else:
-            answer.emit(GenerationEvent(text, answer.tokens))
-
-    def _end(self, number: int, event: GenerationEvent) -> None:
-        answer = self._answers.pop(number)
+    def _end(self, number: int, event: GenerationEvent, finish: FinishReason) -> None:
+        answer = self._answers.close(number, finish)
         self._scheduler.remove(number)
-        self.stats.finished[event.finish or "stop"] += 1
         self._measure()
         answer.emit(event)
 
     def _end_all(self, reason: FinishReason) -> None:
-        for number, answer in list(self._answers.items()):
-            self._end(number, GenerationEvent("", answer.tokens, reason))
+        for number in self._answers.numbers():
+            self._end(number, self._answers.given_up(number, reason), reason)
 
     def _measure(self) -> None:
         self.stats.running = self._scheduler.running

@@ -58,11 +58,27 @@ class KvPool:
     """
 
     def __init__(self, config: LlamaConfig, blocks: int, block_size: int) -> None:
-        self.block_size = block_size
-        self.blocks = blocks
         shape = (config.layers, blocks, block_size, config.kv_heads, config.head_dim)
-        self._keys = np.empty(shape, dtype=np.float32)
-        self._values = np.empty(shape, dtype=np.float32)
+        self._over(np.empty(shape, dtype=np.float32), np.empty(shape, dtype=np.float32))
+
+    def _over(self, keys: NDArray[np.float32], values: NDArray[np.float32]) -> None:
+        self._keys, self._values = keys, values
+        _, self.blocks, self.block_size, _, _ = keys.shape
+
+    def merged(self, degree: int) -> KvPool:
+        """The same memory as a member of a group sees it: blocks of `degree` times the tokens, and a part of the heads
+        (Flying Serving, equations 2 and 3).
+        """
+        layers, blocks, size, heads, dim = self._keys.shape
+        shape = (layers, blocks, size * degree, heads // degree, dim)
+        view = KvPool.__new__(KvPool)
+        view._over(self._keys.reshape(shape), self._values.reshape(shape))  # noqa: SLF001 - of its own class
+        return view
+
+    @property
+    def addresses(self) -> tuple[int, int]:
+        """Where keys and values are; a view has the same ones."""
+        return self._keys.ctypes.data, self._values.ctypes.data
 
     def write(
         self,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -37,28 +37,80 @@ class SequenceRows(NamedTuple):
     """For the last token."""
 
 
-class Transformer:
-    """Weights with the arithmetic. Holds no state of requests: that is in the pool and in the plan."""
+class Shard(NamedTuple):
+    """The part of each matrix that one of `degree` processes computes: some heads, some of the hidden rows."""
 
-    def __init__(self, weights: Weights) -> None:
+    rank: int
+    degree: int
+    reduce: Callable[[NDArray[np.float32]], NDArray[np.float32]]
+    """All members' partial sums, added up in the same order for each of them."""
+
+
+WHOLE = Shard(0, 1, lambda partial: partial)
+
+
+class _Layer(NamedTuple):
+    attn_norm: NDArray[np.float32]
+    qkv: tuple[NDArray[np.float32], ...]
+    attn_output: NDArray[np.float32]
+    ffn_norm: NDArray[np.float32]
+    gate_up: tuple[NDArray[np.float32], ...]
+    ffn_down: NDArray[np.float32]
+
+
+class Transformer:
+    """Weights with the arithmetic. Holds no state of requests: that is in the pool and in the plan.
+
+    Of a `shard` all matrices are views of the whole ones (Flying Serving, equation 1): rows of those whose outputs are
+    split, columns of those whose inputs are.
+    """
+
+    def __init__(self, weights: Weights, shard: Shard = WHOLE) -> None:
         self.config = c = weights.config
+        self.shard = shard
+        self._heads, self._kv_heads = c.heads // shard.degree, c.kv_heads // shard.degree
+        self._hidden = c.hidden // shard.degree
         named = weights.tensors()
         self._embedding = named["token_embd"]
-        self._output = named["token_embd" if c.tied else "output"]
+        self._output = named["token_embd" if c.tied else "output"][self.vocabulary(shard.rank)]
         self._output_norm = named["output_norm"]
-        parts = ("attn_norm", "qkv", "attn_output", "ffn_norm", "gate_up", "ffn_down")
-        self._layers = [tuple(named[f"blk.{i}.{part}"] for part in parts) for i in range(c.layers)]
+        self._layers = [self._layer(named, f"blk.{i}.") for i in range(c.layers)]
         exponents = np.arange(0, c.head_dim, 2, dtype=np.float64) / c.head_dim
         self._frequencies = c.rope_base**-exponents
         if c.rope_factors:
             self._frequencies = self._frequencies / named["rope_freqs"].astype(np.float64)
         self._scale = np.float32(c.head_dim**-0.5)
 
-    def step(self, batch: Sequence[SequenceRows], pool: KvPool) -> NDArray[np.float32]:
-        """Compute one step, storing keys and values in `pool`.
+    def vocabulary(self, rank: int) -> slice:
+        """Tokens whose logits a member computes."""
+        vocab, degree = self.config.vocab, self.shard.degree
+        return slice(vocab * rank // degree, vocab * (rank + 1) // degree)
 
-        Returns logits [requests that want them, vocab] in the order of `batch`. Rows of one batch may not share
-        blocks.
+    def _layer(self, named: Mapping[str, NDArray[np.float32]], prefix: str) -> _Layer:
+        if self.shard.degree == 1:
+            qkv, gate_up = (named[prefix + "qkv"],), (named[prefix + "gate_up"],)
+        else:
+            qkv = tuple(self._share(named[prefix + name]) for name in ("attn_q", "attn_k", "attn_v"))
+            gate_up = tuple(self._share(named[prefix + name]) for name in ("ffn_gate", "ffn_up"))
+        return _Layer(
+            named[prefix + "attn_norm"],
+            qkv,
+            self._share(named[prefix + "attn_output"].T).T,
+            named[prefix + "ffn_norm"],
+            gate_up,
+            self._share(named[prefix + "ffn_down"].T).T,
+        )
+
+    def _share(self, matrix: NDArray[np.float32]) -> NDArray[np.float32]:
+        """This member's rows, a view."""
+        rows = len(matrix) // self.shard.degree
+        return matrix[self.shard.rank * rows : (self.shard.rank + 1) * rows]
+
+    def step(self, batch: Sequence[SequenceRows], pool: KvPool) -> NDArray[np.float32]:
+        """Compute one step, storing keys and values in `pool`, which has as many heads as the shard.
+
+        Returns logits [requests that want them, vocab] in the order of `batch`, of a shard those of its part of the
+        vocabulary. Rows of one batch may not share blocks.
         """
         c = self.config
         lengths = [len(rows.tokens) for rows in batch]
@@ -77,24 +129,26 @@ class Transformer:
         sin = np.sin(angles).astype(np.float32)[:, None, :]
 
         x = self._embedding[np.concatenate([np.asarray(rows.tokens, dtype=np.intp) for rows in batch])]
-        q_rows, kv_rows = c.heads * c.head_dim, c.kv_heads * c.head_dim
-        for index, (attn_norm, qkv, attn_output, ffn_norm, gate_up, ffn_down) in enumerate(self._layers):
-            joined = _project(_rms_norm(x, attn_norm, c.norm_eps), qkv)
-            queries = _rotate(joined[:, :q_rows].reshape(-1, c.heads, c.head_dim), cos, sin)
-            keys = _rotate(joined[:, q_rows : q_rows + kv_rows].reshape(-1, c.kv_heads, c.head_dim), cos, sin)
-            values = joined[:, q_rows + kv_rows :].reshape(-1, c.kv_heads, c.head_dim)
+        reduce = self.shard.reduce
+        q_rows, kv_rows = self._heads * c.head_dim, self._kv_heads * c.head_dim
+        for index, layer in enumerate(self._layers):
+            joined = _project_all(_rms_norm(x, layer.attn_norm, c.norm_eps), layer.qkv)
+            queries = _rotate(joined[:, :q_rows].reshape(-1, self._heads, c.head_dim), cos, sin)
+            keys = _rotate(joined[:, q_rows : q_rows + kv_rows].reshape(-1, self._kv_heads, c.head_dim), cos, sin)
+            values = joined[:, q_rows + kv_rows :].reshape(-1, self._kv_heads, c.head_dim)
             pool.write(index, slots, keys, values)
             mixed = np.empty((len(x), q_rows), dtype=np.float32)
             for rows, table, span in zip(batch, tables, spans, strict=True):
                 past_keys, past_values = pool.read(index, table, rows.position + len(rows.tokens))
                 mixed[span] = self._attend(queries[span], past_keys, past_values, rows.position)
-            x = x + _project(mixed, attn_output)
-            hidden = _project(_rms_norm(x, ffn_norm, c.norm_eps), gate_up)
-            x = x + _project(_silu(hidden[:, : c.hidden]) * hidden[:, c.hidden :], ffn_down)
+            x = x + reduce(_project(mixed, layer.attn_output))
+            hidden = _project_all(_rms_norm(x, layer.ffn_norm, c.norm_eps), layer.gate_up)
+            gated = _silu(hidden[:, : self._hidden]) * hidden[:, self._hidden :]
+            x = x + reduce(_project(gated, layer.ffn_down))
 
         last = [int(end) - 1 for end, rows in zip(ends, batch, strict=True) if rows.wants_logits]
         if not last:
-            return np.empty((0, c.vocab), dtype=np.float32)
+            return np.empty((0, len(self._output)), dtype=np.float32)
         return _project(_rms_norm(x[last], self._output_norm, c.norm_eps), self._output)
 
     def _attend(
@@ -108,21 +162,28 @@ class Transformer:
 
         Returns [m, heads * head_dim].
         """
-        c = self.config
+        c, kv_heads = self.config, self._kv_heads
         m, n, group = len(queries), len(keys), c.heads // c.kv_heads
         # [kv_heads, group * m, head_dim]: all queries that share a key head are one product.
-        q = queries.reshape(m, c.kv_heads, group, c.head_dim).transpose(1, 2, 0, 3).reshape(c.kv_heads, group * m, -1)
+        q = queries.reshape(m, kv_heads, group, c.head_dim).transpose(1, 2, 0, 3).reshape(kv_heads, group * m, -1)
         scores = np.matmul(q, keys.transpose(1, 2, 0))
         scores *= self._scale
         if m > 1:
             hidden = np.arange(n)[None, :] > np.arange(position, position + m)[:, None]
-            scores.reshape(c.kv_heads, group, m, n)[:, :, hidden] = -np.inf
+            scores.reshape(kv_heads, group, m, n)[:, :, hidden] = -np.inf
         scores -= scores.max(axis=-1, keepdims=True)
         np.exp(scores, out=scores)
         scores /= scores.sum(axis=-1, keepdims=True)
         mixed: NDArray[np.float32] = np.matmul(scores, values.transpose(1, 0, 2))
-        mixed = mixed.reshape(c.kv_heads, group, m, c.head_dim).transpose(2, 0, 1, 3)
+        mixed = mixed.reshape(kv_heads, group, m, c.head_dim).transpose(2, 0, 1, 3)
         return mixed.reshape(m, -1)
+
+
+def _project_all(x: NDArray[np.float32], weights: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
+    """Side by side."""
+    if len(weights) == 1:
+        return _project(x, weights[0])
+    return np.concatenate([_project(x, weight) for weight in weights], axis=1)
 
 
 def _project(x: NDArray[np.float32], weight: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -11,14 +11,20 @@ from aiohttp import web
 
 from fabrictool.base.ids import random_id
 from fabrictool.engines.reference.api import ApiError, Ask, Reply, error_body, parse
+from fabrictool.engines.reference.engine import ReferenceEngine
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from fabrictool.base.clock import Clock
-    from fabrictool.engines.reference.engine import GenerationEvent, ReferenceEngine
+    from fabrictool.engines.reference.answers import GenerationEvent
+    from fabrictool.engines.reference.merging_engine import MergingEngine
 
 _MAX_BODY = 16 << 20
+
+
+class _Mode(msgspec.Struct):
+    merged: bool | None
 
 
 class EngineServer:
@@ -32,7 +38,7 @@ class EngineServer:
         self._active = 0
         self._idle = asyncio.Event()
         self._idle.set()
-        self.engine: ReferenceEngine | None = None
+        self.engine: ReferenceEngine | MergingEngine | None = None
         """Set when the model is loaded."""
         self.progress = 0
         """Percent loaded."""
@@ -45,6 +51,8 @@ class EngineServer:
             [
                 web.get("/health", self._health),
                 web.get("/metrics", self._metrics),
+                web.get("/fabric/state", self._state),
+                web.post("/fabric/mode", self._mode),
                 web.get("/v1/models", self._models),
                 web.get("/v1/models/{name:.+}", self._model),
                 web.post("/v1/completions", self._completions),
@@ -74,6 +82,26 @@ class EngineServer:
         text = self._loaded().stats.exposition(self._served)
         return web.Response(text=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
+    async def _state(self, _: web.Request) -> web.Response:
+        """Of replicas that merge: which groups there are now, and what they hold."""
+        return web.json_response(self._merging().state(), dumps=_dumps)
+
+    async def _mode(self, request: web.Request) -> web.Response:
+        """``{"merged": true | false | null}``: one group of all, none, or as the load wants it."""
+        engine = self._merging()
+        try:
+            wanted = msgspec.json.decode(await request.read(), type=_Mode)
+        except msgspec.DecodeError as error:
+            raise ApiError(400, f'the body is not {{"merged": true, false or null}}: {error}') from error
+        engine.merge(wanted.merged)
+        return web.json_response(engine.state(), dumps=_dumps)
+
+    def _merging(self) -> MergingEngine:
+        engine = self._loaded()
+        if isinstance(engine, ReferenceEngine):
+            raise ApiError(404, "this engine has one replica: start it with --replicas", code="one_replica")
+        return engine
+
     async def _models(self, _: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [self._description()]})
 
@@ -100,7 +128,7 @@ class EngineServer:
             "max_model_len": self._loaded().limits.context,
         }
 
-    def _loaded(self) -> ReferenceEngine:
+    def _loaded(self) -> ReferenceEngine | MergingEngine:
         if self.engine is None:
             raise ApiError(503, f"the model is loading, {self.progress} % done", code="loading")
         return self.engine
@@ -149,7 +177,7 @@ class EngineServer:
             return web.json_response(error_body(error.status, message), status=error.status)
 
 
-async def _events(engine: ReferenceEngine, ask: Ask) -> AsyncGenerator[GenerationEvent, None]:
+async def _events(engine: ReferenceEngine | MergingEngine, ask: Ask) -> AsyncGenerator[GenerationEvent, None]:
     """The events of one request; leaving early cancels it and frees its blocks."""
     loop = asyncio.get_running_loop()
     queue: asyncio.Queue[GenerationEvent] = asyncio.Queue()

@@ -78,31 +78,32 @@ class Weights(NamedTuple):
         return views
 
 
-def load_weights(path: Path, cache: Path | None, progress: Progress) -> Weights:
+def load_weights(path: Path, cache: Path | None, progress: Progress, degree: int = 1) -> Weights:
     """Map the converted weights of the GGUF file `path`, converting them first when `cache` lacks them.
 
-    Without a cache folder, or when it cannot be written, the weights are converted into private memory.
+    Without a cache folder, or when it cannot be written, the weights are converted into private memory. `degree`: into
+    so many equal shards they can be cut (`divisible`).
 
     Raises
     ------
     InvalidInputError
-        FT7020, FT7021 the file is no model that this engine computes.
+        FT7020, FT7021 the file is no model that this engine computes, or none that can be cut so.
     FabrictoolError
         FT4302 the file cannot be read.
     """
     try:
-        key = cache_key(path)
+        key = cache_key(path, degree)
     except OSError as error:
         raise file_error(error, path) from error
     if cache is None:
-        return _private(path, progress, None)
+        return _private(path, progress, None, degree)
     folder = cache / "weights"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _one_at_a_time(folder / f"{key}.lock"):
             ready = _cached(folder, key)
             if ready is None:
-                _convert(path, folder, key, progress)
+                _convert(path, folder, key, progress, degree)
         return _mapped(folder, key, progress)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
@@ -116,17 +117,37 @@ def load_weights(path: Path, cache: Path | None, progress: Progress) -> Weights:
         file=str(folder),
         hint="free some space, or choose another folder with FABRICTOOL_CACHE_DIR",
     )
-    return _private(path, progress, warning)
+    return _private(path, progress, warning, degree)
 
 
-def cache_key(path: Path) -> str:
+def divisible(config: LlamaConfig, degree: int) -> LlamaConfig:
+    """With as many heads of nothing as it takes to give each of `degree` shards the same number.
+
+    A head whose queries, keys and values are zero adds zero: answers are the same.
+
+    Raises
+    ------
+    InvalidInputError
+        FT7021 the feed-forward network cannot be cut so.
+    """
+    if config.hidden % degree:
+        raise InvalidInputError.of(
+            "FT7021",
+            f"{config.hidden} rows of the feed-forward network cannot be cut into {degree} equal parts",
+            hint="let fewer replicas merge",
+        )
+    kv_heads = -(-config.kv_heads // degree) * degree
+    return msgspec.structs.replace(config, kv_heads=kv_heads, heads=config.heads // config.kv_heads * kv_heads)
+
+
+def cache_key(path: Path, degree: int = 1) -> str:
     """Name of the flat file; see the module's docstring for what it covers."""
     with path.open("rb") as file:
         status = os.fstat(file.fileno())
         head = file.read(_SAMPLE)
         file.seek(max(0, status.st_size - _SAMPLE))
         tail = file.read(_SAMPLE)
-    facts = f"{status.st_size}/{status.st_mtime_ns}/".encode()
+    facts = f"{status.st_size}/{status.st_mtime_ns}/{f'{degree}/' if degree > 1 else ''}".encode()
     return hashlib.sha256(_FORMAT + facts + head + tail).hexdigest()[:32]
 
 
@@ -141,9 +162,9 @@ def unpermute(rows: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
     return rows.reshape(heads, half, 2, width).swapaxes(1, 2).reshape(out, width)
 
 
-def _pieces(model: GgufModel, progress: Progress) -> Iterator[NDArray[np.float32]]:
-    """The flat file's tensors in order, as fp32 in our layout."""
-    shapes = tensor_shapes(model.config)
+def _pieces(model: GgufModel, config: LlamaConfig, progress: Progress) -> Iterator[NDArray[np.float32]]:
+    """The flat file's tensors in order, as fp32 in our layout, with the heads of `config`."""
+    shapes, wanted = tensor_shapes(model.config), tensor_shapes(config)
     total = sum(int(np.prod(shape)) for shape in shapes.values())
     done = 0
     for name, shape in shapes.items():
@@ -154,24 +175,27 @@ def _pieces(model: GgufModel, progress: Progress) -> Iterator[NDArray[np.float32
             values = unpermute(values, model.config.heads)
         elif name.endswith("attn_k"):
             values = unpermute(values, model.config.kv_heads)
+        if shape != wanted[name]:
+            values = np.pad(values, [(0, more - present) for present, more in zip(shape, wanted[name], strict=True)])
         yield values
-        done += values.size
+        done += int(np.prod(shape))
         progress(100 * done // total)
 
 
-def _convert(path: Path, folder: Path, key: str, progress: Progress) -> None:
+def _convert(path: Path, folder: Path, key: str, progress: Progress, degree: int) -> None:
     """Write the flat file and what goes beside it; on any error nothing of it stays. The caller holds the lock."""
     for stale in folder.glob(f".{key}.*.tmp"):  # of a conversion that was killed: nobody else may write now
         stale.unlink(missing_ok=True)
     model = GgufModel(path)
+    config = divisible(model.config, degree)
     temporary = folder / f".{key}.{os.getpid()}.tmp"
     try:
         with temporary.open("wb") as file:
-            for piece in _pieces(model, progress):
+            for piece in _pieces(model, config, progress):
                 file.write(np.ascontiguousarray(piece).data)
             file.flush()
             os.fsync(file.fileno())
-        write_atomic(folder / f"{key}.json", msgspec.json.encode(_Cached(model.config, model.metadata)))
+        write_atomic(folder / f"{key}.json", msgspec.json.encode(_Cached(config, model.metadata)))
         temporary.replace(folder / f"{key}.f32")
         sync_folder(folder)
     except BaseException:
@@ -204,15 +228,16 @@ def _mapped(folder: Path, key: str, progress: Progress) -> Weights:
     return Weights(cached.config, cached.metadata, flat, True, None)
 
 
-def _private(path: Path, progress: Progress, warning: FabrictoolError | None) -> Weights:
+def _private(path: Path, progress: Progress, warning: FabrictoolError | None, degree: int) -> Weights:
     model = GgufModel(path)
-    flat = np.empty(sum(int(np.prod(shape)) for shape in tensor_shapes(model.config).values()), dtype=np.float32)
+    config = divisible(model.config, degree)
+    flat = np.empty(sum(int(np.prod(shape)) for shape in tensor_shapes(config).values()), dtype=np.float32)
     at = 0
-    for piece in _pieces(model, progress):
+    for piece in _pieces(model, config, progress):
         flat[at : at + piece.size] = piece.reshape(-1)
         at += piece.size
     flat.flags.writeable = False
-    return Weights(model.config, model.metadata, flat, False, warning)
+    return Weights(config, model.metadata, flat, False, warning)
 
 
 @contextlib.contextmanager

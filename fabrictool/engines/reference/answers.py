@@ -1,0 +1,106 @@
+"""Requests in progress: their samplers, their text, and what is counted of them. Whoever computes tells it tokens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from fabrictool.engines.reference.sampling import Sampler, Sampling
+from fabrictool.engines.reference.tokenizer import TextStream, Tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fabrictool.base.clock import Clock
+    from fabrictool.engines.reference.stats import Stats
+
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+ORDINARY = 1
+"""A request's priority when nothing is said; 0 goes first."""
+
+
+class GenerationRequest(NamedTuple):
+    """One answer to make; `prompt` and `max_tokens` together fit into the context."""
+
+    prompt: list[int]
+    max_tokens: int
+    sampling: Sampling
+    stop: tuple[str, ...] = ()
+    priority: int = ORDINARY
+
+
+class GenerationEvent(NamedTuple):
+    """Progress of a request."""
+
+    text: str
+    """New text; may be empty."""
+    tokens: int
+    """Tokens generated so far."""
+    finish: FinishReason | None = None
+
+
+class OpenAnswer:
+    """One of them."""
+
+    def __init__(
+        self, request: GenerationRequest, tokenizer: Tokenizer, emit: Callable[[GenerationEvent], None], now: float
+    ) -> None:
+        self.request = request
+        self.emit = emit
+        self.sampler = Sampler(request.sampling)
+        self.text = TextStream(tokenizer, request.stop)
+        self.tokens = 0
+        self.arrived = now
+        self.last_token: float | None = None
+
+
+class OpenAnswers:
+    """All of them, by number. Used by one thread."""
+
+    def __init__(self, tokenizer: Tokenizer, stats: Stats, clock: Clock) -> None:
+        self._tokenizer = tokenizer
+        self._stats = stats
+        self._clock = clock
+        self._open: dict[int, OpenAnswer] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._open
+
+    def __getitem__(self, number: int) -> OpenAnswer:
+        return self._open[number]
+
+    def numbers(self) -> list[int]:
+        return list(self._open)
+
+    def add(self, number: int, answer: OpenAnswer) -> None:
+        self._open[number] = answer
+
+    def advance(self, number: int, token: int) -> GenerationEvent:
+        """A request has one more token: what its client shall hear, with the reason if that was the last one."""
+        answer, now, stats = self._open[number], self._clock.monotonic(), self._stats
+        if answer.last_token is None:
+            stats.time_to_first_token.observe(now - answer.arrived)
+            stats.prompt_tokens += len(answer.request.prompt)
+        else:
+            stats.inter_token_latency.observe(now - answer.last_token)
+        answer.last_token = now
+        answer.tokens += 1
+        stats.generated_tokens += 1
+        if token in self._tokenizer.ends:
+            return GenerationEvent(answer.text.finish(), answer.tokens, "stop")
+        full = answer.tokens == answer.request.max_tokens
+        text = answer.text.push(token, last=full)
+        if answer.text.stopped or full:
+            return GenerationEvent(text, answer.tokens, "stop" if answer.text.stopped else "length")
+        return GenerationEvent(text, answer.tokens)
+
+    def given_up(self, number: int, reason: FinishReason) -> GenerationEvent:
+        """What the client of one hears that is not answered to its end."""
+        return GenerationEvent("", self._open[number].tokens, reason)
+
+    def close(self, number: int, finish: FinishReason) -> OpenAnswer:
+        """It is over; its client has still to be told."""
+        self._stats.finished[finish] += 1
+        return self._open.pop(number)

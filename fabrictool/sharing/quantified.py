@@ -1,0 +1,75 @@
+"""How long an engine's iterations take, between samples. Source: LLM-Mesh, section 5.2."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+SHORTEST = 32
+"""Tokens of the shortest prompt that is sampled."""
+
+
+@dataclass(frozen=True, slots=True)
+class IterationTable:
+    """Seconds of one model's iterations on one kind of node, at powers of two; linear between them."""
+
+    lengths: tuple[float, ...]
+    """Tokens, ascending: of a prompt, or of a batch's contexts on average."""
+    batches: tuple[float, ...]
+    """Requests, ascending."""
+    prefill: tuple[float, ...]
+    """At each length."""
+    decode: tuple[tuple[float, ...], ...]
+    """At each batch and length."""
+
+    @classmethod
+    def sampled(
+        cls,
+        prefill: Callable[[float], float],
+        decode: Callable[[float, float], float],
+        longest: int,
+        largest: int,
+    ) -> IterationTable:
+        """From `prefill(tokens)` and `decode(batch, mean context)` in seconds, as measured or as forecast."""
+        lengths = _doubling(SHORTEST, longest)
+        batches = _doubling(1, largest)
+        return cls(
+            lengths,
+            batches,
+            tuple(prefill(length) for length in lengths),
+            tuple(tuple(decode(batch, length) for length in lengths) for batch in batches),
+        )
+
+    def prefill_s(self, tokens: float) -> float:
+        """Of one prompt."""
+        left, share = _place(self.lengths, tokens)
+        return self.prefill[left] + share * (self.prefill[left + 1] - self.prefill[left])
+
+    def decode_s(self, batch: float, length: float) -> float:
+        """Of one token for each of `batch` requests with contexts of `length` tokens on average."""
+        row, down = _place(self.batches, batch)
+        left, share = _place(self.lengths, length)
+        upper, lower = self.decode[row], self.decode[row + 1]
+        above = upper[left] + share * (upper[left + 1] - upper[left])
+        below = lower[left] + share * (lower[left + 1] - lower[left])
+        return above + down * (below - above)
+
+
+def _doubling(first: int, last: int) -> tuple[float, ...]:
+    """Two values at least, so that there is something to interpolate between."""
+    values = [float(first)]
+    while values[-1] < last or len(values) < 2:
+        values.append(2.0 * values[-1])
+    return tuple(values)
+
+
+def _place(axis: Sequence[float], value: float) -> tuple[int, float]:
+    """(left neighbour, share of the way to the right one): the first sample below the axis, a line above it."""
+    if value <= axis[0]:
+        return 0, 0.0
+    left = min(bisect_right(axis, value), len(axis) - 1) - 1
+    return left, (value - axis[left]) / (axis[left + 1] - axis[left])
