@@ -23,7 +23,7 @@ _FIELDS = {
     "socket": "socket",
     "served-name": "served_name",
 }
-_OPTIONS = frozenset({"block-size", "kv-blocks", "kv-memory", "max-waiting", "threads", "token-budget"})
+_OPTIONS = frozenset({"block-size", "kv-blocks", "kv-memory", "max-waiting", "replicas", "threads", "token-budget"})
 
 
 class Reference:

@@ -47,7 +47,7 @@ class _Merged:
 
 @dataclass(slots=True)
 class MergingCounts:
-    """What happened."""
+    """Since the start, for status documents and comparisons."""
 
     formed: int = 0
     recomputed: int = 0
@@ -97,10 +97,13 @@ class MergingReplicas:
         """Those that can begin. Until they are reported by `ended`, their replicas are busy."""
         if self.trigger is not None and not self.trigger.decide(now, len(self.waiting), self.in_flight):
             self._split()
-        self._regroup(now)
-        steps = [step for merged in self._merged if (step := self._merged_step(merged, now))]
-        steps += [step for replica in range(self.replicas) if (step := self._single_step(replica, now))]
-        return steps
+        while True:
+            evicted = self.counts.evicted
+            self._regroup(now)
+            steps = [step for merged in self._merged if (step := self._merged_step(merged, now))]
+            steps += [step for replica in range(self.replicas) if (step := self._single_step(replica, now))]
+            if steps or self._busy or self.counts.evicted == evicted:
+                return steps
 
     def _regroup(self, now: float) -> None:
         """Until groups are what they should be: one that splits makes room for what waits."""
@@ -290,7 +293,8 @@ class MergingReplicas:
     def _start_anew(self, request: MergingRequest) -> None:
         self.counts.recomputed += request.cached
         self._release(request)
-        self.waiting.append(request)
+        if not any(request in merged.pending for merged in self._merged):
+            self.waiting.append(request)
 
     def _assign_merged(self, request: MergingRequest, degree: int, now: float) -> bool:
         there = [merged for merged in self._merged if merged.group.degree >= degree and not merged.splitting]
@@ -432,8 +436,11 @@ class MergingReplicas:
                 return None
         return self._step(alone, now)
 
-    def _step(self, group: ReplicaGroup, begins: float) -> MergedStep:
+    def _step(self, group: ReplicaGroup, begins: float) -> MergedStep | None:
+        """None: who was left has outgrown the group, and is begun anew by a larger one."""
         parts = tuple(self._parts(group))
+        if not parts:
+            return None
         self._busy.update(dict.fromkeys(group.members, group))
         return MergedStep(group, parts, begins)
 

@@ -37,7 +37,7 @@ class LoadTrigger:
         self._at = now
 
     def rate(self, now: float) -> float:
-        """Requests/s lately."""
+        """Requests/s of the last seconds, of which older ones count less."""
         return self._rate * math.exp(-(now - self._at) / AVERAGED_S)
 
     def decide(self, now: float, queued: int, in_flight: int) -> bool:

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fabrictool.sharing.placement import Admission, Leaving, Loading, Search, SharingOptions
+from fabrictool.sharing.placement import Leaving, Loading, PlaceSearch, SharingOptions
 from fabrictool.sharing.turns import iteration, next_turn
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ Effect = BeginChange | Dropped
 
 @dataclass(slots=True)
 class SharingCounts:
-    """What happened, for status documents and comparisons."""
+    """Since the start, for status documents and comparisons."""
 
     loads: int = 0
     unloads: int = 0
@@ -142,7 +142,7 @@ class NodeSharing:
         return effects
 
     def _place(self, request: SharedRequest, now: float) -> bool:
-        search = Search(self.nodes, self.models, self.options, now, lambda: next(self._ids))
+        search = PlaceSearch(self.nodes, self.models, self.options, now, lambda: next(self._ids))
         actions = search.place(request)
         for action in actions or ():
             self._carry_out(action, now)
@@ -162,7 +162,7 @@ class NodeSharing:
         if isinstance(action, Loading):
             node.replicas[replica.id] = replica
             self._grant(replica, replica.model.weights + action.cache, now)
-        elif isinstance(action, Admission) and action.cache != replica.cache:
+        elif action.cache != replica.cache:
             self._grant(replica, replica.model.weights + action.cache, now)
 
     def _leave(self, replica: SharedReplica, now: float) -> None:

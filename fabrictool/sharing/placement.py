@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 class MemoryTimes:
     """What changing memory takes; seconds, octets/s.
 
-    The paper's figure 8: a cache from 32 to 64 GB takes 1.9 s, from 32 to 16 GB 0.3 s. Loading: from the memory of the
-    host over PCIe 4, or within it.
+    The paper's figure 8, an A100: a cache from 32 to 64 GB takes 1.9 s, from 32 to 16 GB 0.3 s. Loading: from the
+    host's memory over PCIe 4, or within it. An H200 takes 0.26 and 0.03 s, and loads 55 GB/s from pinned memory, 6 from other
+    (`tests/bench/memory_times.py`).
     """
 
     grow_s_per_octet: float = 0.03e-9
@@ -35,7 +36,7 @@ class MemoryTimes:
     unload_s: float = 0.1
 
     def resize(self, before: int, after: int) -> float:
-        """Of a cache."""
+        """Seconds for a cache to go from one size in octets to another."""
         if before == after:
             return 0.0
         return after * (self.grow_s_per_octet if after > before else self.shrink_s_per_octet)
@@ -63,7 +64,7 @@ class SharingOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
+class Joining:
     """A request to a replica that is there, whose cache is then of `cache` octets."""
 
     replica: SharedReplica
@@ -87,10 +88,10 @@ class Leaving:
     replica: SharedReplica
 
 
-Action = Admission | Loading | Leaving
+Action = Joining | Loading | Leaving
 
 
-class Search:
+class PlaceSearch:
     """For a place, at one time."""
 
     def __init__(
@@ -138,7 +139,7 @@ class Search:
             cache = self._cache(replica, request, tentative)
             if cache is not None and self._is_in_time(replica, request, cache, tentative):
                 tentative.add(replica, request, max(0, cache - replica.cache))
-                return [Admission(replica, request, cache)]
+                return [Joining(replica, request, cache)]
         return None
 
     def _cache(
@@ -189,7 +190,7 @@ class Search:
                     continue
                 moves = self._move_all(victim, tentative)
                 if moves is not None:
-                    return [Leaving(victim), *moves, Admission(replica, request, cache)]
+                    return [Leaving(victim), *moves, Joining(replica, request, cache)]
         return None
 
     def _move_all(self, victim: SharedReplica, tentative: Tentative) -> list[Action] | None:

@@ -45,12 +45,12 @@ class IterationTable:
         )
 
     def prefill_s(self, tokens: float) -> float:
-        """Of one prompt."""
+        """Seconds for a prompt of so many tokens."""
         left, share = _place(self.lengths, tokens)
         return self.prefill[left] + share * (self.prefill[left + 1] - self.prefill[left])
 
     def decode_s(self, batch: float, length: float) -> float:
-        """Of one token for each of `batch` requests with contexts of `length` tokens on average."""
+        """Seconds for a token for each of `batch` requests with contexts of `length` tokens on average."""
         row, down = _place(self.batches, batch)
         left, share = _place(self.lengths, length)
         upper, lower = self.decode[row], self.decode[row + 1]

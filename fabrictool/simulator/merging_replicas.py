@@ -58,7 +58,8 @@ def play_merging(
     order = itertools.count()
     events: list[tuple[float, int, MergingRequest | MergedStep]] = [(r.began, next(order), r) for r in requests]
     heapq.heapify(events)
-    outcome, first = MergingRun(), {}
+    outcome = MergingRun()
+    first: dict[int, float] = {}
 
     def is_answered(request: MergingRequest) -> bool:
         return request.emitted >= answers[request.id]

@@ -96,10 +96,10 @@ class SharedNodeLoop:
         for request in requests:
             self._push(request.began, _ARRIVAL, request)
         while self._events:
-            now, _, kind, what = heapq.heappop(self._events)
+            now, _, event, what = heapq.heappop(self._events)
             self._count_nodes(outcome, now)
             self._at = now
-            self._handle(kind, what, now, outcome)
+            self._handle(event, what, now, outcome)
             self._begin_iterations(now, outcome)
         outcome.until = self._at
         for kind in outcome.used:

@@ -232,7 +232,7 @@ OPTIONS = st.builds(
 )
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(OPTIONS, st.integers(0, 10**6), st.booleans())
 def test_whatever_comes_all_are_answered_and_no_block_is_lost(options, seed, by_load):
     rng = random.Random(seed)
@@ -270,5 +270,6 @@ def check(bench, asked, layouts):
     assert bench.replicas.free == free
     assert min(free) >= 0
     for _, step in bench.steps:
+        assert step.parts
         assert all(r.group == step.group for r, _ in step.parts)
         assert step.tokens <= bench.replicas.options.budget

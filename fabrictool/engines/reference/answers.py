@@ -39,7 +39,7 @@ class GenerationEvent(NamedTuple):
 
 
 class OpenAnswer:
-    """One of them."""
+    """What the compute thread keeps of a request in progress."""
 
     def __init__(
         self, request: GenerationRequest, tokenizer: Tokenizer, emit: Callable[[GenerationEvent], None], now: float

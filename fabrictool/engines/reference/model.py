@@ -87,9 +87,9 @@ class Transformer:
         return slice(vocab * rank // degree, vocab * (rank + 1) // degree)
 
     def _layer(self, named: Mapping[str, NDArray[np.float32]], prefix: str) -> _Layer:
-        if self.shard.degree == 1:
-            qkv, gate_up = (named[prefix + "qkv"],), (named[prefix + "gate_up"],)
-        else:
+        qkv: tuple[NDArray[np.float32], ...] = (named[prefix + "qkv"],)
+        gate_up: tuple[NDArray[np.float32], ...] = (named[prefix + "gate_up"],)
+        if self.shard.degree > 1:
             qkv = tuple(self._share(named[prefix + name]) for name in ("attn_q", "attn_k", "attn_v"))
             gate_up = tuple(self._share(named[prefix + name]) for name in ("ffn_gate", "ffn_up"))
         return _Layer(
@@ -180,7 +180,7 @@ class Transformer:
 
 
 def _project_all(x: NDArray[np.float32], weights: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
-    """Side by side."""
+    """The products with several matrices, one beside the other."""
     if len(weights) == 1:
         return _project(x, weights[0])
     return np.concatenate([_project(x, weight) for weight in weights], axis=1)

@@ -36,7 +36,7 @@ def shared_bytes(members: int, values: int) -> int:
 
 
 class SharedSum:
-    """One member's view."""
+    """A member's way into a group's sums."""
 
     def __init__(self, memory: SharedMemory, rank: int, members: int, values: int) -> None:
         """`values`: of a part at most."""
