@@ -22,8 +22,8 @@ class MemoryTimes:
     """What changing memory takes; seconds, octets/s.
 
     The paper's figure 8, an A100: a cache from 32 to 64 GB takes 1.9 s, from 32 to 16 GB 0.3 s. Loading: from the
-    host's memory over PCIe 4, or within it. An H200 takes 0.26 and 0.03 s, and loads 55 GB/s from pinned memory, 6 from other
-    (`tests/bench/memory_times.py`).
+    host's memory over PCIe 4, or within it. An H200 takes 0.26 and 0.03 s, and loads 55 GB/s from pinned memory, 6 from
+    other memory (`tests/bench/memory_times.py`).
     """
 
     grow_s_per_octet: float = 0.03e-9
