@@ -31,6 +31,7 @@ REPLICAS = DEVICES // BASE
 BLOCK = 16
 """Tokens of a block of one replica."""
 PLACES = 64
+"""Of each engine, whatever its size: four replicas have 256 together, one engine of all devices has 64."""
 THRESHOLD = 256
 """Tokens of a step up to which Shift Parallelism takes tensor parallelism."""
 
@@ -71,6 +72,8 @@ SYSTEMS = {
     "DP": MergingOptions(fixed=1),
     "TP": MergingOptions(fixed=REPLICAS),
     "shift": MergingOptions(fixed=REPLICAS),
+    "TP, 256 places": MergingOptions(fixed=REPLICAS, places=REPLICAS * PLACES),
+    "shift, 256 places": MergingOptions(fixed=REPLICAS, places=REPLICAS * PLACES),
     "flying": MergingOptions(priority_degree=REPLICAS // 2),
     "flying, finish": MergingOptions(split=Split.FINISH),
     "flying, recompute": MergingOptions(split=Split.RECOMPUTE),
@@ -123,7 +126,9 @@ def play(system, load, seed):
     if system.startswith("flying") and not load.urgent:
         trigger = LoadTrigger(group_rate(load), 2.0 * PLACES)
     replicas = MergingReplicas(REPLICAS, pool(), SYSTEMS[system], trigger)
-    return play_merging(replicas, requests, answers, shift_seconds if system == "shift" else step_seconds), burst
+    return play_merging(
+        replicas, requests, answers, shift_seconds if system.startswith("shift") else step_seconds
+    ), burst
 
 
 def group_rate(load):

@@ -73,7 +73,10 @@ class MergingReplicas:
         self.free = [pool.blocks] * replicas
         self.closed: set[int] = set()
         """Replicas that are gone."""
-        self._busy: dict[int, ReplicaGroup] = {}
+        self.given_up: list[MergingRequest] = []
+        """Requests that have outgrown what is left; whoever drives takes them out."""
+        self._busy: dict[int, MergedStep] = {}
+        """Member → the step under way."""
         self._lists: dict[ReplicaGroup, list[MergingRequest]] = {group: [] for group in groups(replicas)}
         self._merged: list[_Merged] = []
         fixed = self.options.fixed or 1
@@ -141,7 +144,7 @@ class MergingReplicas:
 
     def cancel(self, request: MergingRequest) -> bool:
         """Gives a request up. False: a step with it is under way; let `ended` see it as answered."""
-        if request.group is not None and self._is_computed(request.group):
+        if self._is_computed(request):
             return False
         self._leave_queues(request)
         if request.group is not None:
@@ -159,9 +162,9 @@ class MergingReplicas:
         for member in step.group.members:
             del self._busy[member]
 
-    def lost(self, replica: int) -> list[MergingRequest]:
+    def lost(self, replica: int) -> None:
         """A replica is gone, and so is what its groups had cached; none of their steps may be under way. Their
-        requests are computed again by others. Those that are longer than what is left holds are returned, given up.
+        requests are computed again by others. Those that what is left cannot hold are given up by and by.
         """
         self.closed.add(replica)
         self._merged = [merged for merged in self._merged if not self._is_dissolved(merged, replica)]
@@ -170,11 +173,6 @@ class MergingReplicas:
                 for request in list(mine):
                     mine.remove(request)
                     self._start_anew(request)
-        longest = self.pool.longest(self.widest)
-        too_long = [request for request in self.waiting if request.prompt + request.most > longest]
-        for request in too_long:
-            self.waiting.remove(request)
-        return too_long
 
     def _is_dissolved(self, merged: _Merged, replica: int) -> bool:
         if replica not in merged.group.members:
@@ -222,11 +220,11 @@ class MergingReplicas:
                 continue
             merged.splitting = True
             merged.yields |= self.options.split is Split.FINISH
-            if not self._is_computed(merged.group):
-                mine = self._lists[merged.group]
-                for request in [r for r in mine if self._is_cheaper_anew(r)]:
-                    mine.remove(request)
-                    self._start_anew(request)
+            mine = self._lists[merged.group]
+            for request in [r for r in mine if self._is_cheaper_anew(r) and not self._is_computed(r)]:
+                mine.remove(request)
+                self._start_anew(request)
+            merged.yields |= any(self._least(request) > 1 for request in mine)  # who needs the group stays in it
 
     def _is_cheaper_anew(self, request: MergingRequest) -> bool:
         options = self.options
@@ -251,6 +249,10 @@ class MergingReplicas:
         return max(degree, widest) if merges else degree
 
     def _assign(self, now: float) -> None:
+        longest = self.pool.longest(self.widest)
+        too_long = [request for request in self.waiting if request.context > longest]
+        self.waiting = [request for request in self.waiting if request not in too_long]
+        self.given_up += too_long
         full: set[int] = set()
         for request in sorted(self.waiting, key=_age):
             degree = self._degree(request)
@@ -267,7 +269,13 @@ class MergingReplicas:
         splitting = {member for merged in self._merged if merged.splitting for member in merged.group.members}
         bound = {member for merged in self._merged for member in merged.group.members} - splitting
         open_ones = [ReplicaGroup(i, 1) for i in range(self.replicas) if i not in bound | self.closed]
+        if not open_ones:  # better in a group that somebody needs than in no replica at all
+            open_ones = [m.group for m in self._merged if m.formed and not m.splitting and self._is_needed(m)]
         return self._place(request, open_ones)
+
+    def _is_needed(self, merged: _Merged) -> bool:
+        """Whether a request in the group asked for it by its length or its priority."""
+        return any(not request.priority or self._least(request) > 1 for request in self._lists[merged.group])
 
     def _place(self, request: MergingRequest, candidates: list[ReplicaGroup]) -> bool:
         for group in sorted(candidates, key=lambda group: (len(self._lists[group]), group)):
@@ -318,16 +326,17 @@ class MergingReplicas:
             if not paused:
                 break
             evicted = paused.pop(0)
-            if evicted.group is None or self._is_computed(evicted.group):
+            if evicted.group is None or self._is_computed(evicted):
                 continue
             self.counts.evicted += 1
             self._lists[evicted.group].remove(evicted)
             self._start_anew(evicted)
         return self._place(request, [merged.group])
 
-    def _is_computed(self, group: ReplicaGroup) -> bool:
-        """Whether a step of it is under way."""
-        return self._busy.get(group.first) == group
+    def _is_computed(self, request: MergingRequest) -> bool:
+        """Whether a step with it is under way."""
+        step = self._busy.get(request.group.first) if request.group else None
+        return step is not None and step.group == request.group and any(r is request for r, _ in step.parts)
 
     def _is_busy(self, group: ReplicaGroup) -> bool:
         """Whether a step of any of its members is under way."""
@@ -441,8 +450,9 @@ class MergingReplicas:
         parts = tuple(self._parts(group))
         if not parts:
             return None
-        self._busy.update(dict.fromkeys(group.members, group))
-        return MergedStep(group, parts, begins)
+        step = MergedStep(group, parts, begins)
+        self._busy.update(dict.fromkeys(group.members, step))
+        return step
 
     def _parts(self, group: ReplicaGroup) -> Iterator[tuple[MergingRequest, int]]:
         """A token for all that decode, and of prefixes as much as the budget leaves."""
@@ -470,7 +480,7 @@ class MergingReplicas:
                 request.blocks += more
                 return True
             held = [r for other, rs in self._lists.items() if not _are_apart(other, group) for r in rs]
-            idle = [r for r in held if r.group is not None and not self._is_computed(r.group)]
+            idle = [r for r in held if not self._is_computed(r)]
             youngest = max(idle, key=_age)
             self.counts.evicted += 1
             self._lists[youngest.group or group].remove(youngest)

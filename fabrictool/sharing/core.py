@@ -82,7 +82,7 @@ class NodeSharing:
         while (replica := next_turn(node.replicas.values(), now)) is not None:
             turn = iteration(replica)
             if self._has_room(replica, turn, now):
-                node.busy_until = now + turn.expected_s
+                node.busy_until, node.computing = now + turn.expected_s, replica
                 return turn, self._taken()
         return None, self._taken()
 
@@ -91,6 +91,7 @@ class NodeSharing:
     ) -> tuple[list[SharedRequest], list[Effect]]:
         """An iteration is over: (requests that have one token more, effects). Those that are answered leave."""
         replica = turn.replica
+        replica.node.computing = None
         if replica.leaving:
             return [], self._taken()
         if turn.prompt is not None:
@@ -194,6 +195,8 @@ class NodeSharing:
             else:
                 seconds = times.resize(change.before - weights, change.after - weights)
                 self.counts.resizes += 1
+            if node.computing is replica:  # its memory changes between iterations
+                seconds += max(0.0, node.busy_until - now)
             replica.ready_at = now + seconds
             self._effects.append(BeginChange(node, replica, change, seconds))
 

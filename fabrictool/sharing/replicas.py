@@ -118,3 +118,5 @@ class SharedNode:
     replicas: dict[int, SharedReplica] = field(default_factory=dict)
     busy_until: float = 0.0
     """Expected end of the iteration under way."""
+    computing: SharedReplica | None = None
+    """Whose that is."""

@@ -82,7 +82,7 @@ def refusal(
 ) -> Refusal | None:
     """None: all tokens come in time. `resize_s`: its memory is changed first; `without`: who leaves."""
     node = target.node
-    if math.isinf(target.ready_at):
+    if math.isinf(target.ready_at) or node.ledger.is_waiting(target.id):
         return Refusal.HELD
     shadows, mine = [], None
     for replica in (*node.replicas.values(), *tentative.replicas.get(node.id, ())):
@@ -114,7 +114,8 @@ def _shadow(replica: SharedReplica, more: Iterable[SharedRequest], now: float) -
         tpot = min(tpot, r.tpot_s)
         deadline = r.deadline
         waiting.append((deadline if deadline >= now else math.inf, r.context, r.tpot_s))
-    return _Shadow(replica.table, replica.ready_at, tpot, due, len(replica.running), tokens, waiting)
+    ready_at = math.inf if replica.node.ledger.is_waiting(replica.id) else replica.ready_at
+    return _Shadow(replica.table, ready_at, tpot, due, len(replica.running), tokens, waiting)
 
 
 def _too_slow(shadows: list[_Shadow]) -> Refusal | None:

@@ -81,4 +81,7 @@ def play_merging(
         for step in replicas.next_steps(now):
             heapq.heappush(events, (step.begins + seconds(step), next(order), step))
     outcome.counts = replicas.counts
+    if len(outcome.answers) + len(outcome.rejected) < len(requests):
+        message = f"{len(requests) - len(outcome.answers) - len(outcome.rejected)} requests were never answered"
+        raise AssertionError(message)
     return outcome

@@ -3,12 +3,18 @@
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
+import time
+from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fabrictool.base.clock import SystemClock
+from fabrictool.base.errors import FabrictoolError
 from fabrictool.engines.reference.answers import GenerationRequest
 from fabrictool.engines.reference.engine import EngineLimits, ReferenceEngine
 from fabrictool.engines.reference.kv import KvPool
@@ -29,7 +35,7 @@ LIMITS = EngineLimits(context=256, max_seqs=6, blocks=16, block_size=8, token_bu
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     path = tmp_path_factory.mktemp("tiny") / "tiny.gguf"
-    write_tiny_model(path, heads=8, kv_heads=4)
+    write_tiny_model(path, width=48, heads=6, kv_heads=3)  # which needs heads of nothing to be cut in two or four
     return path
 
 
@@ -93,9 +99,10 @@ def start(model, weights):
 
 
 @pytest.fixture(scope="module")
-def alone(weights):
-    """What the ordinary engine answers: (prompt, most) → text."""
+def alone(model):
+    """What the ordinary engine answers, with the model's own heads: (prompt, most) → text."""
     limits = LIMITS._replace(blocks=256)
+    weights = load_weights(model, None, lambda _: None)
     engine = ReferenceEngine(weights, Tokenizer(weights.metadata), limits, SystemClock())
     engine.start()
     client = Client(engine)
@@ -103,15 +110,26 @@ def alone(weights):
     engine.stop()
 
 
+def settled(engine):
+    """Clients hear of a last token before its step is accounted for."""
+    deadline = time.monotonic() + 10
+    while engine.core.in_flight or engine._sent or engine._tables:
+        assert time.monotonic() < deadline
+        engine._wake()
+        time.sleep(0.001)
+
+
 def prompt(rng, length):
     return [rng.randrange(2, 250) for _ in range(length)]
 
 
 @pytest.mark.parametrize("degree", [1, 2, 4])
-def test_members_of_a_group_compute_what_one_computes(weights, degree):
+def test_members_of_a_group_compute_what_one_computes(model, weights, degree):
     """Partial sums are added here, in one thread after the other."""
     tokens = prompt(random.Random(1), 20)
-    whole = Transformer(weights).step([SequenceRows(tokens, 0, [0, 1, 2], True)], KvPool(weights.config, 8, 8))
+    own = load_weights(model, None, lambda _: None)
+    assert own.config.kv_heads == 3 < weights.config.kv_heads
+    whole = Transformer(own).step([SequenceRows(tokens, 0, [0, 1, 2], True)], KvPool(own.config, 8, 8))
     barrier, parts = threading.Barrier(degree), [None] * degree
     logits = [None] * degree
 
@@ -124,8 +142,8 @@ def test_members_of_a_group_compute_what_one_computes(weights, degree):
             return total
 
         pool = KvPool(weights.config, 8, 8).merged(degree)
-        model = Transformer(weights, Shard(rank, degree, reduce))
-        logits[rank] = model.step([SequenceRows(tokens, 0, list(range(-(-20 // (8 * degree)))), True)], pool)
+        shard = Transformer(weights, Shard(rank, degree, reduce))
+        logits[rank] = shard.step([SequenceRows(tokens, 0, list(range(-(-20 // (8 * degree)))), True)], pool)
 
     threads = [threading.Thread(target=member, args=(rank,)) for rank in range(degree)]
     for thread in threads:
@@ -186,6 +204,7 @@ def test_text_is_the_same_whenever_replicas_merge_and_split(start, alone, schedu
         client.until(number, client.tokens(number) + rng.randint(1, 6))
     texts = [client.text(number) for number in numbers]
     assert texts == [alone(*ask) for ask in asked], (seed, schedule)
+    settled(engine)
     assert engine.core.free == [LIMITS.blocks] * 2
     assert [allocator.free for allocator in engine._allocators] == [LIMITS.blocks] * 2
 
@@ -223,6 +242,7 @@ def test_who_leaves_gives_back_its_blocks(start):
     assert {client.text(number)[1] for number in numbers} == {"cancelled"}
     after = client.ask([5, 6], 3)
     assert client.text(after)[1] in ("length", "stop")
+    settled(engine)
     assert engine.core.free == [LIMITS.blocks] * 2
 
 
@@ -239,6 +259,7 @@ def test_a_killed_worker_ends_its_group_and_nothing_else(start, alone):
     assert engine.core.closed == {1}
     after = prompt(rng, 10), 5
     assert client.text(client.ask(*after)) == alone(*after)
+    assert engine.context == LIMITS.blocks * LIMITS.block_size
 
 
 def test_what_only_both_held_is_given_up_when_one_is_killed(start):
@@ -261,3 +282,54 @@ def test_the_engine_fails_when_no_worker_is_left(start):
     assert client.text(number)[1] == "error"
     engine._thread.join(10)
     assert "no replica is left" in engine.failure
+
+
+def test_an_engine_whose_workers_cannot_start_says_so_and_leaves_nothing(weights, tmp_path):
+    broken = tmp_path / "gone.gguf"
+    engine = MergingEngine(
+        weights, Tokenizer(weights.metadata), LIMITS, SystemClock(), model=broken, cache=None, replicas=2,
+        options=MergingOptions(),
+    )  # fmt: skip
+    names = [replica.memory.name for replica in engine._replicas]
+    with pytest.raises(FabrictoolError, match="FT7025"):
+        engine.start()
+    assert not any(replica.process.is_alive() for replica in engine._replicas)
+    for name in names:
+        with pytest.raises(FileNotFoundError):
+            SharedMemory(name)
+    engine.stop()
+
+
+def test_no_worker_outlives_its_engine(model, tmp_path):
+    """The process is killed while its replicas wait for each other in a group."""
+    script = tmp_path / "engine.py"
+    script.write_text(
+        f"""
+import time
+from pathlib import Path
+from tests.engines.test_merging_engine import *
+
+if __name__ == "__main__":
+    model = Path({str(model)!r})
+    weights = load_weights(model, model.parent / "cache", lambda _: None, 2)
+    engine = MergingEngine(weights, Tokenizer(weights.metadata), LIMITS, SystemClock(), model=model,
+        cache=model.parent / "cache", replicas=2, options=MergingOptions(places=6, budget=64, switch_s=0.0, fixed=2))
+    engine.start()
+    print(*(replica.process.pid for replica in engine._replicas), flush=True)
+    client = Client(engine)
+    while True:
+        client.text(client.ask([5, 6, 7], 200))
+"""
+    )
+    process = subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": "."}
+    )
+    workers = [int(pid) for pid in process.stdout.readline().split()]
+    time.sleep(0.3)
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    deadline = time.monotonic() + 20
+    while any(Path(f"/proc/{pid}").exists() for pid in workers):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

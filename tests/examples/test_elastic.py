@@ -1,5 +1,6 @@
 """The examples on elastic serving, with little to do: what they print, and the orderings that the papers claim."""
 
+import dataclasses
 import importlib.util
 import subprocess
 import sys
@@ -52,11 +53,18 @@ def test_longest_contexts_are_the_papers(switching):
         assert switching.pool(base).longest(degree) == pytest.approx(tokens, rel=0.03)
 
 
-def test_both_systems_compare_what_was_run(switching, capsys):
-    runs = {(load, system): [switching.figures((system, load, 1))] for load, system in
-            [("priority", "DP"), ("priority", "TP"), ("priority", "flying")]}  # fmt: skip
+def test_the_tables_say_where_the_paper_differs(switching, capsys):
+    figures = switching.Figures(4.2, 0.2, 0.02, 0.07, 0.15, 0.022, 0.03, 3000.0, 20000.0)
+    slower = dataclasses.replace(figures, ttft_burst=42.0)
+    runs = {(load, system): [figures] for load, systems in switching.ASKED.items() for system in systems}
+    runs["bursts", "shift"] = [slower]
     switching.print_runs(runs)
-    assert len(capsys.readouterr().out.splitlines()) == 5
+    switching.print_comparison(runs)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 + len(runs) + 2 + len(list(switching.compare(runs)))
+    told = {line[:36].strip(): line.endswith("differs") for line in lines[3 + len(runs) :]}
+    assert told["TTFT in bursts, shift : flying"]
+    assert not told["TTFT in bursts, flying : DP"]
 
 
 @pytest.mark.parametrize("arguments", [["--seconds", "30"], ["--seconds", "3000"], ["--seeds", "0"]])

@@ -219,6 +219,59 @@ def test_a_burst_splits_a_group_that_works(split):
     assert calm.emitted == 60
 
 
+def test_what_outgrows_the_replicas_that_are_left_is_given_up():
+    replicas = MergingReplicas(2, BlockPool(8, 16))
+    growing = request(prompt=100, most=100)
+    replicas.arrive(growing, 0.0)
+    bench = Bench(replicas)
+    bench.begin()
+    lose(bench, 1)
+    bench.run()
+    assert replicas.given_up == [growing]
+    assert growing.emitted == 28
+    assert replicas.arrive(request(prompt=100, most=29), bench.now) == 128
+
+
+@pytest.mark.parametrize("by_load", [False, True])
+def test_short_requests_join_a_group_that_a_long_one_needs(by_load):
+    trigger = LoadTrigger(math.inf, 4.0) if by_load else None
+    replicas = MergingReplicas(2, POOL, MergingOptions(places=8), trigger)
+    long = request(prompt=400, most=100)
+    replicas.arrive(long, 0.0)
+    bench = Bench(replicas)
+    for _ in range(3):
+        bench.begin()
+        bench.end()
+    short = [request(most=3, began=bench.now) for _ in range(20)]
+    for r in short:
+        replicas.arrive(r, bench.now)
+    while not all(r.emitted == 3 for r in short):
+        bench.begin()
+        bench.end()
+    assert long.emitted < 60
+    bench.run()
+    assert long.emitted == 100
+
+
+def test_a_burst_is_answered_beside_a_long_request_that_stays_in_its_group():
+    trigger = LoadTrigger(math.inf, 100.0)
+    replicas = MergingReplicas(2, POOL, MergingOptions(places=8), trigger)
+    long = request(prompt=10, most=500)
+    replicas.arrive(long, 0.0)
+    bench = Bench(replicas)
+    while long.emitted < 320:
+        bench.begin()
+        bench.end()
+    short = [request(most=3, began=bench.now) for _ in range(20)]
+    for r in short:
+        replicas.arrive(r, bench.now)
+    while not all(r.emitted == 3 for r in short):
+        bench.begin()
+        bench.end()
+    assert long.emitted < 420
+    bench.run()
+
+
 OPTIONS = st.builds(
     MergingOptions,
     places=st.integers(1, 6),
@@ -239,21 +292,38 @@ def test_whatever_comes_all_are_answered_and_no_block_is_lost(options, seed, by_
     trigger = LoadTrigger(rng.uniform(0.5, 5.0), rng.uniform(1.0, 20.0)) if by_load else None
     replicas = MergingReplicas(4, POOL, options, trigger)
     bench = Bench(replicas, lambda step: rng.uniform(0.2, 1.5) / step.group.degree)
-    asked, layouts = [], {}
-    for _ in range(250):
+    asked, layouts, lost = [], {}, rng.random() < 0.5 and options.fixed in (None, 1)
+    for turn in range(250):
         if rng.random() < 0.25:
             asked.append(request(rng.randint(1, 700), rng.randint(1, 30), bench.now, priority=rng.randint(0, 2)))
             if replicas.arrive(asked[-1], bench.now) is not None:
                 asked.pop()
+        if asked and rng.random() < 0.05:
+            leaver = rng.choice(asked)
+            if leaver not in bench.done and leaver not in replicas.given_up and replicas.cancel(leaver):
+                asked.remove(leaver)
+                layouts.pop(leaver.id, None)
+        if turn == 150 and lost:
+            lose(bench, rng.randrange(4))
         if bench.begin():
             check(bench, asked, layouts)
             bench.end()
         else:
             bench.now += 1.0
     bench.run()
-    assert all(r.emitted == r.most for r in asked)
-    assert len(bench.done) == len(asked)
+    assert all(r.emitted == r.most or r in replicas.given_up for r in asked)
+    assert len(bench.done) + len(replicas.given_up) == len(asked)
+    assert lost or not replicas.given_up
     assert replicas.free == [POOL.blocks] * 4
+
+
+def lose(bench, replica):
+    """A replica is gone: steps of its groups come to nothing."""
+    for at, step in list(bench.steps):
+        if replica in step.group.members:
+            bench.steps.remove((at, step))
+            bench.replicas.failed(step)
+    bench.replicas.lost(replica)
 
 
 def check(bench, asked, layouts):

@@ -62,6 +62,19 @@ def test_an_replica_that_waits_for_memory_takes_nobody():
     assert ask(target, request()) is Refusal.HELD
 
 
+def test_a_growth_that_came_to_the_station_later_holds_as_well():
+    where = node(0, memory=5000)
+    target = loaded(where, model(), cache=500)
+    other = loaded(where, model("b"), cache=2000)
+    where.ledger.grant(target.id, 1800, 0.0)  # under way
+    where.ledger.grant(other.id, 1000, 0.0)  # being freed
+    where.ledger.grant(target.id, 3500, 0.0)
+    where.ledger.changed(target.id, 1.0)
+    assert where.ledger.is_waiting(target.id)
+    assert math.isfinite(target.ready_at)
+    assert ask(target, request()) is Refusal.HELD
+
+
 def test_changing_memory_takes_its_time():
     target = loaded(node(0), model())
     assert ask(target, request(), resize_s=1.5) is None

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import os
 import re
 import signal
 import sys
@@ -23,6 +24,7 @@ from fabrictool.base.settings import Settings
 from fabrictool.engines.reference.engine import EngineLimits, ReferenceEngine
 from fabrictool.engines.reference.kv import block_bytes
 from fabrictool.engines.reference.server import EngineServer
+from fabrictool.engines.reference.shared_sum import ORDERED
 from fabrictool.engines.reference.tokenizer import Tokenizer
 from fabrictool.engines.reference.weights import load_weights
 
@@ -41,6 +43,7 @@ _KV_MEMORY = 256 << 20
 """Bytes of the pool when nothing is said: about 5800 tokens of SmolLM2-135M."""
 _CONTEXT = 8192
 """Tokens, the most that is chosen when nothing is said."""
+THREADS = ("MKL_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _UNITS = {"KiB": 10, "MiB": 20, "GiB": 30}
 
 
@@ -107,6 +110,7 @@ async def serve(arguments: argparse.Namespace, settings: Settings) -> int:
     clock, loop = SystemClock(), asyncio.get_running_loop()
     server = EngineServer(arguments.served_name, clock, max_waiting=arguments.max_waiting)
     stop: asyncio.Future[int] = loop.create_future()
+    engines: list[ReferenceEngine | MergingEngine] = []
 
     def end(code: int) -> None:
         if not stop.done():
@@ -121,16 +125,16 @@ async def serve(arguments: argparse.Namespace, settings: Settings) -> int:
     await runner.setup()
     try:
         await _listen(runner, arguments)
-        loading = asyncio.create_task(_load(server, arguments, settings, failed), name="loading")
+        loading = asyncio.create_task(_load(server, arguments, settings, failed, engines), name="loading")
         await asyncio.wait((loading, stop), return_when=asyncio.FIRST_COMPLETED)
         if loading.done():
             loading.result()
         code = await stop
         await server.drain(_DRAIN_SECONDS)
-        if server.engine is not None:
-            await asyncio.to_thread(server.engine.stop)
         return code
     finally:
+        for engine in engines:  # loaded or not: its processes and their memory go with it
+            await asyncio.to_thread(engine.stop)
         await runner.cleanup()
 
 
@@ -145,8 +149,13 @@ async def _listen(runner: web.AppRunner, arguments: argparse.Namespace) -> None:
 
 
 async def _load(
-    server: EngineServer, arguments: argparse.Namespace, settings: Settings, on_failure: Callable[[str], None]
+    server: EngineServer,
+    arguments: argparse.Namespace,
+    settings: Settings,
+    on_failure: Callable[[str], None],
+    engines: list[ReferenceEngine | MergingEngine],
 ) -> None:
+    """The engine is in `engines` before it starts."""
     cache = arguments.cache_dir or settings.cache_path
 
     def progress(percent: int) -> None:
@@ -164,6 +173,7 @@ async def _load(
             engine: ReferenceEngine | MergingEngine = ReferenceEngine(weights, tokenizer, sizes, clock, on_failure)
         else:
             engine = _merging(arguments, cache, weights, tokenizer, sizes, on_failure)
+        engines.append(engine)
         engine.start()
         return engine
 
@@ -186,6 +196,8 @@ def _merging(
     from fabrictool.merging.requests import MergingOptions  # noqa: PLC0415
     from fabrictool.merging.triggers import LoadTrigger  # noqa: PLC0415
 
+    for name in THREADS:  # workers read it when they load NumPy; members of a group wait for each other all the time
+        os.environ.setdefault(name, str(max(1, (os.cpu_count() or 1) // arguments.replicas)))
     options = MergingOptions(
         places=sizes.max_seqs, budget=sizes.token_budget, priority_degree=arguments.replicas, switch_s=0.0
     )
@@ -255,6 +267,8 @@ def _replicas(text: str) -> int:
     number = int(text)
     if number not in (1, 2, 4, 8):
         raise argparse.ArgumentTypeError("must be 1, 2, 4 or 8")
+    if number > 1 and not ORDERED:
+        raise argparse.ArgumentTypeError("several replicas need an x86-64 processor")
     return number
 
 

@@ -75,13 +75,19 @@ class ReferenceEngine:
         """(number, answer) submits, (number, None) cancels, (0, None) stops."""
         self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
 
+    @property
+    def context(self) -> int:
+        """Tokens that one request may hold."""
+        return self.limits.context
+
     def start(self) -> None:
         self._thread.start()
 
     def stop(self, timeout_s: float = 5.0) -> None:
         """End after the current step; requests in progress end as cancelled."""
         self._inbox.put((0, None))
-        self._thread.join(timeout_s)
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
 
     def submit(self, request: GenerationRequest, emit: Callable[[GenerationEvent], None]) -> int:
         """Queue a request; returns its number for `cancel`."""
@@ -123,7 +129,7 @@ class ReferenceEngine:
             idle = False
             if answer is not None:
                 self._answers.add(number, answer)
-                self._scheduler.add(number, answer.request.prompt)
+                self._scheduler.add(number, answer.request.prompt, answer.request.priority)
             elif number == 0:
                 return False
             elif number in self._answers:

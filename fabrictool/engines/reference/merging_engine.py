@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from fabrictool.base.errors import FabrictoolError
 from fabrictool.engines.reference import worker
 from fabrictool.engines.reference.answers import OpenAnswer, OpenAnswers
 from fabrictool.engines.reference.kv import BlockAllocator
@@ -33,7 +34,7 @@ from fabrictool.merging.requests import MergingRequest
 if TYPE_CHECKING:
     from collections.abc import Callable
     from multiprocessing.connection import Connection
-    from multiprocessing.context import SpawnProcess
+    from multiprocessing.context import SpawnContext, SpawnProcess
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -50,6 +51,8 @@ _log = logging.getLogger("fabrictool.engine")
 
 START_S = 120.0
 """That a worker may take to map the weights."""
+END_S = 2.0
+"""For all workers together, to finish the steps that they are at."""
 SWITCHES = 1000
 """Of which times are kept."""
 
@@ -86,7 +89,7 @@ class _Replica:
         self.epoch = 0
 
     def start(self, model: Path, cache: Path | None, sizes: worker.WorkerSizes) -> None:
-        context = multiprocessing.get_context("spawn")
+        context: SpawnContext = multiprocessing.get_context("spawn")
         self.link, other = context.Pipe()
         self.process = context.Process(
             target=worker.run, args=(other, model, cache, sizes), name=f"replica-{self.number}", daemon=True
@@ -94,11 +97,10 @@ class _Replica:
         self.process.start()
         other.close()
 
-    def end(self) -> None:
-        if self.link is not None:
-            self.link.close()
+    def end(self, patience_s: float) -> None:
+        """The link is closed already, which ends the process after the step that it is at."""
         if self.process is not None:
-            self.process.join(2.0)
+            self.process.join(patience_s)
             if self.process.is_alive():
                 self.process.kill()
                 self.process.join()
@@ -130,6 +132,7 @@ class MergingEngine:
         `weights`: with the largest group's `degree`.
         """
         self.limits = limits
+        self._stopped = False
         self.tokenizer = tokenizer
         self.stats = Stats()
         self.failure: str | None = None
@@ -162,6 +165,7 @@ class MergingEngine:
         self._inbox: queue.SimpleQueue[tuple[int, OpenAnswer | None]] = queue.SimpleQueue()
         self._bell, self._ring = socket.socketpair()
         self._bell.setblocking(False)
+        self._ring.setblocking(False)
         self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
 
     def _agreed(self, replica: _Replica, rows: int) -> worker.WorkerSizes:
@@ -185,24 +189,43 @@ class MergingEngine:
 
         Raises
         ------
-        TimeoutError
-            One of them has not.
+        FabrictoolError
+            FT7025 one of them has not; what was started is ended.
         """
-        for replica, sizes in zip(self._replicas, self._sizes, strict=True):
-            replica.start(self._model, self._cache, sizes)
-        for replica in self._replicas:
-            if replica.link is None or not replica.link.poll(START_S):
-                message = f"replica {replica.number} did not start"
-                raise TimeoutError(message)
-            replica.link.recv_bytes()
+        try:
+            for replica, sizes in zip(self._replicas, self._sizes, strict=True):
+                replica.start(self._model, self._cache, sizes)
+            for replica in self._replicas:
+                self._await_weights(replica.number)
+        except (EOFError, OSError) as error:
+            self.stop()
+            reason = str(error) or "its process ended"
+            raise FabrictoolError.of("FT7025", f"a replica of this engine did not start: {reason}") from error
+        except BaseException:
+            self.stop()
+            raise
         self._thread.start()
 
+    def _await_weights(self, member: int) -> None:
+        link = self._link(member)
+        if not link.poll(START_S):
+            raise TimeoutError(f"it had no weights after {START_S:.0f} s")
+        link.recv_bytes()
+
     def stop(self, timeout_s: float = 5.0) -> None:
-        """End after the current steps; requests in progress end as cancelled."""
+        """End; requests in progress end as cancelled. May be called at any time, and again."""
+        if self._stopped:
+            return
+        self._stopped = True
         self._tell(0, None)
-        self._thread.join(timeout_s)
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
         for replica in self._replicas:
-            replica.end()
+            if replica.link is not None:
+                replica.link.close()
+        until = self._clock.monotonic() + END_S
+        for replica in self._replicas:
+            replica.end(max(0.0, until - self._clock.monotonic()))
         self._bell.close()
         self._ring.close()
         for memory, summed in self._sums.values():
@@ -223,11 +246,16 @@ class MergingEngine:
         """Stop a request and free its blocks; nothing when it has ended."""
         self._tell(number, None)
 
+    @property
+    def context(self) -> int:
+        """Tokens that one request may hold, with the replicas that are left."""
+        return min(self.limits.context, self.core.pool.longest(self.core.widest))
+
     def merge(self, wanted: bool | None) -> None:
         """Whether all replicas shall be one group; None: as the load wants it."""
         if self.trigger is not None:
             self.trigger.forced = wanted
-            self._ring.send(b"!")
+            self._wake()
 
     def state(self) -> dict[str, object]:
         """What replicas do now, for people; read from another thread, so each figure is true by itself."""
@@ -248,7 +276,11 @@ class MergingEngine:
 
     def _tell(self, number: int, answer: OpenAnswer | None) -> None:
         self._inbox.put((number, answer))
-        self._ring.send(b"!")
+        self._wake()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):  # it is rung already, or nobody is there any more
+            self._ring.send(b"!")
 
     # -- the compute thread -----------------------------------------------------------------------------------
 
@@ -296,11 +328,24 @@ class MergingEngine:
         self._tokens[number] = list(asked.prompt)
 
     def _begin(self) -> None:
-        """Send all steps that can begin."""
-        steps = self.core.next_steps(self._clock.monotonic())
-        self._give_back()
-        for step in steps:
-            self._send(step)
+        """Send all steps that can begin; again where a worker turns out to be gone, for its requests go elsewhere."""
+        sent = False
+        while not sent:
+            steps = self.core.next_steps(self._clock.monotonic())
+            self._give_up()
+            self._give_back()
+            sent = True
+            for step in steps:
+                sent &= self._send(step)
+
+    def _give_up(self) -> None:
+        """Requests that have outgrown the replicas that are left."""
+        for request in self.core.given_up:
+            if request.id in self._answers:
+                event = self._answers.given_up(request.id, "error")
+                self._answers.close(request.id, "error").emit(event)
+            self._forget(request.id)
+        self.core.given_up.clear()
 
     def _give_back(self) -> None:
         """Blocks of requests that have lost theirs, or have left."""
@@ -323,13 +368,15 @@ class MergingEngine:
             blocks.extend(more)
         return tables
 
-    def _send(self, step: MergedStep) -> None:
+    def _send(self, step: MergedStep) -> bool:
+        """False: a member is gone."""
         group = step.group
         self._sent[group.first] = _Sent(step, set(group.members))
         pieces = []
         for request, count in step.parts:
             tokens = self._tokens[request.id][request.cached : request.cached + count]
             pieces.append((self._table(request, group), tokens, request.cached, count == request.left))
+        gone = False
         for rank, member in enumerate(group.members):
             replica = self._replicas[member]
             replica.epoch += 1
@@ -338,7 +385,9 @@ class MergingEngine:
             try:
                 self._link(member).send_bytes(msgspec.msgpack.encode(message))
             except OSError:
+                gone = True
                 self._lost(member)
+        return not gone
 
     def _link(self, member: int) -> Connection:
         link = self._replicas[member].link
@@ -393,6 +442,7 @@ class MergingEngine:
         for request, _ in step.parts:
             if request.id in self._over:
                 self._forget(request.id)
+        self._close_lost()
 
     def _gathered(self, group: ReplicaGroup, row: int) -> NDArray[np.float32]:
         """Logits of the whole vocabulary, of which each member has a part."""
@@ -452,11 +502,7 @@ class MergingEngine:
             if replica.link is None and number not in self.core.closed:
                 if any(number in sent.step.group.members for sent in self._sent.values()):
                     continue
-                for request in self.core.lost(number):
-                    if request.id in self._answers:
-                        event = self._answers.given_up(request.id, "error")
-                        self._answers.close(request.id, "error").emit(event)
-                    self._forget(request.id)
+                self.core.lost(number)
         for number in list(self._over):
             if self.core.cancel(self._requests[number]):
                 self._forget(number)

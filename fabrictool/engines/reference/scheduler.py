@@ -3,7 +3,7 @@
 Each step has a budget of tokens. Requests that decode come first, one token each; what is left goes to prompts, in
 chunks, in order of arrival. A request is admitted when the free blocks cover its whole prefix. When a running request
 needs a block and none is free, the youngest running request is preempted: its blocks are freed and its prefix (prompt
-and all it has generated) is computed again later. The oldest request is never preempted for a younger one, and the
+and all it has generated) is computed again later. The oldest of the most urgent requests is never preempted, and the
 pool holds at least one request of full length, so every request ends.
 
 Invariants, checked by the tests after every step: the free blocks and those of running requests are all blocks, each
@@ -45,10 +45,16 @@ class StepPlan(NamedTuple):
 @dataclass(slots=True)
 class _Sequence:
     request: int
+    priority: int
     arrival: int
     tokens: list[int]
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
+
+
+def _age(sequence: _Sequence) -> tuple[int, int]:
+    """The urgent and the old first."""
+    return sequence.priority, sequence.arrival
 
 
 class ContinuousBatcher:
@@ -73,9 +79,11 @@ class ContinuousBatcher:
     def waiting(self) -> int:
         return len(self._waiting)
 
-    def add(self, request: int, prompt: list[int]) -> None:
-        """Queue a request; the caller has checked that prompt and answer fit into the pool."""
-        self._waiting.append(_Sequence(request, self._arrivals, list(prompt)))
+    def add(self, request: int, prompt: list[int], priority: int = 1) -> None:
+        """Queue a request, before those of a greater `priority`; the caller has checked that prompt and answer fit into
+        the pool.
+        """
+        self._requeue(_Sequence(request, priority, self._arrivals, list(prompt)))
         self._arrivals += 1
 
     def remove(self, request: int) -> bool:
@@ -143,7 +151,7 @@ class ContinuousBatcher:
             if blocks is not None:
                 sequence.blocks += blocks
                 return True
-            youngest = max(self._running, key=lambda candidate: candidate.arrival)
+            youngest = max(self._running, key=_age)
             self._release(youngest)
             self._running.remove(youngest)
             self._requeue(youngest)
@@ -153,8 +161,8 @@ class ContinuousBatcher:
         return True
 
     def _requeue(self, sequence: _Sequence) -> None:
-        """Back into the queue, before everything younger."""
-        at = sum(1 for queued in self._waiting if queued.arrival < sequence.arrival)
+        """Into the queue, before everything younger."""
+        at = sum(1 for queued in self._waiting if _age(queued) < _age(sequence))
         self._waiting.insert(at, sequence)
 
     def _release(self, sequence: _Sequence) -> None:

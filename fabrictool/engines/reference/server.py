@@ -125,7 +125,7 @@ class EngineServer:
             "object": "model",
             "created": self._created,
             "owned_by": "fabrictool",
-            "max_model_len": self._loaded().limits.context,
+            "max_model_len": self._loaded().context,
         }
 
     def _loaded(self) -> ReferenceEngine | MergingEngine:
@@ -145,7 +145,7 @@ class EngineServer:
             # In a thread: tokenising a long prompt must not hold up the streams of others.
             raw = await request.read()
             ask = await asyncio.to_thread(
-                parse, raw, chat=chat, served=self._served, tokenizer=engine.tokenizer, context=engine.limits.context
+                parse, raw, chat=chat, served=self._served, tokenizer=engine.tokenizer, context=engine.context
             )
             reply = Reply(
                 f"{'chatcmpl' if chat else 'cmpl'}-{random_id(12)}",

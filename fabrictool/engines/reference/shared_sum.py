@@ -46,6 +46,7 @@ class SharedSum:
         self._parts = np.ndarray((2, members, values), np.float32, memory.buf, offset=head)
         self._rank = rank
         self._turn = 0
+        self._parent = os.getppid()
 
     def break_up(self) -> None:
         """Members that wait raise `GroupBrokenError`."""
@@ -63,7 +64,7 @@ class SharedSum:
             looks += 1
             if looks % _PATIENCE == 0:
                 os.sched_yield()
-                if self._words[-1, 0]:
+                if self._words[-1, 0] or os.getppid() != self._parent:  # who would tell us is gone as well
                     raise GroupBrokenError
         total: NDArray[np.float32] = buffer[0] + buffer[1]
         for other in buffer[2:]:

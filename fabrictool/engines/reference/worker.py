@@ -84,11 +84,10 @@ def run(link: Connection, model: Path, cache: Path | None, sizes: WorkerSizes) -
     link.send_bytes(b"ready")
     while True:
         try:
-            message = link.recv_bytes()
+            answer = worker.compute(msgspec.msgpack.decode(link.recv_bytes(), type=WorkerStep))
+            link.send_bytes(msgspec.msgpack.encode(answer))
         except (EOFError, OSError):
             break
-        answer = worker.compute(msgspec.msgpack.decode(message, type=WorkerStep))
-        link.send_bytes(msgspec.msgpack.encode(answer))
     os._exit(0)  # views of shared memory are still there, and its destructor would complain of them
 
 
