@@ -393,7 +393,6 @@ class MergingReplicas:
     def _form(self, merged: _Merged, now: float) -> None:
         merged.formed, merged.formed_at, merged.ready_at = True, now, now + self.options.switch_s
         self.counts.formed += 1
-        self.counts.paused += sum(len(self._lists[ReplicaGroup(m, 1)]) for m in merged.group.members)
         for request in merged.pending:
             if request.group is not None:
                 self._lists[request.group].remove(request)
@@ -402,6 +401,7 @@ class MergingReplicas:
             if not self._place_merged(request, merged):
                 self.waiting.append(request)
         merged.pending.clear()
+        self.counts.paused += sum(len(self._lists[ReplicaGroup(m, 1)]) for m in merged.group.members)
 
     def _merged_step(self, merged: _Merged, now: float) -> MergedStep | None:
         mine = self._lists[merged.group]

@@ -68,7 +68,7 @@ def test_what_one_must_know_to_believe_it_is_said(command):
 
 
 def test_cuts_that_the_engine_refuses_are_said(command):
-    ask = ("recommend", "Qwen/Qwen3-235B-A22B", "--device", "h200", "--precision", "fp8", "--json")
+    ask = ("recommend", "Qwen/Qwen3-235B-A22B", "--device", "b200", "--precision", "fp8", "--json")
     refused = json.loads(command(*ask)[1])["refused"]
     _, _, err = command(*ask[:-1])
     assert "for each of dp 4)" in err

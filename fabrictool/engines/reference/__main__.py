@@ -97,10 +97,13 @@ def limits(config: LlamaConfig, arguments: argparse.Namespace) -> EngineLimits:
     if blocks is None:
         blocks = max(least, _KV_MEMORY // per_block)
     if blocks < least:
+        several = arguments.replicas > 1
+        each = f" in each of {arguments.replicas} replicas" if several else ""
         raise InvalidInputError.of(
             "FT7022",
-            f"{blocks * arguments.replicas} blocks of {block_size} tokens cannot hold one request of {context}",
-            hint=f"lower --context, or give the pool at least {least} blocks ({least * per_block / (1 << 20):.0f}MiB)",
+            f"{blocks} blocks of {block_size} tokens{each} cannot hold one request of {context}",
+            hint=f"lower --context, or give {'each of them' if several else 'the pool'} at least {least} blocks"
+            f" ({least * per_block / (1 << 20):.0f}MiB)",
         )
     return EngineLimits(context, arguments.max_num_seqs, blocks, block_size, arguments.token_budget)
 

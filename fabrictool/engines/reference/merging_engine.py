@@ -14,7 +14,7 @@ import queue
 import socket
 import threading
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing import connection, shared_memory
 from typing import TYPE_CHECKING
 
@@ -73,8 +73,11 @@ class _Sent:
     step: MergedStep
     missing: set[int]
     """Members that have not answered."""
+    began: float
     broken: bool = False
-    switched_s: list[float] = field(default_factory=list)
+    switched: bool = False
+    seconds: float = 0.0
+    """That the slowest member computed."""
 
 
 class _Replica:
@@ -137,7 +140,7 @@ class MergingEngine:
         self.stats = Stats()
         self.failure: str | None = None
         self.switches: deque[float] = deque(maxlen=SWITCHES)
-        """Seconds from a step's arrival at a member to its first product, of steps of another group than before."""
+        """Seconds that steps of another group than before took beside what members computed."""
         self.trigger = trigger
         self.core = MergingReplicas(replicas, BlockPool(limits.blocks, limits.block_size), options, trigger)
         self._model, self._cache = model, cache
@@ -371,7 +374,7 @@ class MergingEngine:
     def _send(self, step: MergedStep) -> bool:
         """False: a member is gone."""
         group = step.group
-        self._sent[group.first] = _Sent(step, set(group.members))
+        self._sent[group.first] = _Sent(step, set(group.members), self._clock.monotonic())
         pieces = []
         for request, count in step.parts:
             tokens = self._tokens[request.id][request.cached : request.cached + count]
@@ -418,8 +421,8 @@ class MergingEngine:
             raise AssertionError(f"replica {member} answered a step that it was not sent")
         sent.missing.discard(member)
         sent.broken |= answer.broken
-        if answer.switched_s:
-            sent.switched_s.append(answer.switched_s)
+        sent.switched |= answer.switched
+        sent.seconds = max(sent.seconds, answer.seconds)
         if not sent.missing:
             self._ended(sent)
 
@@ -428,8 +431,8 @@ class MergingEngine:
         step = sent.step
         del self._sent[step.group.first]
         self.stats.steps += 1
-        if sent.switched_s:
-            self.switches.append(max(sent.switched_s))
+        if sent.switched:
+            self.switches.append(max(0.0, self._clock.monotonic() - sent.began - sent.seconds))
         if sent.broken:
             self.core.failed(step)
             self._close_lost()

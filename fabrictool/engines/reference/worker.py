@@ -51,8 +51,8 @@ class WorkerAnswer(msgspec.Struct, frozen=True, array_like=True):
 
     epoch: int
     seconds: float
-    switched_s: float
-    """From the message's arrival to the first product, where the group is another one than before; else 0."""
+    switched: bool
+    """The group is another one than before."""
     broken: bool = False
     """A member was lost on the way."""
 
@@ -117,8 +117,7 @@ class Worker:
         self._epoch = step.epoch
         group = (step.first, step.degree)
         model, pool = self.views[group]
-        switched = time.monotonic() - began if group != self._group else 0.0
-        self._group = group
+        switched, self._group = group != self._group, group
         batch = [SequenceRows(part.tokens, part.position, part.blocks, part.wants_logits) for part in step.parts]
         try:
             logits = model.step(batch, pool)
