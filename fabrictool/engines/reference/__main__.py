@@ -98,10 +98,10 @@ def limits(config: LlamaConfig, arguments: argparse.Namespace) -> EngineLimits:
         blocks = max(least, _KV_MEMORY // per_block)
     if blocks < least:
         several = arguments.replicas > 1
-        each = f" in each of {arguments.replicas} replicas" if several else ""
+        where = f" in each of {arguments.replicas} replicas" if several else ""
         raise InvalidInputError.of(
             "FT7022",
-            f"{blocks} blocks of {block_size} tokens{each} cannot hold one request of {context}",
+            f"{blocks} blocks of {block_size} tokens{where} cannot hold one request of {context}",
             hint=f"lower --context, or give {'each of them' if several else 'the pool'} at least {least} blocks"
             f" ({least * per_block / (1 << 20):.0f}MiB)",
         )
