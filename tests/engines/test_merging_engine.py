@@ -15,8 +15,9 @@ import pytest
 
 from fabrictool.base.clock import SystemClock
 from fabrictool.base.errors import FabrictoolError
+from fabrictool.engines.reference.answering import EngineLimits
 from fabrictool.engines.reference.answers import GenerationRequest
-from fabrictool.engines.reference.engine import EngineLimits, ReferenceEngine
+from fabrictool.engines.reference.engine import ReferenceEngine
 from fabrictool.engines.reference.kv import KvPool
 from fabrictool.engines.reference.merging_engine import MergingEngine
 from fabrictool.engines.reference.model import SequenceRows, Shard, Transformer
@@ -317,6 +318,8 @@ if __name__ == "__main__":
     engine.start()
     print(*(replica.process.pid for replica in engine._replicas), flush=True)
     client = Client(engine)
+    client.text(client.ask([5, 6, 7], 3))
+    print("answered", flush=True)
     while True:
         client.text(client.ask([5, 6, 7], 200))
 """
@@ -325,7 +328,7 @@ if __name__ == "__main__":
         [sys.executable, str(script)], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": "."}
     )
     workers = [int(pid) for pid in process.stdout.readline().split()]
-    time.sleep(0.3)
+    assert process.stdout.readline() == b"answered\n"
     process.kill()
     process.wait()
     process.stdout.close()

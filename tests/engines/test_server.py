@@ -14,7 +14,8 @@ import pytest_asyncio
 from aiohttp import web
 
 from fabrictool.base.clock import SystemClock
-from fabrictool.engines.reference.engine import EngineLimits, ReferenceEngine
+from fabrictool.engines.reference.answering import EngineLimits
+from fabrictool.engines.reference.engine import ReferenceEngine
 from fabrictool.engines.reference.server import EngineServer
 from fabrictool.engines.reference.tokenizer import Tokenizer
 

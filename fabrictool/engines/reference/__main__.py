@@ -21,7 +21,8 @@ from fabrictool.base.clock import SystemClock
 from fabrictool.base.errors import FabrictoolError, InvalidInputError
 from fabrictool.base.logs import configure_logging
 from fabrictool.base.settings import Settings
-from fabrictool.engines.reference.engine import EngineLimits, ReferenceEngine
+from fabrictool.engines.reference.answering import EngineLimits
+from fabrictool.engines.reference.engine import ReferenceEngine
 from fabrictool.engines.reference.kv import block_bytes
 from fabrictool.engines.reference.server import EngineServer
 from fabrictool.engines.reference.shared_sum import ORDERED

@@ -1,18 +1,15 @@
 """An engine of several replicas that merge and split while they answer: a process for each, and one that decides.
 
 `fabrictool.merging` decides, unchanged from the simulator; here its steps are sent to workers, and their logits become
-tokens. `submit` and `cancel` may be called from any thread, as of `ReferenceEngine`.
+tokens.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
-import multiprocessing
 import queue
 import socket
-import threading
 from collections import deque
 from dataclasses import dataclass
 from multiprocessing import connection, shared_memory
@@ -23,10 +20,10 @@ import numpy as np
 
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.engines.reference import worker
-from fabrictool.engines.reference.answers import OpenAnswer, OpenAnswers
+from fabrictool.engines.reference.answering import AnsweringEngine
 from fabrictool.engines.reference.kv import BlockAllocator
+from fabrictool.engines.reference.replica_process import ReplicaProcess
 from fabrictool.engines.reference.shared_sum import SharedSum, shared_bytes
-from fabrictool.engines.reference.stats import Stats
 from fabrictool.merging.core import MergingReplicas
 from fabrictool.merging.groups import BlockPool, ReplicaGroup, groups
 from fabrictool.merging.requests import MergingRequest
@@ -34,14 +31,13 @@ from fabrictool.merging.requests import MergingRequest
 if TYPE_CHECKING:
     from collections.abc import Callable
     from multiprocessing.connection import Connection
-    from multiprocessing.context import SpawnContext, SpawnProcess
     from pathlib import Path
 
     from numpy.typing import NDArray
 
     from fabrictool.base.clock import Clock
-    from fabrictool.engines.reference.answers import FinishReason, GenerationEvent, GenerationRequest
-    from fabrictool.engines.reference.engine import EngineLimits
+    from fabrictool.engines.reference.answering import EngineLimits
+    from fabrictool.engines.reference.answers import FinishReason, GenerationEvent, OpenAnswer
     from fabrictool.engines.reference.tokenizer import Tokenizer
     from fabrictool.engines.reference.weights import Weights
     from fabrictool.merging.requests import MergedStep, MergingOptions
@@ -80,39 +76,7 @@ class _Sent:
     """That the slowest member computed."""
 
 
-class _Replica:
-    """A worker process, and what it shares with us."""
-
-    def __init__(self, number: int, rows: int, vocab: int) -> None:
-        self.number = number
-        self.memory = shared_memory.SharedMemory(create=True, size=4 * rows * vocab)
-        self.logits: NDArray[np.float32] = np.ndarray((rows, vocab), np.float32, self.memory.buf)
-        self.link: Connection | None = None
-        self.process: SpawnProcess | None = None
-        self.epoch = 0
-
-    def start(self, model: Path, cache: Path | None, sizes: worker.WorkerSizes) -> None:
-        context: SpawnContext = multiprocessing.get_context("spawn")
-        self.link, other = context.Pipe()
-        self.process = context.Process(
-            target=worker.run, args=(other, model, cache, sizes), name=f"replica-{self.number}", daemon=True
-        )
-        self.process.start()
-        other.close()
-
-    def end(self, patience_s: float) -> None:
-        """The link is closed already, which ends the process after the step that it is at."""
-        if self.process is not None:
-            self.process.join(patience_s)
-            if self.process.is_alive():
-                self.process.kill()
-                self.process.join()
-        del self.logits
-        self.memory.close()
-        self.memory.unlink()
-
-
-class MergingEngine:
+class MergingEngine(AnsweringEngine):
     """Answers requests for one model, with `replicas` processes that compute alone or together."""
 
     # Wide: what an engine is made of, and what merging adds.
@@ -134,21 +98,16 @@ class MergingEngine:
 
         `weights`: with the largest group's `degree`.
         """
-        self.limits = limits
+        super().__init__(tokenizer, limits, clock, on_failure)
         self._stopped = False
-        self.tokenizer = tokenizer
-        self.stats = Stats()
-        self.failure: str | None = None
         self.switches: deque[float] = deque(maxlen=SWITCHES)
         """Seconds that steps of another group than before took beside what members computed."""
         self.trigger = trigger
         self.core = MergingReplicas(replicas, BlockPool(limits.blocks, limits.block_size), options, trigger)
         self._model, self._cache = model, cache
-        self._on_failure = on_failure
-        self._clock = clock
         self._vocab = weights.config.vocab
         self._allocators = [BlockAllocator(limits.blocks) for _ in range(replicas)]
-        self._replicas = [_Replica(i, limits.max_seqs, self._vocab) for i in range(replicas)]
+        self._replicas = [ReplicaProcess(i, limits.max_seqs, self._vocab) for i in range(replicas)]
         self._sums: dict[ReplicaGroup, tuple[shared_memory.SharedMemory, SharedSum]] = {}
         rows = max(limits.token_budget, limits.max_seqs) * weights.config.width
         for group in groups(replicas):
@@ -156,7 +115,6 @@ class MergingEngine:
                 memory = shared_memory.SharedMemory(create=True, size=shared_bytes(group.degree, rows))
                 self._sums[group] = memory, SharedSum(memory, 0, group.degree, rows)
         self._sizes = [self._agreed(replica, rows) for replica in self._replicas]
-        self._answers = OpenAnswers(tokenizer, self.stats, clock)
         self._requests: dict[int, MergingRequest] = {}
         self._tokens: dict[int, list[int]] = {}
         self._tables: dict[int, _Tables] = {}
@@ -164,14 +122,11 @@ class MergingEngine:
         """Requests whose last token has come, or whose clients have gone, while a step with them is under way."""
         self._sent: dict[int, _Sent] = {}
         """By the first member of its group."""
-        self._numbers = itertools.count(1)
-        self._inbox: queue.SimpleQueue[tuple[int, OpenAnswer | None]] = queue.SimpleQueue()
         self._bell, self._ring = socket.socketpair()
         self._bell.setblocking(False)
         self._ring.setblocking(False)
-        self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
 
-    def _agreed(self, replica: _Replica, rows: int) -> worker.WorkerSizes:
+    def _agreed(self, replica: ReplicaProcess, rows: int) -> worker.WorkerSizes:
         mine = {
             memory.name: (g.first, g.degree) for g, (memory, _) in self._sums.items() if replica.number in g.members
         }
@@ -231,23 +186,10 @@ class MergingEngine:
             replica.end(max(0.0, until - self._clock.monotonic()))
         self._bell.close()
         self._ring.close()
-        for memory, summed in self._sums.values():
-            del summed
+        for memory, _ in self._sums.values():
             with contextlib.suppress(BufferError):  # our view of it lives as long as we do
                 memory.close()
             memory.unlink()
-
-    def submit(self, request: GenerationRequest, emit: Callable[[GenerationEvent], None]) -> int:
-        """Queue a request; returns its number for `cancel`."""
-        if len(request.prompt) + request.max_tokens > self.limits.context or not request.prompt:
-            raise AssertionError("the caller checks lengths")
-        number = next(self._numbers)
-        self._tell(number, OpenAnswer(request, self.tokenizer, emit, self._clock.monotonic()))
-        return number
-
-    def cancel(self, number: int) -> None:
-        """Stop a request and free its blocks; nothing when it has ended."""
-        self._tell(number, None)
 
     @property
     def context(self) -> int:
@@ -278,7 +220,7 @@ class MergingEngine:
         }
 
     def _tell(self, number: int, answer: OpenAnswer | None) -> None:
-        self._inbox.put((number, answer))
+        super()._tell(number, answer)
         self._wake()
 
     def _wake(self) -> None:
@@ -287,22 +229,12 @@ class MergingEngine:
 
     # -- the compute thread -----------------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        try:
-            while self._receive():
-                self._begin()
-                self._measure()
-                self._wait()
-        except Exception as error:  # noqa: BLE001 - fail-stop: whatever broke, say so and serve nobody
-            _log.exception("the compute thread failed")
-            self.failure = f"{type(error).__name__}: {error}"
-            self._end_all("error")
-            self._on_failure(self.failure)
-        else:
-            self._end_all("cancelled")
+    def _compute(self) -> None:
+        self._begin()
+        self._measure()
+        self._wait()
 
     def _receive(self) -> bool:
-        """Take all messages; False to stop."""
         with contextlib.suppress(BlockingIOError):
             self._bell.recv(4096)
         while True:
@@ -514,11 +446,6 @@ class MergingEngine:
         self._over.discard(number)
         self._requests.pop(number, None)
         self._tokens.pop(number, None)
-
-    def _end_all(self, reason: FinishReason) -> None:
-        for number in self._answers.numbers():
-            event = self._answers.given_up(number, reason)
-            self._answers.close(number, reason).emit(event)
 
     def _measure(self) -> None:
         self.stats.running = self.core.in_flight

@@ -66,7 +66,7 @@ class WorkerSizes(msgspec.Struct, frozen=True):
     blocks: int
     block_size: int
     places: int
-    """Rows of logits."""
+    """Requests of a step at most, each with a row of logits."""
     values: int
     """Of a partial sum at most."""
     logits: str
