@@ -54,7 +54,6 @@ class MergingCounts:
     """Tokens that were computed again."""
     paused: int = 0
     evicted: int = 0
-    rejected: int = 0
 
 
 class MergingReplicas:
@@ -89,7 +88,6 @@ class MergingReplicas:
         """A request comes. Not None: it is refused, for it is longer than so many tokens, which is what fits."""
         longest = self.pool.longest(self.widest)
         if request.prompt + request.most > longest:
-            self.counts.rejected += 1
             return longest
         if self.trigger is not None:
             self.trigger.arrived(now)
@@ -115,7 +113,7 @@ class MergingReplicas:
             if pauses and now - merged.formed_at > self.options.pause_s:
                 self._end_pause(merged)
         while True:
-            self._assign(now)
+            self._assign()
             for merged in self._merged:
                 if not merged.formed:
                     self._begin_meanwhile(merged)
@@ -167,18 +165,14 @@ class MergingReplicas:
         requests are computed again by others. Those that what is left cannot hold are given up by and by.
         """
         self.closed.add(replica)
-        self._merged = [merged for merged in self._merged if not self._is_dissolved(merged, replica)]
+        for merged in [merged for merged in self._merged if replica in merged.group.members]:
+            self._merged.remove(merged)
+            self.waiting += [request for request in merged.pending if request.group is None]
         for group, mine in self._lists.items():
             if replica in group.members:
                 for request in list(mine):
                     mine.remove(request)
                     self._start_anew(request)
-
-    def _is_dissolved(self, merged: _Merged, replica: int) -> bool:
-        if replica not in merged.group.members:
-            return False
-        self.waiting += [request for request in merged.pending if request.group is None]
-        return True
 
     def _is_open(self, group: ReplicaGroup) -> bool:
         return self.closed.isdisjoint(group.members)
@@ -186,9 +180,9 @@ class MergingReplicas:
     @property
     def widest(self) -> int:
         """The largest degree that can form; 0 without a replica."""
-        if self.options.fixed:
-            return self.options.fixed
-        return max((group.degree for group in self._lists if self._is_open(group)), default=0)
+        fixed = self.options.fixed
+        can = [group.degree for group in self._lists if self._is_open(group) and fixed in (None, group.degree)]
+        return max(can, default=0)
 
     @property
     def in_flight(self) -> int:
@@ -248,7 +242,7 @@ class MergingReplicas:
         merges = self.trigger is not None and self.trigger.merged and not any(m.splitting for m in self._merged)
         return max(degree, widest) if merges else degree
 
-    def _assign(self, now: float) -> None:
+    def _assign(self) -> None:
         longest = self.pool.longest(self.widest)
         too_long = [request for request in self.waiting if request.context > longest]
         self.waiting = [request for request in self.waiting if request not in too_long]
@@ -258,7 +252,7 @@ class MergingReplicas:
             degree = self._degree(request)
             if degree in full:
                 continue
-            taken = self._assign_alone(request) if degree == 1 else self._assign_merged(request, degree, now)
+            taken = self._assign_alone(request) if degree == 1 else self._assign_merged(request, degree)
             if taken:
                 self.waiting.remove(request)
             else:
@@ -304,7 +298,7 @@ class MergingReplicas:
         if not any(request in merged.pending for merged in self._merged):
             self.waiting.append(request)
 
-    def _assign_merged(self, request: MergingRequest, degree: int, now: float) -> bool:
+    def _assign_merged(self, request: MergingRequest, degree: int) -> bool:
         there = [merged for merged in self._merged if merged.group.degree >= degree and not merged.splitting]
         for merged in sorted(there, key=lambda merged: len(self._lists[merged.group]) + len(merged.pending)):
             if not merged.formed:
@@ -351,8 +345,8 @@ class MergingReplicas:
         group = min(free, key=lambda g: (sum(len(self._lists[ReplicaGroup(m, 1)]) for m in g.members), g))
         options = self.options
         transition = options.load_transition if request.priority else options.priority_transition
-        asked = request.priority > 0 and self._least(request) < degree
-        merged = _Merged(group, transition, for_load=asked)
+        unasked = request.priority > 0 and self._least(request) < degree
+        merged = _Merged(group, transition, for_load=unasked)
         self._merged.append(merged)
         self._wait_for(merged, request)
         return True

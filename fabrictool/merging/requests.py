@@ -33,13 +33,13 @@ class MergingRequest:
     id: int
     prompt: int
     most: int
-    """Of its answer."""
+    """Tokens that its answer may have."""
     began: float
     priority: int = 1
     """The smaller, the sooner; 0 asks for a group of its own at once."""
     emitted: int = 0
     cached: int = 0
-    """Of its prefix."""
+    """Tokens of its prefix whose keys and values are there."""
     group: ReplicaGroup | None = None
     """Where its blocks are."""
     blocks: int = 0

@@ -52,9 +52,6 @@ class SharingCounts:
     resizes: int = 0
     moved: int = 0
     evicted: int = 0
-    dropped: int = 0
-    held: int = 0
-    """Changes that waited for memory."""
 
 
 class NodeSharing:
@@ -128,7 +125,6 @@ class NodeSharing:
         """Requests that waited in vain are dropped, replicas that were idle for long leave."""
         for request in [r for r in self.queue if not r.emitted and now > r.began + r.ttft_s]:
             self.queue.remove(request)
-            self.counts.dropped += 1
             self._effects.append(Dropped(request))
         for node in self.nodes:
             for replica in list(node.replicas.values()):
@@ -162,8 +158,7 @@ class NodeSharing:
         replica.idle_since = None
         if isinstance(action, Loading):
             node.replicas[replica.id] = replica
-            self._grant(replica, replica.model.weights + action.cache, now)
-        elif action.cache != replica.cache:
+        if action.cache != replica.cache:
             self._grant(replica, replica.model.weights + action.cache, now)
 
     def _leave(self, replica: SharedReplica, now: float) -> None:
@@ -177,7 +172,6 @@ class NodeSharing:
         ledger = replica.node.ledger
         changes = ledger.grant(replica.id, size, now)
         if ledger.is_waiting(replica.id):
-            self.counts.held += 1
             replica.ready_at = math.inf
         self._begin(replica.node, changes, now)
 

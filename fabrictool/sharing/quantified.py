@@ -22,9 +22,9 @@ class IterationTable:
     batches: tuple[float, ...]
     """Requests, ascending."""
     prefill: tuple[float, ...]
-    """At each length."""
+    """Seconds at each of the lengths."""
     decode: tuple[tuple[float, ...], ...]
-    """At each batch and length."""
+    """Seconds at each of the batches, at each of the lengths."""
 
     @classmethod
     def sampled(

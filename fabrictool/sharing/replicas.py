@@ -23,7 +23,7 @@ class SharedRequest:
     id: int
     model: str
     prompt: int
-    """Tokens."""
+    """Tokens that were asked."""
     began: float
     ttft_s: float
     tpot_s: float
@@ -119,4 +119,4 @@ class SharedNode:
     busy_until: float = 0.0
     """Expected end of the iteration under way."""
     computing: SharedReplica | None = None
-    """Whose that is."""
+    """The replica that computes it."""

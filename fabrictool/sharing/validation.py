@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from fabrictool.sharing.turns import LATE_LAST
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -134,7 +136,7 @@ def _play(node: SharedNode, shadows: list[_Shadow], mine: _Shadow, now: float) -
         turn, least = None, math.inf
         for shadow in shadows:
             if shadow.ready_at <= at and (shadow.batch or shadow.waiting):
-                urgent = min(shadow.urgent(), 1e12)
+                urgent = min(shadow.urgent(), LATE_LAST)
                 if urgent < least:
                     turn, least = shadow, urgent
         if turn is None:

@@ -292,7 +292,7 @@ def test_whatever_comes_all_are_answered_and_no_block_is_lost(options, seed, by_
     trigger = LoadTrigger(rng.uniform(0.5, 5.0), rng.uniform(1.0, 20.0)) if by_load else None
     replicas = MergingReplicas(4, POOL, options, trigger)
     bench = Bench(replicas, lambda step: rng.uniform(0.2, 1.5) / step.group.degree)
-    asked, layouts, lost = [], {}, rng.random() < 0.5 and options.fixed in (None, 1)
+    asked, layouts, lost = [], {}, rng.random() < 0.5
     for turn in range(250):
         if rng.random() < 0.25:
             asked.append(request(rng.randint(1, 700), rng.randint(1, 30), bench.now, priority=rng.randint(0, 2)))
