@@ -198,7 +198,8 @@ def test_what_the_replay_cannot_tell_is_undecided_and_planned_otherwise(tmp_path
     (line,) = plans[False].forecast.models
     assert (line.slo, line.judge, line.misses, line.overruled) == ("undecided", "replay", (), "")
     assert line.replay.low < 0.95 < line.replay.high
-    said = f"TTFT within 700ms: between {line.replay.low:.1%} and {line.replay.high:.1%} of requests, 95% are wanted"
+    low, high = math.floor(line.replay.low * 1000) / 10, math.ceil(line.replay.high * 1000) / 10
+    said = f"TTFT within 700ms: between {low:g}% and {high:g}% of requests, 95% are wanted"
     assert line.undecided == (said,)
     text = render(plans[False], Observed(clusters={}))
     assert "undecided (94%)" in text
