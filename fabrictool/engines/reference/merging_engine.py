@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 
 from fabrictool.base.errors import FabrictoolError
+from fabrictool.engines.elastic_state import MergingState
 from fabrictool.engines.reference import worker
 from fabrictool.engines.reference.answering import AnsweringEngine
 from fabrictool.engines.reference.kv import BlockAllocator
@@ -36,8 +37,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fabrictool.base.clock import Clock
-    from fabrictool.engines.reference.answering import EngineLimits
-    from fabrictool.engines.reference.answers import FinishReason, GenerationEvent, OpenAnswer
+    from fabrictool.engines.reference.answers import EngineLimits, FinishReason, GenerationEvent, OpenAnswer
     from fabrictool.engines.reference.tokenizer import Tokenizer
     from fabrictool.engines.reference.weights import Weights
     from fabrictool.merging.requests import MergedStep, MergingOptions
@@ -196,28 +196,29 @@ class MergingEngine(AnsweringEngine):
         """Tokens that one request may hold, with the replicas that are left."""
         return min(self.limits.context, self.core.pool.longest(self.core.widest))
 
-    def merge(self, wanted: bool | None) -> None:
-        """Whether all replicas shall be one group; None: as the load wants it."""
-        if self.trigger is not None:
-            self.trigger.forced = wanted
-            self._wake()
+    def merge(self, merged: bool | None) -> bool:
+        if self.trigger is None:
+            return False
+        self.trigger.forced = merged
+        self._wake()
+        return True
 
-    def state(self) -> dict[str, object]:
-        """What replicas do now, for people; read from another thread, so each figure is true by itself."""
+    def state(self) -> MergingState:
+        """What replicas do now; read from another thread."""
         core, counts, switches = self.core, self.core.counts, sorted(self.switches)
-        return {
-            "replicas": core.replicas,
-            "lost": sorted(core.closed),
-            "groups": [list(group.members) for group in core.formed],
-            "in_flight": core.in_flight,
-            "waiting": len(core.waiting),
-            "free_blocks": list(core.free),
-            "formed": counts.formed,
-            "recomputed_tokens": counts.recomputed,
-            "paused": counts.paused,
-            "switches": len(switches),
-            "switch_p99_s": switches[int(0.99 * (len(switches) - 1))] if switches else None,
-        }
+        return MergingState(
+            replicas=core.replicas,
+            lost=tuple(sorted(core.closed)),
+            groups=tuple(tuple(group.members) for group in core.formed),
+            in_flight=core.in_flight,
+            waiting=len(core.waiting),
+            free_blocks=tuple(core.free),
+            formed=counts.formed,
+            recomputed_tokens=counts.recomputed,
+            paused=counts.paused,
+            switches=len(switches),
+            switch_p99_s=switches[int(0.99 * (len(switches) - 1))] if switches else None,
+        )
 
     def _tell(self, number: int, answer: OpenAnswer | None) -> None:
         super()._tell(number, answer)
