@@ -16,7 +16,6 @@ from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
 
 from fabrictool.base.clock import SystemClock
-from fabrictool.engines.elastic_state import ElasticState
 from fabrictool.engines.reference.answers import EngineLimits, LatencyTargets
 from fabrictool.engines.reference.engine import ReferenceEngine
 from fabrictool.engines.reference.kv import block_bytes
@@ -26,7 +25,8 @@ from fabrictool.engines.reference.server import EngineServer
 from fabrictool.engines.reference.sharing_engine import SharingEngine, SharingModel
 from fabrictool.engines.reference.tokenizer import Tokenizer
 from fabrictool.engines.reference.weights import load_weights
-from fabrictool.sharing.quantified import IterationTable
+from fabrictool.sharing.quantified import IterationTable, RefinedTable
+from fabrictool.status.elastic import ElasticState, in_words
 from tests.engines.asking import Client, prompt
 from tests.tiny_model import write_tiny_model
 
@@ -321,11 +321,29 @@ def test_iterations_are_measured_once(tmp_path):
     assert quantified(path, weights, limits._replace(max_seqs=4), SystemClock(), tmp_path) != again
 
 
-def test_longer_prompts_are_measured_to_take_longer(models):
-    measured = measure(models["c"].weights, LIMITS, SystemClock()).iterations
+def test_what_is_measured_is_what_iterations_take(models, monkeypatch):
+    """By a clock that says two milliseconds for each token of an iteration."""
+    clock, step = CountedTime(), ResidentModel.step
+
+    def timed(self, rows):
+        clock.now += 0.002 * sum(len(tokens) for _, tokens, _ in rows)
+        return step(self, rows)
+
+    monkeypatch.setattr(ResidentModel, "step", timed)
+    measured = measure(models["c"].weights, LIMITS, clock).iterations
     assert measured.lengths[-1] >= LIMITS.context
-    assert measured.prefill[-1] > measured.prefill[0] > 0
-    assert all(second > 0 for row in measured.decode for second in row)
+    assert measured.batches[-1] >= LIMITS.max_seqs
+    assert measured.prefill == pytest.approx([0.002 * length for length in measured.lengths])
+    assert [row[-1] for row in measured.decode] == pytest.approx([0.002 * batch for batch in measured.batches])
+
+
+def test_a_table_follows_the_pace_of_iterations():
+    refined = RefinedTable(table(prefill=0.001, decode=0.02))
+    assert (refined.prefill_s(64), refined.decode_s(1, 64)) == pytest.approx((0.064, 0.02))
+    for _ in range(60):
+        refined.learn_prefill(64, 0.128)
+        refined.learn_decode(1, 64, 0.01)
+    assert (refined.prefill_s(32), refined.decode_s(2, 100)) == pytest.approx((0.064, 0.01), rel=0.01)
 
 
 @pytest.mark.asyncio
@@ -365,6 +383,9 @@ async def test_a_server_answers_for_each_by_its_name(models, start):
         finished = next(family for family in samples if family.name == "vllm:request_success")
         assert {s.labels["model_name"] for s in finished.samples} == {"a", "b"}
         assert sum(s.value for s in finished.samples if s.labels["finished_reason"] == "dropped") == 2
+        memory = next(family for family in samples if family.name == "fabrictool:memory_capacity_bytes")
+        assert [s.value for s in memory.samples] == [1 << 30]
+        assert in_words(state) == "2 of 2 models in 0.0 of 1.0 GiB"
         assert (await post("/fabric/mode", {"merged": True}))[0] == 404
     await runner.cleanup()
 

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fabrictool.base.clock import Clock
-    from fabrictool.engines.elastic_state import ElasticState
     from fabrictool.engines.reference.answers import (
         AnsweredModel,
         EngineLimits,
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
         GenerationRequest,
     )
     from fabrictool.engines.reference.tokenizer import Tokenizer
+    from fabrictool.status.elastic import ElasticState
 
 _log = logging.getLogger("fabrictool.engine")
 

@@ -19,7 +19,6 @@ import msgspec
 import numpy as np
 
 from fabrictool.base.errors import FabrictoolError
-from fabrictool.engines.elastic_state import MergingState
 from fabrictool.engines.reference import worker
 from fabrictool.engines.reference.answering import AnsweringEngine
 from fabrictool.engines.reference.kv import BlockAllocator
@@ -28,6 +27,7 @@ from fabrictool.engines.reference.shared_sum import SharedSum, shared_bytes
 from fabrictool.merging.core import MergingReplicas
 from fabrictool.merging.groups import BlockPool, ReplicaGroup, groups
 from fabrictool.merging.requests import MergingRequest
+from fabrictool.status.elastic import MergingState
 
 if TYPE_CHECKING:
     from collections.abc import Callable

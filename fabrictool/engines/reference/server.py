@@ -12,6 +12,7 @@ from aiohttp import web
 from fabrictool.base.ids import random_id
 from fabrictool.engines.reference.api import ApiError, Ask, Reply, error_body, parse
 from fabrictool.engines.reference.stats import exposition
+from fabrictool.status.elastic import figures
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -84,8 +85,10 @@ class EngineServer:
         return web.json_response({"status": "ready"})
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        self._loaded()
-        text = exposition({name: model.stats for name, model in self._answering.items()})
+        state = self._loaded().state()
+        text = exposition(
+            {name: model.stats for name, model in self._answering.items()}, [] if state is None else figures(state)
+        )
         return web.Response(text=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
     async def _state(self, _: web.Request) -> web.Response:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from fabrictool.engines.elastic_state import SharingReplica, SharingState
 from fabrictool.engines.reference.answering import ComputeThread
 from fabrictool.engines.reference.answers import LatencyTargets
 from fabrictool.engines.reference.kv import block_bytes
@@ -26,6 +25,7 @@ from fabrictool.sharing.placement import MemoryTimes, SharingOptions
 from fabrictool.sharing.quantified import RefinedTable
 from fabrictool.sharing.replicas import SharedModel, SharedNode, SharedRequest
 from fabrictool.sharing.turns import next_turn
+from fabrictool.status.elastic import SharingReplica, SharingState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 REASONS = ("stop", "length", "cancelled", "dropped", "error")
 _TTFT = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -52,8 +52,8 @@ class Stats:
         self.inter_token_latency = Histogram(_ITL)
 
 
-def exposition(models: Mapping[str, Stats]) -> str:
-    """Prometheus text, format 0.0.4, of models by name."""
+def exposition(models: Mapping[str, Stats], further: Iterable[tuple[str, str, Mapping[str, float]]] = ()) -> str:
+    """Prometheus text, format 0.0.4, of models by name. `further`: (kind, name, value by model; "": of all of them)."""
     labelled = {f'model_name="{_quoted(name)}"': stats for name, stats in models.items()}
     lines: list[str] = []
     for kind, name, field in (
@@ -79,6 +79,11 @@ def exposition(models: Mapping[str, Stats]) -> str:
         lines.append(f"# TYPE {name} histogram")
         for labels, stats in labelled.items():
             lines += getattr(stats, field).lines(name, labels)
+    for kind, name, values in further:
+        lines.append(f"# TYPE {name} {kind}")
+        for model, value in values.items():
+            labels = f'{{model_name="{_quoted(model)}"}}' if model else ""
+            lines.append(f"{name}{labels} {value}")
     return "\n".join(lines) + "\n"
 
 

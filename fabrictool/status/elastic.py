@@ -82,3 +82,49 @@ class SharingState(msgspec.Struct, frozen=True, kw_only=True, tag="sharing", tag
 
 
 ElasticState = MergingState | SharingState
+
+
+def in_words(state: ElasticState) -> str:
+    """In a table's cell."""
+    if isinstance(state, MergingState):
+        left = state.replicas - len(state.lost)
+        if not state.groups:
+            return f"{left} replicas apart"
+        sizes = " + ".join(str(len(group)) for group in state.groups)
+        return f"{sizes} of {left} replicas merged"
+    there = len({replica.model for replica in state.replicas if replica.memory != "leaving"})
+    return f"{there} of {len(state.models)} models in {state.tracked / 2**30:.1f} of {state.capacity / 2**30:.1f} GiB"
+
+
+def figures(state: ElasticState) -> list[tuple[str, str, dict[str, float]]]:
+    """(kind, name, value by model, or by "" of the whole engine), as Prometheus has them."""
+    if isinstance(state, MergingState):
+        return [
+            ("gauge", "fabrictool:replicas", {"": state.replicas - len(state.lost)}),
+            ("gauge", "fabrictool:replicas_merged", {"": sum(len(group) for group in state.groups)}),
+            ("counter", "fabrictool:groups_formed_total", {"": state.formed}),
+            ("counter", "fabrictool:recomputed_tokens_total", {"": state.recomputed_tokens}),
+        ]
+    headroom = {r.model: r.headroom_s for r in state.replicas if r.headroom_s is not None}
+    cache = {r.model: float(r.cache) for r in state.replicas}
+    whole = [
+        ("gauge", "memory_capacity_bytes", state.capacity),
+        ("gauge", "memory_budget_bytes", state.budget),
+        ("gauge", "memory_tracked_bytes", state.tracked),
+        ("gauge", "requests_queued", state.queued),
+        ("counter", "requests_in_time_total", state.in_time),
+        ("counter", "requests_late_total", state.late),
+        ("counter", "requests_dropped_total", state.dropped),
+        ("counter", "loads_total", state.loads),
+        ("counter", "unloads_total", state.unloads),
+        ("counter", "resizes_total", state.resizes),
+        ("counter", "evictions_total", state.evicted),
+    ]
+    named: list[tuple[str, str, dict[str, float]]] = [
+        (kind, f"fabrictool:{name}", {"": float(value)}) for kind, name, value in whole
+    ]
+    return [
+        *named,
+        ("gauge", "fabrictool:headroom_seconds", headroom),
+        ("gauge", "fabrictool:cache_bytes", cache),
+    ]
