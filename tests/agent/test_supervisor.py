@@ -309,13 +309,13 @@ async def test_how_an_engine_changes_is_known_beside_it(tmp_path):
     write_tiny_model(tmp_path / "tiny.gguf")
     adapter = Reference()
 
-    def command(at, _):
+    def command(at, ports):
         launch = EngineLaunch(
             engine="reference",
             model=str(tmp_path / "tiny.gguf"),
             served_name="m",
             host="127.0.0.1",
-            port=at.port,
+            port=at.port or ports.api,
             socket=at.socket,
             context=64,
             python=sys.executable,
