@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import queue
 import socket
 from collections import deque
@@ -217,7 +218,7 @@ class MergingEngine(AnsweringEngine):
             recomputed_tokens=counts.recomputed,
             paused=counts.paused,
             switches=len(switches),
-            switch_p99_s=switches[int(0.99 * (len(switches) - 1))] if switches else None,
+            switch_p99_s=switches[math.ceil(0.99 * len(switches)) - 1] if switches else None,
         )
 
     def _tell(self, number: int, answer: OpenAnswer | None) -> None:
