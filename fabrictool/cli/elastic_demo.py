@@ -75,7 +75,7 @@ class _SocketConnection(http.client.HTTPConnection):
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class DemoEngine:
     """A process, and how it is asked."""
 
     at: str
@@ -196,7 +196,7 @@ def _merge(path: str) -> list[Met]:
     return met
 
 
-def _together(engine: Engine, part: str, asked: Sequence[tuple[str, int]]) -> list[Met]:
+def _together(engine: DemoEngine, part: str, asked: Sequence[tuple[str, int]]) -> list[Met]:
     with ThreadPoolExecutor(len(asked)) as pool:
         futures = [pool.submit(engine.ask, part, model, i, tokens) for i, (model, tokens) in enumerate(asked)]
         return [future.result() for future in futures]
@@ -205,7 +205,7 @@ def _together(engine: Engine, part: str, asked: Sequence[tuple[str, int]]) -> li
 class Watch:
     """Says what an engine is, each time that this has changed."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: DemoEngine) -> None:
         self._engine = engine
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
@@ -255,7 +255,7 @@ def _replica(replica: SharingReplica) -> str:
 
 
 @contextmanager
-def _engine(arguments: Sequence[str]) -> Iterator[Engine]:
+def _engine(arguments: Sequence[str]) -> Iterator[DemoEngine]:
     """A reference engine at a socket of its own, from when it answers on until the end of the block."""
     module = ["-m", "fabrictool.engines.reference"]
     path = arguments[arguments.index("--model") + 1]
@@ -270,7 +270,7 @@ def _engine(arguments: Sequence[str]) -> Iterator[Engine]:
                 preexec_fn=die_with_parent(),  # noqa: PLW1509 - one system call, which takes no lock
             )
         try:
-            engine = Engine(str(at), log)
+            engine = DemoEngine(str(at), log)
             _until_ready(engine, process)
             yield engine
         finally:
@@ -282,7 +282,7 @@ def _engine(arguments: Sequence[str]) -> Iterator[Engine]:
                 process.wait()
 
 
-def _until_ready(engine: Engine, process: subprocess.Popen[bytes]) -> None:
+def _until_ready(engine: DemoEngine, process: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         if process.poll() is not None:
