@@ -7,7 +7,8 @@ compute each step together, with the tensor parallelism of all their devices and
 * So does every request while the load is at most `MERGE_SHARE` of what the group can serve (`merging.triggers`): the
   latency is the group's then. Above it, base engines answer by themselves, each its even part of the requests.
 * The group and its members never compute at the same time: each request takes 1/capacity of the time of those who
-  serve it, and one that needs the group also the time to form it (`SWITCH_S`).
+  serve it, and one that needs the group also the time to form it (`SWITCH_S`). Such a request begins when those that
+  base engines are working on have been answered, and others wait for it.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ class Elastic:
     share: float
     """Of requests, those that no base engine holds."""
     apart: tuple[ReplicaFigures, MeanWorkload] | None
-    """One base engine, and the requests that it holds; None: it holds none of them."""
+    """One base engine, and the requests that it holds; its capacity is what the others leave it. None: it holds none of
+    them."""
     long: tuple[ReplicaFigures, MeanWorkload] | None
     """The group, and the requests that need it; None: none do."""
 
@@ -94,19 +96,21 @@ class Elastic:
         if self.apart is None or self.merges_at(rate):
             return under_load(self.together, self.demand, rate)
         figures, short = self.apart
-        alone = under_load(figures, short, rate / self.engines)
+        mine = (1.0 - self.share) * rate / self.engines
+        alone = under_load(figures, short, mine)
         if self.long is None:
             return replace(alone, in_system=self.engines * alone.in_system)
-        grouped = under_load(self.long[0], self.long[1], rate)
+        grouped = under_load(self.long[0], self.long[1], self.share * rate)
+        begins = SWITCH_S + alone.in_system / mine  # by Little's law what a request under way takes, on average
         met = self.share >= SEEN_IN_P95
         return replace(
             alone,
-            in_system=(1.0 - self.share) * self.engines * alone.in_system + self.share * grouped.in_system,
-            ttft_mean=(1.0 - self.share) * alone.ttft_mean + self.share * grouped.ttft_mean,
-            ttft_p95=max(alone.ttft_p95, grouped.ttft_p95 if met else 0.0),
+            in_system=self.engines * alone.in_system + grouped.in_system + self.share * rate * begins,
+            ttft_mean=(1.0 - self.share) * alone.ttft_mean + self.share * (begins + grouped.ttft_mean),
+            ttft_p95=max(alone.ttft_p95, begins + grouped.ttft_p95 if met else 0.0),
             tpot_mean=(1.0 - self.share) * alone.tpot_mean + self.share * grouped.tpot_mean,
             tpot_p95=max(alone.tpot_p95, grouped.tpot_p95 if met else 0.0),
-            e2e_p95=max(alone.e2e_p95, grouped.e2e_p95 if met else 0.0),
+            e2e_p95=max(alone.e2e_p95, begins + grouped.e2e_p95 if met else 0.0),
         )
 
 
@@ -160,9 +164,9 @@ def elastic(wanted: Model, there: ElasticStand, demand: MeanWorkload) -> Elastic
             longer = _only(demand, prompts, answers, long)
             all_of_it = replica(group.step, group.room, longer, group.max_num_seqs, group.calibration)
             taken += share * (1.0 / all_of_it.capacity + SWITCH_S)
-            grouped = (replace(all_of_it, capacity=1.0 / taken), longer)
+            grouped = (all_of_it, longer)
         capacity = 1.0 / taken
-        apart = (replace(alone, capacity=capacity / there.engines), short)
+        apart = (replace(alone, capacity=(1.0 - share) * capacity / there.engines), short)
     return Elastic(
         engines=there.engines,
         capacity=capacity,
@@ -198,13 +202,15 @@ def _is_long(prompts: Floats, answers: Floats, room: ReplicaMemory) -> Mask:
 
 
 def _only(demand: MeanWorkload, prompts: Floats, answers: Floats, chosen: Mask) -> MeanWorkload:
-    """`demand` with the means and the spread of the chosen requests; its 95th percentiles are still those of all."""
+    """`demand` with the lengths of the chosen requests only."""
     given = np.broadcast_to(prompts[:, None], chosen.shape)[chosen]
     told = np.broadcast_to(answers[None, :], chosen.shape)[chosen]
     return replace(
         demand,
         input=float(given.mean()),
         output=float(told.mean()),
+        input_p95=float(np.quantile(given, 0.95)),
+        output_p95=float(np.quantile(told, 0.95)),
         input_variation=float(given.std() / given.mean()),
         output_variation=float(told.std() / told.mean()),
     )

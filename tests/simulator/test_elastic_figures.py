@@ -7,11 +7,15 @@ import pytest
 
 from fabrictool.blueprint import load
 from fabrictool.catalog import models
-from fabrictool.merging.requests import SWITCH_S
+from fabrictool.merging.core import MergingReplicas
+from fabrictool.merging.groups import BlockPool
+from fabrictool.merging.requests import SWITCH_S, MergingOptions, MergingRequest
+from fabrictool.merging.triggers import LoadTrigger
 from fabrictool.simulator.capacity import replica, under_load
 from fabrictool.simulator.demanded import demand_of, lengths_of
 from fabrictool.simulator.elastic import elastic, elastic_stand
 from fabrictool.simulator.memory import pooled_tokens
+from fabrictool.simulator.merging_replicas import play_merging
 
 USABLE, WEIGHTS, TOKEN = 113.85e9, 141.1e9, 327_680
 """Of an H200, one constant fitted to table 2 of Flying Serving (paper 003); Llama-3-70B; octets of a cached token."""
@@ -93,15 +97,17 @@ def test_long_requests_are_counted_and_take_the_time_of_all(tmp_path):
     drawn = float((prompts + answers > stood.base.room.kv_tokens).mean())
     assert 0.02 < drawn < 0.5
     assert its.share == pytest.approx(drawn, abs=0.01)
-    (short, _), (longer, long) = its.apart, its.long
+    (short, _), (_, long) = its.apart, its.long
     assert long.input > 2 * its.apart[1].input
     alone = replica(stood.group.step, stood.group.room, long, stood.group.max_num_seqs, stood.group.calibration)
     left = 1 / its.capacity - its.share * (1 / alone.capacity + SWITCH_S)
     workload = replace(its.apart[1], context=0)
     apart = replica(stood.base.step, stood.base.room, workload, stood.base.max_num_seqs, stood.base.calibration)
     assert left == pytest.approx((1 - its.share) / (2 * apart.capacity)), "seconds of both for a short request"
-    assert short.capacity == its.capacity / 2
-    assert longer.capacity == its.capacity
+    assert short.capacity == pytest.approx((1 - its.share) * its.capacity / 2)
+    busy = its.under_load(0.6 * its.capacity)
+    lone = under_load(alone, long, 1e-6)
+    assert lone.ttft_p95 < busy.ttft_p95 < 10 * lone.ttft_p95, "more than a 20th are long: they are in its percentile"
 
 
 def test_what_the_weights_do_not_fit_is_no_base_engine(tmp_path):
@@ -110,3 +116,38 @@ def test_what_the_weights_do_not_fit_is_no_base_engine(tmp_path):
     tight = replace(stood, base=replace(stood.base, room=replace(stood.base.room, kv_tokens=0)))
     assert elastic(wanted, tight, workload) is None
     assert elastic(wanted, stood, replace(workload, context=its.tokens + 1)) is None
+
+
+def seconds_of(stood):
+    """How long a step takes, by the same step times as the figures."""
+
+    def seconds(step):
+        model = (stood.base if step.group.degree == 1 else stood.group).step
+        pairs = sum(tokens * (request.cached + tokens / 2) for request, tokens in step.parts if tokens > 1)
+        read = sum(model.reading(request.cached) for request, tokens in step.parts if tokens == 1)
+        computed = float(model.linear(np.array([float(step.tokens)]))[0]) + float(model.attended(pairs)) + read
+        return computed + float(model.logits(np.array([float(len(step.parts))]))[0]) + model.overhead()
+
+    return seconds
+
+
+@pytest.mark.parametrize(("demand", "load"), [(SHORT, 0.1), (SHORT, 0.6), (MIXED, 0.6)], ids=["calm", "busy", "mixed"])
+def test_requests_in_them_are_as_many_as_merging_replicas_have(tmp_path, demand, load):
+    """The closed form against `merging.core` in virtual time."""
+    stood, its, wanted, _ = figures(tmp_path, demand)
+    rng, rate, count = np.random.default_rng(1), load * its.capacity, 300
+    prompts, answers = (lengths_of(of).draw(count, rng) for of in (wanted.demand.input, wanted.demand.output))
+    begins = np.cumsum(rng.exponential(1.0 / rate, count))
+    requests = [MergingRequest(i, int(prompts[i]), int(answers[i]), float(begins[i])) for i in range(count)]
+    places = stood.base.max_num_seqs
+    replicas = MergingReplicas(
+        2,
+        BlockPool(stood.base.room.kv_tokens // 16, 16),
+        MergingOptions(places=places, budget=256),
+        LoadTrigger(its.together.capacity, float(places)),
+    )
+    told = {request.id: int(answers[request.id]) for request in requests}
+    run = play_merging(replicas, requests, told, seconds_of(stood))
+    assert not run.rejected
+    in_system = sum(answer.e2e for answer in run.answers) / float(begins[-1])
+    assert in_system == pytest.approx(its.under_load(rate).in_system, rel=0.25)
