@@ -14,6 +14,7 @@ from fabrictool.merging.core import MergingReplicas
 from fabrictool.merging.groups import BlockPool
 from fabrictool.merging.requests import MergingOptions, MergingRequest, Split, Transition
 from fabrictool.merging.triggers import LoadTrigger
+from fabrictool.simulator.memory import pooled_tokens
 from fabrictool.simulator.merging_replicas import play_merging
 
 PARAMETERS, LAYERS, HIDDEN, TOKEN = 70.6e9, 80, 8192, 327_680
@@ -65,7 +66,7 @@ def shift_seconds(step):
 
 def pool(base=BASE):
     """Each replica's cache beside its weights."""
-    return BlockPool(int((base * MEMORY - WEIGHTS) / TOKEN) // BLOCK, BLOCK)
+    return BlockPool(int(pooled_tokens(base, base, MEMORY, WEIGHTS, TOKEN)) // BLOCK, BLOCK)
 
 
 SYSTEMS = {

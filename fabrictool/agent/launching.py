@@ -50,6 +50,7 @@ def launch_of(
         inner_port=ports.inner,
         tp=spec.tp,
         pp=spec.pp,
+        dp=spec.dp,
         context=spec.context or None,
         max_num_seqs=spec.max_num_seqs,
         precision=spec.precision or None,

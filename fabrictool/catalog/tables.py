@@ -95,6 +95,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     """Share of the cache that running answers may still take which it keeps free when it admits a request."""
     layer_split: bool = False
     """Whether several devices of a replica hold some of the layers each and work one after the other."""
+    pads_heads: bool = False
+    """Whether engines that merge add heads of zeros, so that each device of the group has as many."""
     expert_block: int = 1
     """Rows of an expert with 8-bit weights that share a scale and stay on one device: it pads nothing."""
     started: bool = True
@@ -107,6 +109,13 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     def reserved(self, device_memory: float) -> float:
         """Octets of a device that neither weights nor cache get."""
         return min(self.reserved_most, self.reserved_share * device_memory)
+
+    def merged(self, model: ModelArchitecture, devices: int) -> ModelArchitecture:
+        """The model as base engines hold it that merge on so many devices."""
+        if not self.pads_heads or model.kv_rank:
+            return model
+        kv_heads = -(-model.kv_heads // devices) * devices
+        return msgspec.structs.replace(model, heads=model.heads // model.kv_heads * kv_heads, kv_heads=kv_heads)
 
     def unsplittable(self, model: ModelArchitecture, tp: int, ep: int, precision: str) -> str:
         """Why it does not cut the layers of a model over `tp` devices, with its experts dealt out over `ep`; "": it

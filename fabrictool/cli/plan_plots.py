@@ -69,7 +69,7 @@ def bars_of(placement: Placement, inventory: Inventory) -> tuple[list[Bar], list
         every[who] = every.get(who, 0) + replica.devices
         for stage in replica.every_stage:
             there = taken.setdefault(f"{stage.cluster}/{stage.partition}", {})
-            there[who] = there.get(who, 0) + stage.tp
+            there[who] = there.get(who, 0) + stage.tp * replica.dp
     ranked = sorted(every, key=lambda model: (-every[model], model))
     own = ranked if len(ranked) <= MOST_MODELS else ranked[: MOST_MODELS - 1]
     legend = [*own, *([OTHERS] if len(own) < len(ranked) else [])]

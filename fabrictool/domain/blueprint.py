@@ -212,6 +212,9 @@ class DeclaredParallelism(Document):
     """Devices over which each layer is cut; more than a node has are whole nodes. Absent: the planner's choice."""
     pp: Annotated[int, Field(ge=1, le=64)] | None = None
     """Pipeline stages, of `tp` devices each. Absent: one, or as many as it needs where no node holds it."""
+    dp: Annotated[int, Field(ge=1, le=64)] | None = None
+    """Base engines of `tp` devices each, side by side on a node, that merge for long requests and under little load,
+    of an engine that can do that while it answers. 1: none merge. Absent: the planner's choice."""
 
 
 class Pin(Document):

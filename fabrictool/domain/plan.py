@@ -7,7 +7,7 @@ those bytes.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -57,6 +57,8 @@ class ReplicaPlacement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     """Devices; of a pipeline: of its first stage."""
     pp: int = 1
     """Pipeline stages."""
+    dp: int = 1
+    """Base engines of `tp` devices each that merge while they answer, on one node; 1: it is a single engine."""
     phase: Phase = "unified"
     stages: tuple[StagePlacement, ...] = ()
     """All stages, where they are not alike; else empty."""
@@ -65,7 +67,7 @@ class ReplicaPlacement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
     @property
     def every_stage(self) -> tuple[StagePlacement, ...]:
-        """One entry a stage, also for what is no pipeline."""
+        """One entry a stage, also for what is no pipeline; of engines that merge, one for all of them."""
         stage = StagePlacement(cluster=self.cluster, partition=self.partition, device=self.device, tp=self.tp)
         return self.stages or (stage,) * self.pp
 
@@ -81,12 +83,12 @@ class ReplicaPlacement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
         if self.stages:
             places = zip(self.stages, partitions, strict=True)
             return [(stage.cluster, stage.partition, partition.held(stage.tp)) for stage, partition in places]
-        nodes, devices = node_blocks(self.tp, self.pp, partitions[0].devices_per_node)
+        nodes, devices = node_blocks(self.tp * self.dp, self.pp, partitions[0].devices_per_node)
         return [(self.cluster, self.partition, partitions[0].held(devices))] * nodes
 
     @property
     def devices(self) -> int:
-        return sum(stage.tp for stage in self.every_stage)
+        return self.dp * sum(stage.tp for stage in self.every_stage)
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
@@ -295,13 +297,17 @@ def decode_plan(data: bytes) -> Plan:
 def inputs_digest(blueprint: Blueprint, inventory: Inventory) -> str:
     """Of what the files say after merging, as the types understand it: comments and order do not count.
 
-    A blueprint that describes no model itself, and an inventory without calibrations, have the digest that they had
-    before there were such: plans stay good.
+    A blueprint that describes no model itself or names no `dp`, and an inventory without calibrations, have the digest
+    that they had before there were such: plans stay good.
     """
-    models = set() if blueprint.architectures else {"architectures"}
+    without_dp = {"parallelism": {"dp"}}
+    left_out: dict[str, Any] = {} if blueprint.architectures else {"architectures": True}
+    left_out["models"] = {name: without_dp for name, model in blueprint.models.items() if model.parallelism.dp is None}
+    if blueprint.defaults.parallelism.dp is None:
+        left_out["defaults"] = without_dp
     # Of a calibration counts what it says, and not where it lies.
     documents = [
-        blueprint.model_dump(mode="json", exclude=models),
+        blueprint.model_dump(mode="json", exclude=left_out),
         inventory.model_dump(mode="json", exclude={"calibrations"}),
     ]
     return digest([*documents, *inventory.calibrated])

@@ -145,8 +145,11 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, tag="agent", tag_fiel
     tp: int = 1
     pp: int = 1
     """Pipeline stages of `tp` devices each."""
+    merging: int | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="dp")
+    """Base engines of `tp` devices each that merge while they answer; not written where it is a single engine."""
     phase: Phase = "unified"
     max_num_seqs: int = 8
+    """Requests in one batch, of each base engine."""
     device: str = "cpu"
     devices: int = 1
     nodes: int | msgspec.UnsetType = msgspec.UNSET
@@ -209,6 +212,11 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, tag="agent", tag_fiel
     def loads_by(self) -> str:
         """Its loader by name, `DEFAULT_LOADER` where it is the engine's own."""
         return DEFAULT_LOADER if isinstance(self.loader, msgspec.UnsetType) else self.loader
+
+    @property
+    def dp(self) -> int:
+        """How many base engines it is."""
+        return 1 if isinstance(self.merging, msgspec.UnsetType) else self.merging
 
     @property
     def on_nodes(self) -> int:
@@ -473,9 +481,9 @@ class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_
         return tuple(hub for hub in hubs if hub not in other_way)
 
 
-def weight_key(model: str, cluster: str, partition: str, tp: int) -> str:
+def weight_key(model: str, cluster: str, partition: str, tp: int, dp: int = 1) -> str:
     """Replicas of a model that routing weighs alike: not one by one, so that one more of them changes no gateway."""
-    return f"{model}@{cluster}/{partition}:{tp}"
+    return f"{model}@{cluster}/{partition}:{tp}" + (f"x{dp}" if dp > 1 else "")
 
 
 def label_key(provider: str, cluster: str, partition: str) -> str:

@@ -25,15 +25,28 @@ class Placed(msgspec.Struct, frozen=True, kw_only=True):
     """Of an agent; "" of a gateway. Written as ``node``."""
     tp: int = 1
     pp: int = 1
+    merging: int | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="dp")
+    """Base engines that merge; not written where it is a single engine."""
     phase: Phase = "unified"
     operation: str = ""
+
+    @property
+    def dp(self) -> int:
+        """How many base engines it is."""
+        return 1 if isinstance(self.merging, msgspec.UnsetType) else self.merging
 
     @classmethod
     def of(cls, spec: UnitSpec, cluster: str, operation: str) -> Placed:
         if not isinstance(spec, AgentSpec):
             return cls(cluster=cluster, partition="", operation=operation)
         return cls(
-            cluster=cluster, partition=spec.partition, tp=spec.tp, pp=spec.pp, phase=spec.phase, operation=operation
+            cluster=cluster,
+            partition=spec.partition,
+            tp=spec.tp,
+            pp=spec.pp,
+            merging=spec.merging,
+            phase=spec.phase,
+            operation=operation,
         )
 
 

@@ -118,6 +118,7 @@ def _value_problems(launch: EngineLaunch, place: Place) -> Iterator[Problem]:
         ("port", launch.port, 1, 65535),
         ("tp", launch.tp, 1, 1024),
         ("pp", launch.pp, 1, 1024),
+        ("dp", launch.dp, 1, 1024),
         ("context", launch.context, 1, 1 << 30),
         ("max_num_seqs", launch.max_num_seqs, 1, 1 << 20),
     ):
@@ -129,6 +130,12 @@ def _capability_problems(launch: EngineLaunch, can: Capabilities, place: Place) 
     for wanted, able, text, hint in (
         (launch.pp > 1, can.pipeline_parallel, f"has no pipeline parallelism, but pp is {launch.pp}", "set pp to 1"),
         (launch.tp > 1, can.tensor_parallel, f"has no tensor parallelism, but tp is {launch.tp}", "set tp to 1"),
+        (
+            launch.dp > 1,
+            launch.dp in can.live_tp_switch,
+            f"cannot merge {launch.dp} engines while they answer",
+            f"set dp to {', '.join(map(str, sorted({1, *can.live_tp_switch})))}",
+        ),
         (
             launch.node is not None,
             can.several_nodes,

@@ -53,10 +53,12 @@ class EngineLaunch(msgspec.Struct, frozen=True, kw_only=True):
     """Tensor-parallel degree, in devices."""
     pp: int = 1
     """Pipeline stages of `tp` devices each."""
+    dp: int = 1
+    """Base engines of `tp` devices each, side by side, that merge and split while they answer; 1: nothing merges."""
     context: int | None = None
     """Tokens that one request may hold; None: the model's own limit, as far as the engine goes."""
     max_num_seqs: int | None = None
-    """Requests in one batch; None: the engine's default."""
+    """Requests in one batch, of each base engine; None: the engine's default."""
     precision: str | None = None
     """Of the weights, such as ``bf16``, ``fp8`` or ``q4_1``; None: as the model file says."""
     kv_precision: str | None = None
@@ -127,6 +129,9 @@ class Capabilities(msgspec.Struct, frozen=True):
 
     tensor_parallel: bool = False
     pipeline_parallel: bool = False
+    live_tp_switch: frozenset[int] = frozenset()
+    """Numbers of its engines that can stand side by side and merge: so many times the tensor parallelism for some
+    requests, and each by itself for others, without a restart. None: it cannot."""
     hub_models: bool = False
     """Takes a Hugging Face id and fetches it; otherwise only a file or folder."""
     gguf: bool = False

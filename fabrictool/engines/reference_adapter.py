@@ -20,17 +20,19 @@ _FIELDS = {
     "max-num-seqs": "max_num_seqs",
     "model": "model",
     "port": "port",
+    "replicas": "dp",
     "socket": "socket",
     "served-name": "served_name",
 }
-_OPTIONS = frozenset({"block-size", "kv-blocks", "kv-memory", "max-waiting", "replicas", "threads", "token-budget"})
+_OPTIONS = frozenset({"block-size", "kv-blocks", "kv-memory", "max-waiting", "threads", "token-budget"})
 
 
 class Reference:
-    """NumPy on CPU: one process, `threads` BLAS threads (an option, default 1)."""
+    """NumPy on CPU: a process for each base engine, `threads` BLAS threads each (an option, default 1)."""
 
     name = "reference"
     capabilities = Capabilities(
+        live_tp_switch=frozenset({1, 2, 4, 8}),
         sockets=True,
         gguf=True,
         precisions=frozenset({"bf16", "f16", "f32", "fp16", "fp32"}),
@@ -52,6 +54,8 @@ class Reference:
             argv += ["--context", str(launch.context)]
         if launch.max_num_seqs is not None:
             argv += ["--max-num-seqs", str(launch.max_num_seqs)]
+        if launch.dp > 1:
+            argv += ["--replicas", str(launch.dp)]
         if launch.cache_dir:
             argv += ["--cache-dir", launch.cache_dir]
         options = dict(launch.options)

@@ -334,7 +334,7 @@ class Directory:
         unit = service.unit or (told.unit if told is not None else None)  # agents of an earlier release do not say it
         partition = unit.partition if unit is not None else node.node
         labelled_as = label_key(node.provider, node.cluster, partition)
-        weighed_as = weight_key(service.model, node.cluster, partition, service.tp)
+        weighed_as = weight_key(service.model, node.cluster, partition, service.tp, service.dp)
         return RoutingTarget(
             key,
             service.model,

@@ -138,6 +138,7 @@ def _service_row(service: ServiceBody, directory: Directory, tail: str) -> Servi
         precision=service.precision,
         context=service.context,
         tp=service.tp,
+        dp=service.dp,
         lifecycle=service.lifecycle.name,
         accepting=service.accepting,
         running=target.running if target else 0,

@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from fabrictool.merging.groups import ReplicaGroup
 
 
+SWITCH_S = 0.015
+"""To form a group (the paper's table 2). Our reference engine's takes less: docs/explanation/reference-engine.md."""
+
+
 class Transition(Enum):
     """What becomes of requests that replicas work on when these shall merge (section 5.2)."""
 
@@ -95,8 +99,8 @@ class MergingOptions:
     """Steps of its members for each one of a group that is being split, or for which they have paused for long."""
     pause_s: float = 2.0
     """That members' requests wait for a group with priority."""
-    switch_s: float = 0.015
-    """To form a group (the paper's table 2)."""
+    switch_s: float = SWITCH_S
+    """To form a group."""
     prefill_rate: float = 8000.0
     """Tokens/s that a replica computes, to weigh what splitting takes."""
     decode_rate: float = 40.0

@@ -59,6 +59,7 @@ def _placement(name: str, option: Option) -> ReplicaPlacement:
         device=pool.device,
         tp=option.tp,
         pp=len(option.stages),
+        dp=option.dp,
         phase=option.phase,
         stages=tuple(_stage(pool, tp) for pool, tp in option.stages) if option.others else (),
     )

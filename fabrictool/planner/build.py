@@ -15,8 +15,7 @@ from fabrictool.base.units import as_float
 from fabrictool.catalog import accelerators, engines
 from fabrictool.planner.columns import Columns
 from fabrictool.planner.problem import ModelNeed, Option, PlacementProblem, Pool, unit_key
-from fabrictool.simulator.capacity import MeanWorkload
-from fabrictool.simulator.demanded import context_of, lengths_of
+from fabrictool.simulator.demanded import demand_of
 from fabrictool.simulator.network import hop
 
 if TYPE_CHECKING:
@@ -27,9 +26,7 @@ if TYPE_CHECKING:
     from fabrictool.domain.inventory import Inventory, Partition
     from fabrictool.domain.plan import ReplicaPlacement
     from fabrictool.planner.problem import OptionKey, PoolKey, Transfer
-
-DEFAULT_INPUT, DEFAULT_OUTPUT = 512.0, 128.0
-"""Lengths of a model without a declared demand: they only size its memory."""
+    from fabrictool.simulator.capacity import MeanWorkload
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +60,7 @@ def build_problem(
     """
     every, complaints = pools_of(inventory), list[Complaint]()
     pools = [pool for pool in every if pool.cluster in set(usable)]
-    there = Counter(unit_key(r.model, (r.cluster, r.partition), r.tp, r.pp, r.phase) for r in unseen)
+    there = Counter(unit_key(r.model, (r.cluster, r.partition), (r.tp, r.pp, r.dp), r.phase) for r in unseen)
     unseen_pools = {key[1:3] for key in there} - {pool.key for pool in pools}
     unknown = {pool.cluster for pool in every} - {pool.cluster for pool in pools}
     considered = [*pools, *(pool for pool in every if pool.key in unseen_pools)]
@@ -164,26 +161,6 @@ def outages(inventory: Inventory, pools: Sequence[Pool], now: float) -> tuple[fr
         frozenset(pool for begin, end, pool in windows if begin <= start < end) for start in {w[0] for w in windows}
     }
     return tuple(sorted((away for away in sets if not any(away < other for other in sets)), key=sorted))
-
-
-def demand_of(wanted: Model, architecture: ModelArchitecture) -> MeanWorkload:
-    """Mean lengths and rate, with the context that a replica must hold."""
-    context = context_of(wanted, architecture)
-    declared = wanted.demand
-    if declared is None or declared.rate is None or declared.input is None or declared.output is None:
-        longest = float(context)
-        return MeanWorkload(0.0, min(DEFAULT_INPUT, longest * 0.8), min(DEFAULT_OUTPUT, longest * 0.2), context)
-    given, answer = lengths_of(declared.input), lengths_of(declared.output)
-    return MeanWorkload(
-        float(declared.rate),
-        given.clipped_mean,
-        answer.clipped_mean,
-        context,
-        input_p95=given.quantile(0.95) if declared.input.sd else 0.0,
-        output_p95=answer.quantile(0.95) if declared.output.sd else 0.0,
-        input_variation=float(declared.input.sd) / float(declared.input.mean),
-        output_variation=float(declared.output.sd) / float(declared.output.mean),
-    )
 
 
 def _need(

@@ -1,4 +1,7 @@
-"""A model's columns: what a replica of it would do in each place, cut in each way; made on demand and remembered."""
+"""A model's columns: what a replica of it would do in each place, cut in each way; made on demand and remembered.
+
+Longer than most modules: what keeps a model from a place is told beside what lets it stand there, cut by cut.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,16 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from fabrictool.base.canonical import tidy
-from fabrictool.catalog import accelerators, engines
+from fabrictool.catalog import engines
 from fabrictool.domain.plan import node_blocks
 from fabrictool.engines.adapter import adapter
 from fabrictool.planner.loads import start_s
+from fabrictool.planner.permitted import forbidden, permitted, preference, promised
 from fabrictool.planner.problem import Level, Option, Transfer
 from fabrictool.planner.targets import slo_excess
 from fabrictool.simulator.calibration import calibrations_in
 from fabrictool.simulator.capacity import replica, under_load
+from fabrictool.simulator.elastic import elastic, elastic_stand
 from fabrictool.simulator.mixed import Part, pipeline
 from fabrictool.simulator.network import HAND_LATENCY_S, hop
 from fabrictool.simulator.operators import Parallelism, kv_elements_per_token
@@ -31,6 +36,7 @@ if TYPE_CHECKING:
     from fabrictool.domain.specs import Phase
     from fabrictool.planner.problem import Pool, PoolKey
     from fabrictool.simulator.capacity import MeanWorkload, ReplicaFigures
+    from fabrictool.simulator.elastic import Elastic, ElasticStand
     from fabrictool.simulator.stand import Stand
     from fabrictool.simulator.stepmodel import Steps
 
@@ -44,9 +50,6 @@ PIPELINES = 2
 LOADS = (0.1, 0.25, 0.4, 0.55, 0.7, 0.8)
 """Shares of a replica's capacity at which its latency is known to the planner; the last is the most that is planned:
 the rest absorbs bursts."""
-LOAD_OCTETS_PER_S = 0.37e9
-LOAD_S = 106.0
-"""From start to serving: 106 + 379/tp s of a 70B model at 16 bits in published measurements of vLLM."""
 
 
 class Columns:
@@ -70,8 +73,14 @@ class Columns:
         self._calibrations = calibrations_in(inventory.calibrated)
         self._moving: dict[tuple[PoolKey, Phase], float] = {}
         self._tables: dict[object, Figures | None] = {}
+        self._merged: dict[object, tuple[Elastic, tuple[Level, ...]] | None] = {}
         self._parts: dict[object, Part | None] = {}
         self._capabilities = adapter(wanted.engine).capabilities
+
+    @property
+    def _wants_merging(self) -> bool:
+        """Whether the blueprint wants base engines that merge, and nothing else."""
+        return (self._wanted.parallelism.dp or 1) > 1
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -85,12 +94,71 @@ class Columns:
         """All columns on its pools but mixed pipelines: inside one node, or over several where none holds it."""
         for pool in self._pools:
             for phase in self.phases:
-                if self._wanted.parallelism.pp is not None:
-                    yield from self._cut(pool, self._wanted.parallelism.pp, phase)
-                    continue
-                inside = [self.option(pool, tp, 1, phase) for tp in self.degrees(pool)]
-                inside_a_node = [option for option in inside if option is not None]
-                yield from inside_a_node or self._across(pool, phase)
+                single = list(self._single(pool, phase))
+                yield from single
+                yield from self._merging(pool, phase, {option.tp: option for option in single if option.pp == 1})
+
+    def _single(self, pool: Pool, phase: Phase) -> Iterator[Option]:
+        """Of replicas that are a single engine."""
+        if self._wanted.parallelism.pp is not None:
+            yield from self._cut(pool, self._wanted.parallelism.pp, phase)
+            return
+        inside = [self.option(pool, tp, 1, phase) for tp in self.degrees(pool)]
+        inside_a_node = [option for option in inside if option is not None]
+        yield from inside_a_node or self._across(pool, phase)
+
+    def _merging(self, pool: Pool, phase: Phase, single: Mapping[int, Option]) -> Iterator[Option]:
+        """Of base engines that merge, where that helps: such an engine by itself (of `single`, by its tp) does not hold
+        the context, or misses the SLO under the least load, and merged it does not; or the blueprint wants it.
+        """
+        if phase != "unified" or pool.joined or (self._wanted.parallelism.pp or 1) > 1:
+            return
+        for tp in self.degrees(pool):
+            alone = single.get(tp)
+            if alone is not None and alone.levels[0].attains:
+                continue
+            for dp in self.merging_degrees(pool, tp):
+                option = self.merging(pool, tp, dp)
+                if option is not None and (alone is None or option.levels[0].attains):
+                    yield option
+
+    def merging_degrees(self, pool: Pool, tp: int) -> list[int]:
+        """Numbers of base engines of `tp` devices each that can merge on a node; none where a single one is wanted."""
+        pinned = self._wanted.parallelism.dp
+        engine, precision = engines()[self._wanted.engine], self._wanted.variant.precision
+        return [
+            dp
+            for dp in sorted(self._capabilities.live_tp_switch)
+            if dp > 1 and pinned in (None, dp) and tp * dp <= pool.devices_per_node
+            if not engine.unsplittable(engine.merged(self._architecture, tp * dp), tp * dp, 1, precision)
+        ]
+
+    def merging(self, pool: Pool, tp: int, dp: int) -> Option | None:
+        """Replicas of `dp` base engines of `tp` devices each, on a node of a pool."""
+        place = self._partition(pool)
+        key = (*_kind(place), place.walltime, self._start_s(pool), tp, dp)
+        if key not in self._merged:
+            there = elastic_stand(self._wanted, self._architecture, place, tp, dp, self._calibrations)
+            its = None if there is None else elastic(self._wanted, there, self._demand)
+            self._merged[key] = None if there is None or its is None else self._loaded(its, there, pool)
+        table = self._merged[key]
+        if table is None:
+            return None
+        its, levels = table
+        disliked = preference(self._wanted, pool)
+        return Option(self._name, pool, tp, its.figures, levels, preference=disliked, elastic=its)
+
+    def _loaded(self, its: Elastic, there: ElasticStand, pool: Pool) -> tuple[Elastic, tuple[Level, ...]] | None:
+        """With what they do under each load; None where they hardly serve."""
+        share = there.base.room.weights / there.base.step.cut.devices
+        promise = promised(self._partition(pool), share, self._start_s(pool))
+        levels = []
+        for load in LOADS if promise else ():
+            latency = its.under_load(load * its.capacity)
+            excess = slo_excess(self._wanted.slo, latency)
+            rate = load * its.capacity * promise
+            levels.append(Level(rate, latency.in_system, excess <= 0.0, tidy(excess)))
+        return (its, tuple(levels)) if levels else None
 
     def _cut(self, pool: Pool, pp: int, phase: Phase) -> Iterator[Option]:
         """In as many stages as the blueprint says."""
@@ -131,6 +199,8 @@ class Columns:
         """Replicas of `pp` stages of `tp` devices each, all in one pool."""
         if pp > 1 and pool.joined:
             return None  # each node is told for itself what it serves
+        if self._wants_merging:
+            return None
         place = self._partition(pool)
         moving = self._hand_over(pool, phase)
         key = (*_kind(place), place.walltime, self._start_s(pool), tp, pp, phase, moving)
@@ -144,7 +214,7 @@ class Columns:
 
     def mixed(self, stages: Sequence[tuple[Pool, int]], phase: Phase) -> Option | None:
         """Replicas of unlike stages, (pool, tp) each."""
-        if any(tp not in self.degrees(pool) for pool, tp in stages):
+        if self._wants_merging or any(tp not in self.degrees(pool) for pool, tp in stages):
             return None
         if len(set(stages)) == 1:
             return self.option(*stages[0], len(stages), phase)
@@ -204,14 +274,23 @@ class Columns:
         if not degrees:
             return "has no number of devices in a node over which its heads can be dealt out"
         place, tp = self._partition(pool), degrees[-1]
+        engines_there = self.merging_degrees(pool, tp)
+        if self._wants_merging and not engines_there:
+            return f"has no {self._wanted.parallelism.dp}×{tp} devices in a node over which its layers can be dealt out"
         there = stand(self._wanted, self._architecture, place, tp, self._calibrations)
         if there is None:
             return f"has devices on which {self._wanted.engine} cannot compute"
-        lacks = there.room.weights + self._demand.context * there.kv_octets - there.room.usable
+        room, on, token = there.room, f"{tp}×{pool.device}", there.kv_octets
+        if engines_there:
+            together = elastic_stand(self._wanted, self._architecture, place, tp, engines_there[-1], self._calibrations)
+            if together is not None:
+                room, token = together.group.room, together.group.kv_octets
+                on = f"{engines_there[-1]} merging engines of {on}"
+        lacks = room.weights + self._demand.context * token - room.usable
         if lacks > 0:
             return (
-                f"lacks {lacks / 2**30:.1f} GiB: {there.room.weights / 2**30:.1f} GiB of weights and a context of"
-                f" {self._demand.context} tokens, {there.room.usable / 2**30:.1f} GiB on {tp}×{pool.device}"
+                f"lacks {lacks / 2**30:.1f} GiB: {room.weights / 2**30:.1f} GiB of weights and a context of"
+                f" {self._demand.context} tokens, {room.usable / 2**30:.1f} GiB on {on}"
             )
         return "has a walltime that is too short to load it"
 
@@ -299,63 +378,3 @@ def _nodes(pool: Pool, tp: int, pp: int) -> int:
 def _kind(place: Partition) -> tuple[object, ...]:
     """Partitions of the same kind have the same tables."""
     return (place.device, place.link, place.network, place.memory_per_node, place.devices_per_node)
-
-
-def promised(place: Partition, weights: float, measured_s: float | None = None) -> float:
-    """The share of its time in which a replica of a partition with a walltime serves; 0 where it hardly does.
-
-    `weights`: octets on each device; `measured_s`: what starts of the model took there, which is believed more. Its
-    successor gets other devices only where some are free, so a start counts as lost whenever the walltime ends.
-    """
-    if place.walltime is None:
-        return 1.0
-    if measured_s is not None:
-        start = measured_s
-    elif accelerators()[place.device].kind == "cpu":
-        start = weights / LOAD_OCTETS_PER_S
-    else:
-        start = LOAD_S + weights / LOAD_OCTETS_PER_S
-    share = 1.0 - start / float(place.walltime)
-    return share if share >= WORTH_STARTING else 0.0
-
-
-WORTH_STARTING = 0.5
-"""A partition whose walltime goes by half in starting is not used."""
-
-
-def forbidden(wanted: Model, pool: Pool, inventory: Inventory) -> list[str]:
-    """What speaks against the model's standing in a pool, whatever its size; nothing where it may."""
-    installed = inventory.clusters[pool.cluster].software.engines
-    reasons = []
-    if wanted.trust is not None and pool.provider not in wanted.trust:
-        reasons.append(f"`trust` does not name {pool.provider}")
-    if not pool.stable and wanted.tier != "scavenger":
-        reasons.append("it is scavenger capacity, and `tier` is owned")
-    if installed and wanted.engine not in installed:
-        reasons.append(f"{wanted.engine} is not installed")
-    described = inventory.clusters[pool.cluster]
-    if wanted.stages and described.weights is None:
-        reasons.append("the inventory names no `weights` folder there")
-    elif wanted.stages and not (described.here or described.login):
-        reasons.append("no weights can be staged there: it has no login node")
-    if wanted.adapters and described.joined:
-        reasons.append("its nodes joined by themselves, and are told of no adapters")
-    can = adapter(wanted.engine).capabilities
-    if (wanted.parallelism.tp or 1) > 1 and not can.tensor_parallel:
-        reasons.append(f"{wanted.engine} does not cut layers over devices, as `parallelism.tp` wants")
-    if (wanted.parallelism.pp or 1) > 1 and not can.pipeline_parallel:
-        reasons.append(f"{wanted.engine} has no pipeline, as `parallelism.pp` wants")
-    if wanted.options and pool.joined:
-        reasons.append("its nodes joined by themselves, and are told no engine `options`")
-    return reasons
-
-
-def permitted(wanted: Model, pool: Pool, inventory: Inventory) -> bool:
-    return not forbidden(wanted, pool, inventory)
-
-
-def preference(wanted: Model, pool: Pool) -> float:
-    """0 where `place` has the model, more where it does not."""
-    names = {pool.device, pool.provider, pool.site, pool.cluster}
-    unwished = bool(wanted.place.prefer) and not names & set(wanted.place.prefer)
-    return float(unwished) + 2.0 * bool(names & set(wanted.place.avoid))

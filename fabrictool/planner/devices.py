@@ -116,14 +116,14 @@ def _choose(
     """Largest first, each stage into the fullest node that has room; None when something does not fit."""
     chosen = dict(kept)
     taken = {index for indices in kept.values() for index in indices}
-    for spec in sorted(specs, key=lambda spec: (-spec.tp, spec.replica)):
+    for spec in sorted(specs, key=lambda spec: (-spec.tp * spec.dp, spec.replica)):
         if spec.replica in chosen:
             continue
         now = running.get(spec.replica)
         here = now is not None and (now.cluster, now.partition) == (spec.cluster, spec.partition)
         own = set(now.device_indices) if now is not None and here else set()
         for blocked in (taken | held, taken | (held - own), taken):
-            indices = _blocks(spec.pp, spec.tp, nodes, blocked)
+            indices = _blocks(spec.pp, spec.tp * spec.dp, nodes, blocked)
             if indices:
                 break
         else:

@@ -107,6 +107,8 @@ def _model(
 
 
 def _latency(option: Option, demand: MeanWorkload, rate: float) -> Latency:
+    if option.elastic is not None:
+        return option.elastic.under_load(rate)
     return (
         prefill_under_load(option.figures, rate)
         if option.phase == "prefill"

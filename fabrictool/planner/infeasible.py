@@ -64,7 +64,7 @@ def _largest_per_pool(options: list[Option]) -> list[Option]:
     """Per pool the option with the smallest degree: the one of which most fit."""
     best: dict[tuple[str, str], Option] = {}
     for option in options:
-        if option.pool.key not in best or option.tp < best[option.pool.key].tp:
+        if option.pool.key not in best or option.stage_devices < best[option.pool.key].stage_devices:
             best[option.pool.key] = option
     return list(best.values())
 

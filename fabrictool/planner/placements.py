@@ -45,7 +45,7 @@ def running_replicas(status: Mapping[str, Any], inventory: Inventory) -> list[Re
         if address.kind != "replica" or unit["state"] != "running":
             continue
         cluster = inventory.clusters[unit["cluster"]]
-        partition, tp = _stands_on(str(address), unit["cluster"], cluster, devices)
+        partition, tp, dp = _stands_on(str(address), unit["cluster"], cluster, devices)
         replicas.append(
             ReplicaPlacement(
                 replica=address.name,
@@ -56,25 +56,26 @@ def running_replicas(status: Mapping[str, Any], inventory: Inventory) -> list[Re
                 partition=partition,
                 device=cluster.partitions[partition].device,
                 tp=tp,
+                dp=dp,
             )
         )
     return replicas
 
 
 def _stands_on(
-    address: str, name: str, cluster: ClusterSpec, devices: Mapping[str, tuple[str, int]]
-) -> tuple[str, int]:
-    """Partition and tp of a running replica; raises FT2151 where they would have to be guessed."""
+    address: str, name: str, cluster: ClusterSpec, devices: Mapping[str, tuple[str, int, int]]
+) -> tuple[str, int, int]:
+    """Partition, tp and dp of a running replica; raises FT2151 where they would have to be guessed."""
     if address in devices:
-        device, tp = devices[address]
+        device, tp, dp = devices[address]
         alike = [partition for partition, described in cluster.partitions.items() if described.device == device]
         if alike:
-            return alike[0], tp
+            return alike[0], tp, dp
         message = f"{address} runs on {device}, which no partition of {name} has"
         raise InvalidInputError.of("FT2151", message, hint="give the inventory of this fabric with -i")
     (partition, described), *more = cluster.partitions.items()
     if not more and described.devices_per_node == 1:
-        return partition, 1
+        return partition, 1, 1
     raise InvalidInputError.of(
         "FT2151",
         f"{address} runs, but the status does not say on how many devices: its gateway does not know the replica",
@@ -82,10 +83,10 @@ def _stands_on(
     )
 
 
-def _devices(gateway: Mapping[str, Any]) -> dict[str, tuple[str, int]]:
-    """Replica → (device, tp), as the gateway knows them; without a gateway nothing is known."""
+def _devices(gateway: Mapping[str, Any]) -> dict[str, tuple[str, int, int]]:
+    """Replica → (device, tp, dp), as the gateway knows them; without a gateway nothing is known."""
     return {
-        service["replica"]: (str(node["device"]), int(service["tp"]))
+        service["replica"]: (str(node["device"]), int(service["tp"]), int(service.get("dp", 1)))
         for node in gateway.get("nodes", ())
         for service in node["services"]
     }

@@ -17,14 +17,16 @@ if TYPE_CHECKING:
     from fabrictool.domain.plan import ReplicaPlacement
     from fabrictool.domain.specs import Phase
     from fabrictool.simulator.capacity import ReplicaFigures
+    from fabrictool.simulator.elastic import Elastic
 
 
 PoolKey = tuple[str, str]
 """(cluster, partition)."""
 OptionKey = tuple[str, str, str, int, int, str]
-"""(model, cluster, partition, tp, pp, phase and the places of further stages): what a count stands for."""
-Kind = tuple[str, str, tuple[tuple[str, int], ...]]
-"""(model, phase, device and tp of each stage): what does the same wherever it stands."""
+"""(model, cluster, partition, tp, pp, phase with base engines and the places of further stages): what a count stands
+for."""
+Kind = tuple[str, str, tuple[tuple[str, int], ...], int]
+"""(model, phase, device and tp of each stage, base engines): what does the same wherever it stands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,18 @@ class Option:
     phase: Phase = "unified"
     others: tuple[tuple[Pool, int], ...] = ()
     """(pool, tp) of the stages after the first, when they are not all alike."""
+    elastic: Elastic | None = None
+    """Of base engines that merge while they answer: what they do together and apart. None: it is a single engine."""
+
+    @property
+    def dp(self) -> int:
+        """Base engines of `tp` devices each, on one node."""
+        return 1 if self.elastic is None else self.elastic.engines
+
+    @property
+    def stage_devices(self) -> int:
+        """Of its first stage, those of all base engines."""
+        return self.tp * self.dp
 
     @property
     def stages(self) -> tuple[tuple[Pool, int], ...]:
@@ -112,7 +126,7 @@ class Option:
         """How many blocks of so many devices of one node it takes, by pool and size."""
         if self.others:
             return Counter((pool.key, pool.held(tp)) for pool, tp in self.stages)
-        nodes, devices = node_blocks(self.tp, self.pp, self.pool.devices_per_node)
+        nodes, devices = node_blocks(self.stage_devices, self.pp, self.pool.devices_per_node)
         return Counter({(self.pool.key, self.pool.held(devices)): nodes})
 
     @property
@@ -158,25 +172,26 @@ class Option:
 
     @property
     def kind(self) -> Kind:
-        return (self.model, self.phase, tuple((pool.device, tp) for pool, tp in self.stages))
+        return (self.model, self.phase, tuple((pool.device, tp) for pool, tp in self.stages), self.dp)
 
     @property
     def key(self) -> OptionKey:
         """What a count stands for."""
         further = "".join(f"+{'/'.join(pool.key)}:{tp}" for pool, tp in self.others)
-        return (self.model, self.pool.cluster, self.pool.partition, self.tp, len(self.stages), self.phase + further)
+        return unit_key(self.model, self.pool.key, (self.tp, len(self.stages), self.dp), self.phase + further)
 
 
-def unit_key(model: str, place: PoolKey, tp: int, pp: int, phase: str) -> OptionKey:
-    """The key of the option that a running replica is one of."""
-    return (model, *place, tp, pp, phase)
+def unit_key(model: str, place: PoolKey, cut: tuple[int, int, int], phase: str) -> OptionKey:
+    """The key of the option that a running replica is one of; `cut`: its tp, pp and dp."""
+    tp, pp, dp = cut
+    return (model, *place, tp, pp, f"{phase}×{dp}" if dp > 1 else phase)
 
 
 def replica_key(replica: ReplicaPlacement) -> OptionKey:
     """The key of the option that a placed replica is one of."""
     further = "".join(f"+{stage.cluster}/{stage.partition}:{stage.tp}" for stage in replica.stages[1:])
     place = (replica.cluster, replica.partition)
-    return unit_key(replica.model, place, replica.tp, replica.pp, replica.phase + further)
+    return unit_key(replica.model, place, (replica.tp, replica.pp, replica.dp), replica.phase + further)
 
 
 class ColumnGenerator(Protocol):

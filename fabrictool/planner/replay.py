@@ -78,7 +78,7 @@ def replay(
     for name in models if only is None else sorted(set(models) & set(only)):
         mine, share = _fewer([replica for replica in there if replica.model == name], rates)
         try:
-            simulation = of_model(name, blueprint, inventory, mine, [])
+            simulation = of_model(name, blueprint, inventory, mine, [], share)
             simulation = replace(simulation, rate=simulation.rate * share, cv=cv_of_part(simulation.cv, share))
             wanted = criteria(blueprint.models[name].slo)
             state = steady_state(

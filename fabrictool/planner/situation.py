@@ -113,7 +113,8 @@ def running_options(evidence: Evidence) -> dict[str, OptionKey]:
 
 
 def placed_option(replica: str, placed: AgentSpec | Placed | ReplicaPlacement) -> OptionKey:
-    return unit_key(model_of(replica), (placed.cluster, placed.partition), placed.tp, placed.pp, placed.phase)
+    cut = (placed.tp, placed.pp, placed.dp)
+    return unit_key(model_of(replica), (placed.cluster, placed.partition), cut, placed.phase)
 
 
 def _names_out_of_sight(evidence: Evidence) -> dict[str, OptionKey]:
@@ -146,6 +147,7 @@ def _unseen_replicas(inventory: Inventory, evidence: Evidence) -> tuple[ReplicaP
                 device=partition.device if partition is not None else "cpu",
                 tp=placed.tp,
                 pp=placed.pp,
+                dp=placed.dp,
                 phase=placed.phase,
             )
         )

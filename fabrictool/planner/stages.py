@@ -130,5 +130,6 @@ def where(option: Option) -> str:
     if option.others:
         places = " + ".join(f"{'/'.join(pool.key)} (tp {tp})" for pool, tp in option.stages)
     else:
-        places = f"{'/'.join(option.pool.key)} (tp {option.tp}{f', pp {option.pp}' if option.pp > 1 else ''})"
+        cut = [f"{name} {of}" for name, of in (("pp", option.pp), ("dp", option.dp)) if of > 1]
+        places = f"{'/'.join(option.pool.key)} ({', '.join([f'tp {option.tp}', *cut])})"
     return places if option.phase == "unified" else f"{places} for {option.phase}"

@@ -69,7 +69,7 @@ def _agent(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement
     partition = inventory.clusters[replica.cluster].partitions[replica.partition]
     memory = as_float(partition.memory_per_node, accelerators()[replica.device].memory * partition.devices_per_node)
     staged, source = staged_in(blueprint, inventory, replica, model.source)
-    nodes, _ = node_blocks(replica.tp, replica.pp, partition.devices_per_node)
+    nodes, _ = node_blocks(replica.tp * replica.dp, replica.pp, partition.devices_per_node)
     spec = AgentSpec(
         fabric=blueprint.fabric,
         provider=replica.provider,
@@ -84,6 +84,7 @@ def _agent(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement
         context=0 if architecture is None else context_of(model, architecture),
         tp=replica.tp,
         pp=replica.pp,
+        merging=replica.dp if replica.dp > 1 else msgspec.UNSET,
         phase=replica.phase,
         max_num_seqs=model.max_num_seqs or engines()[model.engine].default_max_num_seqs,
         device=replica.device,
@@ -199,7 +200,7 @@ def _prepared(environment: NodeEnvironment) -> dict[str, str]:
 
 def _wanted(spec: AgentSpec, replica: ReplicaPlacement) -> WantedUnit:
     which = f" {','.join(map(str, spec.device_indices))}" if spec.device_indices else ""
-    stages = f"{spec.pp}×" if spec.pp > 1 else ""
+    stages = f"{spec.pp}×" if spec.pp > 1 else f"{spec.dp} merging engines of " if spec.dp > 1 else ""
     nodes = f" on {spec.on_nodes} nodes" if spec.on_nodes > 1 else ""
     where = f"{spec.cluster}/{spec.partition}  {stages}{spec.tp}×{spec.device}{which}{nodes}"
     if replica.stages:

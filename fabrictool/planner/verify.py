@@ -107,16 +107,34 @@ def _badly_cut(wanted: Model, inventory: Inventory, replica: ReplicaPlacement) -
             yield f"its tp is {stage.tp}, the blueprint says {declared.tp}"
     if declared.pp not in (None, replica.pp):
         yield f"its pp is {replica.pp}, the blueprint says {declared.pp}"
+    yield from _badly_merging(wanted, inventory, replica)
     if replica.pp > 1 and not capabilities.pipeline_parallel:
         yield f"{wanted.engine} has no pipeline"
     if not capabilities.several_nodes and len(replica.blocks(inventory)) > 1:
         yield f"{wanted.engine} runs on one node only"
 
 
+def _badly_merging(wanted: Model, inventory: Inventory, replica: ReplicaPlacement) -> Iterable[str]:
+    declared = wanted.parallelism.dp
+    if declared not in (None, replica.dp):
+        yield f"its dp is {replica.dp}, the blueprint says {declared}"
+    if replica.dp == 1:
+        return
+    per_node = inventory.clusters[replica.cluster].partitions[replica.partition].devices_per_node
+    if replica.dp not in adapter(wanted.engine).capabilities.live_tp_switch:
+        yield f"{wanted.engine} does not merge {replica.dp} engines"
+    if replica.pp > 1 or replica.phase != "unified":
+        yield "engines that merge are no pipeline, and do all of serving"
+    if replica.dp * replica.tp > per_node:
+        yield f"{replica.dp} engines of {replica.tp} devices do not stand on one node"
+
+
 def _too_large(
     wanted: Model, architecture: ModelArchitecture | None, inventory: Inventory, replica: ReplicaPlacement
 ) -> Iterable[str]:
-    """The plainest account of memory: the published number of parameters, and one context of cache."""
+    """The plainest account of memory: the published number of parameters, of which each of the engines that merge has
+    all.
+    """
     if architecture is None:
         return
     memory, engine = 0.0, engines()[wanted.engine]
@@ -127,13 +145,15 @@ def _too_large(
         if device.kind == "cpu" and partition.memory_per_node is not None:
             per_device = as_float(partition.memory_per_node) / partition.devices_per_node
         memory += stage.tp * per_device
-        why = engine.unsplittable(architecture, stage.tp, 1, wanted.variant.precision)
+        devices = stage.tp * replica.dp
+        held = engine.merged(architecture, devices) if replica.dp > 1 else architecture
+        why = engine.unsplittable(held, devices, 1, wanted.variant.precision)
         if why:
             yield why
     width = engine.weight_bytes[wanted.variant.precision]
     weights = architecture.published_parameters * min(width, 4.0) * PLAIN_SHARE
     if weights > memory * DRIVER_SHARE:
-        yield f"{weights / 1e9:.0f} GB of weights do not fit {replica.devices} × {replica.device}"
+        yield f"{weights / 1e9:.0f} GB of weights do not fit {replica.devices // replica.dp} × {replica.device}"
 
 
 PLAIN_SHARE = 0.95

@@ -54,7 +54,7 @@ def gateway_weights(replicas: Iterable[ReplicaPlacement], running: Mapping[str, 
 
 
 def _key(replica: ReplicaPlacement) -> str:
-    return weight_key(replica.model, replica.cluster, replica.partition, replica.tp)
+    return weight_key(replica.model, replica.cluster, replica.partition, replica.tp, replica.dp)
 
 
 def _wanted(problem: PlacementProblem, solution: Solution) -> dict[str, float]:
@@ -64,7 +64,7 @@ def _wanted(problem: PlacementProblem, solution: Solution) -> dict[str, float]:
     rivals: dict[tuple[str, bool], dict[str, float]] = defaultdict(dict)
     for i in solution.counts:
         option = problem.options[i]
-        key = weight_key(option.model, *option.pool.key, option.tp)
+        key = weight_key(option.model, *option.pool.key, option.tp, option.dp)
         busy = rates.get(option.key, 0.0)
         those = rivals[option.model, option.phase == "decode"]
         those[key] = max(those.get(key, 0.0), busy)

@@ -113,9 +113,7 @@ def replica(
     """Figures of a replica whose steps take what `step` says and whose memory is `room`."""
     if room.kv_tokens < demand.context + room.beside.tokens(demand.context):
         return ReplicaFigures(False, room.weights, room.kv_tokens, 0, 0.0, math.inf, math.inf, math.inf)
-    tokens = demand.input + demand.output
-    taken = max(tokens, demand.held) + room.beside.tokens(tokens)
-    batch = max(1, min(max_num_seqs, int(room.kv_tokens // taken)))
+    batch = mean_batch(room, demand, max_num_seqs)
     mean_context = demand.held
     batches = np.unique(np.geomspace(1, batch, GRID).round())
     steps = _decode_seconds(step, batches, mean_context)
@@ -141,6 +139,13 @@ def replica(
         bands=_bands(calibration),
         basis=basis(calibration),
     )
+
+
+def mean_batch(room: ReplicaMemory, demand: MeanWorkload, max_num_seqs: int) -> int:
+    """Requests of mean length that `room` holds at once, within the engine's own limit; at least 1."""
+    tokens = demand.input + demand.output
+    taken = max(tokens, demand.held) + room.beside.tokens(tokens)
+    return max(1, min(max_num_seqs, int(room.kv_tokens // taken)))
 
 
 def _longer(step: Steps, demand: MeanWorkload, calibration: Calibration) -> float:

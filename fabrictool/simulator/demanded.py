@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from fabrictool.simulator.capacity import MeanWorkload
 from fabrictool.workload.lengths import Lengths
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ asked for, and no engine is started with one that its memory cannot hold."""
 CONTEXT_STEP = 1024
 LONGEST_SHARE = 0.999
 """Of requests that have to fit the context of a variant that names none."""
+DEFAULT_INPUT, DEFAULT_OUTPUT = 512.0, 128.0
+"""Lengths of a model without a declared demand: they only size its memory."""
 
 
 def lengths_of(declared: Length) -> Lengths:
@@ -35,3 +38,23 @@ def context_of(wanted: Model, architecture: ModelArchitecture) -> int:
         longest = sum(lengths_of(length).quantile(LONGEST_SHARE) for length in (demand.input, demand.output))
     needed = CONTEXT_STEP * math.ceil(longest / CONTEXT_STEP)
     return min(max(DEFAULT_CONTEXT, needed), architecture.max_context)
+
+
+def demand_of(wanted: Model, architecture: ModelArchitecture) -> MeanWorkload:
+    """Mean lengths and rate, with the context that a replica must hold."""
+    context = context_of(wanted, architecture)
+    declared = wanted.demand
+    if declared is None or declared.rate is None or declared.input is None or declared.output is None:
+        longest = float(context)
+        return MeanWorkload(0.0, min(DEFAULT_INPUT, longest * 0.8), min(DEFAULT_OUTPUT, longest * 0.2), context)
+    given, answer = lengths_of(declared.input), lengths_of(declared.output)
+    return MeanWorkload(
+        float(declared.rate),
+        given.clipped_mean,
+        answer.clipped_mean,
+        context,
+        input_p95=given.quantile(0.95) if declared.input.sd else 0.0,
+        output_p95=answer.quantile(0.95) if declared.output.sd else 0.0,
+        input_variation=float(declared.input.sd) / float(declared.input.mean),
+        output_variation=float(declared.output.sd) / float(declared.output.mean),
+    )

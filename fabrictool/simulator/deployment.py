@@ -1,4 +1,12 @@
-"""A placed fabric as a simulation: replicas with the step times of their devices, streams with the declared demand."""
+"""A placed fabric as a simulation: replicas with the step times of their devices, streams with the declared demand.
+
+Base engines that merge while they answer are played as what they are under the demand: one replica, as long as it
+leaves them a group, else so many replicas side by side that never merge. Of these each has the batch for which its own
+memory has room, and the cache of all, so that it holds what only the group does; such a request takes one of them for
+about as much device time as it would take the group.
+
+Longer than most modules: what is wrong with a placement is said beside what is read off it.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +17,14 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
-from fabrictool.base.errors import InvalidInputError
+from fabrictool.base.errors import FabrictoolError, InvalidInputError
 from fabrictool.base.units import as_float
 from fabrictool.catalog import accelerators, engines
 from fabrictool.domain.address import model_of
 from fabrictool.routing.candidates import TrustPolicy
 from fabrictool.simulator.calibration import calibrations_in
-from fabrictool.simulator.demanded import context_of, lengths_of
+from fabrictool.simulator.demanded import context_of, demand_of, lengths_of
+from fabrictool.simulator.elastic import elastic, elastic_stand
 from fabrictool.simulator.fleet import ReplicaSpec, Stream
 from fabrictool.simulator.kernel import BLOCK
 from fabrictool.simulator.mixed import MixedSteps, Part, pipeline
@@ -38,6 +47,7 @@ if TYPE_CHECKING:
     from fabrictool.simulator.calibration import Calibration
     from fabrictool.simulator.memory import ReplicaMemory
     from fabrictool.simulator.slo import LatencyTarget
+    from fabrictool.simulator.steptimes import StepTimes
     from fabrictool.workload.arrivals import Process
     from fabrictool.workload.trace import Trace
 
@@ -66,7 +76,7 @@ class ModelSimulation:
 
     name: str
     replicas: tuple[str, ...]
-    """``MODEL/INDEX`` of each of `specs`."""
+    """``MODEL/INDEX`` of each of `specs`; of engines that are played apart, the same several times."""
     specs: tuple[ReplicaSpec, ...]
     hardware: Hardware
     target: LatencyTarget
@@ -104,34 +114,34 @@ class ModelSimulation:
 
         A replica starts once and ends once: what comes back is another session.
         """
-        specs = dict(zip(self.replicas, self.specs, strict=True))
+        specs = list(self.specs)
         seen: set[tuple[str, str]] = set()
         for event in events:
-            if event.replica not in specs:
+            if event.replica not in self.replicas:
                 raise InvalidInputError.of(
                     "FT2149",
                     f"there is no replica {event.replica} in this placement",
-                    hint=f"it has {', '.join(self.replicas)}",
+                    hint=f"it has {', '.join(dict.fromkeys(self.replicas))}",
                 )
             if (event.replica, event.kind) in seen:
                 raise InvalidInputError.of("FT2149", f"{event.replica} has two events `{event.kind}`")
             seen.add((event.replica, event.kind))
-            spec = specs[event.replica]
-            match event.kind:
-                case "up":
-                    spec = replace(spec, up=event.at)
-                case "drain":
-                    spec = replace(spec, drain=event.at)
-                case "down":
-                    spec = replace(spec, down=event.at)
-            specs[event.replica] = spec
+            befallen = [at for at, name in enumerate(self.replicas) if name == event.replica]
+            for at in befallen:
+                match event.kind:
+                    case "up":
+                        specs[at] = replace(specs[at], up=event.at)
+                    case "drain":
+                        specs[at] = replace(specs[at], drain=event.at)
+                    case "down":
+                        specs[at] = replace(specs[at], down=event.at)
         for name in dict.fromkeys(event.replica for event in events):
-            spec = specs[name]
+            spec = specs[self.replicas.index(name)]
             if not spec.up < min(spec.drain, spec.down):
                 raise InvalidInputError.of("FT2149", f"{name} would end before it is up", hint="`up` comes first")
             if math.inf > spec.drain > spec.down:
                 raise InvalidInputError.of("FT2149", f"{name} is down before it drains", hint="`drain` before `down`")
-        return replace(self, specs=tuple(specs.values()))
+        return replace(self, specs=tuple(specs))
 
 
 # Long: what is wrong with a model's placement is said in the order in which one would mend it.
@@ -141,8 +151,9 @@ def of_model(
     inventory: Inventory,
     replicas: Sequence[ReplicaPlacement],
     calibrations: Sequence[Calibration],
+    share: float = 1.0,
 ) -> ModelSimulation:
-    """The replicas of one model of the blueprint that may serve its requests.
+    """The replicas of one model of the blueprint that may serve its requests; `share` of the demand is theirs.
 
     `calibrations` go before the inventory's own, and those before the catalogue's.
 
@@ -168,29 +179,36 @@ def of_model(
     if architecture is None:
         raise InvalidInputError.of("FT1411", f"the architecture {wanted.architecture_id!r} is not in the catalogue")
     calibrations = [*calibrations, *calibrations_in(inventory.calibrated)]
-    specs, chosen, tokens, devices, tdp, price = [], [], [], [], [], []
+    demand = wanted.demand
+    rate = float(demand.rate) if demand and demand.rate is not None else 0.0
+    names, specs, chosen, tokens, devices, tdp, price = [], [], [], [], [], [], []
     for replica in mine:
-        receivers = [other for other in mine if other.phase == "decode"] if replica.phase == "prefill" else []
-        spec, stood = _spec(wanted, architecture, inventory, replica, calibrations, receivers)
-        specs.append(spec)
-        chosen.append(stood.calibration)
-        tokens.append(stood.kv_octets)
-        devices.append(replica.devices)
+        if replica.dp > 1:
+            load = share * rate * replica.weight / sum(other.weight for other in mine if other.phase != "decode")
+            parts = _merging_specs(wanted, architecture, inventory, replica, calibrations, load)
+        else:
+            receivers = [other for other in mine if other.phase == "decode"] if replica.phase == "prefill" else []
+            parts = [_spec(wanted, architecture, inventory, replica, calibrations, receivers)]
         stages = [(inventory.clusters[s.cluster].partitions[s.partition], s.tp) for s in replica.every_stage]
-        power = sum(tp * _watts(partition) for partition, tp in stages)
-        tdp.append(power / replica.devices)
+        power = replica.dp * sum(tp * _watts(partition) for partition, tp in stages)
         held = [(inventory.clusters[c].partitions[p], devices) for c, p, devices in replica.blocks(inventory)]
         shares = [(partition.price, devices / partition.devices_per_node) for partition, devices in held]
-        price.append(sum(share * paid.amount for paid, share in shares if paid is not None))
-    demand = wanted.demand
+        for spec, stood in parts:
+            names.append(replica.replica)
+            specs.append(spec)
+            chosen.append(stood.calibration)
+            tokens.append(stood.kv_octets)
+            devices.append(replica.devices // len(parts))
+            tdp.append(power / replica.devices)
+            price.append(sum(part * paid.amount for paid, part in shares if paid is not None) / len(parts))
     return ModelSimulation(
         name=name,
-        replicas=tuple(replica.replica for replica in mine),
+        replicas=tuple(names),
         specs=tuple(specs),
         hardware=Hardware(tuple(devices), tuple(tdp), tuple(price)),
         target=target_of(wanted.slo),
         calibrations=tuple(chosen),
-        rate=float(demand.rate) if demand and demand.rate is not None else 0.0,
+        rate=rate,
         input=lengths_of(demand.input) if demand and demand.input else Lengths("lognormal", 512, 512),
         output=lengths_of(demand.output) if demand and demand.output else Lengths("lognormal", 128, 128),
         cv=demand.cv if demand and demand.cv is not None else 1.0,
@@ -266,35 +284,71 @@ def _spec(
         raise InvalidInputError.of("FT2141", f"{wanted.engine} cannot compute on {replica.device}")
     steps, room, stood = standing
     if not room.fits:
-        raise InvalidInputError.of(
-            "FT2111",
-            f"{replica.replica}: the weights of {wanted.architecture_id} at {wanted.variant.precision} take"
-            f" {room.weights / 1e9:.0f} GB; {replica.devices} × {replica.device} have"
-            f" {room.usable / 1e9:.0f} GB to use",
-        )
+        raise _too_large(wanted, replica, room)
     hand, latency = _hand(wanted, architecture, inventory, replica, receivers)
-    budget = engines()[wanted.engine].token_budget
-    times = steps.times(stood.max_num_seqs, budget, hand, latency)
-    spec = ReplicaSpec(
+    times = steps.times(stood.max_num_seqs, engines()[wanted.engine].token_budget, hand, latency)
+    spec = _played_as(wanted, replica, stood, times, room)
+    step = steps if isinstance(steps, StepModel) else None
+    return replace(spec, lanes=max(1, round(steps.lanes)), step=step), stood
+
+
+def _merging_specs(
+    wanted: Model,
+    architecture: ModelArchitecture,
+    inventory: Inventory,
+    replica: ReplicaPlacement,
+    calibrations: Sequence[Calibration],
+    load: float,
+) -> list[tuple[ReplicaSpec, Stand]]:
+    """Base engines that get `load` requests/s together, as the module's docstring says; without any load, apart."""
+    partition = inventory.clusters[replica.cluster].partitions[replica.partition]
+    there = elastic_stand(wanted, architecture, partition, replica.tp, replica.dp, calibrations)
+    if there is None:
+        raise InvalidInputError.of("FT2141", f"{wanted.engine} cannot compute on {replica.device}")
+    its = elastic(wanted, there, demand_of(wanted, architecture))
+    if its is None:
+        raise _too_large(wanted, replica, there.group.room)
+    together = its.apart is None or (load > 0.0 and its.merges_at(load))
+    stood = there.group if together else there.base
+    batch = stood.max_num_seqs if together or its.apart is None else its.apart[0].max_batch
+    times = stood.step.times(batch, engines()[wanted.engine].token_budget)
+    spec = _played_as(wanted, replica, replace(stood, max_num_seqs=batch), times, there.group.room)
+    spec = replace(spec, step=stood.step)
+    if together:
+        return [(spec, stood)]
+    return [(replace(spec, weight=replica.weight / replica.dp), stood)] * replica.dp
+
+
+def _too_large(wanted: Model, replica: ReplicaPlacement, room: ReplicaMemory) -> FabrictoolError:
+    return InvalidInputError.of(
+        "FT2111",
+        f"{replica.replica}: the weights of {wanted.architecture_id} at {wanted.variant.precision} take"
+        f" {room.weights / 1e9:.0f} GB; {replica.devices} × {replica.device} have"
+        f" {room.usable / 1e9:.0f} GB to use",
+    )
+
+
+def _played_as(
+    wanted: Model, replica: ReplicaPlacement, stood: Stand, times: StepTimes, room: ReplicaMemory
+) -> ReplicaSpec:
+    """A replica as its engine and the blueprint have it, with the cache of `room`."""
+    return ReplicaSpec(
         times=times,
         max_num_seqs=stood.max_num_seqs,
-        token_budget=budget,
+        token_budget=engines()[wanted.engine].token_budget,
         kv_tokens=room.kv_tokens,
         beside=room.beside,
         model=wanted.architecture_id,
         provider=replica.provider,
         role=replica.phase,
         weight=replica.weight,
-        lanes=max(1, round(steps.lanes)),
         prefill_first=engines()[wanted.engine].prefill_first,
         balance_steps=engines()[wanted.engine].balance_steps,
         spared=engines()[wanted.engine].cache_spared,
         frontend=stood.step.factors.request,
         frontend_stream=stood.step.factors.stream,
         frontend_token=stood.step.factors.prompt_token,
-        step=steps if isinstance(steps, StepModel) else None,
     )
-    return spec, stood
 
 
 def _standing(

@@ -118,6 +118,16 @@ def adapter_octets(model: ModelArchitecture, cut: Parallelism, slots: int, rank:
     return slots * rounded * lines * width * cut.tp * cut.dp
 
 
+def pooled_tokens(devices: int, base: int, usable: float, weights: float, token: float) -> float:
+    """Tokens of cache that `devices` hold together, as base engines of `base` devices with all weights each.
+
+    ``devices/base × (base × usable - weights) / token``: `usable` octets of a device, `weights` of one copy, `token` of
+    a token's cache. With ``base == devices`` it is what a single engine holds. Source: Flying Serving (paper 003),
+    table 2, whose maximum contexts it gives. Negative where the weights do not fit.
+    """
+    return devices / base * (base * usable - weights) / token
+
+
 # Wide: a model, its cut and its device, and five ways in which engines differ.
 def room(
     model: ModelArchitecture,
@@ -142,9 +152,9 @@ def room(
     held = weight_octets(model, cut, weights, octets) + beside
     token = kv_elements_per_token(model, cut) * KV_OCTETS[kv] * cut.dp
     for share, kept in ((USABLE if usable is None else usable, reserved), (USABLE_WHEN_TIGHT, reserved / 3)):
-        total = cut.devices * (device_memory * share - kept)
-        free = total - held
-        tokens = int(free / (token / cut.dp)) if token else 1 << 40
+        usable_each = device_memory * share - kept
+        total, base = cut.devices * usable_each, cut.devices // cut.dp
+        tokens = int(pooled_tokens(cut.devices, base, usable_each, held / cut.dp, token / cut.dp)) if token else 1 << 40
         if tokens >= model_minimum(model) or usable is not None:
             break
     return ReplicaMemory(held, total, max(0, tokens), request_memory(model, cut, kv))

@@ -97,6 +97,8 @@ class ServiceRow(msgspec.Struct, frozen=True, kw_only=True):
     precision: str = ""
     context: int = 0
     tp: int = 1
+    dp: int = 1
+    """Base engines of `tp` devices each that merge while they answer."""
     lifecycle: LifecycleName
     accepting: bool
     running: int = 0

@@ -1,3 +1,4 @@
+import contextlib
 import json
 import re
 import tomllib
@@ -10,6 +11,7 @@ import fabrictool.engines
 from fabrictool.base.errors import FabrictoolError, InvalidInputError
 from fabrictool.engines.adapter import EngineLaunch, adapter, engine_names
 from fabrictool.engines.artifacts import resolve
+from fabrictool.engines.reference.__main__ import parser
 
 CASES = Path(__file__).parents[1] / "cases" / "engines"
 GOLDEN = sorted(path for path in CASES.glob("*.json") if path.name != "smollm2_logits.json")
@@ -55,6 +57,15 @@ def test_unknown_engine_names_the_nearest():
     with pytest.raises(InvalidInputError) as caught:
         adapter("llamacpp")
     assert "did you mean llama.cpp?" in caught.value.problems[0].hint
+
+
+def test_the_reference_engine_merges_the_numbers_that_it_declares():
+    arguments = ["--model", "m.gguf", "--served-name", "m", "--replicas"]
+    taken = set()
+    for number in range(1, 17):
+        with contextlib.suppress(SystemExit):
+            taken.add(parser().parse_args([*arguments, str(number)]).replicas)
+    assert taken == adapter("reference").capabilities.live_tp_switch
 
 
 def test_threads_must_be_a_number():

@@ -12,10 +12,10 @@ from fabrictool.domain.specs import updatable
 from fabrictool.domain.state import Applied, State, operation_id
 from fabrictool.engines.adapter import adapter
 from fabrictool.planner.build import build_problem
-from fabrictool.planner.columns import LOAD_S, promised
 from fabrictool.planner.diff import WantedUnit, actions
 from fabrictool.planner.healing import heal
 from fabrictool.planner.loads import known_loads, start_s, start_times, with_loader
+from fabrictool.planner.permitted import LOAD_S, promised
 from fabrictool.planner.plan import PlanOptions, plan
 from fabrictool.planner.succession import lead_s
 from tests.planner.test_build import BLUEPRINT, INVENTORY

@@ -13,7 +13,7 @@ from fabrictool.planner.stages import TOLERANCE, where
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fabrictool.planner.problem import PlacementProblem, Solution
+    from fabrictool.planner.problem import Option, PlacementProblem, Solution
     from fabrictool.planner.situation import Situation
 
 MOST_PRICES = 5
@@ -76,9 +76,38 @@ def reasons(problem: PlacementProblem, solution: Solution, currency: str) -> tup
 def explanation(
     situation: Situation, problem: PlacementProblem, solution: Solution, currency: str, seed: int
 ) -> Iterator[str]:
-    """What rules cost and what was not chosen; the problem is solved again for it, which takes a while."""
+    """What merging gives and costs, what rules cost and what was not chosen; for the latter two the problem is solved
+    again, which takes a while.
+    """
+    yield from merging_sentences(problem, solution)
     yield from rule_sentences(situation, problem, solution, currency, seed)
     yield from alternative_sentences(problem, solution, currency, seed)
+
+
+def merging_sentences(problem: PlacementProblem, solution: Solution) -> Iterator[str]:
+    """Of base engines that merge: what they hold and take together, apart, and as a single engine of all devices.
+
+    Of each model those that are placed; where none is, those with the largest capacity, if there are any.
+    """
+    for need in problem.needs:
+        mine = [i for i in problem.of(need.model) if problem.options[i].elastic is not None]
+        largest = max(mine, key=lambda i: problem.options[i].capacity, default=None)
+        placed = [i for i in mine if solution.counts.get(i)]
+        for i in placed or ([] if largest is None else [largest]):
+            yield f"{need.model}: {_merging(problem.options[i])}"
+
+
+def _merging(option: Option) -> str:
+    its = option.elastic
+    if its is None:
+        return ""
+    share = f", as {its.share:.1%} of the requests need" if its.share else ""
+    return (
+        f"{its.engines} merging engines of {option.tp}×{option.pool.device} in {'/'.join(option.pool.key)} hold"
+        f" {its.tokens:,} tokens together{share}, and one of them {its.tokens // its.engines:,}; a single engine of all"
+        f" {option.stage_devices} would hold {its.whole_tokens:,}. Apart they take {_rate(its.capacity)}, merged"
+        f" {_rate(its.together.capacity)}; the single engine would take {_rate(its.whole_capacity)}"
+    )
 
 
 def _rate(value: float) -> str:

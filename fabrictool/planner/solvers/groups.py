@@ -65,7 +65,7 @@ class Deduction:
         option = self.options[i]
         if any(pool.key not in self._at for pool in option.pools):
             return None
-        blocks = tuple(sorted((self._at[pool.key], tp) for pool, tp in option.stages))
+        blocks = tuple(sorted((self._at[pool.key], tp * option.dp) for pool, tp in option.stages))
         group = DeviceGroup(option.model, blocks, option.phase)
         self._known.setdefault(group, i)
         return group
@@ -85,6 +85,7 @@ class Deduction:
         return self._index[option.key]
 
     def _ways(self, group: DeviceGroup) -> Iterator[Option]:
+        yield from (option for option in self._problem.options if self._merges(option, group))
         columns = self._problem.columns.get(group.model)
         path = self._path(group.blocks)
         if path is None:
@@ -102,10 +103,17 @@ class Deduction:
             if option is not None:
                 yield option
 
+    def _merges(self, option: Option, group: DeviceGroup) -> bool:
+        """Whether it is one of base engines that merge on just these devices; the search makes no new ones."""
+        if option.dp == 1 or (option.model, option.phase) != (group.model, group.phase):
+            return False
+        return group.blocks == ((self._at.get(option.pool.key, -1), option.stage_devices),)
+
     def _own(self, group: DeviceGroup, stages: Sequence[tuple[Pool, int]]) -> Option | None:
         """The problem's own column with these stages, where it makes no new ones."""
         for option in self._problem.options:
-            if option.model == group.model and option.phase == group.phase and list(option.stages) == list(stages):
+            alike = option.model == group.model and option.phase == group.phase and option.dp == 1
+            if alike and list(option.stages) == list(stages):
                 return option
         return None
 

@@ -73,7 +73,7 @@ class _State:
             other = self._problem.options[j]
             need = self._need[other.model]
             spare = self._surplus(need) >= other.levels[-1].rate and self._stable(need) > need.minimum
-            if other.model != option.model and self.counts[j] and other.tp >= option.tp and spare:
+            if other.model != option.model and self.counts[j] and other.stage_devices >= option.stage_devices and spare:
                 self.counts[j] -= 1
                 self._room.give(other)
                 if self.add(i):

@@ -1,0 +1,90 @@
+"""Where a model may stand, whatever its size; how much of its time it serves there, and how welcome it is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fabrictool.catalog import accelerators
+from fabrictool.engines.adapter import adapter
+
+if TYPE_CHECKING:
+    from fabrictool.domain.blueprint import Model
+    from fabrictool.domain.inventory import Inventory, Partition
+    from fabrictool.engines.protocol import Capabilities
+    from fabrictool.planner.problem import Pool
+
+LOAD_OCTETS_PER_S = 0.37e9
+LOAD_S = 106.0
+"""From start to serving: 106 + 379/tp s of a 70B model at 16 bits in published measurements of vLLM."""
+WORTH_STARTING = 0.5
+"""A partition whose walltime goes by half in starting is not used."""
+
+
+def promised(place: Partition, weights: float, measured_s: float | None = None) -> float:
+    """The share of its time in which a replica of a partition with a walltime serves; 0 where it hardly does.
+
+    `weights`: octets on each device; `measured_s`: what starts of the model took there, which is believed more. Its
+    successor gets other devices only where some are free, so a start counts as lost whenever the walltime ends.
+    """
+    if place.walltime is None:
+        return 1.0
+    if measured_s is not None:
+        start = measured_s
+    elif accelerators()[place.device].kind == "cpu":
+        start = weights / LOAD_OCTETS_PER_S
+    else:
+        start = LOAD_S + weights / LOAD_OCTETS_PER_S
+    share = 1.0 - start / float(place.walltime)
+    return share if share >= WORTH_STARTING else 0.0
+
+
+def forbidden(wanted: Model, pool: Pool, inventory: Inventory) -> list[str]:
+    """What speaks against the model's standing in a pool, whatever its size; nothing where it may."""
+    installed = inventory.clusters[pool.cluster].software.engines
+    reasons = []
+    if wanted.trust is not None and pool.provider not in wanted.trust:
+        reasons.append(f"`trust` does not name {pool.provider}")
+    if not pool.stable and wanted.tier != "scavenger":
+        reasons.append("it is scavenger capacity, and `tier` is owned")
+    if installed and wanted.engine not in installed:
+        reasons.append(f"{wanted.engine} is not installed")
+    described = inventory.clusters[pool.cluster]
+    if wanted.stages and described.weights is None:
+        reasons.append("the inventory names no `weights` folder there")
+    elif wanted.stages and not (described.here or described.login):
+        reasons.append("no weights can be staged there: it has no login node")
+    if wanted.adapters and described.joined:
+        reasons.append("its nodes joined by themselves, and are told of no adapters")
+    can = adapter(wanted.engine).capabilities
+    if (wanted.parallelism.tp or 1) > 1 and not can.tensor_parallel:
+        reasons.append(f"{wanted.engine} does not cut layers over devices, as `parallelism.tp` wants")
+    if (wanted.parallelism.pp or 1) > 1 and not can.pipeline_parallel:
+        reasons.append(f"{wanted.engine} has no pipeline, as `parallelism.pp` wants")
+    if (wanted.parallelism.dp or 1) > 1:
+        reasons += _not_merging(wanted, pool, can)
+    if wanted.options and pool.joined:
+        reasons.append("its nodes joined by themselves, and are told no engine `options`")
+    return reasons
+
+
+def _not_merging(wanted: Model, pool: Pool, can: Capabilities) -> list[str]:
+    """What speaks against base engines that merge, as `parallelism.dp` wants them."""
+    reasons = []
+    if wanted.parallelism.dp not in can.live_tp_switch:
+        reasons.append(f"{wanted.engine} does not merge {wanted.parallelism.dp} engines, as `parallelism.dp` wants")
+    if (wanted.parallelism.pp or 1) > 1 or wanted.phases == "split":
+        reasons.append("engines that merge are no pipelines and answer by themselves, and `parallelism.dp` wants them")
+    if pool.joined:
+        reasons.append("its nodes joined by themselves, and are told of no engines that merge")
+    return reasons
+
+
+def permitted(wanted: Model, pool: Pool, inventory: Inventory) -> bool:
+    return not forbidden(wanted, pool, inventory)
+
+
+def preference(wanted: Model, pool: Pool) -> float:
+    """0 where `place` has the model, more where it does not."""
+    names = {pool.device, pool.provider, pool.site, pool.cluster}
+    unwished = bool(wanted.place.prefer) and not names & set(wanted.place.prefer)
+    return float(unwished) + 2.0 * bool(names & set(wanted.place.avoid))
