@@ -127,6 +127,7 @@ def test_views_are_the_same_memory(weights, degree):
         for layer in Transformer(weights, Shard(rank, degree, lambda part: part))._layers:
             for matrix in (*layer.qkv, layer.attn_output, *layer.gate_up, layer.ffn_down):
                 assert first <= matrix.ctypes.data <= last
+                assert matrix.flags.c_contiguous
                 assert np.shares_memory(matrix, weights.flat)
 
 
