@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import TYPE_CHECKING, TypeVar
 
 from fabrictool.catalog import accelerators
@@ -209,7 +210,8 @@ class PackingPolicy(HeadroomPolicy):
     """As few replicas as keep the targets, so that the others fall idle and can end: processors before other devices,
     then the one with most requests (LLM-Mesh, sections 7.2 and 8.1).
 
-    Of whom too little is known is tried when nobody else keeps the targets.
+    Of whom too little is known is tried when nobody else keeps the targets; a processor that has nothing to do also
+    before other devices.
     """
 
     name = "slo-packing"
@@ -218,9 +220,11 @@ class PackingPolicy(HeadroomPolicy):
         if len(candidates) == 1:
             return candidates[0]
         best, most, unknown = None, -math.inf, list[C]()
-        for candidate in sorted(candidates, key=_packed):
+        for _, candidate in sorted(((self._rank(c, now), c) for c in candidates), key=itemgetter(0)):
             headroom = self._headroom(candidate, request, now)
             if headroom is None:
+                if not candidate.load and _is_processor(candidate):
+                    return candidate
                 unknown.append(candidate)
             elif headroom > 0 and self._keeps_pace(candidate, request):
                 return candidate
@@ -230,16 +234,20 @@ class PackingPolicy(HeadroomPolicy):
             return self._other.pick(unknown, request, now)
         return best if best is not None else candidates[0]
 
+    def _rank(self, candidate: Candidate, now: float) -> tuple[bool, float, bool]:
+        """Processors first, then the fullest, of equal ones those that are known."""
+        learned = self._learned.get(candidate)
+        return not _is_processor(candidate), -candidate.load, learned is None or not learned.known(now)
+
     def _keeps_pace(self, candidate: Candidate, request: RoutedRequest) -> bool:
         learned = self._learned[candidate]
         foreign = max(0, int(candidate.load) - len(learned.open))
         return learned.keeps_pace(self._targets.get(request.model, _DEFAULT), foreign)
 
 
-def _packed(candidate: Candidate) -> tuple[bool, float]:
-    """Processors first, then the fullest."""
+def _is_processor(candidate: Candidate) -> bool:
     described = accelerators().get(candidate.device)
-    return described is None or described.kind != "cpu", -candidate.load
+    return described is not None and described.kind == "cpu"
 
 
 _DEFAULT = StreamTarget()

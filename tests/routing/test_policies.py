@@ -197,6 +197,8 @@ def test_packing_takes_processors_first_and_the_unknown_last():
     new = Replica(device="xeon-6462c")
     assert accelerators()["xeon-6462c"].kind == "cpu"
     assert policy.pick([first, second, new], asked(1), 1.0) is second
+    assert policy.pick([first, new], asked(1), 1.0) is new, "a processor that has nothing to do"
+    new.load = 1
     assert policy.pick([first, new], asked(1), 1.0) is first
     assert policy.pick([first, new], asked(1, prompt=10_000), 1.0) is new, "the other one would be late"
     assert policy.pick([first], asked(1, prompt=10_000), 1.0) is first

@@ -1,0 +1,84 @@
+"""Two real vLLM servers under load: who waits for whom, who is told to come again, and how many servers are used."""
+
+import asyncio
+import json
+import time
+from collections import Counter
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from fabrictool.base.clock import SystemClock
+from fabrictool.gateway.staticlist import StaticNode
+from tests.gateway.conftest import Bed
+from tests.vllm.conftest import CONTEXT
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.vllm, pytest.mark.timeout(1200)]
+SLOTS = 2
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def start(vllms):
+    """bed = await start(policy, slots): a gateway before both servers, one of which says that it has a processor."""
+    beds = []
+
+    async def begin(policy="least-loaded", slots=0):
+        devices = ("h100-sxm-80g", "xeon-6462c")
+        nodes = [
+            StaticNode(server.url, ["m"], provider, device, engine="vllm", context=CONTEXT, slots=slots)
+            for server, provider, device in zip(vllms, ("alpha", "beta"), devices, strict=True)
+        ]
+        bed = await Bed().start(policy, nodes=nodes, clock=SystemClock())
+        bed.records = []
+        bed.gateway.sinks.append(bed.records.append)
+        beds.append(bed)
+        return bed
+
+    yield begin
+    for bed in beds:
+        await bed.stop()
+
+
+async def ask(http, bed, number, tokens, **headers):
+    """(status, when its first octet came, body)."""
+    body = {"model": "m", "prompt": f"{number}", "max_tokens": tokens, "ignore_eos": True, "stream": True}
+    async with http.post(bed.url + "/v1/completions", json=body, headers=headers) as answer:
+        first = await answer.content.readany()
+        came = time.monotonic()
+        return answer.status, came, first + await answer.read()
+
+
+def client(bed):
+    return aiohttp.ClientSession(headers={"authorization": f"Bearer {bed.KEY}"})
+
+
+async def test_who_is_in_no_hurry_waits_and_who_is_too_late_is_told(start):
+    bed = await start(slots=SLOTS)
+    async with client(bed) as http:
+        batch = [
+            asyncio.create_task(ask(http, bed, number, 150, **{"x-fabric-priority": "batch"})) for number in range(8)
+        ]
+        await asyncio.sleep(1.0)
+        hurried = await asyncio.gather(*(ask(http, bed, number, 20) for number in range(2)))
+        full = [asyncio.create_task(ask(http, bed, number, 400)) for number in range(2 * (SLOTS + 1))]
+        await asyncio.sleep(0.5)
+        status, _, body = await ask(http, bed, 99, 20, **{"x-fabric-max-wait": "0.2"})
+        assert (status, json.loads(body)["error"]["code"]) == (429, "busy")
+        batch, full = await asyncio.gather(*batch), await asyncio.gather(*full)
+    assert {status for status, *_ in (*batch, *hurried, *full)} == {200}
+    came = sorted(first for _, first, _ in batch)
+    assert max(first for _, first, _ in hurried) < came[2], "two of the batch were begun before, six waited for these"
+
+
+async def test_one_server_is_used_while_it_keeps_the_targets_and_both_when_it_does_not(start):
+    bed = await start("slo-packing")
+    async with client(bed) as http:
+        for number in range(60):  # until both are known, where both were asked
+            await ask(http, bed, number, 8)
+        used = Counter(record.provider for record in bed.records[-20:])
+        assert used == {"beta": 20}, "the processor, alone"
+        answers = await asyncio.gather(*(ask(http, bed, number, 40) for number in range(64)))
+    assert {status for status, *_ in answers} == {200}
+    used = Counter(record.provider for record in bed.records[60:])
+    assert used["beta"] > used["alpha"] > 0
