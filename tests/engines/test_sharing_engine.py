@@ -422,6 +422,8 @@ def paths(tmp_path_factory):
         (("--model", "b.gguf", "--served-name", "b", "--replicas", "2"), 2, "--replicas are of one --model"),
         (("--model", "b.gguf", "--served-name", "b", "--memory", "1KiB"), 65, "FT7026"),
         (("--model", "b.gguf", "--served-name", "b", "--keep-alive", "soon"), 2, "'soon' is no time"),
+        (("--model", "b.gguf", "--served-name", "b", "--kv-memory", "1GiB"), 2, "give --memory in place of"),
+        (("--keep-alive", "2s"), 2, "--keep-alive is of several models"),
     ],
 )
 def test_what_cannot_be_is_said(paths, options, code, words):

@@ -78,9 +78,9 @@ def parser() -> argparse.ArgumentParser:
         help="processes side by side that merge: 1, 2, 4 or 8; sizes are each one's",
     )
     add("--memory", type=_memory, help="of several models: all weights and caches (default: room for all)")
-    add("--keep-alive", type=_seconds, default=60.0, help="of several models: one without requests stays so long (60s)")
+    add("--keep-alive", type=_seconds, help="of several models: one without requests stays so long (60s)")
     add("--ttft", type=_seconds, help="of several models: time to the first token (default: 2s, or 1s for 512 tokens)")
-    add("--tpot", type=_seconds, default=0.25, help="of several models: time to each further token (250ms)")
+    add("--tpot", type=_seconds, help="of several models: time to each further token (250ms)")
     add("--max-waiting", type=_positive, default=256, help="requests in the queue before new ones get 429")
     add("--cache-dir", type=Path, help="folder for converted weights (default: FABRICTOOL_CACHE_DIR)")
     return arguments
@@ -220,7 +220,7 @@ def _several(
         FT7026 the memory is too short for one of them.
     """
     from fabrictool.engines.reference.quantify import quantified  # noqa: PLC0415 - threads and tables of their own
-    from fabrictool.engines.reference.sharing_engine import SharingEngine, SharingModel  # noqa: PLC0415
+    from fabrictool.engines.reference.sharing_engine import KEEP_ALIVE_S, TPOT_S, SharingEngine, SharingModel  # noqa: PLC0415
 
     clock, models = SystemClock(), []
     for path, name in zip(arguments.model, arguments.served_name, strict=True):
@@ -244,9 +244,9 @@ def _several(
         memory,
         clock,
         on_failure,
-        keep_alive_s=arguments.keep_alive,
+        keep_alive_s=arguments.keep_alive or KEEP_ALIVE_S,
         ttft_s=arguments.ttft,
-        tpot_s=arguments.tpot,
+        tpot_s=arguments.tpot or TPOT_S,
     )
     return engine, engine.services
 
@@ -318,16 +318,31 @@ def main(argv: list[str] | None = None) -> int:
     configure_logging(settings.log_level)
     options = parser()
     arguments = options.parse_args(argv)
-    if len(arguments.model) != len(arguments.served_name) or len(set(arguments.served_name)) != len(arguments.model):
-        options.error("each --model wants a --served-name of its own")
-    if len(arguments.model) > 1 and arguments.replicas > 1:
-        options.error("--replicas are of one --model")
+    wrong = _contradiction(arguments)
+    if wrong:
+        options.error(wrong)
     try:
         return asyncio.run(serve(arguments, settings))
     except FabrictoolError as error:
         for problem in error.problems:
             sys.stderr.write(problem.render() + "\n")
         return error.exit_code
+
+
+def _contradiction(arguments: argparse.Namespace) -> str:
+    """What two options say that cannot be both; empty: nothing."""
+    if len(arguments.model) != len(arguments.served_name) or len(set(arguments.served_name)) != len(arguments.model):
+        return "each --model wants a --served-name of its own"
+    if len(arguments.model) > 1:
+        if arguments.replicas > 1:
+            return "--replicas are of one --model"
+        if arguments.kv_blocks is not None or arguments.kv_memory is not None:
+            return "caches of several models change their sizes: give --memory in place of --kv-blocks and --kv-memory"
+        return ""
+    for name in ("memory", "keep_alive", "ttft", "tpot"):
+        if getattr(arguments, name) is not None:
+            return f"--{name.replace('_', '-')} is of several models: give --model again for each"
+    return ""
 
 
 def _positive(text: str) -> int:

@@ -49,6 +49,9 @@ _log = logging.getLogger("fabrictool.engine")
 
 KIND = "cpu"
 """Of the one node that there is."""
+KEEP_ALIVE_S = 60.0
+TPOT_S = 0.25
+"""The paper's (section 8.1)."""
 ASSUMED_ANSWER = 64.0
 """Tokens of a mean answer before any was given."""
 _WAKE = -1
@@ -137,9 +140,9 @@ class SharingEngine(ComputeThread):
         clock: Clock,
         on_failure: Callable[[str], None] = _log.error,
         *,
-        keep_alive_s: float = 60.0,
+        keep_alive_s: float = KEEP_ALIVE_S,
         ttft_s: float | None = None,
-        tpot_s: float = 0.25,
+        tpot_s: float = TPOT_S,
         turns: Callable[[Iterable[SharedReplica], float], SharedReplica | None] = next_turn,
     ) -> None:
         """`memory`: octets of weights and caches together. Targets are of requests that bring none; without `ttft_s`
