@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from tests.ports import free_port
@@ -16,7 +17,12 @@ ROOT = Path(__file__).parent.parent
 
 
 def pytest_configure():
-    """Programs that tests start hear Ctrl-C, also where the test run itself was started in the background."""
+    """No example has a deadline. Programs that tests start hear Ctrl-C, also where the test run itself was started in
+    the background.
+    """
+    # How long an example takes says something of the machine, whose other work nobody knows.
+    hypothesis.settings.register_profile("patient", deadline=None)
+    hypothesis.settings.load_profile("patient")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

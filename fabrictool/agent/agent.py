@@ -285,6 +285,7 @@ class Agent:
                 waiting=engine.waiting,
                 kv_use=engine.kv_use,
                 last_lines=list(engine.lines)[-20:],
+                elastic=engine.elastic,
             ),
             links=[session.hex() for session in self.mesh.neighbours],
             dial_errors=dict(self.mesh.hub_links.errors),

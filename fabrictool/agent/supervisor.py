@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import aiohttp
+import msgspec
 
 from fabrictool.agent.engine_address import EngineAddress, socket_folder
 from fabrictool.agent.ports import PortBlock
 from fabrictool.agent.process import EngineProcess, die_with_parent, environment_of, signal_group
 from fabrictool.base.errors import FabrictoolError
+from fabrictool.status.elastic import ElasticState
 
 if TYPE_CHECKING:
     from collections import deque
@@ -113,6 +115,8 @@ class Supervisor:
         self.running = 0
         self.waiting = 0
         self.kv_use = 0.0
+        self.elastic: ElasticState | None = None
+        """What the engine said last of how it has changed; None of one that does not."""
         self._advance = 0.0
 
     @property
@@ -278,6 +282,7 @@ class Supervisor:
             if await self._healthy(http, self._adapter.readiness.path):
                 failures = 0
                 await self._scrape(http)
+                await self._ask_state(http)
                 if self._hangs():
                     return f"its {self.running} requests got no further for {self._hang_s:.0f} s: it hangs"
             else:
@@ -327,6 +332,17 @@ class Supervisor:
         self.waiting = int(values.get(names.waiting, 0))
         self.kv_use = values.get(names.kv_use, 0.0) if names.kv_use else 0.0
         self._advance = sum(values.get(name, 0.0) for name in names.advances)
+
+    async def _ask_state(self, http: aiohttp.ClientSession) -> None:
+        path = self._adapter.capabilities.elastic_state
+        if not path:
+            return
+        try:
+            async with http.get(f"{self.address.url}{path}") as answer:
+                body = await answer.read()
+            self.elastic = msgspec.json.decode(body, type=ElasticState) if answer.status == 200 else None
+        except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError):
+            self.elastic = None
 
     def _log_line(self, text: str) -> None:
         if self.state == "loading":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +20,13 @@ from fabrictool.cli.options import (
     seconds,
 )
 from fabrictool.cli.source import Source
+
+
+class DemoName(StrEnum):
+    """What there is to show."""
+
+    FABRIC = "fabric"
+    ELASTIC = "elastic"
 
 
 def register(app: typer.Typer) -> None:
@@ -327,11 +335,21 @@ def top(
 
 
 def demo(
+    what: Annotated[
+        DemoName, typer.Argument(help="fabric: the main job. elastic: models that share a node, replicas that merge.")
+    ] = DemoName.FABRIC,
     keep: Annotated[bool, typer.Option(help="Leave the fabric up at the end.")] = False,
     blueprint: BlueprintOption = None,
     inventory: InventoryOption = None,
 ) -> int:
-    """The main job on this machine, step by step: plan, apply, an answer, a killed agent, destroy."""
+    """The main job on this machine, step by step: plan, apply, an answer, a killed agent, destroy.
+
+    With `elastic`, under two minutes: three models share this node, then two replicas merge and split in a burst.
+    """
+    if what is DemoName.ELASTIC:
+        from fabrictool.cli.elastic_demo import run_elastic_demo
+
+        return run_elastic_demo()
     from fabrictool.cli.demo import run_demo
 
     return run_demo(Source(blueprint, inventory), keep=keep)

@@ -152,6 +152,8 @@ class Capabilities(msgspec.Struct, frozen=True):
     """Ways to read weights that it can be told, beside its own."""
     serves_adapters: bool = False
     """It serves LoRA adapters beside its model, each by a name of its own."""
+    elastic_state: str = ""
+    """Path where one that changes while it answers says how (`fabrictool.status.elastic`)."""
     extra: str = ""
     """The extra of this package that the engine comes with; "": it is installed on its own."""
     brought: bool = False

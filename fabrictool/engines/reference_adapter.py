@@ -37,6 +37,7 @@ class Reference:
         gguf=True,
         precisions=frozenset({"bf16", "f16", "f32", "fp16", "fp32"}),
         kv_precisions=frozenset({"fp32"}),
+        elastic_state="/fabric/state",
         extra="reference",
     )
     readiness = Readiness(path="/health", timeout_s=600.0, interval_s=0.2)

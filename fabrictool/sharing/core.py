@@ -40,7 +40,15 @@ class Dropped:
     request: SharedRequest
 
 
-Effect = BeginChange | Dropped
+@dataclass(frozen=True, slots=True)
+class Vacated:
+    """A request has left a replica, and its cache there is free: it is computed anew wherever it goes."""
+
+    replica: SharedReplica
+    request: SharedRequest
+
+
+Effect = BeginChange | Dropped | Vacated
 
 
 @dataclass(slots=True)
@@ -58,14 +66,20 @@ class NodeSharing:
     """Nodes that share models: LLM-Mesh."""
 
     def __init__(
-        self, nodes: Sequence[SharedNode], models: Iterable[SharedModel], options: SharingOptions | None = None
+        self,
+        nodes: Sequence[SharedNode],
+        models: Iterable[SharedModel],
+        options: SharingOptions | None = None,
+        turns: Callable[[Iterable[SharedReplica], float], SharedReplica | None] = next_turn,
     ) -> None:
+        """`turns` chooses whose iteration is next."""
         self.nodes = nodes
         self.models: Mapping[str, SharedModel] = {model.name: model for model in models}
         self.options = options or SharingOptions()
         self.queue: list[SharedRequest] = []
         self.counts = SharingCounts()
         self._ids = itertools.count()
+        self._turns = turns
         self._effects: list[Effect] = []
 
     def arrive(self, request: SharedRequest, now: float) -> list[Effect]:
@@ -76,7 +90,7 @@ class NodeSharing:
 
     def next_iteration(self, node: SharedNode, now: float) -> tuple[Iteration | None, list[Effect]]:
         """What an idle node does next. A replica that has outgrown its cache grows first, or gives up requests."""
-        while (replica := next_turn(node.replicas.values(), now)) is not None:
+        while (replica := self._turns(node.replicas.values(), now)) is not None:
             turn = iteration(replica)
             if self._has_room(replica, turn, now):
                 node.busy_until, node.computing = now + turn.expected_s, replica
@@ -121,6 +135,23 @@ class NodeSharing:
         self._retry(now)
         return self._taken()
 
+    def give_up(self, request: SharedRequest, now: float) -> list[Effect]:
+        """Nobody waits for its answer any more."""
+        if request in self.queue:
+            self.queue.remove(request)
+            return []
+        for replica in (replica for node in self.nodes for replica in node.replicas.values()):
+            for requests in (replica.running, replica.waiting):
+                if request in requests:
+                    requests.remove(request)
+                    self._effects.append(Vacated(replica, request))
+                    if replica.batch:
+                        self._shrink(replica, now)
+                    else:
+                        replica.idle_since = now
+        self._retry(now)
+        return self._taken()
+
     def expire(self, now: float) -> list[Effect]:
         """Requests that waited in vain are dropped, replicas that were idle for long leave."""
         for request in [r for r in self.queue if not r.emitted and now > r.began + r.ttft_s]:
@@ -141,15 +172,41 @@ class NodeSharing:
     def _place(self, request: SharedRequest, now: float) -> bool:
         search = PlaceSearch(self.nodes, self.models, self.options, now, lambda: next(self._ids))
         actions = search.place(request)
+        while actions is None and self._idle_leaves(request, now):
+            actions = search.place(request)
         for action in actions or ():
             self._carry_out(action, now)
         return actions is not None
+
+    def _idle_leaves(self, request: SharedRequest, now: float) -> bool:
+        """Whether a replica without requests left a node whose memory is too short for this one."""
+        model = self.models[request.model]
+        for node in self.nodes:
+            there = any(replica.model is model and not replica.leaving for replica in node.replicas.values())
+            need = model.need((request,)) + (0 if there else model.weights)
+            if not node.ledger.fits(need) and self._yield(node, model, now):
+                return True
+        return False
+
+    def _yield(self, node: SharedNode, model: SharedModel, now: float) -> bool:
+        """The replica of another model that has been idle for longest leaves; whether there was one."""
+        if not self.options.idle_yield:
+            return False
+        idle = [
+            (replica.idle_since, replica.id, replica)
+            for replica in node.replicas.values()
+            if replica.idle_since is not None and not replica.leaving and replica.model is not model
+        ]
+        for _, _, replica in sorted(idle, key=lambda entry: entry[:2])[:1]:
+            self._leave(replica, now)
+        return bool(idle)
 
     def _carry_out(self, action: Action, now: float) -> None:
         replica = action.replica
         node = replica.node
         if isinstance(action, Leaving):
             self.counts.moved += replica.batch
+            self._effects += [Vacated(replica, request) for request in (*replica.running, *replica.waiting)]
             replica.running.clear()
             replica.waiting.clear()
             self._leave(replica, now)
@@ -205,18 +262,23 @@ class NodeSharing:
         """Whether the iteration's tokens fit; if not, the cache grows, or who has most time starts anew elsewhere."""
         model = replica.model
         while True:
-            tokens = sum(request.context for request in replica.running)
-            tokens += turn.prompt.context + 1 if turn.prompt else len(replica.running)
-            if tokens * model.token <= replica.cache:
+            longer = 0 if turn.prompt else 1  # by the token that each of them gets
+            tokens = sum(model.held(request.context + longer) for request in replica.running)
+            tokens += model.held(turn.prompt.context + 1) if turn.prompt else 0
+            octets = int(tokens * model.token)
+            if octets <= replica.cache:
                 return True
             need = model.need((*replica.running, *replica.waiting))
-            least = max(need, tokens * model.token)
-            for size in (int(least * (1.0 + self.options.watermark)), least, tokens * model.token):
+            least = max(need, octets)
+            for size in (int(least * (1.0 + self.options.watermark)), least, octets):
                 if replica.node.ledger.fits(size - replica.cache):
                     self._grant(replica, model.weights + size, now)
                     return False
+            if self._yield(replica.node, model, now):
+                continue
             evicted = max((*replica.running, *replica.waiting), key=lambda request: request.deadline)
             self.counts.evicted += 1
+            self._effects.append(Vacated(replica, evicted))
             self.queue.append(evicted)
             if evicted in replica.running:
                 replica.running.remove(evicted)

@@ -54,6 +54,9 @@ class SharingOptions:
     `examples/llm-mesh` has what others bring."""
     keep_alive_s: float = 1.0
     """A replica without requests leaves after so long."""
+    idle_yield: bool = False
+    """Whether a replica without requests leaves at once where another needs its room. The paper's stay for their
+    keep-alive, which is short."""
     victims: int = 2
     """Smaller replicas that are asked to leave for a request."""
     most_replicas: int | None = None

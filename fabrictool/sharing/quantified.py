@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 SHORTEST = 32
 """Tokens of the shortest prompt that is sampled."""
+
+
+class IterationTimes(Protocol):
+    """Of one model on one kind of node."""
+
+    def prefill_s(self, tokens: float) -> float:
+        """Seconds for a prompt of so many tokens."""
+
+    def decode_s(self, batch: float, length: float) -> float:
+        """Seconds for a token for each of `batch` requests with contexts of `length` tokens on average."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +67,34 @@ class IterationTable:
         above = upper[left] + share * (upper[left + 1] - upper[left])
         below = lower[left] + share * (lower[left + 1] - lower[left])
         return above + down * (below - above)
+
+
+LEARNED = 0.1
+"""Weight of the newest iteration: a table follows a change of the machine's pace within some twenty iterations."""
+
+
+@dataclass(slots=True)
+class RefinedTable:
+    """A table that was measured once, and goes at the pace at which iterations go now."""
+
+    table: IterationTable
+    prefill_pace: float = 1.0
+    """Seconds a second of the table."""
+    decode_pace: float = 1.0
+
+    def prefill_s(self, tokens: float) -> float:
+        return self.prefill_pace * self.table.prefill_s(tokens)
+
+    def decode_s(self, batch: float, length: float) -> float:
+        return self.decode_pace * self.table.decode_s(batch, length)
+
+    def learn_prefill(self, tokens: float, seconds: float) -> None:
+        """From a prompt that was read."""
+        self.prefill_pace += LEARNED * (seconds / self.table.prefill_s(tokens) - self.prefill_pace)
+
+    def learn_decode(self, batch: float, length: float, seconds: float) -> None:
+        """From an iteration that gave each of `batch` requests a token."""
+        self.decode_pace += LEARNED * (seconds / self.table.decode_s(batch, length) - self.decode_pace)
 
 
 def _doubling(first: int, last: int) -> tuple[float, ...]:

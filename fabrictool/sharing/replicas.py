@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from fabrictool.sharing.ledger import MemoryLedger
-    from fabrictool.sharing.quantified import IterationTable
+    from fabrictool.sharing.quantified import IterationTimes
 
 PRIOR_ANSWERS = 10
 """Answers that a model's assumed mean length counts for."""
@@ -51,11 +51,13 @@ class SharedModel:
     """Octets of one cached token."""
     longest: int
     """Tokens of a request at most: a replica has room for one such."""
-    tables: Mapping[str, IterationTable]
+    tables: Mapping[str, IterationTimes]
     """By kind of node."""
     mean_answer: float
     """Tokens; assumed at first, learned by and by."""
     answers: int = PRIOR_ANSWERS
+    block: int = 1
+    """Tokens of cache that are handed out together."""
 
     def learn(self, answer: int) -> None:
         """From a request that was answered."""
@@ -64,8 +66,12 @@ class SharedModel:
 
     def need(self, requests: Iterable[SharedRequest]) -> int:
         """Octets of cache that these will need (equation 2)."""
-        tokens = sum(r.prompt + max(float(r.emitted), self.mean_answer) for r in requests)
-        return math.ceil(self.token * max(tokens, float(self.longest)))
+        tokens = sum(self.held(r.prompt + max(float(r.emitted), self.mean_answer)) for r in requests)
+        return math.ceil(self.token * max(tokens, self.held(float(self.longest))))
+
+    def held(self, tokens: float) -> float:
+        """Tokens of cache that a request of so many keeps from others."""
+        return tokens if self.block == 1 else -(-tokens // self.block) * self.block
 
 
 @dataclass(slots=True, eq=False)
@@ -93,7 +99,7 @@ class SharedReplica:
         return max(0, self.node.ledger.granted(self.id) - self.model.weights)
 
     @property
-    def table(self) -> IterationTable:
+    def table(self) -> IterationTimes:
         return self.model.tables[self.node.kind]
 
     def due(self, now: float) -> float:

@@ -16,7 +16,7 @@ from fabrictool.sharing.turns import LATE_LAST
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from fabrictool.sharing.quantified import IterationTable
+    from fabrictool.sharing.quantified import IterationTimes
     from fabrictool.sharing.replicas import SharedNode, SharedReplica, SharedRequest
 
 OVER = 1.1
@@ -57,7 +57,7 @@ class Tentative:
 class _Shadow:
     """What is left of a replica when only times count."""
 
-    table: IterationTable
+    table: IterationTimes
     ready_at: float
     tpot_s: float
     due: float

@@ -11,6 +11,7 @@ import msgspec
 
 from fabrictool.domain.observed import Awaited
 from fabrictool.domain.specs import Phase
+from fabrictool.status.elastic import ElasticState
 
 API = "fabrictool/status/v1"
 
@@ -48,6 +49,8 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     """0 to 1."""
     last_lines: list[str] = []
     """The tail of its log."""
+    elastic: ElasticState | None = None
+    """Of an engine that changes while it answers: its groups of replicas, or what its memory holds."""
 
 
 class AgentStatus(msgspec.Struct, frozen=True, kw_only=True, tag="agent", tag_field="kind"):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from fabrictool.base.text import visible
 from fabrictool.status.documents import GatewayStatus
+from fabrictool.status.elastic import in_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -163,7 +164,10 @@ def agent_rows(document: AgentStatus) -> list[TableRow]:
 
 
 def _engine_text(document: AgentStatus) -> str:
-    return "idle" if document.idle else f"{document.engine.engine} {document.engine.state}"
+    engine = document.engine
+    if document.idle:
+        return "idle"
+    return f"{engine.engine} {engine.state}" + ("" if engine.elastic is None else f", {in_words(engine.elastic)}")
 
 
 def matches(cells: tuple[str, ...], wanted: str) -> bool:

@@ -13,7 +13,9 @@ from fabrictool.agent import ports as ports_module
 from fabrictool.agent import supervisor as supervisor_module
 from fabrictool.agent.process import LINE_OCTETS
 from fabrictool.agent.supervisor import EngineFailedError, Supervisor
-from fabrictool.engines.protocol import Capabilities, EngineCommand, MetricNames, Readiness
+from fabrictool.engines.protocol import Capabilities, EngineCommand, EngineLaunch, MetricNames, Readiness
+from fabrictool.engines.reference_adapter import Reference
+from tests.tiny_model import write_tiny_model
 
 pytestmark = pytest.mark.asyncio
 
@@ -299,4 +301,37 @@ async def test_where_no_ports_are_left_that_is_said(monkeypatch):
     running = asyncio.create_task(supervisor.run())
     await until(lambda: supervisor.restarts)
     assert "ports in a row are free" in supervisor.progress
+    await stopped(supervisor, running)
+
+
+async def test_how_an_engine_changes_is_known_beside_it(tmp_path):
+    """A real one, whose two replicas answer as a group."""
+    write_tiny_model(tmp_path / "tiny.gguf")
+    adapter = Reference()
+
+    def command(at, ports):
+        launch = EngineLaunch(
+            engine="reference",
+            model=str(tmp_path / "tiny.gguf"),
+            served_name="m",
+            host="127.0.0.1",
+            port=at.port or ports.api,
+            socket=at.socket,
+            context=64,
+            python=sys.executable,
+            cache_dir=str(tmp_path / "cache"),
+            options={"replicas": "2"},
+        )
+        return adapter.command(launch)
+
+    supervisor = Supervisor(adapter, command, "m", lambda: None, start_timeout_s=60)
+    running = asyncio.create_task(supervisor.run())
+    await until(lambda: supervisor.elastic is not None, 60)
+    assert supervisor.elastic.replicas == 2
+    async with supervisor.address.http(10.0) as http:
+        ask = {"model": "m", "prompt": "hello", "max_tokens": 20}
+        for page, body in (("/fabric/mode", {"merged": True}), ("/v1/completions", ask)):
+            async with http.post(f"{supervisor.address.url}{page}", json=body) as answer:
+                assert answer.status == 200
+    await until(lambda: supervisor.elastic.formed == 1)
     await stopped(supervisor, running)

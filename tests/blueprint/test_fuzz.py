@@ -47,7 +47,7 @@ def try_load(blueprint: bytes, inventory: bytes = INVENTORY) -> None:
         assert all(problem.code.startswith("FT1") for problem in problems)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.binary(max_size=200))
 @example(b"")
 @example(b"\xef\xbb\xbf")
@@ -56,7 +56,7 @@ def test_any_bytes(raw):
     try_load(GOOD, raw)
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow])
 @given(
     edits=st.lists(
         st.tuples(st.integers(0, len(GOOD)), st.integers(0, 12), st.sampled_from(PIECES)), min_size=1, max_size=4
@@ -83,7 +83,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=6))
 def test_any_structure(value):
     head = {"apiVersion": "fabrictool/v1", "kind": "Blueprint"}

@@ -85,7 +85,7 @@ def admitted(draw):
     return entry if list(changed.contradictions()) else changed
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(admitted(), st.sampled_from([1, 2, 8]))
 def test_whatever_is_admitted_can_be_computed(entry, tp):
     cut = Parallelism(tp=tp)

@@ -15,21 +15,19 @@ import pytest
 
 from fabrictool.base.clock import SystemClock
 from fabrictool.base.errors import FabrictoolError
-from fabrictool.engines.reference.answering import EngineLimits
-from fabrictool.engines.reference.answers import GenerationRequest
+from fabrictool.engines.reference.answers import EngineLimits
 from fabrictool.engines.reference.engine import ReferenceEngine
 from fabrictool.engines.reference.kv import KvPool
 from fabrictool.engines.reference.merging_engine import MergingEngine
 from fabrictool.engines.reference.model import SequenceRows, Shard, Transformer
-from fabrictool.engines.reference.sampling import Sampling
 from fabrictool.engines.reference.tokenizer import Tokenizer
 from fabrictool.engines.reference.weights import load_weights
 from fabrictool.merging.groups import ReplicaGroup
 from fabrictool.merging.requests import MergingOptions, Split, Transition
 from fabrictool.merging.triggers import LoadTrigger
+from tests.engines.asking import Client, prompt
 from tests.tiny_model import write_tiny_model
 
-GREEDY = Sampling(temperature=0.0)
 LIMITS = EngineLimits(context=256, max_seqs=6, blocks=16, block_size=8, token_budget=64)
 
 
@@ -43,39 +41,6 @@ def model(tmp_path_factory):
 @pytest.fixture(scope="module")
 def weights(model):
     return load_weights(model, model.parent / "cache", lambda _: None, 4)
-
-
-class Client:
-    """Asks, and keeps what it hears."""
-
-    def __init__(self, engine):
-        self.engine, self.lock, self.heard, self.over = engine, threading.Lock(), {}, {}
-
-    def ask(self, prompt, most, **more):
-        over, events = threading.Event(), []
-
-        def hear(event):
-            events.append(event)
-            if event.finish is not None:
-                over.set()
-
-        number = self.engine.submit(GenerationRequest(prompt, most, GREEDY, **more), hear)
-        self.heard[number], self.over[number] = events, over
-        return number
-
-    def text(self, number):
-        assert self.over[number].wait(60)
-        events = self.heard[number]
-        assert [e.tokens for e in events] == sorted(e.tokens for e in events)
-        return "".join(e.text for e in events), events[-1].finish
-
-    def tokens(self, number):
-        return self.heard[number][-1].tokens if self.heard[number] else 0
-
-    def until(self, number, tokens):
-        """Waits until so many tokens have come."""
-        while self.tokens(number) < tokens and not self.over[number].wait(0.001):
-            pass
 
 
 @pytest.fixture
@@ -118,10 +83,6 @@ def settled(engine):
         assert time.monotonic() < deadline
         engine._wake()
         time.sleep(0.001)
-
-
-def prompt(rng, length):
-    return [rng.randrange(2, 250) for _ in range(length)]
 
 
 @pytest.mark.parametrize("degree", [1, 2, 4])

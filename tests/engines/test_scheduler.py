@@ -84,7 +84,7 @@ def drive(requests, *, blocks, block_size, max_seqs, budget, cancel=frozenset(),
 request = st.tuples(st.lists(st.integers(0, 99), min_size=1, max_size=30), st.integers(1, 20))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     requests=st.lists(request, min_size=1, max_size=8),
     block_size=st.integers(1, 16),

@@ -14,7 +14,7 @@ import pytest_asyncio
 from aiohttp import web
 
 from fabrictool.base.clock import SystemClock
-from fabrictool.engines.reference.answering import EngineLimits
+from fabrictool.engines.reference.answers import EngineLimits
 from fabrictool.engines.reference.engine import ReferenceEngine
 from fabrictool.engines.reference.server import EngineServer
 from fabrictool.engines.reference.tokenizer import Tokenizer
@@ -73,7 +73,7 @@ async def serving(weights, limits=None, max_waiting=64):
     engine = ReferenceEngine(
         weights, Tokenizer(weights.metadata), limits or EngineLimits(512, 4, 200, 8, 64), SystemClock()
     )
-    server = EngineServer("tiny", SystemClock(), max_waiting=max_waiting)
+    server = EngineServer(SystemClock(), max_waiting=max_waiting)
     runner = web.AppRunner(server.application(), handler_cancellation=True, shutdown_timeout=1.0)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -89,7 +89,7 @@ async def serving(weights, limits=None, max_waiting=64):
 @pytest_asyncio.fixture
 async def running(tiny):
     async with serving(tiny) as one:
-        one.server.engine = one.engine
+        one.server.serve(one.engine, {"tiny": one.engine})
         yield one
 
 
@@ -245,7 +245,7 @@ async def test_a_client_that_leaves_frees_its_blocks(running):
 @pytest.mark.asyncio
 async def test_a_small_pool_and_a_long_queue(tiny):
     async with serving(tiny, EngineLimits(64, 2, 8, 8, 16), max_waiting=2) as one:
-        one.server.engine = one.engine
+        one.server.serve(one.engine, {"tiny": one.engine})
         body = {**ASK, "max_tokens": 50}
         one.hold()
         asked = [asyncio.create_task(one.post(body)) for _ in range(12)]
@@ -268,7 +268,7 @@ async def test_health_and_metrics_through_the_life(tiny):
         status, text = await one.get("/health")
         assert (status, json.loads(text)) == (503, {"status": "loading", "progress": 40})
         assert (await one.post(ASK))[0] == 503
-        one.server.engine = one.engine
+        one.server.serve(one.engine, {"tiny": one.engine})
         assert (await one.get("/health"))[0] == 200
         await one.post(ASK)
         _, metrics = await one.get("/metrics")
@@ -286,7 +286,7 @@ async def test_health_and_metrics_through_the_life(tiny):
 @pytest.mark.asyncio
 async def test_draining_lets_a_request_end_and_stopping_ends_it(tiny):
     async with serving(tiny) as one:
-        one.server.engine = one.engine
+        one.server.serve(one.engine, {"tiny": one.engine})
         one.hold(steps=1)
         asked = asyncio.create_task(one.post(ASK))
         await until(lambda: one.engine.stats.running == 1)
@@ -298,7 +298,7 @@ async def test_draining_lets_a_request_end_and_stopping_ends_it(tiny):
         await drained
         assert (await asked)[0] == 200
     async with serving(tiny) as one:
-        one.server.engine = one.engine
+        one.server.serve(one.engine, {"tiny": one.engine})
         one.hold(steps=1)
         asked = asyncio.create_task(one.post(ASK))
         await until(lambda: one.engine.stats.running == 1)
@@ -313,7 +313,7 @@ async def test_draining_lets_a_request_end_and_stopping_ends_it(tiny):
 async def test_a_failing_engine_says_so_and_ends_every_request(tiny, caplog):
     failures = []
     async with serving(tiny) as one:
-        one.server.engine = one.engine
+        one.server.serve(one.engine, {"tiny": one.engine})
         one.engine._on_failure = failures.append
         one.engine._model.step = lambda *_: 1 / 0
         status, answer = await one.post(ASK)
@@ -360,7 +360,7 @@ sys.setswitchinterval(1e-6)
 def parse(start, chat):
     start.wait()
     try:
-        api.parse(BODY, chat=chat, served="another", tokenizer=None, context=64)
+        api.parse(BODY, chat=chat, models={})
     except api.ApiError as error:
         assert error.status == 404
 

@@ -265,7 +265,7 @@ STEPS = st.one_of(
 
 
 @given(st.lists(STEPS, max_size=80), st.integers(1, 6000))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_no_budget_is_overspent_by_three_gateways_that_crash(steps, budget):
     """What was used, and what open requests may use at most, is never more than the budget."""
     clock, ledger = ManualClock(), FaultyLedger()

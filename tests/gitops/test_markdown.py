@@ -87,7 +87,7 @@ def test_it_is_never_too_long_and_says_how_much_is_left_out(count):
         assert {what: int(n) for n, what in left}["actions"] == count - shown
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.text(max_size=80), st.integers(0, 40))
 def test_any_name(name, count):
     made = plan(*[action("create", f"{name}/{i}", summary=name, reason=name) for i in range(count)], warnings=(name,))

@@ -25,7 +25,7 @@ def pair():
     return Mux(dialler=True), Mux(dialler=False)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(st.lists(st.binary(max_size=40_000), max_size=6), st.lists(st.integers(1, 5000), min_size=1, max_size=20))
 def test_any_cut_of_the_bytes_gives_the_same_stream(pieces, cuts):
     a, b = pair()
@@ -125,7 +125,7 @@ def test_frames_of_a_later_version_and_of_forgotten_streams_are_skipped():
     assert b.receive(a.take() + HEADER.pack(3, 77, 0) + b"new") == []
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.binary(max_size=400))
 def test_garbage_never_raises_anything_else(data):
     with contextlib.suppress(FramingError):

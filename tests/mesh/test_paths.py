@@ -137,7 +137,7 @@ def test_what_a_proxy_answers_is_said_in_words(path, wire, words, hint):
     assert hint in problem.hint
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.binary(max_size=60), max_size=6), st.booleans())
 def test_no_answer_raises_anything_else(pieces, proper):
     with contextlib.suppress(PathError):

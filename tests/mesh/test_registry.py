@@ -44,7 +44,7 @@ def content(registry):
     return {record.key: record.envelope.body for record in registry}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(updates(), st.randoms(use_true_random=False))
 def test_order_repetition_and_batching_never_matter(envelopes, rng):
     first, second = fresh(), fresh()
@@ -60,7 +60,7 @@ def test_order_repetition_and_batching_never_matter(envelopes, rng):
     assert first.bucket_digests() == second.bucket_digests()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(updates())
 def test_a_rank_never_decreases(envelopes):
     registry, ranks = fresh(), {}
@@ -173,7 +173,7 @@ def test_a_version_cannot_jump_to_the_end():
     assert registry.merge(last, wall=NOW).verdict is Verdict.REJECTED
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.binary(max_size=300))
 def test_garbage_is_refused_and_never_raises(data):
     registry = fresh()

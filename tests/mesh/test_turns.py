@@ -185,7 +185,7 @@ def test_pieces_that_wait_leave_together():
     assert [f.payload for f in b.receive(a.take())] == [b"tokens"]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.lists(st.tuples(st.integers(0, 4), st.binary(max_size=30_000)), max_size=12), st.integers(HEADER.size + 1, 9000)
 )
@@ -248,7 +248,7 @@ FRAMES = st.tuples(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(FRAMES, max_size=30))
 def test_a_hostile_peer_makes_nobody_hold_more_than_it_sent(frames):
     b = Mux(dialler=False)

@@ -21,7 +21,7 @@ from fabrictool.base.clock import SystemClock
 from fabrictool.base.errors import FabrictoolError, InvalidInputError
 from fabrictool.base.logs import configure_logging
 from fabrictool.base.settings import Settings
-from fabrictool.engines.reference.answering import EngineLimits
+from fabrictool.engines.reference.answers import EngineLimits
 from fabrictool.engines.reference.engine import ReferenceEngine
 from fabrictool.engines.reference.kv import block_bytes
 from fabrictool.engines.reference.server import EngineServer
@@ -30,11 +30,15 @@ from fabrictool.engines.reference.tokenizer import Tokenizer
 from fabrictool.engines.reference.weights import load_weights
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
+    from fabrictool.engines.reference.answering import ComputeThread
+    from fabrictool.engines.reference.answers import AnsweredModel
     from fabrictool.engines.reference.gguf_file import LlamaConfig
     from fabrictool.engines.reference.merging_engine import MergingEngine
-    from fabrictool.engines.reference.weights import Weights
+    from fabrictool.engines.reference.weights import Progress, Weights
+
+    Loaded = tuple[ComputeThread, Mapping[str, AnsweredModel]]
 
 _log = logging.getLogger("fabrictool.engine")
 
@@ -51,12 +55,12 @@ _UNITS = {"KiB": 10, "MiB": 20, "GiB": 30}
 def parser() -> argparse.ArgumentParser:
     arguments = argparse.ArgumentParser(
         prog="python -m fabrictool.engines.reference",
-        description="Serve one GGUF model of the Llama family over the OpenAI API.",
+        description="Serve GGUF models of the Llama family over the OpenAI API: one, or several out of one memory.",
         allow_abbrev=False,
     )
     add = arguments.add_argument
-    add("--model", required=True, type=Path, help="path of the GGUF file")
-    add("--served-name", required=True, help="the model's name in the API")
+    add("--model", required=True, type=Path, action="append", help="path of the GGUF file; again for each model")
+    add("--served-name", required=True, action="append", help="the model's name in the API; in the models' order")
     add("--host", default="127.0.0.1")
     add("--port", type=int, default=8000)
     add("--socket", type=Path, help="listen at this Unix socket and at no port")
@@ -73,6 +77,10 @@ def parser() -> argparse.ArgumentParser:
         default=1,
         help="processes side by side that merge: 1, 2, 4 or 8; sizes are each one's",
     )
+    add("--memory", type=_memory, help="of several models: all weights and caches (default: room for all)")
+    add("--keep-alive", type=_seconds, default=60.0, help="of several models: one without requests stays so long (60s)")
+    add("--ttft", type=_seconds, help="of several models: time to the first token (default: 2s, or 1s for 512 tokens)")
+    add("--tpot", type=_seconds, default=0.25, help="of several models: time to each further token (250ms)")
     add("--max-waiting", type=_positive, default=256, help="requests in the queue before new ones get 429")
     add("--cache-dir", type=Path, help="folder for converted weights (default: FABRICTOOL_CACHE_DIR)")
     return arguments
@@ -112,9 +120,9 @@ def limits(config: LlamaConfig, arguments: argparse.Namespace) -> EngineLimits:
 async def serve(arguments: argparse.Namespace, settings: Settings) -> int:
     """Listen, load, answer; returns the exit code after TERM or INT."""
     clock, loop = SystemClock(), asyncio.get_running_loop()
-    server = EngineServer(arguments.served_name, clock, max_waiting=arguments.max_waiting)
+    server = EngineServer(clock, max_waiting=arguments.max_waiting)
     stop: asyncio.Future[int] = loop.create_future()
-    engines: list[ReferenceEngine | MergingEngine] = []
+    engines: list[ComputeThread] = []
 
     def end(code: int) -> None:
         if not stop.done():
@@ -157,7 +165,7 @@ async def _load(
     arguments: argparse.Namespace,
     settings: Settings,
     on_failure: Callable[[str], None],
-    engines: list[ReferenceEngine | MergingEngine],
+    engines: list[ComputeThread],
 ) -> None:
     """The engine is in `engines` before it starts."""
     cache = arguments.cache_dir or settings.cache_path
@@ -167,29 +175,86 @@ async def _load(
             sys.stderr.write(f"loading weights {percent} %\n")
         server.progress = max(percent, server.progress)
 
-    def build() -> ReferenceEngine | MergingEngine:
-        weights = load_weights(arguments.model, cache, progress, arguments.replicas)
-        if weights.warning is not None:
-            _log.warning("%s", weights.warning)
-        sizes = limits(weights.config, arguments)
-        tokenizer, clock = Tokenizer(weights.metadata), SystemClock()
-        if arguments.replicas == 1:
-            engine: ReferenceEngine | MergingEngine = ReferenceEngine(weights, tokenizer, sizes, clock, on_failure)
-        else:
-            engine = _merging(arguments, cache, weights, tokenizer, sizes, on_failure)
+    def build() -> tuple[ComputeThread, Mapping[str, AnsweredModel]]:
+        several = len(arguments.model) > 1
+        engine, models = (_several if several else _single)(arguments, cache, progress, on_failure)
         engines.append(engine)
         engine.start()
-        return engine
+        return engine, models
 
-    engine = await _in_daemon_thread(build)
-    server.engine = engine
-    sys.stderr.write(f"ready: {arguments.served_name}, context {engine.limits.context}\n")
+    engine, models = await _in_daemon_thread(build)
+    server.serve(engine, models)
+    for name, model in models.items():
+        sys.stderr.write(f"ready: {name}, context {model.context}\n")
+
+
+def _single(
+    arguments: argparse.Namespace, cache: Path | None, progress: Progress, on_failure: Callable[[str], None]
+) -> tuple[ComputeThread, Mapping[str, AnsweredModel]]:
+    (path,), (name,) = arguments.model, arguments.served_name
+    weights = _weights(path, cache, progress, arguments.replicas)
+    sizes = limits(weights.config, arguments)
+    tokenizer = Tokenizer(weights.metadata)
+    if arguments.replicas > 1:
+        merging = _merging(arguments, cache, weights, tokenizer, sizes, on_failure)
+        return merging, {name: merging}
+    engine = ReferenceEngine(weights, tokenizer, sizes, SystemClock(), on_failure)
+    return engine, {name: engine}
+
+
+def _weights(path: Path, cache: Path | None, progress: Progress, degree: int = 1) -> Weights:
+    weights = load_weights(path, cache, progress, degree)
+    if weights.warning is not None:
+        _log.warning("%s", weights.warning)
+    return weights
+
+
+def _several(
+    arguments: argparse.Namespace, cache: Path | None, progress: Progress, on_failure: Callable[[str], None]
+) -> tuple[ComputeThread, Mapping[str, AnsweredModel]]:
+    """Models that share this node's memory and its time.
+
+    Raises
+    ------
+    InvalidInputError
+        FT7026 the memory is too short for one of them.
+    """
+    from fabrictool.engines.reference.quantify import quantified  # noqa: PLC0415 - threads and tables of their own
+    from fabrictool.engines.reference.sharing_engine import SharingEngine, SharingModel  # noqa: PLC0415
+
+    clock, models = SystemClock(), []
+    for path, name in zip(arguments.model, arguments.served_name, strict=True):
+        weights = _weights(path, cache, progress)
+        sizes = limits(weights.config, arguments)
+        sys.stderr.write(f"measuring iterations of {name}\n")
+        table = quantified(path, weights, sizes, clock, cache)
+        models.append(SharingModel(name, weights, Tokenizer(weights.metadata), sizes, table))
+    memory = arguments.memory or sum(model.weights.flat.nbytes + _KV_MEMORY for model in models)
+    for model in models:
+        least = model.weights.flat.nbytes + model.block_octets * -(-model.limits.context // model.limits.block_size)
+        if least > memory:
+            raise InvalidInputError.of(
+                "FT7026",
+                f"{model.name} needs {least / (1 << 20):.0f}MiB for its weights and one request of"
+                f" {model.limits.context} tokens, and there are {memory / (1 << 20):.0f}MiB",
+                hint=f"give at least --memory {math.ceil(least / (1 << 20))}MiB, or lower --context",
+            )
+    engine = SharingEngine(
+        models,
+        memory,
+        clock,
+        on_failure,
+        keep_alive_s=arguments.keep_alive,
+        ttft_s=arguments.ttft,
+        tpot_s=arguments.tpot,
+    )
+    return engine, engine.services
 
 
 # Wide: all that an engine is made of.
 def _merging(
     arguments: argparse.Namespace,
-    cache: Path,
+    cache: Path | None,
     weights: Weights,
     tokenizer: Tokenizer,
     sizes: EngineLimits,
@@ -211,7 +276,7 @@ def _merging(
         sizes,
         SystemClock(),
         on_failure,
-        model=arguments.model,
+        model=arguments.model[0],
         cache=cache,
         replicas=arguments.replicas,
         options=options,
@@ -220,28 +285,28 @@ def _merging(
 
 
 async def _in_daemon_thread(
-    work: Callable[[], ReferenceEngine | MergingEngine],
-) -> ReferenceEngine | MergingEngine:
+    work: Callable[[], Loaded],
+) -> Loaded:
     """Like asyncio.to_thread, in a thread that the process does not wait for: TERM ends a load at once."""
     loop = asyncio.get_running_loop()
-    future: asyncio.Future[ReferenceEngine | MergingEngine] = loop.create_future()
+    future: asyncio.Future[Loaded] = loop.create_future()
 
-    def settle(engine: ReferenceEngine | MergingEngine | None, error: BaseException | None) -> None:
+    def settle(loaded: Loaded | None, error: BaseException | None) -> None:
         if future.cancelled():
             return
-        if engine is not None:
-            future.set_result(engine)
+        if loaded is not None:
+            future.set_result(loaded)
         elif error is not None:
             future.set_exception(error)
 
     def run() -> None:
-        engine, problem = None, None
+        loaded, problem = None, None
         try:
-            engine = work()
+            loaded = work()
         except BaseException as error:  # noqa: BLE001 - handed to whoever awaits
             problem = error
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(settle, engine, problem)
+            loop.call_soon_threadsafe(settle, loaded, problem)
 
     threading.Thread(target=run, name="loading", daemon=True).start()
     return await future
@@ -251,7 +316,12 @@ def main(argv: list[str] | None = None) -> int:
     """Exit codes as everywhere: 0 stopped, 1 failed, 65 the model or the arguments do not fit."""
     settings = Settings.from_environment()
     configure_logging(settings.log_level)
-    arguments = parser().parse_args(argv)
+    options = parser()
+    arguments = options.parse_args(argv)
+    if len(arguments.model) != len(arguments.served_name) or len(set(arguments.served_name)) != len(arguments.model):
+        options.error("each --model wants a --served-name of its own")
+    if len(arguments.model) > 1 and arguments.replicas > 1:
+        options.error("--replicas are of one --model")
     try:
         return asyncio.run(serve(arguments, settings))
     except FabrictoolError as error:
@@ -265,6 +335,13 @@ def _positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError("must be at least 1")
     return number
+
+
+def _seconds(text: str) -> float:
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(ms|s)", text)
+    if match is None or not float(match[1]):
+        raise argparse.ArgumentTypeError(f"{text!r} is no time: write 250ms or 2s")
+    return float(match[1]) / (1000 if match[2] == "ms" else 1)
 
 
 def _replicas(text: str) -> int:

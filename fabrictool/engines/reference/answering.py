@@ -11,7 +11,7 @@ import itertools
 import logging
 import queue
 import threading
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from fabrictool.engines.reference.answers import OpenAnswer, OpenAnswers
 from fabrictool.engines.reference.stats import Stats
@@ -20,60 +20,55 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fabrictool.base.clock import Clock
-    from fabrictool.engines.reference.answers import FinishReason, GenerationEvent, GenerationRequest
+    from fabrictool.engines.reference.answers import (
+        AnsweredModel,
+        EngineLimits,
+        FinishReason,
+        GenerationEvent,
+        GenerationRequest,
+    )
     from fabrictool.engines.reference.tokenizer import Tokenizer
+    from fabrictool.status.elastic import ElasticState
 
 _log = logging.getLogger("fabrictool.engine")
 
 
-class EngineLimits(NamedTuple):
-    """Sizes that are fixed while the engine runs."""
+class ComputeThread(abc.ABC):
+    """Open answers, and the thread that computes them; how is said by those that inherit it."""
 
-    context: int
-    """Tokens that one request may hold, prompt and answer."""
-    max_seqs: int
-    blocks: int
-    block_size: int
-    """Tokens."""
-    token_budget: int
-    """Tokens of one step: larger fills the caches of prompts better and makes other requests wait longer for it."""
-
-
-class AnsweringEngine(abc.ABC):
-    """Answers requests for one model; how is said by those that inherit it."""
-
-    def __init__(
-        self, tokenizer: Tokenizer, limits: EngineLimits, clock: Clock, on_failure: Callable[[str], None]
-    ) -> None:
-        self.limits = limits
-        self.tokenizer = tokenizer
-        self.stats = Stats()
+    def __init__(self, clock: Clock, on_failure: Callable[[str], None]) -> None:
         self.failure: str | None = None
         """Why the compute thread ended, when it should not have."""
         self._on_failure = on_failure
         self._clock = clock
-        self._answers = OpenAnswers(tokenizer, self.stats, clock)
+        self._answers = OpenAnswers(clock)
         self._numbers = itertools.count(1)
         self._inbox: queue.SimpleQueue[tuple[int, OpenAnswer | None]] = queue.SimpleQueue()
         """(number, answer) submits, (number, None) cancels, (0, None) stops."""
         self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
 
-    @property
-    def context(self) -> int:
-        """Tokens that one request may hold."""
-        return self.limits.context
+    def state(self) -> ElasticState | None:
+        """What it is now; None of an engine that does not change."""
+        return None
 
-    def submit(self, request: GenerationRequest, emit: Callable[[GenerationEvent], None]) -> int:
-        """Queue a request; returns its number for `cancel`."""
-        if len(request.prompt) + request.max_tokens > self.limits.context or not request.prompt:
+    def merge(self, merged: bool | None) -> bool:
+        """One group of all replicas, none, or as the load wants it; False: this engine has no such."""
+        return False
+
+    @abc.abstractmethod
+    def start(self) -> None:
+        """Requests that were queued before are answered as well."""
+
+    @abc.abstractmethod
+    def stop(self) -> None:
+        """End after the current step; requests in progress end as cancelled."""
+
+    def _submit(self, model: AnsweredModel, request: GenerationRequest, emit: Callable[[GenerationEvent], None]) -> int:
+        if len(request.prompt) + request.max_tokens > model.limits.context or not request.prompt:
             raise AssertionError("the caller checks lengths")
         number = next(self._numbers)
-        self._tell(number, OpenAnswer(request, self.tokenizer, emit, self._clock.monotonic()))
+        self._tell(number, OpenAnswer(request, model, emit, self._clock.monotonic()))
         return number
-
-    def cancel(self, number: int) -> None:
-        """Stop a request and free its blocks; nothing when it has ended."""
-        self._tell(number, None)
 
     def _tell(self, number: int, answer: OpenAnswer | None) -> None:
         self._inbox.put((number, answer))
@@ -104,3 +99,28 @@ class AnsweringEngine(abc.ABC):
         for number in self._answers.numbers():
             event = self._answers.given_up(number, reason)
             self._answers.close(number, reason).emit(event)
+
+
+class AnsweringEngine(ComputeThread):
+    """Answers requests for one model."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, limits: EngineLimits, clock: Clock, on_failure: Callable[[str], None]
+    ) -> None:
+        super().__init__(clock, on_failure)
+        self.limits = limits
+        self.tokenizer = tokenizer
+        self.stats = Stats()
+
+    @property
+    def context(self) -> int:
+        """Tokens that one request may hold."""
+        return self.limits.context
+
+    def submit(self, request: GenerationRequest, emit: Callable[[GenerationEvent], None]) -> int:
+        """Queue a request; returns its number for `cancel`."""
+        return self._submit(self, request, emit)
+
+    def cancel(self, number: int) -> None:
+        """Stop a request and free its blocks; nothing when it has ended."""
+        self._tell(number, None)

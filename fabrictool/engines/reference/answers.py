@@ -2,20 +2,42 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from fabrictool.engines.reference.sampling import Sampler, Sampling
-from fabrictool.engines.reference.tokenizer import TextStream, Tokenizer
+from fabrictool.engines.reference.tokenizer import TextStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fabrictool.base.clock import Clock
     from fabrictool.engines.reference.stats import Stats
+    from fabrictool.engines.reference.tokenizer import Tokenizer
 
-FinishReason = Literal["stop", "length", "cancelled", "error"]
+FinishReason = Literal["stop", "length", "cancelled", "dropped", "error"]
+"""Dropped: nobody could begin it in time."""
 ORDINARY = 1
 """A request's priority when nothing is said; 0 goes first."""
+
+
+class LatencyTargets(NamedTuple):
+    """What a client wants for a request; seconds."""
+
+    ttft_s: float
+    tpot_s: float
+
+
+class EngineLimits(NamedTuple):
+    """Sizes that are fixed while the engine runs."""
+
+    context: int
+    """Tokens that one request may hold, prompt and answer."""
+    max_seqs: int
+    blocks: int
+    block_size: int
+    """Tokens."""
+    token_budget: int
+    """Tokens of one step: larger fills the caches of prompts better and makes other requests wait longer for it."""
 
 
 class GenerationRequest(NamedTuple):
@@ -26,6 +48,8 @@ class GenerationRequest(NamedTuple):
     sampling: Sampling
     stop: tuple[str, ...] = ()
     priority: int = ORDINARY
+    targets: LatencyTargets | None = None
+    """None: as the engine has them for every request."""
 
 
 class GenerationEvent(NamedTuple):
@@ -38,16 +62,40 @@ class GenerationEvent(NamedTuple):
     finish: FinishReason | None = None
 
 
+class AnsweredModel(Protocol):
+    """A model that requests are answered for, as its server sees it."""
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def limits(self) -> EngineLimits: ...
+
+    @property
+    def stats(self) -> Stats: ...
+
+    @property
+    def context(self) -> int:
+        """Tokens that one request may hold."""
+
+    def submit(self, request: GenerationRequest, emit: Callable[[GenerationEvent], None]) -> int:
+        """Queue a request; returns its number for `cancel`."""
+
+    def cancel(self, number: int) -> None:
+        """Stop a request and free its blocks; nothing when it has ended."""
+
+
 class OpenAnswer:
     """What the compute thread keeps of a request in progress."""
 
     def __init__(
-        self, request: GenerationRequest, tokenizer: Tokenizer, emit: Callable[[GenerationEvent], None], now: float
+        self, request: GenerationRequest, model: AnsweredModel, emit: Callable[[GenerationEvent], None], now: float
     ) -> None:
         self.request = request
+        self.model = model
         self.emit = emit
         self.sampler = Sampler(request.sampling)
-        self.text = TextStream(tokenizer, request.stop)
+        self.text = TextStream(model.tokenizer, request.stop)
         self.tokens = 0
         self.arrived = now
         self.last_token: float | None = None
@@ -56,9 +104,7 @@ class OpenAnswer:
 class OpenAnswers:
     """All of them, by number. Used by one thread."""
 
-    def __init__(self, tokenizer: Tokenizer, stats: Stats, clock: Clock) -> None:
-        self._tokenizer = tokenizer
-        self._stats = stats
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._open: dict[int, OpenAnswer] = {}
 
@@ -79,7 +125,8 @@ class OpenAnswers:
 
     def advance(self, number: int, token: int) -> GenerationEvent:
         """A request has one more token: what its client shall hear, with the reason if that was the last one."""
-        answer, now, stats = self._open[number], self._clock.monotonic(), self._stats
+        answer, now = self._open[number], self._clock.monotonic()
+        stats = answer.model.stats
         if answer.last_token is None:
             stats.time_to_first_token.observe(now - answer.arrived)
             stats.prompt_tokens += len(answer.request.prompt)
@@ -88,7 +135,7 @@ class OpenAnswers:
         answer.last_token = now
         answer.tokens += 1
         stats.generated_tokens += 1
-        if token in self._tokenizer.ends:
+        if token in answer.model.tokenizer.ends:
             return GenerationEvent(answer.text.finish(), answer.tokens, "stop")
         full = answer.tokens == answer.request.max_tokens
         text = answer.text.push(token, last=full)
@@ -102,5 +149,6 @@ class OpenAnswers:
 
     def close(self, number: int, finish: FinishReason) -> OpenAnswer:
         """It is over; its client has still to be told."""
-        self._stats.finished[finish] += 1
-        return self._open.pop(number)
+        answer = self._open.pop(number)
+        answer.model.stats.finished[finish] += 1
+        return answer

@@ -6,11 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
-from fabrictool.engines.reference.answers import ORDINARY, GenerationRequest
+from fabrictool.engines.reference.answers import ORDINARY, GenerationRequest, LatencyTargets
 from fabrictool.engines.reference.sampling import Sampling
 from fabrictool.engines.reference.tokenizer import TemplateError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fabrictool.engines.reference.answers import AnsweredModel
     from fabrictool.engines.reference.tokenizer import Tokenizer
 
 _UNSUPPORTED: dict[str, tuple[object, ...]] = {
@@ -54,6 +57,11 @@ class _StreamOptions(msgspec.Struct):
     include_usage: bool = False
 
 
+class _Targets(msgspec.Struct):
+    ttft_s: Annotated[float, msgspec.Meta(gt=0)]
+    tpot_s: Annotated[float, msgspec.Meta(gt=0)]
+
+
 class _Body(msgspec.Struct, kw_only=True):
     model: str
     max_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
@@ -66,6 +74,8 @@ class _Body(msgspec.Struct, kw_only=True):
     stream_options: _StreamOptions | None = None
     priority: Annotated[int, msgspec.Meta(ge=0)] | None = None
     """As vLLM has it: the smaller, the sooner."""
+    fabric: _Targets | None = None
+    """What this request wants of latency; an engine with one model has no use for it."""
 
 
 class _Part(msgspec.Struct):
@@ -96,14 +106,15 @@ for _kind in (_ChatBody, _CompletionBody):
 class Ask(msgspec.Struct, frozen=True):
     """A checked request and how it wants its answer."""
 
+    model: str
     request: GenerationRequest
     stream: bool
     include_usage: bool
     chat: bool
 
 
-def parse(raw: bytes, *, chat: bool, served: str, tokenizer: Tokenizer, context: int) -> Ask:
-    """The request in a body.
+def parse(raw: bytes, *, chat: bool, models: Mapping[str, AnsweredModel]) -> Ask:
+    """The request in a body, for one of `models`.
 
     Raises
     ------
@@ -124,19 +135,22 @@ def parse(raw: bytes, *, chat: bool, served: str, tokenizer: Tokenizer, context:
         raise ApiError(
             400, f"{text} (at {where.rstrip('`')})" if where else text, param=where.rstrip("`") or None
         ) from error
-    if body.model != served:
+    model = models.get(body.model)
+    if model is None:
         raise ApiError(404, f"the model {body.model!r} does not exist here", code="model_not_found", param="model")
     for name, unused in _UNSUPPORTED.items():
         if document.get(name) not in unused:
             raise ApiError(400, f"this engine does not support {name}", code="unsupported_parameter", param=name)
-    prompt = _chat_prompt(body, tokenizer) if isinstance(body, _ChatBody) else _prompt(body, tokenizer)
+    prompt = _chat_prompt(body, model.tokenizer) if isinstance(body, _ChatBody) else _prompt(body, model.tokenizer)
     return Ask(
+        model=body.model,
         request=GenerationRequest(
             prompt,
-            _answer_length(body, len(prompt), context),
+            _answer_length(body, len(prompt), model.context),
             _sampling(body),
             _stop(body),
             ORDINARY if body.priority is None else body.priority,
+            None if body.fabric is None else LatencyTargets(body.fabric.ttft_s, body.fabric.tpot_s),
         ),
         stream=bool(body.stream),
         include_usage=body.stream_options is not None and body.stream_options.include_usage,

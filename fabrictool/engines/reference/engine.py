@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fabrictool.base.clock import Clock
-    from fabrictool.engines.reference.answering import EngineLimits
-    from fabrictool.engines.reference.answers import FinishReason, GenerationEvent
+    from fabrictool.engines.reference.answers import EngineLimits, FinishReason, GenerationEvent
     from fabrictool.engines.reference.tokenizer import Tokenizer
     from fabrictool.engines.reference.weights import Weights
 

@@ -75,6 +75,13 @@ class KvPool:
         view._over(self._keys.reshape(shape), self._values.reshape(shape))  # noqa: SLF001 - of its own class
         return view
 
+    def take_over(self, other: KvPool, blocks: Sequence[int]) -> None:
+        """Copy those blocks of another pool, which become the first ones of this."""
+        chosen = np.asarray(blocks, dtype=np.intp)
+        for mine, theirs in ((self._keys, other._keys), (self._values, other._values)):
+            for layer in range(len(mine)):  # a layer at a time: what is gathered meanwhile stays small
+                mine[layer, : len(chosen)] = theirs[layer, chosen]
+
     @property
     def addresses(self) -> tuple[int, int]:
         """Where keys and values are; a view has the same ones."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import queue
 import socket
 from collections import deque
@@ -27,6 +28,7 @@ from fabrictool.engines.reference.shared_sum import SharedSum, shared_bytes
 from fabrictool.merging.core import MergingReplicas
 from fabrictool.merging.groups import BlockPool, ReplicaGroup, groups
 from fabrictool.merging.requests import MergingRequest
+from fabrictool.status.elastic import MergingState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,8 +38,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fabrictool.base.clock import Clock
-    from fabrictool.engines.reference.answering import EngineLimits
-    from fabrictool.engines.reference.answers import FinishReason, GenerationEvent, OpenAnswer
+    from fabrictool.engines.reference.answers import EngineLimits, FinishReason, GenerationEvent, OpenAnswer
     from fabrictool.engines.reference.tokenizer import Tokenizer
     from fabrictool.engines.reference.weights import Weights
     from fabrictool.merging.requests import MergedStep, MergingOptions
@@ -196,28 +197,29 @@ class MergingEngine(AnsweringEngine):
         """Tokens that one request may hold, with the replicas that are left."""
         return min(self.limits.context, self.core.pool.longest(self.core.widest))
 
-    def merge(self, wanted: bool | None) -> None:
-        """Whether all replicas shall be one group; None: as the load wants it."""
-        if self.trigger is not None:
-            self.trigger.forced = wanted
-            self._wake()
+    def merge(self, merged: bool | None) -> bool:
+        if self.trigger is None:
+            return False
+        self.trigger.forced = merged
+        self._wake()
+        return True
 
-    def state(self) -> dict[str, object]:
-        """What replicas do now, for people; read from another thread, so each figure is true by itself."""
+    def state(self) -> MergingState:
+        """What replicas do now; read from another thread."""
         core, counts, switches = self.core, self.core.counts, sorted(self.switches)
-        return {
-            "replicas": core.replicas,
-            "lost": sorted(core.closed),
-            "groups": [list(group.members) for group in core.formed],
-            "in_flight": core.in_flight,
-            "waiting": len(core.waiting),
-            "free_blocks": list(core.free),
-            "formed": counts.formed,
-            "recomputed_tokens": counts.recomputed,
-            "paused": counts.paused,
-            "switches": len(switches),
-            "switch_p99_s": switches[int(0.99 * (len(switches) - 1))] if switches else None,
-        }
+        return MergingState(
+            replicas=core.replicas,
+            lost=tuple(sorted(core.closed)),
+            groups=tuple(tuple(group.members) for group in core.formed),
+            in_flight=core.in_flight,
+            waiting=len(core.waiting),
+            free_blocks=tuple(core.free),
+            formed=counts.formed,
+            recomputed_tokens=counts.recomputed,
+            paused=counts.paused,
+            switches=len(switches),
+            switch_p99_s=switches[math.ceil(0.99 * len(switches)) - 1] if switches else None,
+        )
 
     def _tell(self, number: int, answer: OpenAnswer | None) -> None:
         super()._tell(number, answer)

@@ -11,16 +11,19 @@ from aiohttp import web
 
 from fabrictool.base.ids import random_id
 from fabrictool.engines.reference.api import ApiError, Ask, Reply, error_body, parse
-from fabrictool.engines.reference.engine import ReferenceEngine
+from fabrictool.engines.reference.stats import exposition
+from fabrictool.status.elastic import figures
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 
     from fabrictool.base.clock import Clock
-    from fabrictool.engines.reference.answers import GenerationEvent
-    from fabrictool.engines.reference.merging_engine import MergingEngine
+    from fabrictool.engines.reference.answering import ComputeThread
+    from fabrictool.engines.reference.answers import AnsweredModel, GenerationEvent
 
 _MAX_BODY = 16 << 20
+_BROKEN = ("error", "cancelled", "dropped")
+"""What ends a request without an answer."""
 
 
 class _Mode(msgspec.Struct):
@@ -30,19 +33,22 @@ class _Mode(msgspec.Struct):
 class EngineServer:
     """Routes over an engine that may still be loading."""
 
-    def __init__(self, served_name: str, clock: Clock, *, max_waiting: int) -> None:
-        self._served = served_name
+    def __init__(self, clock: Clock, *, max_waiting: int) -> None:
+        self._answering: Mapping[str, AnsweredModel] = {}
         self._clock = clock
         self._max_waiting = max_waiting
         self._created = int(clock.wall())
         self._active = 0
         self._idle = asyncio.Event()
         self._idle.set()
-        self.engine: ReferenceEngine | MergingEngine | None = None
-        """Set when the model is loaded."""
+        self._engine: ComputeThread | None = None
         self.progress = 0
         """Percent loaded."""
         self.stopping = False
+
+    def serve(self, engine: ComputeThread, models: Mapping[str, AnsweredModel]) -> None:
+        """From now on: an engine that has loaded, and whom it answers for, by their names in the API."""
+        self._answering, self._engine = models, engine
 
     def application(self) -> web.Application:
         """The routes; run it with ``handler_cancellation=True``, so that a client that leaves cancels its request."""
@@ -70,46 +76,49 @@ class EngineServer:
     # -- routes -----------------------------------------------------------------------------------------------
 
     async def _health(self, _: web.Request) -> web.Response:
-        if self.engine is None:
+        if self._engine is None:
             return web.json_response({"status": "loading", "progress": self.progress}, status=503)
-        if self.engine.failure is not None:
-            return web.json_response({"status": "failed", "reason": self.engine.failure}, status=500)
+        if self._engine.failure is not None:
+            return web.json_response({"status": "failed", "reason": self._engine.failure}, status=500)
         if self.stopping:
             return web.json_response({"status": "stopping"}, status=503)
         return web.json_response({"status": "ready"})
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        text = self._loaded().stats.exposition(self._served)
+        state = self._loaded().state()
+        text = exposition(
+            {name: model.stats for name, model in self._answering.items()}, [] if state is None else figures(state)
+        )
         return web.Response(text=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
     async def _state(self, _: web.Request) -> web.Response:
-        """Of replicas that merge: which groups there are now, and what they hold."""
-        return web.json_response(self._merging().state(), dumps=_dumps)
+        """Of replicas that merge: their groups. Of models that share: what is in memory."""
+        state = self._loaded().state()
+        if state is None:
+            message = "this engine has one model and one replica: nothing of it changes"
+            raise ApiError(404, message, code="not_elastic")
+        return web.json_response(state, dumps=_dumps)
 
     async def _mode(self, request: web.Request) -> web.Response:
         """``{"merged": true | false | null}``: one group of all, none, or as the load wants it."""
-        engine = self._merging()
+        engine = self._loaded()
         try:
             wanted = msgspec.json.decode(await request.read(), type=_Mode)
         except msgspec.DecodeError as error:
             raise ApiError(400, f'the body is not {{"merged": true, false or null}}: {error}') from error
-        engine.merge(wanted.merged)
+        if not engine.merge(wanted.merged):
+            raise ApiError(404, "this engine has one replica: start it with --replicas", code="one_replica")
         return web.json_response(engine.state(), dumps=_dumps)
 
-    def _merging(self) -> MergingEngine:
-        engine = self._loaded()
-        if isinstance(engine, ReferenceEngine):
-            raise ApiError(404, "this engine has one replica: start it with --replicas", code="one_replica")
-        return engine
-
     async def _models(self, _: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [self._description()]})
+        return web.json_response({"object": "list", "data": [self._description(name) for name in self._answering]})
 
     async def _model(self, request: web.Request) -> web.Response:
-        if request.match_info["name"] != self._served:
-            name = request.match_info["name"]
+        self._loaded()
+        name = request.match_info["name"]
+        if name not in self._answering:
             raise ApiError(404, f"the model {name!r} does not exist here", code="model_not_found")
-        return web.json_response(self._description())
+        return web.json_response(self._description(name))
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         return await self._answer(request, chat=False)
@@ -119,43 +128,41 @@ class EngineServer:
 
     # -- internals --------------------------------------------------------------------------------------------
 
-    def _description(self) -> dict[str, Any]:
+    def _description(self, name: str) -> dict[str, Any]:
         return {
-            "id": self._served,
+            "id": name,
             "object": "model",
             "created": self._created,
             "owned_by": "fabrictool",
-            "max_model_len": self._loaded().context,
+            "max_model_len": self._answering[name].context,
         }
 
-    def _loaded(self) -> ReferenceEngine | MergingEngine:
-        if self.engine is None:
+    def _loaded(self) -> ComputeThread:
+        if self._engine is None:
             raise ApiError(503, f"the model is loading, {self.progress} % done", code="loading")
-        return self.engine
+        return self._engine
 
     async def _answer(self, request: web.Request, *, chat: bool) -> web.StreamResponse:
-        engine = self._loaded()
+        self._loaded()
         if self.stopping:
             raise ApiError(503, "the engine is stopping", code="stopping")
-        if self._active >= engine.limits.max_seqs + self._max_waiting:
+        if self._active >= self._max_waiting + sum(model.limits.max_seqs for model in self._answering.values()):
             raise ApiError(429, f"the queue is full: {self._active} requests are open", code="queue_full")
         self._active += 1
         self._idle.clear()
         try:
             # In a thread: tokenising a long prompt must not hold up the streams of others.
             raw = await request.read()
-            ask = await asyncio.to_thread(
-                parse, raw, chat=chat, served=self._served, tokenizer=engine.tokenizer, context=engine.context
-            )
+            ask = await asyncio.to_thread(parse, raw, chat=chat, models=self._answering)
             reply = Reply(
                 f"{'chatcmpl' if chat else 'cmpl'}-{random_id(12)}",
                 int(self._clock.wall()),
-                self._served,
+                ask.model,
                 chat,
                 len(ask.request.prompt),
                 ask.include_usage,
             )
-            events = _events(engine, ask)
+            events = _events(self._answering[ask.model], ask)
             async with contextlib.aclosing(events):
                 return await (_stream(request, reply, events) if ask.stream else _collect(reply, events))
         finally:
@@ -177,7 +184,7 @@ class EngineServer:
             return web.json_response(error_body(error.status, message), status=error.status)
 
 
-async def _events(engine: ReferenceEngine | MergingEngine, ask: Ask) -> AsyncGenerator[GenerationEvent, None]:
+async def _events(model: AnsweredModel, ask: Ask) -> AsyncGenerator[GenerationEvent, None]:
     """The events of one request; leaving early cancels it and frees its blocks."""
     loop = asyncio.get_running_loop()
     queue: asyncio.Queue[GenerationEvent] = asyncio.Queue()
@@ -185,7 +192,7 @@ async def _events(engine: ReferenceEngine | MergingEngine, ask: Ask) -> AsyncGen
     def emit(event: GenerationEvent) -> None:
         loop.call_soon_threadsafe(queue.put_nowait, event)
 
-    number = engine.submit(ask.request, emit)
+    number = model.submit(ask.request, emit)
     finished = False
     try:
         while not finished:
@@ -194,7 +201,7 @@ async def _events(engine: ReferenceEngine | MergingEngine, ask: Ask) -> AsyncGen
             yield event
     finally:
         if not finished:
-            engine.cancel(number)
+            model.cancel(number)
 
 
 async def _collect(reply: Reply, events: AsyncGenerator[GenerationEvent, None]) -> web.Response:
@@ -203,7 +210,7 @@ async def _collect(reply: Reply, events: AsyncGenerator[GenerationEvent, None]) 
     async for event in events:
         parts.append(event.text)
         tokens, finish = event.tokens, event.finish or finish
-    if finish in ("error", "cancelled"):
+    if finish in _BROKEN:
         raise _broken(finish)
     return web.json_response(reply.whole("".join(parts), finish, tokens), dumps=_dumps)
 
@@ -213,7 +220,7 @@ async def _stream(
 ) -> web.StreamResponse:
     # The first event comes before the headers: what fails until then has a status of its own.
     first = await anext(events)
-    if first.finish in ("error", "cancelled"):
+    if first.finish in _BROKEN:
         raise _broken(first.finish)
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
     await response.prepare(request)
@@ -221,7 +228,7 @@ async def _stream(
         await response.write(_sse(reply.opening()))
     event = first
     while True:
-        if event.finish in ("error", "cancelled"):
+        if event.finish in _BROKEN:
             await response.write(_sse(_broken(event.finish).body))
             return response
         if event.text or event.finish is not None:
@@ -238,6 +245,8 @@ async def _stream(
 def _broken(finish: str) -> ApiError:
     if finish == "cancelled":
         return ApiError(503, "the engine is stopping", code="stopping")
+    if finish == "dropped":
+        return ApiError(503, "nobody could begin this request in time", code="no_room_in_time")
     return ApiError(500, "the engine failed", code="engine_failed")
 
 
