@@ -66,7 +66,7 @@ Precision = Literal[
     "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q3_k_m", "q4_k_m", "q5_k_m", "q6_k",
 ]  # fmt: skip
 Objective = Literal["slo", "latency", "cost", "energy", "moves"]
-ROUTING_POLICIES = ("least-loaded", "random", "round-robin", "weighted", "power-of-two", "slo-headroom")
+ROUTING_POLICIES = ("least-loaded", "random", "round-robin", "weighted", "power-of-two", "slo-headroom", "slo-packing")
 """Those that come with fabrictool; others are installed."""
 MAIN = "main"
 """Name of the gateway that ``gateway:`` means."""

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from fabrictool.domain.inventory import Inventory
 
 EVERYWHERE = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, never bound
-UNAWARE = frozenset(ROUTING_POLICIES) - {"slo-headroom"}
+UNAWARE = frozenset(ROUTING_POLICIES) - {"slo-headroom", "slo-packing"}
 """Routing policies that do not look at latencies."""
 Link = tuple[str, str]
 """Two gateways by name: the first dials the second."""

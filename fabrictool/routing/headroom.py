@@ -16,6 +16,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
+from fabrictool.catalog import accelerators
 from fabrictool.routing.protocol import ANY_REQUEST, LOST, Candidate, StreamTarget
 
 if TYPE_CHECKING:
@@ -134,6 +135,13 @@ class _Learned:
             due += tpot
         return slack
 
+    def keeps_pace(self, target: StreamTarget, foreign: int) -> bool:
+        """Whether with one request more each still gets its tokens as fast as it wants them (case 3): a stream that
+        began early has headroom to lose, and would lose it all.
+        """
+        tpot = min((request.tpot_s for request in self.open.values()), default=math.inf)
+        return OVER * self.decode.at(len(self.open) + foreign + 1) <= min(tpot, target.tpot_s)
+
 
 class HeadroomPolicy:
     """See the module's docstring."""
@@ -152,17 +160,22 @@ class HeadroomPolicy:
         if len(candidates) == 1:
             return candidates[0]
         drawn = self._rng.sample(candidates, min(DRAWN, len(candidates)))  # shuffled: the first of equal ones is taken
-        target = self._targets.get(request.model, _DEFAULT)
         best, most = None, -math.inf
         for candidate in drawn:
-            learned = self._learned.get(candidate)
-            if learned is None or not learned.known(now):
+            headroom = self._headroom(candidate, request, now)
+            if headroom is None:
                 return self._other.pick(drawn, request, now)
-            foreign = max(0, int(candidate.load) - len(learned.open))
-            headroom = learned.headroom(request.prompt_tokens, target, foreign, now)
             if best is None or headroom > most:
                 best, most = candidate, headroom
         return best if best is not None else drawn[0]
+
+    def _headroom(self, candidate: Candidate, request: RoutedRequest, now: float) -> float | None:
+        """Seconds that it would keep with the request; None: too little is known of it."""
+        learned = self._learned.get(candidate)
+        if learned is None or not learned.known(now):
+            return None
+        foreign = max(0, int(candidate.load) - len(learned.open))
+        return learned.headroom(request.prompt_tokens, self._targets.get(request.model, _DEFAULT), foreign, now)
 
     def on_request_start(self, candidate: Candidate, request: RoutedRequest, now: float) -> None:
         learned = self._learned.pop(candidate, None) or _Learned()
@@ -190,6 +203,43 @@ class HeadroomPolicy:
         learned.prefill.learn(began.ahead, outcome.ttft_s)
         if outcome.tpot_s is not None:
             learned.decode.learn((began.batch + len(learned.open) + 1) / 2, outcome.tpot_s)
+
+
+class PackingPolicy(HeadroomPolicy):
+    """As few replicas as keep the targets, so that the others fall idle and can end: processors before other devices,
+    then the one with most requests (LLM-Mesh, sections 7.2 and 8.1).
+
+    Of whom too little is known is tried when nobody else keeps the targets.
+    """
+
+    name = "slo-packing"
+
+    def pick(self, candidates: Sequence[C], request: RoutedRequest = ANY_REQUEST, now: float = 0.0) -> C:
+        if len(candidates) == 1:
+            return candidates[0]
+        best, most, unknown = None, -math.inf, list[C]()
+        for candidate in sorted(candidates, key=_packed):
+            headroom = self._headroom(candidate, request, now)
+            if headroom is None:
+                unknown.append(candidate)
+            elif headroom > 0 and self._keeps_pace(candidate, request):
+                return candidate
+            elif best is None or headroom > most:
+                best, most = candidate, headroom
+        if unknown:
+            return self._other.pick(unknown, request, now)
+        return best if best is not None else candidates[0]
+
+    def _keeps_pace(self, candidate: Candidate, request: RoutedRequest) -> bool:
+        learned = self._learned[candidate]
+        foreign = max(0, int(candidate.load) - len(learned.open))
+        return learned.keeps_pace(self._targets.get(request.model, _DEFAULT), foreign)
+
+
+def _packed(candidate: Candidate) -> tuple[bool, float]:
+    """Processors first, then the fullest."""
+    described = accelerators().get(candidate.device)
+    return described is None or described.kind != "cpu", -candidate.load
 
 
 _DEFAULT = StreamTarget()

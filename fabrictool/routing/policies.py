@@ -14,7 +14,7 @@ from fabrictool.base.errors import InvalidInputError
 from fabrictool.base.plugins import ROUTING_POLICIES as PLUGINS
 from fabrictool.base.plugins import plugin_names
 from fabrictool.domain.blueprint import ROUTING_POLICIES
-from fabrictool.routing.headroom import HeadroomPolicy
+from fabrictool.routing.headroom import HeadroomPolicy, PackingPolicy
 from fabrictool.routing.plugins import plugged_in
 from fabrictool.routing.protocol import ANY_REQUEST, LOST, Candidate, PolicyMeans, StreamTarget
 
@@ -187,6 +187,7 @@ _MADE_BY: dict[str, Callable[[PolicyMeans], RoutingPolicy]] = {
     "weighted": lambda _: WeightedPolicy(),
     "power-of-two": lambda means: PowerOfTwoPolicy(means.rng),
     "slo-headroom": lambda means: HeadroomPolicy(means, LeastLoadedPolicy(means.rng)),
+    "slo-packing": lambda means: PackingPolicy(means, LeastLoadedPolicy(means.rng)),
 }
 
 

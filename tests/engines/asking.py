@@ -14,10 +14,13 @@ class Client:
     def __init__(self, engine):
         self.engine, self.lock, self.heard, self.over = engine, threading.Lock(), {}, {}
 
-    def ask(self, prompt, most, **more):
+    def ask(self, prompt, most, *, first=lambda: None, **more):
+        """`first` is called, by the engine's own thread, when the first token has come."""
         over, events = threading.Event(), []
 
         def hear(event):
+            if not events:
+                first()
             events.append(event)
             if event.finish is not None:
                 over.set()

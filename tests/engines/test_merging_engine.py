@@ -127,6 +127,7 @@ def test_views_are_the_same_memory(weights, degree):
         for layer in Transformer(weights, Shard(rank, degree, lambda part: part))._layers:
             for matrix in (*layer.qkv, layer.attn_output, *layer.gate_up, layer.ffn_down):
                 assert first <= matrix.ctypes.data <= last
+                assert matrix.flags.c_contiguous
                 assert np.shares_memory(matrix, weights.flat)
 
 
@@ -178,6 +179,32 @@ def test_together_replicas_answer_what_none_of_them_holds(start, alone):
     client = Client(engine)
     assert client.text(client.ask(long, 20)) == alone(long, 20)
     assert engine.core.counts.formed == 1
+
+
+def test_priority_waits_least_where_others_pause_and_longest_where_they_are_finished(start, alone):
+    """By what two others had been told when its first token came: a long one and a short one, on a replica each."""
+    rng, told = random.Random(9), {}
+    asked = [(prompt(rng, 10), 100), (prompt(rng, 10), 30)]
+    urgent = prompt(rng, 10), 5
+    for transition in Transition:
+        engine = start(priority_degree=2, priority_transition=transition, pause_s=60.0)
+        client = Client(engine)
+        others = [client.ask(*ask) for ask in asked]
+        for number in others:
+            client.until(number, 3)
+
+        def note(kind=transition, client=client, others=others):
+            told[kind] = [client.tokens(other) for other in others]
+
+        number = client.ask(*urgent, priority=0, first=note)
+        assert client.text(number) == alone(*urgent)
+        assert [client.text(other) for other in others] == [alone(*ask) for ask in asked]
+        long, short = (client.tokens(other) for other in others)
+    assert told[Transition.HARD][1] < short, "nobody was finished first"
+    assert told[Transition.SOFT][1] == short
+    assert told[Transition.SOFT][0] < long, "the short one alone was finished first"
+    assert told[Transition.SEQUENTIAL] == [long, short]
+    assert told[Transition.HARD][0] < told[Transition.SOFT][0]
 
 
 def test_priority_is_answered_first_and_others_go_on(start, alone):

@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fabrictool.base.errors import InvalidInputError
+from fabrictool.catalog import accelerators
 from fabrictool.domain.blueprint import ROUTING_POLICIES
-from fabrictool.routing.headroom import KNOWN, STALE_S, HeadroomPolicy, Line
+from fabrictool.routing.headroom import KNOWN, STALE_S, HeadroomPolicy, Line, PackingPolicy
 from fabrictool.routing.policies import (
     CREDITS_KEPT,
     LeastLoadedPolicy,
@@ -137,11 +138,11 @@ def test_two_choices_keep_the_longest_queue_short():
 # -- headroom --------------------------------------------------------------------------------------------------------
 
 
-def taught(target, *, prefill, decode, at=0.0, number=20):
+def taught(target, *, prefill, decode, at=0.0, number=20, kind=HeadroomPolicy):
     """A policy that saw streams of replicas, which take `prefill[i]` s for a token of a prompt, `decode[i]` after."""
     replicas = [Replica() for _ in prefill]
     means = PolicyMeans(random.Random(3), {"m": target})
-    policy = HeadroomPolicy(means, LeastLoadedPolicy(random.Random(3)))
+    policy = kind(means, LeastLoadedPolicy(random.Random(3)))
     for which, replica in enumerate(replicas):
         for turn in range(number):
             prompt = 100 * (1 + turn % 5)
@@ -174,6 +175,31 @@ def test_headroom_goes_by_load_where_it_knows_nothing_and_tries_again_who_was_no
     assert policy.pick([slow, fast], asked(1, 500), 10.0) is fast
     assert policy.pick([slow, fast], asked(1, 500), STALE_S + 30.0) is slow, "the least loaded one"
     assert KNOWN <= 20
+
+
+def test_packing_fills_a_replica_as_long_as_it_keeps_the_targets():
+    policy, replicas = taught(StreamTarget(1.0, 0.1), prefill=(1e-3,) * 3, decode=(0.02,) * 3, kind=PackingPolicy)
+    counts = []
+    for number in range(24):
+        chosen = policy.pick(replicas, asked(number, prompt=100), 1.0)
+        policy.on_request_start(chosen, asked(number, prompt=100), 1.0)
+        chosen.load += 1
+        counts.append([replica.load for replica in replicas])
+    filled = max(counts[-1])
+    assert filled > 4
+    assert sorted(counts[int(filled) - 1]) == [0, 0, filled], "none beside the first one while it keeps them"
+    assert sorted(counts[int(2 * filled) - 1]) == [0, filled, filled]
+
+
+def test_packing_takes_processors_first_and_the_unknown_last():
+    policy, (first, second) = taught(StreamTarget(), prefill=(1e-3,) * 2, decode=(0.02,) * 2, kind=PackingPolicy)
+    first.load, first.device, second.device = 3, "h100-sxm-80g", "xeon-6462c"
+    new = Replica(device="xeon-6462c")
+    assert accelerators()["xeon-6462c"].kind == "cpu"
+    assert policy.pick([first, second, new], asked(1), 1.0) is second
+    assert policy.pick([first, new], asked(1), 1.0) is first
+    assert policy.pick([first, new], asked(1, prompt=10_000), 1.0) is new, "the other one would be late"
+    assert policy.pick([first], asked(1, prompt=10_000), 1.0) is first
 
 
 def test_who_is_late_already_does_not_make_a_replica_hopeless():

@@ -23,6 +23,7 @@ class FakeReplica:
     context: int = 0
     load: float = 0.0
     weight: float = 1.0
+    device: str = ""
 
 
 OPEN = TrustPolicy({}, {})

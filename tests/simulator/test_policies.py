@@ -46,7 +46,7 @@ def test_every_policy_serves_every_request_and_the_same_again(name):
     assert fleet._told == {}
 
 
-@pytest.mark.parametrize("name", ["power-of-two", "slo-headroom"])
+@pytest.mark.parametrize("name", ["power-of-two", "slo-headroom", "slo-packing"])
 def test_who_learns_hears_an_end_of_each_start_with_handed_over_caches_too(name):
     specs = [replica(1.0, role=role) for role in ("prefill", "prefill", "decode", "decode")]
     fleet, outcome = played(name, specs, requests(200, 5.0))
@@ -136,3 +136,18 @@ def test_headroom_keeps_more_targets_on_unlike_replicas_than_who_does_not_know_t
     share = {name: attained(played(name, specs, stream)[1]) for name in ("random", "least-loaded", "slo-headroom")}
     assert share["slo-headroom"] > share["least-loaded"] + 0.04
     assert share["slo-headroom"] > share["random"] + 0.2
+
+
+def test_packing_keeps_the_targets_with_fewer_replicas():
+    """Eight replicas at a load that three can carry: what nobody asks for may end."""
+    specs, stream = [replica(1.0) for _ in range(8)], requests(3000, 12.0)
+    used, share = {}, {}
+    for name in ("least-loaded", "slo-headroom", "slo-packing"):
+        outcome = played(name, specs, stream)[1]
+        late = outcome.replica[1500:]  # once it knows them
+        counts = np.sort(np.bincount(late, minlength=8))[::-1]
+        used[name] = int((counts > 0.01 * len(late)).sum())
+        share[name] = attained(outcome)
+    assert used["least-loaded"] == used["slo-headroom"] == 8
+    assert used["slo-packing"] <= 4
+    assert share["slo-packing"] > 0.9, "full replicas have no slack for chance"

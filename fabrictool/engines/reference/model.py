@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _FEW = 6
 """Rows up to which matrix times vector, one by one, beats the product; measured, see the page on this engine."""
+_FEW_BY_INPUT = 3
 _CACHED = 147_456
 """Values of a matrix part that stays in a core's second-level cache (576 KiB)."""
 
@@ -61,13 +62,16 @@ class _Layer(NamedTuple):
 class Transformer:
     """Weights with the arithmetic. Holds no state of requests: that is in the pool and in the plan.
 
-    Of a `shard` all matrices are views of the whole ones (Flying Serving, equation 1): rows of those whose outputs are
-    split, columns of those whose inputs are.
+    Of a `shard` all matrices are views of the whole ones, and each is one piece of memory (Flying Serving, equation 1):
+    rows, of outputs or of inputs (`weights.BY_INPUT`).
     """
 
     def __init__(self, weights: Weights, shard: Shard = WHOLE) -> None:
         self.config = c = weights.config
         self.shard = shard
+        if shard.degree > 1 and not weights.by_input:
+            raise AssertionError("these weights are not laid out to be cut")
+        self._project_in = _project_by_input if weights.by_input else _project
         self._heads, self._kv_heads = c.heads // shard.degree, c.kv_heads // shard.degree
         self._hidden = c.hidden // shard.degree
         named = weights.tensors()
@@ -95,10 +99,10 @@ class Transformer:
         return _Layer(
             named[prefix + "attn_norm"],
             qkv,
-            self._share(named[prefix + "attn_output"].T).T,
+            self._share(named[prefix + "attn_output"]),
             named[prefix + "ffn_norm"],
             gate_up,
-            self._share(named[prefix + "ffn_down"].T).T,
+            self._share(named[prefix + "ffn_down"]),
         )
 
     def _share(self, matrix: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -141,10 +145,10 @@ class Transformer:
             for rows, table, span in zip(batch, tables, spans, strict=True):
                 past_keys, past_values = pool.read(index, table, rows.position + len(rows.tokens))
                 mixed[span] = self._attend(queries[span], past_keys, past_values, rows.position)
-            x = x + reduce(_project(mixed, layer.attn_output))
+            x = x + reduce(self._project_in(mixed, layer.attn_output))
             hidden = _project_all(_rms_norm(x, layer.ffn_norm, c.norm_eps), layer.gate_up)
             gated = _silu(hidden[:, : self._hidden]) * hidden[:, self._hidden :]
-            x = x + reduce(_project(gated, layer.ffn_down))
+            x = x + reduce(self._project_in(gated, layer.ffn_down))
 
         last = [int(end) - 1 for end, rows in zip(ends, batch, strict=True) if rows.wants_logits]
         if not last:
@@ -203,6 +207,20 @@ def _project(x: NDArray[np.float32], weight: NDArray[np.float32]) -> NDArray[np.
         rows = weight[start : start + part]
         for vector, result in zip(x, out, strict=True):
             np.dot(rows, vector, out=result[start : start + part])
+    return out
+
+
+def _project_by_input(x: NDArray[np.float32], weight: NDArray[np.float32]) -> NDArray[np.float32]:
+    """``x @ weight`` for weight [inputs, outputs]."""
+    if not 1 < len(x) <= _FEW_BY_INPUT:
+        product: NDArray[np.float32] = x @ weight
+        return product
+    out = np.zeros((len(x), weight.shape[1]), dtype=np.float32)  # as in `_project`
+    part = max(1, _CACHED // weight.shape[1])
+    for start in range(0, len(weight), part):
+        rows = weight[start : start + part]
+        for vector, result in zip(x, out, strict=True):
+            np.add(result, vector[start : start + part] @ rows, out=result)
     return out
 
 

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 _FORMAT = b"fabrictool-flat-fp32/1"
 """Part of the digest: another layout is another file."""
+BY_INPUT = ("attn_output", "ffn_down")
+"""Matrices whose inputs are split in a shard, where those of others have their outputs split."""
 _SAMPLE = 1 << 16
 _TOUCH = 1 << 24
 
@@ -56,6 +58,8 @@ class Weights(NamedTuple):
     """Whether `flat` is a mapping that other processes share."""
     warning: FabrictoolError | None
     """Why it is not shared."""
+    by_input: bool = False
+    """`BY_INPUT` are [inputs, outputs], so that a shard's part of them is one piece of memory."""
 
     def tensors(self) -> dict[str, NDArray[np.float32]]:
         """Views into `flat` by name, no copies; ``qkv`` and ``gate_up`` are the joined matrices."""
@@ -64,7 +68,8 @@ class Weights(NamedTuple):
         at = 0
         for name, shape in tensor_shapes(self.config).items():
             size = int(np.prod(shape))
-            views[name] = self.flat[at : at + size].reshape(shape)
+            turned = self.by_input and name.endswith(BY_INPUT)
+            views[name] = self.flat[at : at + size].reshape(shape[::-1] if turned else shape)
             place[name] = at
             at += size
         c = self.config
@@ -104,7 +109,7 @@ def load_weights(path: Path, cache: Path | None, progress: Progress, degree: int
             ready = _cached(folder, key)
             if ready is None:
                 _convert(path, folder, key, progress, degree)
-        return _mapped(folder, key, progress)
+        return _mapped(folder, key, progress)._replace(by_input=degree > 1)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
     except FabrictoolError as error:
@@ -147,7 +152,7 @@ def cache_key(path: Path, degree: int = 1) -> str:
         head = file.read(_SAMPLE)
         file.seek(max(0, status.st_size - _SAMPLE))
         tail = file.read(_SAMPLE)
-    facts = f"{status.st_size}/{status.st_mtime_ns}/{f'{degree}/' if degree > 1 else ''}".encode()
+    facts = f"{status.st_size}/{status.st_mtime_ns}/{f'{degree} by input/' if degree > 1 else ''}".encode()
     return hashlib.sha256(_FORMAT + facts + head + tail).hexdigest()[:32]
 
 
@@ -162,7 +167,9 @@ def unpermute(rows: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
     return rows.reshape(heads, half, 2, width).swapaxes(1, 2).reshape(out, width)
 
 
-def _pieces(model: GgufModel, config: LlamaConfig, progress: Progress) -> Iterator[NDArray[np.float32]]:
+def _pieces(
+    model: GgufModel, config: LlamaConfig, progress: Progress, *, by_input: bool
+) -> Iterator[NDArray[np.float32]]:
     """The flat file's tensors in order, as fp32 in our layout, with the heads of `config`."""
     shapes, wanted = tensor_shapes(model.config), tensor_shapes(config)
     total = sum(int(np.prod(shape)) for shape in shapes.values())
@@ -177,7 +184,7 @@ def _pieces(model: GgufModel, config: LlamaConfig, progress: Progress) -> Iterat
             values = unpermute(values, model.config.kv_heads)
         if shape != wanted[name]:
             values = np.pad(values, [(0, more - present) for present, more in zip(shape, wanted[name], strict=True)])
-        yield values
+        yield np.ascontiguousarray(values.T) if by_input and name.endswith(BY_INPUT) else values
         done += int(np.prod(shape))
         progress(100 * done // total)
 
@@ -191,7 +198,7 @@ def _convert(path: Path, folder: Path, key: str, progress: Progress, degree: int
     temporary = folder / f".{key}.{os.getpid()}.tmp"
     try:
         with temporary.open("wb") as file:
-            for piece in _pieces(model, config, progress):
+            for piece in _pieces(model, config, progress, by_input=degree > 1):
                 file.write(np.ascontiguousarray(piece).data)
             file.flush()
             os.fsync(file.fileno())
@@ -233,11 +240,11 @@ def _private(path: Path, progress: Progress, warning: FabrictoolError | None, de
     config = divisible(model.config, degree)
     flat = np.empty(sum(int(np.prod(shape)) for shape in tensor_shapes(config).values()), dtype=np.float32)
     at = 0
-    for piece in _pieces(model, config, progress):
+    for piece in _pieces(model, config, progress, by_input=degree > 1):
         flat[at : at + piece.size] = piece.reshape(-1)
         at += piece.size
     flat.flags.writeable = False
-    return Weights(config, model.metadata, flat, False, warning)
+    return Weights(config, model.metadata, flat, False, warning, degree > 1)
 
 
 @contextlib.contextmanager
