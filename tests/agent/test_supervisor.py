@@ -320,7 +320,7 @@ async def test_how_an_engine_changes_is_known_beside_it(tmp_path):
             context=64,
             python=sys.executable,
             cache_dir=str(tmp_path / "cache"),
-            options={"replicas": "2"},
+            dp=2,
         )
         return adapter.command(launch)
 

@@ -104,9 +104,9 @@ def _merging(option: Option) -> str:
     share = f", as {its.share:.1%} of the requests need" if its.share else ""
     return (
         f"{its.engines} merging engines of {option.tp}×{option.pool.device} in {'/'.join(option.pool.key)} hold"
-        f" {its.tokens:,} tokens together{share}, and one of them {its.tokens // its.engines:,}; a single engine of all"
-        f" {option.stage_devices} would hold {its.whole_tokens:,}. Apart they take {_rate(its.capacity)}, merged"
-        f" {_rate(its.together.capacity)}; the single engine would take {_rate(its.whole_capacity)}"
+        f" {its.tokens:,} tokens together{share}, and one of them {its.tokens // its.engines:,}; a single engine on all"
+        f" {option.stage_devices} devices would hold {its.whole_tokens:,}. Apart they take {_rate(its.capacity)},"
+        f" merged {_rate(its.together.capacity)}; the single engine would take {_rate(its.whole_capacity)}"
     )
 
 
