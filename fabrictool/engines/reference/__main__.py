@@ -79,7 +79,11 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--memory", type=_memory, help="of several models: all weights and caches (default: room for all)")
     add("--keep-alive", type=_seconds, help="of several models: one without requests stays so long (60s)")
-    add("--ttft", type=_seconds, help="of several models: time to the first token (default: 2s, longer beyond 1024 tokens)")
+    add(
+        "--ttft",
+        type=_seconds,
+        help="of several models: time to the first token (default: 2s, longer beyond 1024 tokens)",
+    )
     add("--tpot", type=_seconds, help="of several models: time to each further token (250ms)")
     add("--max-waiting", type=_positive, default=256, help="requests in the queue before new ones get 429")
     add("--cache-dir", type=Path, help="folder for converted weights (default: FABRICTOOL_CACHE_DIR)")
