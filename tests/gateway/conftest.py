@@ -133,7 +133,7 @@ class Bed:
     NOBODY_KEY = "key-of-an-unknown-group-0123"
     tls = None
 
-    async def start(self, policy_name="round-robin", retries=2, nodes=None, clock=None):
+    async def start(self, policy_name="round-robin", retries=2, nodes=None, clock=None, targets=None):
         """`nodes`: servers of the test's own in place of the engines; `clock`: another one than virtual time."""
         self.a, self.b = FakeEngine("a"), FakeEngine("b")
         for engine in (self.a, self.b):
@@ -152,7 +152,9 @@ class Bed:
         self.gateway = GatewayServer(
             self.clock,
             fabric="test",
-            rules=RoutingRules(routing_policy(policy_name, random.Random(7)), TrustPolicy(groups, {}), retries),
+            rules=RoutingRules(
+                routing_policy(policy_name, random.Random(7), targets), TrustPolicy(groups, {}), retries
+            ),
             keyring=Keyring(rows),
             targets=static_targets(StaticRegistry(nodes)),
         )

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import statistics
 import time
 from collections import Counter
 
@@ -11,6 +12,7 @@ import pytest_asyncio
 
 from fabrictool.base.clock import SystemClock
 from fabrictool.gateway.staticlist import StaticNode
+from fabrictool.routing.protocol import StreamTarget
 from tests.gateway.conftest import Bed
 from tests.vllm.conftest import CONTEXT
 
@@ -23,13 +25,13 @@ async def start(vllms):
     """bed = await start(policy, slots): a gateway before both servers, one of which says that it has a processor."""
     beds = []
 
-    async def begin(policy="least-loaded", slots=0):
+    async def begin(policy="least-loaded", slots=0, targets=None):
         devices = ("h100-sxm-80g", "xeon-6462c")
         nodes = [
             StaticNode(server.url, ["m"], provider, device, engine="vllm", context=CONTEXT, slots=slots)
             for server, provider, device in zip(vllms, ("alpha", "beta"), devices, strict=True)
         ]
-        bed = await Bed().start(policy, nodes=nodes, clock=SystemClock())
+        bed = await Bed().start(policy, nodes=nodes, clock=SystemClock(), targets=targets)
         bed.records = []
         bed.gateway.sinks.append(bed.records.append)
         beds.append(bed)
@@ -61,7 +63,7 @@ async def test_who_is_in_no_hurry_waits_and_who_is_too_late_is_told(start):
         ]
         await asyncio.sleep(1.0)
         hurried = await asyncio.gather(*(ask(http, bed, number, 20) for number in range(2)))
-        full = [asyncio.create_task(ask(http, bed, number, 400)) for number in range(2 * (SLOTS + 1))]
+        full = [asyncio.create_task(ask(http, bed, number, 1500)) for number in range(2 * (SLOTS + 1))]
         await asyncio.sleep(0.5)
         status, _, body = await ask(http, bed, 99, 20, **{"x-fabric-max-wait": "1"})
         assert (status, json.loads(body)["error"]["code"]) == (429, "busy")
@@ -74,11 +76,19 @@ async def test_who_is_in_no_hurry_waits_and_who_is_too_late_is_told(start):
 async def test_one_server_is_used_while_it_keeps_the_targets_and_both_when_it_does_not(start):
     bed = await start("slo-packing")
     async with client(bed) as http:
-        for number in range(60):  # until both are known, where both were asked
-            await ask(http, bed, number, 8)
-        used = Counter(record.provider for record in bed.records[-20:])
-        assert used == {"beta": 20}, "the processor, alone"
-        answers = await asyncio.gather(*(ask(http, bed, number, 40) for number in range(64)))
-    assert {status for status, *_ in answers} == {200}
-    used = Counter(record.provider for record in bed.records[60:])
-    assert used["beta"] > used["alpha"] > 0
+        for number in range(40):
+            await ask(http, bed, number, 30)
+    used = Counter(record.provider for record in bed.records)
+    assert used == {"beta": 40}, "the processor, alone"
+
+    alone = statistics.median(record.tpot_s for record in bed.records)
+    bed = await start("slo-packing", targets={"m": StreamTarget(ttft_s=30.0, tpot_s=1.3 * alone)})
+    async with client(bed) as http:
+
+        async def again(number):
+            return [await ask(http, bed, 8 * number + turn, 60) for turn in range(8)]
+
+        answers = await asyncio.gather(*(again(number) for number in range(24)))
+    assert {status for turns in answers for status, *_ in turns} == {200}
+    used = Counter(record.provider for record in bed.records)
+    assert min(used["alpha"], used["beta"]) > 10, "with two dozen at once tokens of either alone would come too slowly"
